@@ -1,0 +1,1 @@
+"""Retrieval-augmented language-model pre-training (REALM) in JAX."""

@@ -1,0 +1,62 @@
+"""Logical axis names and the one table that places them on mesh axes.
+
+Every parameter and every constrained activation names its axes in the words of
+`AXIS_RULES`. A word that is not in the table is an error: Flax would replicate it
+silently, and a pod would pay for that.
+"""
+
+from jax.sharding import PartitionSpec
+
+from realm_jax.errors import BadInputError
+
+MESH_AXES = ("data", "fsdp", "model")
+
+# Logical axis -> mesh axes that split it (None: replicated).
+AXIS_RULES: dict[str, tuple[str, ...] | str | None] = {
+    # Activations and batches.
+    "batch": ("data", "fsdp"),
+    "candidate": None,
+    "length": None,
+    "mask": None,
+    "span": None,
+    "activation_embed": None,
+    "activation_heads": "model",
+    "activation_mlp": "model",
+    "activation_vocab": "model",
+    # Parameters.
+    "layer": None,
+    "embed": "fsdp",
+    "heads": "model",
+    "head_dim": None,
+    "mlp": "model",
+    "vocab": "model",
+    "position": None,
+    "segment": None,
+    "projection": None,
+    "norm": None,
+    # The index: one row a block.
+    "block": ("data", "fsdp", "model"),
+}
+
+
+def partition_spec(*names: str | None) -> PartitionSpec:
+    """Returns where an array whose axes have these logical names is placed.
+
+    Args:
+      *names: one logical name per array axis; None is replicated.
+
+    Raises:
+      BadInputError: a name is not in `AXIS_RULES`.
+    """
+    return PartitionSpec(*(_mesh_axes(name) for name in names))
+
+
+def _mesh_axes(name: str | None) -> tuple[str, ...] | str | None:
+    if name is None:
+        return None
+    if name not in AXIS_RULES:
+        raise BadInputError(
+            f"unknown logical axis {name!r}; known axes: {', '.join(AXIS_RULES)}. "
+            "Add it to AXIS_RULES in realm_jax/axes.py."
+        )
+    return AXIS_RULES[name]

@@ -1,0 +1,118 @@
+"""The arrays that travel between rooms, and the words for their dimensions.
+
+Dimension words, used in every jaxtyping annotation of the package:
+
+  batch       examples in a step
+  candidate   documents per example, the null document included, at position 0
+  query       query wordpieces, `[CLS] x [SEP]`, padded
+  document    document wordpieces, `[CLS] title [SEP] body [SEP]`, padded
+  joined      joined wordpieces, `[CLS] x [SEP] body [SEP]`, padded
+  mask        scored masked positions per example
+  length      wordpieces of any padded sequence
+  embed       hidden size of an encoder
+  projection  size of a retrieval embedding (128 in the paper)
+  vocab       wordpieces in the vocabulary
+  block       blocks of the knowledge corpus
+  neighbour   results of a search
+  span        candidate answer spans of a sequence
+  answer      answers of a question
+"""
+
+from typing import TypeAlias
+
+import flax.struct
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+Array: TypeAlias = jax.Array | np.ndarray
+
+NULL_BLOCK = -1
+"""Block id of the null document."""
+
+
+@flax.struct.dataclass
+class PretrainBatch:
+    """Masked sentences.
+
+    Attributes:
+      query_ids: `[CLS] x [SEP]` with the masked wordpieces replaced by [MASK].
+      mask_positions: where the masked pieces stand in `query_ids`; 0 where unused.
+      mask_ids: the wordpieces that were masked; 0 where unused.
+      mask_weights: 1.0 for a scored mask, 0.0 for padding.
+      source_block: the block the sentence was taken from, -1 if none.
+    """
+
+    query_ids: Int[Array, "batch query"]
+    mask_positions: Int[Array, "batch mask"]
+    mask_ids: Int[Array, "batch mask"]
+    mask_weights: Float[Array, "batch mask"]
+    source_block: Int[Array, " batch"]
+
+
+@flax.struct.dataclass
+class InverseClozeBatch:
+    """Sentences and the blocks they were taken from; row i of both belongs together.
+
+    Attributes:
+      query_ids: `[CLS] sentence [SEP]`.
+      document_ids: `[CLS] title [SEP] body [SEP]`, the sentence mostly removed.
+      document_segment_ids: 0 for title, 1 for body (and padding 0).
+      block_ids: the block each pair was taken from.
+    """
+
+    query_ids: Int[Array, "batch query"]
+    document_ids: Int[Array, "batch document"]
+    document_segment_ids: Int[Array, "batch document"]
+    block_ids: Int[Array, " batch"]
+
+
+@flax.struct.dataclass
+class QuestionBatch:
+    """Questions with the wordpieces of their answers.
+
+    Attributes:
+      question_ids: `[CLS] question [SEP]`.
+      answer_ids: the wordpieces of each answer, 0 where unused. An answer longer than
+        the axis is left out, for no span could ever match it.
+      question_index: the row of the question in its file, by which predictions are
+        joined with references.
+    """
+
+    question_ids: Int[Array, "batch query"]
+    answer_ids: Int[Array, "batch answer piece"]
+    question_index: Int[Array, " batch"]
+
+
+@flax.struct.dataclass
+class Neighbours:
+    """What a search found, best first.
+
+    Attributes:
+      ids: block ids; -1 where fewer than k blocks exist.
+      scores: inner products; -inf where ids is -1.
+    """
+
+    ids: Int[Array, "batch neighbour"]
+    scores: Float[Array, "batch neighbour"]
+
+
+@flax.struct.dataclass
+class Candidates:
+    """The documents a step scores and reads; the null document stands at 0.
+
+    Attributes:
+      block_ids: -1 for the null document.
+      document_ids: `[CLS] title [SEP] body [SEP]`, the embedder's input.
+      document_segment_ids: 0 for title, 1 for body.
+      joined_ids: `[CLS] x [SEP] body [SEP]`, the reader's input.
+      joined_segment_ids: 0 for the query, 1 for the body.
+      valid: False for a slot no document was found for; it gets no probability.
+    """
+
+    block_ids: Int[Array, "batch candidate"]
+    document_ids: Int[Array, "batch candidate document"]
+    document_segment_ids: Int[Array, "batch candidate document"]
+    joined_ids: Int[Array, "batch candidate joined"]
+    joined_segment_ids: Int[Array, "batch candidate joined"]
+    valid: Array

