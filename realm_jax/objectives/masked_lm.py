@@ -1,0 +1,104 @@
+"""Masked-language-model likelihood, marginalised over documents.
+
+Shapes follow `realm_jax.types`; logarithms are natural, likelihoods are in nats.
+"""
+
+import enum
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from realm_jax.types import Array
+
+
+class Marginalization(enum.Enum):
+    """Where the sum over documents stands.
+
+    PER_TOKEN: each masked wordpiece is marginalised by itself, as the authors' code
+      does.
+    PER_SPAN: the wordpieces of one example are multiplied inside p(y|z,x) first, as the
+      paper writes it (REALM, section 3.2).
+    """
+
+    PER_TOKEN = "per_token"
+    PER_SPAN = "per_span"
+
+
+@flax.struct.dataclass
+class MaskedLikelihood:
+    """What a batch of masked sentences gave.
+
+    Attributes:
+      loss_total: summed negative log-likelihood.
+      loss_count: the number of terms in it: masks (`PER_TOKEN`) or examples
+        (`PER_SPAN`).
+      log_marginal: log p(y|x) of each example's whole span.
+      log_null: log p(y|null,x), the span given the null document alone.
+      log_candidates: log p(y|z,x), the span given each candidate.
+      weights: 1.0 for an example that has a scored mask, else 0.0.
+    """
+
+    loss_total: Float[Array, ""]
+    loss_count: Float[Array, ""]
+    log_marginal: Float[Array, " batch"]
+    log_null: Float[Array, " batch"]
+    log_candidates: Float[Array, "batch candidate"]
+    weights: Float[Array, " batch"]
+
+    @property
+    def retrieval_utility(self) -> Float[Array, " batch"]:
+        """log p(y|x) - log p(y|null,x): what retrieval adds (REALM, section 5)."""
+        return self.log_marginal - self.log_null
+
+
+def token_log_probs(
+    logits: Float[Array, "*leading mask vocab"], mask_ids: Array
+) -> Float[Array, "*leading mask"]:
+    """Picks log p(token) of the masked wordpieces out of their logits.
+
+    Args:
+      logits: scores over the vocabulary at each masked position.
+      mask_ids: int32[*leading, mask] or anything that broadcasts to it.
+    """
+    ids = jnp.broadcast_to(mask_ids, logits.shape[:-1])
+    picked = jnp.take_along_axis(logits, ids[..., None], axis=-1)[..., 0]
+    return picked - jax.nn.logsumexp(logits, axis=-1)
+
+
+def marginal_likelihood(
+    log_retrieval: Float[Array, "batch candidate"],
+    log_tokens: Float[Array, "batch candidate mask"],
+    mask_weights: Float[Array, "batch mask"],
+    marginalization: Marginalization,
+) -> MaskedLikelihood:
+    """Computes -log p(y|x) = -log sum_z p(y|z,x) p(z|x) (REALM, equation 1).
+
+    Args:
+      log_retrieval: log p(z|x); the null document is candidate 0.
+      log_tokens: log p(token|z,x) of each masked wordpiece.
+      mask_weights: 1.0 for a scored mask, 0.0 for padding.
+      marginalization: where the sum over documents stands in the loss. The span
+        likelihoods of the result are per span under both.
+    """
+    log_tokens = log_tokens * mask_weights[:, None, :]
+    log_candidates = log_tokens.sum(axis=-1)
+    log_marginal = jax.nn.logsumexp(log_retrieval + log_candidates, axis=-1)
+    weights = (mask_weights.sum(axis=-1) > 0).astype(log_tokens.dtype)
+    match marginalization:
+        case Marginalization.PER_TOKEN:
+            mixture = jax.nn.logsumexp(log_retrieval[:, :, None] + log_tokens, axis=1)
+            loss_total = -(mixture * mask_weights).sum()
+            loss_count = mask_weights.sum()
+        case Marginalization.PER_SPAN:
+            loss_total = -(log_marginal * weights).sum()
+            loss_count = weights.sum()
+    return MaskedLikelihood(
+        loss_total=loss_total,
+        loss_count=loss_count,
+        log_marginal=log_marginal,
+        log_null=log_candidates[:, 0],
+        log_candidates=log_candidates,
+        weights=weights,
+    )

@@ -1,0 +1,119 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from realm_jax.objectives import masked_lm
+from realm_jax.objectives.masked_lm import Marginalization
+
+BATCH, CANDIDATES, MASKS, VOCAB = 3, 4, 5, 11
+
+
+@pytest.fixture
+def arrays():
+    rng = np.random.default_rng(0)
+    log_retrieval = np.log(rng.dirichlet(np.ones(CANDIDATES), BATCH))
+    log_tokens = np.log(rng.uniform(0.01, 1.0, (BATCH, CANDIDATES, MASKS)))
+    weights = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]], float)
+    return log_retrieval, log_tokens, weights
+
+
+def as_float32(arrays):
+    return [jnp.asarray(array, jnp.float32) for array in arrays]
+
+
+def slow_loss(log_retrieval, log_tokens, weights, marginalization):
+    """The definition, one float64 at a time."""
+    total, count = 0.0, 0
+    for b in range(BATCH):
+        masks = [m for m in range(MASKS) if weights[b, m]]
+        if marginalization is Marginalization.PER_TOKEN:
+            for m in masks:
+                p = sum(
+                    math.exp(log_retrieval[b, z]) * math.exp(log_tokens[b, z, m])
+                    for z in range(CANDIDATES)
+                )
+                total, count = total - math.log(p), count + 1
+        elif masks:
+            p = sum(
+                math.exp(log_retrieval[b, z])
+                * math.prod(math.exp(log_tokens[b, z, m]) for m in masks)
+                for z in range(CANDIDATES)
+            )
+            total, count = total - math.log(p), count + 1
+    return total, count
+
+
+@pytest.mark.parametrize("marginalization", Marginalization)
+def test_loss_equals_a_loop_in_float64(arrays, marginalization):
+    got = masked_lm.marginal_likelihood(*as_float32(arrays), marginalization)
+    total, count = slow_loss(*arrays, marginalization)
+    assert float(got.loss_total) == pytest.approx(total, rel=1e-5)
+    assert float(got.loss_count) == count
+
+
+def test_span_likelihoods_and_utility_are_the_same_under_both(arrays):
+    one, other = (
+        masked_lm.marginal_likelihood(*as_float32(arrays), m) for m in Marginalization
+    )
+    log_retrieval, log_tokens, weights = arrays
+    for b in range(BATCH):
+        per_document = (log_tokens[b] * weights[b]).sum(axis=-1)
+        marginal = math.log(sum(np.exp(log_retrieval[b] + per_document)))
+        for result in (one, other):
+            assert float(result.log_marginal[b]) == pytest.approx(marginal, abs=1e-4)
+            assert float(result.log_null[b]) == pytest.approx(per_document[0], abs=1e-4)
+            assert float(result.retrieval_utility[b]) == pytest.approx(
+                marginal - per_document[0], abs=1e-4
+            )
+    assert one.weights.tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("marginalization", Marginalization)
+def test_gradient_equals_finite_differences_of_the_loop(arrays, marginalization):
+    log_retrieval, log_tokens, weights = arrays
+
+    def loss(scores):
+        return masked_lm.marginal_likelihood(
+            jax.nn.log_softmax(scores),
+            jnp.asarray(log_tokens, jnp.float32),
+            jnp.asarray(weights, jnp.float32),
+            marginalization,
+        ).loss_total
+
+    gradient = jax.grad(loss)(jnp.asarray(log_retrieval, jnp.float32))
+    step = 1e-5
+    for b, z in [(0, 0), (0, 3), (1, 2), (2, 1)]:
+        sides = []
+        for sign in (1, -1):
+            scores = log_retrieval.copy()
+            scores[b, z] += sign * step
+            normal = scores - np.log(np.exp(scores).sum(axis=-1, keepdims=True))
+            sides.append(slow_loss(normal, log_tokens, weights, marginalization)[0])
+        want = (sides[0] - sides[1]) / (2 * step)
+        assert float(gradient[b, z]) == pytest.approx(want, abs=1e-4)
+
+
+def test_an_empty_slot_adds_nothing(arrays):
+    log_retrieval, log_tokens, weights = arrays
+    wider = np.concatenate([log_tokens, np.zeros((BATCH, 1, MASKS))], axis=1)
+    padded = np.concatenate([log_retrieval, np.full((BATCH, 1), -np.inf)], axis=1)
+    for marginalization in Marginalization:
+        got = masked_lm.marginal_likelihood(
+            *as_float32((padded, wider, weights)), marginalization
+        )
+        total, _ = slow_loss(*arrays, marginalization)
+        assert float(got.loss_total) == pytest.approx(total, rel=1e-5)
+
+
+def test_token_log_probs_equal_a_log_softmax():
+    rng = np.random.default_rng(2)
+    logits = rng.normal(size=(BATCH, CANDIDATES, MASKS, VOCAB)) * 5
+    ids = rng.integers(0, VOCAB, (BATCH, 1, MASKS))
+    got = masked_lm.token_log_probs(jnp.asarray(logits, jnp.float32), jnp.asarray(ids))
+    for b, z, m in [(0, 0, 0), (2, 3, 4), (1, 2, 3)]:
+        row = logits[b, z, m]
+        want = row[ids[b, 0, m]] - math.log(sum(math.exp(v) for v in row))
+        assert float(got[b, z, m]) == pytest.approx(want, abs=1e-4)

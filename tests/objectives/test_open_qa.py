@@ -1,0 +1,112 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from realm_jax.objectives import open_qa
+from realm_jax.objectives.open_qa import AnswerMarginalization
+
+BATCH, CANDIDATES, SPANS, NEIGHBOURS = 3, 2, 6, 7
+
+
+@pytest.fixture
+def arrays():
+    rng = np.random.default_rng(4)
+    scores = rng.normal(size=(BATCH, CANDIDATES))
+    logits = rng.normal(size=(BATCH, CANDIDATES, SPANS))
+    valid = rng.uniform(size=(BATCH, CANDIDATES, SPANS)) < 0.7
+    valid[0, 1] = False  # A block without a single span, such as an empty slot.
+    return scores, logits, valid
+
+
+def slow_log_probs(scores, logits, valid, marginalization):
+    out = np.full(logits.shape, -np.inf)
+    for b in range(BATCH):
+        spans = [(z, s) for z in range(CANDIDATES) for s in range(SPANS)]
+        spans = [(z, s) for z, s in spans if valid[b, z, s]]
+        blocks = {z for z, _ in spans}
+        for z, s in spans:
+            if marginalization is AnswerMarginalization.JOINT_SOFTMAX:
+                mass = sum(math.exp(scores[b, i] + logits[b, i, j]) for i, j in spans)
+                p = math.exp(scores[b, z] + logits[b, z, s]) / mass
+            else:
+                block = math.exp(scores[b, z]) / sum(
+                    math.exp(scores[b, i]) for i in blocks
+                )
+                inside = sum(math.exp(logits[b, z, j]) for i, j in spans if i == z)
+                p = block * math.exp(logits[b, z, s]) / inside
+            out[b, z, s] = math.log(p)
+    return out
+
+
+def log_probs(arrays, marginalization):
+    scores, logits, valid = arrays
+    return open_qa.span_log_probs(
+        jnp.asarray(scores, jnp.float32),
+        jnp.asarray(logits, jnp.float32),
+        jnp.asarray(valid),
+        marginalization,
+    )
+
+
+@pytest.mark.parametrize("marginalization", AnswerMarginalization)
+def test_span_softmax_equals_a_loop_in_float64(arrays, marginalization):
+    got = log_probs(arrays, marginalization)
+    want = slow_log_probs(*arrays, marginalization)
+    np.testing.assert_allclose(got, want, atol=1e-4)
+    np.testing.assert_allclose(np.exp(got).sum(axis=(1, 2)), np.ones(BATCH), atol=1e-5)
+
+
+@pytest.mark.parametrize("marginalization", AnswerMarginalization)
+def test_losses_equal_a_loop_and_a_row_without_a_positive_counts_nothing(
+    arrays, marginalization
+):
+    rng = np.random.default_rng(5)
+    retrieval = rng.normal(size=(BATCH, NEIGHBOURS))
+    has_answer = rng.uniform(size=(BATCH, NEIGHBOURS)) < 0.5
+    has_answer[1] = False
+    is_answer = arrays[2] & (rng.uniform(size=arrays[2].shape) < 0.5)
+    is_answer[2] = False
+    got = open_qa.open_qa(
+        jnp.asarray(retrieval, jnp.float32),
+        jnp.asarray(has_answer),
+        log_probs(arrays, marginalization),
+        jnp.asarray(is_answer),
+    )
+    spans = slow_log_probs(*arrays, marginalization)
+    retriever = reader = 0.0
+    for b in range(BATCH):
+        if has_answer[b].any():
+            mass = (
+                np.exp(retrieval[b])[has_answer[b]].sum() / np.exp(retrieval[b]).sum()
+            )
+            retriever -= math.log(mass)
+        if is_answer[b].any():
+            reader -= math.log(np.exp(spans[b])[is_answer[b]].sum())
+    assert float(got.retriever_total) == pytest.approx(retriever, abs=1e-4)
+    assert float(got.reader_total) == pytest.approx(reader, abs=1e-4)
+    assert float(got.loss_total) == pytest.approx(retriever + reader, abs=1e-4)
+    assert float(got.retriever_count) == has_answer.any(axis=-1).sum()
+    assert float(got.reader_count) == is_answer.any(axis=(1, 2)).sum()
+    assert float(got.count) == BATCH
+
+
+def test_gradients_stay_finite_without_a_positive(arrays):
+    scores, logits, valid = arrays
+
+    def loss(scores, logits):
+        spans = open_qa.span_log_probs(
+            scores, logits, jnp.asarray(valid), AnswerMarginalization.JOINT_SOFTMAX
+        )
+        nothing = jnp.zeros(spans.shape, bool)
+        return open_qa.open_qa(
+            scores, jnp.zeros(scores.shape, bool), spans, nothing
+        ).loss_total
+
+    gradients = jax.grad(loss, argnums=(0, 1))(
+        jnp.asarray(scores, jnp.float32), jnp.asarray(logits, jnp.float32)
+    )
+    for gradient in gradients:
+        np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
