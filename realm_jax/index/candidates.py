@@ -1,0 +1,273 @@
+"""From neighbours to the documents a step scores and reads.
+
+The retrieved blocks lose the trivial ones (those that hold the very sentence the query
+was made from, which a masked span could be copied from without understanding), the
+null document goes in front, and the rest becomes token arrays.
+"""
+
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from realm_jax.errors import BadInputError
+from realm_jax.types import NULL_BLOCK, Array, Candidates, Neighbours, PretrainBatch
+
+# Neighbours searched beyond those kept, to replace trivial ones.
+SLACK = 8
+# A block is a near-duplicate of the query's sentence if it holds this share of the
+# sentence's distinct runs of GRAM_SIZE wordpieces. The whole sentence has share 1; an
+# edited word breaks up to GRAM_SIZE runs.
+GRAM_SIZE = 4
+TRIVIAL_SHARE = 0.8
+
+
+class TokenStore(Protocol):
+    """What candidates need of a block store; id -1 is the null document."""
+
+    def document_ids(
+        self, block_ids: Int[np.ndarray, "*dims"], length: int
+    ) -> tuple[Int[np.ndarray, "*dims length"], Int[np.ndarray, "*dims length"]]:
+        """Returns `[CLS] title [SEP] body [SEP]` and segment ids."""
+        ...
+
+    def joined_ids(
+        self,
+        query_ids: Int[np.ndarray, "batch query"],
+        block_ids: Int[np.ndarray, "batch candidate"],
+        length: int,
+    ) -> tuple[
+        Int[np.ndarray, "batch candidate length"],
+        Int[np.ndarray, "batch candidate length"],
+    ]:
+        """Returns `[CLS] x [SEP] body [SEP]` and segment ids."""
+        ...
+
+    def body_ids(
+        self, block_ids: Int[np.ndarray, "*dims"], length: int
+    ) -> Int[np.ndarray, "*dims length"]:
+        """Returns the bodies alone, padded with 0."""
+        ...
+
+
+def num_neighbours(num_candidates: int) -> int:
+    """Returns how many neighbours to search so that `num_candidates` remain."""
+    return num_candidates + SLACK
+
+
+def pretrain_candidates(
+    store: TokenStore,
+    neighbours: Neighbours,
+    batch: PretrainBatch,
+    *,
+    num_candidates: int,
+    document_length: int,
+    joined_length: int,
+    include_null: bool = True,
+) -> Candidates:
+    """Returns the candidates of masked sentences, without trivial retrievals.
+
+    Args:
+      store: the blocks the neighbours are ids of.
+      neighbours: best first, at least `num_neighbours(num_candidates)` of them where
+        the corpus has as many.
+      batch: the masked sentences.
+      num_candidates: candidates per example, the null document included.
+      document_length: wordpieces of the embedder's input.
+      joined_length: wordpieces of the reader's input.
+      include_null: whether candidate 0 is the null document.
+
+    Raises:
+      BadInputError: there is no room for a retrieved document.
+    """
+    trivial = find_trivial(
+        store,
+        np.asarray(neighbours.ids),
+        restore_queries(batch),
+        np.asarray(batch.source_block),
+        joined_length,
+    )
+    block_ids = choose_blocks(neighbours.ids, trivial, num_candidates, include_null)
+    return gather_candidates(
+        store,
+        block_ids,
+        np.asarray(batch.query_ids),
+        document_length=document_length,
+        joined_length=joined_length,
+        include_null=include_null,
+    )
+
+
+def question_candidates(
+    store: TokenStore,
+    neighbours: Neighbours,
+    question_ids: Int[Array, "batch query"],
+    *,
+    num_candidates: int,
+    document_length: int,
+    joined_length: int,
+    include_null: bool = False,
+) -> Candidates:
+    """Returns the candidates of questions: nothing is trivial, for nobody made them.
+
+    See `pretrain_candidates` for the arguments and errors.
+    """
+    ids = np.asarray(neighbours.ids)
+    block_ids = choose_blocks(
+        ids, np.zeros(ids.shape, bool), num_candidates, include_null
+    )
+    return gather_candidates(
+        store,
+        block_ids,
+        np.asarray(question_ids),
+        document_length=document_length,
+        joined_length=joined_length,
+        include_null=include_null,
+    )
+
+
+def restore_queries(batch: PretrainBatch) -> Int[np.ndarray, "batch query"]:
+    """Returns the queries with the scored masks filled in again."""
+    query_ids = np.array(batch.query_ids)
+    positions = np.asarray(batch.mask_positions)
+    scored = np.asarray(batch.mask_weights) > 0
+    # Unused positions are 0 and put back the [CLS] they found there.
+    present = np.take_along_axis(query_ids, positions, axis=1)
+    restored = np.where(scored, np.asarray(batch.mask_ids), present)
+    np.put_along_axis(query_ids, positions, restored, axis=1)
+    return query_ids
+
+
+def find_trivial(
+    store: TokenStore,
+    block_ids: Int[np.ndarray, "batch neighbour"],
+    restored_ids: Int[np.ndarray, "batch query"],
+    source_block: Int[np.ndarray, " batch"],
+    body_length: int,
+) -> Bool[np.ndarray, "batch neighbour"]:
+    """Returns which retrieved blocks give the query's sentence away.
+
+    They are the block the sentence was taken from, as in the reference, and every
+    block that repeats the sentence or nearly so (`TRIVIAL_SHARE`).
+
+    Args:
+      store: the blocks.
+      block_ids: retrieved blocks; -1 is never trivial.
+      restored_ids: `[CLS] sentence [SEP]` without masks, see `restore_queries`.
+      source_block: where the sentences were taken from, -1 if nowhere.
+      body_length: wordpieces of a body to look at; what follows is never read.
+    """
+    bodies = store.body_ids(block_ids, body_length)
+    repeated = np.stack(
+        [
+            share_of_grams(ids[ids != 0][1:-1], body) >= TRIVIAL_SHARE
+            for ids, body in zip(restored_ids, bodies, strict=True)
+        ]
+    )
+    from_source = block_ids == source_block[:, None]
+    return (from_source | repeated) & (block_ids != NULL_BLOCK)
+
+
+def share_of_grams(
+    sentence: Int[np.ndarray, " piece"], bodies: Int[np.ndarray, "neighbour length"]
+) -> np.ndarray:
+    """Returns the share of the sentence's distinct grams that each body holds.
+
+    A gram is a run of `GRAM_SIZE` wordpieces, or the whole of a shorter sentence. An
+    empty sentence has share 0 with everything.
+
+    Args:
+      sentence: wordpieces without specials and padding.
+      bodies: wordpieces padded with 0.
+
+    Returns:
+      float64 [neighbour], 0 to 1.
+    """
+    size = min(GRAM_SIZE, len(sentence))
+    if size == 0 or size > bodies.shape[-1]:
+        return np.zeros(len(bodies))
+    wanted = np.unique(_grams(sentence, size))
+    present = _grams(bodies, size)
+    nearest = np.searchsorted(wanted, present).clip(max=len(wanted) - 1)
+    rows, columns = np.nonzero(wanted[nearest] == present)
+    found = np.zeros((len(bodies), len(wanted)), bool)
+    found[rows, nearest[rows, columns]] = True
+    return found.mean(axis=1)
+
+
+def _grams(ids: Int[np.ndarray, "*dims length"], size: int) -> np.ndarray:
+    """Returns every run of `size` wordpieces as one integer of 16 bits a piece."""
+    pieces = np.lib.stride_tricks.sliding_window_view(ids.astype(np.uint64), size, -1)
+    shifts = 16 * np.arange(size, dtype=np.uint64)
+    return np.bitwise_or.reduce(pieces << shifts, axis=-1)
+
+
+def choose_blocks(
+    block_ids: Int[Array, "batch neighbour"],
+    dropped: Bool[np.ndarray, "batch neighbour"],
+    num_candidates: int,
+    include_null: bool,
+) -> Int[np.ndarray, "batch candidate"]:
+    """Returns the best blocks that were not dropped, behind the null document.
+
+    Args:
+      block_ids: retrieved blocks, best first; -1 where none was found.
+      dropped: those not to choose.
+      num_candidates: blocks to return, the null document included.
+      include_null: whether the null document stands at 0.
+
+    Returns:
+      Block ids in the order they came in; -1 for the null document and for slots that
+      are left over.
+
+    Raises:
+      BadInputError: there is no room for a retrieved document.
+    """
+    num_retrieved = num_candidates - include_null
+    if num_retrieved < 1:
+        raise BadInputError(
+            f"expected at least {1 + include_null} candidates, the null document "
+            f"{'included' if include_null else 'left out'}, got {num_candidates}; "
+            "raise NUM_CANDIDATES."
+        )
+    kept = np.where(dropped, NULL_BLOCK, np.asarray(block_ids)).astype(np.int32)
+    # Stable: the kept ones move to the front and stay in their order.
+    order = np.argsort(kept == NULL_BLOCK, axis=1, kind="stable")
+    chosen = np.take_along_axis(kept, order, axis=1)[:, :num_retrieved]
+    missing = num_retrieved - chosen.shape[1]
+    padding = ((0, 0), (int(include_null), missing))
+    return np.pad(chosen, padding, constant_values=NULL_BLOCK)
+
+
+def gather_candidates(
+    store: TokenStore,
+    block_ids: Int[np.ndarray, "batch candidate"],
+    query_ids: Int[np.ndarray, "batch query"],
+    *,
+    document_length: int,
+    joined_length: int,
+    include_null: bool = True,
+) -> Candidates:
+    """Returns the token arrays of the chosen blocks.
+
+    Args:
+      store: the blocks.
+      block_ids: from `choose_blocks`.
+      query_ids: what the reader reads before each body, masks and all.
+      document_length: wordpieces of the embedder's input.
+      joined_length: wordpieces of the reader's input.
+      include_null: whether -1 at position 0 is the null document, which is valid, and
+        not an empty slot.
+    """
+    valid = block_ids != NULL_BLOCK
+    valid[:, 0] |= include_null
+    document_ids, document_segments = store.document_ids(block_ids, document_length)
+    joined_ids, joined_segments = store.joined_ids(query_ids, block_ids, joined_length)
+    return Candidates(
+        block_ids=block_ids,
+        document_ids=document_ids,
+        document_segment_ids=document_segments,
+        joined_ids=joined_ids,
+        joined_segment_ids=joined_segments,
+        valid=valid,
+    )

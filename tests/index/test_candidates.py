@@ -1,0 +1,196 @@
+"""Candidates against sets and loops."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from realm_jax.errors import BadInputError
+from realm_jax.index import candidates
+from realm_jax.types import Neighbours, PretrainBatch
+
+CLS, SEP, MASK = 2, 3, 4
+
+
+class ListStore:
+    """Bodies in a list; the arrays are made one block at a time."""
+
+    def __init__(self, bodies):
+        self.bodies = bodies
+
+    def _body(self, block_id):
+        return [] if block_id == -1 else self.bodies[block_id]
+
+    def _padded(self, rows, shape, length):
+        array = np.zeros((len(rows), length), np.int32)
+        for row, pieces in zip(array, rows, strict=True):
+            row[: len(pieces)] = pieces[:length]
+        return array.reshape(*shape, length)
+
+    def body_ids(self, block_ids, length):
+        rows = [self._body(block_id) for block_id in block_ids.ravel()]
+        return self._padded(rows, block_ids.shape, length)
+
+    def document_ids(self, block_ids, length):
+        rows = [[CLS, SEP, *self._body(b), SEP] for b in block_ids.ravel()]
+        segments = [[0, 0] + [1] * (len(row) - 2) for row in rows]
+        shape = block_ids.shape
+        return self._padded(rows, shape, length), self._padded(segments, shape, length)
+
+    def joined_ids(self, query_ids, block_ids, length):
+        rows, segments = [], []
+        for ids, blocks in zip(query_ids, block_ids, strict=True):
+            query = [piece for piece in ids if piece != 0]
+            for block_id in blocks:
+                rows.append([*query, *self._body(block_id), SEP])
+                segments.append([0] * len(query) + [1] * (len(rows[-1]) - len(query)))
+        shape = block_ids.shape
+        return self._padded(rows, shape, length), self._padded(segments, shape, length)
+
+
+def masked_sentence(sentence, masked, source_block=-1, query_length=12, max_masks=3):
+    """One example in which the pieces at `masked` of the sentence are masked."""
+    query = np.zeros((1, query_length), np.int32)
+    query[0, : len(sentence) + 2] = [CLS, *sentence, SEP]
+    positions = np.zeros((1, max_masks), np.int32)
+    positions[0, : len(masked)] = [1 + place for place in masked]
+    weights = (np.arange(max_masks) < len(masked)).astype(np.float32)[None]
+    ids = np.where(weights > 0, np.take_along_axis(query, positions, 1), 0)
+    for place in masked:
+        query[0, 1 + place] = MASK
+    return PretrainBatch(
+        query_ids=query,
+        mask_positions=positions,
+        mask_ids=ids,
+        mask_weights=weights,
+        source_block=np.array([source_block], np.int32),
+    )
+
+
+def build(store, ids, batch, num_candidates, **settings):
+    ids = np.array([ids], np.int32)
+    neighbours = Neighbours(ids=ids, scores=np.zeros(ids.shape, np.float32))
+    settings = {"document_length": 16, "joined_length": 24, **settings}
+    return candidates.pretrain_candidates(
+        store, neighbours, batch, num_candidates=num_candidates, **settings
+    )
+
+
+def test_restore_queries_fills_scored_masks_only():
+    batch = masked_sentence([10, 11, 12], masked=[1])
+    restored = candidates.restore_queries(batch)
+    np.testing.assert_array_equal(restored[0, :6], [CLS, 10, 11, 12, SEP, 0])
+    assert batch.query_ids[0, 2] == MASK
+
+
+def test_trivial_blocks_leave_and_the_null_document_stands_first():
+    sentence = [10, 11, 12, 13, 14, 15]
+    store = ListStore(
+        [
+            [50, 51, 52, 53],  # 0: something else
+            [20, *sentence, 21],  # 1: repeats the sentence
+            [60, 61, 62],  # 2: the source, as the id says
+            [10, 11, 12, 99, 13, 14, 15],  # 3: shares words, not runs
+            [70, 71],  # 4
+        ]
+    )
+    batch = masked_sentence(sentence, masked=[2, 3], source_block=2)
+    found = build(store, [1, 3, 2, 0, 4], batch, num_candidates=3)
+    np.testing.assert_array_equal(found.block_ids, [[-1, 3, 0]])
+    np.testing.assert_array_equal(found.valid, [[True, True, True]])
+    query = [CLS, 10, 11, MASK, MASK, 14, 15, SEP]
+    body = store.bodies[3]
+    np.testing.assert_array_equal(found.joined_ids[0, 0, :9], [*query, SEP])
+    np.testing.assert_array_equal(found.joined_ids[0, 1, :16], [*query, *body, SEP])
+    np.testing.assert_array_equal(found.document_ids[0, 1, :10], [CLS, SEP, *body, SEP])
+    assert found.joined_segment_ids[0, 1, :16].tolist() == [0] * 8 + [1] * 8
+
+
+def test_slots_left_over_are_invalid():
+    store = ListStore([[50, 51], [52, 53]])
+    batch = masked_sentence([10, 11, 12], masked=[0], source_block=1)
+    found = build(store, [1, 0, -1], batch, num_candidates=4)
+    np.testing.assert_array_equal(found.block_ids, [[-1, 0, -1, -1]])
+    np.testing.assert_array_equal(found.valid, [[True, True, False, False]])
+    found = build(store, [1, -1, -1], batch, num_candidates=2, include_null=False)
+    np.testing.assert_array_equal(found.valid, [[False, False]])
+
+
+def test_null_source_does_not_make_the_null_block_trivial():
+    store = ListStore([[50, 51]])
+    trivial = candidates.find_trivial(
+        store, np.array([[-1, 0]]), np.array([[CLS, SEP]]), np.array([-1]), 8
+    )
+    assert not trivial.any()
+
+
+def test_questions_keep_blocks_that_repeat_them():
+    store = ListStore([[10, 11, 12, 13], [20, 21]])
+    neighbours = Neighbours(ids=np.array([[0, 1]]), scores=np.zeros((1, 2)))
+    found = candidates.question_candidates(
+        store,
+        neighbours,
+        np.array([[CLS, 10, 11, 12, 13, SEP]]),
+        num_candidates=2,
+        document_length=8,
+        joined_length=16,
+    )
+    np.testing.assert_array_equal(found.block_ids, [[0, 1]])
+
+
+def slow_share(sentence, body):
+    size = min(candidates.GRAM_SIZE, len(sentence))
+    if not sentence:
+        return 0.0
+    wanted = {tuple(sentence[i : i + size]) for i in range(len(sentence) - size + 1)}
+    present = {tuple(body[i : i + size]) for i in range(len(body) - size + 1)}
+    return len(wanted & present) / len(wanted)
+
+
+pieces = st.lists(st.sampled_from([5, 6, 7, 65_535]), max_size=12)
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(sentence=pieces, bodies=st.lists(pieces, min_size=1, max_size=4))
+def test_share_of_grams_equals_sets_of_tuples(sentence, bodies):
+    length = max(len(body) for body in bodies)
+    padded = ListStore(bodies).body_ids(np.arange(len(bodies)), length)
+    share = candidates.share_of_grams(np.array(sentence, np.int32), padded)
+    expected = [slow_share(sentence, body) for body in bodies]
+    np.testing.assert_allclose(share, expected, atol=1e-12)
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    sentence=st.lists(st.integers(5, 65_535), min_size=1, max_size=10),
+    before=pieces,
+    after=pieces,
+)
+def test_a_block_that_repeats_the_sentence_is_always_trivial(sentence, before, after):
+    store = ListStore([before + sentence + after])
+    batch = masked_sentence(sentence, masked=[len(sentence) - 1])
+    found = build(store, [0], batch, num_candidates=2, joined_length=40)
+    np.testing.assert_array_equal(found.valid, [[True, False]])
+
+
+@hypothesis.given(
+    rows=st.lists(st.lists(st.integers(-1, 9), min_size=5, max_size=5), min_size=1),
+    dropped=st.integers(0, 2**5 - 1),
+    num_candidates=st.integers(2, 8),
+    include_null=st.booleans(),
+)
+def test_choose_blocks_equals_a_filter(rows, dropped, num_candidates, include_null):
+    drop = [bool(dropped >> place & 1) for place in range(5)]
+    chosen = candidates.choose_blocks(
+        np.array(rows), np.array([drop] * len(rows)), num_candidates, include_null
+    )
+    for row, got in zip(rows, chosen, strict=True):
+        kept = [b for b, gone in zip(row, drop, strict=True) if b >= 0 and not gone]
+        expected = ([-1] if include_null else []) + kept + [-1] * num_candidates
+        assert got.tolist() == expected[:num_candidates]
+
+
+def test_no_room_for_a_document_is_bad_input():
+    batch = masked_sentence([10, 11], masked=[0])
+    with pytest.raises(BadInputError, match=r"at least 2 candidates.*got 1"):
+        build(ListStore([[5]]), [0], batch, num_candidates=1)
