@@ -1,0 +1,1 @@
+"""How text becomes arrays: plain functions first, thin wrappers around them."""

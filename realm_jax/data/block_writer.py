@@ -1,0 +1,233 @@
+"""Writes block stores: streaming, same input same bytes, whole or not at all."""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from array_record.python.array_record_module import ArrayRecordWriter
+
+from realm_jax.data import blocks
+from realm_jax.data.blocks import BlockStore, BlockText
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.errors import BadInputError
+
+# Records packed 16 at a time take half the space, and reading one costs the same.
+_TEXT_OPTIONS = "group_size:16"
+_BLOCKS_PER_TEXT_FILE = 1 << 16
+_MAX_TITLE_LENGTH = 65_535
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block to be written.
+
+    Attributes:
+      title_ids: wordpieces of the title, no special pieces.
+      body_ids: wordpieces of the body, no special pieces.
+      text: what they were made from.
+    """
+
+    title_ids: np.ndarray
+    body_ids: np.ndarray
+    text: BlockText
+
+
+def write_blocks(
+    directory: str | os.PathLike[str],
+    blocks_to_write: Iterable[Block],
+    *,
+    vocabulary: WordPiece,
+    chunk_length: int,
+) -> BlockStore:
+    """Writes a store of the given blocks, in the order of their ids, and opens it.
+
+    Raises:
+      BadInputError: as `BlockWriter`.
+    """
+    with BlockWriter(directory, vocabulary, chunk_length) as writer:
+        for block in blocks_to_write:
+            writer.add(block)
+    return BlockStore.open(directory)
+
+
+class BlockWriter:
+    """Writes blocks one after another; memory stays bounded by 10 bytes a block.
+
+    A context manager. The directory appears when the context ends without an
+    exception; otherwise nothing is left.
+
+    Attributes:
+      metadata: JSON values to go into corpus.json; may be filled until the end.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        vocabulary: WordPiece,
+        chunk_length: int,
+    ):
+        """Takes the place where the store will be.
+
+        Args:
+          directory: must not exist, or be empty.
+          vocabulary: what made the wordpieces; it is copied into the store.
+          chunk_length: what the blocks are packed to.
+
+        Raises:
+          BadInputError: `directory` is taken. Later: no block was written, a title is
+            too long, or the disk is full.
+        """
+        self.metadata: dict[str, Any] = {}
+        self._directory = Path(directory)
+        self._partial = self._directory.with_name(f"{self._directory.name}.partial")
+        self._vocabulary = vocabulary
+        self._chunk_length = chunk_length
+        self._offsets = array("q", [0])
+        self._title_lengths = array("H")
+        self._num_sentences = 0
+        self._num_spans = 0
+        self._fingerprint = hashlib.sha256(vocabulary.fingerprint.encode())
+        self._text_writer = None
+        if self._directory.is_file() or _has_entries(self._directory):
+            raise BadInputError(
+                f"expected {self._directory} to be absent or empty, but it holds "
+                "something; remove it or choose another directory."
+            )
+
+    def __enter__(self) -> "BlockWriter":
+        # What a killed run left; two writers of one corpus are not supported.
+        shutil.rmtree(self._partial, ignore_errors=True)
+        self._partial.mkdir(parents=True)
+        self._ids_file = (self._partial / blocks.IDS_FILE).open("wb")
+        _write_array_header(self._ids_file, np.uint16, 0)
+        return self
+
+    def __exit__(self, exception_type, exception, traceback) -> None:
+        try:
+            if exception is None:
+                self._finish()
+        except BaseException as error:
+            self._discard()
+            _raise_if_disk_full(error, self._directory)
+            raise
+        if exception is not None:
+            self._discard()
+            _raise_if_disk_full(exception, self._directory)
+
+    def add(self, block: Block) -> None:
+        """Appends a block; its id is the number of blocks before it."""
+        if len(block.title_ids) > _MAX_TITLE_LENGTH:
+            raise BadInputError(
+                f"expected titles of at most {_MAX_TITLE_LENGTH} wordpieces, got "
+                f"{len(block.title_ids)} in {block.text.source_id!r}; shorten it."
+            )
+        index = len(self._title_lengths)
+        if index % _BLOCKS_PER_TEXT_FILE == 0:
+            self._open_text_file(index // _BLOCKS_PER_TEXT_FILE)
+        ids = np.concatenate([block.title_ids, block.body_ids]).astype(np.uint16)
+        self._ids_file.write(ids.tobytes())
+        self._text_writer.write(blocks.encode_text(block.text))
+        self._offsets.append(self._offsets[-1] + len(ids))
+        self._title_lengths.append(len(block.title_ids))
+        self._num_sentences += len(block.text.sentences)
+        self._num_spans += len(block.text.spans)
+        content = (block.text.title, block.text.body, block.text.source_id)
+        self._fingerprint.update(json.dumps([len(block.title_ids), *content]).encode())
+        self._fingerprint.update(ids.tobytes())
+
+    def _open_text_file(self, index: int) -> None:
+        self._close_text_file()
+        path = self._partial / blocks.text_file(index)
+        self._text_writer = ArrayRecordWriter(str(path), _TEXT_OPTIONS)
+
+    def _close_text_file(self) -> None:
+        if self._text_writer is not None:
+            self._text_writer.close()
+            self._text_writer = None
+
+    def _finish(self) -> None:
+        num_blocks = len(self._title_lengths)
+        if num_blocks == 0:
+            raise BadInputError(
+                f"expected text for the corpus {self._directory}, got no block at all; "
+                "check that the source has documents with text."
+            )
+        self._close_text_file()
+        self._ids_file.seek(0)
+        _write_array_header(self._ids_file, np.uint16, self._offsets[-1])
+        self._ids_file.close()
+        np.save(self._partial / blocks.OFFSETS_FILE, np.array(self._offsets, np.int64))
+        np.save(
+            self._partial / blocks.TITLE_LENGTHS_FILE,
+            np.array(self._title_lengths, np.uint16),
+        )
+        self._vocabulary.save(self._partial / blocks.VOCABULARY_FILE)
+        info = self._info()
+        info_text = json.dumps(info, indent=2, sort_keys=True, ensure_ascii=False)
+        (self._partial / blocks.INFO_FILE).write_text(info_text + "\n", "utf-8")
+        if self._directory.exists():
+            self._directory.rmdir()
+        os.rename(self._partial, self._directory)
+
+    def _info(self) -> dict[str, Any]:
+        files = {
+            path.name: {
+                "size": path.stat().st_size,
+                "crc32c": blocks.file_checksum(path),
+            }
+            for path in sorted(self._partial.iterdir())
+        }
+        return {
+            **self.metadata,
+            "format_version": blocks.FORMAT_VERSION,
+            "num_blocks": len(self._title_lengths),
+            "num_wordpieces": self._offsets[-1],
+            "num_sentences": self._num_sentences,
+            "num_spans": self._num_spans,
+            "chunk_length": self._chunk_length,
+            "lowercase": self._vocabulary.lowercase,
+            "vocabulary_fingerprint": self._vocabulary.fingerprint,
+            "fingerprint": self._fingerprint.hexdigest(),
+            "blocks_per_text_file": _BLOCKS_PER_TEXT_FILE,
+            "files": files,
+        }
+
+    def _discard(self) -> None:
+        self._ids_file.close()
+        try:
+            self._close_text_file()
+        except RuntimeError:  # The disk that made us give up is still full.
+            self._text_writer = None
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+
+def _has_entries(directory: Path) -> bool:
+    return directory.is_dir() and any(directory.iterdir())
+
+
+def _write_array_header(file, dtype: type, size: int) -> None:
+    """Writes a .npy header; NumPy pads it so that a larger size fits in place."""
+    header = {
+        "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
+        "fortran_order": False,
+        "shape": (size,),
+    }
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def _raise_if_disk_full(error: BaseException, directory: Path) -> None:
+    number = getattr(error, "errno", None)
+    # ArrayRecord reports it as a RuntimeError with the system's words.
+    if number == errno.ENOSPC or "No space left" in str(error):
+        raise BadInputError(
+            f"expected room for the corpus {directory}, but the disk is full; free "
+            "some space and run again."
+        ) from error

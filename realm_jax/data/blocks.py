@@ -1,0 +1,394 @@
+"""The knowledge corpus on disk: random access to blocks without one object per block.
+
+A store is a directory:
+
+    corpus.json                  counts, fingerprints, size and checksum of every file
+    vocab.txt                    the vocabulary the ids belong to
+    ids.npy                      uint16: title and body of block 0, of block 1, ...
+    offsets.npy                  int64: where each block starts in `ids`, and the end
+    title_lengths.npy            uint16: how many of a block's ids are its title
+    texts-NNNNN.array_record     JSON records: title, body, source, sentences, spans
+
+Arrays are memory-mapped. `block_writer.py` makes stores; this file reads them.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+from array_record.python.array_record_module import ArrayRecordReader
+from jaxtyping import Int, Int32, Int64
+
+from realm_jax.data.salient_spans import Span
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.errors import BadInputError
+from realm_jax.types import NULL_BLOCK
+
+FORMAT_VERSION = 1
+INFO_FILE = "corpus.json"
+VOCABULARY_FILE = "vocab.txt"
+IDS_FILE = "ids.npy"
+OFFSETS_FILE = "offsets.npy"
+TITLE_LENGTHS_FILE = "title_lengths.npy"
+
+_READ_BYTES = 1 << 22
+_OPEN_TEXT_FILES = 16
+
+
+class BlockText(NamedTuple):
+    """The text of a block; all character positions count from the start of `body`.
+
+    Attributes:
+      title: title of the article.
+      body: the block's sentences as they stand in the article.
+      source_id: identifies the article.
+      sentences: [start, end) of each sentence, in order.
+      spans: salient spans, in order, each inside one sentence.
+    """
+
+    title: str
+    body: str
+    source_id: str
+    sentences: list[tuple[int, int]]
+    spans: list[Span]
+
+
+def text_file(index: int) -> str:
+    """Returns the name of text file `index` of a store."""
+    return f"texts-{index:05d}.array_record"
+
+
+def encode_text(text: BlockText) -> bytes:
+    """Returns the record of a block's text, UTF-8 JSON."""
+    return json.dumps(text, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def decode_text(record: bytes) -> BlockText:
+    """Inverts `encode_text`."""
+    title, body, source_id, sentences, spans = json.loads(record)
+    return BlockText(
+        title=title,
+        body=body,
+        source_id=source_id,
+        sentences=[(start, end) for start, end in sentences],
+        spans=[Span(*span) for span in spans],
+    )
+
+
+class BlockStore:
+    """A corpus of blocks, opened for reading.
+
+    Attributes:
+      directory: where it lies.
+      info: the content of corpus.json.
+      num_blocks: how many blocks; their ids are 0 to num_blocks - 1.
+      chunk_length: wordpieces a block was packed to, title and special pieces
+        included; a single longer sentence exceeds it.
+      fingerprint: SHA-256 (hex) of vocabulary, ids, titles and texts. Spans are left
+        out: tagging anew does not outdate an index.
+      vocabulary: the tokenizer of the ids.
+    """
+
+    def __init__(self, directory: Path, info: dict[str, Any], vocabulary: WordPiece):
+        """Use `BlockStore.open`."""
+        self.directory = directory
+        self.info = info
+        self.vocabulary = vocabulary
+        self.num_blocks: int = info["num_blocks"]
+        self.chunk_length: int = info["chunk_length"]
+        self.fingerprint: str = info["fingerprint"]
+        num_ids = info["num_wordpieces"]
+        self._ids = _map_array(directory / IDS_FILE, np.uint16, num_ids)
+        self._offsets = _map_array(
+            directory / OFFSETS_FILE, np.int64, self.num_blocks + 1
+        )
+        self._title_lengths = _map_array(
+            directory / TITLE_LENGTHS_FILE, np.uint16, self.num_blocks
+        )
+        # Per store, so that it closes its files with it.
+        self._text_reader = lru_cache(_OPEN_TEXT_FILES)(self._open_text_file)
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str]) -> "BlockStore":
+        """Opens a store after checking that its files are there and of the right size.
+
+        Raises:
+          BadInputError: no store is there, a file is missing, truncated or of another
+            format version, or the vocabulary is not the one the ids were made with.
+        """
+        directory = Path(directory)
+        info = read_info(directory)
+        for name, expected in info["files"].items():
+            _check_size(directory / name, expected["size"])
+        vocabulary = WordPiece.load(
+            directory / VOCABULARY_FILE, lowercase=info["lowercase"]
+        )
+        if vocabulary.fingerprint != info["vocabulary_fingerprint"]:
+            raise BadInputError(
+                f"expected the vocabulary {info['vocabulary_fingerprint'][:12]} in "
+                f"{directory / VOCABULARY_FILE}, got {vocabulary.fingerprint[:12]}; "
+                "prepare the corpus again."
+            )
+        return cls(directory, info, vocabulary)
+
+    def verify(self) -> None:
+        """Reads every byte of the store and compares checksums.
+
+        Raises:
+          BadInputError: a file is damaged; it is named.
+        """
+        for name, expected in self.info["files"].items():
+            found = file_checksum(self.directory / name)
+            if found != expected["crc32c"]:
+                raise BadInputError(
+                    f"expected crc32c {expected['crc32c']} of {self.directory / name}, "
+                    f"got {found}: the file is damaged; prepare the corpus again."
+                )
+
+    def document_ids(
+        self, block_ids: Int[np.ndarray, "*batch"], length: int
+    ) -> tuple[
+        Int32[np.ndarray, "*batch document"], Int32[np.ndarray, "*batch document"]
+    ]:
+        """Returns the embedder's input, `[CLS] title [SEP] body [SEP]`.
+
+        The title comes first, the body gets the rest; what does not fit is cut, the
+        last [SEP] never. The null document (-1) is `[CLS] [SEP] [SEP]`.
+
+        Args:
+          block_ids: any shape; -1 is the null document.
+          length: wordpieces per row, at least 3.
+
+        Returns:
+          Ids padded with 0, and segments: 0 for the title and padding, 1 for the body.
+
+        Raises:
+          BadInputError: an id is out of range or `length` is below 3.
+        """
+        if length < 3:
+            raise BadInputError(
+                f"expected room for [CLS] [SEP] [SEP], got a document length of "
+                f"{length}; raise it to 3 or more."
+            )
+        shape = np.shape(block_ids)
+        starts, titles, bodies = self._extents(block_ids)
+        body_starts = starts + titles
+        titles = np.minimum(titles, length - 3)
+        bodies = np.minimum(bodies, length - 3 - titles)
+        ids = self._place(starts, titles, 1, length)
+        ids += self._place(body_starts, bodies, titles + 2, length)
+        rows = np.arange(len(ids))
+        ids[:, 0] = self.vocabulary.cls
+        ids[rows, titles + 1] = self.vocabulary.sep
+        ids[rows, titles + bodies + 2] = self.vocabulary.sep
+        segments = _segment_ids(titles + 2, titles + bodies + 3, length)
+        return ids.reshape(*shape, length), segments.reshape(*shape, length)
+
+    def joined_ids(
+        self,
+        query_ids: Int[np.ndarray, "*batch query"],
+        block_ids: Int[np.ndarray, "*batch candidate"],
+        length: int,
+    ) -> tuple[
+        Int32[np.ndarray, "*batch candidate joined"],
+        Int32[np.ndarray, "*batch candidate joined"],
+    ]:
+        """Returns the reader's input, `[CLS] x [SEP] body [SEP]`: no title.
+
+        Args:
+          query_ids: `[CLS] x [SEP]`, padded with 0 at the end.
+          block_ids: candidates of each query; the null document (-1) has no body.
+          length: wordpieces per row, more than those of a query row. The query stays
+            whole, the body is cut to what is left.
+
+        Returns:
+          Ids padded with 0, and segments: 0 for the query and padding, 1 for the body.
+
+        Raises:
+          BadInputError: an id is out of range or `length` leaves no room.
+        """
+        query_ids = np.asarray(query_ids)
+        shape = np.shape(block_ids)
+        if length <= query_ids.shape[-1]:
+            raise BadInputError(
+                f"expected a joined length above the query length "
+                f"{query_ids.shape[-1]}, got {length}; raise it."
+            )
+        queries = np.repeat(
+            query_ids.reshape(-1, query_ids.shape[-1]), shape[-1], axis=0
+        )
+        query_lengths = np.count_nonzero(queries, axis=-1)
+        starts, titles, bodies = self._extents(block_ids)
+        bodies = np.minimum(bodies, length - 1 - query_lengths)
+        ids = self._place(starts + titles, bodies, query_lengths, length)
+        ids[:, : queries.shape[-1]] += queries
+        ends = query_lengths + bodies
+        ids[np.arange(len(ids)), ends] = self.vocabulary.sep
+        segments = _segment_ids(query_lengths, ends + 1, length)
+        return ids.reshape(*shape, length), segments.reshape(*shape, length)
+
+    def body_ids(
+        self, block_ids: Int[np.ndarray, "*batch"], length: int
+    ) -> Int32[np.ndarray, "*batch length"]:
+        """Returns bodies without title or special pieces, cut or padded to `length`.
+
+        Raises:
+          BadInputError: an id is out of range.
+        """
+        starts, titles, bodies = self._extents(block_ids)
+        ids = self._place(starts + titles, np.minimum(bodies, length), 0, length)
+        return ids.reshape(*np.shape(block_ids), length)
+
+    def body_lengths(
+        self, block_ids: Int[np.ndarray, "*batch"]
+    ) -> Int64[np.ndarray, "*batch"]:
+        """Returns the wordpieces of each body; the null document has 0.
+
+        Raises:
+          BadInputError: an id is out of range.
+        """
+        return self._extents(block_ids)[2].reshape(np.shape(block_ids))
+
+    def title_lengths(
+        self, block_ids: Int[np.ndarray, "*batch"]
+    ) -> Int64[np.ndarray, "*batch"]:
+        """Returns the wordpieces of each title; the null document has 0.
+
+        Raises:
+          BadInputError: an id is out of range.
+        """
+        return self._extents(block_ids)[1].reshape(np.shape(block_ids))
+
+    def text(self, block_id: int) -> BlockText:
+        """Returns the text of one block; the null document has none.
+
+        Raises:
+          BadInputError: the id is out of range or its text file is damaged.
+        """
+        return self.texts([block_id])[0]
+
+    def texts(self, block_ids: Sequence[int] | np.ndarray) -> list[BlockText]:
+        """Returns the texts of blocks in the order given; see `text`."""
+        rows = np.asarray(block_ids, np.int64).reshape(-1)
+        _check_ids(rows, 0, self.num_blocks)
+        per_file = self.info["blocks_per_text_file"]
+        records: list[bytes] = [b""] * len(rows)
+        for index in np.unique(rows // per_file):
+            wanted = np.flatnonzero(rows // per_file == index)
+            found = self._read_records(int(index), rows[wanted] % per_file)
+            for position, record in zip(wanted, found, strict=True):
+                records[position] = record
+        return [decode_text(record) for record in records]
+
+    def _read_records(self, index: int, positions: np.ndarray) -> list[bytes]:
+        try:
+            return self._text_reader(index).read(positions.tolist())
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise BadInputError(
+                f"expected block texts in {self.directory / text_file(index)}, but it "
+                f"cannot be read ({error}); prepare the corpus again."
+            ) from error
+
+    def _open_text_file(self, index: int) -> ArrayRecordReader:
+        return ArrayRecordReader(
+            str(self.directory / text_file(index)),
+            options="readahead_buffer_size:0",  # Random access.
+            file_reader_buffer_size=1 << 15,
+        )
+
+    def _extents(self, block_ids) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns start in `ids`, title length and body length of each block, flat."""
+        rows = np.asarray(block_ids, np.int64).reshape(-1)
+        _check_ids(rows, NULL_BLOCK, self.num_blocks)
+        real = rows != NULL_BLOCK
+        rows = np.where(real, rows, 0)
+        starts = self._offsets[rows]
+        titles = self._title_lengths[rows].astype(np.int64)
+        bodies = self._offsets[rows + 1] - starts - titles
+        return starts, np.where(real, titles, 0), np.where(real, bodies, 0)
+
+    def _place(self, starts, counts, first, length: int) -> np.ndarray:
+        """Returns rows of zeros with stored pieces starts..starts+counts at `first`."""
+        first = np.broadcast_to(first, starts.shape)[:, None]
+        column = np.arange(length)
+        inside = (column >= first) & (column < first + counts[:, None])
+        source = np.where(inside, starts[:, None] - first + column, 0)
+        return np.where(inside, self._ids[source], 0).astype(np.int32)
+
+
+def read_info(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns corpus.json of a store.
+
+    Raises:
+      BadInputError: there is none, it is not JSON, or it is of another format version.
+    """
+    path = Path(directory) / INFO_FILE
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+        version = info["format_version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInputError(
+            f"expected a prepared corpus at {directory}, but {path} cannot be read "
+            f"({error}); run `realm prepare` or correct the path."
+        ) from error
+    if version != FORMAT_VERSION:
+        raise BadInputError(
+            f"expected a corpus of format version {FORMAT_VERSION} at {directory}, got "
+            f"version {version}; prepare the corpus again."
+        )
+    return info
+
+
+def file_checksum(path: Path) -> str:
+    """Returns the crc32c of a file as 8 hexadecimal digits."""
+    checksum = google_crc32c.Checksum()
+    with path.open("rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            checksum.update(chunk)
+    return checksum.hexdigest().decode()
+
+
+def _segment_ids(starts: np.ndarray, ends: np.ndarray, length: int) -> np.ndarray:
+    column = np.arange(length)
+    inside = (column >= starts[:, None]) & (column < ends[:, None])
+    return inside.astype(np.int32)
+
+
+def _check_ids(rows: np.ndarray, lowest: int, num_blocks: int) -> None:
+    if rows.size and not (rows.min() >= lowest and rows.max() < num_blocks):
+        wrong = rows[(rows < lowest) | (rows >= num_blocks)][0]
+        raise BadInputError(
+            f"expected block ids from {lowest} to {num_blocks - 1}, got {wrong}; do "
+            "these ids come from another corpus?"
+        )
+
+
+def _check_size(path: Path, size: int) -> None:
+    found = path.stat().st_size if path.exists() else None
+    if found != size:
+        state = "is missing" if found is None else f"has {found} bytes"
+        raise BadInputError(
+            f"expected {path} with {size} bytes, but it {state}; prepare the corpus "
+            "again."
+        )
+
+
+def _map_array(path: Path, dtype: type, size: int) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise BadInputError(
+            f"expected a NumPy array in {path}, but it cannot be read ({error}); "
+            "prepare the corpus again."
+        ) from error
+    if array.dtype != dtype or array.shape != (size,):
+        raise BadInputError(
+            f"expected {size} values of {np.dtype(dtype).name} in {path}, got shape "
+            f"{array.shape} of {array.dtype.name}; prepare the corpus again."
+        )
+    return np.asarray(array)
