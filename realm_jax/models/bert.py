@@ -1,0 +1,229 @@
+"""BERT's encoder (Devlin et al. 2019): embeddings, a scan over layers, a pooler.
+
+Parameters of the layers are stacked along a leading `layer` axis, so compile time does
+not grow with depth.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.linen import partitioning
+from jaxtyping import Array, Bool, Float, Int
+
+from realm_jax.errors import BadInputError
+from realm_jax.models import layers
+
+PAD_ID = 0
+
+_REMAT_POLICIES = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """Size and numerics of an encoder.
+
+    Attributes:
+      vocab_size: wordpieces; [PAD] is wordpiece 0.
+      hidden_size: features of a position.
+      num_layers: transformer layers.
+      num_heads: attention heads; divides `hidden_size`.
+      mlp_size: features between the two projections of a layer's MLP.
+      max_positions: longest sequence.
+      num_segments: segment ids.
+      activation: "gelu_tanh" (the original BERT and REALM) or "gelu" (exact, by the
+        error function, as `transformers` and MiniLM have it).
+      layer_norm_epsilon: epsilon of every LayerNorm.
+      dropout_rate: dropout of embeddings, attention weights and residual branches.
+      dtype: "float32" or "bfloat16", for activations; parameters are float32.
+      remat: what the backward pass computes again: "none", "dots" (all but matrix
+        products), or "full" (each layer from its input).
+      initializer_range: standard deviation of the initial kernels.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    mlp_size: int
+    max_positions: int = 512
+    num_segments: int = 2
+    activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
+    layer_norm_epsilon: float = 1e-12
+    dropout_rate: float = 0.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: Literal["none", "dots", "full"] = "none"
+    initializer_range: float = 0.02
+
+    def __post_init__(self):
+        if self.hidden_size % self.num_heads:
+            raise BadInputError(
+                f"expected num_heads to divide hidden_size {self.hidden_size}, got "
+                f"{self.num_heads}. Choose another num_heads."
+            )
+        for name, known in (
+            ("activation", tuple(layers.ACTIVATIONS)),
+            ("dtype", ("float32", "bfloat16")),
+            ("remat", ("none", *_REMAT_POLICIES)),
+        ):
+            if getattr(self, name) not in known:
+                raise BadInputError(
+                    f"expected {name} to be one of {', '.join(known)}, got "
+                    f"{getattr(self, name)!r}. Correct the model configuration."
+                )
+
+
+class Encoded(NamedTuple):
+    """What the encoder returns.
+
+    Attributes:
+      sequence: a vector for each position, in the dtype of the configuration.
+      pooled: the tanh pooler on [CLS], likewise.
+    """
+
+    sequence: Float[Array, "batch length embed"]
+    pooled: Float[Array, "batch embed"]
+
+
+class EncoderLayer(nn.Module):
+    """Attention and MLP, each with a residual and a LayerNorm after it."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "batch length embed"],
+        is_token: Bool[Array, "batch length"],
+        deterministic: bool,
+    ) -> tuple[Float[Array, "batch length embed"], None]:
+        """Returns the next layer's input, and nothing for the scan to stack."""
+        config, dtype = self.config, jnp.dtype(self.config.dtype)
+        attended = layers.SelfAttention(
+            num_heads=config.num_heads,
+            dropout_rate=config.dropout_rate,
+            stddev=config.initializer_range,
+            dtype=dtype,
+            name="attention",
+        )(x, is_token, deterministic)
+        x = self._add_and_norm(x, attended, "attention_norm", deterministic)
+
+        hidden = self._dense(config.mlp_size, ("embed", "mlp"), "mlp_input")(x)
+        hidden = layers.ACTIVATIONS[config.activation](hidden)
+        hidden = layers.constrain(hidden, "batch", "length", "activation_mlp")
+        hidden = self._dense(config.hidden_size, ("mlp", "embed"), "mlp_output")(hidden)
+        return self._add_and_norm(x, hidden, "mlp_norm", deterministic), None
+
+    def _dense(self, features: int, axis_names: tuple[str, str], name: str):
+        return layers.Dense(
+            features=(features,),
+            kernel_axes=axis_names,
+            stddev=self.config.initializer_range,
+            dtype=jnp.dtype(self.config.dtype),
+            name=name,
+        )
+
+    def _add_and_norm(self, x, branch, name: str, deterministic: bool):
+        branch = nn.Dropout(self.config.dropout_rate)(
+            branch, deterministic=deterministic
+        )
+        norm = layers.LayerNorm(
+            self.config.layer_norm_epsilon, jnp.dtype(self.config.dtype), name=name
+        )
+        return layers.constrain(norm(x + branch), "batch", "length", "activation_embed")
+
+
+class Bert(nn.Module):
+    """The encoder."""
+
+    config: BertConfig
+
+    def setup(self):
+        config, dtype = self.config, jnp.dtype(self.config.dtype)
+
+        def embedding(rows: int, row_axis: str) -> layers.Embedding:
+            return layers.Embedding(
+                rows, config.hidden_size, row_axis, config.initializer_range, dtype
+            )
+
+        self.token_embedding = embedding(config.vocab_size, "vocab")
+        self.position_embedding = embedding(config.max_positions, "position")
+        self.segment_embedding = embedding(config.num_segments, "segment")
+        self.embedding_norm = layers.LayerNorm(config.layer_norm_epsilon, dtype)
+        self.dropout = nn.Dropout(config.dropout_rate)
+        self.layers = _stacked_layers(config)
+        self.pooler = layers.Dense(
+            features=(config.hidden_size,),
+            kernel_axes=("embed", None),
+            stddev=config.initializer_range,
+            dtype=dtype,
+        )
+
+    def __call__(
+        self,
+        ids: Int[Array, "batch length"],
+        segment_ids: Int[Array, "batch length"],
+        deterministic: bool = True,
+    ) -> Encoded:
+        """Encodes padded sequences.
+
+        Args:
+          ids: wordpieces, 0 where padded.
+          segment_ids: 0 or 1; anything where padded.
+          deterministic: no dropout; otherwise an rng named "dropout" is needed.
+
+        Raises:
+          BadInputError: sequences are longer than `max_positions`.
+        """
+        length = ids.shape[1]
+        if length > self.config.max_positions:
+            raise BadInputError(
+                f"expected sequences of at most {self.config.max_positions} wordpieces "
+                f"(max_positions), got {length}. Shorten them or enlarge the model."
+            )
+        x = (
+            self.token_embedding(ids)
+            + self.position_embedding.first_rows(length)
+            + self._embed_segments(segment_ids)
+        )
+        x = self.dropout(self.embedding_norm(x), deterministic=deterministic)
+        x = layers.constrain(x, "batch", "length", "activation_embed")
+        x, _ = self.layers(x, ids != PAD_ID, deterministic)
+        return Encoded(sequence=x, pooled=jnp.tanh(self.pooler(x[:, 0])))
+
+    def token_logits(self, x: Float[Array, "... embed"]) -> Float[Array, "... vocab"]:
+        """Returns float32 inner products with every token embedding."""
+        return self.token_embedding.attend(x)
+
+    def _embed_segments(self, segment_ids):
+        # A product with a one-hot matrix: a gather's gradient is a scatter, slow
+        # where many rows meet in the same few.
+        one_hot = jax.nn.one_hot(segment_ids, self.config.num_segments)
+        table = self.segment_embedding.first_rows(self.config.num_segments)
+        return one_hot.astype(table.dtype) @ table
+
+
+def _stacked_layers(config: BertConfig) -> nn.Module:
+    """Returns `num_layers` encoder layers as one scan."""
+    layer = EncoderLayer
+    if config.remat != "none":
+        layer = nn.remat(
+            layer,
+            policy=_REMAT_POLICIES[config.remat],
+            prevent_cse=False,  # The scan's loop already keeps the copies apart.
+            static_argnums=(3,),
+        )
+    scan = partitioning.scan_with_axes(
+        layer,
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=(nn.broadcast, nn.broadcast),
+        length=config.num_layers,
+        axis_name="layer",
+    )
+    return scan(config)

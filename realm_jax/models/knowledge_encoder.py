@@ -1,0 +1,88 @@
+"""The knowledge-augmented encoder: p(y|z,x) from query and document read together.
+
+A second BERT over `[CLS] x [SEP] body [SEP]` with BERT's masked-LM head, applied at the
+masked positions alone (Guu et al. 2020, section 3.2).
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from realm_jax.models import layers
+from realm_jax.models.bert import Bert, BertConfig
+
+
+class KnowledgeEncoder(nn.Module):
+    """BERT with its masked-LM head."""
+
+    config: BertConfig
+
+    def setup(self):
+        config, dtype = self.config, jnp.dtype(self.config.dtype)
+        self.bert = Bert(config)
+        self.head_dense = layers.Dense(
+            features=(config.hidden_size,),
+            kernel_axes=("embed", None),
+            stddev=config.initializer_range,
+            dtype=dtype,
+        )
+        self.head_norm = layers.LayerNorm(config.layer_norm_epsilon, dtype)
+        self.head_bias = layers.parameter(
+            self, "head_bias", nn.initializers.zeros, (config.vocab_size,), ("vocab",)
+        )
+
+    def __call__(
+        self,
+        joined_ids: Int[Array, "... joined"],
+        segment_ids: Int[Array, "... joined"],
+        mask_positions: Int[Array, "... mask"],
+        deterministic: bool = True,
+    ) -> Float[Array, "... mask vocab"]:
+        """Returns float32 logits of the wordpiece at each masked position.
+
+        Args:
+          joined_ids: wordpieces, 0 where padded.
+          segment_ids: 0 for the query, 1 for the body.
+          mask_positions: positions to predict; leading axes broadcast against those of
+            `joined_ids`, so that `[batch, 1, mask]` serves all candidates.
+          deterministic: no dropout; otherwise an rng named "dropout" is needed.
+        """
+        leading = joined_ids.shape[:-1]
+        num_masks = mask_positions.shape[-1]
+        positions = jnp.broadcast_to(mask_positions, (*leading, num_masks))
+        ids = joined_ids.reshape(-1, joined_ids.shape[-1])
+        sequence = self.bert(
+            ids, segment_ids.reshape(ids.shape), deterministic
+        ).sequence
+        masked = jnp.take_along_axis(
+            sequence, positions.reshape(-1, num_masks)[..., None], axis=1, mode="clip"
+        )
+        hidden = layers.ACTIVATIONS[self.config.activation](self.head_dense(masked))
+        logits = self.bert.token_logits(self.head_norm(hidden)) + self.head_bias
+        logits = layers.constrain(logits, "batch", "mask", "activation_vocab")
+        return logits.reshape(*leading, num_masks, self.config.vocab_size)
+
+    def token_log_probs(
+        self,
+        joined_ids: Int[Array, "... joined"],
+        segment_ids: Int[Array, "... joined"],
+        mask_positions: Int[Array, "... mask"],
+        mask_ids: Int[Array, "... mask"],
+        deterministic: bool = True,
+    ) -> Float[Array, "... mask"]:
+        """Returns log p(token|z,x) of the masked wordpieces, float32.
+
+        Args:
+          joined_ids: as in `__call__`.
+          segment_ids: as in `__call__`.
+          mask_positions: as in `__call__`.
+          mask_ids: the wordpieces that were masked; leading axes broadcast likewise.
+          deterministic: as in `__call__`.
+        """
+        logits = self(joined_ids, segment_ids, mask_positions, deterministic)
+        # Compare and sum: gathering along a vocabulary that is split over devices
+        # would bring the logits together first.
+        is_target = mask_ids[..., None] == jnp.arange(self.config.vocab_size)
+        target = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
+        return target - jax.nn.logsumexp(logits, axis=-1)

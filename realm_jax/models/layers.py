@@ -1,0 +1,251 @@
+"""Dense, norm, attention and embedding, and the one way a parameter is made.
+
+Parameters are float32 and every one is created by `parameter`, which checks its
+logical axes against `realm_jax.axes` and records them in the `params_axes` collection
+(T5X reads that collection). Activations are float32 or bfloat16; softmax and LayerNorm
+are computed in float32 either way.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.linen import partitioning
+from jaxtyping import Array, Bool, Float, Int
+
+from realm_jax import axes
+from realm_jax.errors import BadInputError
+
+Initializer = nn.initializers.Initializer
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu_tanh": lambda x: nn.gelu(x, approximate=True),
+    "gelu": lambda x: nn.gelu(x, approximate=False),
+}
+
+# Added to the attention scores of padding. Finite, so that a row of padding alone (the
+# unused tail of a batch) gives numbers and not NaN.
+_MASKED_SCORE = -1e9
+
+
+def parameter(
+    module: nn.Module,
+    name: str,
+    initializer: Initializer,
+    shape: Sequence[int],
+    axis_names: Sequence[str | None],
+) -> jax.Array:
+    """Creates a float32 parameter and records its logical axes.
+
+    Args:
+      module: the module that owns the parameter.
+      name: its name within the module.
+      initializer: called with key, shape and dtype.
+      shape: the shape of the parameter.
+      axis_names: one logical axis for each dimension; None is replicated.
+
+    Raises:
+      BadInputError: an axis is not in `axes.AXIS_RULES`.
+    """
+    axes.partition_spec(*axis_names)
+    return partitioning.param_with_axes(
+        name,
+        initializer,
+        tuple(shape),
+        jnp.float32,
+        axes=tuple(axis_names),  # pyright: ignore[reportArgumentType]
+        module=module,
+    )
+
+
+def constrain(x: jax.Array, *axis_names: str | None) -> jax.Array:
+    """Returns `x`, placed on the current mesh as its logical axes say.
+
+    Without a mesh this only checks the names. The mesh is the one of `jax.set_mesh`.
+
+    Args:
+      x: an activation.
+      *axis_names: one logical axis for each dimension; None is replicated.
+
+    Raises:
+      BadInputError: an axis is unknown, or the number of axes is not that of `x`.
+    """
+    spec = axes.partition_spec(*axis_names)
+    if len(axis_names) != x.ndim:
+        raise BadInputError(
+            f"expected one logical axis for each of the {x.ndim} dimensions of shape "
+            f"{x.shape}, got {axis_names}. Name every dimension."
+        )
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
+class Dense(nn.Module):
+    """`x @ kernel + bias` over the last axes of `x`.
+
+    Attributes:
+      features: sizes of the output axes.
+      kernel_axes: logical axes of the kernel, input axes first.
+      stddev: standard deviation of the kernel's truncated normal initialisation.
+      dtype: dtype of the product and the result.
+    """
+
+    features: tuple[int, ...]
+    kernel_axes: tuple[str | None, ...]
+    stddev: float = 0.02
+    dtype: jnp.dtype = jnp.dtype("float32")
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
+        """Returns `x` with its input axes replaced by `features`."""
+        num_inputs = len(self.kernel_axes) - len(self.features)
+        leading, inputs = x.shape[:-num_inputs], x.shape[-num_inputs:]
+        kernel = parameter(
+            self,
+            "kernel",
+            nn.initializers.truncated_normal(self.stddev),
+            (*inputs, *self.features),
+            self.kernel_axes,
+        )
+        bias = parameter(
+            self,
+            "bias",
+            nn.initializers.zeros,
+            self.features,
+            self.kernel_axes[num_inputs:],
+        )
+        # One flat matrix product: XLA's CPU backend is slow at any other contraction.
+        flat = x.reshape(*leading, -1).astype(self.dtype)
+        outputs = flat @ kernel.reshape(flat.shape[-1], -1).astype(self.dtype)
+        outputs = outputs + bias.reshape(-1).astype(self.dtype)
+        return outputs.reshape(*leading, *self.features)
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm over the last axis, computed in float32.
+
+    Attributes:
+      epsilon: added to the variance. 1e-12 in BERT and in the published REALM
+        embedder, 1e-3 in ORQA's span reader.
+      dtype: dtype of the result.
+    """
+
+    epsilon: float = 1e-12
+    dtype: jnp.dtype = jnp.dtype("float32")
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... features"]) -> Float[Array, "... features"]:
+        """Returns `x` with mean 0 and variance 1, scaled and shifted."""
+        size = (x.shape[-1],)
+        scale = parameter(self, "scale", nn.initializers.ones, size, ("norm",))
+        bias = parameter(self, "bias", nn.initializers.zeros, size, ("norm",))
+        x = x.astype(jnp.float32)
+        centred = x - jnp.mean(x, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        normal = centred * jax.lax.rsqrt(variance + self.epsilon)
+        return (normal * scale + bias).astype(self.dtype)
+
+
+class Embedding(nn.Module):
+    """A table of vectors, one for each id.
+
+    Attributes:
+      num_embeddings: rows of the table.
+      features: columns of the table.
+      row_axis: logical axis of the rows.
+      stddev: standard deviation of the truncated normal initialisation.
+      dtype: dtype of the result.
+    """
+
+    num_embeddings: int
+    features: int
+    row_axis: str
+    stddev: float = 0.02
+    dtype: jnp.dtype = jnp.dtype("float32")
+
+    def setup(self):
+        self.table = parameter(
+            self,
+            "embedding",
+            nn.initializers.truncated_normal(self.stddev),
+            (self.num_embeddings, self.features),
+            (self.row_axis, "embed"),
+        )
+
+    def __call__(self, ids: Int[Array, "..."]) -> Float[Array, "... embed"]:
+        """Returns the rows of the table that `ids` name."""
+        return jnp.take(self.table, ids, axis=0, mode="clip").astype(self.dtype)
+
+    def first_rows(self, count: int) -> Float[Array, "rows embed"]:
+        """Returns rows 0 to `count`, which is all that positions need."""
+        return self.table[:count].astype(self.dtype)
+
+    def attend(self, x: Float[Array, "... embed"]) -> Float[Array, "... rows"]:
+        """Returns float32 inner products of `x` with every row (a tied decoder)."""
+        return jnp.einsum(
+            "...e,ve->...v",
+            x.astype(self.dtype),
+            self.table.astype(self.dtype),
+            preferred_element_type=jnp.float32,
+        )
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention as in BERT, the output projection included.
+
+    Attributes:
+      num_heads: heads; each has `embed / num_heads` features.
+      dropout_rate: dropout of the attention probabilities.
+      stddev: standard deviation of the kernels' initialisation.
+      dtype: dtype of projections and result; the softmax is float32.
+    """
+
+    num_heads: int
+    dropout_rate: float = 0.0
+    stddev: float = 0.02
+    dtype: jnp.dtype = jnp.dtype("float32")
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "batch length embed"],
+        is_token: Bool[Array, "batch length"],
+        deterministic: bool = True,
+    ) -> Float[Array, "batch length embed"]:
+        """Returns what each position gathers from the positions that are tokens.
+
+        Args:
+          x: the sequence.
+          is_token: False at padding, which nothing attends to.
+          deterministic: no dropout.
+        """
+        embed = x.shape[-1]
+        head_dim = embed // self.num_heads
+
+        def project(name: str) -> Float[Array, "batch heads length head_dim"]:
+            projected = Dense(
+                features=(self.num_heads, head_dim),
+                kernel_axes=("embed", "heads", "head_dim"),
+                stddev=self.stddev,
+                dtype=self.dtype,
+                name=name,
+            )(x)
+            by_head = projected.swapaxes(1, 2)
+            return constrain(by_head, "batch", "activation_heads", "length", None)
+
+        query, key, value = project("query"), project("key"), project("value")
+        scores = jnp.einsum("bhqd,bhkd->bhqk", query * head_dim**-0.5, key)
+        scores = scores.astype(jnp.float32)
+        scores = jnp.where(is_token[:, None, None, :], scores, _MASKED_SCORE)
+        weights = nn.softmax(scores, axis=-1).astype(self.dtype)
+        weights = nn.Dropout(self.dropout_rate)(weights, deterministic=deterministic)
+        gathered = jnp.einsum("bhqk,bhkd->bhqd", weights, value).swapaxes(1, 2)
+        return Dense(
+            features=(embed,),
+            kernel_axes=("heads", "head_dim", "embed"),
+            stddev=self.stddev,
+            dtype=self.dtype,
+            name="output",
+        )(gathered)

@@ -1,0 +1,125 @@
+"""The embedder: towers that map queries and documents to the same space.
+
+p(z|x) is the softmax over candidates of Embed_input(x) . Embed_doc(z), a raw inner
+product (Guu et al. 2020, section 3.2). Each embedding is BERT's pooled [CLS], projected,
+normalised, and dropped out in training.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from realm_jax.models import layers
+from realm_jax.models.bert import Bert, BertConfig
+
+
+@dataclass(frozen=True)
+class RetrieverConfig:
+    """Towers and projection.
+
+    Attributes:
+      bert: the encoder of each tower.
+      projection_size: features of an embedding.
+      shared: one tower for queries and documents (the authors' code), else two (the
+        paper's W_input and W_doc).
+      layer_norm: normalise embeddings. Without it training tends to collapse.
+      layer_norm_epsilon: 1e-12 in the published embedder, 1e-3 in ORQA's.
+      projection_dropout: dropout of the normalised embedding, in training.
+    """
+
+    bert: BertConfig
+    projection_size: int = 128
+    shared: bool = True
+    layer_norm: bool = True
+    layer_norm_epsilon: float = 1e-12
+    projection_dropout: float = 0.1
+
+
+class Tower(nn.Module):
+    """Wordpieces to one embedding."""
+
+    config: RetrieverConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        ids: Int[Array, "... length"],
+        segment_ids: Int[Array, "... length"],
+        deterministic: bool,
+    ) -> Float[Array, "... projection"]:
+        """Returns a float32 embedding for each sequence, whatever the leading axes."""
+        config, leading = self.config, ids.shape[:-1]
+        ids = ids.reshape(-1, ids.shape[-1])
+        segment_ids = segment_ids.reshape(ids.shape)
+        pooled = Bert(config.bert, name="bert")(ids, segment_ids, deterministic).pooled
+        embedding = layers.Dense(
+            features=(config.projection_size,),
+            kernel_axes=("embed", "projection"),
+            stddev=config.bert.initializer_range,
+            name="projection",
+        )(pooled)
+        if config.layer_norm:
+            embedding = layers.LayerNorm(
+                config.layer_norm_epsilon, name="projection_norm"
+            )(embedding)
+        embedding = nn.Dropout(config.projection_dropout)(
+            embedding, deterministic=deterministic
+        )
+        embedding = layers.constrain(embedding, "batch", "projection")
+        return embedding.reshape(*leading, config.projection_size)
+
+
+class Retriever(nn.Module):
+    """Query and document towers."""
+
+    config: RetrieverConfig
+
+    def setup(self):
+        if self.config.shared:
+            self.tower = Tower(self.config)
+        else:
+            self.query_tower = Tower(self.config)
+            self.document_tower = Tower(self.config)
+
+    def __call__(
+        self,
+        query_ids: Int[Array, "batch query"],
+        document_ids: Int[Array, "... document"],
+        document_segment_ids: Int[Array, "... document"],
+        deterministic: bool = True,
+    ) -> tuple[Float[Array, "batch projection"], Float[Array, "... projection"]]:
+        """Embeds queries and documents; `init` with this creates both towers."""
+        return (
+            self.embed_queries(query_ids, deterministic),
+            self.embed_documents(document_ids, document_segment_ids, deterministic),
+        )
+
+    def embed_queries(
+        self, ids: Int[Array, "... query"], deterministic: bool = True
+    ) -> Float[Array, "... projection"]:
+        """Embeds `[CLS] x [SEP]`.
+
+        Args:
+          ids: wordpieces, 0 where padded.
+          deterministic: no dropout; otherwise an rng named "dropout" is needed.
+        """
+        tower = self.tower if self.config.shared else self.query_tower
+        return tower(ids, jnp.zeros_like(ids), deterministic)
+
+    def embed_documents(
+        self,
+        ids: Int[Array, "... document"],
+        segment_ids: Int[Array, "... document"],
+        deterministic: bool = True,
+    ) -> Float[Array, "... projection"]:
+        """Embeds `[CLS] title [SEP] body [SEP]`.
+
+        Args:
+          ids: wordpieces, 0 where padded.
+          segment_ids: 0 for the title, 1 for the body.
+          deterministic: no dropout; otherwise an rng named "dropout" is needed.
+        """
+        tower = self.tower if self.config.shared else self.document_tower
+        return tower(ids, segment_ids, deterministic)
