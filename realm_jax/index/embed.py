@@ -1,0 +1,175 @@
+"""Embeds the blocks of a corpus with the document tower."""
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from realm_jax.errors import BadInputError
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+
+EmbedFn = Callable[[Any, Any, Any], Float[Array, "batch projection"]]
+"""(parameters, document ids, segment ids) -> embeddings."""
+
+# Batches in flight: while the device computes one, the host prepares the next.
+_IN_FLIGHT = 2
+# Static lengths grow by about this factor: little of a batch is padding, and no more
+# than a handful of shapes are compiled.
+_BUCKET_GROWTH = 1.3
+_BUCKET_MULTIPLE = 8
+_SHORTEST_BUCKET = 24
+
+
+class DocumentStore(Protocol):
+    """What embedding needs of a block store; id -1 is the null document."""
+
+    num_blocks: int
+
+    def document_ids(
+        self, block_ids: Int[np.ndarray, " block"], length: int
+    ) -> tuple[Int[np.ndarray, "block length"], Int[np.ndarray, "block length"]]:
+        """Returns `[CLS] title [SEP] body [SEP]` and segment ids."""
+        ...
+
+    def title_lengths(self, block_ids: Int[np.ndarray, " block"]) -> np.ndarray:
+        """Returns the wordpieces of each title."""
+        ...
+
+    def body_lengths(self, block_ids: Int[np.ndarray, " block"]) -> np.ndarray:
+        """Returns the wordpieces of each body."""
+        ...
+
+
+@dataclass(frozen=True)
+class EmbedConfig:
+    """How blocks are embedded.
+
+    Attributes:
+      document_length: wordpieces of the longest input; longer documents are cut.
+      batch_size: documents per call of the device. The default suits a CPU, whose
+        caches larger batches overflow (a quarter of the speed at 256).
+      shard_blocks: blocks per shard, the unit that is written and resumed.
+    """
+
+    document_length: int = 288
+    batch_size: int = 32
+    shard_blocks: int = 2048
+
+    def __post_init__(self):
+        for name in ("document_length", "batch_size", "shard_blocks"):
+            if getattr(self, name) < 1:
+                raise BadInputError(
+                    f"expected {name} of at least 1, got {getattr(self, name)}; "
+                    "correct the configuration of the index."
+                )
+
+
+@functools.cache
+def document_embedder(config: RetrieverConfig) -> EmbedFn:
+    """Returns the document tower of this configuration, jitted, without dropout.
+
+    One function per configuration, so that a refresh compiles nothing anew.
+    """
+    retriever = Retriever(config)
+
+    @jax.jit
+    def embed(params, ids, segment_ids):
+        return retriever.apply(
+            {"params": params}, ids, segment_ids, method=Retriever.embed_documents
+        )
+
+    return embed
+
+
+def shard_ranges(num_blocks: int, shard_blocks: int) -> list[range]:
+    """Returns the row ranges of the shards, in order; the last may be shorter."""
+    starts = range(0, num_blocks, shard_blocks)
+    return [range(start, min(start + shard_blocks, num_blocks)) for start in starts]
+
+
+def embed_shards(
+    embed: EmbedFn,
+    params: Any,
+    store: DocumentStore,
+    shards: Iterable[range],
+    config: EmbedConfig,
+) -> Iterator[tuple[int, Float[np.ndarray, "block projection"]]]:
+    """Yields the first row and the embeddings of each shard, rows in order.
+
+    A shard's bits depend on the parameters and the shard alone. Cut differently, a
+    row may share its batch with longer ones; its embedding then agrees to about 1e-5.
+    """
+    for shard in shards:
+        yield shard.start, embed_blocks(embed, params, store, np.array(shard), config)
+
+
+def embed_blocks(
+    embed: EmbedFn,
+    params: Any,
+    store: DocumentStore,
+    block_ids: Int[np.ndarray, " block"],
+    config: EmbedConfig,
+) -> Float[np.ndarray, "block projection"]:
+    """Returns the float32 embeddings of these blocks, in the order given.
+
+    Args:
+      embed: from `document_embedder`.
+      params: its parameters.
+      store: the blocks.
+      block_ids: at least one; -1 is the null document.
+      config: lengths and sizes.
+    """
+    rows: list[np.ndarray] = []
+    embeddings: list[np.ndarray] = []
+    in_flight: deque[tuple[np.ndarray, jax.Array]] = deque()
+
+    def collect() -> None:
+        batch_rows, batch_embeddings = in_flight.popleft()
+        rows.append(batch_rows)
+        embeddings.append(np.asarray(batch_embeddings)[: len(batch_rows)])
+
+    for batch_rows, ids, segment_ids in _batches(store, block_ids, config):
+        in_flight.append((batch_rows, embed(params, ids, segment_ids)))
+        if len(in_flight) > _IN_FLIGHT:
+            collect()
+    while in_flight:
+        collect()
+    order = np.argsort(np.concatenate(rows))
+    return np.concatenate(embeddings)[order]
+
+
+def _batches(
+    store: DocumentStore, block_ids: np.ndarray, config: EmbedConfig
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields rows of `block_ids` of like length, with their ids and segment ids.
+
+    Every batch has `batch_size` rows, the last one filled up with null documents, and
+    the length of a bucket: few shapes, so little is compiled.
+    """
+    lengths = 3 + store.title_lengths(block_ids) + store.body_lengths(block_ids)
+    lengths = np.minimum(lengths, config.document_length)
+    buckets = np.array(length_buckets(config.document_length))
+    # Longest first: what does not fit in memory fails at once.
+    by_length = np.argsort(-lengths, kind="stable")
+    for start in range(0, len(by_length), config.batch_size):
+        rows = by_length[start : start + config.batch_size]
+        length = int(buckets[np.searchsorted(buckets, lengths[rows[0]])])
+        filled = np.full(config.batch_size, -1, np.int64)
+        filled[: len(rows)] = block_ids[rows]
+        yield rows, *store.document_ids(filled, length)
+
+
+def length_buckets(document_length: int) -> list[int]:
+    """Returns the static lengths that documents are padded to, the longest last."""
+    buckets = []
+    length = _SHORTEST_BUCKET
+    while length < document_length:
+        buckets.append(length)
+        grown = int(length * _BUCKET_GROWTH)
+        length = grown + -grown % _BUCKET_MULTIPLE
+    return [*buckets, document_length]

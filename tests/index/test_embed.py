@@ -1,0 +1,153 @@
+"""Bucketed, batched embedding against one document at a time."""
+
+import dataclasses
+import itertools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.errors import BadInputError
+from realm_jax.index import embed
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+
+CONFIG = RetrieverConfig(
+    BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_layers=1,
+        num_heads=2,
+        mlp_size=32,
+        max_positions=64,
+        initializer_range=0.5,
+    ),
+    projection_size=8,
+    shared=False,
+)
+EMBED = embed.EmbedConfig(document_length=40, batch_size=4, shard_blocks=10)
+
+
+class RandomStore:
+    """Blocks of random wordpieces; 5 to 60 pieces with title and specials."""
+
+    def __init__(self, num_blocks):
+        generator = np.random.default_rng(0)
+        self.num_blocks = num_blocks
+        self.titles = generator.integers(0, 4, num_blocks)
+        self.bodies = generator.integers(2, 55, num_blocks)
+        self.pieces = generator.integers(5, 50, (num_blocks, 64))
+
+    def title_lengths(self, block_ids):
+        return np.where(block_ids < 0, 0, self.titles[block_ids])
+
+    def body_lengths(self, block_ids):
+        return np.where(block_ids < 0, 0, self.bodies[block_ids])
+
+    def document_ids(self, block_ids, length):
+        ids = np.zeros((len(block_ids), length), np.int32)
+        segments = np.zeros_like(ids)
+        for row, block in enumerate(block_ids):
+            title = 0 if block < 0 else self.titles[block]
+            body = 0 if block < 0 else min(self.bodies[block], length - 3 - title)
+            size = 3 + title + body
+            ids[row, :size] = 2 if block < 0 else self.pieces[block, :size]
+            segments[row, 2 + title : size] = 1
+        return ids, segments
+
+
+@pytest.fixture(scope="module")
+def params():
+    ids = np.zeros((1, 8), np.int32)
+    init = jax.jit(Retriever(CONFIG).init)
+    return init(jax.random.key(0), ids, ids, ids)["params"]
+
+
+def slow_embeddings(params, store, block_ids):
+    """Each document by itself, at the full length."""
+    tower = jax.jit(
+        lambda ids, segments: Retriever(CONFIG).apply(
+            {"params": params}, ids, segments, method=Retriever.embed_documents
+        )
+    )
+    documents = [store.document_ids(np.array([b]), 40) for b in block_ids]
+    return np.concatenate([tower(*document) for document in documents])
+
+
+def embed_all(params, store, config):
+    shards = embed.shard_ranges(store.num_blocks, config.shard_blocks)
+    embed_fn = embed.document_embedder(CONFIG)
+    return list(embed.embed_shards(embed_fn, params, store, shards, config))
+
+
+def test_shards_hold_the_embeddings_of_each_document_in_order(params):
+    store = RandomStore(23)
+    shards = embed_all(params, store, EMBED)
+    assert [(start, len(rows)) for start, rows in shards] == [
+        (0, 10),
+        (10, 10),
+        (20, 3),
+    ]
+    found = np.concatenate([rows for _, rows in shards])
+    assert found.dtype == np.float32
+    expected = slow_embeddings(params, store, range(23))
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_same_shard_same_bits_and_other_shards_nearly_so(params):
+    store = RandomStore(23)
+    first, again = (dict(embed_all(params, store, EMBED)) for _ in range(2))
+    for start, rows in first.items():
+        np.testing.assert_array_equal(again[start], rows)
+    whole = dataclasses.replace(EMBED, shard_blocks=100, batch_size=7)
+    other = np.concatenate([rows for _, rows in embed_all(params, store, whole)])
+    np.testing.assert_allclose(np.concatenate(list(first.values())), other, atol=2e-5)
+
+
+def test_any_blocks_in_any_order_the_null_document_included(params):
+    store = RandomStore(23)
+    block_ids = np.array([7, -1, 22, 7, 0])
+    found = embed.embed_blocks(
+        embed.document_embedder(CONFIG), params, store, block_ids, EMBED
+    )
+    expected = slow_embeddings(params, store, block_ids)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_few_shapes_are_compiled(params):
+    shapes = set()
+
+    def count(params, ids, segment_ids):
+        shapes.add(ids.shape)
+        return np.zeros((len(ids), 8), np.float32)
+
+    store = RandomStore(300)
+    embed.embed_blocks(count, params, store, np.arange(300), EMBED)
+    assert shapes == {(4, 24), (4, 32), (4, 40)}
+
+
+@hypothesis.given(st.integers(3, 600))
+def test_buckets_rise_to_the_document_length_by_at_most_half(document_length):
+    buckets = embed.length_buckets(document_length)
+    assert buckets[-1] == document_length
+    for shorter, longer in itertools.pairwise(buckets):
+        assert shorter < longer <= 1.5 * shorter
+
+
+@hypothesis.given(st.integers(1, 50), st.integers(1, 60))
+def test_shard_ranges_cover_every_block_once(num_blocks, shard_blocks):
+    shards = embed.shard_ranges(num_blocks, shard_blocks)
+    assert [row for shard in shards for row in shard] == list(range(num_blocks))
+    assert max(map(len, shards)) <= shard_blocks
+
+
+def test_embedder_is_compiled_once_per_configuration():
+    same = dataclasses.replace(CONFIG)
+    assert embed.document_embedder(same) is embed.document_embedder(CONFIG)
+
+
+def test_nonsense_sizes_are_bad_input():
+    with pytest.raises(BadInputError, match="shard_blocks of at least 1, got 0"):
+        embed.EmbedConfig(shard_blocks=0)
