@@ -1,0 +1,123 @@
+"""Heartbeats: what each job last said of itself, in `jobs/<role>.json`.
+
+The trainer and the index builder read each other's: to know whether the other still
+lives, where it is, and which snapshots it holds open (garbage collection keeps those).
+"""
+
+import dataclasses
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from realm_jax.errors import BadInputError
+from realm_jax.storage import MissingObjectError, Store
+
+State = Literal["running", "finished", "failed"]
+
+
+@dataclasses.dataclass(frozen=True)
+class JobStatus:
+    """The last heartbeat of a job.
+
+    Attributes:
+      role: `trainer` or `index_builder`.
+      step: the training step the job is at (the builder: of the encoder it embeds).
+      state: finished and failed are final; running may also be a job that was killed.
+      time: when it was written, in Unix seconds.
+      pid: process id, on `host`.
+      host: machine name.
+      extra: what else the job said, such as the trainer's `index_step`.
+    """
+
+    role: str
+    step: int
+    state: State
+    time: float
+    pid: int
+    host: str
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def age_seconds(self) -> float:
+        """Returns how long ago the job said this."""
+        return max(0.0, time.time() - self.time)
+
+    def is_alive(self, timeout_seconds: float) -> bool:
+        """Returns whether the job runs and was heard of within the timeout."""
+        return self.state == "running" and self.age_seconds() <= timeout_seconds
+
+
+class Heartbeat:
+    """Writes the heartbeat of one job."""
+
+    def __init__(self, store: Store, role: str, every_seconds: float = 0.0):
+        """Prepares the heartbeat; writes nothing yet.
+
+        Args:
+          store: the model directory.
+          role: the job's name.
+          every_seconds: a beat that changes nothing but the step is left out if the
+            last one is younger. A bucket takes about one write a second to an object.
+        """
+        self._store = store
+        self._role = role
+        self._every_seconds = every_seconds
+        self._last_said: tuple[str, dict[str, Any]] | None = None
+        self._last_time = 0.0
+
+    def beat(self, step: int, state: State = "running", **extra: Any) -> None:
+        """Says where the job is.
+
+        Args:
+          step: as in `JobStatus`.
+          state: as in `JobStatus`.
+          **extra: anything JSON can hold.
+        """
+        now = time.monotonic()
+        said = (state, extra)
+        if said == self._last_said and now - self._last_time < self._every_seconds:
+            return
+        status = JobStatus(
+            role=self._role,
+            step=int(step),
+            state=state,
+            time=time.time(),
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            extra=extra,
+        )
+        text = json.dumps(dataclasses.asdict(status), indent=2) + "\n"
+        self._store.write(_name(self._role), text.encode())
+        self._last_said, self._last_time = said, now
+
+
+def read_heartbeat(store: Store, role: str) -> JobStatus | None:
+    """Returns the last heartbeat of a job, None if it never gave one.
+
+    Raises:
+      BadInputError: the file is not a heartbeat.
+    """
+    name = _name(role)
+    try:
+        text = store.read(name)
+    except MissingObjectError:
+        return None
+    try:
+        status = JobStatus(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise BadInputError(
+            f"expected a heartbeat in {store.url(name)}, got something else "
+            f"({error}); delete that file."
+        ) from error
+    if status.state not in get_args(State):
+        raise BadInputError(
+            f"expected a state among {get_args(State)} in {store.url(name)}, got "
+            f"{status.state!r}; delete that file."
+        )
+    return status
+
+
+def _name(role: str) -> str:
+    return f"jobs/{role}.json"

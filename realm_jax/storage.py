@@ -1,0 +1,414 @@
+"""Named bytes in a local folder or a gs:// bucket, with one behaviour.
+
+Jobs on different machines meet only through a store, so a store promises what such a
+meeting needs: an object appears whole or not at all, is durable once the call
+returns, and `create` lets exactly one of several writers win.
+"""
+
+import base64
+import contextlib
+import dataclasses
+import errno
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import google_crc32c
+
+from realm_jax.errors import BadInputError
+
+_READ_BYTES = 1 << 22
+# A file-size limit or a quota stops a write half-way just as a full disk does.
+_OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# TensorStore writes a local file under this suffix and renames it; what a killed
+# process leaves behind is not an object.
+_TENSORSTORE_LOCK = ".__lock"
+
+
+class AlreadyExistsError(BadInputError):
+    """`create` met an object with other contents."""
+
+
+class MissingObjectError(BadInputError):
+    """No object of that name."""
+
+
+class UnavailableStoreError(OSError):
+    """The store did not answer, after retries; the same call may work later."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectStat:
+    """What is known of an object without trusting its reader.
+
+    Attributes:
+      size: in bytes.
+      crc32c: of the contents, as an unsigned integer.
+      modified: time of the last write, in Unix seconds.
+    """
+
+    size: int
+    crc32c: int
+    modified: float
+
+
+class Store(Protocol):
+    """Objects by name: `/`-separated, relative, no part starting with a dot.
+
+    Every method raises `BadInputError` for a malformed name and for a place that
+    cannot be read or written, `UnavailableStoreError` when the store is unreachable.
+    """
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes an object durably, replacing what was there as one step."""
+        ...
+
+    def create(self, name: str, data: bytes) -> None:
+        """Writes an object only if there is none.
+
+        The same bytes being there already is success, for they may be this very
+        call's, retried after a lost response. Two writers who must not both win
+        therefore write different bytes.
+
+        Raises:
+          AlreadyExistsError: an object with other contents is there.
+        """
+        ...
+
+    def read(self, name: str) -> bytes:
+        """Returns the contents of an object.
+
+        Raises:
+          MissingObjectError: there is none.
+        """
+        ...
+
+    def exists(self, name: str) -> bool:
+        """Returns whether there is such an object."""
+        ...
+
+    def size(self, name: str) -> int:
+        """Returns the size of an object in bytes.
+
+        Raises:
+          MissingObjectError: there is none.
+        """
+        ...
+
+    def list(self, folder: str = "") -> list[str]:
+        """Returns the sorted full names of all objects below `folder/`."""
+        ...
+
+    def stats(self, folder: str = "") -> dict[str, ObjectStat]:
+        """Returns size, checksum and time of all objects below `folder/`."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Deletes an object; does nothing if there is none."""
+        ...
+
+    def delete_folder(self, folder: str) -> None:
+        """Deletes all objects below `folder/`."""
+        ...
+
+    def url(self, name: str = "") -> str:
+        """Returns where an object is, for people and messages."""
+        ...
+
+    def kvstore_spec(self, folder: str) -> dict[str, Any]:
+        """Returns the TensorStore key-value store that is `folder/`."""
+        ...
+
+
+def open_store(url: str | os.PathLike[str]) -> Store:
+    """Opens a folder (made by the first write) or `gs://bucket/prefix`.
+
+    Raises:
+      BadInputError: another scheme, no bucket, or no credentials for gs://.
+    """
+    location = os.fspath(url)
+    scheme, separator, rest = location.partition("://")
+    if not separator:
+        return _LocalStore(location)
+    if scheme == "file":
+        return _LocalStore(rest)
+    bucket, _, prefix = rest.partition("/")
+    if scheme == "gs" and bucket:
+        return _GcsStore(bucket, prefix.strip("/"))
+    raise BadInputError(
+        f"expected a folder or gs://bucket/prefix, got {location!r}; give one of these."
+    )
+
+
+class _LocalStore:
+    """A store in a folder of a local or network file system with hard links."""
+
+    def __init__(self, root: str | os.PathLike[str]):
+        self._root = Path(root).expanduser().absolute()
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+        with _bad_input_on_os_error(path, len(data)), _durable(path, data) as temporary:
+            os.replace(temporary, path)
+
+    def create(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+        with _bad_input_on_os_error(path, len(data)), _durable(path, data) as temporary:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                _require_same(self.url(name), self.read(name), data)
+
+    def read(self, name: str) -> bytes:
+        path = self._path(name)
+        with _bad_input_on_os_error(path):
+            return path.read_bytes()
+
+    def exists(self, name: str) -> bool:
+        return self._path(name).is_file()
+
+    def size(self, name: str) -> int:
+        path = self._path(name)
+        with _bad_input_on_os_error(path):
+            return path.stat().st_size
+
+    def list(self, folder: str = "") -> list[str]:
+        top = self._path(folder) if folder else self._root
+        return sorted(
+            Path(parent, file).relative_to(self._root).as_posix()
+            for parent, _, files in os.walk(top)
+            for file in files
+            if not (file.startswith(".") or file.endswith(_TENSORSTORE_LOCK))
+        )
+
+    def stats(self, folder: str = "") -> dict[str, ObjectStat]:
+        found = {}
+        for name in self.list(folder):
+            # Deleted since it was listed: no longer an object.
+            with contextlib.suppress(MissingObjectError):
+                found[name] = self._stat(name)
+        return found
+
+    def _stat(self, name: str) -> ObjectStat:
+        path = self._path(name)
+        checksum = google_crc32c.Checksum()
+        with _bad_input_on_os_error(path), path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            while part := file.read(_READ_BYTES):
+                checksum.update(part)
+        value = int.from_bytes(checksum.digest(), "big")
+        return ObjectStat(status.st_size, value, status.st_mtime)
+
+    def delete(self, name: str) -> None:
+        path = self._path(name)
+        with _bad_input_on_os_error(path):
+            path.unlink(missing_ok=True)
+
+    def delete_folder(self, folder: str) -> None:
+        path = self._path(folder)
+        with (
+            _bad_input_on_os_error(path),
+            contextlib.suppress(FileNotFoundError),
+        ):
+            shutil.rmtree(path)
+
+    def url(self, name: str = "") -> str:
+        return str(self._path(name) if name else self._root)
+
+    def kvstore_spec(self, folder: str) -> dict[str, Any]:
+        return {"driver": "file", "path": f"{self._path(folder)}/"}
+
+    def _path(self, name: str) -> Path:
+        return self._root / _checked(name)
+
+
+class _GcsStore:
+    """A store below a prefix of a Google Cloud Storage bucket.
+
+    Uses the application default credentials; with STORAGE_EMULATOR_HOST set, that
+    server and none.
+    """
+
+    def __init__(self, bucket: str, prefix: str = ""):
+        # Imported here so that local runs neither need nor wait for it.
+        from google.cloud import storage
+
+        self._prefix = f"{_checked(prefix)}/" if prefix else ""
+        with _bad_input_on_cloud_error(f"gs://{bucket}/{self._prefix}"):
+            self._bucket = storage.Client().bucket(bucket)
+
+    def write(self, name: str, data: bytes) -> None:
+        with _bad_input_on_cloud_error(self.url(name)):
+            self._blob(name).upload_from_string(data, checksum="crc32c")
+
+    def create(self, name: str, data: bytes) -> None:
+        from google.api_core.exceptions import PreconditionFailed
+
+        with _bad_input_on_cloud_error(self.url(name)):
+            try:
+                self._blob(name).upload_from_string(
+                    data, checksum="crc32c", if_generation_match=0
+                )
+            except PreconditionFailed:
+                _require_same(self.url(name), self.read(name), data)
+
+    def read(self, name: str) -> bytes:
+        with _bad_input_on_cloud_error(self.url(name)):
+            return self._blob(name).download_as_bytes(checksum="crc32c")
+
+    def exists(self, name: str) -> bool:
+        with _bad_input_on_cloud_error(self.url(name)):
+            return self._blob(name).exists()
+
+    def size(self, name: str) -> int:
+        blob = self._blob(name)
+        with _bad_input_on_cloud_error(self.url(name)):
+            blob.reload()
+        return int(blob.size)
+
+    def list(self, folder: str = "") -> list[str]:
+        return sorted(self._names(folder))
+
+    def stats(self, folder: str = "") -> dict[str, ObjectStat]:
+        # Google computes the checksum when it stores an object and the listing
+        # holds it, so nothing is downloaded here however large the snapshot.
+        return {
+            name: ObjectStat(
+                int(blob.size),
+                int.from_bytes(base64.b64decode(blob.crc32c), "big"),
+                blob.updated.timestamp(),
+            )
+            for name, blob in self._names(folder).items()
+        }
+
+    def delete(self, name: str) -> None:
+        with (
+            contextlib.suppress(MissingObjectError),
+            _bad_input_on_cloud_error(self.url(name)),
+        ):
+            self._blob(name).delete()
+
+    def delete_folder(self, folder: str) -> None:
+        _checked(folder)
+        for name in self.list(folder):
+            self.delete(name)
+
+    def url(self, name: str = "") -> str:
+        return (
+            f"gs://{self._bucket.name}/{self._prefix}{_checked(name) if name else ''}"
+        )
+
+    def kvstore_spec(self, folder: str) -> dict[str, Any]:
+        path = f"{self._prefix}{_checked(folder)}/"
+        return {"driver": "gcs", "bucket": self._bucket.name, "path": path}
+
+    def _blob(self, name: str) -> Any:
+        return self._bucket.blob(self._prefix + _checked(name))
+
+    def _names(self, folder: str) -> dict[str, Any]:
+        prefix = self._prefix + (f"{_checked(folder)}/" if folder else "")
+        with _bad_input_on_cloud_error(f"gs://{self._bucket.name}/{prefix}"):
+            blobs = list(self._bucket.list_blobs(prefix=prefix))
+        return {blob.name.removeprefix(self._prefix): blob for blob in blobs}
+
+
+def out_of_space_error(url: str, needed: int) -> BadInputError:
+    """Returns the error for a write of `needed` bytes that found no room."""
+    return BadInputError(
+        f"expected room for {needed:,} bytes to write {url}, but the disk (or its "
+        "quota or file-size limit) is full; free some space and run again."
+    )
+
+
+def is_out_of_space(error: Exception) -> bool:
+    """Returns whether an OSError, or TensorStore's wrapping of one, is a full disk."""
+    if isinstance(error, OSError):
+        return error.errno in _OUT_OF_SPACE
+    code = re.search(r"os_error_code=\D*(\d+)", str(error))
+    return code is not None and int(code.group(1)) in _OUT_OF_SPACE
+
+
+def _checked(name: str) -> str:
+    parts = name.split("/")
+    if not all(part and not part.startswith(".") for part in parts):
+        raise BadInputError(
+            f"expected an object name like folder/file, got {name!r}; leave out "
+            "empty parts and parts that start with a dot."
+        )
+    return name
+
+
+def _require_same(url: str, found: bytes, expected: bytes) -> None:
+    if found != expected:
+        raise AlreadyExistsError(
+            f"expected nothing at {url}, but another writer was first; use what is "
+            "there, or delete it and run again."
+        )
+
+
+@contextlib.contextmanager
+def _durable(path: Path, data: bytes) -> Iterator[Path]:
+    """Yields a temporary file with `data`, on disk, to be moved to `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+    # The new name too must survive a power cut.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def _bad_input_on_os_error(path: Path, needed: int = 0) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise MissingObjectError(
+            f"expected a file at {path}, found none; check the folder, or run the "
+            "stage that writes it."
+        ) from error
+    except OSError as error:
+        if is_out_of_space(error):
+            raise out_of_space_error(str(path), needed) from error
+        raise BadInputError(
+            f"expected {path} to be usable, got {error.strerror!r}; check the path and "
+            "its permissions."
+        ) from error
+
+
+@contextlib.contextmanager
+def _bad_input_on_cloud_error(url: str) -> Iterator[None]:
+    from google.api_core import exceptions
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        yield
+    except exceptions.NotFound as error:
+        raise MissingObjectError(
+            f"expected an object at {url}, found none; check bucket and prefix, or run "
+            "the stage that writes it."
+        ) from error
+    except (exceptions.Forbidden, exceptions.Unauthorized, GoogleAuthError) as error:
+        raise BadInputError(
+            f"expected access to {url}, got {_first_line(error)!r}; run `gcloud auth "
+            "application-default login` or grant the service account access."
+        ) from error
+    except (exceptions.GoogleAPIError, OSError) as error:
+        raise UnavailableStoreError(f"{url}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
