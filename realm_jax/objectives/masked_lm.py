@@ -53,20 +53,6 @@ class MaskedLikelihood:
         return self.log_marginal - self.log_null
 
 
-def token_log_probs(
-    logits: Float[Array, "*leading mask vocab"], mask_ids: Array
-) -> Float[Array, "*leading mask"]:
-    """Picks log p(token) of the masked wordpieces out of their logits.
-
-    Args:
-      logits: scores over the vocabulary at each masked position.
-      mask_ids: int32[*leading, mask] or anything that broadcasts to it.
-    """
-    ids = jnp.broadcast_to(mask_ids, logits.shape[:-1])
-    picked = jnp.take_along_axis(logits, ids[..., None], axis=-1)[..., 0]
-    return picked - jax.nn.logsumexp(logits, axis=-1)
-
-
 def marginal_likelihood(
     log_retrieval: Float[Array, "batch candidate"],
     log_tokens: Float[Array, "batch candidate mask"],

@@ -8,7 +8,7 @@ import pytest
 from realm_jax.objectives import masked_lm
 from realm_jax.objectives.masked_lm import Marginalization
 
-BATCH, CANDIDATES, MASKS, VOCAB = 3, 4, 5, 11
+BATCH, CANDIDATES, MASKS = 3, 4, 5
 
 
 @pytest.fixture
@@ -106,14 +106,3 @@ def test_an_empty_slot_adds_nothing(arrays):
         )
         total, _ = slow_loss(*arrays, marginalization)
         assert float(got.loss_total) == pytest.approx(total, rel=1e-5)
-
-
-def test_token_log_probs_equal_a_log_softmax():
-    rng = np.random.default_rng(2)
-    logits = rng.normal(size=(BATCH, CANDIDATES, MASKS, VOCAB)) * 5
-    ids = rng.integers(0, VOCAB, (BATCH, 1, MASKS))
-    got = masked_lm.token_log_probs(jnp.asarray(logits, jnp.float32), jnp.asarray(ids))
-    for b, z, m in [(0, 0, 0), (2, 3, 4), (1, 2, 3)]:
-        row = logits[b, z, m]
-        want = row[ids[b, 0, m]] - math.log(sum(math.exp(v) for v in row))
-        assert float(got[b, z, m]) == pytest.approx(want, abs=1e-4)

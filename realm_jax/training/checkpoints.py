@@ -1,0 +1,208 @@
+"""Checkpoints: Orbax arrays with a checksum manifest beside them.
+
+    MODEL_DIR/checkpoints/<step>/        parameters and the rest of the state (Orbax)
+    MODEL_DIR/checkpoints/<step>.json    size and crc32c of every file, and details
+
+Orbax does not checksum arrays: a flipped bit would restore silently wrong. The manifest
+is written last, so a checkpoint without one was never finished and does not count.
+"""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from jaxtyping import PyTree
+
+from realm_jax.errors import BadInputError
+from realm_jax.storage import Store
+from realm_jax.training.state import TrainState
+
+_FOLDER = "checkpoints"
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """A checkpoint that was read back whole.
+
+    Attributes:
+      step: number of updates done.
+      tree: what was asked for: a `TrainState` or the parameters alone.
+      details: what was saved beside it, such as `index_step` and fingerprints.
+    """
+
+    step: int
+    tree: Any
+    details: Mapping[str, Any]
+
+
+class Checkpointer:
+    """Writes checkpoints while training goes on; one at a time.
+
+    Args:
+      store: the model directory.
+      keep: how many of the newest checkpoints remain.
+    """
+
+    def __init__(self, store: Store, keep: int = 2):
+        self._store = store
+        self._keep = keep
+        self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
+        self._unfinished: tuple[int, Mapping[str, Any]] | None = None
+
+    def save(self, state: TrainState, details: Mapping[str, Any]) -> None:
+        """Starts writing; returns when the state has been copied off the device.
+
+        A checkpoint of this step that is there already is left as it is.
+
+        Args:
+          state: its step names the checkpoint.
+          details: JSON-serialisable facts to find at restore.
+        """
+        self.wait()
+        step = int(state.step)
+        if step in finished_steps(self._store):
+            return
+        self._store.delete_folder(f"{_FOLDER}/{step}")
+        rest = {
+            "step": state.step,
+            "optimizer_state": state.optimizer_state,
+            "key": state.key,
+        }
+        self._orbax.save(
+            self._store.url(f"{_FOLDER}/{step}"),
+            ocp.args.Composite(
+                params=ocp.args.StandardSave(state.params),
+                rest=ocp.args.StandardSave(rest),
+            ),
+        )
+        self._unfinished = (step, dict(details))
+
+    def wait(self) -> None:
+        """Finishes the checkpoint under way: manifest last, then drops old ones."""
+        self._orbax.wait_until_finished()
+        if self._unfinished is None:
+            return
+        (step, details), self._unfinished = self._unfinished, None
+        files = {
+            name: {"size": stat.size, "crc32c": stat.crc32c}
+            for name, stat in self._store.stats(f"{_FOLDER}/{step}").items()
+        }
+        manifest = {"step": step, "details": details, "files": files}
+        self._store.write(_manifest_name(step), json.dumps(manifest, indent=2).encode())
+        for old in finished_steps(self._store)[: -self._keep]:
+            self._store.delete(_manifest_name(old))
+            self._store.delete_folder(f"{_FOLDER}/{old}")
+
+    def close(self) -> None:
+        """Waits, then releases Orbax's threads."""
+        self.wait()
+        self._orbax.close()
+
+
+def finished_steps(store: Store) -> list[int]:
+    """Steps of the checkpoints that have a manifest, ascending."""
+    names = [name.removeprefix(f"{_FOLDER}/") for name in store.list(_FOLDER)]
+    stems = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
+def read_details(store: Store) -> tuple[int, Mapping[str, Any]] | None:
+    """Step and details of the newest finished checkpoint, without reading arrays."""
+    steps = finished_steps(store)
+    return (steps[-1], _read_manifest(store, steps[-1])["details"]) if steps else None
+
+
+def restore_state(store: Store, template: TrainState) -> Restored | None:
+    """Reads the newest undamaged checkpoint, or None if there is no checkpoint at all.
+
+    Args:
+      store: the model directory.
+      template: a state with the shapes, dtypes and shardings to restore to.
+
+    Raises:
+      BadInputError: every checkpoint is damaged, or holds other shapes.
+    """
+
+    def read(url: str) -> TrainState:
+        rest = {
+            "step": template.step,
+            "optimizer_state": template.optimizer_state,
+            "key": template.key,
+        }
+        read = _restore(url, params=template.params, rest=rest)
+        return TrainState(params=read["params"], **read["rest"])
+
+    return _newest(store, read)
+
+
+def restore_params(store: Store, template: PyTree | None = None) -> Restored | None:
+    """Reads the parameters alone; see `restore_state`."""
+    return _newest(store, lambda url: _restore(url, params=template)["params"])
+
+
+def _newest(store: Store, read) -> Restored | None:
+    damaged = []
+    for step in reversed(finished_steps(store)):
+        problem = _find_damage(store, step)
+        if problem is None:
+            tree = read(store.url(f"{_FOLDER}/{step}"))
+            return Restored(step, tree, _read_manifest(store, step)["details"])
+        damaged.append(problem)
+        logging.warning("checkpoint %d is damaged: %s; trying an older", step, problem)
+    if damaged:
+        raise BadInputError(
+            f"expected an undamaged checkpoint in {store.url(_FOLDER)}, but "
+            f"{'; '.join(damaged)}; delete the folder to start anew"
+        )
+    return None
+
+
+def _find_damage(store: Store, step: int) -> str | None:
+    """Names the first file that is not what the manifest says."""
+    found = store.stats(f"{_FOLDER}/{step}")
+    for name, expected in _read_manifest(store, step)["files"].items():
+        if name not in found:
+            return f"{name} is missing"
+        if found[name].size != expected["size"]:
+            return f"{name} has {found[name].size} bytes, not {expected['size']}"
+        if found[name].crc32c != expected["crc32c"]:
+            return f"{name} fails its checksum"
+    return None
+
+
+def _read_manifest(store: Store, step: int) -> dict[str, Any]:
+    try:
+        return json.loads(store.read(_manifest_name(step)))
+    except json.JSONDecodeError as error:
+        raise BadInputError(
+            f"expected JSON in {store.url(_manifest_name(step))}, got something else "
+            f"({error}); delete that file to fall back to an older checkpoint"
+        ) from error
+
+
+def _manifest_name(step: int) -> str:
+    return f"{_FOLDER}/{step}.json"
+
+
+def _restore(url: str, **items: PyTree) -> dict[str, PyTree]:
+    args = {
+        name: ocp.args.StandardRestore(
+            None
+            if tree is None
+            else jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
+        )
+        for name, tree in items.items()
+    }
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as orbax:
+        try:
+            return dict(orbax.restore(url, ocp.args.Composite(**args)).items())
+        except ValueError as error:
+            first_line = str(error).strip().splitlines()[0]
+            raise BadInputError(
+                f"expected parameters of this run's shapes in {url}, got others "
+                f"({first_line}); use the model file that the checkpoint was made with"
+            ) from error

@@ -1,0 +1,258 @@
+"""What each stage optimises: the models joined with their objective.
+
+A loss maps (parameters, a step's inputs, random key) to a scalar and the metrics that
+go with it. Parameters are one tree with a subtree a model: "retriever" and "reader".
+"""
+
+import dataclasses
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Int, PyTree
+
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever
+from realm_jax.models.span_reader import SpanReader
+from realm_jax.objectives import inverse_cloze, masked_lm, open_qa, retrieval
+from realm_jax.objectives.masked_lm import Marginalization
+from realm_jax.objectives.open_qa import AnswerMarginalization
+from realm_jax.training.metrics import Means, mean_of
+from realm_jax.types import (
+    Array,
+    Candidates,
+    InverseClozeBatch,
+    PretrainBatch,
+    QuestionBatch,
+)
+
+
+@flax.struct.dataclass
+class PretrainInputs:
+    """A REALM step's inputs: masked sentences and the documents found for them."""
+
+    batch: PretrainBatch
+    candidates: Candidates
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainLoss:
+    """-log p(y|x), marginalised over the candidates (REALM, section 3).
+
+    Queries and all candidates are embedded here, with live parameters, so gradients
+    reach both towers; the index only chose the candidates.
+    """
+
+    retriever: Retriever
+    reader: KnowledgeEncoder
+    marginalization: Marginalization = Marginalization.PER_SPAN
+
+    def __call__(
+        self, params: PyTree, inputs: PretrainInputs, key: Array
+    ) -> tuple[Array, Means]:
+        """Averages over scored masks or examples; metrics are means over examples."""
+        likelihood, log_retrieval = self.likelihood(params, inputs, key)
+        weights, count = likelihood.weights, likelihood.weights.sum()
+        loss = likelihood.loss_total / jnp.maximum(likelihood.loss_count, 1.0)
+
+        def per_example(values):
+            return mean_of((values * weights).sum(), count)
+
+        entropy = -jnp.where(
+            inputs.candidates.valid, jnp.exp(log_retrieval) * log_retrieval, 0.0
+        ).sum(axis=-1)
+        return loss, {
+            "loss": mean_of(likelihood.loss_total, likelihood.loss_count),
+            "retrieval_utility": per_example(likelihood.retrieval_utility),
+            "likelihood": per_example(jnp.exp(likelihood.log_marginal)),
+            "null_likelihood": per_example(jnp.exp(likelihood.log_null)),
+            "null_retrieval": per_example(jnp.exp(log_retrieval[:, 0])),
+            "retrieval_entropy": per_example(entropy),
+        }
+
+    def likelihood(
+        self, params: PyTree, inputs: PretrainInputs, key: Array | None
+    ) -> tuple[masked_lm.MaskedLikelihood, Array]:
+        """Returns the likelihoods and log p(z|x); `key` None switches dropout off."""
+        batch, candidates = inputs.batch, inputs.candidates
+        queries, documents, reading = _keys(key, 3)
+        log_retrieval = retrieval.retrieval_log_probs(
+            self.retriever.apply(
+                {"params": params["retriever"]},
+                batch.query_ids,
+                deterministic=key is None,
+                method="embed_queries",
+                rngs=queries,
+            ),
+            self.retriever.apply(
+                {"params": params["retriever"]},
+                candidates.document_ids,
+                candidates.document_segment_ids,
+                deterministic=key is None,
+                method="embed_documents",
+                rngs=documents,
+            ),
+            candidates.valid,
+        )
+        log_tokens = self.reader.apply(
+            {"params": params["reader"]},
+            candidates.joined_ids,
+            candidates.joined_segment_ids,
+            # One axis for the candidates: every document sees the same masks.
+            batch.mask_positions[:, None, :],
+            batch.mask_ids[:, None, :],
+            deterministic=key is None,
+            method="token_log_probs",
+            rngs=reading,
+        )
+        likelihood = masked_lm.marginal_likelihood(
+            log_retrieval, log_tokens, batch.mask_weights, self.marginalization
+        )
+        return likelihood, log_retrieval
+
+
+@flax.struct.dataclass
+class WarmStartInputs:
+    """Sentence-block pairs for the retriever, and for the reader masked sentences
+    joined with the block they were taken from."""
+
+    pairs: InverseClozeBatch
+    batch: PretrainBatch
+    joined_ids: Int[Array, "batch joined"]
+    joined_segment_ids: Int[Array, "batch joined"]
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartLoss:
+    """ICT for the retriever plus a masked-LM start of the reader.
+
+    Both warm starts matter: a reader that cannot copy learns to ignore documents, and
+    then the retriever gets no gradient (REALM, section 3.4, the cold-start problem).
+    """
+
+    retriever: Retriever
+    reader: KnowledgeEncoder
+
+    def __call__(
+        self, params: PyTree, inputs: WarmStartInputs, key: Array
+    ) -> tuple[Array, Means]:
+        """The sum of both losses, each averaged over its own terms."""
+        queries, documents, reading = _keys(key, 3)
+        cloze = inverse_cloze.inverse_cloze(
+            self.retriever.apply(
+                {"params": params["retriever"]},
+                inputs.pairs.query_ids,
+                deterministic=False,
+                method="embed_queries",
+                rngs=queries,
+            ),
+            self.retriever.apply(
+                {"params": params["retriever"]},
+                inputs.pairs.document_ids,
+                inputs.pairs.document_segment_ids,
+                deterministic=False,
+                method="embed_documents",
+                rngs=documents,
+            ),
+            inputs.pairs.block_ids,
+        )
+        log_tokens = self.reader.apply(
+            {"params": params["reader"]},
+            inputs.joined_ids,
+            inputs.joined_segment_ids,
+            inputs.batch.mask_positions,
+            inputs.batch.mask_ids,
+            deterministic=False,
+            method="token_log_probs",
+            rngs=reading,
+        )
+        weights = inputs.batch.mask_weights
+        reader_total, reader_count = -(log_tokens * weights).sum(), weights.sum()
+        loss = cloze.loss_total / cloze.count + reader_total / jnp.maximum(
+            reader_count, 1.0
+        )
+        return loss, {
+            "loss": mean_of(loss, 1.0),
+            "retriever_loss": mean_of(cloze.loss_total, cloze.count),
+            "in_batch_accuracy": mean_of(cloze.correct, cloze.count),
+            "reader_loss": mean_of(reader_total, reader_count),
+        }
+
+
+@flax.struct.dataclass
+class FinetuneInputs:
+    """Questions with what the frozen index found.
+
+    Attributes:
+      questions: the questions of the step.
+      block_embeddings: frozen embeddings of the retrieved blocks, best first.
+      block_valid: False for an empty slot.
+      block_has_answer: the block's body contains an answer.
+      joined_ids, joined_segment_ids: question and body of the few blocks that are
+        read, the first ones of the retrieved.
+      span_is_answer: over the reader's spans, the span is an answer.
+    """
+
+    questions: QuestionBatch
+    block_embeddings: Array
+    block_valid: Array
+    block_has_answer: Array
+    joined_ids: Array
+    joined_segment_ids: Array
+    span_is_answer: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuneLoss:
+    """Retriever loss plus reader loss over a frozen index (ORQA, section 5)."""
+
+    retriever: Retriever
+    reader: SpanReader
+    marginalization: AnswerMarginalization = AnswerMarginalization.JOINT_SOFTMAX
+
+    def __call__(
+        self, params: PyTree, inputs: FinetuneInputs, key: Array
+    ) -> tuple[Array, Means]:
+        """Retriever loss plus reader loss, averaged over the questions."""
+        queries, reading = _keys(key, 2)
+        embeddings = self.retriever.apply(
+            {"params": params["retriever"]},
+            inputs.questions.question_ids,
+            deterministic=False,
+            method="embed_queries",
+            rngs=queries,
+        )
+        scores = jnp.einsum("bp,bnp->bn", embeddings, inputs.block_embeddings)
+        scores = jnp.where(inputs.block_valid, scores, -jnp.inf)
+        spans = self.reader.apply(
+            {"params": params["reader"]},
+            inputs.joined_ids,
+            inputs.joined_segment_ids,
+            deterministic=False,
+            rngs=reading,
+        )
+        num_read = inputs.joined_ids.shape[1]
+        log_spans = open_qa.span_log_probs(
+            scores[:, :num_read],
+            spans.logits,
+            spans.valid & inputs.block_valid[:, :num_read, None],
+            self.marginalization,
+        )
+        result = open_qa.open_qa(
+            scores, inputs.block_has_answer, log_spans, inputs.span_is_answer
+        )
+        loss = result.loss_total / result.count
+        return loss, {
+            "loss": mean_of(result.loss_total, result.count),
+            "retriever_loss": mean_of(result.retriever_total, result.retriever_count),
+            "reader_loss": mean_of(result.reader_total, result.reader_count),
+            "answer_retrieved": mean_of(result.retriever_count, result.count),
+            "answer_read": mean_of(result.reader_count, result.count),
+        }
+
+
+def _keys(key: Array | None, count: int) -> list[dict[str, Array]]:
+    """One dropout key a forward pass; none without a key."""
+    if key is None:
+        return [{} for _ in range(count)]
+    return [{"dropout": part} for part in jax.random.split(key, count)]

@@ -1,0 +1,102 @@
+"""Where arrays live: the mesh, and shardings derived from the axis table."""
+
+import dataclasses
+import math
+
+import jax
+import optax
+from flax.linen import partitioning as flax_partitioning
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from realm_jax import axes
+from realm_jax.errors import BadInputError
+from realm_jax.training.state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each mesh axis of `axes.MESH_AXES`.
+
+    Attributes:
+      data: replicas that split the batch; -1 takes what the other axes leave.
+      fsdp: devices that split the batch, parameters and optimizer state.
+      model: devices that split heads, MLPs and the vocabulary.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    model: int = 1
+
+
+def make_mesh(config: MeshConfig) -> Mesh:
+    """Lays all devices out in a mesh.
+
+    Raises:
+      BadInputError: the axes do not multiply to the number of devices.
+    """
+    num_devices = jax.device_count()
+    shape = [config.data, config.fsdp, config.model]
+    if config.data == -1:
+        shape[0] = num_devices // (config.fsdp * config.model)
+    if math.prod(shape) != num_devices:
+        raise BadInputError(
+            f"expected mesh axes that multiply to the {num_devices} devices here, got "
+            f"{dict(zip(axes.MESH_AXES, shape, strict=True))}; change MeshConfig"
+        )
+    # Flax Linen's constraints need Auto axes; Explicit is make_mesh's default.
+    return jax.make_mesh(shape, axes.MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def parameter_shardings(mesh: Mesh, params_axes: PyTree) -> PyTree:
+    """Places each parameter by the logical axes that it was created with.
+
+    Args:
+      mesh: where to.
+      params_axes: the `params_axes` collection that `init` returns beside `params`.
+
+    Returns:
+      A tree like the parameters', of `NamedSharding`.
+    """
+    names = flax_partitioning.get_axis_names(params_axes)
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, axes.partition_spec(*spec)),
+        names,
+        is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+    )
+
+
+def place_state(
+    state: TrainState,
+    optimizer: optax.GradientTransformation,
+    shardings: PyTree,
+    mesh: Mesh,
+) -> TrainState:
+    """Moves a state to the mesh; moments lie with the parameters they belong to."""
+    replicated = NamedSharding(mesh, PartitionSpec())
+    placed = TrainState(
+        step=replicated,
+        params=shardings,
+        optimizer_state=optax.tree.map_params(
+            optimizer,
+            lambda _, sharding: sharding,
+            state.optimizer_state,
+            shardings,
+            transform_non_params=lambda _: replicated,
+        ),
+        key=replicated,
+    )
+    return jax.device_put(state, placed)
+
+
+def place_batch(mesh: Mesh, inputs: PyTree) -> PyTree:
+    """Splits the leading axis of every array over the batch's mesh axes.
+
+    Args:
+      mesh: where to.
+      inputs: this process's share of the batch, host arrays.
+    """
+    sharding = NamedSharding(mesh, axes.partition_spec("batch"))
+    return jax.tree.map(
+        lambda array: jax.make_array_from_process_local_data(sharding, array), inputs
+    )
