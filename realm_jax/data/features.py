@@ -1,0 +1,115 @@
+"""What examples are made of: named NumPy arrays of fixed shape and type."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import jax
+import numpy as np
+from jaxtyping import Int, Int32
+
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.errors import BadInputError
+
+Example: TypeAlias = dict[str, np.ndarray]
+"""The arrays of one example, or of several along a leading axis."""
+
+FeatureSpecs: TypeAlias = dict[str, jax.ShapeDtypeStruct]
+"""Shape and type of each array of one example."""
+
+
+def int32(*shape: int) -> jax.ShapeDtypeStruct:
+    """Returns the specification of an int32 feature."""
+    return jax.ShapeDtypeStruct(shape, np.int32)
+
+
+def float32(*shape: int) -> jax.ShapeDtypeStruct:
+    """Returns the specification of a float32 feature."""
+    return jax.ShapeDtypeStruct(shape, np.float32)
+
+
+def stack(examples: Sequence[Mapping[str, object]], specs: FeatureSpecs) -> Example:
+    """Returns the examples along a new leading axis, in order; there may be none."""
+    return {
+        name: np.array([example[name] for example in examples], spec.dtype).reshape(
+            len(examples), *spec.shape
+        )
+        for name, spec in specs.items()
+    }
+
+
+def query_row(
+    pieces: Int[np.ndarray, " pieces"], length: int, vocabulary: WordPiece
+) -> Int32[np.ndarray, " length"]:
+    """Returns `[CLS] x [SEP]` padded with 0; what does not fit of x is cut.
+
+    Raises:
+      BadInputError: `length` has no room for a single wordpiece.
+    """
+    if length < 3:
+        raise BadInputError(
+            f"expected room for [CLS] x [SEP], got a query length of {length}; raise "
+            "it to 3 or more (the paper uses 96)."
+        )
+    pieces = pieces[: length - 2]
+    row = np.zeros(length, np.int32)
+    row[0] = vocabulary.cls
+    row[1 : 1 + len(pieces)] = pieces
+    row[1 + len(pieces)] = vocabulary.sep
+    return row
+
+
+def document_row(
+    title: Int[np.ndarray, " title"],
+    body: Int[np.ndarray, " body"],
+    length: int,
+    vocabulary: WordPiece,
+) -> tuple[Int32[np.ndarray, " length"], Int32[np.ndarray, " length"]]:
+    """Returns ids and segments of `[CLS] title [SEP] body [SEP]`, padded with 0.
+
+    As `BlockStore.document_ids`, for documents that stand in no store: the title comes
+    first, the body gets the rest, the last [SEP] is never cut.
+
+    Raises:
+      BadInputError: `length` is below 3.
+    """
+    if length < 3:
+        raise BadInputError(
+            f"expected room for [CLS] [SEP] [SEP], got a document length of {length}; "
+            "raise it to 3 or more (the paper uses 288)."
+        )
+    title = title[: length - 3]
+    body = body[: length - 3 - len(title)]
+    body_start = len(title) + 2
+    end = body_start + len(body) + 1
+    ids = np.zeros(length, np.int32)
+    ids[0] = vocabulary.cls
+    ids[1 : body_start - 1] = title
+    ids[body_start - 1] = vocabulary.sep
+    ids[body_start : end - 1] = body
+    ids[end - 1] = vocabulary.sep
+    segments = np.zeros(length, np.int32)
+    segments[body_start:end] = 1
+    return ids, segments
+
+
+def pieces_of_sentence(
+    offsets: Int[np.ndarray, "pieces 2"], sentence: tuple[int, int]
+) -> slice:
+    """Returns the wordpieces that begin inside characters [start, end)."""
+    start, end = np.searchsorted(offsets[:, 0], sentence)
+    return slice(int(start), int(end))
+
+
+def pieces_of_span(
+    offsets: Int[np.ndarray, "pieces 2"], span: tuple[int, int]
+) -> slice:
+    """Returns the wordpieces that share a character with [start, end)."""
+    first = np.searchsorted(offsets[:, 1], span[0], side="right")
+    end = np.searchsorted(offsets[:, 0], span[1], side="left")
+    return slice(int(first), max(int(first), int(end)))
+
+
+def in_chunks(items: np.ndarray, size: int) -> Iterable[np.ndarray]:
+    """Yields consecutive pieces of at most `size` items."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

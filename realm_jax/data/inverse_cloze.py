@@ -1,0 +1,140 @@
+"""Inverse cloze examples: a sentence and the block it was taken from (ORQA, §4)."""
+
+import numpy as np
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.features import (
+    Example,
+    FeatureSpecs,
+    document_row,
+    int32,
+    pieces_of_sentence,
+    query_row,
+    stack,
+)
+from realm_jax.data.splits import stable_uniform
+from realm_jax.data.wordpiece import Encoding, WordPiece
+from realm_jax.errors import BadInputError
+
+QUERY_LENGTH = 64
+DOCUMENT_LENGTH = 288
+REMOVAL_PROBABILITY = 0.9
+"""How often the sentence is taken out of its block. The rest keeps it, so that the
+retriever also learns to match words literally."""
+
+
+def inverse_cloze_specs(
+    query_length: int = QUERY_LENGTH, document_length: int = DOCUMENT_LENGTH
+) -> FeatureSpecs:
+    """Returns the features of one example of `types.InverseClozeBatch`.
+
+    Raises:
+      BadInputError: a length leaves no room for an example.
+    """
+    if query_length < 3 or document_length < 4:
+        raise BadInputError(
+            "expected a query length of at least 3 and a document length of at least "
+            f"4, got {query_length} and {document_length}; raise them (the paper uses "
+            "64 and 288)."
+        )
+    return {
+        "query_ids": int32(query_length),
+        "document_ids": int32(document_length),
+        "document_segment_ids": int32(document_length),
+        "block_ids": int32(),
+    }
+
+
+def make_ict_example(
+    title: np.ndarray,
+    body: Encoding,
+    sentence: tuple[int, int],
+    *,
+    vocabulary: WordPiece,
+    remove: bool,
+    block_id: int,
+    query_length: int = QUERY_LENGTH,
+    document_length: int = DOCUMENT_LENGTH,
+) -> Example | None:
+    """Returns the pair of a sentence and its block.
+
+    Args:
+      title: wordpieces of the block's title.
+      body: wordpieces of the block's body.
+      sentence: characters [start, end) of the sentence in the body.
+      vocabulary: the tokenizer that made them.
+      remove: whether the document is the block without the sentence.
+      block_id: the block.
+      query_length: wordpieces of the query, `[CLS]` and `[SEP]` included.
+      document_length: wordpieces of the document, special pieces included.
+
+    Returns:
+      The features of `inverse_cloze_specs`, or None if the sentence has no wordpieces
+      or nothing would be left of the body.
+    """
+    query = pieces_of_sentence(body.offsets, sentence)
+    if query.start == query.stop:
+        return None
+    rest = np.delete(body.ids, query) if remove else body.ids
+    if not len(rest):
+        return None
+    ids, segments = document_row(title, rest, document_length, vocabulary)
+    return {
+        "query_ids": query_row(body.ids[query], query_length, vocabulary),
+        "document_ids": ids,
+        "document_segment_ids": segments,
+        "block_ids": np.array(block_id, np.int32),
+    }
+
+
+def inverse_cloze_examples(
+    store: BlockStore,
+    block_ids: np.ndarray,
+    *,
+    query_length: int = QUERY_LENGTH,
+    document_length: int = DOCUMENT_LENGTH,
+    removal_probability: float = REMOVAL_PROBABILITY,
+    seed: int = 0,
+) -> Example:
+    """Returns an example for every sentence of the blocks.
+
+    The reference draws one sentence of a block each time it meets the block; here each
+    sentence has its turn in an epoch. Whether a sentence is removed depends on `seed`,
+    the block and the sentence alone.
+
+    Args:
+      store: the corpus.
+      block_ids: shape [block].
+      query_length: wordpieces of a query.
+      document_length: wordpieces of a document.
+      removal_probability: how often the sentence is taken out of the document.
+      seed: which sentences are.
+
+    Returns:
+      The features of `inverse_cloze_specs` along a leading axis, in the order of
+      blocks and of sentences within them.
+
+    Raises:
+      BadInputError: a block id is out of range or a text cannot be read.
+    """
+    specs = inverse_cloze_specs(query_length, document_length)
+    texts = store.texts(block_ids)
+    titles = store.vocabulary.encode_batch([text.title for text in texts])
+    bodies = store.vocabulary.encode_batch([text.body for text in texts])
+    made = (
+        make_ict_example(
+            title.ids,
+            body,
+            sentence,
+            vocabulary=store.vocabulary,
+            remove=stable_uniform(seed, int(block), index) < removal_probability,
+            block_id=int(block),
+            query_length=query_length,
+            document_length=document_length,
+        )
+        for block, text, title, body in zip(
+            block_ids, texts, titles, bodies, strict=True
+        )
+        for index, sentence in enumerate(text.sentences)
+    )
+    return stack([example for example in made if example is not None], specs)

@@ -1,0 +1,148 @@
+"""Pre-training examples: one sentence with one salient span masked.
+
+The query is the single sentence that holds the span, and every wordpiece of the span
+becomes [MASK]: there is no 80/10/10 rule as in BERT (paper, §3.4, and `realm/` of the
+authors' code).
+"""
+
+import numpy as np
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.features import (
+    Example,
+    FeatureSpecs,
+    float32,
+    int32,
+    pieces_of_sentence,
+    pieces_of_span,
+    query_row,
+    stack,
+)
+from realm_jax.data.wordpiece import Encoding, WordPiece
+from realm_jax.errors import BadInputError
+from realm_jax.types import NULL_BLOCK
+
+QUERY_LENGTH = 96
+MAX_MASKS = 10
+
+
+def pretrain_specs(
+    query_length: int = QUERY_LENGTH, max_masks: int = MAX_MASKS
+) -> FeatureSpecs:
+    """Returns the features of one example of `types.PretrainBatch`.
+
+    Raises:
+      BadInputError: a length leaves no room for an example.
+    """
+    if query_length < 3 or max_masks < 1:
+        raise BadInputError(
+            "expected a query length of at least 3 and at least 1 mask, got "
+            f"{query_length} and {max_masks}; raise them (the paper uses 96 and 10)."
+        )
+    return {
+        "query_ids": int32(query_length),
+        "mask_positions": int32(max_masks),
+        "mask_ids": int32(max_masks),
+        "mask_weights": float32(max_masks),
+        "source_block": int32(),
+    }
+
+
+def make_salient_example(
+    body: Encoding,
+    sentence: tuple[int, int],
+    span: tuple[int, int],
+    *,
+    vocabulary: WordPiece,
+    source_block: int = NULL_BLOCK,
+    query_length: int = QUERY_LENGTH,
+    max_masks: int = MAX_MASKS,
+) -> Example | None:
+    """Returns the query that asks for a span of a sentence.
+
+    Args:
+      body: wordpieces of the text that holds the sentence.
+      sentence: characters [start, end) of the sentence in that text.
+      span: characters [start, end) of the span in that text.
+      vocabulary: the tokenizer that made `body`.
+      source_block: the block the text is the body of; -1 if none.
+      query_length: wordpieces of the query, `[CLS]` and `[SEP]` included.
+      max_masks: masked pieces that are scored. Pieces beyond are masked all the same,
+        for they would give the answer away.
+
+    Returns:
+      The features of `pretrain_specs`, or None if there is nothing to ask: the span
+      does not lie in the sentence, has no wordpieces, or ends beyond the query.
+    """
+    if not sentence[0] <= span[0] < span[1] <= sentence[1]:
+        return None
+    query = pieces_of_sentence(body.offsets, sentence)
+    masked = pieces_of_span(body.offsets, span)
+    first, end = masked.start - query.start, masked.stop - query.start
+    if not 0 <= first < end <= min(query_length - 2, query.stop - query.start):
+        return None
+    pieces = body.ids[query].copy()
+    answer = pieces[first:end].copy()
+    pieces[first:end] = vocabulary.mask
+    scored = min(len(answer), max_masks)
+    example = {
+        "query_ids": query_row(pieces, query_length, vocabulary),
+        "mask_positions": np.zeros(max_masks, np.int32),
+        "mask_ids": np.zeros(max_masks, np.int32),
+        "mask_weights": np.zeros(max_masks, np.float32),
+        "source_block": np.array(source_block, np.int32),
+    }
+    example["mask_positions"][:scored] = 1 + first + np.arange(scored)  # After [CLS].
+    example["mask_ids"][:scored] = answer[:scored]
+    example["mask_weights"][:scored] = 1.0
+    return example
+
+
+def salient_examples(
+    store: BlockStore,
+    block_ids: np.ndarray,
+    *,
+    query_length: int = QUERY_LENGTH,
+    max_masks: int = MAX_MASKS,
+) -> Example:
+    """Returns an example for every salient span stored with the blocks.
+
+    Args:
+      store: the corpus.
+      block_ids: shape [block].
+      query_length: wordpieces of a query.
+      max_masks: masked pieces that are scored.
+
+    Returns:
+      The features of `pretrain_specs` along a leading axis, in the order of blocks and
+      of spans within them.
+
+    Raises:
+      BadInputError: a block id is out of range or a text cannot be read.
+    """
+    specs = pretrain_specs(query_length, max_masks)
+    texts = store.texts(block_ids)
+    bodies = store.vocabulary.encode_batch([text.body for text in texts])
+    made = (
+        make_salient_example(
+            body,
+            sentence,
+            (span.start, span.end),
+            vocabulary=store.vocabulary,
+            source_block=int(block_id),
+            query_length=query_length,
+            max_masks=max_masks,
+        )
+        for block_id, text, body in zip(block_ids, texts, bodies, strict=True)
+        for span, sentence in _with_sentences(text.spans, text.sentences)
+    )
+    return stack([example for example in made if example is not None], specs)
+
+
+def _with_sentences(spans, sentences):
+    """Yields each span with the sentence it begins in."""
+    starts = [start for start, _ in sentences]
+    for span in spans:
+        index = int(np.searchsorted(starts, span.start, side="right")) - 1
+        if index >= 0:
+            yield span, sentences[index]
