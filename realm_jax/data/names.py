@@ -1,0 +1,194 @@
+"""Proper names by their capitals, for where no trained tagger is installed.
+
+English capitalises names and the first words of sentences. The rules keep runs of
+capitalised words and drop what only the start of a sentence explains. They know no
+entity types, and miss names that stand alone at the start of a sentence unless the
+text repeats them elsewhere.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+def _word_set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# A word: letters and digits, inner apostrophes, dashes and the dots of initials.
+_WORD = re.compile(r"[^\W_]+(?:(?:['’&–-]|\.(?=[^\W\d_]\b))[^\W_]+)*")
+_PARTS = re.compile("['’–-]")
+_POSSESSIVE = re.compile(r"['’]s$")
+# "French-speaking": only the first part is a name.
+_LOWER_TAIL = re.compile(r"[–-](?=[a-z])")
+_ABBREVIATED = _word_set("""
+    Bros Capt Co Col Corp Dr Fr Gen Gov Inc Jr Lt Ltd Maj Mr Mrs Ms Mt Prof Rev Sen Sgt
+    Sr St
+""")
+# What may stand inside a name without a capital.
+_CONNECTORS = _word_set("""
+    al bin da das de del della den der des di do dos du el for ibn la las le los of ten
+    ter the van vom von zu
+""")
+_ARTICLES = _word_set("a an the")
+# Words whose capital at the start of a sentence says nothing, whatever follows.
+_FUNCTION_WORDS = _word_set("""
+    a about according after all also although among an and another any apart are around
+    as at based because before being below besides between both but by can compared
+    contrary currently depending despite did do does due during each earlier either even
+    eventually every examples except few finally following for former formerly forms
+    found founded from further furthermore generally given had has have he hence her
+    here his historically how however i if in including indeed initially instead into is
+    it its just known large largely last later leading less like located long made
+    mainly many may meanwhile members more moreover most much my near nearly neither
+    never nevertheless no none nonetheless nor not notable now occasionally of often on
+    once only or originally other others otherwise our outside over overall part partly
+    parts perhaps popular prior probably rather recent recently regarded several she
+    similarly since small so some sometimes soon still subsequently such than that the
+    their them then there therefore these they this those though through throughout thus
+    to today together traditionally types typically under unlike until up upon usually
+    various very was we well were what when where whereas whether which while who whose
+    why widely will with within without yet you your
+    two three four five six seven eight nine ten
+""")
+_CALENDAR = _word_set("""
+    january february march april may june july august september october november
+    december monday tuesday wednesday thursday friday saturday sunday
+""")
+_MAX_NUMBER_LENGTH = 3  # "Apollo 11"; four digits are a year.
+
+
+class _Word(NamedTuple):
+    text: str
+    start: int
+    end: int
+    starts_sentence: bool
+
+    @property
+    def is_capitalised(self) -> bool:
+        first, *rest = _PARTS.split(self.text)
+        if first in _CONNECTORS and rest:  # "al-Khwarizmi"
+            return rest[0][:1].isupper()
+        return self.text[0].isupper()
+
+    @property
+    def is_abbreviated(self) -> bool:
+        """Whether a full stop after the word belongs to it: "J. S.", "U.S.", "St."."""
+        return self.text in _ABBREVIATED or len(self.text.split(".")[-1]) == 1
+
+    @property
+    def has_inner_capital(self) -> bool:
+        return any(character.isupper() for character in self.text[1:])
+
+
+def find_names(
+    text: str, sentences: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Returns the proper names in `text` as character ranges [start, end), in order.
+
+    Args:
+      text: English text.
+      sentences: its sentences; a name lies in one of them.
+    """
+    words = [_words(text, start, end) for start, end in sentences]
+    inner = [
+        word for sentence in words for word in sentence if not word.starts_sentence
+    ]
+    capitalised = {word.text for word in inner if word.is_capitalised}
+    lower = {word.text for word in inner if word.text.islower()}
+    names = []
+    for sentence, (_, sentence_end) in zip(words, sentences, strict=True):
+        for run in _runs(text, sentence):
+            name = _trim(run, capitalised, lower)
+            if name:
+                end = _name_end(text, name[-1], sentence_end)
+                names.append((name[0].start, end))
+    return names
+
+
+def _words(text: str, start: int, end: int) -> list[_Word]:
+    words = []
+    for match in _WORD.finditer(text, start, end):
+        word = match.group()
+        if tail := _LOWER_TAIL.search(word):
+            word = word[: tail.start()]
+        word_end = match.start() + len(word)
+        words.append(_Word(word, match.start(), word_end, not words))
+    return words
+
+
+def _runs(text: str, words: Sequence[_Word]) -> list[list[_Word]]:
+    """Groups neighbouring capitalised words, with the connectors between them."""
+    runs: list[list[_Word]] = []
+    run: list[_Word] = []
+    connectors: list[_Word] = []
+    for word in words:
+        if run and not _are_neighbours(text, (connectors or run)[-1], word):
+            runs.append(run)
+            run, connectors = [], []
+        if word.is_capitalised:
+            run = [*run, *connectors, word]
+            connectors = []
+        elif run and word.text in _CONNECTORS:
+            connectors.append(word)
+        elif run and not connectors and _is_model_number(word):
+            run = [*run, word]
+        elif run:
+            runs.append(run)
+            run, connectors = [], []
+    return [*runs, run] if run else runs
+
+
+def _are_neighbours(text: str, left: _Word, right: _Word) -> bool:
+    gap = text[left.end : right.start]
+    if _POSSESSIVE.search(left.text):  # "Newton's Principia" is two names.
+        return False
+    return gap in (" ", " & ") or (gap in (". ", ".") and left.is_abbreviated)
+
+
+def _is_model_number(word: _Word) -> bool:
+    return word.text.isdigit() and len(word.text) <= _MAX_NUMBER_LENGTH
+
+
+def _trim(run: list[_Word], capitalised: set[str], lower: set[str]) -> list[_Word]:
+    """Returns what is left of a run when words without the air of a name are dropped.
+
+    Args:
+      run: neighbouring words.
+      capitalised: words of the text with a capital not due to a sentence's start.
+      lower: words of the text without a capital.
+    """
+    while run and not _may_begin_name(run, capitalised, lower):
+        run = run[1:]
+    if len(run) == 1:
+        word = run[0].text
+        if len(word) == 1 or word in _ABBREVIATED or word.lower() in _CALENDAR:
+            return []
+    return run
+
+
+def _may_begin_name(run: list[_Word], capitalised: set[str], lower: set[str]) -> bool:
+    word = run[0]
+    if not word.is_capitalised:
+        return False
+    if word.has_inner_capital:  # NASA, McCartney, US.
+        return True
+    if not word.starts_sentence:
+        return word.text.lower() not in _ARTICLES
+    if word.text.lower() in _FUNCTION_WORDS:
+        return False
+    if word.text in capitalised:
+        return True
+    has_company = any(other.is_capitalised for other in run[1:])
+    return has_company and word.text.lower() not in lower
+
+
+def _name_end(text: str, last: _Word, sentence_end: int) -> int:
+    """Returns where a name ends: without "'s", with the stop of "U.S."."""
+    if possessive := _POSSESSIVE.search(last.text):
+        return last.start + possessive.start()
+    if text[last.end : last.end + 1] != "." or not last.is_abbreviated:
+        return last.end
+    # At its end the full stop is the sentence's, except after "U.S".
+    closes_sentence = last.end + 1 == sentence_end and "." not in last.text
+    return last.end if closes_sentence else last.end + 1
