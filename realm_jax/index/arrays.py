@@ -1,0 +1,133 @@
+"""Arrays in a store: TensorStore zarr3 with crc32c chunks.
+
+Each host writes its own rows and reads any slice; a flipped bit or a lost chunk is an
+error in every reader, never a silent zero.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorstore
+
+from realm_jax.errors import BadInputError
+from realm_jax.index.manifest import ArrayRecord
+from realm_jax.storage import (
+    Store,
+    UnavailableStoreError,
+    is_out_of_space,
+    out_of_space_error,
+)
+
+_CHUNK_BYTES = 1 << 22
+_TRANSIENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "RESOURCE_EXHAUSTED")
+
+
+def create_array(
+    store: Store, folder: str, record: ArrayRecord, chunk_rows: int | None = None
+) -> tensorstore.TensorStore:
+    """Creates an array, or opens the same one made by another host or before a crash.
+
+    Args:
+      store: where.
+      folder: of the array in the store.
+      record: shape and dtype; rows are the first axis.
+      chunk_rows: rows to a chunk (a file); None: about 4 MiB to a chunk.
+
+    Raises:
+      BadInputError: it cannot be written, or another array is there.
+    """
+    row_bytes = math.prod(record.shape[1:]) * np.dtype(record.dtype).itemsize
+    if chunk_rows is None:
+        chunk_rows = max(1, _CHUNK_BYTES // max(1, row_bytes))
+    chunk_shape = [max(1, min(chunk_rows, record.shape[0])), *record.shape[1:]]
+    spec = _spec(store, folder) | {
+        "metadata": {
+            "shape": list(record.shape),
+            "data_type": record.dtype,
+            "chunk_grid": {
+                "name": "regular",
+                "configuration": {"chunk_shape": chunk_shape},
+            },
+            "codecs": [
+                {"name": "bytes", "configuration": {"endian": "little"}},
+                {"name": "crc32c"},
+            ],
+        },
+    }
+    with _clear_errors(store.url(folder), chunk_shape[0] * row_bytes):
+        return tensorstore.open(spec, open=True, create=True).result()
+
+
+def write_rows(
+    store: Store,
+    folder: str,
+    array: tensorstore.TensorStore,
+    start: int,
+    rows: np.ndarray,
+) -> None:
+    """Writes rows from `start` on; they are durable when it returns.
+
+    Rows that do not fill their chunks are merged with what is there, safely beside
+    other writers but slowly.
+
+    Raises:
+      BadInputError: the array cannot be written, such as on a full disk.
+    """
+    with _clear_errors(store.url(folder), rows.nbytes):
+        array[start : start + len(rows)].write(rows).result()
+
+
+def read_rows(
+    store: Store, folder: str, record: ArrayRecord, start: int, stop: int
+) -> np.ndarray:
+    """Returns rows [start, stop) of an array.
+
+    Raises:
+      ValueError: a chunk is missing or damaged, or it is not the array of `record`.
+    """
+    try:
+        array = tensorstore.open(_spec(store, folder), open=True).result()
+        found = ArrayRecord(tuple(array.shape), array.dtype.name)
+        if found != record:
+            raise ValueError(f"{found} instead of {record}")
+        return array[start:stop].read().result()
+    except ValueError as error:
+        reason = _reason(error)
+        if reason.startswith(_TRANSIENT):
+            raise UnavailableStoreError(reason) from error
+        raise ValueError(reason) from error
+
+
+def _spec(store: Store, folder: str) -> dict[str, Any]:
+    return {
+        "driver": "zarr3",
+        "kvstore": store.kvstore_spec(folder),
+        # By default a chunk of zeros is not stored and a chunk that is not there reads
+        # as zeros. A lost file must be an error.
+        "store_data_equal_to_fill_value": True,
+        "fill_missing_data_reads": False,
+    }
+
+
+@contextlib.contextmanager
+def _clear_errors(url: str, needed: int) -> Iterator[None]:
+    # TensorStore raises ValueError whatever went wrong; the text begins with the kind.
+    try:
+        yield
+    except ValueError as error:
+        reason = _reason(error)
+        if is_out_of_space(error):
+            raise out_of_space_error(url, needed) from error
+        if reason.startswith(_TRANSIENT):
+            raise UnavailableStoreError(reason) from error
+        raise BadInputError(
+            f"expected to write an array to {url}, got {reason!r}; check the path and "
+            "its permissions."
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error).partition(" [tensorstore_spec=")[0].splitlines()[0]

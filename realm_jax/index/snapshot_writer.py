@@ -1,0 +1,214 @@
+"""Writes one attempt at a snapshot: files and arrays first, the commit last."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import tensorstore
+
+from realm_jax.errors import BadInputError
+from realm_jax.index import arrays
+from realm_jax.index.manifest import (
+    AlreadyCommittedError,
+    ArrayRecord,
+    DamagedSnapshotError,
+    FileRecord,
+    Manifest,
+)
+from realm_jax.storage import AlreadyExistsError, Store
+
+ATTEMPT_FILE = "attempt.json"
+"""Begins an attempt: what a resumed writer must share with the one it follows."""
+
+_PROGRESS = "progress"
+
+
+class SnapshotWriter:
+    """Writes one attempt; nothing of it is seen by readers until `commit`.
+
+    Several hosts may write to one attempt; one of them commits, when all are done.
+
+    Attributes:
+      step: of the encoder.
+      attempt: name of the attempt, unique in the series.
+      corpus_fingerprint: of the block store the snapshot belongs to.
+      metadata: for the readers.
+      began: when the attempt began, in Unix seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        series: str,
+        *,
+        step: int,
+        attempt: str,
+        header: Mapping[str, Any],
+    ):
+        """Made by `SnapshotSeries.begin`, `join` and `resume`.
+
+        Args:
+          store: the model directory.
+          series: name of the series.
+          step: as above.
+          attempt: as above.
+          header: the contents of the attempt's `attempt.json`.
+        """
+        self.step = step
+        self.attempt = attempt
+        self.corpus_fingerprint: str = header["corpus_fingerprint"]
+        self.metadata: dict[str, Any] = header["metadata"]
+        self.began: float = header["began"]
+        self._store = store
+        self._series = series
+        self._folder = data_folder(series, step, attempt)
+        self._written: dict[str, FileRecord] = {}
+        self._arrays: dict[str, tuple[ArrayRecord, tensorstore.TensorStore]] = {}
+
+    def write_file(self, name: str, data: bytes) -> None:
+        """Writes a file of the snapshot.
+
+        Raises:
+          BadInputError: it cannot be written, such as on a full disk.
+        """
+        self._store.write(f"{self._folder}/{name}", data)
+        self._written[name] = FileRecord(len(data), google_crc32c.value(data))
+
+    def create_array(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str = "float32",
+        chunk_rows: int | None = None,
+    ) -> None:
+        """Creates an array, or opens it where another host or a crash left it.
+
+        Args:
+          name: of the array.
+          shape: rows first.
+          dtype: a numpy name, or `bfloat16`.
+          chunk_rows: rows to a file; best the rows of one `write_rows`. None: 4 MiB.
+
+        Raises:
+          BadInputError: it cannot be written, or another array is there.
+        """
+        record = ArrayRecord(tuple(shape), dtype)
+        folder = f"{self._folder}/{name}"
+        array = arrays.create_array(self._store, folder, record, chunk_rows)
+        self._arrays[name] = record, array
+
+    def write_rows(self, name: str, start: int, rows: np.ndarray) -> None:
+        """Writes rows of an array durably, and then notes that they are there.
+
+        Args:
+          name: of an array created before.
+          start: first row.
+          rows: [n, ...] of the array's dtype.
+
+        Raises:
+          BadInputError: rows do not fit the array, or cannot be written.
+        """
+        record, array = self._arrays[name]
+        stop = start + len(rows)
+        fits = start >= 0 and stop <= record.shape[0]
+        if not fits or rows.shape[1:] != record.shape[1:] or rows.dtype != record.dtype:
+            raise BadInputError(
+                f"expected rows for {name!r} of {record.shape} {record.dtype}, got "
+                f"{rows.dtype}{list(rows.shape)} at row {start}; check the embeddings."
+            )
+        arrays.write_rows(self._store, f"{self._folder}/{name}", array, start, rows)
+        self._store.write(f"{self._progress(name)}/{start}-{stop}", b"done\n")
+
+    def completed_rows(self, name: str) -> list[tuple[int, int]]:
+        """Returns the ranges [start, stop) that any writer finished, in order."""
+        names = self._store.list(self._progress(name))
+        ranges = [n.rpartition("/")[2].split("-") for n in names]
+        return sorted((int(start), int(stop)) for start, stop in ranges)
+
+    def commit(self) -> Manifest:
+        """Makes the snapshot visible, as one step.
+
+        Raises:
+          BadInputError: an array has rows nobody wrote.
+          DamagedSnapshotError: a file is not there as it was written.
+          AlreadyCommittedError: another attempt was first.
+        """
+        for name, (record, _) in self._arrays.items():
+            self._require_complete(name, record.shape[0])
+        now = time.time()
+        manifest = Manifest(
+            step=self.step,
+            attempt=self.attempt,
+            corpus_fingerprint=self.corpus_fingerprint,
+            files=self._files(),
+            arrays={name: record for name, (record, _) in self._arrays.items()},
+            committed=now,
+            build_seconds=max(0.0, now - self.began),
+            metadata=self.metadata,
+        )
+        name = commit_name(self._series, self.step)
+        try:
+            self._store.create(name, manifest.to_bytes())
+        except AlreadyExistsError as error:
+            raise already_committed(self._store, self._series, self.step) from error
+        return manifest
+
+    def discard(self) -> None:
+        """Deletes the attempt, such as one whose contents proved wrong."""
+        # Without its header, nobody resumes an attempt that is half deleted.
+        self._store.delete(f"{self._folder}/{ATTEMPT_FILE}")
+        self._store.delete_folder(self._folder)
+
+    def _progress(self, array: str) -> str:
+        return f"{self._folder}/{_PROGRESS}/{array}"
+
+    def _require_complete(self, name: str, count: int) -> None:
+        covered = 0
+        for start, stop in self.completed_rows(name):
+            if start > covered:
+                break
+            covered = max(covered, stop)
+        if covered < count:
+            raise BadInputError(
+                f"expected all {count:,} rows of {name!r} before the commit of step "
+                f"{self.step}, row {covered:,} is missing; resume the attempt."
+            )
+
+    def _files(self) -> dict[str, FileRecord]:
+        stats = self._store.stats(self._folder)
+        files = {
+            name.removeprefix(f"{self._folder}/"): FileRecord(stat.size, stat.crc32c)
+            for name, stat in stats.items()
+        }
+        for name, record in self._written.items():
+            if files.get(name) != record:
+                raise DamagedSnapshotError(
+                    f"expected {self._store.url(f'{self._folder}/{name}')} as it was "
+                    f"written, got {files.get(name)}; check the disk and run again."
+                )
+        # What only a resumed writer reads is not part of the snapshot.
+        return {
+            name: record
+            for name, record in files.items()
+            if name != ATTEMPT_FILE and not name.startswith(f"{_PROGRESS}/")
+        }
+
+
+def data_folder(series: str, step: int, attempt: str) -> str:
+    """Returns the folder of an attempt."""
+    return f"{series}/data/{step}-{attempt}"
+
+
+def commit_name(series: str, step: int) -> str:
+    """Returns the name of the commit object of a step."""
+    return f"{series}/commits/{step}.json"
+
+
+def already_committed(store: Store, series: str, step: int) -> AlreadyCommittedError:
+    """Returns the error for a second snapshot of one step."""
+    return AlreadyCommittedError(
+        f"expected no snapshot at {store.url(commit_name(series, step))}, but step "
+        f"{step} is committed; use it, or stop the second writer."
+    )

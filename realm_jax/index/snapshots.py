@@ -1,0 +1,336 @@
+"""Versioned, checksummed, transactional snapshots: how trainer and builder meet.
+
+    <series>/data/<step>-<attempt>/…     written once, by one attempt, never overwritten
+    <series>/commits/<step>.json         the manifest, created last and only if absent
+
+A snapshot exists when its commit object does: half an attempt, or what a killed one
+left behind, is never seen. The latest snapshot is the highest commit, so there is no
+pointer to flip and none to tear.
+"""
+
+import contextlib
+import json
+import re
+import time
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import flax.traverse_util
+import google_crc32c
+import jax
+import numpy as np
+import safetensors.numpy
+
+from realm_jax.index.arrays import read_rows
+from realm_jax.index.manifest import (
+    EMBEDDINGS,
+    AlreadyCommittedError,
+    ArrayRecord,
+    DamagedSnapshotError,
+    Expectation,
+    FileRecord,
+    Manifest,
+    MismatchedSnapshotError,
+    parse_manifest,
+)
+from realm_jax.index.snapshot_writer import (
+    ATTEMPT_FILE,
+    SnapshotWriter,
+    already_committed,
+    commit_name,
+    data_folder,
+)
+from realm_jax.storage import MissingObjectError, Store
+
+__all__ = [
+    "EMBEDDINGS",
+    "AlreadyCommittedError",
+    "ArrayRecord",
+    "DamagedSnapshotError",
+    "Expectation",
+    "FileRecord",
+    "Manifest",
+    "MismatchedSnapshotError",
+    "SnapshotSeries",
+    "SnapshotWriter",
+    "read_params",
+    "write_params",
+]
+
+_PARAMS = "params.safetensors"
+
+
+class SnapshotSeries:
+    """The snapshots of one kind in a model directory, by step."""
+
+    def __init__(self, store: Store, name: str):
+        """Opens a series; reads and writes nothing yet.
+
+        Args:
+          store: the model directory.
+          name: `retriever` (trainer to builder) or `index` (builder to trainer).
+        """
+        self.store = store
+        self.name = name
+
+    def begin(
+        self,
+        step: int,
+        *,
+        corpus_fingerprint: str,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> SnapshotWriter:
+        """Starts a new attempt at the snapshot of a step.
+
+        Args:
+          step: of the encoder.
+          corpus_fingerprint: of the block store the snapshot belongs to.
+          metadata: plain JSON that readers get back in the manifest.
+
+        Raises:
+          AlreadyCommittedError: the step has a snapshot.
+        """
+        if self.store.exists(commit_name(self.name, step)):
+            raise already_committed(self.store, self.name, step)
+        header = {
+            "corpus_fingerprint": corpus_fingerprint,
+            "metadata": dict(metadata or {}),
+            "began": time.time(),
+        }
+        attempt = uuid.uuid4().hex[:12]
+        data = json.dumps(header, indent=1).encode()
+        self.store.create(f"{self._folder(step, attempt)}/{ATTEMPT_FILE}", data)
+        return self.join(step, attempt)
+
+    def join(self, step: int, attempt: str) -> SnapshotWriter:
+        """Returns a writer to an attempt begun elsewhere, such as on host 0 of a pod.
+
+        Raises:
+          MissingObjectError: there is no such attempt, or it was collected.
+        """
+        header = json.loads(
+            self.store.read(f"{self._folder(step, attempt)}/{ATTEMPT_FILE}")
+        )
+        return SnapshotWriter(
+            self.store, self.name, step=step, attempt=attempt, header=header
+        )
+
+    def resume(
+        self,
+        step: int,
+        *,
+        corpus_fingerprint: str,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> SnapshotWriter | None:
+        """Returns a writer to the newest unfinished attempt with these very settings.
+
+        `SnapshotWriter.completed_rows` then tells what need not be written again.
+        Returns None if there is no such attempt, or if the step is committed.
+        """
+        if self.store.exists(commit_name(self.name, step)):
+            return None
+        wanted = json.loads(json.dumps(dict(metadata or {})))
+        writers = []
+        for found_step, attempt in self._attempts():
+            if found_step != step:
+                continue
+            with contextlib.suppress(MissingObjectError):
+                writers.append(self.join(step, attempt))
+        fitting = [
+            writer
+            for writer in writers
+            if writer.corpus_fingerprint == corpus_fingerprint
+            and writer.metadata == wanted
+        ]
+        return max(fitting, key=lambda writer: writer.began, default=None)
+
+    def steps(self) -> list[int]:
+        """Returns the steps with a committed snapshot, lowest first."""
+        pattern = re.compile(rf"{re.escape(self.name)}/commits/(\d+)\.json")
+        names = self.store.list(f"{self.name}/commits")
+        return sorted(int(m.group(1)) for m in map(pattern.fullmatch, names) if m)
+
+    def latest_step(self) -> int | None:
+        """Returns the highest committed step, None before the first commit."""
+        return max(self.steps(), default=None)
+
+    def latest(self) -> Manifest | None:
+        """Returns the newest snapshot's manifest, None before the first commit.
+
+        Raises:
+          DamagedSnapshotError: that manifest is not what was committed.
+        """
+        step = self.latest_step()
+        return None if step is None else self.read_manifest(step)
+
+    def read_manifest(self, step: int) -> Manifest:
+        """Returns the manifest of a step.
+
+        Raises:
+          MissingObjectError: the step has no snapshot (any more).
+          DamagedSnapshotError: the manifest is not what was committed.
+        """
+        name = commit_name(self.name, step)
+        manifest = parse_manifest(self.store.read(name), self.store.url(name))
+        if manifest.step != step:
+            raise DamagedSnapshotError(
+                f"expected the manifest of step {step} in {self.store.url(name)}, got "
+                f"that of step {manifest.step}; delete it."
+            )
+        return manifest
+
+    def verify(self, manifest: Manifest, expect: Expectation | None = None) -> None:
+        """Checks that a snapshot is what was committed and what the reader needs.
+
+        Reads every byte in a local folder; a bucket answers from its own checksums.
+
+        Raises:
+          MismatchedSnapshotError: it is not what the reader needs.
+          DamagedSnapshotError: a file is missing or was changed; names it.
+        """
+        if expect is not None:
+            expect.check(manifest)
+        folder = self._folder(manifest.step, manifest.attempt)
+        stats = self.store.stats(folder)
+        for name, record in manifest.files.items():
+            stat = stats.get(f"{folder}/{name}")
+            if stat is None:
+                raise self._damaged(manifest, name, "no such file")
+            if stat.size != record.size:
+                raise self._damaged(manifest, name, f"{stat.size:,} bytes")
+            if stat.crc32c != record.crc32c:
+                raise self._damaged(manifest, name, "other contents")
+
+    def read_file(self, manifest: Manifest, name: str) -> bytes:
+        """Returns the contents of a file of a snapshot, checked.
+
+        Raises:
+          DamagedSnapshotError: it is missing or was changed.
+        """
+        record = manifest.files.get(name)
+        if record is None:
+            raise self._damaged(manifest, name, "no such file in the manifest")
+        folder = self._folder(manifest.step, manifest.attempt)
+        try:
+            data = self.store.read(f"{folder}/{name}")
+        except MissingObjectError as error:
+            raise self._damaged(manifest, name, "no such file") from error
+        if FileRecord(len(data), google_crc32c.value(data)) != record:
+            raise self._damaged(manifest, name, "other contents")
+        return data
+
+    def read_array(
+        self, manifest: Manifest, name: str, rows: slice = slice(None)
+    ) -> np.ndarray:
+        """Returns rows of an array of a snapshot; every chunk read is checked.
+
+        Args:
+          manifest: of the snapshot.
+          name: of the array.
+          rows: which rows, a slice of step 1.
+
+        Raises:
+          DamagedSnapshotError: a chunk is missing or was changed; names it.
+        """
+        record = manifest.arrays.get(name)
+        if record is None:
+            raise self._damaged(manifest, name, "no such array in the manifest")
+        start, stop, _ = rows.indices(record.shape[0])
+        folder = f"{self._folder(manifest.step, manifest.attempt)}/{name}"
+        try:
+            return read_rows(self.store, folder, record, start, max(start, stop))
+        except ValueError as error:
+            raise self._damaged(manifest, name, str(error)) from error
+
+    def collect(
+        self,
+        keep: int,
+        in_use: Collection[int] = (),
+        attempt_age_seconds: float = 3600.0,
+    ) -> list[str]:
+        """Deletes old snapshots and dead attempts.
+
+        Args:
+          keep: how many of the newest snapshots stay.
+          in_use: steps that stay however old, such as those heartbeats name.
+          attempt_age_seconds: an uncommitted attempt stays until nothing was written
+            to it for so long, for its writer may only be slow.
+
+        Returns:
+          The folders that were deleted.
+        """
+        committed = self.steps()
+        newest = committed[max(0, len(committed) - keep) :]
+        retired = [s for s in committed if s not in newest and s not in in_use]
+        retired_folders = self._committed_folders(retired)
+        for step in retired:
+            # The commit goes first: no reader may find one without its data.
+            self.store.delete(commit_name(self.name, step))
+        live_folders = self._committed_folders(self.steps())
+        removed = []
+        for step, attempt in self._attempts():
+            folder = self._folder(step, attempt)
+            if folder in live_folders:
+                continue
+            dead = self._idle_seconds(folder) >= attempt_age_seconds
+            if dead or folder in retired_folders:
+                # Without its header, nobody resumes an attempt that is half deleted.
+                self.store.delete(f"{folder}/{ATTEMPT_FILE}")
+                self.store.delete_folder(folder)
+                removed.append(self.store.url(folder))
+        return removed
+
+    def _folder(self, step: int, attempt: str) -> str:
+        return data_folder(self.name, step, attempt)
+
+    def _attempts(self) -> list[tuple[int, str]]:
+        pattern = re.compile(rf"{re.escape(self.name)}/data/(\d+)-([0-9a-f]+)/.+")
+        names = self.store.list(f"{self.name}/data")
+        matches = filter(None, map(pattern.fullmatch, names))
+        return sorted({(int(m.group(1)), m.group(2)) for m in matches})
+
+    def _committed_folders(self, steps: Iterable[int]) -> set[str]:
+        folders = set()
+        for step in steps:
+            # A manifest nobody can read protects nothing: its snapshot is lost.
+            with contextlib.suppress(MissingObjectError, DamagedSnapshotError):
+                folders.add(self._folder(step, self.read_manifest(step).attempt))
+        return folders
+
+    def _idle_seconds(self, folder: str) -> float:
+        times = [stat.modified for stat in self.store.stats(folder).values()]
+        return time.time() - max(times, default=0.0)
+
+    def _damaged(
+        self, manifest: Manifest, name: str, found: str
+    ) -> DamagedSnapshotError:
+        folder = self._folder(manifest.step, manifest.attempt)
+        url = self.store.url(f"{folder}/{name}")
+        return DamagedSnapshotError(
+            f"expected {url} as it was committed at step {manifest.step}, got {found}; "
+            f"delete {self.store.url(commit_name(self.name, manifest.step))} and the "
+            "snapshot will be made anew."
+        )
+
+
+def write_params(writer: SnapshotWriter, params: Mapping[str, Any]) -> None:
+    """Writes a parameter tree into a snapshot, as one safetensors file.
+
+    Args:
+      writer: of the snapshot.
+      params: nested dictionaries of arrays.
+    """
+    flat = flax.traverse_util.flatten_dict(dict(params), sep="/")
+    arrays = {k: np.asarray(v, order="C") for k, v in jax.device_get(flat).items()}
+    writer.write_file(_PARAMS, safetensors.numpy.save(arrays))
+
+
+def read_params(series: SnapshotSeries, manifest: Manifest) -> dict[str, Any]:
+    """Returns the parameter tree of a snapshot: nested dictionaries of numpy arrays.
+
+    Raises:
+      DamagedSnapshotError: the file is missing or was changed.
+    """
+    flat = safetensors.numpy.load(series.read_file(manifest, _PARAMS))
+    return flax.traverse_util.unflatten_dict(flat, sep="/")
