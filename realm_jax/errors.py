@@ -1,4 +1,4 @@
-"""The one exception that means "the input is wrong, not the program"."""
+"""The two exceptions that are not bugs."""
 
 
 class BadInputError(ValueError):
@@ -6,4 +6,11 @@ class BadInputError(ValueError):
 
     The command line prints the message and exits with code 2. Everything else that
     escapes is a bug and keeps its traceback.
+    """
+
+
+class StoppedError(Exception):
+    """The process was asked to stop in the middle of something that starts anew.
+
+    Whatever was finished before is kept; running the same command again goes on.
     """

@@ -4,14 +4,12 @@ import dataclasses
 import math
 
 import jax
-import optax
 from flax.linen import partitioning as flax_partitioning
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from realm_jax import axes
 from realm_jax.errors import BadInputError
-from realm_jax.training.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,29 +62,6 @@ def parameter_shardings(mesh: Mesh, params_axes: PyTree) -> PyTree:
         names,
         is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
     )
-
-
-def place_state(
-    state: TrainState,
-    optimizer: optax.GradientTransformation,
-    shardings: PyTree,
-    mesh: Mesh,
-) -> TrainState:
-    """Moves a state to the mesh; moments lie with the parameters they belong to."""
-    replicated = NamedSharding(mesh, PartitionSpec())
-    placed = TrainState(
-        step=replicated,
-        params=shardings,
-        optimizer_state=optax.tree.map_params(
-            optimizer,
-            lambda _, sharding: sharding,
-            state.optimizer_state,
-            shardings,
-            transform_non_params=lambda _: replicated,
-        ),
-        key=replicated,
-    )
-    return jax.device_put(state, placed)
 
 
 def place_batch(mesh: Mesh, inputs: PyTree) -> PyTree:

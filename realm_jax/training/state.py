@@ -3,6 +3,7 @@
 import flax.struct
 import jax
 import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int, PyTree
 
 from realm_jax.types import Array
@@ -36,3 +37,26 @@ def create_state(
         optimizer_state=optimizer.init(params),
         key=jax.random.key_data(jax.random.key(seed)),
     )
+
+
+def place_state(
+    state: TrainState,
+    optimizer: optax.GradientTransformation,
+    shardings: PyTree,
+    mesh: Mesh,
+) -> TrainState:
+    """Moves a state to the mesh; moments lie with the parameters they belong to."""
+    replicated = NamedSharding(mesh, PartitionSpec())
+    placed = TrainState(
+        step=replicated,
+        params=shardings,
+        optimizer_state=optax.tree.map_params(
+            optimizer,
+            lambda _, sharding: sharding,
+            state.optimizer_state,
+            shardings,
+            transform_non_params=lambda _: replicated,
+        ),
+        key=replicated,
+    )
+    return jax.device_put(state, placed)

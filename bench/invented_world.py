@@ -1,0 +1,363 @@
+"""A world of invented facts that no language model can know, and a run that learns it.
+
+Entities are named by two syllables; each has two blocks of three facts. A query is a
+fact in other words than its block's, with the value masked. The entity's name alone
+finds the right block half of the time: only the relation decides between its two.
+"""
+
+import dataclasses
+import pathlib
+import threading
+
+import jax
+import numpy as np
+
+from realm_jax.data.block_writer import Block, write_blocks
+from realm_jax.data.blocks import BlockStore, BlockText
+from realm_jax.data.examples import Examples, write_examples
+from realm_jax.data.features import stack
+from realm_jax.data.inverse_cloze import inverse_cloze_examples
+from realm_jax.data.masking import (
+    make_salient_example,
+    pretrain_specs,
+    salient_examples,
+)
+from realm_jax.data.salient_spans import Span
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.index.candidates import num_neighbours, pretrain_candidates
+from realm_jax.index.embed import EmbedConfig, document_embedder, embed_blocks
+from realm_jax.index.searchers import make_searcher
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.storage import open_store
+from realm_jax.training import pretrain, warm_start
+from realm_jax.training.checkpoints import restore_params
+from realm_jax.training.held_out import search_questions
+from realm_jax.training.initialization import Lengths, ModelFactory
+from realm_jax.training.losses import PretrainInputs, PretrainLoss
+from realm_jax.training.optimizers import OptimizerConfig
+from realm_jax.types import PretrainBatch
+
+LENGTHS = Lengths(query=10, document=28, joined=34)
+MAX_MASKS = 2
+NUM_CANDIDATES = 8
+_FACTS_PER_BLOCK = 3
+_WORDS_PER_RELATION = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class WorldConfig:
+    """How much there is to know.
+
+    Attributes:
+      num_entities: each has two blocks.
+      num_relations: facts per entity; half of them stand in each block.
+      num_values: different answers.
+      num_held_out: facts that no query is made of in training.
+      seed: of everything that is invented.
+    """
+
+    num_entities: int = 300
+    num_relations: int = 6
+    num_values: int = 150
+    num_held_out: int = 300
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """A corpus with examples on disk.
+
+    Attributes:
+      corpus: folder of the block store and its examples.
+      held_out: masked facts that training never asks for.
+      held_out_blocks: the block that states each of them.
+    """
+
+    corpus: str
+    held_out: PretrainBatch
+    held_out_blocks: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    """(entity, relation, value), stated in a block by one of two wordings."""
+
+    entity: str
+    relation: int
+    value: str
+    block: int
+    wording: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What a model knows of the held-out facts.
+
+    Attributes:
+      recall_at_1: share whose block is found first.
+      likelihood: mean p(y|x).
+      null_likelihood: mean p(y|null,x).
+    """
+
+    recall_at_1: float
+    likelihood: float
+    null_likelihood: float
+
+
+def make_world(folder: str, config: WorldConfig) -> World:
+    """Invents a world and writes its corpus and examples below `folder`."""
+    language = _Language(config)
+    facts, blocks = language.invent()
+    corpus = f"{folder}/corpus"
+    store = write_blocks(
+        corpus, blocks, vocabulary=language.vocabulary, chunk_length=LENGTHS.document
+    )
+    everything = np.arange(store.num_blocks)
+    pairs = inverse_cloze_examples(
+        store, everything, query_length=LENGTHS.query, document_length=LENGTHS.document
+    )
+    stated = salient_examples(
+        store, everything, query_length=LENGTHS.query, max_masks=MAX_MASKS
+    )
+    specs = pretrain_specs(LENGTHS.query, MAX_MASKS)
+    asked = stack([language.ask(fact) for fact in facts], specs)
+    order = np.random.default_rng(config.seed).permutation(len(facts))
+    held, trained = order[: config.num_held_out], order[config.num_held_out :]
+    for task, examples in {
+        "pairs": pairs,
+        "stated": stated,
+        "asked": {name: array[trained] for name, array in asked.items()},
+    }.items():
+        _write(store, corpus, task, examples)
+    return World(
+        corpus=corpus,
+        held_out=PretrainBatch(**{name: array[held] for name, array in asked.items()}),
+        held_out_blocks=np.array([facts[row].block for row in held]),
+    )
+
+
+class _Language:
+    """Words, and how facts are put into them."""
+
+    def __init__(self, config: WorldConfig):
+        self._config = config
+        self._rng = np.random.default_rng(config.seed)
+        consonants, vowels = "bdfgklmnprstvz", "aeiou"
+        syllables = [c + v for c in consonants for v in vowels]
+        self._rng.shuffle(syllables)
+        self._first, self._second = syllables[:35], syllables[35:]
+        # Words are made of three letters and up, so that none is a name.
+        words = [f"{a}{b}{c}" for a in syllables for b in "lnrs" for c in vowels]
+        self._rng.shuffle(words)
+        needed = 2 * _WORDS_PER_RELATION
+        self._relations = [
+            (
+                words.pop(),
+                words.pop(),
+                words.pop(),
+                words.pop(),
+                words.pop(),
+                words.pop(),
+            )
+            for _ in range(config.num_relations)
+        ]
+        assert all(len(relation) == needed for relation in self._relations)
+        self._values = [words.pop() for _ in range(config.num_values)]
+        self.vocabulary = WordPiece(
+            ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."]
+            + self._first
+            + [f"##{syllable}" for syllable in self._second]
+            + [word for relation in self._relations for word in relation]
+            + self._values
+        )
+
+    def invent(self) -> tuple[list[Fact], list[Block]]:
+        """Returns all facts, and the blocks that state them."""
+        names = [a + b for a in self._first for b in self._second]
+        entities = self._rng.permutation(names)[: self._config.num_entities]
+        facts, blocks = [], []
+        for entity in entities:
+            relations = self._rng.permutation(self._config.num_relations)
+            for half in relations.reshape(-1, _FACTS_PER_BLOCK):
+                stated = [
+                    Fact(
+                        str(entity),
+                        int(relation),
+                        str(self._rng.choice(self._values)),
+                        len(blocks),
+                        int(self._rng.integers(2)),
+                    )
+                    for relation in half
+                ]
+                facts += stated
+                blocks.append(self._block(stated))
+        return facts, blocks
+
+    def ask(self, fact: Fact) -> dict[str, np.ndarray]:
+        """Returns the fact in the words its block does not use, its value masked."""
+        sentence, value = self._say(fact, 1 - fact.wording)
+        example = make_salient_example(
+            self.vocabulary.encode(sentence),
+            (0, len(sentence)),
+            value,
+            vocabulary=self.vocabulary,
+            query_length=LENGTHS.query,
+            max_masks=MAX_MASKS,
+        )
+        assert example is not None
+        return example
+
+    def _say(self, fact: Fact, wording: int) -> tuple[str, tuple[int, int]]:
+        """Returns a sentence and where its value stands."""
+        a, b, c, d, e, f = self._relations[fact.relation]
+        before = (f"{fact.entity} {a} {b} {c}", f"{d} {e} {f} {fact.entity}")[wording]
+        start = len(before) + 1
+        return f"{before} {fact.value} .", (start, start + len(fact.value))
+
+    def _block(self, facts: list[Fact]) -> Block:
+        body, sentences, spans = "", [], []
+        for fact in facts:
+            sentence, (start, end) = self._say(fact, fact.wording)
+            offset = len(body) + (1 if body else 0)
+            body = f"{body} {sentence}".strip()
+            sentences.append((offset, offset + len(sentence)))
+            spans.append(Span(offset + start, offset + end, "VALUE"))
+        text = BlockText("", body, facts[0].entity, sentences, spans)
+        return Block(np.zeros(0, np.int32), self.vocabulary.encode(body).ids, text)
+
+
+def _write(store: BlockStore, corpus: str, task: str, examples) -> Examples:
+    folder = pathlib.Path(corpus) / "examples" / task / "train"
+    folder.parent.mkdir(parents=True)
+    metadata = {"task": task, "corpus_fingerprint": store.fingerprint}
+    return write_examples(folder, [examples], metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How the world is learned; the defaults are those that work.
+
+    Attributes:
+      warm_start_steps: updates of ICT and of the reader's masked-LM start.
+      pretrain_steps: updates of REALM.
+      learning_rate: of REALM.
+      refresh_period: steps between two indexes.
+      layer_norm: whether embeddings are normalised.
+      frozen: parameters REALM leaves alone; ("retriever",) is the control.
+      seed: of initialisation and the order of examples.
+    """
+
+    warm_start_steps: int = 600
+    pretrain_steps: int = 400
+    learning_rate: float = 3e-4
+    refresh_period: int = 20
+    layer_norm: bool = True
+    frozen: tuple[str, ...] = ()
+    seed: int = 0
+
+    def models(self) -> ModelFactory:
+        """Two layers of 128."""
+
+        def bert(vocab_size: int) -> BertConfig:
+            return BertConfig(
+                vocab_size=vocab_size,
+                hidden_size=128,
+                num_layers=2,
+                num_heads=2,
+                mlp_size=512,
+                max_positions=64,
+            )
+
+        def retriever(bert: BertConfig) -> RetrieverConfig:
+            return RetrieverConfig(
+                bert, layer_norm=self.layer_norm, projection_dropout=0.0
+            )
+
+        return ModelFactory(bert, retriever, LENGTHS)
+
+
+def run_warm_start(world: World, recipe: Recipe, model_dir: str) -> None:
+    """ICT, and the reader's start on a block's sentence joined with that block."""
+    config = warm_start.WarmStartConfig(
+        model_dir=model_dir,
+        corpus=world.corpus,
+        task="stated",
+        pairs_task="pairs",
+        train_steps=recipe.warm_start_steps,
+        batch_size=64,
+        models=recipe.models(),
+        optimizer=lambda total_steps: OptimizerConfig(1e-3, 20, total_steps),
+        seed=recipe.seed,
+        log_period=50,
+    )
+    warm_start.run(config, _silent, threading.Event())
+
+
+def run_pretrain(world: World, recipe: Recipe, model_dir: str, start: str) -> None:
+    """REALM on the facts in other words, with no labels."""
+    config = pretrain.PretrainConfig(
+        model_dir=model_dir,
+        corpus=world.corpus,
+        task="asked",
+        train_steps=recipe.pretrain_steps,
+        batch_size=32,
+        num_candidates=NUM_CANDIDATES,
+        refresh_mode="blocking",
+        refresh_period=recipe.refresh_period,
+        models=recipe.models(),
+        optimizer=lambda total_steps: OptimizerConfig(
+            recipe.learning_rate, 10, total_steps, final_fraction=0.1
+        ),
+        warm_start=start,
+        frozen=recipe.frozen,
+        embed=EmbedConfig(document_length=LENGTHS.document, batch_size=200),
+        seed=recipe.seed,
+        log_period=20,
+    )
+    pretrain.run(config, _silent, threading.Event())
+
+
+def measure(world: World, recipe: Recipe, model_dir: str) -> Measured:
+    """Asks a trained model for the held-out facts, over a fresh index."""
+    restored = restore_params(open_store(model_dir))
+    assert restored is not None
+    params, store = restored.tree, BlockStore.open(world.corpus)
+    config = recipe.models().retriever_config(store.vocabulary.size)
+    embeddings = embed_blocks(
+        document_embedder(config),
+        params["retriever"],
+        store,
+        np.arange(store.num_blocks),
+        EmbedConfig(document_length=LENGTHS.document, batch_size=200),
+    )
+    neighbours = search_questions(
+        config,
+        params["retriever"],
+        make_searcher("device", embeddings),
+        np.asarray(world.held_out.query_ids),
+        num_neighbours(NUM_CANDIDATES),
+    )
+    loss = PretrainLoss(Retriever(config), KnowledgeEncoder(config.bert))
+    candidates = pretrain_candidates(
+        store,
+        neighbours,
+        world.held_out,
+        num_candidates=NUM_CANDIDATES,
+        document_length=LENGTHS.document,
+        joined_length=LENGTHS.joined,
+    )
+    likelihood, _ = jax.jit(lambda p, x: loss.likelihood(p, x, None))(
+        params, PretrainInputs(world.held_out, candidates)
+    )
+    found = np.asarray(neighbours.ids)[:, 0] == world.held_out_blocks
+    return Measured(
+        recall_at_1=float(found.mean()),
+        likelihood=float(np.exp(likelihood.log_marginal).mean()),
+        null_likelihood=float(np.exp(likelihood.log_null).mean()),
+    )
+
+
+def _silent(step: int, total: int, values) -> None:
+    """Reports to nobody."""

@@ -1,0 +1,142 @@
+"""Gin in T5X's style: files compose, macros are overridden on the command line.
+
+Gin is read here and nowhere else in the package: the rest takes plain dataclasses.
+"""
+
+import argparse
+import contextlib
+import importlib
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import gin
+
+from realm_jax.errors import BadInputError
+
+Config = TypeVar("Config")
+
+# What gin raises about a file; it has no exception class of its own.
+_GIN_RAISES = (
+    AttributeError,
+    ImportError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+
+
+def make_parser(command: str, description: str) -> argparse.ArgumentParser:
+    """A parser whose help is the command's own docstring."""
+    parser = argparse.ArgumentParser(
+        prog=command,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--gin_file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a gin file; may be repeated, later files override earlier ones",
+    )
+    parser.add_argument(
+        "--gin.MACRO",
+        dest="gin_help_only",
+        metavar="=VALUE",
+        help="sets a macro or a binding, e.g. --gin.BATCH_SIZE=64",
+    )
+    parser.add_argument(
+        "--import_module",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module of yours to import first, e.g. one that registers corpora",
+    )
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line and leaves gin configured.
+
+    Raises:
+      BadInputError: a file, macro, binding or module is unknown or malformed.
+    """
+    bindings = [arg.removeprefix("--gin.") for arg in argv if arg.startswith("--gin.")]
+    flags = parser.parse_args([arg for arg in argv if not arg.startswith("--gin.")])
+    for module in flags.import_module:
+        _import(module)
+    if not flags.gin_file:
+        raise BadInputError(
+            f"expected at least one --gin_file, got none; see {parser.prog} --help"
+        )
+    _configure(flags.gin_file, bindings)
+    return flags
+
+
+def configured(config_class: type[Config]) -> Config:
+    """Builds a configuration dataclass with the bindings that gin holds for it.
+
+    Raises:
+      BadInputError: a required macro or binding has no value.
+    """
+    with _gin_errors():
+        return gin.get_configurable(config_class)()
+
+
+def _configure(files: Sequence[str], bindings: Sequence[str]) -> None:
+    # Gin logs a missing file as an error of its own before it raises one.
+    logging.getLogger().setLevel(logging.CRITICAL)
+    try:
+        with _gin_errors():
+            gin.clear_config(clear_constants=True)
+            gin.parse_config_files_and_bindings(files, [], finalize_config=False)
+            for binding in bindings:
+                _require_known_macro(binding, files)
+            gin.parse_config(list(bindings))
+            gin.finalize()
+    finally:
+        logging.getLogger().setLevel(logging.WARNING)
+
+
+def _require_known_macro(binding: str, files: Sequence[str]) -> None:
+    """Gin would take a misspelt macro for a new one and then ignore it."""
+    name = binding.partition("=")[0].strip()
+    if "." in name:
+        return
+    try:
+        gin.query_parameter(f"%{name}")
+    except ValueError as error:
+        raise BadInputError(
+            f"unknown macro {name!r}: none of {', '.join(files)} defines it; the "
+            "macros stand at the top of each run file"
+        ) from error
+
+
+def _import(module: str) -> None:
+    sys.path.insert(0, "")
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise BadInputError(
+            f"expected an importable --import_module, got {module!r} ({error}); give "
+            "a module on PYTHONPATH or below the working directory"
+        ) from error
+    finally:
+        sys.path.remove("")
+
+
+@contextlib.contextmanager
+def _gin_errors() -> Iterator[None]:
+    """Turns what gin raises about its files into one line of bad input."""
+    try:
+        yield
+    except BadInputError:
+        raise
+    except _GIN_RAISES as error:
+        lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
+        where = [line.strip() for line in lines if line.startswith("  In ")]
+        raise BadInputError(" ".join(["gin:", *lines[:1], *where])) from error

@@ -1,0 +1,155 @@
+"""The models of a run and the parameters they start from."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from realm_jax.errors import BadInputError
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.models.span_reader import SpanReader
+from realm_jax.storage import open_store
+from realm_jax.training.checkpoints import restore_params
+from realm_jax.weights import bert as bert_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """Padded lengths of a run, in wordpieces (the paper's as defaults).
+
+    Attributes:
+      query: `[CLS] x [SEP]`.
+      document: `[CLS] title [SEP] body [SEP]`, the embedder's input.
+      joined: `[CLS] x [SEP] body [SEP]`, the reader's input.
+    """
+
+    query: int = 96
+    document: int = 288
+    joined: int = 384
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFactory:
+    """How the models of a run are sized, before the vocabulary is known.
+
+    Attributes:
+      bert: makes the encoder of both towers and of the reader from `vocab_size`.
+      retriever: makes the towers from `bert`.
+      lengths: padded lengths.
+    """
+
+    bert: Callable[..., BertConfig]
+    retriever: Callable[..., RetrieverConfig] = RetrieverConfig
+    lengths: Lengths = dataclasses.field(default_factory=Lengths)
+
+    def retriever_config(self, vocab_size: int) -> RetrieverConfig:
+        """Sizes the towers for a vocabulary."""
+        return self.retriever(bert=self.bert(vocab_size=vocab_size))
+
+
+Reader = KnowledgeEncoder | SpanReader
+
+
+def initial_params(
+    retriever: Retriever, reader: Reader, lengths: Lengths, seed: int
+) -> tuple[PyTree, PyTree]:
+    """Draws random parameters.
+
+    Returns:
+      Parameters {"retriever": ..., "reader": ...} and, as a tree of the same shape, the
+      logical axes they were created with.
+    """
+    retriever_key, reader_key = jax.random.split(jax.random.key(seed))
+    document, joined = (
+        jnp.zeros((1, 1, length), jnp.int32)
+        for length in (lengths.document, lengths.joined)
+    )
+    query = jnp.zeros((1, lengths.query), jnp.int32)
+    masks = jnp.zeros((1, 1, 1), jnp.int32)
+    arguments = (joined, joined) + (
+        (masks,) if isinstance(reader, KnowledgeEncoder) else ()
+    )
+    variables = {
+        "retriever": jax.jit(retriever.init)(retriever_key, query, document, document),
+        "reader": jax.jit(reader.init)(reader_key, *arguments),
+    }
+    return (
+        {name: value["params"] for name, value in variables.items()},
+        {name: value["params_axes"] for name, value in variables.items()},
+    )
+
+
+def warm_start_params(params: PyTree, source: str, bert: BertConfig) -> PyTree:
+    """Replaces parameters by those of an earlier stage or of published weights.
+
+    Args:
+      params: random parameters of this stage's models.
+      source: "" to keep them; a folder with `model.safetensors` and `config.json`,
+        whose BERT goes into every tower and the reader; or the model directory of an
+        earlier stage, whose parameters are taken wherever this stage has them too.
+      bert: this stage's encoder.
+
+    Raises:
+      BadInputError: nothing is there, or it is of another shape.
+    """
+    if not source:
+        return params
+    folder = pathlib.Path(source)
+    if (folder / "model.safetensors").exists():
+        return _with_bert(params, bert_weights.load_bert(folder, bert))
+    restored = restore_params(open_store(source))
+    if restored is None:
+        raise BadInputError(
+            f"expected a finished checkpoint or model.safetensors in WARM_START "
+            f"{source!r}, found neither; run the stage before this one first"
+        )
+    return _take_over(params, restored.tree, source)
+
+
+def _with_bert(params: PyTree, bert: PyTree) -> PyTree:
+    """Puts one encoder in every place called "bert"."""
+    return {
+        name: jax.tree.map(jnp.asarray, bert)
+        if name == "bert"
+        else _with_bert(value, bert)
+        if isinstance(value, Mapping)
+        else value
+        for name, value in params.items()
+    }
+
+
+def _take_over(params: PyTree, source: PyTree, where: str) -> PyTree:
+    """Takes over every parameter that both have; the encoders must all be there."""
+    flat, found = (
+        flax.traverse_util.flatten_dict(tree, sep="/") for tree in (params, source)
+    )
+    needed = [
+        name for name in flat if name.startswith("retriever/") or "/bert/" in name
+    ]
+    for name in needed:
+        expected, received = flat[name].shape, getattr(found.get(name), "shape", None)
+        if expected != received:
+            raise BadInputError(
+                f"expected {name} of shape {expected} in {where}, got {received}; "
+                "use the model file and vocabulary that stage was trained with"
+            )
+    merged = {
+        name: found[name]
+        if name in found and found[name].shape == value.shape
+        else value
+        for name, value in flat.items()
+    }
+    return flax.traverse_util.unflatten_dict(merged, sep="/")
+
+
+def describe(config: RetrieverConfig) -> dict[str, Any]:
+    """The towers' configuration as JSON, kept with snapshots and checkpoints."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))

@@ -1,0 +1,121 @@
+"""The loop around the step: what happens between two updates, and in which order."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+
+from realm_jax.training import metrics as metrics_lib
+from realm_jax.training.metrics import Means, MetricsFile
+from realm_jax.training.state import TrainState
+from realm_jax.training.step import Step
+
+Report = Callable[[int, int, Mapping[str, float]], None]
+"""Called with (steps done, steps in all, metrics) for a person to look at."""
+
+
+class Hook(Protocol):
+    """Something that happens after an update; never changes the state."""
+
+    def __call__(self, step: int, state: TrainState, metrics: Means) -> None:
+        """Sees the state after `step` updates."""
+        ...
+
+
+def train(
+    state: TrainState,
+    step: Step,
+    inputs_at: Callable[[int, TrainState], Any],
+    *,
+    total_steps: int,
+    hooks: Sequence[Hook],
+    stop: threading.Event,
+) -> TrainState:
+    """Runs updates until `total_steps` or until asked to stop.
+
+    The order must not change. The inputs of step n come from the state after n updates
+    (a search needs the newest query tower, and an index is swapped before it is
+    searched). Hooks run in the order given, after the update: metrics first, then the
+    checkpoint, so that a checkpoint never holds a step whose metrics are missing.
+
+    Args:
+      state: where to start; its step counts updates done.
+      step: the jitted update; it consumes the state it is given.
+      inputs_at: (updates done, state) -> inputs of the next update.
+      total_steps: updates in all.
+      hooks: called after every update.
+      stop: set when the process was asked to stop; seen between two steps.
+
+    Returns:
+      The state after the last update.
+    """
+    for done in range(int(state.step), total_steps):
+        if stop.is_set():
+            break
+        inputs = inputs_at(done, state)
+        state, metrics = step(state, inputs)
+        for hook in hooks:
+            hook(done + 1, state, metrics)
+    return state
+
+
+class LogMetrics:
+    """Adds metrics up and writes them every so many steps.
+
+    Args:
+      file: where they are written.
+      report: shows them to a person.
+      every: steps between two lines; also written at the last step.
+      total_steps: updates in all.
+      extra: more values at the time of writing, such as the age of the index.
+    """
+
+    def __init__(
+        self,
+        file: MetricsFile,
+        report: Report,
+        *,
+        every: int,
+        total_steps: int,
+        extra: Callable[[int], Mapping[str, float]] = lambda step: {},
+    ):
+        self._file = file
+        self._report = report
+        self._every = every
+        self._total_steps = total_steps
+        self._extra = extra
+        self._means: Means = {}
+        self._steps = 0
+        self._since = time.monotonic()
+
+    def __call__(self, step: int, state: TrainState, metrics: Means) -> None:
+        """See `Hook`."""
+        self._means = metrics_lib.merge(self._means, metrics)
+        self._steps += 1
+        if step % self._every and step != self._total_steps:
+            self._report(step, self._total_steps, {})
+            return
+        values = metrics_lib.compute(self._means)
+        now = time.monotonic()
+        values["steps_per_second"] = self._steps / max(now - self._since, 1e-9)
+        values |= self._extra(step)
+        self._file.write(step, values)
+        self._report(step, self._total_steps, values)
+        self._means, self._steps, self._since = {}, 0, now
+
+
+def every(period: int, hook: Callable[[int, TrainState], None]) -> Hook:
+    """Calls (steps done, state) every `period` steps."""
+
+    def call(step: int, state: TrainState, metrics: Means) -> None:
+        if step % period == 0:
+            hook(step, state)
+
+    return call
+
+
+def host_copy(tree: Any) -> Any:
+    """Copies arrays to the host, for a step consumes the state that it is given."""
+    return jax.device_get(tree)

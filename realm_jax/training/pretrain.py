@@ -1,0 +1,180 @@
+"""REALM pre-training: masked sentences, retrieved documents, and an index kept fresh."""
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from realm_jax.data.examples import batch_rows
+from realm_jax.errors import BadInputError
+from realm_jax.index.candidates import num_neighbours, pretrain_candidates
+from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.follower import LoadedIndex
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.objectives.masked_lm import Marginalization
+from realm_jax.training.held_out import HeldOutQuestions, query_embedder
+from realm_jax.training.index_link import IndexLink
+from realm_jax.training.loop import Report
+from realm_jax.training.losses import PretrainInputs, PretrainLoss
+from realm_jax.training.metrics import Means
+from realm_jax.training.refresh import Refresher, RefreshMode
+from realm_jax.training.stage import Stage, StageConfig
+from realm_jax.training.state import TrainState
+from realm_jax.types import PretrainBatch
+
+NAME = "pretrain"
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainConfig(StageConfig):
+    """A pre-training run; see `StageConfig` for the shared attributes.
+
+    Attributes:
+      task: masked sentences.
+      num_candidates: documents per example, the null document included.
+      refresh_mode: "off", "blocking" or "async" (`realm build-index` beside this job).
+      refresh_period: steps between two refreshes.
+      searcher: "device" (exact) or "scann".
+      marginalization: "per_span" (the paper) or "per_token" (the authors' code).
+      questions: JSON lines of held-out questions for recall@5, or "".
+      questions_split: the split of them that is searched.
+      embed: how the trainer embeds the corpus itself (`off` and `blocking`).
+      frozen: parameter paths that stay as they are, such as "retriever".
+      wait_seconds: how long `async` waits for the first index before it gives up.
+    """
+
+    num_candidates: int = 8
+    refresh_mode: str = "async"
+    refresh_period: int = 500
+    searcher: str = "device"
+    marginalization: str = "per_span"
+    questions: str = ""
+    questions_split: str = "dev"
+    embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
+    frozen: tuple[str, ...] = ()
+    wait_seconds: float = 3600.0
+
+    def __post_init__(self):
+        _require_one_of("REFRESH_MODE", self.refresh_mode, RefreshMode)
+        _require_one_of("marginalization", self.marginalization, Marginalization)
+        if self.num_candidates < 2:
+            raise BadInputError(
+                f"expected NUM_CANDIDATES of at least 2 (the null document and one "
+                f"that is retrieved), got {self.num_candidates}"
+            )
+
+
+def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
+    """Trains from the latest checkpoint on; returns whether all updates are done.
+
+    Raises:
+      BadInputError: as `Stage`, or the index cannot be had.
+    """
+    stage = Stage(NAME, config, KnowledgeEncoder, frozen=tuple(config.frozen))
+    with IndexLink(stage, config.searcher, config.embed, stop) as link:
+        if not stage.is_done:
+            _Pretraining(stage, config, link).run(report, stop)
+        if stage.is_done:
+            # The builder embeds the corpus once more, for what comes after.
+            link.finish(config.train_steps, stage.state.params["retriever"])
+    stage.close()
+    return stage.is_done
+
+
+class _Pretraining:
+    """The parts of a run that refer to each other."""
+
+    def __init__(self, stage: Stage, config: PretrainConfig, link: IndexLink):
+        self._stage = stage
+        self._config = config
+        self._link = link
+        self._examples = stage.open_examples(config.task, "train")
+        self._embed_queries = query_embedder(stage.retriever_config)
+        self._questions = (
+            HeldOutQuestions(
+                stage.corpus,
+                config.questions,
+                config.questions_split,
+                config.models.lengths.query,
+            )
+            if config.questions
+            else None
+        )
+        self._recall: dict[str, float] = {}
+        self._refresher = Refresher(
+            RefreshMode(config.refresh_mode),
+            config.refresh_period,
+            link.hooks(config.wait_seconds),
+            self._on_swap,
+        )
+
+    def run(self, report: Report, stop: threading.Event) -> None:
+        stage, refresher = self._stage, self._refresher
+        saved = stage.details["index_step"] if stage.details is not None else None
+        step = int(stage.state.step)
+        refresher.start(step, stage.state.params["retriever"], saved)
+        stage.train(
+            PretrainLoss(
+                stage.retriever,
+                stage.reader,
+                Marginalization(self._config.marginalization),
+            ),
+            self._inputs_at,
+            report=report,
+            stop=stop,
+            log_extra=self._log_extra,
+            checkpoint_details=lambda: {"index_step": refresher.index.step},
+            hooks=[self._beat],
+        )
+        logging.info("swapped to a newer index %d times", refresher.num_swaps)
+
+    def _inputs_at(self, step: int, state: TrainState) -> PretrainInputs:
+        config, lengths = self._config, self._config.models.lengths
+        index = self._refresher.before_step(step, state.params["retriever"])
+        rows = batch_rows(
+            len(self._examples), step, batch_size=config.batch_size, seed=config.seed
+        )
+        batch = PretrainBatch(**self._examples.batch(rows))
+        neighbours = index.searcher.search(
+            self._embed_queries(state.params["retriever"], batch.query_ids),
+            num_neighbours(config.num_candidates),
+        )
+        candidates = pretrain_candidates(
+            self._stage.corpus,
+            jax.device_get(neighbours),
+            batch,
+            num_candidates=config.num_candidates,
+            document_length=lengths.document,
+            joined_length=lengths.joined,
+        )
+        return PretrainInputs(batch, candidates)
+
+    def _on_swap(self, step: int, params: PyTree, index: LoadedIndex) -> None:
+        """Measures the new index at once, with the query tower of this moment."""
+        self._link.use(index.step)
+        if self._questions is None:
+            return
+        recall = self._questions.recall(
+            self._stage.retriever_config, params, index.searcher, k=5
+        )
+        self._recall = {"recall_at_5": float(recall.mean())}
+
+    def _log_extra(self, step: int) -> Mapping[str, float]:
+        """Staleness, and recall on the first line after a refresh."""
+        recall, self._recall = self._recall, {}
+        return dict(self._refresher.staleness(step)) | recall
+
+    def _beat(self, step: int, state: TrainState, metrics: Means) -> None:
+        self._link.beat(step)
+
+
+def _require_one_of(name: str, value: str, choices: type[Any]) -> None:
+    values = [choice.value for choice in choices]
+    if value not in values:
+        raise BadInputError(
+            f"expected {name} to be one of {', '.join(values)}, got {value!r}"
+        )

@@ -1,0 +1,243 @@
+"""What the training stages share: models, state, resuming, checkpoints."""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.examples import Examples
+from realm_jax.errors import BadInputError
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.storage import Store, open_store
+from realm_jax.training import checkpoints, initialization, loop, partitioning
+from realm_jax.training.checkpoints import Checkpointer
+from realm_jax.training.initialization import ModelFactory, Reader
+from realm_jax.training.loop import Hook, LogMetrics, Report
+from realm_jax.training.metrics import MetricsFile
+from realm_jax.training.optimizers import OptimizerConfig, make_optimizer
+from realm_jax.training.partitioning import MeshConfig
+from realm_jax.training.state import TrainState, create_state, place_state
+from realm_jax.training.step import Loss, make_step
+
+
+@dataclasses.dataclass(frozen=True)
+class StageConfig:
+    """What every training stage needs to know.
+
+    Attributes:
+      model_dir: folder or gs:// of this run; an unfinished run there is resumed.
+      corpus: the prepared corpus (`realm prepare`).
+      task: the examples to train on, by the name of their SeqIO task.
+      train_steps: updates in all.
+      batch_size: examples per update, over all devices.
+      models: sizes and lengths of the models.
+      optimizer: makes the update rule's configuration from `total_steps`.
+      warm_start: what the parameters start from; see `warm_start_params`.
+      seed: of initialisation, the order of examples, and dropout.
+      mesh: how devices are laid out.
+      checkpoint_period: steps between checkpoints; one more follows the last step.
+      log_period: steps between two lines of metrics.
+    """
+
+    model_dir: str
+    corpus: str
+    task: str
+    train_steps: int
+    batch_size: int
+    models: ModelFactory
+    optimizer: Callable[..., OptimizerConfig] = OptimizerConfig
+    warm_start: str = ""
+    seed: int = 0
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    checkpoint_period: int = 1000
+    log_period: int = 100
+
+
+class Stage:
+    """A training stage of one run, from its latest checkpoint on.
+
+    Attributes:
+      config: as given.
+      corpus: the blocks.
+      model_store: the model directory.
+      retriever_config: size of the towers.
+      retriever: the towers.
+      reader: the stage's reader.
+      state: where training stands.
+      details: of the checkpoint that was restored, None for a new run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: StageConfig,
+        make_reader: Callable[[BertConfig], Reader],
+        frozen: tuple[str, ...] = (),
+    ):
+        """Opens corpus and model directory; draws, warm-starts or restores the state.
+
+        Raises:
+          BadInputError: the corpus is missing, or the model directory holds a run of
+            another stage, model or corpus.
+        """
+        self.name = name
+        self.config = config
+        self.corpus = BlockStore.open(config.corpus)
+        self.model_store: Store = open_store(config.model_dir)
+        vocab_size = self.corpus.vocabulary.size
+        self.retriever_config: RetrieverConfig = config.models.retriever_config(
+            vocab_size
+        )
+        self.retriever = Retriever(self.retriever_config)
+        self.reader = make_reader(self.retriever_config.bert)
+        self._optimizer = make_optimizer(
+            config.optimizer(total_steps=config.train_steps), frozen
+        )
+        self._mesh = partitioning.make_mesh(config.mesh)
+        self._check_resumable()
+        self._checkpointer = Checkpointer(self.model_store)
+        self.state, self.details = self._restore_or_create()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all updates were done already."""
+        return int(self.state.step) >= self.config.train_steps
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices, laid out."""
+        return self._mesh
+
+    def open_examples(self, task: str, split: str) -> Examples:
+        """Opens the materialised examples of a task, made from this very corpus.
+
+        Raises:
+          BadInputError: there are none, or they belong to another corpus.
+        """
+        return open_examples(self.corpus, self.config.corpus, task, split)
+
+    def train(
+        self,
+        loss: Loss,
+        inputs_at: Callable[[int, TrainState], Any],
+        *,
+        report: Report,
+        stop: threading.Event,
+        log_extra: Callable[[int], Mapping[str, float]] = lambda step: {},
+        checkpoint_details: Callable[[], Mapping[str, Any]] = dict,
+        hooks: Sequence[Hook] = (),
+    ) -> bool:
+        """Trains from where the state stands, and leaves a checkpoint behind.
+
+        Args:
+          loss: what is optimised.
+          inputs_at: (updates done, state) -> host arrays of the next update.
+          report: shows progress to a person.
+          stop: ends training between two steps.
+          log_extra: more values for each line of metrics.
+          checkpoint_details: more facts for each checkpoint.
+          hooks: run after metrics and before the checkpoint.
+
+        Returns:
+          Whether all updates are done.
+        """
+        config = self.config
+        log = LogMetrics(
+            MetricsFile(config.model_dir, self.name, int(self.state.step)),
+            report,
+            every=config.log_period,
+            total_steps=config.train_steps,
+            extra=log_extra,
+        )
+
+        def save(step: int, state: TrainState) -> None:
+            self._checkpointer.save(state, self._describe() | checkpoint_details())
+
+        def inputs_on_devices(step: int, state: TrainState) -> Any:
+            return partitioning.place_batch(self._mesh, inputs_at(step, state))
+
+        with jax.set_mesh(self._mesh):
+            self.state = loop.train(
+                self.state,
+                make_step(loss, self._optimizer),
+                inputs_on_devices,
+                total_steps=config.train_steps,
+                hooks=[log, *hooks, loop.every(config.checkpoint_period, save)],
+                stop=stop,
+            )
+        if int(self.state.step) > 0:
+            save(int(self.state.step), self.state)
+        return self.is_done
+
+    def close(self) -> None:
+        """Finishes the checkpoint under way."""
+        self._checkpointer.close()
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "stage": self.name,
+            "model": initialization.describe(self.retriever_config),
+            "corpus_fingerprint": self.corpus.fingerprint,
+            "task": self.config.task,
+            "batch_size": self.config.batch_size,
+            "seed": self.config.seed,
+        }
+
+    def _check_resumable(self) -> None:
+        newest = checkpoints.read_details(self.model_store)
+        if newest is None:
+            return
+        step, details = newest
+        for name, expected in self._describe().items():
+            if details.get(name) != expected:
+                raise BadInputError(
+                    f"expected a run with {name} {expected!r} in "
+                    f"{self.model_store.url()}, but its checkpoint {step} has "
+                    f"{details.get(name)!r}; use another MODEL_DIR, or the settings "
+                    "that run was started with"
+                )
+
+    def _restore_or_create(self) -> tuple[TrainState, Mapping[str, Any] | None]:
+        config = self.config
+        params, params_axes = initialization.initial_params(
+            self.retriever, self.reader, config.models.lengths, config.seed
+        )
+        newest = checkpoints.finished_steps(self.model_store)
+        if not newest:
+            params = initialization.warm_start_params(
+                params, config.warm_start, self.retriever_config.bert
+            )
+        state = place_state(
+            create_state(params, self._optimizer, config.seed),
+            self._optimizer,
+            partitioning.parameter_shardings(self._mesh, params_axes),
+            self._mesh,
+        )
+        restored = checkpoints.restore_state(self.model_store, state)
+        if restored is None:
+            return state, None
+        return restored.tree, restored.details
+
+
+def open_examples(
+    corpus: BlockStore, corpus_dir: str, task: str, split: str
+) -> Examples:
+    """Opens CORPUS/examples/TASK/SPLIT, which must be made from this corpus.
+
+    Raises:
+      BadInputError: there are none, or they belong to another corpus.
+    """
+    return Examples.open(
+        f"{corpus_dir}/examples/{task}/{split}",
+        expect={"corpus_fingerprint": corpus.fingerprint},
+    )
+
+
+def count_parameters(tree: Any) -> int:
+    """Number of parameters in a tree."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))

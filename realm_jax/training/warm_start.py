@@ -1,0 +1,79 @@
+"""The warm start: ICT for the retriever, masked-LM with its own block for the reader.
+
+REALM, section 3.4: without it the retriever finds nothing of use, the reader learns to
+ignore documents, and then no gradient reaches the retriever (the cold-start problem).
+"""
+
+import dataclasses
+import threading
+
+from realm_jax.data.examples import batch_rows
+from realm_jax.errors import BadInputError
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.training.loop import Report
+from realm_jax.training.losses import WarmStartInputs, WarmStartLoss
+from realm_jax.training.stage import Stage, StageConfig
+from realm_jax.training.state import TrainState
+from realm_jax.types import InverseClozeBatch, PretrainBatch
+
+NAME = "warm_start"
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartConfig(StageConfig):
+    """A warm start; see `StageConfig` for the shared attributes.
+
+    Attributes:
+      task: masked sentences, for the reader.
+      pairs_task: sentence-block pairs, for the retriever.
+    """
+
+    pairs_task: str = ""
+
+
+def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:
+    """Trains from the latest checkpoint on; returns whether all updates are done.
+
+    Raises:
+      BadInputError: as `Stage`.
+    """
+    stage = Stage(NAME, config, KnowledgeEncoder)
+    if stage.is_done:
+        return True
+    pairs = stage.open_examples(config.pairs_task, "train")
+    sentences = stage.open_examples(config.task, "train")
+    if (sentences.features["source_block"][:1] < 0).any():
+        raise BadInputError(
+            f"expected sentences taken from the blocks of {config.corpus}, but task "
+            f"{config.task!r} has none; the reader's warm start reads a sentence "
+            "together with its own block"
+        )
+
+    def inputs_at(step: int, state: TrainState) -> WarmStartInputs:
+        def rows(examples):
+            return examples.batch(
+                batch_rows(
+                    len(examples), step, batch_size=config.batch_size, seed=config.seed
+                )
+            )
+
+        batch = PretrainBatch(**rows(sentences))
+        joined_ids, joined_segment_ids = stage.corpus.joined_ids(
+            batch.query_ids, batch.source_block[:, None], config.models.lengths.joined
+        )
+        return WarmStartInputs(
+            pairs=InverseClozeBatch(**rows(pairs)),
+            batch=batch,
+            joined_ids=joined_ids[:, 0],
+            joined_segment_ids=joined_segment_ids[:, 0],
+        )
+
+    try:
+        return stage.train(
+            WarmStartLoss(stage.retriever, stage.reader),
+            inputs_at,
+            report=report,
+            stop=stop,
+        )
+    finally:
+        stage.close()

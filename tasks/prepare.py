@@ -1,0 +1,198 @@
+"""Prepares a corpus: text to blocks, salient spans, and materialised examples.
+
+    CORPUS/                              the block store (see `data/blocks.py`)
+    CORPUS/examples/<task>/<split>/      examples a trainer reads without TensorFlow
+
+What is there already is not made again; a killed run goes on where it was.
+"""
+
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+
+from realm_jax.data import inverse_cloze, masking
+from realm_jax.data.blocks import INFO_FILE, BlockStore
+from realm_jax.data.corpus import (
+    Document,
+    build_corpus,
+    read_json_lines,
+    settings_fingerprint,
+    source_fingerprint,
+)
+from realm_jax.data.examples import Examples
+from realm_jax.data.salient_spans import Tagger, tagger_by_name
+from realm_jax.data.splits import VALIDATION_FRACTION
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.errors import BadInputError
+
+Report = Callable[[str, int, int | None], None]
+"""Called with (what is being made, how many are done, how many there are)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareConfig:
+    """What to prepare.
+
+    Attributes:
+      corpus: folder to make.
+      source: JSON lines with `title` and `text`, plain or gzipped.
+      name: of the corpus; its tasks are `<name>_ict`, `<name>_salient` and, with
+        questions, `<name>_questions`.
+      vocabulary: a BERT `vocab.txt`, or "" to train one on the text.
+      vocabulary_size: wordpieces of a vocabulary that is trained.
+      chunk_length: wordpieces of a block with its title and special pieces.
+      tagger: of salient spans: "spacy", "rules", "given" or "auto".
+      questions: JSON lines of questions, or "".
+      query_length: wordpieces of a masked sentence or a question.
+      inverse_cloze_query_length: wordpieces of an inverse cloze query.
+      max_masks: masked wordpieces that are scored.
+      validation_fraction: share of the articles no training example is made from.
+      more_tasks: registered SeqIO tasks and mixtures to materialise as well.
+      seed: of random choices in making examples.
+    """
+
+    corpus: str
+    source: str
+    name: str
+    vocabulary: str = ""
+    vocabulary_size: int = 8192
+    chunk_length: int = inverse_cloze.DOCUMENT_LENGTH
+    tagger: str = "auto"
+    questions: str = ""
+    query_length: int = masking.QUERY_LENGTH
+    inverse_cloze_query_length: int = inverse_cloze.QUERY_LENGTH
+    max_masks: int = masking.MAX_MASKS
+    validation_fraction: float = VALIDATION_FRACTION
+    more_tasks: Sequence[str] = ()
+    seed: int = 0
+
+
+def run(config: PrepareConfig, report: Report) -> BlockStore:
+    """Makes what is missing of the corpus and its examples.
+
+    Args:
+      config: what to make.
+      report: told of progress; may raise to stop.
+
+    Raises:
+      BadInputError: the source is missing, empty or malformed, or the folder holds
+        another corpus.
+    """
+    store = _make_blocks(config, report)
+    missing = [
+        (task, split, folder)
+        for task, split, folder in _wanted_examples(config)
+        if not _is_there(folder, store)
+    ]
+    if not missing:
+        return store
+    # TensorFlow takes seconds to import; a corpus that is complete does not need it.
+    from tasks import corpora, materialise, questions
+
+    corpora.register(
+        config.name,
+        config.corpus,
+        query_length=config.query_length,
+        inverse_cloze_query_length=config.inverse_cloze_query_length,
+        document_length=config.chunk_length,
+        max_masks=config.max_masks,
+        validation_fraction=config.validation_fraction,
+        seed=config.seed,
+    )
+    if config.questions:
+        questions.register_questions(
+            f"{config.name}_questions",
+            config.questions,
+            store.vocabulary,
+            query_length=config.query_length,
+        )
+    for number, (task, split, folder) in enumerate(missing):
+        report("examples", number, len(missing))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        splits = materialise.find_task(task).splits
+        if split in splits:
+            materialise.materialise(task, split, folder, seed=config.seed)
+    report("examples", len(missing), len(missing))
+    return store
+
+
+def examples_folder(corpus: str, task: str, split: str) -> pathlib.Path:
+    """Where the examples of a task and split lie."""
+    return pathlib.Path(corpus) / "examples" / task / split
+
+
+def _wanted_examples(config: PrepareConfig) -> Iterator[tuple[str, str, pathlib.Path]]:
+    names = [f"{config.name}_ict", f"{config.name}_salient", *config.more_tasks]
+    wanted = list(itertools.product(names, ("train", "validation")))
+    if config.questions:
+        wanted += [(f"{config.name}_questions", s) for s in ("train", "dev", "test")]
+    for task, split in wanted:
+        yield task, split, examples_folder(config.corpus, task, split)
+
+
+def _is_there(folder: pathlib.Path, store: BlockStore) -> bool:
+    if not folder.exists():
+        return False
+    # Of this corpus: otherwise this raises, for nothing is overwritten silently.
+    expect = {"vocabulary_fingerprint": store.vocabulary.fingerprint}
+    Examples.open(folder, expect=expect)
+    return True
+
+
+def _make_blocks(config: PrepareConfig, report: Report) -> BlockStore:
+    tagger = tagger_by_name(config.tagger)
+    documents = read_json_lines(config.source)
+    source = source_fingerprint(config.source)
+    if (pathlib.Path(config.corpus) / INFO_FILE).exists():
+        store = BlockStore.open(config.corpus)
+        _require_same_settings(config, store, tagger, source)
+        report("blocks", store.num_blocks, store.num_blocks)
+        return store
+    vocabulary = _vocabulary(config, report)
+    return build_corpus(
+        documents,
+        config.corpus,
+        vocabulary=vocabulary,
+        tagger=tagger,
+        chunk_length=config.chunk_length,
+        source=source,
+        progress=lambda count: report("articles", count, None),
+    )
+
+
+def _vocabulary(config: PrepareConfig, report: Report) -> WordPiece:
+    if config.vocabulary:
+        return WordPiece.load(config.vocabulary)
+    report("vocabulary", 0, 1)
+
+    def texts() -> Iterator[str]:
+        document: Document
+        for document in read_json_lines(config.source):
+            yield document.title
+            yield document.text
+
+    path = pathlib.Path(f"{config.corpus}.vocab.txt")
+    return WordPiece.train(texts(), config.vocabulary_size, path)
+
+
+def _require_same_settings(
+    config: PrepareConfig, store: BlockStore, tagger: Tagger, source: str
+) -> None:
+    vocabulary = store.vocabulary
+    if config.vocabulary:
+        vocabulary = WordPiece.load(config.vocabulary)
+    wanted = settings_fingerprint(
+        vocabulary=vocabulary,
+        tagger_name=tagger.name,
+        chunk_length=config.chunk_length,
+        source=source,
+    )
+    if store.info.get("settings_fingerprint") != wanted:
+        raise BadInputError(
+            f"expected {config.corpus} to be absent or made from {config.source} with "
+            f"these settings, but it holds another corpus (tagger "
+            f"{store.info.get('tagger')!r}, {store.chunk_length} wordpieces a block, "
+            f"{store.vocabulary.size} in the vocabulary); remove it or choose another "
+            "CORPUS"
+        )

@@ -1,0 +1,163 @@
+"""Runs a chain of stages as processes on this machine, the index builder beside them.
+
+Each stage is the `realm` command a person would type. A stage that was done says so and
+ends; one that was interrupted goes on, so the chain is resumed by running it again.
+"""
+
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from realm_jax.errors import BadInputError
+
+_BAD_INPUT = 2
+# How long a process may take to save what it has after it was asked to stop.
+_STOP_SECONDS = 60.0
+_POLL_SECONDS = 0.2
+_BUILDER_RESTARTS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One command of a chain.
+
+    Attributes:
+      command: of `realm`, such as "pretrain".
+      gin_files: given with --gin_file, before the chain's own files.
+      bindings: given with --gin., such as 'MODEL_DIR="runs/x/pretrain"'.
+      beside: a command that runs as a separate process as long as this one does, with
+        the same files and bindings ("build-index" beside "pretrain").
+    """
+
+    command: str
+    gin_files: Sequence[str] = ()
+    bindings: Sequence[str] = ()
+    beside: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """Stages to run one after the other.
+
+    Attributes:
+      root: folder for logs; the stages' own folders are in their bindings.
+      stages: in order.
+    """
+
+    root: str
+    stages: Sequence[Stage]
+
+
+def run(chain: Chain, gin_files: Sequence[str], stop: threading.Event) -> int:
+    """Runs a chain; returns 0, or the exit code of the first stage that failed.
+
+    Args:
+      chain: what to run.
+      gin_files: given to every stage after its own.
+      stop: set when the process was asked to stop; the stages then were asked too.
+    """
+    console = Console()
+    started = time.monotonic()
+    for number, stage in enumerate(chain.stages, start=1):
+        console.rule(f"{number}/{len(chain.stages)} {stage.command}", align="left")
+        code = _run_stage(stage, chain.root, gin_files, stop)
+        if stop.is_set():
+            console.print("stopped; run the same command again to go on")
+            return 0
+        if code:
+            return code
+    console.rule(f"done in {_minutes(time.monotonic() - started)}", align="left")
+    return 0
+
+
+def _run_stage(
+    stage: Stage, root: str, gin_files: Sequence[str], stop: threading.Event
+) -> int:
+    beside = None
+    if stage.beside:
+        log = pathlib.Path(root) / f"{stage.beside}.log"
+        beside = _Beside(_arguments(stage.beside, stage, gin_files), log)
+    main = subprocess.Popen(_arguments(stage.command, stage, gin_files))
+    try:
+        while main.poll() is None:
+            failed = beside.check() if beside and not stop.is_set() else None
+            if stop.is_set() or failed:
+                _end(main)
+            if failed:
+                raise BadInputError(failed)
+            stop.wait(_POLL_SECONDS)
+        return main.returncode
+    finally:
+        _end(main)
+        if beside:
+            beside.end()
+
+
+class _Beside:
+    """A process beside a stage; restarted if it crashes, for it resumes its work."""
+
+    def __init__(self, arguments: Sequence[str], log: pathlib.Path):
+        self._arguments = arguments
+        self._log = log
+        self._restarts = 0
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("")
+        self._start()
+
+    def check(self) -> str | None:
+        """Restarts the process if it crashed; says why it cannot go on, if so."""
+        code = self._process.poll()
+        if not code:
+            return None
+        if code == _BAD_INPUT or self._restarts == _BUILDER_RESTARTS:
+            lines = self._log.read_text().strip().splitlines()
+            return f"the process beside ended with code {code}: {(lines or [''])[-1]}"
+        self._restarts += 1
+        self._start()
+        return None
+
+    def end(self) -> None:
+        """Lets a process that is done end by itself, and asks one that is not."""
+        try:
+            self._process.wait(timeout=_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            _end(self._process)
+
+    def _start(self) -> None:
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                self._arguments, stdout=log, stderr=subprocess.STDOUT
+            )
+
+
+def _arguments(command: str, stage: Stage, gin_files: Sequence[str]) -> list[str]:
+    files = [*stage.gin_files, *gin_files]
+    return [
+        *(sys.executable, "-m", "realm_jax.cli.main", command),
+        *(f"--gin_file={file}" for file in files),
+        *(f"--gin.{binding}" for binding in stage.bindings),
+    ]
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Asks a process to stop and waits until it has saved; kills it if it hangs."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout=_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
