@@ -1,0 +1,283 @@
+"""From JSON lines to a block store."""
+
+import gzip
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm_jax.data import corpus
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.corpus import (
+    Document,
+    build_corpus,
+    chunk_documents,
+    read_json_lines,
+    settings_fingerprint,
+)
+from realm_jax.data.salient_spans import PreAnnotated, RuleTagger, Span
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.errors import BadInputError
+
+DOCUMENTS = [
+    Document(
+        title="Pierre de Fermat",
+        text="Pierre de Fermat was a French mathematician. He was born in 1607 near "
+        "Toulouse.\n\nThe mathematician found that 3 is a prime of a certain kind. "
+        "Only five of them are known.",
+        source_id="fermat",
+    ),
+    Document(title="Nothing", text=" \n", source_id="nothing"),
+    Document(
+        title="Łódź",
+        text="Łódź is a city in Poland. 𝒳 lies near Ávila. It grew in the "
+        "19th century.",
+        source_id="lodz",
+    ),
+    Document(title="", text="A text without title.", source_id="untitled"),
+]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    texts = [document.text for document in DOCUMENTS] * 3
+    return WordPiece.train(texts, 120, path)
+
+
+def build(directory, vocabulary, documents=tuple(DOCUMENTS), **settings):
+    settings = {"tagger": RuleTagger(), "chunk_length": 32} | settings
+    return build_corpus(documents, directory, vocabulary=vocabulary, **settings)
+
+
+def quoted(text, ranges):
+    return [text[start:end] for start, end, *_ in ranges]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, vocabulary):
+    return build(tmp_path_factory.mktemp("corpus") / "corpus", vocabulary)
+
+
+def test_bodies_are_the_documents_without_what_lies_between_blocks(store):
+    texts = store.texts(range(store.num_blocks))
+    for document in DOCUMENTS:
+        bodies = [t.body for t in texts if t.source_id == document.source_id]
+        assert "".join("".join(bodies).split()) == "".join(document.text.split())
+        assert all(body in document.text for body in bodies)
+    assert next(t.title for t in texts if t.source_id == "lodz") == "Łódź"
+    sources = [text.source_id for text in texts]
+    assert sources == sorted(sources, key=["fermat", "lodz", "untitled"].index)
+
+
+def test_wordpieces_are_those_of_title_and_body(store, vocabulary):
+    for block_id, text in enumerate(store.texts(range(store.num_blocks))):
+        title, body = (
+            vocabulary.encode(text.title).ids,
+            vocabulary.encode(text.body).ids,
+        )
+        expected = [vocabulary.cls, *title, vocabulary.sep, *body, vocabulary.sep]
+        ids, _ = store.document_ids(block_id, len(expected))
+        assert ids.tolist() == expected
+        assert len(expected) <= 32 or len(text.sentences) == 1
+
+
+def test_spans_stand_where_the_tagger_saw_them(store):
+    texts = store.texts(range(store.num_blocks))
+    spans = [span for text in texts for span in quoted(text.body, text.spans)]
+    expected = "Pierre de Fermat|French|1607|Toulouse|Poland|Ávila|19th century"
+    assert spans == expected.split("|")
+    sentences = [s for text in texts for s in quoted(text.body, text.sentences)]
+    assert sentences[:2] == [
+        "Pierre de Fermat was a French mathematician.",
+        "He was born in 1607 near Toulouse.",
+    ]
+
+
+def test_given_spans_are_kept_if_a_sentence_holds_them(tmp_path, vocabulary):
+    text = "Paris is big. Rome is old. Vienna is far."
+    document = Document(
+        title="Cities",
+        text=text,
+        source_id="cities",
+        # Unordered; one reaches over the end of a sentence.
+        spans=(Span(27, 33, "GPE"), Span(0, 5, "GPE"), Span(9, 18, "NONE")),
+    )
+    plain = Document("Plain", "It saw Rome.", "plain")
+    store = build(tmp_path / "c", vocabulary, [document, plain], chunk_length=24)
+    texts = store.texts(range(store.num_blocks))
+    assert len(texts) > 2
+    found = [(t.title, *quoted(t.body, t.spans)) for t in texts if t.spans]
+    assert found == [("Cities", "Paris"), ("Cities", "Vienna"), ("Plain", "Rome")]
+
+
+def test_a_corpus_may_be_built_without_spans(tmp_path, vocabulary):
+    store = build(tmp_path / "c", vocabulary, tagger=PreAnnotated())
+    assert store.info["num_spans"] == 0
+    assert store.info["tagger"] == "given"
+
+
+def test_same_input_same_bytes_whatever_the_batches(
+    store, tmp_path, vocabulary, monkeypatch
+):
+    monkeypatch.setattr(corpus, "_DOCUMENTS_PER_BATCH", 1)
+    again = build(tmp_path / "c", vocabulary, iter(DOCUMENTS))
+    assert again.fingerprint == store.fingerprint
+    for path in store.directory.iterdir():
+        assert path.read_bytes() == (again.directory / path.name).read_bytes()
+
+
+def test_progress_counts_documents(tmp_path, vocabulary, monkeypatch):
+    monkeypatch.setattr(corpus, "_DOCUMENTS_PER_BATCH", 3)
+    seen = []
+    store = build(tmp_path / "c", vocabulary, progress=seen.append)
+    assert seen == [3, 4]
+    assert store.info["num_documents"] == 4
+
+
+def test_info_tells_whether_a_store_is_the_one_wanted(tmp_path, vocabulary):
+    settings = {"vocabulary": vocabulary, "chunk_length": 32, "source": "abc"}
+    store = build(tmp_path / "c", vocabulary, source="abc")
+    wanted = settings_fingerprint(**settings, tagger_name=RuleTagger.name)
+    assert store.info["settings_fingerprint"] == wanted
+    for change in ({"chunk_length": 33}, {"source": "abd"}, {"tagger_name": "given"}):
+        other = settings | {"tagger_name": RuleTagger.name} | change
+        assert settings_fingerprint(**other) != wanted
+
+
+def test_a_corpus_without_text_is_refused(tmp_path, vocabulary):
+    for documents in ([], [DOCUMENTS[1]]):
+        with pytest.raises(BadInputError, match="got no block at all"):
+            build(tmp_path / "c", vocabulary, documents)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failing_tagger_leaves_nothing(tmp_path, vocabulary):
+    class Failing(RuleTagger):
+        def tag(self, texts):
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        build(tmp_path / "c", vocabulary, tagger=Failing())
+    assert list(tmp_path.iterdir()) == []
+
+
+WORDS = [
+    "Fermat",
+    "was",
+    "born. ",
+    "He ",
+    "found! ",
+    "1607",
+    "é",
+    "𝒳",
+    "\u200b",
+    "\n\n",
+]
+TEXTS = st.text(max_size=50) | st.lists(st.sampled_from(WORDS)).map(" ".join)
+
+
+@given(texts=st.lists(TEXTS, max_size=4), chunk_length=st.integers(8, 40))
+def test_blocks_of_any_text_hold_its_wordpieces_once(vocabulary, texts, chunk_length):
+    documents = [Document("Title", text, str(i)) for i, text in enumerate(texts)]
+    blocks = chunk_documents(documents, vocabulary, RuleTagger(), chunk_length)
+    for document in documents:
+        own = [block for block in blocks if block.text.source_id == document.source_id]
+        pieces = [piece for block in own for piece in block.body_ids.tolist()]
+        assert pieces == vocabulary.encode(document.text).ids.tolist()
+        for block in own:
+            body = block.text.body
+            assert block.body_ids.tolist() == vocabulary.encode(body).ids.tolist()
+            assert quoted(body, block.text.spans) == [
+                span.strip() for span in quoted(body, block.text.spans)
+            ]
+
+
+def write_lines(path, *lines):
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_json_lines_are_read(tmp_path):
+    rows = [
+        {"title": "A", "text": "One 𝒳.", "id": 7, "topic": "ignored"},
+        {"title": "B", "text": "Two.", "spans": [[0, 3], [0, 4, "ORG"]]},
+    ]
+    content = "\ufeff" + "\n\n".join(json.dumps(row) for row in rows)
+    (tmp_path / "plain.jsonl").write_text(content, encoding="utf-8")
+    with gzip.open(tmp_path / "packed.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write(content)
+    expected = [
+        Document("A", "One 𝒳.", "7"),
+        Document("B", "Two.", "B", (Span(0, 3, "GIVEN"), Span(0, 4, "ORG"))),
+    ]
+    assert list(read_json_lines(tmp_path / "plain.jsonl")) == expected
+    assert list(read_json_lines(tmp_path / "packed.jsonl.gz")) == expected
+
+
+def test_half_characters_are_replaced_one_for_one(tmp_path, vocabulary):
+    path = write_lines(
+        tmp_path / "lines",
+        r'{"title": "\ud800", "text": "\udc00 Rome. \ud83d\ude00"}',
+    )
+    [document] = read_json_lines(path)
+    assert (document.title, document.text) == ("\ufffd", "\ufffd Rome. 😀")
+    build(tmp_path / "c", vocabulary, [document])
+
+
+NO_SPANS = "line 2: expected 'spans'"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{not json", "line 2: expected one JSON object"),
+        ("[1, 2]", "line 2: expected an object with the strings 'title' and 'text'"),
+        ('{"title": "T"}', "line 2: expected an object with the strings"),
+        ('{"title": "T", "text": 5}', "line 2: .* got .*5"),
+        ('{"title": "T", "text": "abc", "spans": [[1, 9]]}', "line 2: .* 3 characters"),
+        (
+            '{"title": "T", "text": "abc", "spans": [[2, 1]]}',
+            NO_SPANS,
+        ),
+        ('{"title": "T", "text": "abc", "spans": 3}', NO_SPANS),
+        (
+            '{"title": "T", "text": "abc", "spans": [["a", 1]]}',
+            NO_SPANS,
+        ),
+    ],
+)
+def test_malformed_lines_are_named(tmp_path, line, message):
+    path = write_lines(tmp_path / "lines.jsonl", '{"title": "", "text": "ok"}', line)
+    with pytest.raises(BadInputError, match=message) as caught:
+        list(read_json_lines(path))
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_bytes_that_are_not_utf8_are_named(tmp_path):
+    (tmp_path / "lines").write_bytes('{"title": "é", "text": ""}'.encode("latin-1"))
+    with pytest.raises(BadInputError, match=r"line 1: .* object in UTF-8"):
+        list(read_json_lines(tmp_path / "lines"))
+
+
+def test_missing_empty_and_damaged_files_are_refused(tmp_path):
+    with pytest.raises(BadInputError, match="found no such file"):
+        read_json_lines(tmp_path / "missing")
+    (tmp_path / "empty").touch()
+    with pytest.raises(BadInputError, match="the file is empty"):
+        read_json_lines(tmp_path / "empty")
+    packed = gzip.compress(b'{"title": "T", "text": "abc"}\n' * 100)
+    (tmp_path / "cut.gz").write_bytes(packed[:-12])
+    with pytest.raises(BadInputError, match=r"whole gzip file at .* damaged"):
+        list(read_json_lines(tmp_path / "cut.gz"))
+    (tmp_path / "wrong.gz").write_bytes(b"plain text")
+    with pytest.raises(BadInputError, match="whole gzip file"):
+        list(read_json_lines(tmp_path / "wrong.gz"))
+
+
+def test_an_opened_store_has_the_vocabulary(store, vocabulary):
+    opened = BlockStore.open(store.directory)
+    assert opened.vocabulary.pieces == vocabulary.pieces
+    opened.verify()
