@@ -1,0 +1,388 @@
+"""The index-builder job: follow the trainer's retrievers and embed every block.
+
+An index is filled shard by shard and committed last, so a builder that is stopped or
+killed anywhere leaves what its successor resumes. The trainer's `blocking` mode calls
+the same `build_once`.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, PyTree
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.errors import BadInputError
+from realm_jax.index import arrays
+from realm_jax.index.embed import (
+    EmbedConfig,
+    document_embedder,
+    embed_blocks,
+    embed_shards,
+    shard_ranges,
+)
+from realm_jax.index.heartbeat import Heartbeat, JobStatus, State, read_heartbeat
+from realm_jax.index.retrievers import (
+    RETRIEVER_SERIES,
+    TrainedRetriever,
+    check_reads,
+    load_retriever,
+)
+from realm_jax.index.snapshot_writer import data_folder
+from realm_jax.index.snapshots import (
+    EMBEDDINGS,
+    ArrayRecord,
+    DamagedSnapshotError,
+    Manifest,
+    SnapshotSeries,
+    SnapshotWriter,
+)
+from realm_jax.storage import Store
+
+INDEX_SERIES = "index"
+BUILDER_ROLE = "index_builder"
+TRAINER_ROLE = "trainer"
+
+OnProgress = Callable[[int, int], None]
+"""(blocks embedded, blocks in all), after every shard."""
+
+# Between two ways to batch the same block. bfloat16 rounds at 2^-8 in every layer, an
+# embedding of another block is off by about 1.
+_SAMPLE_TOLERANCE = 0.1
+# A bucket takes about one write a second to an object.
+_BEAT_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class DivergedRetrieverError(BadInputError):
+    """A retriever whose embeddings are not finite numbers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BuilderConfig:
+    """How indexes are built.
+
+    Attributes:
+      embed: how blocks are embedded.
+      keep: committed snapshots that stay, beside those in use.
+      poll_seconds: how often to look for a new retriever.
+      patience_seconds: how long to wait without a sign of life from a trainer.
+      sampled_blocks: blocks that are read back and embedded again before a commit.
+    """
+
+    embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
+    keep: int = 2
+    poll_seconds: float = 1.0
+    patience_seconds: float = 600.0
+    sampled_blocks: int = 16
+
+
+def build_once(
+    retriever: TrainedRetriever,
+    blocks: BlockStore,
+    store: Store,
+    config: BuilderConfig,
+    *,
+    stop: threading.Event | None = None,
+    on_progress: OnProgress | None = None,
+) -> Manifest | None:
+    """Embeds every block and commits the index; returns its manifest.
+
+    Resumes what an interrupted call with the same arguments left, at most one shard of
+    work is done again. An index that is already committed is returned as it is.
+
+    Args:
+      retriever: embeds the blocks.
+      blocks: the corpus.
+      store: the model directory.
+      config: lengths and sizes.
+      stop: when set, the call ends after the shard at work and returns None.
+      on_progress: told after every shard.
+
+    Raises:
+      MismatchedSnapshotError: the retriever cannot read the corpus.
+      DivergedRetrieverError: embeddings are not finite.
+      DamagedSnapshotError: what was written is not what was computed.
+      AlreadyCommittedError: the step has the index of another retriever.
+      BadInputError: the disk is full.
+    """
+    check_reads(retriever, blocks, config.embed.document_length)
+    series = SnapshotSeries(store, INDEX_SERIES)
+    metadata = _metadata(retriever, config)
+    if retriever.step in series.steps():
+        manifest = series.read_manifest(retriever.step)
+        same_corpus = manifest.corpus_fingerprint == blocks.fingerprint
+        if same_corpus and manifest.metadata == metadata:
+            return manifest
+    writer = series.resume(
+        retriever.step, corpus_fingerprint=blocks.fingerprint, metadata=metadata
+    ) or series.begin(
+        retriever.step, corpus_fingerprint=blocks.fingerprint, metadata=metadata
+    )
+    build = _Build(retriever, blocks, store, config, writer)
+    for done in build.write_shards():
+        if on_progress:
+            on_progress(done, blocks.num_blocks)
+        if stop and stop.is_set() and done < blocks.num_blocks:
+            return None
+    build.verify_sample()
+    return writer.commit()
+
+
+def _metadata(retriever: TrainedRetriever, config: BuilderConfig) -> dict[str, Any]:
+    """What must agree for a shard of one attempt to fit another's."""
+    return {
+        "retriever_crc32c": retriever.params_crc32c(),
+        "retriever": dataclasses.asdict(retriever.config),
+        "vocabulary_fingerprint": retriever.vocabulary_fingerprint,
+        "embed": dataclasses.asdict(config.embed),
+    }
+
+
+class _Build:
+    """One attempt at one index."""
+
+    def __init__(
+        self,
+        retriever: TrainedRetriever,
+        blocks: BlockStore,
+        store: Store,
+        config: BuilderConfig,
+        writer: SnapshotWriter,
+    ):
+        self._step = retriever.step
+        self._params: PyTree = retriever.params
+        self._embed = document_embedder(retriever.config)
+        self._blocks = blocks
+        self._store = store
+        self._config = config
+        self._writer = writer
+        shape = (blocks.num_blocks, retriever.config.projection_size)
+        self._record = ArrayRecord(shape, "float32")
+
+    def write_shards(self) -> Iterator[int]:
+        """Writes the shards that are missing, yields the blocks done after each."""
+        shard_blocks = self._config.embed.shard_blocks
+        self._writer.create_array(
+            EMBEDDINGS, self._record.shape, self._record.dtype, shard_blocks
+        )
+        completed = set(self._writer.completed_rows(EMBEDDINGS))
+        missing = [
+            shard
+            for shard in shard_ranges(self._blocks.num_blocks, shard_blocks)
+            if (shard.start, shard.stop) not in completed
+        ]
+        done = self._blocks.num_blocks - sum(map(len, missing))
+        if done:
+            _log.info("step %d: resuming at %d blocks", self._step, done)
+            yield done
+        for start, embeddings in embed_shards(
+            self._embed, self._params, self._blocks, missing, self._config.embed
+        ):
+            self._check_finite(start, embeddings)
+            self._writer.write_rows(EMBEDDINGS, start, embeddings)
+            done += len(embeddings)
+            yield done
+
+    def verify_sample(self) -> None:
+        """Reads rows back and compares them with their blocks, embedded anew.
+
+        Raises:
+          DamagedSnapshotError: they differ; the attempt is deleted.
+        """
+        num_sampled = min(self._config.sampled_blocks, self._blocks.num_blocks)
+        spread = np.linspace(0, self._blocks.num_blocks - 1, num_sampled)
+        block_ids = spread.astype(np.int64)
+        expected = embed_blocks(
+            self._embed, self._params, self._blocks, block_ids, self._config.embed
+        )
+        try:
+            written = np.concatenate([self._read_row(row) for row in block_ids])
+        except ValueError as error:
+            raise self._damaged(str(error)) from error
+        distance = np.linalg.norm(written - expected, axis=-1)
+        wrong = distance > _SAMPLE_TOLERANCE * np.linalg.norm(expected, axis=-1)
+        if wrong.any():
+            raise self._damaged(f"another embedding of block {block_ids[wrong][0]}")
+
+    def _read_row(self, row: int) -> Float[np.ndarray, "1 projection"]:
+        attempt = data_folder(INDEX_SERIES, self._writer.step, self._writer.attempt)
+        folder = f"{attempt}/{EMBEDDINGS}"
+        return arrays.read_rows(self._store, folder, self._record, row, row + 1)
+
+    def _damaged(self, found: str) -> DamagedSnapshotError:
+        self._writer.discard()
+        return DamagedSnapshotError(
+            f"expected to read the index of step {self._step} back as it was written, "
+            f"got {found}; check the disk. The attempt was deleted."
+        )
+
+    def _check_finite(self, start: int, embeddings: np.ndarray) -> None:
+        finite = np.isfinite(embeddings).all(axis=-1)
+        if not finite.all():
+            raise DivergedRetrieverError(
+                f"expected finite embeddings from the retriever of step {self._step}, "
+                f"got nan or inf for block {start + np.argmin(finite)}; training has "
+                "diverged: lower the learning rate."
+            )
+
+
+def collect_garbage(store: Store, keep: int) -> None:
+    """Deletes old retrievers and indexes of a model directory.
+
+    The newest `keep` of both stay, and the indexes that the trainer's heartbeat names:
+    `index_step`, the one it searches, and `kept_index_steps`, those its checkpoints
+    resume with.
+    """
+    trainer = read_heartbeat(store, TRAINER_ROLE)
+    said = trainer.extra if trainer else {}
+    named = [said.get("index_step"), *said.get("kept_index_steps", ())]
+    in_use = [step for step in named if step is not None]
+    SnapshotSeries(store, INDEX_SERIES).collect(keep, in_use)
+    SnapshotSeries(store, RETRIEVER_SERIES).collect(keep)
+
+
+class IndexBuilder:
+    """The job: builds the index of the newest retriever, again and again.
+
+    Its heartbeat holds the step it is at, `activity` (`waiting` or `embedding`),
+    `blocks_done` of `num_blocks`, the `index_step` it committed last, and in `refused`
+    what it said of retrievers it did not use.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        blocks: BlockStore,
+        config: BuilderConfig,
+        on_progress: OnProgress | None = None,
+    ):
+        """Prepares the job; see `run`.
+
+        Args:
+          store: the model directory.
+          blocks: the corpus to index.
+          config: lengths, sizes and patience.
+          on_progress: told after every shard.
+        """
+        self._store = store
+        self._blocks = blocks
+        self._config = config
+        self._on_progress = on_progress
+        self._retrievers = SnapshotSeries(store, RETRIEVER_SERIES)
+        self._indexes = SnapshotSeries(store, INDEX_SERIES)
+        self._heartbeat = Heartbeat(store, BUILDER_ROLE, every_seconds=_BEAT_SECONDS)
+        self._last_progress_beat = 0.0
+        self._step = 0
+        self._refused: dict[int, str] = {}
+
+    def run(self, stop: threading.Event) -> None:
+        """Works until the trainer is done and nothing is left, or `stop` is set.
+
+        Stopped, it finishes the shard at work and leaves the rest to be resumed.
+        A damaged or diverged retriever is refused once; the next is waited for.
+
+        Raises:
+          BadInputError: no retriever of this trainer can be used, or the disk is full.
+        """
+        try:
+            self._follow(stop)
+        except BaseException:
+            # The error itself matters more than that it could not be announced.
+            with contextlib.suppress(Exception):
+                self._beat("failed")
+            raise
+        self._beat("finished")
+
+    def _follow(self, stop: threading.Event) -> None:
+        trainer = _TrainerWatch(self._store, self._config.patience_seconds)
+        while not stop.is_set():
+            # Asked before looking for work, so that what the trainer published just
+            # before it ended is found.
+            trainer_is_done = trainer.is_done()
+            step = self._newest_step()
+            if step is not None:
+                self._build(step, stop)
+            elif trainer_is_done:
+                return
+            else:
+                self._beat("running", activity="waiting")
+                stop.wait(self._config.poll_seconds)
+
+    def _newest_step(self) -> int | None:
+        """Returns the newest retriever's step if it has no index; skips older ones."""
+        step = self._retrievers.latest_step()
+        if step is None or step in self._refused or step in self._indexes.steps():
+            return None
+        return step
+
+    def _build(self, step: int, stop: threading.Event) -> None:
+        self._step = step
+        began = time.monotonic()
+        try:
+            manifest = build_once(
+                load_retriever(self._store, step),
+                self._blocks,
+                self._store,
+                self._config,
+                stop=stop,
+                on_progress=self._report,
+            )
+        except (DamagedSnapshotError, DivergedRetrieverError) as error:
+            self._refused[step] = str(error)
+            _log.warning("no index for step %d: %s", step, error)
+            return
+        if manifest is None:
+            _log.info("step %d: stopped; the next builder resumes", step)
+            return
+        seconds = time.monotonic() - began
+        _log.info("step %d: %d blocks in %.1f s", step, manifest.count, seconds)
+        collect_garbage(self._store, self._config.keep)
+
+    def _report(self, done: int, num_blocks: int) -> None:
+        if self._on_progress:
+            self._on_progress(done, num_blocks)
+        now = time.monotonic()
+        if now - self._last_progress_beat >= _BEAT_SECONDS:
+            self._last_progress_beat = now
+            self._beat("running", activity="embedding", blocks_done=done)
+
+    def _beat(self, state: State, **extra: Any) -> None:
+        self._heartbeat.beat(
+            self._step,
+            state,
+            num_blocks=self._blocks.num_blocks,
+            index_step=self._indexes.latest_step(),
+            refused={str(step): reason for step, reason in self._refused.items()},
+            **extra,
+        )
+
+
+class _TrainerWatch:
+    """Tells when no more retrievers will come.
+
+    Only changes count, on this machine's clock: the heartbeat found at first may be
+    that of a run that ended days ago, before the trainer now starting.
+    """
+
+    def __init__(self, store: Store, patience_seconds: float):
+        self._store = store
+        self._patience_seconds = patience_seconds
+        self._first: JobStatus | None = read_heartbeat(store, TRAINER_ROLE)
+        self._last = self._first
+        self._last_change = time.monotonic()
+
+    def is_done(self) -> bool:
+        """Returns whether the trainer ended, or was silent for too long."""
+        status = read_heartbeat(self._store, TRAINER_ROLE)
+        if status != self._last:
+            self._last, self._last_change = status, time.monotonic()
+        if status is not None and status != self._first and status.state != "running":
+            return True
+        return time.monotonic() - self._last_change > self._patience_seconds

@@ -1,0 +1,167 @@
+"""Retriever snapshots: what the trainer hands to the index builder."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import flax.traverse_util
+import google_crc32c
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.index.snapshots import (
+    Manifest,
+    MismatchedSnapshotError,
+    SnapshotSeries,
+    read_params,
+    write_params,
+)
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.storage import Store
+
+RETRIEVER_SERIES = "retriever"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedRetriever:
+    """A retriever as it was at one training step.
+
+    Attributes:
+      step: that step.
+      config: what the parameters are parameters of.
+      params: arrays, on the host or on a device.
+      vocabulary_fingerprint: of the wordpieces it was trained on.
+    """
+
+    step: int
+    config: RetrieverConfig
+    params: PyTree
+    vocabulary_fingerprint: str
+
+    def params_crc32c(self) -> int:
+        """Returns a checksum of names and values of the parameters.
+
+        It tells apart two retrievers of the same step, of a run and of its rerun.
+        """
+        checksum = google_crc32c.Checksum()
+        flat = flax.traverse_util.flatten_dict(self.params, sep="/")
+        for name in sorted(flat):
+            checksum.update(name.encode())
+            checksum.update(np.ascontiguousarray(flat[name]).tobytes())
+        return int.from_bytes(checksum.digest(), "big")
+
+
+def publish_retriever(
+    store: Store, retriever: TrainedRetriever, corpus_fingerprint: str
+) -> Manifest:
+    """Commits a retriever for the builder to find; returns its manifest.
+
+    A run that resumes from a checkpoint does some steps again and comes to publish
+    what it had published before. That snapshot stays, and its manifest is returned:
+    the builder may be at work on it.
+
+    Args:
+      store: the model directory.
+      retriever: what to publish.
+      corpus_fingerprint: of the corpus it is trained to search.
+
+    Raises:
+      AlreadyCommittedError: a retriever of another kind has that step.
+      BadInputError: the disk is full.
+    """
+    series = SnapshotSeries(store, RETRIEVER_SERIES)
+    metadata = {
+        "config": dataclasses.asdict(retriever.config),
+        "vocabulary_fingerprint": retriever.vocabulary_fingerprint,
+    }
+    if retriever.step in series.steps():
+        manifest = series.read_manifest(retriever.step)
+        same_corpus = manifest.corpus_fingerprint == corpus_fingerprint
+        if same_corpus and manifest.metadata == metadata:
+            return manifest
+    writer = series.begin(
+        retriever.step, corpus_fingerprint=corpus_fingerprint, metadata=metadata
+    )
+    write_params(writer, retriever.params)
+    return writer.commit()
+
+
+def load_retriever(store: Store, step: int) -> TrainedRetriever:
+    """Returns the retriever that was published at a step.
+
+    Raises:
+      MissingObjectError: there is none (any more).
+      DamagedSnapshotError: it is not what was published.
+      MismatchedSnapshotError: its parameters are not those of its configuration.
+    """
+    series = SnapshotSeries(store, RETRIEVER_SERIES)
+    manifest = series.read_manifest(step)
+    series.verify(manifest)
+    params = read_params(series, manifest)
+    try:
+        config = _parse_config(manifest.metadata["config"])
+        vocabulary_fingerprint = manifest.metadata["vocabulary_fingerprint"]
+    except (KeyError, TypeError) as error:
+        raise MismatchedSnapshotError(
+            f"expected a retriever snapshot with its configuration at step {step}, got "
+            f"metadata without a valid one ({error!r}); publish it anew."
+        ) from error
+    _check_params(config, params, step)
+    return TrainedRetriever(step, config, params, vocabulary_fingerprint)
+
+
+def check_reads(
+    retriever: TrainedRetriever, blocks: BlockStore, document_length: int
+) -> None:
+    """Checks that a retriever can embed the blocks of a corpus.
+
+    Raises:
+      MismatchedSnapshotError: it knows other wordpieces, or shorter sequences.
+    """
+    vocabulary = blocks.vocabulary
+    if retriever.vocabulary_fingerprint != vocabulary.fingerprint:
+        raise MismatchedSnapshotError(
+            f"expected a retriever of vocabulary {vocabulary.fingerprint[:12]}, which "
+            f"{blocks.directory} has, that of step {retriever.step} has "
+            f"{retriever.vocabulary_fingerprint[:12]}; give the corpus it was trained "
+            "on, or prepare this one with its vocabulary."
+        )
+    bert = retriever.config.bert
+    if bert.vocab_size < vocabulary.size or bert.max_positions < document_length:
+        raise MismatchedSnapshotError(
+            f"expected a retriever of at least {vocabulary.size} wordpieces and "
+            f"{document_length} positions, that of step {retriever.step} has "
+            f"{bert.vocab_size} and {bert.max_positions}; enlarge the model or shorten "
+            "the documents."
+        )
+
+
+def _parse_config(metadata: Mapping[str, Any]) -> RetrieverConfig:
+    values = dict(metadata)
+    return RetrieverConfig(bert=BertConfig(**values.pop("bert")), **values)
+
+
+def _check_params(config: RetrieverConfig, params: PyTree, step: int) -> None:
+    ids = jax.ShapeDtypeStruct((1, 3), np.int32)
+    variables = jax.eval_shape(Retriever(config).init, jax.random.key(0), ids, ids, ids)
+    expected = _shapes(variables["params"])
+    found = _shapes(params)
+    if found != expected:
+        wrong = sorted(
+            name
+            for name in expected.keys() | found.keys()
+            if expected.get(name) != found.get(name)
+        )
+        raise MismatchedSnapshotError(
+            f"expected the retriever of step {step} to have {wrong[0]} of shape "
+            f"{expected.get(wrong[0])}, got {found.get(wrong[0])} ({len(wrong)} "
+            "parameters differ); publish it anew."
+        )
+
+
+def _shapes(params: PyTree) -> dict[str, tuple[int, ...]]:
+    flat = flax.traverse_util.flatten_dict(params, sep="/")
+    return {name: tuple(array.shape) for name, array in flat.items()}
