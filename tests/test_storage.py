@@ -1,0 +1,295 @@
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import google_crc32c
+import pytest
+
+from realm_jax import storage
+from realm_jax.errors import BadInputError
+from realm_jax.storage import (
+    AlreadyExistsError,
+    MissingObjectError,
+    UnavailableStoreError,
+    open_store,
+)
+from tests.gcs_emulator import emulated_bucket
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory):
+    with emulated_bucket(tmp_path_factory.mktemp("gcs"), "store-tests") as url:
+        yield url
+
+
+@pytest.fixture(params=["local", "gs"])
+def root(request, tmp_path):
+    if request.param == "local":
+        return str(tmp_path / "model")
+    # Each test has a folder of its own in the bucket.
+    return f"{request.getfixturevalue('bucket')}/{tmp_path.name}/model"
+
+
+@pytest.fixture
+def store(root):
+    return open_store(root)
+
+
+def test_reads_back_what_was_written_last(store):
+    store.write("a/b.bin", b"first")
+    store.write("a/b.bin", bytes(range(256)))
+    assert store.read("a/b.bin") == bytes(range(256))
+    assert store.size("a/b.bin") == 256
+    assert store.exists("a/b.bin")
+    assert not store.exists("a")
+    assert not store.exists("a/b")
+
+
+def test_an_object_may_be_empty(store):
+    store.write("empty", b"")
+    assert store.read("empty") == b""
+    assert store.size("empty") == 0
+
+
+def test_another_client_sees_it(store, root):
+    store.write("x", b"1")
+    assert open_store(root).read("x") == b"1"
+
+
+@pytest.mark.parametrize("method", ["read", "size"])
+def test_a_missing_object_is_named(store, method):
+    with pytest.raises(MissingObjectError, match="nothing/here"):
+        getattr(store, method)("nothing/here")
+
+
+def test_lists_full_names_in_order_below_a_folder(store):
+    for name in ["b/2", "b/10", "a", "b/c/1", "bc/1"]:
+        store.write(name, b"")
+    assert store.list() == ["a", "b/10", "b/2", "b/c/1", "bc/1"]
+    assert store.list("b") == ["b/10", "b/2", "b/c/1"]
+    assert store.list("nowhere") == []
+
+
+def test_a_long_lived_client_sees_new_objects_in_listings(store, root):
+    assert store.list("f") == []
+    open_store(root).write("f/1", b"")
+    assert store.list("f") == ["f/1"]
+
+
+def test_stats_hold_size_checksum_and_time(store):
+    began = time.time()
+    contents = {"s/a": b"", "s/b": b"123456789", "s/c": os.urandom(70_000)}
+    for name, data in contents.items():
+        store.write(name, data)
+    stats = store.stats("s")
+    assert list(stats) == list(contents)
+    for name, data in contents.items():
+        assert stats[name].size == len(data)
+        assert stats[name].crc32c == google_crc32c.value(data)
+        assert began - 2 < stats[name].modified < time.time() + 2
+    # The check value of CRC-32C in every catalogue of checksums.
+    assert stats["s/b"].crc32c == 0xE3069283
+
+
+def test_deletes_only_what_it_is_told(store):
+    for name in ["a/1", "a/2", "ab/1"]:
+        store.write(name, b"")
+    store.delete("a/1")
+    store.delete("a/1")
+    assert store.list() == ["a/2", "ab/1"]
+    store.delete_folder("a")
+    store.delete_folder("a")
+    assert store.list() == ["ab/1"]
+
+
+def test_create_does_not_overwrite(store):
+    store.create("commits/1", b"mine")
+    with pytest.raises(AlreadyExistsError, match="commits/1"):
+        store.create("commits/1", b"theirs")
+    assert store.read("commits/1") == b"mine"
+
+
+def test_create_succeeds_again_with_the_same_bytes(store):
+    # On a bucket a retry after a lost response meets its own object.
+    store.create("commits/1", b"mine")
+    store.create("commits/1", b"mine")
+    assert store.read("commits/1") == b"mine"
+
+
+def test_one_of_many_creators_wins(root):
+    store = open_store(root)
+    won, lost = [], []
+    start = threading.Barrier(8)
+
+    def create(writer):
+        start.wait()
+        try:
+            store.create("commit", b"%d" % writer)
+            won.append(writer)
+        except AlreadyExistsError:
+            lost.append(writer)
+
+    threads = [threading.Thread(target=create, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert len(lost) == 7
+    assert store.read("commit") == b"%d" % won[0]
+
+
+@pytest.mark.parametrize("name", ["", "/a", "a//b", "a/", "../a", "a/./b", ".hidden"])
+def test_refuses_names_that_are_not_below_the_root(store, name):
+    with pytest.raises(BadInputError, match="object name"):
+        store.write(name, b"")
+    with pytest.raises(BadInputError, match="object name"):
+        store.delete_folder(name)
+
+
+def test_urls_tell_where_an_object_is(store, root):
+    assert store.url() in (root, f"{root}/")
+    assert store.url("a/b") == f"{root}/a/b"
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "gs://", "gs:///x", "http://host/x"])
+def test_refuses_other_places(url):
+    with pytest.raises(BadInputError, match="gs://bucket/prefix"):
+        open_store(url)
+
+
+def test_opening_a_folder_makes_nothing(tmp_path):
+    store = open_store(tmp_path / "new")
+    assert store.list() == []
+    assert not (tmp_path / "new").exists()
+
+
+def test_file_urls_are_folders(tmp_path):
+    open_store(f"file://{tmp_path}").write("a", b"1")
+    assert (tmp_path / "a").read_bytes() == b"1"
+
+
+def test_readers_never_see_half_an_object(tmp_path):
+    store = open_store(tmp_path)
+    store.write("x", b"0" * 200_000)
+    stop = threading.Event()
+
+    def overwrite():
+        digit = 0
+        while not stop.is_set():
+            digit = (digit + 1) % 10
+            store.write("x", b"%d" % digit * 200_000)
+
+    writer = threading.Thread(target=overwrite)
+    writer.start()
+    try:
+        for _ in range(200):
+            data = store.read("x")
+            assert len(data) == 200_000
+            assert len(set(data)) == 1
+            assert store.list() == ["x"]
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_a_killed_writer_leaves_no_object(tmp_path):
+    # The writer dies with its bytes on disk but not yet under their name.
+    program = (
+        "import os, signal, sys\n"
+        "from realm_jax import storage\n"
+        "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "storage.open_store(sys.argv[1]).write('a/x', b'1234')\n"
+    )
+    process = subprocess.run([sys.executable, "-c", program, tmp_path], check=False)
+    assert process.returncode == -signal.SIGKILL
+    assert os.listdir(tmp_path / "a")
+    assert open_store(tmp_path).list() == []
+    assert not open_store(tmp_path).exists("a/x")
+
+
+@pytest.mark.parametrize("method", ["write", "create"])
+def test_no_room_is_one_line_and_leaves_nothing(tmp_path, method):
+    store = open_store(tmp_path)
+    store.write("kept", b"old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # A file-size limit stops a write in its middle, as a full disk does.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(BadInputError) as caught:
+            getattr(store, method)("a/big", bytes(100_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    message = str(caught.value)
+    assert "100,000 bytes" in message
+    assert str(tmp_path / "a" / "big") in message
+    assert "\n" not in message
+    assert os.listdir(tmp_path / "a") == []
+    assert store.read("kept") == b"old"
+
+
+def test_a_full_disk_is_no_room(tmp_path, monkeypatch):
+    def no_space(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(storage.os, "fsync", no_space)
+    with pytest.raises(BadInputError, match="room for 3 bytes"):
+        open_store(tmp_path).write("x", b"abc")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_in_the_way_is_bad_input(tmp_path):
+    (tmp_path / "model").write_text("a file, not a folder")
+    with pytest.raises(BadInputError, match="model/a"):
+        open_store(tmp_path / "model").write("a", b"")
+
+
+def test_a_bucket_that_does_not_exist_is_bad_input(bucket):
+    with pytest.raises(MissingObjectError, match="gs://no-such-bucket/x"):
+        open_store("gs://no-such-bucket").write("x", b"")
+
+
+def test_an_unreachable_bucket_is_not_bad_input(bucket, monkeypatch):
+    from google.api_core.exceptions import ServiceUnavailable
+    from google.cloud.storage import Blob
+
+    def unavailable(*_, **__):
+        raise ServiceUnavailable("try later")
+
+    monkeypatch.setattr(Blob, "download_as_bytes", unavailable)
+    with pytest.raises(UnavailableStoreError, match="try later"):
+        open_store(bucket).read("x")
+
+
+def test_a_lost_response_is_not_a_lost_race(bucket, monkeypatch):
+    from google.cloud.storage import Blob
+
+    upload = Blob.upload_from_string
+
+    def upload_twice(blob, *args, **kwargs):
+        # What the client does by itself when the first response is lost.
+        upload(blob, *args, **kwargs)
+        upload(blob, *args, **kwargs)
+
+    monkeypatch.setattr(Blob, "upload_from_string", upload_twice)
+    store = open_store(f"{bucket}/retry")
+    store.create("commit", b"attempt 1")
+    assert store.read("commit") == b"attempt 1"
+
+
+def test_a_local_store_does_not_import_the_cloud(tmp_path):
+    program = (
+        "import sys\n"
+        "from realm_jax.storage import open_store\n"
+        "open_store(sys.argv[1]).write('x', b'1')\n"
+        "assert not any(m.startswith('google.cloud') for m in sys.modules)\n"
+        "assert 'tensorflow' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program, tmp_path], check=True)
+    assert Path(tmp_path, "x").read_bytes() == b"1"
