@@ -9,6 +9,7 @@ import tensorflow as tf
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.features import in_chunks
 from realm_jax.data.splits import TRAIN, VALIDATION, held_out
+from realm_jax.errors import BadInputError
 
 _READ_BLOCKS = 4096
 _SHUFFLE_BUFFER = 1 << 20
@@ -61,13 +62,23 @@ class BlockSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **unused,
     ) -> tf.data.Dataset:
-        """Returns the ids of every `num_shards`-th shard, from `index` on."""
+        """Returns the ids of every `num_shards`-th shard, from `index` on.
+
+        Raises:
+          BadInputError: no article at all is in this split.
+        """
         shards = range(len(self._bounds) - 1)
         if shard_info is not None:
             shards = shards[shard_info.index :: shard_info.num_shards]
         ids = np.concatenate(
             [np.zeros(0, np.int32), *(self._ids(split, shard) for shard in shards)]
         )
+        if not len(ids) and shard_info is None:
+            raise BadInputError(
+                f"expected articles in the split {split!r}, got none of the "
+                f"{self.store.num_blocks} blocks of {self.store.directory} (a share of "
+                f"{self._fraction} is held out); change validation_fraction."
+            )
         dataset = tf.data.Dataset.from_tensor_slices(ids)
         if shuffle and len(ids):
             dataset = dataset.shuffle(min(len(ids), _SHUFFLE_BUFFER), seed=seed)

@@ -90,7 +90,8 @@ def refuse_trimming(
 class RealmFeatureConverter(seqio.FeatureConverter):
     """Passes the features of a task to the model, padded to the lengths asked for.
 
-    Subclasses name the features; nothing can be packed.
+    SeqIO wants a length of every feature: that of a scalar is None. Nothing can be
+    packed. Subclasses name the features.
     """
 
     PACKING_FEATURE_DTYPES: Mapping[str, tf.dtypes.DType] | None = None
@@ -109,18 +110,18 @@ class RealmFeatureConverter(seqio.FeatureConverter):
         super().__init__(pack=False, **options)
 
     def get_model_feature_lengths(
-        self, task_feature_lengths: Mapping[str, int]
-    ) -> Mapping[str, int]:
+        self, task_feature_lengths: Mapping[str, int | None]
+    ) -> Mapping[str, int | None]:
         """Returns the same lengths: features are passed as they are."""
         return dict(task_feature_lengths)
 
     def _convert_features(
-        self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]
+        self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int | None]
     ) -> tf.data.Dataset:
         lengths = {
             name: length
             for name, length in task_feature_lengths.items()
-            if self.MODEL_FEATURES[name].rank == 1
+            if length is not None
         }
         return seqio.trim_and_pad_dataset(ds, lengths)
 

@@ -1,0 +1,47 @@
+"""A small corpus of invented articles, made once."""
+
+import pytest
+
+from realm_jax.data.corpus import Document, build_corpus
+from realm_jax.data.salient_spans import RuleTagger
+from realm_jax.data.wordpiece import WordPiece
+
+_TOWNS = ("Ansk", "Brel", "Čudo", "Dorm", "Élan", "Fosk", "Gant", "Hult")
+_TEXT = (
+    "{0} is a town on the river {1}. It was founded by Karel {1} in {2}.\n"
+    "The mills of {0} burnt down on 16 February {3}. Trade with {4} ended then! "
+    "Today {0} is known for its bells, which the painter Maria {4} drew in {5}."
+)
+
+
+def articles() -> list[Document]:
+    """Returns articles of five sentences, and one of a single sentence."""
+    years = range(1500, 1900, 50)
+    documents = [
+        Document(
+            title=town,
+            text=_TEXT.format(
+                town, _TOWNS[i - 1], year, year + 7, _TOWNS[i - 2], year + 31
+            ),
+            source_id=f"town-{i}",
+        )
+        for i, (town, year) in enumerate(zip(_TOWNS, years, strict=True))
+    ]
+    return [*documents, Document("Ilm", "Ilm is a river near Hult.", "river-0")]
+
+
+@pytest.fixture(scope="session")
+def small_store(tmp_path_factory):
+    """The articles in blocks of two or three sentences."""
+    directory = tmp_path_factory.mktemp("small")
+    documents = articles()
+    vocabulary = WordPiece.train(
+        [document.text for document in documents], 400, directory / "vocab.txt"
+    )
+    return build_corpus(
+        documents,
+        directory / "corpus",
+        vocabulary=vocabulary,
+        tagger=RuleTagger(),
+        chunk_length=48,
+    )

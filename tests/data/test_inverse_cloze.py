@@ -1,0 +1,112 @@
+import numpy as np
+import pytest
+
+from realm_jax.data.inverse_cloze import inverse_cloze_examples, make_ict_example
+from realm_jax.errors import BadInputError
+
+
+def slow_examples(store, removed, query_length, document_length):
+    """Sentence by sentence; `removed(block, index)` says what was taken out."""
+    vocabulary = store.vocabulary
+    for block in range(store.num_blocks):
+        text = store.text(block)
+        pieces = [vocabulary.encode(text.body[a:b]).ids for a, b in text.sentences]
+        for index, sentence in enumerate(pieces):
+            kept = [p for i, p in enumerate(pieces) if i != index]
+            body = kept if removed(block, index) else pieces
+            if not body:
+                continue
+            query = [vocabulary.cls, *sentence[: query_length - 2], vocabulary.sep]
+            title = vocabulary.encode(text.title).ids
+            document = [vocabulary.cls, *title, vocabulary.sep, *np.concatenate(body)]
+            document = [*document[: document_length - 1], vocabulary.sep]
+            yield block, query, document, len(title) + 2
+
+
+def padded(pieces, length):
+    return [int(piece) for piece in pieces] + [0] * (length - len(pieces))
+
+
+@pytest.mark.parametrize("probability", [0.0, 1.0])
+@pytest.mark.parametrize(("query", "document"), [(64, 48), (8, 20)])
+def test_pairs_sentences_with_their_blocks(small_store, probability, query, document):
+    examples = inverse_cloze_examples(
+        small_store,
+        np.arange(small_store.num_blocks),
+        query_length=query,
+        document_length=document,
+        removal_probability=probability,
+    )
+    expected = list(
+        slow_examples(small_store, lambda *_: probability == 1, query, document)
+    )
+    assert len(examples["block_ids"]) == len(expected) > 10
+    for row, (block, query_ids, ids, body_start) in enumerate(expected):
+        assert examples["block_ids"][row] == block
+        assert examples["query_ids"][row].tolist() == padded(query_ids, query)
+        assert examples["document_ids"][row].tolist() == padded(ids, document)
+        segments = [int(body_start <= column < len(ids)) for column in range(document)]
+        assert examples["document_segment_ids"][row].tolist() == segments
+
+
+def test_a_kept_sentence_leaves_the_block_as_the_store_has_it(small_store):
+    blocks = np.arange(small_store.num_blocks)
+    examples = inverse_cloze_examples(
+        small_store, blocks, document_length=48, removal_probability=0.0
+    )
+    ids, segments = small_store.document_ids(examples["block_ids"], 48)
+    np.testing.assert_array_equal(examples["document_ids"], ids)
+    np.testing.assert_array_equal(examples["document_segment_ids"], segments)
+
+
+def test_nine_of_ten_sentences_are_removed(small_store):
+    blocks = np.arange(small_store.num_blocks)
+    removed = total = 0
+    for seed in range(60):
+        examples = inverse_cloze_examples(
+            small_store, blocks, document_length=48, seed=seed
+        )
+        whole, _ = small_store.document_ids(examples["block_ids"], 48)
+        # Blocks of one sentence are dropped when it would be removed: leave them out.
+        several = np.array(
+            [len(small_store.text(b).sentences) > 1 for b in examples["block_ids"]]
+        )
+        shorter = (examples["document_ids"] != whole).any(axis=1)
+        assert not shorter[~several].any()
+        removed += shorter[several].sum()
+        total += several.sum()
+    # Five standard deviations of a binomial share.
+    assert removed / total == pytest.approx(0.9, abs=5 * (0.09 / total) ** 0.5)
+
+
+def test_what_is_removed_does_not_depend_on_how_blocks_are_grouped(small_store):
+    blocks = np.arange(small_store.num_blocks)
+    whole = inverse_cloze_examples(small_store, blocks, seed=3)
+    parts = [
+        inverse_cloze_examples(small_store, part, seed=3)
+        for part in (blocks[:5], blocks[5:6], blocks[6:])
+    ]
+    for name, array in whole.items():
+        np.testing.assert_array_equal(array, np.concatenate([p[name] for p in parts]))
+
+
+def test_a_lone_sentence_cannot_be_removed(small_store):
+    vocabulary = small_store.vocabulary
+    title = vocabulary.encode("Ilm").ids
+    body = vocabulary.encode("Ilm is a river.")
+    assert (
+        make_ict_example(
+            title, body, (0, 15), vocabulary=vocabulary, remove=True, block_id=0
+        )
+        is None
+    )
+    assert make_ict_example(
+        title, body, (0, 15), vocabulary=vocabulary, remove=False, block_id=0
+    )
+
+
+def test_lengths_without_room_are_refused(small_store):
+    with pytest.raises(BadInputError, match="got 2 and 288"):
+        inverse_cloze_examples(small_store, np.arange(1), query_length=2)
+    with pytest.raises(BadInputError, match="got 64 and 3"):
+        inverse_cloze_examples(small_store, np.arange(1), document_length=3)

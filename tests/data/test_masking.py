@@ -1,0 +1,154 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from realm_jax.data.masking import (
+    make_salient_example,
+    pretrain_specs,
+    salient_examples,
+)
+from realm_jax.errors import BadInputError
+
+
+def slow_example(vocabulary, body, sentence, span, query_length, max_masks):
+    """One piece at a time: (query, positions, answers), or None."""
+    encoding = vocabulary.encode(body)
+    query, positions, answers = [vocabulary.cls], [], []
+    for piece, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+        if not sentence[0] <= start < sentence[1]:
+            continue
+        if any(span[0] <= character < span[1] for character in range(start, end)):
+            positions.append(len(query))
+            answers.append(int(piece))
+            query.append(vocabulary.mask)
+        else:
+            query.append(int(piece))
+    if not positions or positions[-1] > query_length - 2:
+        return None
+    query = [*query[: query_length - 1], vocabulary.sep]
+    return query, positions[:max_masks], answers[:max_masks]
+
+
+TEXTS = st.text(
+    st.one_of(st.characters(codec="utf-8"), st.sampled_from("ab cé.İß\u0301 漢𝔸\n")),
+    max_size=40,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    before=TEXTS,
+    left=TEXTS,
+    span=st.one_of(TEXTS, st.sampled_from(["Karel Čudo", "16 February 1507"])),
+    right=TEXTS,
+    after=TEXTS,
+    query_length=st.integers(3, 40),
+    max_masks=st.integers(1, 12),
+)
+def test_masks_exactly_the_wordpieces_of_the_span(
+    small_store, before, left, span, right, after, query_length, max_masks
+):
+    vocabulary = small_store.vocabulary
+    # Sentences part where BERT parts words: see chunking.split_sentences.
+    body = f"{before} {left}{span}{right} {after}"
+    sentence = (len(before) + 1, len(body) - len(after) - 1)
+    start = sentence[0] + len(left)
+    place = (start, start + len(span))
+    example = make_salient_example(
+        vocabulary.encode(body),
+        sentence,
+        place,
+        vocabulary=vocabulary,
+        source_block=5,
+        query_length=query_length,
+        max_masks=max_masks,
+    )
+    expected = slow_example(vocabulary, body, sentence, place, query_length, max_masks)
+    assert (example is None) == (expected is None)
+    if example is None or expected is None:
+        return
+    query, positions, answers = expected
+    scored = len(positions)
+    padding = [0] * (max_masks - scored)
+    assert example["query_ids"].tolist() == query + [0] * (query_length - len(query))
+    assert example["mask_positions"].tolist() == positions + padding
+    assert example["mask_ids"].tolist() == answers + padding
+    assert example["mask_weights"].tolist() == [1.0] * scored + padding
+    assert example["source_block"] == 5
+
+
+def test_unmasking_gives_the_sentence_back(small_store):
+    vocabulary = small_store.vocabulary
+    blocks = np.arange(small_store.num_blocks)
+    examples = salient_examples(small_store, blocks, query_length=64)
+    rows = 0
+    for block in blocks:
+        text = small_store.text(block)
+        for span in text.spans:
+            (sentence,) = [s for s in text.sentences if s[0] <= span.start < s[1]]
+            restored = examples["query_ids"][rows].copy()
+            scored = examples["mask_weights"][rows] == 1
+            positions = examples["mask_positions"][rows][scored]
+            assert (restored[positions] == vocabulary.mask).all()
+            restored[positions] = examples["mask_ids"][rows][scored]
+            pieces = vocabulary.encode(text.body[sentence[0] : sentence[1]]).ids
+            assert restored[: len(pieces) + 2].tolist() == [
+                vocabulary.cls,
+                *pieces,
+                vocabulary.sep,
+            ]
+            answer = vocabulary.encode(text.body[span.start : span.end]).ids
+            assert examples["mask_ids"][rows][scored].tolist() == answer.tolist()
+            assert examples["source_block"][rows] == block
+            rows += 1
+    assert rows == len(examples["query_ids"]) > 40
+
+
+def test_features_are_those_declared(small_store):
+    examples = salient_examples(small_store, np.arange(3), query_length=40, max_masks=4)
+    specs = pretrain_specs(40, 4)
+    assert {n: (a.shape[1:], a.dtype) for n, a in examples.items()} == {
+        name: (spec.shape, spec.dtype) for name, spec in specs.items()
+    }
+
+
+def test_a_long_span_is_masked_whole_and_scored_in_part(small_store):
+    vocabulary = small_store.vocabulary
+    body = "Ansk Brel Dorm Fosk is a town."
+    example = make_salient_example(
+        vocabulary.encode(body),
+        (0, len(body)),
+        (0, 19),
+        vocabulary=vocabulary,
+        max_masks=2,
+    )
+    assert example is not None
+    masked = example["query_ids"] == vocabulary.mask
+    assert masked.sum() == len(vocabulary.encode("Ansk Brel Dorm Fosk")) > 2
+    assert example["mask_weights"].tolist() == [1, 1]
+    assert example["mask_positions"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "span",
+    [(10, 20), (0, 5), (12, 12), (12, 40)],
+    ids=["ends behind", "begins before", "empty", "reaches into the next"],
+)
+def test_a_span_outside_its_sentence_gives_no_example(small_store, span):
+    vocabulary = small_store.vocabulary
+    body = "It is. Ansk grew. Brel did not. Dorm neither."
+    sentence = (7, 17)
+    encoding = vocabulary.encode(body)
+    assert make_salient_example(encoding, sentence, (7, 11), vocabulary=vocabulary)
+    example = make_salient_example(encoding, sentence, span, vocabulary=vocabulary)
+    assert example is None
+
+
+def test_lengths_without_room_are_refused(small_store):
+    with pytest.raises(BadInputError, match=r"got 2 and 10"):
+        salient_examples(small_store, np.arange(1), query_length=2)
+    with pytest.raises(BadInputError, match=r"got 96 and 0"):
+        salient_examples(small_store, np.arange(1), max_masks=0)
+    with pytest.raises(BadInputError, match="another corpus"):
+        salient_examples(small_store, np.array([small_store.num_blocks]))

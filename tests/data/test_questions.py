@@ -1,0 +1,127 @@
+import json
+
+import numpy as np
+import pytest
+
+from realm_jax.data.questions import (
+    Question,
+    question_examples,
+    read_questions,
+)
+from realm_jax.errors import BadInputError
+
+FIRST = {
+    "id": "a",
+    "question": "On which river is Ansk?",
+    "answers": ["Hult", "the Hult"],
+    "title": "Ansk",
+    "topic": "Towns",
+    "split": "train",
+}
+SECOND = {"id": "b", "question": "Who drew?", "answers": ["Čudo"], "split": "dev"}
+
+
+def write(tmp_path, *lines):
+    path = tmp_path / "questions.jsonl"
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+def test_reads_questions_with_their_rows(tmp_path):
+    path = write(tmp_path, FIRST, "", SECOND)
+    first = Question(
+        id="a",
+        index=0,
+        question="On which river is Ansk?",
+        answers=("Hult", "the Hult"),
+        split="train",
+        title="Ansk",
+        topic="Towns",
+    )
+    second = Question(
+        id="b", index=1, question="Who drew?", answers=("Čudo",), split="dev"
+    )
+    assert read_questions(path) == [first, second]
+    # The row counts in the file, not in the split.
+    assert read_questions(path, "dev") == [second]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{not json", ":2: expected a JSON object"),
+        ("[1]", ":2: expected a JSON object"),
+        (SECOND | {"answers": []}, ":2: expected 'answers' to be a list of at least"),
+        (SECOND | {"answers": "Čudo"}, ":2: expected 'answers'"),
+        (SECOND | {"answers": [" "]}, ":2: expected 'answers'"),
+        (SECOND | {"question": None}, ":2: expected 'question' to be a text, got None"),
+        (SECOND | {"id": 7}, ":2: expected 'id' to be a text, got 7"),
+        (SECOND | {"split": ""}, ":2: expected 'split'"),
+        (SECOND | {"title": 3}, ":2: expected 'title'"),
+        (SECOND | {"id": "a"}, ":2: expected an id of its own, got 'a' as on line 1"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path, line, message):
+    path = write(tmp_path, FIRST, line)
+    with pytest.raises(BadInputError) as caught:
+        read_questions(path)
+    assert f"{path}{message}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_files_and_splits_are_refused(tmp_path):
+    with pytest.raises(BadInputError, match="cannot be read"):
+        read_questions(tmp_path / "nowhere.jsonl")
+    path = write(tmp_path, FIRST, SECOND)
+    with pytest.raises(BadInputError, match=r"split 'test' .* \['dev', 'train'\]"):
+        read_questions(path, "test")
+    with pytest.raises(BadInputError, match="got none"):
+        read_questions(write(tmp_path, ""))
+
+
+def test_arrays_hold_question_and_answers(small_store):
+    vocabulary = small_store.vocabulary
+    questions = [
+        Question("a", 3, "Where is Ansk?", ("Hult", "Maria Čudo"), "dev"),
+        Question("b", 5, "Who drew the bells of Ansk?", ("Karel",), "dev"),
+    ]
+    examples = question_examples(
+        questions, vocabulary, query_length=12, max_answers=3, max_answer_length=16
+    )
+    assert examples["question_index"].tolist() == [3, 5]
+    for row, question in enumerate(questions):
+        pieces = vocabulary.encode(question.question).ids.tolist()[:10]
+        expected = [vocabulary.cls, *pieces, vocabulary.sep]
+        padding = [0] * (12 - len(expected))
+        assert examples["question_ids"][row].tolist() == expected + padding
+        for answer, ids in zip(
+            question.answers, examples["answer_ids"][row], strict=False
+        ):
+            pieces = vocabulary.encode(answer).ids.tolist()
+            assert ids.tolist() == pieces + [0] * (16 - len(pieces))
+    assert not examples["answer_ids"][0, 2].any()
+    assert not examples["answer_ids"][1, 1:].any()
+
+
+def test_answers_no_span_could_match_leave_their_place(small_store):
+    vocabulary = small_store.vocabulary
+    long = "Karel Čudo, Maria Brel and Maria Dorm of Ansk"
+    assert len(vocabulary.encode(long)) > 10
+    answers = (long, "Hult", "HULT", "\u200b", "Brel", "Dorm")
+    examples = question_examples([Question("a", 0, "?", answers, "dev")], vocabulary)
+    assert examples["answer_ids"].shape == (1, 8, 10)
+    found = [ids[ids > 0].tolist() for ids in examples["answer_ids"][0] if ids.any()]
+    expected = [vocabulary.encode(a).ids.tolist() for a in ("Hult", "Brel", "Dorm")]
+    assert found == expected
+
+
+def test_of_many_answers_the_first_are_kept(small_store):
+    vocabulary = small_store.vocabulary
+    answers = tuple(str(1500 + i) for i in range(12))
+    examples = question_examples(
+        [Question("a", 0, "When?", answers, "dev")], vocabulary, max_answers=4
+    )
+    expected = [vocabulary.encode(answer).ids for answer in answers[:4]]
+    for ids, pieces in zip(examples["answer_ids"][0], expected, strict=True):
+        np.testing.assert_array_equal(ids[: len(pieces)], pieces)

@@ -1,0 +1,36 @@
+import hashlib
+
+import pytest
+
+from realm_jax.data.splits import held_out, is_held_out, stable_uniform
+
+
+def test_numbers_stay_what_they_were():
+    # Spelled out: a changed hash would silently move articles between the splits.
+    digest = hashlib.blake2b(b"validation\x00town-1", digest_size=8).digest()
+    expected = (int.from_bytes(digest, "little") // 2**11) / 2**53
+    assert stable_uniform("validation", "town-1") == expected
+    assert stable_uniform(0, 12, 3) == 0.4571624582551126
+
+
+def test_numbers_are_spread_evenly():
+    numbers = [stable_uniform("spread", i) for i in range(20_000)]
+    for quarter in range(4):
+        share = sum(quarter <= 4 * number < quarter + 1 for number in numbers) / 20_000
+        # Four standard deviations of a binomial share.
+        assert share == pytest.approx(0.25, abs=0.0125)
+
+
+def test_a_larger_share_holds_out_more_of_the_same():
+    sources = [f"article {i}" for i in range(5_000)]
+    few, many = held_out(sources, 0.01), held_out(sources, 0.05)
+    assert few.sum() == pytest.approx(50, abs=28)
+    assert many.sum() == pytest.approx(250, abs=62)
+    assert (few <= many).all()
+    assert [is_held_out(source) for source in sources] == few.tolist()
+
+
+def test_nothing_and_everything_can_be_held_out():
+    sources = [f"article {i}" for i in range(100)]
+    assert not held_out(sources, 0.0).any()
+    assert held_out(sources, 1.0).all()

@@ -1,0 +1,67 @@
+"""The committed questions against the text they are asked of."""
+
+import collections
+import json
+from pathlib import Path
+
+import pytest
+
+from realm_jax.data.questions import read_questions
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def questions():
+    return read_questions(ROOT / "tasks" / "data" / "vital_questions.jsonl")
+
+
+@pytest.fixture(scope="module")
+def articles():
+    path = ROOT / ".cache" / "data" / "vital_articles.jsonl"
+    with path.open(encoding="utf-8") as lines:
+        records = [json.loads(line) for line in lines]
+    return {record["title"]: record for record in records}
+
+
+def test_each_answer_stands_in_its_article(questions, articles):
+    missing = [
+        (question.id, answer)
+        for question in questions
+        for answer in question.answers
+        if answer not in articles[question.title]["text"]
+    ]
+    assert missing == []
+
+
+def test_no_question_gives_its_answer_away(questions):
+    given = [
+        question.id
+        for question in questions
+        if any(a.casefold() in question.question.casefold() for a in question.answers)
+    ]
+    assert given == []
+
+
+def test_topics_are_those_of_the_articles(questions, articles):
+    for question in questions:
+        assert question.topic == articles[question.title]["topic"], question.id
+
+
+def test_there_are_enough_of_every_split(questions):
+    counts = collections.Counter(question.split for question in questions)
+    assert set(counts) == {"train", "dev", "test"}
+    assert sum(counts.values()) >= 300
+    assert min(counts.values()) >= 50
+
+
+def test_no_article_is_asked_about_in_two_splits(questions):
+    splits = collections.defaultdict(set)
+    for question in questions:
+        splits[question.title].add(question.split)
+    assert [title for title, found in splits.items() if len(found) > 1] == []
+
+
+def test_no_question_is_asked_twice(questions):
+    texts = [question.question.casefold() for question in questions]
+    assert len(set(texts)) == len(texts)
