@@ -78,9 +78,14 @@ def store(tmp_path):
 
 @pytest.fixture(scope="module")
 def initial_params():
-    ids = np.zeros((1, 8), np.int32)
-    init = jax.jit(Retriever(RETRIEVER).init)
-    return jax.device_get(init(jax.random.key(0), ids, ids, ids)["params"])
+    # Of the right shapes; to initialise would be to compile.
+    ids = jax.ShapeDtypeStruct((1, 8), np.int32)
+    init = Retriever(RETRIEVER).init
+    shapes = jax.eval_shape(init, jax.random.key(0), ids, ids, ids)["params"]
+    generator = np.random.default_rng(1)
+    return jax.tree.map(
+        lambda leaf: generator.normal(0, 0.5, leaf.shape).astype(np.float32), shapes
+    )
 
 
 @pytest.fixture
@@ -186,6 +191,29 @@ def test_a_stopped_build_resumes_with_the_shards_it_lacks(
     other = open_store(store.url() + "-uninterrupted")
     builder.build_once(retriever, blocks, other, CONFIG)
     np.testing.assert_array_equal(read_embeddings(other, 3), resumed)
+
+
+def test_a_job_that_dies_says_so_and_leaves_what_can_be_resumed(
+    store, blocks, retriever_at
+):
+    publish(store, blocks, retriever_at(3))
+
+    def interrupt(done, num_blocks):
+        if done == 15:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        builder.IndexBuilder(store, blocks, CONFIG, interrupt).run(threading.Event())
+    assert read_heartbeat(store, builder.BUILDER_ROLE).state == "failed"
+    progress = []
+    builder.build_once(
+        load_retriever(store, 3),
+        blocks,
+        store,
+        CONFIG,
+        on_progress=lambda done, num_blocks: progress.append(done),
+    )
+    assert progress == [15, 20, 23]
 
 
 def test_an_attempt_of_another_retriever_is_not_continued(store, blocks, retriever_at):

@@ -60,9 +60,14 @@ class RandomStore:
 
 @pytest.fixture(scope="module")
 def params():
-    ids = np.zeros((1, 8), np.int32)
-    init = jax.jit(Retriever(CONFIG).init)
-    return init(jax.random.key(0), ids, ids, ids)["params"]
+    # Of the right shapes; to initialise would be to compile.
+    ids = jax.ShapeDtypeStruct((1, 8), np.int32)
+    init = Retriever(CONFIG).init
+    shapes = jax.eval_shape(init, jax.random.key(0), ids, ids, ids)["params"]
+    generator = np.random.default_rng(1)
+    return jax.tree.map(
+        lambda leaf: generator.normal(0, 0.5, leaf.shape).astype(np.float32), shapes
+    )
 
 
 def slow_embeddings(params, store, block_ids):
