@@ -70,9 +70,6 @@ def write_rows(
 ) -> None:
     """Writes rows from `start` on; they are durable when it returns.
 
-    Rows that do not fill their chunks are merged with what is there, safely beside
-    other writers but slowly.
-
     Raises:
       BadInputError: the array cannot be written, such as on a full disk.
     """

@@ -6,6 +6,7 @@ once and aloud, and training keeps the index it has.
 """
 
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +14,6 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 import numpy as np
-from absl import logging
 
 from realm_jax.errors import BadInputError
 from realm_jax.index.manifest import (
@@ -25,6 +25,8 @@ from realm_jax.index.manifest import (
 )
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.storage import MissingObjectError
+
+_log = logging.getLogger(__name__)
 
 SearcherT = TypeVar("SearcherT")
 Load = Callable[[Manifest, np.ndarray], SearcherT]
@@ -217,7 +219,7 @@ class IndexFollower(Generic[SearcherT]):
                 self._look()
             except OSError as error:
                 # The store is away for a while. The index in use still serves.
-                logging.warning("Could not look for an index: %s", error)
+                _log.warning("Could not look for an index: %s", error)
             except Exception as error:
                 # Not the snapshot's fault: the trainer must know, at its next take.
                 with self._changed:
@@ -253,7 +255,7 @@ class IndexFollower(Generic[SearcherT]):
             self._pending = index
 
     def _refuse(self, step: int, error: BadInputError) -> None:
-        logging.warning("Refused the index of step %d: %s", step, error)
+        _log.warning("Refused the index of step %d: %s", step, error)
         self._skipped.add(step)
         with self._changed:
             self._refused[step] = str(error)

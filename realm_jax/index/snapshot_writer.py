@@ -19,10 +19,11 @@ from realm_jax.index.manifest import (
 )
 from realm_jax.storage import AlreadyExistsError, Store
 
-ATTEMPT_FILE = "attempt.json"
-"""Begins an attempt: what a resumed writer must share with the one it follows."""
+PROGRESS_FOLDER = "progress"
+"""What writers tell their successors; no part of the snapshot."""
 
-_PROGRESS = "progress"
+ATTEMPT_FILE = f"{PROGRESS_FOLDER}/attempt.json"
+"""Begins an attempt: what a resumed writer must share with the one it follows."""
 
 
 class SnapshotWriter:
@@ -89,7 +90,7 @@ class SnapshotWriter:
           name: of the array.
           shape: rows first.
           dtype: a numpy name, or `bfloat16`.
-          chunk_rows: rows to a file; best the rows of one `write_rows`. None: 4 MiB.
+          chunk_rows: rows to a file, the unit of writing. None: about 4 MiB.
 
         Raises:
           BadInputError: it cannot be written, or another array is there.
@@ -102,21 +103,33 @@ class SnapshotWriter:
     def write_rows(self, name: str, start: int, rows: np.ndarray) -> None:
         """Writes rows of an array durably, and then notes that they are there.
 
+        Rows fill whole files, so that each file is written once, by one host, and no
+        two writers ever merge into the same one.
+
         Args:
           name: of an array created before.
-          start: first row.
-          rows: [n, ...] of the array's dtype.
+          start: first row, a multiple of `chunk_rows`.
+          rows: [n, ...] of the array's dtype; n is a multiple of `chunk_rows` too,
+            unless the array ends there.
 
         Raises:
           BadInputError: rows do not fit the array, or cannot be written.
         """
         record, array = self._arrays[name]
         stop = start + len(rows)
-        fits = start >= 0 and stop <= record.shape[0]
-        if not fits or rows.shape[1:] != record.shape[1:] or rows.dtype != record.dtype:
+        chunk_rows = array.chunk_layout.write_chunk.shape[0]
+        fits = (
+            rows.shape[1:] == record.shape[1:]
+            and rows.dtype == record.dtype
+            and 0 <= start <= stop <= record.shape[0]
+            and start % chunk_rows == 0
+            and (stop % chunk_rows == 0 or stop == record.shape[0])
+        )
+        if not fits:
             raise BadInputError(
-                f"expected rows for {name!r} of {record.shape} {record.dtype}, got "
-                f"{rows.dtype}{list(rows.shape)} at row {start}; check the embeddings."
+                f"expected whole chunks of {chunk_rows} rows for {name!r}, "
+                f"{record.dtype}{list(record.shape)}, got {rows.dtype}"
+                f"{list(rows.shape)} at row {start}; check the shards and the model."
             )
         arrays.write_rows(self._store, f"{self._folder}/{name}", array, start, rows)
         self._store.write(f"{self._progress(name)}/{start}-{stop}", b"done\n")
@@ -162,7 +175,7 @@ class SnapshotWriter:
         self._store.delete_folder(self._folder)
 
     def _progress(self, array: str) -> str:
-        return f"{self._folder}/{_PROGRESS}/{array}"
+        return f"{self._folder}/{PROGRESS_FOLDER}/{array}"
 
     def _require_complete(self, name: str, count: int) -> None:
         covered = 0
@@ -188,11 +201,10 @@ class SnapshotWriter:
                     f"expected {self._store.url(f'{self._folder}/{name}')} as it was "
                     f"written, got {files.get(name)}; check the disk and run again."
                 )
-        # What only a resumed writer reads is not part of the snapshot.
         return {
             name: record
             for name, record in files.items()
-            if name != ATTEMPT_FILE and not name.startswith(f"{_PROGRESS}/")
+            if not name.startswith(f"{PROGRESS_FOLDER}/")
         }
 
 

@@ -36,6 +36,7 @@ from realm_jax.index.manifest import (
 )
 from realm_jax.index.snapshot_writer import (
     ATTEMPT_FILE,
+    PROGRESS_FOLDER,
     SnapshotWriter,
     already_committed,
     commit_name,
@@ -243,6 +244,15 @@ class SnapshotSeries:
         except ValueError as error:
             raise self._damaged(manifest, name, str(error)) from error
 
+    def forget_after(self, step: int) -> None:
+        """Withdraws the snapshots of later steps, highest first.
+
+        A run resumed from an older checkpoint takes those steps again. The data stays
+        until `collect` finds it without a commit.
+        """
+        for later in reversed([found for found in self.steps() if found > step]):
+            self.store.delete(self._commit_name(later))
+
     def collect(
         self,
         keep: int,
@@ -254,7 +264,7 @@ class SnapshotSeries:
         Args:
           keep: how many of the newest snapshots stay.
           in_use: steps that stay however old, such as those heartbeats name.
-          attempt_age_seconds: an uncommitted attempt stays until nothing was written
+          attempt_age_seconds: an uncommitted attempt stays until no rows were written
             to it for so long, for its writer may only be slow.
 
         Returns:
@@ -299,7 +309,9 @@ class SnapshotSeries:
         return folders
 
     def _idle_seconds(self, folder: str) -> float:
-        times = [stat.modified for stat in self.store.stats(folder).values()]
+        # Each write of rows ends with a note there; the notes are small, the rows not.
+        notes = self.store.stats(f"{folder}/{PROGRESS_FOLDER}")
+        times = [stat.modified for stat in notes.values()]
         return time.time() - max(times, default=0.0)
 
     def _damaged(
