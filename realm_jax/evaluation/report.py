@@ -1,0 +1,283 @@
+"""Writes what a run reached as a page for people and as JSON for programs.
+
+`report.html` holds everything it shows; it loads nothing. `report.json` has the same
+content: the fields of `ReportData`, the findings, and nothing that is not a number
+where a number is meant.
+"""
+
+import dataclasses
+import enum
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup, escape
+
+from realm_jax.evaluation import curves as curves_lib
+from realm_jax.evaluation.curves import Curve, Level, find_curve, index_versions
+from realm_jax.evaluation.figures import line_chart
+from realm_jax.evaluation.report_data import (
+    AFTER_FINETUNING,
+    AFTER_ICT,
+    AFTER_REALM,
+    EXACT_MATCH,
+    ReportData,
+    recall_name,
+)
+from realm_jax.evaluation.retrieval import Interval
+from realm_jax.evaluation.verdicts import duration, percent, points, verdicts
+from realm_jax.storage import open_store
+from realm_jax.types import NULL_BLOCK
+
+HTML_NAME = "report.html"
+JSON_NAME = "report.json"
+FORMAT_VERSION = 1
+
+_STAGES = {
+    "prepare": "Prepare",
+    "warm_start": "Warm start (ICT)",
+    "pretrain": "REALM pre-training",
+    "build_index": "Index builder",
+    "finetune": "Open-QA fine-tuning",
+    "evaluate": "Evaluate",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chart:
+    """What is drawn of a metric: where it stands on the page and how to read it."""
+
+    metric: str
+    title: str
+    caption: str
+    value_format: Callable[[float], str] = "{:.2f}".format
+    smooth: bool = True
+    include_zero: bool = False
+
+
+_CHARTS = (
+    _Chart(curves_lib.LOSS, "Loss", "Mean over the steps since the line before."),
+    _Chart(
+        curves_lib.UTILITY,
+        "Retrieval utility",
+        "log p(y|x) − log p(y|null, x), in nats. At zero, documents do not help.",
+        value_format=lambda nats: f"{nats:+.2f}" if abs(nats) >= 0.005 else "0",
+        include_zero=True,
+    ),
+    _Chart(
+        curves_lib.RECALL,
+        "Recall@5, held-out questions",
+        "Always the same questions, searched whenever a new index came into use.",
+        value_format="{:.0%}".format,
+        smooth=False,
+    ),
+    _Chart(
+        curves_lib.INDEX_AGE_STEPS,
+        "Age of the index",
+        "In steps, since its retriever was trained. A tick at the top: a new index.",
+        value_format="{:,.0f}".format,
+        smooth=False,
+        include_zero=True,
+    ),
+    _Chart(
+        "in_batch_accuracy",
+        "Right block in the batch",
+        "How often a sentence ranks its own block first among those of its batch.",
+        value_format="{:.0%}".format,
+    ),
+    _Chart(
+        "answer_read",
+        "Answer among what is read",
+        "Questions with a right span in one of the blocks that are read.",
+        value_format="{:.0%}".format,
+    ),
+)
+
+
+def write_report(data: ReportData, directory: str) -> None:
+    """Writes `report.html` and `report.json`, each whole or not at all.
+
+    Args:
+      data: what was measured.
+      directory: a local folder or gs://.
+
+    Raises:
+      BadInputError: the directory cannot be written.
+    """
+    page, content = render_html(data), render_json(data)
+    store = open_store(directory)
+    store.write(JSON_NAME, content.encode())
+    store.write(HTML_NAME, page.encode())
+
+
+def render_json(data: ReportData) -> str:
+    """Returns the report as JSON; numbers that are not finite become null."""
+    content = {
+        "format_version": FORMAT_VERSION,
+        **dataclasses.asdict(data),
+        "health": [dataclasses.asdict(f) for f in curves_lib.health(data.curves)],
+        "verdicts": [dataclasses.asdict(f) for f in verdicts(data)],
+        "index_versions": [
+            dataclasses.asdict(version) for version in index_versions(data.curves)
+        ],
+    }
+    return json.dumps(_plain(content), ensure_ascii=False, indent=1, allow_nan=False)
+
+
+def render_html(data: ReportData) -> str:
+    """Returns the report as one page that needs nothing else."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("realm_jax", "evaluation"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "percent": percent,
+        "points": points,
+        "duration": duration,
+        "probability": probability,
+        "mark": _mark,
+        "position": _position,
+        "stage": _stage_name,
+    }
+    return environment.get_template("report.html.jinja").render(
+        data=data,
+        run=data.run,
+        health=curves_lib.health(data.curves),
+        verdicts=verdicts(data),
+        versions=index_versions(data.curves),
+        tiles=_tiles(data),
+        stages=_charts_by_stage(data.curves),
+        Level=Level,
+        null_block=NULL_BLOCK,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tile:
+    """A figure of the summary."""
+
+    title: str
+    value: str
+    detail: str
+
+
+def _tiles(data: ReportData) -> list[_Tile]:
+    find = data.comparison.find
+    tiles = []
+    before, after = (find(row, recall_name(5)) for row in (AFTER_ICT, AFTER_REALM))
+    if after:
+        detail = f"was {percent(before.mean)} after ICT" if before else _range(after)
+        tiles.append(_Tile("Recall@5 after REALM", percent(after.mean), detail))
+    answered = find(AFTER_FINETUNING, EXACT_MATCH)
+    if answered:
+        detail = f"of {answered.count:,} questions; {_range(answered)}"
+        tiles.append(_Tile("Answered exactly", percent(answered.mean), detail))
+    masked = data.masked_accuracy
+    if masked:
+        tiles.append(
+            _Tile(
+                "Masked spans right",
+                percent(masked.with_retrieval.mean),
+                f"{percent(masked.null_only.mean)} without documents",
+            )
+        )
+    refreshes = len(index_versions(data.curves))
+    if refreshes:
+        of_blocks = f"of {data.run.corpus.num_blocks:,} blocks"
+        tiles.append(_Tile("Index versions used", str(refreshes), of_blocks))
+    return tiles
+
+
+def _range(interval: Interval) -> str:
+    return f"{percent(interval.low)} to {percent(interval.high)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Figure:
+    """A drawn chart."""
+
+    title: str
+    caption: str
+    svg: Markup
+
+
+def _charts_by_stage(curves: Sequence[Curve]) -> dict[str, list[_Figure]]:
+    """Every chart that has something to draw, by stage in the order they ran."""
+    stages: dict[str, list[_Figure]] = {}
+    swaps = [version.first_used for version in index_versions(curves)[1:]]
+    for stage in dict.fromkeys(curve.stage for curve in curves):
+        for chart in _CHARTS:
+            curve = curves_lib.measured(find_curve(curves, stage, chart.metric))
+            if not curve.steps:
+                continue
+            show = chart.value_format
+            label = (
+                f"{chart.title} of {_stage_name(stage)}: {show(curve.values[0])} at "
+                f"step {curve.steps[0]:,}, {show(curve.values[-1])} at step "
+                f"{curve.steps[-1]:,}, between {show(min(curve.values))} and "
+                f"{show(max(curve.values))}"
+            )
+            svg = line_chart(
+                curve,
+                label,
+                value_format=show,
+                smooth=chart.smooth,
+                include_zero=chart.include_zero,
+                swaps=swaps if chart.metric == curves_lib.INDEX_AGE_STEPS else (),
+            )
+            stages.setdefault(stage, []).append(
+                _Figure(chart.title, chart.caption, Markup(svg))
+            )
+    return stages
+
+
+def _stage_name(stage: str) -> str:
+    return _STAGES.get(stage.replace("-", "_"), stage)
+
+
+def _position(rate: float) -> str:
+    """A rate as a length in CSS."""
+    return f"{100 * min(max(rate, 0.0), 1.0):.2f}%"
+
+
+def probability(value: float) -> Markup:
+    """A probability with three digits, however small."""
+    if value == 0 or value >= 0.001:
+        return Markup(f"{value:.3f}")
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return Markup(f"{mantissa} × 10<sup>−{int(exponent[1:])}</sup>")
+
+
+def _mark(text: str, part: str) -> Markup:
+    """Escapes a text and highlights every occurrence of a part of it."""
+    if not part.strip():
+        return escape(text)
+    pattern = re.compile(rf"(?<!\w)({re.escape(part)})(?!\w)", re.IGNORECASE)
+    pieces = pattern.split(text)
+    return Markup("").join(
+        Markup("<mark>{}</mark>").format(piece) if index % 2 else escape(piece)
+        for index, piece in enumerate(pieces)
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Values as JSON has them."""
+    match value:
+        case enum.Enum():
+            return value.value
+        case np.generic():
+            return _plain(value.item())
+        case float() if not math.isfinite(value):
+            return None
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,296 @@
+"""What a report says, as plain data: everything here can be written as JSON.
+
+Probabilities and rates are between 0 and 1, likelihoods in nats, times in seconds.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from realm_jax.evaluation.curves import Curve
+from realm_jax.evaluation.retrieval import (
+    RESAMPLES,
+    Interval,
+    bootstrap_interval,
+    paired_bootstrap_difference,
+)
+
+AFTER_ICT = "After ICT"
+AFTER_REALM = "After REALM"
+AFTER_FINETUNING = "After fine-tuning"
+EXACT_MATCH = "exact match"
+
+
+def recall_name(k: int) -> str:
+    """The name of the recall@k metric in a comparison."""
+    return f"recall@{k}"
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusInfo:
+    """The text that was searched.
+
+    Attributes:
+      name: what it is called.
+      num_documents: articles.
+      num_blocks: blocks they were packed into.
+      fingerprint: of the block store.
+      attribution: source and licence of the text, for the foot of the page.
+    """
+
+    name: str
+    num_documents: int
+    num_blocks: int
+    fingerprint: str
+    attribution: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class StageTime:
+    """How long a stage ran, and how many updates it did (None: none to do)."""
+
+    stage: str
+    seconds: float
+    steps: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RunInfo:
+    """What was run, on what.
+
+    Attributes:
+      title: of the page.
+      finished: date and time, as it is to be shown.
+      corpus: the text that was searched.
+      parameters: model -> number of parameters.
+      settings: name -> value, for the reader who wants to repeat the run.
+      machine: in words.
+      versions: package -> version.
+      stages: in the order in which they ran.
+    """
+
+    title: str
+    finished: str
+    corpus: CorpusInfo
+    parameters: Mapping[str, int]
+    settings: Mapping[str, str]
+    machine: str
+    versions: Mapping[str, str]
+    stages: Sequence[StageTime] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Of all stages."""
+        return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def longest_seconds(self) -> float:
+        """Of the longest stage."""
+        return max((stage.seconds for stage in self.stages), default=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparisonRow:
+    """What a model reached: metric name -> mean with interval."""
+
+    label: str
+    metrics: Mapping[str, Interval]
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """`after` minus `before` on the same questions, for one metric."""
+
+    before: str
+    after: str
+    metric: str
+    interval: Interval
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Models in the order in which they were made, and the steps between them."""
+
+    rows: Sequence[ComparisonRow] = ()
+    differences: Sequence[Difference] = ()
+
+    @property
+    def metrics(self) -> list[str]:
+        """Every metric of any row, in order of appearance."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.metrics))
+
+    @property
+    def num_questions(self) -> int | None:
+        """How many values every figure is a mean of, if it is the same number."""
+        counts = {i.count for row in self.rows for i in row.metrics.values()}
+        return counts.pop() if len(counts) == 1 else None
+
+    def find(self, label: str, metric: str) -> Interval | None:
+        """A figure of the table, if it was measured."""
+        for row in self.rows:
+            if row.label == label:
+                return row.metrics.get(metric)
+        return None
+
+    @property
+    def steps(self) -> list[tuple[str, str]]:
+        """The pairs of labels that differences stand between, in order."""
+        return list(dict.fromkeys((d.before, d.after) for d in self.differences))
+
+    def find_change(self, before: str, after: str, metric: str) -> Interval | None:
+        """A difference of the table, if it was measured."""
+        for difference in self.differences:
+            found = difference.before, difference.after, difference.metric
+            if found == (before, after, metric):
+                return difference.interval
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedAccuracy:
+    """How many held-out masked spans are predicted right, every piece of them.
+
+    Attributes:
+      with_retrieval: marginalised over the retrieved documents.
+      null_only: the null document alone.
+      difference: the first minus the second on the same spans.
+    """
+
+    with_retrieval: Interval
+    null_only: Interval
+    difference: Interval
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleDocument:
+    """A document of an example; the null document has no title and no snippet.
+
+    Attributes:
+      block_id: -1 for the null document.
+      title: of its article.
+      snippet: how its body begins, or the part around the answer.
+      retrieval_probability: p(z|x).
+      answer_probability: p(y|z,x).
+    """
+
+    block_id: int
+    title: str
+    snippet: str
+    retrieval_probability: float
+    answer_probability: float
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedExample:
+    """A masked sentence and what retrieval does for it (REALM, table 3).
+
+    Attributes:
+      before: the sentence up to the masked span.
+      answer: the span that was masked.
+      after: the sentence from its end on.
+      documents: every candidate, the null document among them.
+      marginal: p(y|x).
+    """
+
+    before: str
+    answer: str
+    after: str
+    documents: Sequence[ExampleDocument]
+    marginal: float
+
+
+@dataclasses.dataclass(frozen=True)
+class AnsweredQuestion:
+    """A question of the test set with its answer and where it was read.
+
+    Attributes:
+      question: as asked.
+      references: right answers.
+      answer: the original characters of the best span; empty if there was none.
+      correct: by exact match.
+      probability: of the answer's span among all that were read.
+      title: article of the block it was read in.
+      before: text of the block before the answer.
+      after: text of the block after the answer.
+    """
+
+    question: str
+    references: Sequence[str]
+    answer: str
+    correct: bool
+    probability: float
+    title: str
+    before: str = ""
+    after: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportData:
+    """Everything a report shows; parts that were not measured stay empty."""
+
+    run: RunInfo
+    curves: Sequence[Curve] = ()
+    comparison: Comparison = Comparison()
+    masked_accuracy: MaskedAccuracy | None = None
+    examples: Sequence[MaskedExample] = ()
+    questions: Sequence[AnsweredQuestion] = ()
+
+
+def compare(
+    per_question: Mapping[str, Mapping[str, np.ndarray]],
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Comparison:
+    """Puts intervals on every figure and on every step from one model to the next.
+
+    Args:
+      per_question: label -> metric -> one value per question. Values of one metric
+        belong to the same questions under every label.
+      resamples: of the bootstrap.
+      seed: of the bootstrap.
+    """
+    rows = [
+        ComparisonRow(
+            label,
+            {
+                name: bootstrap_interval(values, resamples=resamples, seed=seed)
+                for name, values in metrics.items()
+            },
+        )
+        for label, metrics in per_question.items()
+    ]
+    labels = list(per_question)
+    differences = [
+        Difference(
+            before,
+            after,
+            name,
+            paired_bootstrap_difference(
+                per_question[before][name], values, resamples=resamples, seed=seed
+            ),
+        )
+        for before, after in itertools.pairwise(labels)
+        for name, values in per_question[after].items()
+        if name in per_question[before]
+    ]
+    return Comparison(rows, differences)
+
+
+def masked_accuracy(
+    with_retrieval: np.ndarray,
+    null_only: np.ndarray,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> MaskedAccuracy:
+    """Puts intervals on masked-span accuracy; one 0 or 1 per span on either side."""
+    return MaskedAccuracy(
+        bootstrap_interval(with_retrieval, resamples=resamples, seed=seed),
+        bootstrap_interval(null_only, resamples=resamples, seed=seed),
+        paired_bootstrap_difference(
+            null_only, with_retrieval, resamples=resamples, seed=seed
+        ),
+    )

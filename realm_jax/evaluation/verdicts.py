@@ -1,0 +1,132 @@
+"""What a run showed, in plain words: one line for each thing that was measured."""
+
+from collections.abc import Iterator
+
+from realm_jax.evaluation.curves import Finding, Level, index_versions
+from realm_jax.evaluation.report_data import (
+    AFTER_FINETUNING,
+    AFTER_ICT,
+    AFTER_REALM,
+    EXACT_MATCH,
+    MaskedAccuracy,
+    ReportData,
+    recall_name,
+)
+from realm_jax.evaluation.retrieval import Interval
+
+
+def percent(rate: float) -> str:
+    """A rate as a percentage with one decimal."""
+    return f"{100 * rate:.1f}%"
+
+
+def points(difference: float) -> str:
+    """A difference of rates in percentage points, with its sign."""
+    text = f"{100 * difference:+.1f}"
+    return "0.0" if float(text) == 0.0 else text.replace("-", "−")
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the two largest units that say something."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def verdicts(data: ReportData) -> list[Finding]:
+    """Says of every measured comparison whether it went up, down or neither."""
+    return list(_verdicts(data))
+
+
+def _verdicts(data: ReportData) -> Iterator[Finding]:
+    before, after = (
+        data.comparison.find(label, recall_name(5))
+        for label in (AFTER_ICT, AFTER_REALM)
+    )
+    change = data.comparison.find_change(AFTER_ICT, AFTER_REALM, recall_name(5))
+    if before and after and change:
+        yield _pretraining(before, after, change)
+    if data.masked_accuracy:
+        yield _masked_spans(data.masked_accuracy)
+    answered = data.comparison.find(AFTER_FINETUNING, EXACT_MATCH)
+    if answered:
+        yield Finding(
+            Level.NEUTRAL,
+            f"The fine-tuned reader answers {percent(answered.mean)} of "
+            f"{answered.count:,} questions exactly right (95% interval "
+            f"{percent(answered.low)} to {percent(answered.high)}).",
+        )
+    versions = index_versions(data.curves)
+    if versions:
+        yield _refreshes(data)
+
+
+def _pretraining(before: Interval, after: Interval, change: Interval) -> Finding:
+    figures = (
+        f"{percent(before.mean)} after ICT, {percent(after.mean)} after REALM "
+        f"({_measured_difference(change)}, {change.count:,} questions)"
+    )
+    if change.low > 0:
+        return Finding(Level.GOOD, f"REALM pre-training raised recall@5: {figures}.")
+    if change.high < 0:
+        return Finding(
+            Level.WARNING,
+            f"REALM pre-training lowered recall@5: {figures}. The interval lies below "
+            "zero.",
+            "See the curves: a collapse calls for more frequent refreshes and a lower "
+            "rate, a slow decline for fewer steps.",
+        )
+    return Finding(
+        Level.NEUTRAL,
+        f"REALM pre-training made no measurable difference to recall@5: {figures}. "
+        "The interval includes zero.",
+    )
+
+
+def _masked_spans(accuracy: MaskedAccuracy) -> Finding:
+    figures = (
+        f"{percent(accuracy.with_retrieval.mean)} right with retrieval, "
+        f"{percent(accuracy.null_only.mean)} with the null document alone "
+        f"({_measured_difference(accuracy.difference)}, "
+        f"{accuracy.difference.count:,} spans)"
+    )
+    if accuracy.difference.low > 0:
+        return Finding(
+            Level.GOOD, f"Documents help to fill in masked spans: {figures}."
+        )
+    if accuracy.difference.high < 0:
+        return Finding(
+            Level.WARNING, f"Documents make filling in masked spans worse: {figures}."
+        )
+    return Finding(
+        Level.NEUTRAL,
+        f"Documents make no measurable difference to masked spans: {figures}.",
+    )
+
+
+def _refreshes(data: ReportData) -> Finding:
+    versions = index_versions(data.curves)
+    if len(versions) == 1:
+        return Finding(
+            Level.NEUTRAL,
+            "The index was never replaced during pre-training: every step searched "
+            f"the one built at step {versions[0].step:,}.",
+        )
+    oldest = max((v.oldest_steps or 0.0) for v in versions)
+    seconds = max((v.oldest_seconds or 0.0) for v in versions)
+    aged = f"{oldest:,.0f} steps" + (f" ({duration(seconds)})" if seconds else "")
+    return Finding(
+        Level.NEUTRAL,
+        f"Pre-training searched {len(versions)} versions of the index; none was in use "
+        f"beyond an age of {aged}.",
+    )
+
+
+def _measured_difference(interval: Interval) -> str:
+    return (
+        f"{points(interval.mean)} points, 95% interval {points(interval.low)} to "
+        f"{points(interval.high)}"
+    )

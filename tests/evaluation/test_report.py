@@ -1,0 +1,315 @@
+import collections
+import html.parser
+import json
+import re
+
+import numpy as np
+import pytest
+
+from realm_jax.errors import BadInputError
+from realm_jax.evaluation.curves import Level, curves_from_lines
+from realm_jax.evaluation.report import (
+    probability,
+    render_html,
+    render_json,
+    write_report,
+)
+from realm_jax.evaluation.report_data import (
+    AFTER_FINETUNING,
+    AFTER_ICT,
+    AFTER_REALM,
+    AnsweredQuestion,
+    CorpusInfo,
+    ExampleDocument,
+    MaskedExample,
+    ReportData,
+    RunInfo,
+    StageTime,
+    compare,
+    masked_accuracy,
+)
+from realm_jax.evaluation.verdicts import duration, points, verdicts
+
+HOSTILE = "<script>alert('x')</script> & \"more\""
+
+
+def run_info(title="A run"):
+    return RunInfo(
+        title=title,
+        finished="1 May 2026",
+        corpus=CorpusInfo("corpus", 3, 12, "abcdef0123456789ffff", "CC BY-SA"),
+        parameters={"Retriever": 1_234_567},
+        settings={"SEED": "0"},
+        machine="2 cores",
+        versions={"jax": "0.10.2"},
+        stages=[StageTime("prepare", 61.0), StageTime("pretrain", 3723.0, 400)],
+    )
+
+
+def hits(share, count=100):
+    return (np.arange(count) < share * count).astype(np.float64)
+
+
+def full_data(text="plain"):
+    lines = [
+        {
+            "stage": "pretrain",
+            "step": step,
+            "loss": 5.0 - step / 100,
+            "retrieval_utility": step / 200,
+            "index_step": step // 40 * 40,
+            "index_age_steps": step % 40,
+            "index_age_seconds": 0.3 * (step % 40),
+            "recall_at_5": 0.5,
+        }
+        for step in range(10, 201, 10)
+    ]
+    lines += [{"stage": text, "step": 1, "loss": float("nan")}]
+    lines += [{"stage": text, "step": 2, "loss": 1.0}]
+    return ReportData(
+        run=run_info(text),
+        curves=curves_from_lines(lines),
+        comparison=compare(
+            {
+                AFTER_ICT: {"recall@1": hits(0.2), "recall@5": hits(0.4)},
+                AFTER_REALM: {"recall@1": hits(0.25), "recall@5": hits(0.6)},
+                AFTER_FINETUNING: {
+                    "recall@5": hits(0.62),
+                    "exact match": hits(0.3),
+                },
+            },
+            resamples=200,
+        ),
+        masked_accuracy=masked_accuracy(hits(0.5), hits(0.3), resamples=200),
+        examples=[
+            MaskedExample(
+                before=text,
+                answer="script",
+                after=text,
+                documents=[
+                    ExampleDocument(-1, "", "", 0.25, 1.1e-14),
+                    ExampleDocument(7, text, f"{text} script", 0.75, 0.8),
+                ],
+                marginal=0.6,
+            )
+        ],
+        questions=[
+            AnsweredQuestion(
+                text, [text, "b"], text, True, 0.5, text, before=text, after=text
+            ),
+            AnsweredQuestion("unanswered?", ["c"], "", False, 0.0, ""),
+        ],
+    )
+
+
+def empty_data():
+    return ReportData(
+        RunInfo("Empty", "now", CorpusInfo("c", 0, 0, ""), {}, {}, "m", {})
+    )
+
+
+class Page(html.parser.HTMLParser):
+    """Collects what a browser would; fails on tags that do not nest."""
+
+    VOID = ("meta", "link", "img", "br", "hr", "input")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.ids, self.links, self.text = [], [], [], []
+        self.tags = collections.Counter()
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.tags[tag] += 1
+        if "id" in attrs:
+            self.ids.append(attrs["id"])
+        self.links += [
+            attrs[name] for name in ("href", "xlink:href", "src") if name in attrs
+        ]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.mark.parametrize("data", [full_data(), full_data(HOSTILE), empty_data()])
+def test_the_page_is_sound_and_loads_nothing(data):
+    text = render_html(data)
+    page = Page(text)
+    assert len(set(page.ids)) == len(page.ids)
+    targets = {f"#{name}" for name in page.ids}
+    assert set(page.links) <= targets
+    assert not re.search(r"@import|url\((?!#)", text)
+    assert page.tags["script"] == 0
+
+
+def test_what_comes_from_text_is_escaped():
+    page = Page(render_html(full_data(HOSTILE)))
+    assert "".join(page.text).count("alert('x')") >= 8
+
+
+def test_the_page_shows_every_part():
+    page = Page(render_html(full_data()))
+    text = " ".join(" ".join(page.text).split())
+    for part in (
+        "Recall@5 after REALM",
+        "40.0%",
+        "60.0%",
+        "+20.0",
+        "not a number",  # The loss of the second stage.
+        "1.1 × 10 −14",
+        "1,234,567 parameters",
+        "1 h 03 min",
+        "abcdef0123456789",
+        "CC BY-SA",
+        "No answer",
+        "6 versions of the index",
+    ):
+        assert part in text, part
+    # Loss twice, utility, recall and index age.
+    assert page.tags["svg"] == 5
+
+
+def test_pictures_take_their_colours_from_the_page():
+    text = render_html(full_data())
+    pictures = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    for picture in pictures:
+        assert not re.search(r"#[0-9a-f]{6}\b", picture)
+        assert "var(--series)" in picture
+        assert "aria-label=" in picture
+
+
+def test_same_data_gives_the_same_bytes():
+    assert render_html(full_data()) == render_html(full_data())
+    assert render_json(full_data()) == render_json(full_data())
+
+
+def test_json_holds_the_numbers_and_nothing_else_where_a_number_is_meant():
+    content = json.loads(
+        render_json(full_data()),
+        parse_constant=lambda name: pytest.fail(f"{name} is not JSON"),
+    )
+    assert content["format_version"] == 1
+    row = content["comparison"]["rows"][1]
+    assert row["label"] == AFTER_REALM
+    assert row["metrics"]["recall@5"]["mean"] == pytest.approx(0.6)
+    assert row["metrics"]["recall@5"]["count"] == 100
+    assert content["curves"][-1]["values"] == [None, 1.0]
+    assert content["health"][0]["level"] == "alarm"
+    assert [version["step"] for version in content["index_versions"]] == [
+        0,
+        40,
+        80,
+        120,
+        160,
+        200,
+    ]
+
+
+def test_writing_leaves_both_files_and_nothing_else(tmp_path):
+    write_report(full_data(), str(tmp_path))
+    write_report(full_data(), str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "report.html",
+        "report.json",
+    ]
+    assert (tmp_path / "report.html").read_text() == render_html(full_data())
+
+
+def test_a_directory_that_cannot_be_written_is_bad_input(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInputError):
+        write_report(full_data(), str(tmp_path / "file"))
+
+
+def compared(before, after):
+    return ReportData(
+        run_info(),
+        comparison=compare(
+            {AFTER_ICT: {"recall@5": before}, AFTER_REALM: {"recall@5": after}},
+            resamples=500,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "level", "words"),
+    [
+        (0.4, 0.6, Level.GOOD, "raised recall@5: 40.0% after ICT, 60.0% after REALM"),
+        (0.6, 0.4, Level.WARNING, "lowered recall@5"),
+        (0.4, 0.4, Level.NEUTRAL, "no measurable difference"),
+        (0.4, 0.41, Level.NEUTRAL, "(+1.0 points, 95% interval 0.0 to +3.0, 100"),
+    ],
+)
+def test_the_verdict_on_pre_training_follows_the_interval(before, after, level, words):
+    (finding,) = verdicts(compared(hits(before), hits(after)))
+    assert finding.level is level
+    assert words in finding.text
+
+
+@pytest.mark.parametrize(
+    ("with_retrieval", "null_only", "level"),
+    [(0.5, 0.3, Level.GOOD), (0.3, 0.5, Level.WARNING), (0.3, 0.3, Level.NEUTRAL)],
+)
+def test_the_verdict_on_masked_spans_follows_the_interval(
+    with_retrieval, null_only, level
+):
+    accuracy = masked_accuracy(hits(with_retrieval), hits(null_only), resamples=500)
+    (finding,) = verdicts(ReportData(run_info(), masked_accuracy=accuracy))
+    assert finding.level is level
+
+
+def test_the_verdict_on_the_index_counts_versions_and_ages():
+    findings = verdicts(ReportData(run_info(), curves=full_data().curves))
+    assert [f.text for f in findings] == [
+        "Pre-training searched 6 versions of the index; none was in use beyond an age "
+        "of 30 steps (9.0 s)."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.129, "0.129"),
+        (1.0, "1.000"),
+        (0.0, "0.000"),
+        (0.001, "0.001"),
+        (1.1e-14, "1.1 × 10<sup>−14</sup>"),
+        (0.00096, "9.6 × 10<sup>−4</sup>"),
+    ],
+)
+def test_probabilities_are_readable_however_small(value, text):
+    assert probability(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.34, "0.3 s"),
+        (59.4, "59 s"),
+        (59.9, "1 min 00 s"),
+        (754, "12 min 34 s"),
+        (7260, "2 h 01 min"),
+    ],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("difference", "text"),
+    [(0.192, "+19.2"), (-0.05, "−5.0"), (0.0, "0.0"), (-0.0001, "0.0")],
+)
+def test_points(difference, text):
+    assert points(difference) == text
