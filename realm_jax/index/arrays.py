@@ -61,6 +61,13 @@ def create_array(
         return tensorstore.open(spec, open=True, create=True).result()
 
 
+def rows_per_chunk(array: tensorstore.TensorStore) -> int:
+    """Returns how many rows a file of the array holds."""
+    # Of a layout in general any part may be unknown, of an open array none.
+    layout: Any = array.chunk_layout
+    return layout.write_chunk.shape[0]
+
+
 def write_rows(
     store: Store,
     folder: str,

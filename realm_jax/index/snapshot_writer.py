@@ -117,7 +117,7 @@ class SnapshotWriter:
         """
         record, array = self._arrays[name]
         stop = start + len(rows)
-        chunk_rows = array.chunk_layout.write_chunk.shape[0]
+        chunk_rows = arrays.rows_per_chunk(array)
         fits = (
             rows.shape[1:] == record.shape[1:]
             and rows.dtype == record.dtype

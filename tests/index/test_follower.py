@@ -1,0 +1,310 @@
+import logging
+import re
+import threading
+import time
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from realm_jax.errors import BadInputError
+from realm_jax.index import follower as follower_module
+from realm_jax.index.follower import IndexFollower, LoadedIndex, Staleness, load_index
+from realm_jax.index.snapshots import (
+    EMBEDDINGS,
+    DamagedSnapshotError,
+    Expectation,
+    MismatchedSnapshotError,
+    SnapshotSeries,
+)
+from realm_jax.storage import UnavailableStoreError, open_store
+
+CORPUS = "0123abcd"
+EXPECTED = Expectation(CORPUS, dimension=4, count=10)
+SECONDS = 20.0  # Long enough for a busy machine; nothing waits so long when it works.
+
+
+@pytest.fixture
+def series(tmp_path):
+    return SnapshotSeries(open_store(tmp_path), "index")
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Grows by one when a follower looks for commits."""
+    found = []
+    steps = SnapshotSeries.steps
+
+    def counted(self):
+        found.append(steps(self))
+        return found[-1]
+
+    monkeypatch.setattr(SnapshotSeries, "steps", counted)
+    return found
+
+
+def publish(series, step, corpus=CORPUS, dimension=4):
+    writer = series.begin(step, corpus_fingerprint=corpus)
+    writer.create_array(EMBEDDINGS, (10, dimension))
+    writer.write_rows(EMBEDDINGS, 0, np.full((10, dimension), step, np.float32))
+    return writer.commit()
+
+
+def damage(series, manifest):
+    folder = series.store.url(f"index/data/{manifest.step}-{manifest.attempt}")
+    path = next(Path(folder).glob("embeddings/c/*/*"))
+    path.write_bytes(path.read_bytes()[::-1])
+
+
+def keep_embeddings(manifest, embeddings):
+    del manifest
+    return embeddings
+
+
+def follow(series, load=keep_embeddings, **options):
+    return IndexFollower(series, EXPECTED, load, poll_seconds=0.01, **options)
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def take(follower):
+    wait_until(follower.ready)
+    return follower.take()
+
+
+def test_takes_each_index_once(model_store):
+    series = SnapshotSeries(model_store, "index")
+    with follow(series) as follower:
+        assert not follower.ready()
+        assert follower.take() is None
+        manifest = publish(series, 5)
+        index = take(follower)
+        assert index.manifest == manifest
+        np.testing.assert_array_equal(index.searcher, np.full((10, 4), 5.0))
+        assert follower.take() is None
+        publish(series, 6)
+        assert take(follower).manifest.step == 6
+
+
+def test_skips_to_the_newest(series):
+    loaded = []
+
+    def load(manifest, embeddings):
+        loaded.append(manifest.step)
+        return embeddings
+
+    for step in (1, 2, 10):
+        publish(series, step)
+    with follow(series, load) as follower:
+        assert take(follower).manifest.step == 10
+        publish(series, 11)
+        wait_until(follower.ready)
+        publish(series, 12)
+        publish(series, 13)
+        # One index is loaded ahead, and stays the one announced.
+        time.sleep(0.1)
+        assert follower.ready_step == 11
+        assert follower.take().manifest.step == 11
+        assert take(follower).manifest.step == 13
+    assert loaded == [10, 11, 13]
+
+
+def test_only_what_is_newer_than_the_index_in_use(series):
+    publish(series, 5)
+    with follow(series, newer_than=5) as follower:
+        time.sleep(0.1)
+        assert not follower.ready()
+        publish(series, 6)
+        assert take(follower).manifest.step == 6
+
+
+def test_take_does_not_wait_for_a_load(series):
+    go_on = threading.Event()
+    loading = threading.Event()
+
+    def load(manifest, embeddings):
+        loading.set()
+        assert go_on.wait(SECONDS)
+        return embeddings
+
+    publish(series, 1)
+    with follow(series, load) as follower:
+        assert loading.wait(SECONDS)
+        began = time.monotonic()
+        assert follower.take() is None
+        assert time.monotonic() - began < 1
+        go_on.set()
+        assert take(follower).manifest.step == 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda s: damage(s, publish(s, 2)), "embeddings/c/0/0"),
+        (lambda s: publish(s, 2, corpus="ffff"), "corpus_fingerprint 0123abcd"),
+        (lambda s: publish(s, 2, dimension=5), "dimension 4"),
+        (lambda s: s.store.write("index/commits/2.json", b"?"), r"commits/2\.json"),
+    ],
+    ids=["damaged", "other corpus", "other dimension", "damaged manifest"],
+)
+def test_refuses_once_and_goes_on(series, caplog, spoil, message):
+    publish(series, 1)
+    with caplog.at_level(logging.WARNING), follow(series) as follower:
+        assert take(follower).manifest.step == 1
+        spoil(series)
+        wait_until(lambda: follower.refused)
+        time.sleep(0.1)
+        assert not follower.ready()
+        publish(series, 3)
+        assert take(follower).manifest.step == 3
+    assert list(follower.refused) == [2]
+    warnings = [r.getMessage() for r in caplog.records if "Refused" in r.getMessage()]
+    assert len(warnings) == 1
+    assert follower.refused[2] in warnings[0]
+    assert re.search(message, follower.refused[2])
+
+
+def test_falls_back_to_the_newest_that_fits(series):
+    publish(series, 1)
+    publish(series, 2)
+    damage(series, publish(series, 3))
+    with follow(series) as follower:
+        assert take(follower).manifest.step == 2
+        assert list(follower.refused) == [3]
+
+
+def test_a_refused_step_may_be_made_anew(series, looks):
+    damage(series, publish(series, 1))
+    with follow(series) as follower:
+        wait_until(lambda: follower.refused)
+        series.store.delete("index/commits/1.json")
+        seen = len(looks)
+        wait_until(lambda: len(looks) > seen + 1)
+        publish(series, 1)
+        assert take(follower).manifest.step == 1
+
+
+def test_an_index_collected_while_it_is_read_is_not_refused(series, monkeypatch):
+    publish(series, 1)
+    verify = SnapshotSeries.verify
+
+    def collect_first(self, manifest, expect=None):
+        if manifest.step == 1:
+            publish(series, 2)
+            series.collect(keep=1)
+        return verify(self, manifest, expect)
+
+    monkeypatch.setattr(SnapshotSeries, "verify", collect_first)
+    with follow(series) as follower:
+        assert take(follower).manifest.step == 2
+        assert follower.refused == {}
+
+
+def test_a_store_that_is_away_is_asked_again(series, monkeypatch):
+    publish(series, 1)
+    steps = SnapshotSeries.steps
+    calls = []
+
+    def away_at_first(self):
+        calls.append(self)
+        if len(calls) < 3:
+            raise UnavailableStoreError("try later")
+        return steps(self)
+
+    monkeypatch.setattr(SnapshotSeries, "steps", away_at_first)
+    with follow(series) as follower:
+        assert take(follower).manifest.step == 1
+    assert len(calls) >= 3
+
+
+def test_a_failure_of_load_reaches_the_trainer(series):
+    def load(manifest, embeddings):
+        raise ZeroDivisionError("a bug")
+
+    publish(series, 1)
+    with follow(series, load) as follower:
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            follower.wait_for_first(SECONDS)
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            follower.take()
+
+
+def test_waits_for_the_first(series):
+    with follow(series) as follower:
+        timer = threading.Timer(0.1, publish, (series, 3))
+        timer.start()
+        assert follower.wait_for_first(SECONDS).manifest.step == 3
+        timer.join()
+
+
+def test_waits_no_longer_than_told(series):
+    damage(series, publish(series, 1))
+    with follow(series) as follower:
+        wait_until(lambda: follower.refused)
+        with pytest.raises(BadInputError, match=r"within 0\.1 s; refused: .*c/0/0"):
+            follower.wait_for_first(0.1)
+
+
+def test_does_not_wait_for_a_dead_builder(series):
+    began = time.monotonic()
+    with (
+        follow(series) as follower,
+        pytest.raises(BadInputError, match="index builder has ended"),
+    ):
+        follower.wait_for_first(10 * SECONDS, alive=lambda: False)
+    assert time.monotonic() - began < SECONDS
+
+
+def test_finds_what_a_builder_committed_last_of_all(series):
+    def alive():
+        publish(series, 1)  # And ends.
+        return False
+
+    with follow(series) as follower:
+        assert follower.wait_for_first(SECONDS, alive).manifest.step == 1
+
+
+def test_stops_at_once_though_it_polls_rarely(series):
+    follower = IndexFollower(series, EXPECTED, keep_embeddings, poll_seconds=3600)
+    threads = threading.active_count()
+    follower.start()
+    wait_until(lambda: threading.active_count() == threads + 1)
+    began = time.monotonic()
+    follower.stop()
+    follower.stop()
+    assert time.monotonic() - began < SECONDS
+    assert threading.active_count() == threads
+
+
+def test_does_not_spin(series, looks):
+    began = time.monotonic()
+    with IndexFollower(series, EXPECTED, keep_embeddings, poll_seconds=0.1):
+        time.sleep(0.5)
+    assert 1 <= len(looks) <= (time.monotonic() - began) / 0.1 + 1
+
+
+def test_staleness_counts_from_the_encoder(series, monkeypatch):
+    manifest = publish(series, 100)
+    index = LoadedIndex(None, manifest)
+    now = manifest.began + 12.0
+    clock = types.SimpleNamespace(time=lambda: now)
+    monkeypatch.setattr(follower_module, "time", clock)
+    assert index.staleness(130) == Staleness(steps=30, seconds=pytest.approx(12.0))
+
+
+def test_loads_one_index_without_a_thread(series):
+    manifest = publish(series, 1)
+    index = load_index(series, manifest, EXPECTED, keep_embeddings)
+    np.testing.assert_array_equal(index.searcher, np.ones((10, 4)))
+    other = Expectation("ffff", dimension=4)
+    with pytest.raises(MismatchedSnapshotError, match="ffff"):
+        load_index(series, manifest, other, keep_embeddings)
+    damage(series, manifest)
+    with pytest.raises(DamagedSnapshotError):
+        load_index(series, manifest, EXPECTED, keep_embeddings)
