@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from realm_jax.errors import BadInputError
+from realm_jax.errors import BadInputError, StoppedError
 
 # Command -> (module, purpose), in the order of the stages.
 COMMANDS = {
@@ -57,6 +57,8 @@ def guard(command: Callable[[threading.Event], None]) -> int:
             command(stop)
         except BadInputError as error:
             return _fail(str(error))
+        except StoppedError as error:
+            print(error, file=sys.stderr)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except OSError as error:

@@ -40,6 +40,7 @@ class StageProgress:
         self._stage = stage
         self._console = console or Console()
         self._values: dict[str, float] = {}
+        self._what = ""
         self._bar: Progress | None = None
         self._task = None
         self._last_line = time.monotonic()
@@ -64,17 +65,29 @@ class StageProgress:
             self._bar.stop()
 
     def __call__(
-        self, done: int, total: int | None, values: Mapping[str, float] | None = None
+        self,
+        done: int,
+        total: int | None,
+        values: Mapping[str, float] | None = None,
+        what: str = "",
     ) -> None:
-        """Shows that `done` of `total` (None: not known yet) is done."""
+        """Shows that `done` of `total` (None: not known yet) is done.
+
+        Args:
+          done: steps, blocks or whatever is counted.
+          total: all of them.
+          values: metrics by name.
+          what: what is being made, where a command makes several things.
+        """
         self._values.update(values or {})
+        self._what = what
         if self._first_done is None:
             self._first_done = done
         if self._bar is not None:
             if self._task is None:
                 self._task = self._bar.add_task(self._stage, total=total, shown="")
             self._bar.update(
-                self._task, completed=done, total=total, shown=shown(self._values)
+                self._task, completed=done, total=total, shown=self._shown()
             )
         elif time.monotonic() - self._last_line >= _LINE_SECONDS or done == total:
             self._last_line = time.monotonic()
@@ -85,8 +98,11 @@ class StageProgress:
         console = self._bar.console if self._bar is not None else self._console
         console.print(f"{self._stage}: {text}", highlight=False, markup=False)
 
+    def _shown(self) -> str:
+        return " ".join(part for part in (self._what, shown(self._values)) if part)
+
     def _line(self, done: int, total: int | None) -> str:
-        parts = [f"{self._stage} {done}/{total or '?'}", shown(self._values)]
+        parts = [f"{self._stage} {done}/{total or '?'}", self._shown()]
         new = done - (self._first_done or 0)
         if total and new > 0 and done < total:
             left = (time.monotonic() - self._started) / new * (total - done)

@@ -23,6 +23,9 @@ from realm_jax.training.state import TrainState
 
 _FOLDER = "checkpoints"
 
+KEPT_CHECKPOINTS = 2
+"""How many of the newest checkpoints remain."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
@@ -47,7 +50,7 @@ class Checkpointer:
       keep: how many of the newest checkpoints remain.
     """
 
-    def __init__(self, store: Store, keep: int = 2):
+    def __init__(self, store: Store, keep: int = KEPT_CHECKPOINTS):
         self._store = store
         self._keep = keep
         self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())

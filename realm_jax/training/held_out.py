@@ -59,9 +59,10 @@ def search_questions(
     for start in range(0, len(question_ids), _BATCH):
         rows = question_ids[start : start + _BATCH]
         padded = np.pad(rows, ((0, _BATCH - len(rows)), (0, 0)))
-        neighbours = searcher.search(embed(params, padded), k)
-        found.append(jax.tree.map(lambda x, n=len(rows): np.asarray(x)[:n], neighbours))
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+        found.append(jax.device_get(searcher.search(embed(params, padded), k)))
+    return jax.tree.map(
+        lambda *parts: np.concatenate(parts)[: len(question_ids)], *found
+    )
 
 
 class HeldOutQuestions:

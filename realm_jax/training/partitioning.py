@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import flax.core
 import jax
 from flax.linen import partitioning as flax_partitioning
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -56,7 +57,7 @@ def parameter_shardings(mesh: Mesh, params_axes: PyTree) -> PyTree:
     Returns:
       A tree like the parameters', of `NamedSharding`.
     """
-    names = flax_partitioning.get_axis_names(params_axes)
+    names = flax.core.unfreeze(flax_partitioning.get_axis_names(params_axes))
     return jax.tree.map(
         lambda spec: NamedSharding(mesh, axes.partition_spec(*spec)),
         names,

@@ -1,8 +1,9 @@
-"""REALM pre-training: masked sentences, retrieved documents, and an index kept fresh."""
+"""REALM pre-training: masked sentences, retrieved documents, an index kept fresh."""
 
 import dataclasses
 import logging
 import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +17,9 @@ from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import LoadedIndex
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.objectives.masked_lm import Marginalization
+from realm_jax.training.checkpoints import KEPT_CHECKPOINTS
 from realm_jax.training.held_out import HeldOutQuestions, query_embedder
-from realm_jax.training.index_link import IndexLink
+from realm_jax.training.index_link import IndexLink, IndexSource
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.training.metrics import Means
@@ -75,13 +77,23 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
       BadInputError: as `Stage`, or the index cannot be had.
     """
     stage = Stage(NAME, config, KnowledgeEncoder, frozen=tuple(config.frozen))
-    with IndexLink(stage, config.searcher, config.embed, stop) as link:
-        if not stage.is_done:
+    if stage.is_done:
+        return True
+    source = IndexSource(
+        stage.model_store,
+        stage.corpus,
+        stage.retriever_config,
+        config.embed,
+        config.searcher,
+    )
+    try:
+        with IndexLink(source, stop) as link:
             _Pretraining(stage, config, link).run(report, stop)
-        if stage.is_done:
-            # The builder embeds the corpus once more, for what comes after.
-            link.finish(config.train_steps, stage.state.params["retriever"])
-    stage.close()
+            if stage.is_done:
+                # The builder embeds the corpus once more, for what comes after.
+                link.finish(config.train_steps, stage.state.params["retriever"])
+    finally:
+        stage.close()
     return stage.is_done
 
 
@@ -105,17 +117,21 @@ class _Pretraining:
             else None
         )
         self._recall: dict[str, float] = {}
+        # Of the checkpoints that are kept, which garbage collection must not take.
+        self._saved: deque[int] = deque(maxlen=KEPT_CHECKPOINTS)
         self._refresher = Refresher(
             RefreshMode(config.refresh_mode),
             config.refresh_period,
-            link.hooks(config.wait_seconds),
-            self._on_swap,
+            link,
+            wait_seconds=config.wait_seconds,
+            on_swap=self._on_swap,
         )
 
     def run(self, report: Report, stop: threading.Event) -> None:
         stage, refresher = self._stage, self._refresher
         saved = stage.details["index_step"] if stage.details is not None else None
         step = int(stage.state.step)
+        self._saved.extend([] if saved is None else [saved])
         refresher.start(step, stage.state.params["retriever"], saved)
         stage.train(
             PretrainLoss(
@@ -127,7 +143,7 @@ class _Pretraining:
             report=report,
             stop=stop,
             log_extra=self._log_extra,
-            checkpoint_details=lambda: {"index_step": refresher.index.step},
+            checkpoint_details=self._checkpoint_details,
             hooks=[self._beat],
         )
         logging.info("swapped to a newer index %d times", refresher.num_swaps)
@@ -155,7 +171,7 @@ class _Pretraining:
 
     def _on_swap(self, step: int, params: PyTree, index: LoadedIndex) -> None:
         """Measures the new index at once, with the query tower of this moment."""
-        self._link.use(index.step)
+        self._link.use(index.manifest.step, tuple(self._saved))
         if self._questions is None:
             return
         recall = self._questions.recall(
@@ -167,6 +183,12 @@ class _Pretraining:
         """Staleness, and recall on the first line after a refresh."""
         recall, self._recall = self._recall, {}
         return dict(self._refresher.staleness(step)) | recall
+
+    def _checkpoint_details(self) -> Mapping[str, Any]:
+        step = self._refresher.index.manifest.step
+        self._saved.append(step)
+        self._link.use(step, tuple(self._saved))
+        return {"index_step": step}
 
     def _beat(self, step: int, state: TrainState, metrics: Means) -> None:
         self._link.beat(step)

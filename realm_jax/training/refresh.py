@@ -6,10 +6,8 @@ async     every REFRESH_PERIOD steps the retriever is published; the index build
           separate job, embeds the corpus, and its index is taken up when it is there
 """
 
-import dataclasses
 import enum
 import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -17,15 +15,6 @@ from jaxtyping import PyTree
 
 from realm_jax.errors import BadInputError
 from realm_jax.index.follower import LoadedIndex
-
-Publish = Callable[[int, PyTree], None]
-"""(step, retriever parameters): writes a retriever snapshot."""
-
-Build = Callable[[int, PyTree], LoadedIndex]
-"""(step, retriever parameters): embeds the corpus and commits an index snapshot."""
-
-Load = Callable[[int], LoadedIndex | None]
-"""(step): the committed index of that step, None if there is none (any more)."""
 
 
 class RefreshMode(enum.Enum):
@@ -36,31 +25,40 @@ class RefreshMode(enum.Enum):
     ASYNC = "async"
 
 
-class Follower(Protocol):
-    """What `async` needs of `index.follower.IndexFollower`."""
+class Link(Protocol):
+    """What refreshing needs of `index_link.IndexLink`."""
+
+    def build(self, step: int, params: PyTree) -> LoadedIndex:
+        """Embeds the corpus in this process."""
+        ...
+
+    def load(self, step: int) -> LoadedIndex | None:
+        """The committed index of a step, None if there is none (any more)."""
+        ...
+
+    def forget_after(self, step: int) -> None:
+        """Drops the snapshots of a lost run's later steps."""
+        ...
+
+    def publish(self, step: int, params: PyTree) -> None:
+        """Hands the retriever to the builder."""
+        ...
+
+    def follow(self, newer_than: int) -> None:
+        """Starts to look for newer indexes in the background."""
+        ...
+
+    def wait(self, seconds: float) -> LoadedIndex:
+        """Waits for the builder's first index."""
+        ...
 
     def take(self) -> LoadedIndex | None:
-        """Returns a newer index if one is loaded, without waiting."""
+        """A newer index if one is loaded; does not wait."""
         ...
 
 
-@dataclasses.dataclass(frozen=True)
-class RefreshHooks:
-    """How the modes act on the world.
-
-    Attributes:
-      publish: for `async`.
-      build: for `off` (once) and `blocking`.
-      load: for resuming.
-      wait_for_first: for `async`: blocks until the builder has published an index.
-      follower: for `async`.
-    """
-
-    build: Build
-    load: Load
-    publish: Publish | None = None
-    wait_for_first: Callable[[], LoadedIndex] | None = None
-    follower: Follower | None = None
+OnSwap = Callable[[int, PyTree, LoadedIndex], None]
+"""Called with (updates done, retriever parameters, the index now in use)."""
 
 
 class Refresher:
@@ -75,17 +73,19 @@ class Refresher:
         self,
         mode: RefreshMode,
         period: int,
-        hooks: RefreshHooks,
-        on_swap: Callable[[int, PyTree, LoadedIndex], None],
+        link: Link,
+        *,
+        wait_seconds: float,
+        on_swap: OnSwap,
     ):
         """Remembers how to refresh; `start` gets the first index.
 
         Args:
           mode: who refreshes.
           period: steps between two refreshes.
-          hooks: what refreshing does.
-          on_swap: called with (step, retriever parameters, new index) after every swap,
-            the first included.
+          link: the model directory.
+          wait_seconds: how long `async` waits for the first index.
+          on_swap: called after every swap, the first included.
 
         Raises:
           BadInputError: the period is not positive.
@@ -97,7 +97,8 @@ class Refresher:
             )
         self._mode = mode
         self._period = period
-        self._hooks = hooks
+        self._link = link
+        self._wait_seconds = wait_seconds
         self._on_swap = on_swap
         self.index: LoadedIndex
         self.num_swaps = 0
@@ -111,34 +112,39 @@ class Refresher:
           saved: the index version of the checkpoint that was restored, None for a new
             run. It is loaded again; if it is gone, an index is made of the present
             parameters, and a warning says so.
+
+        Raises:
+          BadInputError: no index can be had.
         """
-        if saved is not None:
-            index = self._hooks.load(saved)
-            if index is not None:
-                self._swap(step, params, index)
-                return
+        self._link.forget_after(step)
+        index = None if saved is None else self._link.load(saved)
+        if index is None and saved is not None:
             logging.warning(
                 "index %d of the checkpoint is gone; making one of step %d", saved, step
             )
         if self._mode is RefreshMode.ASYNC:
-            self._hooks.publish(step, params)
-            self._swap(step, params, self._hooks.wait_for_first())
-        else:
-            self._swap(step, params, self._hooks.build(step, params))
+            self._link.follow(newer_than=-1 if index is None else index.manifest.step)
+            if index is None:
+                self._link.publish(step, params)
+                index = self._link.wait(self._wait_seconds)
+        if index is None:
+            index = self._link.build(step, params)
+        self._swap(step, params, index)
 
     def before_step(self, step: int, params: PyTree) -> LoadedIndex:
-        """Returns the index that the update after `step` updates searches.
+        """Returns the index that the next update searches; `step` updates are done.
 
-        Swapping comes before the search and publishing before the update, so that a
-        snapshot holds exactly the parameters its step names.
+        Publishing comes before the update, so that a snapshot holds exactly the
+        parameters its step names; swapping comes before the search.
         """
-        due = step > 0 and step % self._period == 0
-        if self._mode is RefreshMode.BLOCKING and due and self.index.step != step:
-            self._swap(step, params, self._hooks.build(step, params))
+        due = step % self._period == 0 and self.index.manifest.step != step
+        if self._mode is RefreshMode.BLOCKING and due:
+            self._swap(step, params, self._link.build(step, params))
+            self.num_swaps += 1
         if self._mode is RefreshMode.ASYNC:
             if due:
-                self._hooks.publish(step, params)
-            newer = self._hooks.follower.take()
+                self._link.publish(step, params)
+            newer = self._link.take()
             if newer is not None:
                 self._swap(step, params, newer)
                 self.num_swaps += 1
@@ -146,10 +152,11 @@ class Refresher:
 
     def staleness(self, step: int) -> Mapping[str, float]:
         """Version and age of the index, as metrics."""
+        age = self.index.staleness(step)
         return {
-            "index_step": self.index.step,
-            "index_age_steps": step - self.index.step,
-            "index_age_seconds": time.time() - self.index.manifest.began,
+            "index_step": self.index.manifest.step,
+            "index_age_steps": age.steps,
+            "index_age_seconds": age.seconds,
         }
 
     def _swap(self, step: int, params: PyTree, index: LoadedIndex) -> None:

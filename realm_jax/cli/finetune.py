@@ -1,0 +1,29 @@
+"""Trains query tower and span reader on questions, over the frozen document index.
+
+Resumes from the newest checkpoint of MODEL_DIR.
+
+Macros:
+  MODEL_DIR    folder of the run
+  CORPUS       prepared corpus
+  TASK         questions, e.g. "my_questions"
+  WARM_START   model directory of `realm pretrain`
+  SEARCHER     "device" (exact) or "scann"
+  TRAIN_STEPS, BATCH_SIZE, SEED
+
+Example:
+  realm finetune --gin_file=gin/models/base.gin --gin_file=gin/runs/finetune.gin \\
+    --gin.MODEL_DIR='"runs/my/finetune"' --gin.CORPUS='"runs/my/corpus"' \\
+    --gin.TASK='"my_questions"' --gin.WARM_START='"runs/my/pretrain"'
+"""
+
+import threading
+from collections.abc import Sequence
+
+from realm_jax.cli.stages import run_stage
+
+
+def main(argv: Sequence[str], stop: threading.Event) -> None:
+    """Runs the command."""
+    from realm_jax.training import finetune
+
+    run_stage("finetune", __doc__, argv, stop, finetune.FinetuneConfig, finetune.run)

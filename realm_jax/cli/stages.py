@@ -1,0 +1,37 @@
+"""What the commands of the training stages share."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from realm_jax.cli import configuration
+from realm_jax.cli.progress import StageProgress
+from realm_jax.training.loop import Report
+from realm_jax.training.stage import StageConfig
+
+
+def run_stage(
+    command: str,
+    description: str,
+    argv: Sequence[str],
+    stop: threading.Event,
+    config_class: type[StageConfig],
+    run: Callable[[StageConfig, Report, threading.Event], bool],
+) -> None:
+    """Parses, configures and runs a training stage, and says how it ended.
+
+    Args:
+      command: its name after `realm`.
+      description: the help.
+      argv: the command line.
+      stop: ends the stage between two steps.
+      config_class: what gin binds.
+      run: (configuration, report, stop) -> whether all updates are done.
+    """
+    parser = configuration.make_parser(f"realm {command}", description)
+    configuration.parse(parser, argv)
+    config = configuration.configured(config_class)
+    with StageProgress(command) as progress:
+        if run(config, progress, stop):
+            progress.note(f"done, {config.train_steps:,} steps in {config.model_dir}")
+        else:
+            progress.note(f"stopped; run it again to go on from {config.model_dir}")

@@ -1,0 +1,32 @@
+"""Starts the retriever with the inverse cloze task and the reader with masked LM.
+
+Both are needed before REALM: a retriever that finds nothing and a reader that cannot
+copy teach each other nothing. Resumes from the newest checkpoint of MODEL_DIR.
+
+Macros:
+  MODEL_DIR    folder of the run
+  CORPUS       prepared corpus
+  TASK         masked sentences, e.g. "my_salient"
+  PAIRS_TASK   sentence-block pairs, e.g. "my_ict"
+  WARM_START   a folder with model.safetensors and config.json, or "" for nothing
+  TRAIN_STEPS, BATCH_SIZE, SEED
+
+Example:
+  realm warm-start --gin_file=gin/models/base.gin --gin_file=gin/runs/warm_start.gin \\
+    --gin.MODEL_DIR='"runs/my/warm_start"' --gin.CORPUS='"runs/my/corpus"' \\
+    --gin.TASK='"my_salient"' --gin.PAIRS_TASK='"my_ict"'
+"""
+
+import threading
+from collections.abc import Sequence
+
+from realm_jax.cli.stages import run_stage
+
+
+def main(argv: Sequence[str], stop: threading.Event) -> None:
+    """Runs the command."""
+    from realm_jax.training import warm_start
+
+    run_stage(
+        "warm-start", __doc__, argv, stop, warm_start.WarmStartConfig, warm_start.run
+    )

@@ -1,0 +1,209 @@
+"""How a trainer meets the index: it publishes, builds, follows, and says it lives."""
+
+import dataclasses
+import threading
+from types import TracebackType
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.index.builder import (
+    INDEX_SERIES,
+    TRAINER_ROLE,
+    BuilderConfig,
+    build_once,
+    collect_garbage,
+)
+from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.follower import IndexFollower, LoadedIndex, load_index
+from realm_jax.index.heartbeat import Heartbeat
+from realm_jax.index.manifest import Expectation, Manifest
+from realm_jax.index.retrievers import (
+    RETRIEVER_SERIES,
+    TrainedRetriever,
+    publish_retriever,
+)
+from realm_jax.index.searchers import Searcher, make_searcher
+from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.storage import Store
+
+_BEAT_SECONDS = 2.0
+_KEEP = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexSource:
+    """What an index is made of and how it is searched.
+
+    Attributes:
+      model_store: the model directory.
+      corpus: the blocks.
+      config: of the retriever.
+      embed: how blocks are embedded here.
+      searcher: "device" or "scann".
+    """
+
+    model_store: Store
+    corpus: BlockStore
+    config: RetrieverConfig
+    embed: EmbedConfig
+    searcher: str
+
+    @property
+    def series(self) -> SnapshotSeries:
+        """The index snapshots of the model directory."""
+        return SnapshotSeries(self.model_store, INDEX_SERIES)
+
+    def retriever(self, step: int, params: PyTree) -> TrainedRetriever:
+        """The retriever of a step, on the host."""
+        fingerprint = self.corpus.vocabulary.fingerprint
+        return TrainedRetriever(step, self.config, jax.device_get(params), fingerprint)
+
+    def expectation(self) -> Expectation:
+        """What a snapshot must be to be searched by this run."""
+        return Expectation(
+            corpus_fingerprint=self.corpus.fingerprint,
+            dimension=self.config.projection_size,
+            count=self.corpus.num_blocks,
+        )
+
+    def make_searcher(self, manifest: Manifest, embeddings: np.ndarray) -> Searcher:
+        """Places embeddings where they are searched."""
+        return make_searcher(self.searcher, embeddings, manifest.step)
+
+    def load(self, step: int) -> LoadedIndex | None:
+        """The committed index of a step, None if there is none (any more).
+
+        Raises:
+          DamagedSnapshotError: it is not what was committed.
+          MismatchedSnapshotError: it is of another corpus or model.
+        """
+        if step not in self.series.steps():
+            return None
+        manifest = self.series.read_manifest(step)
+        return load_index(self.series, manifest, self.expectation(), self.make_searcher)
+
+    def build(
+        self, step: int, params: PyTree, stop: threading.Event | None = None
+    ) -> LoadedIndex:
+        """Embeds the corpus here, unless that index is committed already.
+
+        Raises:
+          StoppedError: `stop` was set; the next call resumes.
+        """
+        manifest = build_once(
+            self.retriever(step, params),
+            self.corpus,
+            self.model_store,
+            BuilderConfig(embed=self.embed),
+            stop=stop,
+        )
+        if manifest is None:
+            raise StoppedError("stopped while the corpus was being embedded")
+        return load_index(self.series, manifest, self.expectation(), self.make_searcher)
+
+
+class IndexLink:
+    """A trainer's side of the model directory; a context manager.
+
+    Its heartbeat names the index in use, which garbage collection then keeps, and ends
+    with "finished" or "failed", which tells the builder to end too.
+    """
+
+    def __init__(self, source: IndexSource, stop: threading.Event):
+        self._source = source
+        self._stop = stop
+        self._heartbeat = Heartbeat(source.model_store, TRAINER_ROLE, _BEAT_SECONDS)
+        self._follower: IndexFollower | None = None
+        self._step = 0
+        self._in_use: dict[str, object] = {}
+        self._finished = False
+
+    def __enter__(self) -> "IndexLink":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._follower is not None:
+            self._follower.stop()
+        state = "finished" if self._finished else "failed"
+        self._heartbeat.beat(self._step, state, **self._in_use)
+
+    def beat(self, step: int) -> None:
+        """Says that the trainer lives; at most every few seconds."""
+        self._step = step
+        self._heartbeat.beat(step, "running", **self._in_use)
+
+    def use(self, index_step: int, kept: tuple[int, ...] = ()) -> None:
+        """Names the index in use and those that checkpoints resume with."""
+        self._in_use = {"index_step": index_step, "kept_index_steps": list(kept)}
+        self._heartbeat.beat(self._step, "running", **self._in_use)
+
+    def build(self, step: int, params: PyTree) -> LoadedIndex:
+        """Embeds the corpus in this process, then drops what nobody needs."""
+        index = self._source.build(step, params, self._stop)
+        collect_garbage(self._source.model_store, _KEEP)
+        return index
+
+    def load(self, step: int) -> LoadedIndex | None:
+        """The committed index of a step, None if there is none (any more)."""
+        return self._source.load(step)
+
+    def forget_after(self, step: int) -> None:
+        """Drops the snapshots of a lost run's later steps, which are run again."""
+        for name in (INDEX_SERIES, RETRIEVER_SERIES):
+            SnapshotSeries(self._source.model_store, name).forget_after(step)
+
+    def publish(self, step: int, params: PyTree) -> None:
+        """Hands the retriever to the builder; once a step."""
+        retrievers = SnapshotSeries(self._source.model_store, RETRIEVER_SERIES)
+        if step not in retrievers.steps():
+            publish_retriever(
+                self._source.model_store,
+                self._source.retriever(step, params),
+                self._source.corpus.fingerprint,
+            )
+
+    def follow(self, newer_than: int) -> None:
+        """Starts to look for newer indexes in the background."""
+        self._follower = IndexFollower(
+            self._source.series,
+            self._source.expectation(),
+            self._source.make_searcher,
+            newer_than=newer_than,
+        ).start()
+
+    def take(self) -> LoadedIndex | None:
+        """A newer index if one is loaded; does not wait."""
+        return None if self._follower is None else self._follower.take()
+
+    def wait(self, seconds: float) -> LoadedIndex:
+        """Waits for the builder's first index.
+
+        Raises:
+          StoppedError: the process was asked to stop.
+          BadInputError: none came in time.
+        """
+        assert self._follower is not None
+        self.beat(self._step)
+        try:
+            return self._follower.wait_for_first(
+                seconds, alive=lambda: not self._stop.is_set()
+            )
+        except BadInputError as error:
+            if self._stop.is_set():
+                raise StoppedError("stopped while waiting for an index") from error
+            raise
+
+    def finish(self, step: int, params: PyTree) -> None:
+        """Publishes the last retriever; the heartbeat will end with "finished"."""
+        self.publish(step, params)
+        self._step, self._finished = step, True
