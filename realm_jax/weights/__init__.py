@@ -1,0 +1,1 @@
+"""Other people's weights, read and written by tables of names."""
