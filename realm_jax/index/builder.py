@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 
@@ -42,7 +43,7 @@ from realm_jax.index.snapshots import (
     SnapshotSeries,
     SnapshotWriter,
 )
-from realm_jax.storage import Store
+from realm_jax.storage import MissingObjectError, Store
 
 INDEX_SERIES = "index"
 BUILDER_ROLE = "index_builder"
@@ -114,17 +115,15 @@ def build_once(
     """
     check_reads(retriever, blocks, config.embed.document_length)
     series = SnapshotSeries(store, INDEX_SERIES)
+    step, corpus = retriever.step, blocks.fingerprint
     metadata = _metadata(retriever, config)
-    if retriever.step in series.steps():
-        manifest = series.read_manifest(retriever.step)
-        same_corpus = manifest.corpus_fingerprint == blocks.fingerprint
-        if same_corpus and manifest.metadata == metadata:
+    if step in series.steps():
+        manifest = series.read_manifest(step)
+        if (manifest.corpus_fingerprint, manifest.metadata) == (corpus, metadata):
             return manifest
-    writer = series.resume(
-        retriever.step, corpus_fingerprint=blocks.fingerprint, metadata=metadata
-    ) or series.begin(
-        retriever.step, corpus_fingerprint=blocks.fingerprint, metadata=metadata
-    )
+    writer = series.resume(step, corpus_fingerprint=corpus, metadata=metadata)
+    if writer is None:
+        writer = series.begin(step, corpus_fingerprint=corpus, metadata=metadata)
     build = _Build(retriever, blocks, store, config, writer)
     for done in build.write_shards():
         if on_progress:
@@ -157,7 +156,8 @@ class _Build:
         writer: SnapshotWriter,
     ):
         self._step = retriever.step
-        self._params: PyTree = retriever.params
+        # Once: an array of the host would be copied again with every batch.
+        self._params: PyTree = jax.device_put(retriever.params)
         self._embed = document_embedder(retriever.config)
         self._blocks = blocks
         self._store = store
@@ -280,6 +280,7 @@ class IndexBuilder:
         self._heartbeat = Heartbeat(store, BUILDER_ROLE, every_seconds=_BEAT_SECONDS)
         self._last_progress_beat = 0.0
         self._step = 0
+        self._index_step: int | None = None
         self._refused: dict[int, str] = {}
 
     def run(self, stop: threading.Event) -> None:
@@ -302,6 +303,7 @@ class IndexBuilder:
 
     def _follow(self, stop: threading.Event) -> None:
         trainer = _TrainerWatch(self._store, self._config.patience_seconds)
+        self._index_step = self._indexes.latest_step()
         while not stop.is_set():
             # Asked before looking for work, so that what the trainer published just
             # before it ended is found.
@@ -312,15 +314,19 @@ class IndexBuilder:
             elif trainer_is_done:
                 return
             else:
-                self._beat("running", activity="waiting")
-                stop.wait(self._config.poll_seconds)
+                self._wait(stop)
+
+    def _wait(self, stop: threading.Event) -> None:
+        self._beat("running", activity="waiting")
+        stop.wait(self._config.poll_seconds)
 
     def _newest_step(self) -> int | None:
         """Returns the newest retriever's step if it has no index; skips older ones."""
-        step = self._retrievers.latest_step()
-        if step is None or step in self._refused or step in self._indexes.steps():
-            return None
-        return step
+        published = self._retrievers.steps()
+        # A step that was withdrawn may be published anew.
+        self._refused = {s: why for s, why in self._refused.items() if s in published}
+        done = {*self._refused, *self._indexes.steps()}
+        return published[-1] if published and published[-1] not in done else None
 
     def _build(self, step: int, stop: threading.Event) -> None:
         self._step = step
@@ -334,6 +340,11 @@ class IndexBuilder:
                 stop=stop,
                 on_progress=self._report,
             )
+        except MissingObjectError as error:
+            # A trainer that resumes from an older checkpoint withdraws later steps.
+            _log.warning("step %d was withdrawn: %s", step, error)
+            self._wait(stop)
+            return
         except (DamagedSnapshotError, DivergedRetrieverError) as error:
             self._refused[step] = str(error)
             _log.warning("no index for step %d: %s", step, error)
@@ -341,6 +352,7 @@ class IndexBuilder:
         if manifest is None:
             _log.info("step %d: stopped; the next builder resumes", step)
             return
+        self._index_step = step
         seconds = time.monotonic() - began
         _log.info("step %d: %d blocks in %.1f s", step, manifest.count, seconds)
         collect_garbage(self._store, self._config.keep)
@@ -358,7 +370,7 @@ class IndexBuilder:
             self._step,
             state,
             num_blocks=self._blocks.num_blocks,
-            index_step=self._indexes.latest_step(),
+            index_step=self._index_step,
             refused={str(step): reason for step, reason in self._refused.items()},
             **extra,
         )

@@ -119,7 +119,7 @@ def embed_blocks(
 
     Args:
       embed: from `document_embedder`.
-      params: its parameters.
+      params: its parameters, on the device.
       store: the blocks.
       block_ids: at least one; -1 is the null document.
       config: lengths and sizes.

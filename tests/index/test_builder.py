@@ -292,6 +292,28 @@ def test_a_damaged_retriever_is_refused_and_the_next_is_built(
     assert not thread.is_alive()
 
 
+def test_a_step_withdrawn_and_taken_again_is_built_again(
+    store, blocks, retriever_at, monkeypatch
+):
+    publish(store, blocks, retriever_at(5))
+    load = builder.load_retriever
+
+    def withdrawn_meanwhile(store, step):
+        monkeypatch.setattr(builder, "load_retriever", load)
+        store.delete(f"{RETRIEVER_SERIES}/commits/{step}.json")
+        return load(store, step)
+
+    monkeypatch.setattr(builder, "load_retriever", withdrawn_meanwhile)
+    thread, stop = run_in_thread(store, blocks)
+    wait_until(lambda: SnapshotSeries(store, RETRIEVER_SERIES).steps() == [])
+    publish(store, blocks, retriever_at(5, scale=1.5))
+    wait_until(lambda: index_series(store).steps() == [5])
+    stop.set()
+    thread.join(20)
+    expected = slow_embeddings(retriever_at(5, scale=1.5), blocks)
+    np.testing.assert_allclose(read_embeddings(store, 5), expected, atol=2e-5)
+
+
 def test_only_the_newest_retriever_is_built(store, blocks, retriever_at):
     for step in (1, 2, 3):
         publish(store, blocks, retriever_at(step))
