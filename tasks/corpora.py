@@ -16,7 +16,7 @@ import seqio
 
 from realm_jax.data import inverse_cloze, masking
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.feature_converters import expand, output_features, refuse_trimming
+from realm_jax.data.feature_converters import expand, output_features, restore_shapes
 from realm_jax.data.features import Example, FeatureSpecs, int32
 from realm_jax.data.splits import VALIDATION_FRACTION
 from realm_jax.errors import BadInputError
@@ -126,7 +126,7 @@ def add_task(
             preprocessors=[
                 functools.partial(expand, make_examples=make_examples, specs=specs),
                 seqio.CacheDatasetPlaceholder(),
-                refuse_trimming,
+                functools.partial(restore_shapes, specs=specs),
             ],
             output_features=output_features(specs, vocab_size),
         )

@@ -67,24 +67,33 @@ def expand(
     return dataset.batch(chunk_size).map(from_numpy).unbatch()
 
 
-def refuse_trimming(
-    dataset: tf.data.Dataset, sequence_length: Mapping[str, int] | None
+def restore_shapes(
+    dataset: tf.data.Dataset,
+    sequence_length: Mapping[str, Any] | None,
+    specs: FeatureSpecs,
 ) -> tf.data.Dataset:
-    """Stops SeqIO from cutting the last [SEP] off: a preprocessor for after the cache.
+    """Gives examples their fixed shapes again, for SeqIO's cache forgets lengths.
+
+    A preprocessor for after the cache. SeqIO cuts features to `sequence_length` next,
+    and would cut the last [SEP] off: shorter lengths are refused.
 
     Raises:
       BadInputError: a feature is asked for at less than the length it was made with.
     """
-    specs: Any = dataset.element_spec
     for name, length in (sequence_length or {}).items():
-        made = specs[name].shape[:1].as_list() if name in specs else []
+        made = specs[name].shape[:1] if name in specs else ()
         if made and isinstance(length, int) and length < made[0]:
             raise BadInputError(
                 f"expected a length of at least {made[0]} for {name}, which is what "
                 f"the task was registered with, got {length}; register it with shorter "
                 "lengths."
             )
-    return dataset
+    return dataset.map(
+        lambda example: {
+            name: tf.ensure_shape(example[name], spec.shape)
+            for name, spec in specs.items()
+        }
+    )
 
 
 class RealmFeatureConverter(seqio.FeatureConverter):

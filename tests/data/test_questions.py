@@ -29,7 +29,7 @@ def write(tmp_path, *lines):
 
 
 def test_reads_questions_with_their_rows(tmp_path):
-    path = write(tmp_path, FIRST, "", SECOND)
+    path = write(tmp_path, "", FIRST, "", SECOND)
     first = Question(
         id="a",
         index=0,
@@ -114,6 +114,15 @@ def test_answers_no_span_could_match_leave_their_place(small_store):
     found = [ids[ids > 0].tolist() for ids in examples["answer_ids"][0] if ids.any()]
     expected = [vocabulary.encode(a).ids.tolist() for a in ("Hult", "Brel", "Dorm")]
     assert found == expected
+
+
+@pytest.mark.parametrize(("room", "kept"), [(0, True), (-1, False)])
+def test_an_answer_may_fill_its_row(small_store, room, kept):
+    vocabulary = small_store.vocabulary
+    question = Question("a", 0, "Who?", ("Maria Dorm",), "dev")
+    length = len(vocabulary.encode("Maria Dorm")) + room
+    examples = question_examples([question], vocabulary, max_answer_length=length)
+    assert examples["answer_ids"].any() == kept
 
 
 def test_of_many_answers_the_first_are_kept(small_store):

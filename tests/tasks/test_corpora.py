@@ -142,7 +142,11 @@ def write_cache(task, directory):
                     writer.write(seqio.dict_to_tfexample(example).SerializeToString())
                     count += 1
         features = {
-            name: {"shape": spec.shape.as_list(), "dtype": spec.dtype.name}
+            # The tool expects lengths to differ, and notes none.
+            name: {
+                "shape": [None, *spec.shape.as_list()[1:]] if spec.shape.rank else [],
+                "dtype": spec.dtype.name,
+            }
             for name, spec in dataset.element_spec.items()
         }
         info = {
