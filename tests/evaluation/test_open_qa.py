@@ -1,0 +1,316 @@
+import functools
+import json
+import math
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.data.questions import Question, question_examples
+from realm_jax.errors import BadInputError
+from realm_jax.evaluation.answers import has_answer
+from realm_jax.evaluation.open_qa import (
+    answered_question,
+    evaluate_open_qa,
+    predictions_as_lines,
+    sample_answers,
+)
+from realm_jax.index.searchers import make_searcher
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.models.span_reader import SpanReader, SpanScores, span_bounds
+from realm_jax.objectives.open_qa import AnswerMarginalization
+from realm_jax.training.initialization import Lengths
+from realm_jax.types import Neighbours
+
+LENGTHS = Lengths(query=16, document=56, joined=64)
+NUM_READ = 3
+TOWNS = ("Ansk", "Brel", "Čudo", "Dorm", "Élan", "Fosk", "Gant", "Hult")
+
+
+@pytest.fixture(scope="module")
+def questions():
+    """More than one batch, of which the last is not full."""
+    founded = [
+        Question(
+            id=f"founder-{i}",
+            index=i,
+            question=f"Who founded {town}?",
+            answers=(f"Karel von {TOWNS[i - 3]}",),
+            split="test",
+            title=town,
+        )
+        for i, town in enumerate(TOWNS)
+    ]
+    asked_twice = Question("again", 8, founded[0].question, ("Nobody",), "test")
+    return [*founded, asked_twice]
+
+
+@pytest.fixture(scope="module")
+def models(corpus):
+    bert = BertConfig(
+        vocab_size=corpus.vocabulary.size,
+        hidden_size=16,
+        num_layers=1,
+        num_heads=2,
+        mlp_size=32,
+        max_positions=64,
+        initializer_range=0.5,
+    )
+    retriever = Retriever(RetrieverConfig(bert, projection_size=8))
+    reader = SpanReader(bert, max_span=4)
+    ids = np.ones((1, 8), np.int32)
+    params = {
+        "retriever": jax.jit(retriever.init)(jax.random.key(0), ids, ids, ids),
+        "reader": jax.jit(reader.init)(jax.random.key(1), ids, ids),
+    }
+    return types.SimpleNamespace(
+        retriever=retriever,
+        reader=reader,
+        params={name: variables["params"] for name, variables in params.items()},
+        read_one=jax.jit(reader.apply),
+    )
+
+
+@pytest.fixture(scope="module")
+def embeddings(corpus, models):
+    ids, segments = corpus.document_ids(np.arange(corpus.num_blocks), LENGTHS.document)
+    embed = functools.partial(models.retriever.apply, method=Retriever.embed_documents)
+    variables = {"params": models.params["retriever"]}
+    return np.asarray(jax.jit(embed)(variables, ids, segments))
+
+
+class PlantedReader:
+    """Knows the answers: the span that spells one gets a high score."""
+
+    max_span = 6
+
+    def __init__(self, corpus, questions):
+        encoded = corpus.vocabulary.encode_batch([q.answers[0] for q in questions])
+        self.wanted = {tuple(encoding.ids.tolist()) for encoding in encoded}
+
+    def apply(self, variables, ids, segment_ids):
+        starts, ends = span_bounds(ids.shape[-1], self.max_span)
+
+        def score(ids, segment_ids):
+            logits = np.zeros((*ids.shape[:-1], len(starts)), np.float32)
+            valid = np.zeros(logits.shape, bool)
+            for row in np.ndindex(ids.shape[:-1]):
+                inside = np.append(segment_ids[row], np.zeros(self.max_span, int))
+                inside[np.flatnonzero(inside)[-1:]] = 0  # The final [SEP].
+                for span, (start, end) in enumerate(zip(starts, ends, strict=True)):
+                    valid[(*row, span)] = inside[start : end + 1].all()
+                    spelled = tuple(ids[row][start : end + 1].tolist())
+                    logits[(*row, span)] = 9.0 * (spelled in self.wanted)
+            return logits, valid
+
+        shape = (*ids.shape[:-1], len(starts))
+        return SpanScores(
+            *jax.pure_callback(
+                score,
+                (
+                    jax.ShapeDtypeStruct(shape, np.float32),
+                    jax.ShapeDtypeStruct(shape, bool),
+                ),
+                ids,
+                segment_ids,
+            )
+        )
+
+
+class FixedSearcher:
+    """Finds given blocks: a row of ids for each question, or one row for all."""
+
+    step = 0
+
+    def __init__(self, ids, num_blocks):
+        self.ids, self.num_blocks = np.atleast_2d(ids).astype(int), num_blocks
+
+    def search(self, query_embeddings, k):
+        rows = np.arange(len(query_embeddings)) % len(self.ids)
+        ids = np.pad(self.ids, ((0, 0), (0, k)), constant_values=-1)[rows, :k]
+        return Neighbours(ids, np.where(ids >= 0, 1.0, -np.inf).astype(np.float32))
+
+
+def evaluate(models, corpus, questions, searcher, **changes):
+    arguments = {
+        "num_read": NUM_READ,
+        "lengths": LENGTHS,
+        "recall_at": (1, 3, 5),
+    } | changes
+    reader = arguments.pop("reader", models.reader)
+    return evaluate_open_qa(
+        models.retriever,
+        reader,
+        models.params,
+        corpus=corpus,
+        searcher=searcher,
+        questions=questions,
+        **arguments,
+    )
+
+
+def slow_answer(models, corpus, question_ids, embeddings, marginalization):
+    """One question, one block and one span at a time, in float64."""
+    query = models.retriever.apply(
+        {"params": models.params["retriever"]},
+        question_ids[None],
+        method=Retriever.embed_queries,
+    )[0]
+    scores = embeddings.astype(np.float64) @ np.asarray(query, np.float64)
+    order = np.argsort(-scores, kind="stable")
+    spans = []
+    for block in order[:NUM_READ]:
+        ids, segments = corpus.joined_ids(
+            question_ids[None], np.asarray([[block]]), LENGTHS.joined
+        )
+        read_one = models.read_one({"params": models.params["reader"]}, ids, segments)
+        logits = np.asarray(read_one.logits, np.float64)[0, 0]
+        body_start = np.count_nonzero(question_ids)
+        offsets = corpus.vocabulary.encode(corpus.text(int(block)).body).offsets
+        read = []
+        for first in range(len(offsets)):
+            for last in range(first, min(first + 4, len(offsets))):
+                if body_start + last >= LENGTHS.joined - 1:
+                    continue
+                logit = logits[(body_start + first) * 4 + last - first]
+                characters = int(offsets[first][0]), int(offsets[last][1])
+                read.append((logit, int(block), *characters))
+        spans.append((scores[block], read))
+    if marginalization is AnswerMarginalization.JOINT_SOFTMAX:
+        joint = [(s + logit, *place) for s, read in spans for logit, *place in read]
+        mass = sum(math.exp(value) for value, *_ in joint)
+        best = max(joint)
+        return order, (best[0] - math.log(mass), *best[1:])
+    block_mass = sum(math.exp(score) for score, _ in spans)
+    product = [
+        (
+            score
+            - math.log(block_mass)
+            + logit
+            - math.log(sum(math.exp(other) for other, *_ in read)),
+            *place,
+        )
+        for score, read in spans
+        for logit, *place in read
+    ]
+    return order, max(product)
+
+
+@pytest.mark.parametrize("marginalization", AnswerMarginalization)
+def test_answers_equal_a_loop_over_blocks_and_spans(
+    models, corpus, questions, embeddings, marginalization
+):
+    result = evaluate(
+        models,
+        corpus,
+        questions,
+        make_searcher("device", embeddings),
+        marginalization=marginalization,
+    )
+    question_ids = question_examples(
+        questions, corpus.vocabulary, query_length=LENGTHS.query
+    )["question_ids"]
+    assert len(result.predictions) == len(questions)
+    for row in (0, 4, 8):
+        asked, prediction = questions[row], result.predictions[row]
+        order, (log_probability, block, start, end) = slow_answer(
+            models, corpus, question_ids[row], embeddings, marginalization
+        )
+        assert (prediction.block_id, prediction.start, prediction.end) == (
+            block,
+            start,
+            end,
+        )
+        assert prediction.answer == corpus.text(block).body[start:end]
+        assert prediction.log_probability == pytest.approx(log_probability, abs=1e-4)
+        assert [d.block_id for d in prediction.documents] == order[:NUM_READ].tolist()
+        texts = [corpus.text(int(b)) for b in order]
+        right = [
+            has_answer(text.body, asked.answers) and asked.title in (None, text.title)
+            for text in texts
+        ]
+        assert [d.relevant for d in prediction.documents] == right[:NUM_READ]
+        for k in (1, 3, 5):
+            assert result.recall[k][row] == any(right[:k])
+
+
+def test_the_answer_is_the_original_text(models, corpus, questions):
+    blocks = [
+        block
+        for block in range(corpus.num_blocks)
+        if "founded" in corpus.text(block).body
+    ]
+    result = evaluate(
+        models,
+        corpus,
+        questions[: len(TOWNS)],
+        FixedSearcher(np.asarray(blocks)[:, None], corpus.num_blocks),
+        reader=PlantedReader(corpus, questions),
+    )
+    assert result.exact_match.tolist() == [1.0] * len(TOWNS)
+    assert result.recall[1].tolist() == [1.0] * len(TOWNS)
+    answers = [prediction.answer for prediction in result.predictions]
+    for town, block, prediction in zip(TOWNS, blocks, result.predictions, strict=True):
+        shown = answered_question(corpus, prediction)
+        assert shown.title == town
+        text = shown.before + shown.answer + shown.after
+        assert text == corpus.text(block).body
+    # Case and accents are the document's; the wordpieces have neither.
+    assert answers == [f"Karel von {TOWNS[i - 3]}" for i in range(len(TOWNS))]
+
+
+def test_a_question_for_which_nothing_is_found_has_no_answer(models, corpus, questions):
+    result = evaluate(models, corpus, questions, FixedSearcher([], corpus.num_blocks))
+    for prediction in result.predictions:
+        assert (prediction.answer, prediction.correct) == ("", False)
+        assert prediction.block_id == -1
+        assert prediction.documents == []
+        assert answered_question(corpus, prediction).probability == 0.0
+    assert not result.exact_match.any()
+    assert not result.recall[5].any()
+
+
+def test_a_text_with_other_wordpieces_is_refused(models, corpus, questions):
+    class OtherTexts:
+        def __getattr__(self, name):
+            return getattr(corpus, name)
+
+        def text(self, block_id):
+            return corpus.text((block_id + 1) % corpus.num_blocks)
+
+    with pytest.raises(BadInputError, match="prepare the corpus again"):
+        evaluate(
+            models, OtherTexts(), questions, FixedSearcher([0, 1], corpus.num_blocks)
+        )
+
+
+def test_a_sample_shows_right_and_wrong_answers(models, corpus, questions):
+    searcher = FixedSearcher(range(corpus.num_blocks), corpus.num_blocks)
+    reader = PlantedReader(corpus, questions)
+    predictions = evaluate(
+        models, corpus, questions, searcher, reader=reader, num_read=2
+    ).predictions
+    right = sum(p.correct for p in predictions)
+    assert 0 < right < len(predictions)
+    pair = sample_answers(corpus, predictions, 2)
+    assert sorted(answer.correct for answer in pair) == [False, True]
+    everything = sample_answers(corpus, predictions, 100)
+    assert len(everything) == len(predictions)
+    assert sum(answer.correct for answer in everything) == right
+    assert sample_answers(corpus, predictions, 4) == sample_answers(
+        corpus, predictions, 4
+    )
+
+
+def test_predictions_are_joined_by_id_though_a_question_is_asked_twice(
+    models, corpus, questions
+):
+    result = evaluate(models, corpus, questions, FixedSearcher([0], corpus.num_blocks))
+    lines = predictions_as_lines(result.predictions).splitlines()
+    by_id = {record["id"]: record for record in map(json.loads, lines)}
+    assert len(by_id) == len(questions)
+    for question in questions:
+        assert by_id[question.id]["answers"] == list(question.answers)
+    assert by_id["founder-0"]["question"] == by_id["again"]["question"]
