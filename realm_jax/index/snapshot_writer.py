@@ -145,7 +145,7 @@ class SnapshotWriter:
 
         Raises:
           BadInputError: an array has rows nobody wrote.
-          DamagedSnapshotError: a file is not there as it was written.
+          DamagedSnapshotError: something is not there as it was written.
           AlreadyCommittedError: another attempt was first.
         """
         for name, (record, _) in self._arrays.items():
@@ -195,17 +195,25 @@ class SnapshotWriter:
             name.removeprefix(f"{self._folder}/"): FileRecord(stat.size, stat.crc32c)
             for name, stat in stats.items()
         }
+        for name, (record, array) in self._arrays.items():
+            num_chunks = -(-record.shape[0] // arrays.rows_per_chunk(array))
+            found = sum(file.startswith(f"{name}/c/") for file in files)
+            if found != num_chunks:
+                raise self._damaged(name, f"{found} of its {num_chunks} chunks")
         for name, record in self._written.items():
             if files.get(name) != record:
-                raise DamagedSnapshotError(
-                    f"expected {self._store.url(f'{self._folder}/{name}')} as it was "
-                    f"written, got {files.get(name)}; check the disk and run again."
-                )
+                raise self._damaged(name, f"{files.get(name)}")
         return {
             name: record
             for name, record in files.items()
             if not name.startswith(f"{PROGRESS_FOLDER}/")
         }
+
+    def _damaged(self, name: str, found: str) -> DamagedSnapshotError:
+        return DamagedSnapshotError(
+            f"expected {self._store.url(f'{self._folder}/{name}')} as it was written, "
+            f"got {found}; check the disk and run again."
+        )
 
 
 def data_folder(series: str, step: int, attempt: str) -> str:

@@ -174,9 +174,14 @@ class _MortalStore:
         self._store = store
         self.lives = lives
 
+    def delete_folder(self, folder):
+        # One by one, as in a bucket.
+        for name in self._store.list(folder):
+            self.delete(name)
+
     def __getattr__(self, name):
         method = getattr(self._store, name)
-        if name not in ("write", "create", "delete", "delete_folder"):
+        if name not in ("write", "create", "delete"):
             return method
 
         def mortal(*args):
@@ -231,7 +236,9 @@ def test_killed_amid_collection_no_commit_is_broken(tmp_path):
                 resumed = series.resume(step, corpus_fingerprint=CORPUS)
                 if resumed is not None:  # Then all of it must still be there.
                     resumed.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
-                    series.verify(resumed.commit())
+                    again = resumed.commit()
+                    assert series.read_file(again, "scann/assets.bin")
+                    series.read_array(again, EMBEDDINGS)
         lives += 1
     assert lives > 3
 
@@ -480,6 +487,17 @@ def test_a_file_that_changed_before_the_commit_is_not_committed(local):
     [path] = data_files(local)
     _flip(path)
     with pytest.raises(DamagedSnapshotError, match=str(path)):
+        writer.commit()
+    assert local.latest() is None
+
+
+def test_a_chunk_that_was_lost_before_the_commit_is_not_committed(local):
+    writer = local.begin(7, corpus_fingerprint=CORPUS)
+    writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
+    for start in (0, 8, 16):
+        writer.write_rows(EMBEDDINGS, start, ROWS[start : start + 8])
+    data_files(local)[1].unlink()
+    with pytest.raises(DamagedSnapshotError, match="2 of its 3 chunks"):
         writer.commit()
     assert local.latest() is None
 
