@@ -251,7 +251,7 @@ class SnapshotSeries:
         until `collect` finds it without a commit.
         """
         for later in reversed([found for found in self.steps() if found > step]):
-            self.store.delete(self._commit_name(later))
+            self.store.delete(commit_name(self.name, later))
 
     def collect(
         self,

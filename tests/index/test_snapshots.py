@@ -590,6 +590,20 @@ def test_collection_survives_a_damaged_manifest(local):
     local.verify(local.read_manifest(2))
 
 
+def test_steps_that_are_taken_again_are_forgotten(series):
+    for step in (1, 3, 10, 20):
+        write_snapshot(series, step)
+    series.forget_after(3)
+    assert series.steps() == [1, 3]
+    again = write_snapshot(series, 10, rows=ROWS + 1)
+    series.verify(again)
+    np.testing.assert_array_equal(series.read_array(again, EMBEDDINGS), ROWS + 1)
+    series.collect(keep=3, attempt_age_seconds=0)
+    assert series.steps() == [1, 3, 10]
+    series.verify(again)
+    assert not any("/20-" in name for name in series.store.list())
+
+
 def test_a_discarded_attempt_is_gone(series):
     writer = series.begin(1, corpus_fingerprint=CORPUS)
     writer.write_file("x", b"1")
