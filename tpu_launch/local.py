@@ -33,14 +33,18 @@ class Stage:
       command: of `realm`, such as "pretrain".
       gin_files: given with --gin_file, before the chain's own files.
       bindings: given with --gin., such as 'MODEL_DIR="runs/x/pretrain"'.
-      beside: a command that runs as a separate process as long as this one does, with
-        the same files and bindings ("build-index" beside "pretrain").
+      beside: a command that runs as a separate process as long as this one does
+        ("build-index" beside "pretrain").
+      beside_gin_files: as `gin_files`, for that command.
+      beside_bindings: as `bindings`, for that command.
     """
 
     command: str
     gin_files: Sequence[str] = ()
     bindings: Sequence[str] = ()
     beside: str = ""
+    beside_gin_files: Sequence[str] = ()
+    beside_bindings: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +87,14 @@ def _run_stage(
 ) -> int:
     beside = None
     if stage.beside:
-        log = pathlib.Path(root) / f"{stage.beside}.log"
-        beside = _Beside(_arguments(stage.beside, stage, gin_files), log)
-    main = subprocess.Popen(_arguments(stage.command, stage, gin_files))
+        files = [*stage.beside_gin_files, *gin_files]
+        beside = _Beside(
+            _arguments(stage.beside, files, stage.beside_bindings),
+            pathlib.Path(root) / f"{stage.beside}.log",
+        )
+    main = subprocess.Popen(
+        _arguments(stage.command, [*stage.gin_files, *gin_files], stage.bindings)
+    )
     try:
         while main.poll() is None:
             failed = beside.check() if beside and not stop.is_set() else None
@@ -138,12 +147,13 @@ class _Beside:
             )
 
 
-def _arguments(command: str, stage: Stage, gin_files: Sequence[str]) -> list[str]:
-    files = [*stage.gin_files, *gin_files]
+def _arguments(
+    command: str, gin_files: Sequence[str], bindings: Sequence[str]
+) -> list[str]:
     return [
         *(sys.executable, "-m", "realm_jax.cli.main", command),
-        *(f"--gin_file={file}" for file in files),
-        *(f"--gin.{binding}" for binding in stage.bindings),
+        *(f"--gin_file={file}" for file in gin_files),
+        *(f"--gin.{binding}" for binding in bindings),
     ]
 
 

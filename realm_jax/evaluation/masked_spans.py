@@ -1,6 +1,7 @@
 """Masked spans that training never saw: does retrieval help to fill them in?"""
 
 import dataclasses
+import textwrap
 from collections.abc import Iterator
 
 import jax
@@ -10,6 +11,7 @@ from jaxtyping import Float, Int, PyTree
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
+from realm_jax.evaluation.report_data import ExampleDocument, MaskedExample
 from realm_jax.index.candidates import num_neighbours, pretrain_candidates
 from realm_jax.index.searchers import Searcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
@@ -17,9 +19,10 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.training.initialization import Lengths
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
-from realm_jax.types import Array, Candidates, PretrainBatch
+from realm_jax.types import NULL_BLOCK, Array, Candidates, PretrainBatch
 
 _BATCH = 8
+_SNIPPET = 240
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,3 +150,48 @@ def _guess(
 def _all_right(guessed: Array, batch: PretrainBatch) -> Array:
     unscored = batch.mask_weights == 0
     return ((guessed == batch.mask_ids) | unscored).all(axis=-1).astype(jnp.float32)
+
+
+def masked_examples(
+    spans: MaskedSpans, corpus: BlockStore, count: int
+) -> list[MaskedExample]:
+    """The sentences that retrieval helped most, in the manner of REALM's table 3.
+
+    Args:
+      spans: what was measured.
+      corpus: the blocks.
+      count: how many sentences.
+    """
+    utility = spans.log_marginal - spans.log_null
+    return [_masked_example(spans, corpus, row) for row in np.argsort(-utility)[:count]]
+
+
+def _masked_example(spans: MaskedSpans, corpus: BlockStore, row: int) -> MaskedExample:
+    decode = corpus.vocabulary.decode
+    query = spans.batch.query_ids[row]
+    # [CLS] x [SEP] without its specials; the masks are one run.
+    pieces = query[query != 0][1:-1]
+    masked = np.flatnonzero(pieces == corpus.vocabulary.mask)
+    scored = spans.batch.mask_weights[row] > 0
+    documents = []
+    for column in np.argsort(-spans.log_retrieval[row]):
+        block = int(spans.block_ids[row, column])
+        if not np.isfinite(spans.log_retrieval[row, column]):
+            continue
+        text = corpus.text(block) if block != NULL_BLOCK else None
+        documents.append(
+            ExampleDocument(
+                block_id=block,
+                title=text.title if text else "",
+                snippet=textwrap.shorten(text.body, _SNIPPET) if text else "",
+                retrieval_probability=float(np.exp(spans.log_retrieval[row, column])),
+                answer_probability=float(np.exp(spans.log_candidates[row, column])),
+            )
+        )
+    return MaskedExample(
+        before=decode(pieces[: masked[0]]),
+        answer=decode(spans.batch.mask_ids[row][scored]),
+        after=decode(pieces[masked[-1] + 1 :]),
+        documents=documents,
+        marginal=float(np.exp(spans.log_marginal[row])),
+    )

@@ -113,13 +113,21 @@ class Stage:
         """The devices, laid out."""
         return self._mesh
 
-    def open_examples(self, task: str, split: str) -> Examples:
-        """Opens the materialised examples of a task, made from this very corpus.
+    def open_examples(
+        self, task: str, split: str, *, of_corpus: bool = True
+    ) -> Examples:
+        """Opens CORPUS/examples/TASK/SPLIT.
+
+        Args:
+          task: name of the SeqIO task they are of.
+          split: train, validation or what the task calls its splits.
+          of_corpus: whether they must be made from this very corpus (sentences and
+            blocks), or only in its vocabulary (questions).
 
         Raises:
-          BadInputError: there are none, or they belong to another corpus.
+          BadInputError: there are none, or they belong to something else.
         """
-        return open_examples(self.corpus, self.config.corpus, task, split)
+        return open_examples(self.corpus, task, split, of_corpus=of_corpus)
 
     def train(
         self,
@@ -225,17 +233,17 @@ class Stage:
 
 
 def open_examples(
-    corpus: BlockStore, corpus_dir: str, task: str, split: str
+    corpus: BlockStore, task: str, split: str, *, of_corpus: bool = True
 ) -> Examples:
-    """Opens CORPUS/examples/TASK/SPLIT, which must be made from this corpus.
+    """Opens the materialised examples of a prepared corpus; see `Stage.open_examples`.
 
     Raises:
-      BadInputError: there are none, or they belong to another corpus.
+      BadInputError: there are none, or they belong to something else.
     """
-    return Examples.open(
-        f"{corpus_dir}/examples/{task}/{split}",
-        expect={"corpus_fingerprint": corpus.fingerprint},
-    )
+    expect = {"corpus_fingerprint": corpus.fingerprint}
+    if not of_corpus:
+        expect = {"vocabulary_fingerprint": corpus.vocabulary.fingerprint}
+    return Examples.open(corpus.directory / "examples" / task / split, expect)
 
 
 def count_parameters(tree: Any) -> int:

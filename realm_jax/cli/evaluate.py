@@ -1,0 +1,41 @@
+"""Measures what each stage reached and writes report.html and report.json.
+
+Recall@1, @5 and @20 after ICT, after REALM and after fine-tuning, exact match, masked
+spans with retrieval against the null document alone, curves, and examples with their
+sources; every figure with its 95 % bootstrap interval. predictions.jsonl has an answer
+for every question, by its id.
+
+Macros:
+  MODEL_DIR    folder for the report
+  CORPUS       prepared corpus
+  QUESTIONS    JSON lines of questions
+  WARM_STARTED, PRETRAINED, FINETUNED   model directories of the stages
+  MASKED_TASK  masked sentences, e.g. "my_salient"
+  SPLIT        of the questions
+
+Example:
+  realm evaluate --gin_file=gin/models/base.gin --gin_file=gin/runs/evaluate.gin \\
+    --gin.MODEL_DIR='"runs/my/evaluate"' --gin.CORPUS='"runs/my/corpus"' \\
+    --gin.QUESTIONS='"questions.jsonl"' --gin.FINETUNED='"runs/my/finetune"'
+"""
+
+import threading
+from collections.abc import Sequence
+
+from realm_jax.cli import configuration
+from realm_jax.cli.progress import StageProgress
+
+
+def main(argv: Sequence[str], stop: threading.Event) -> None:
+    """Runs the command."""
+    configuration.parse(configuration.make_parser("realm evaluate", __doc__), argv)
+    from realm_jax.evaluation import run
+    from realm_jax.evaluation.report import HTML_NAME
+    from realm_jax.evaluation.verdicts import verdicts
+
+    config = configuration.configured(run.EvaluateConfig)
+    with StageProgress("evaluate") as progress:
+        data = run.run(config, progress, stop)
+        for finding in verdicts(data):
+            progress.note(finding.text)
+        progress.note(f"the report is in {config.model_dir}/{HTML_NAME}")

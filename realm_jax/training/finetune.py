@@ -1,0 +1,155 @@
+"""Open-QA fine-tuning: query tower and span reader, over the frozen document index.
+
+ORQA, section 5; REALM, section 3.4. The document tower stays as pre-training left it,
+so its index is made once and serves to the end, and serves evaluation too.
+"""
+
+import dataclasses
+import threading
+
+import jax
+import numpy as np
+
+from realm_jax.data.answer_spans import answer_spans, answer_starts
+from realm_jax.data.examples import batch_rows
+from realm_jax.index.candidates import question_candidates
+from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.manifest import EMBEDDINGS
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.span_reader import SpanReader
+from realm_jax.objectives.open_qa import AnswerMarginalization
+from realm_jax.training.held_out import query_embedder
+from realm_jax.training.index_link import IndexSource
+from realm_jax.training.loop import Report
+from realm_jax.training.losses import FinetuneInputs, FinetuneLoss
+from realm_jax.training.stage import Stage, StageConfig
+from realm_jax.training.state import TrainState
+from realm_jax.types import Neighbours, QuestionBatch
+
+NAME = "finetune"
+INDEX_STEP = 0
+"""The index belongs to the document tower that fine-tuning starts with and keeps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuneConfig(StageConfig):
+    """A fine-tuning run; see `StageConfig` for the shared attributes.
+
+    Attributes:
+      task: questions.
+      searcher: "device" (exact) or "scann".
+      num_retrieved: blocks of the retriever's loss.
+      num_read: blocks that are read.
+      max_span: wordpieces of the longest answer.
+      marginalization: "joint_softmax" (the authors' code) or "product" (the paper).
+      span_layer_norm_epsilon: of the span scorer; 1e-3 in ORQA's readers.
+      embed: how the corpus is embedded, once.
+    """
+
+    searcher: str = "device"
+    num_retrieved: int = 5000
+    num_read: int = 5
+    max_span: int = 10
+    marginalization: str = "joint_softmax"
+    span_layer_norm_epsilon: float = 1e-3
+    embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
+
+    def make_reader(self, bert: BertConfig) -> SpanReader:
+        """The span reader around an encoder."""
+        return SpanReader(
+            bert,
+            max_span=self.max_span,
+            layer_norm_epsilon=self.span_layer_norm_epsilon,
+        )
+
+
+def run(config: FinetuneConfig, report: Report, stop: threading.Event) -> bool:
+    """Trains from the latest checkpoint on; returns whether all updates are done.
+
+    Raises:
+      BadInputError: as `Stage`.
+      StoppedError: stopped while the corpus was being embedded.
+    """
+    stage = Stage(NAME, config, config.make_reader, frozen=frozen_parameters(config))
+    if stage.is_done:
+        return True
+    try:
+        inputs = _Inputs(stage, config, stop)
+        loss = FinetuneLoss(
+            stage.retriever,
+            stage.reader,
+            AnswerMarginalization(config.marginalization),
+        )
+        return stage.train(loss, inputs.at, report=report, stop=stop)
+    finally:
+        stage.close()
+
+
+def frozen_parameters(config: FinetuneConfig) -> tuple[str, ...]:
+    """The document tower; a shared tower trains, and only its index is frozen.
+
+    With one shared tower the query side moves away from the index it searches, as it
+    does in the authors' code.
+    """
+    shared = config.models.retriever_config(vocab_size=1).shared
+    return () if shared else ("retriever/document_tower",)
+
+
+class _Inputs:
+    """Searches, reads and labels the questions of a step."""
+
+    def __init__(self, stage: Stage, config: FinetuneConfig, stop: threading.Event):
+        self._stage = stage
+        self._config = config
+        self._examples = stage.open_examples(config.task, "train", of_corpus=False)
+        self._embed_queries = query_embedder(stage.retriever_config)
+        source = IndexSource(
+            stage.model_store,
+            stage.corpus,
+            stage.retriever_config,
+            config.embed,
+            config.searcher,
+        )
+        # A resumed run has trained on; the index of the start is on disk.
+        self._index = source.load(INDEX_STEP) or source.build(
+            INDEX_STEP, stage.state.params["retriever"], stop
+        )
+        self._embeddings = source.series.read_array(self._index.manifest, EMBEDDINGS)
+
+    def at(self, step: int, state: TrainState) -> FinetuneInputs:
+        """The inputs of the next update."""
+        config, lengths = self._config, self._config.models.lengths
+        rows = batch_rows(
+            len(self._examples), step, batch_size=config.batch_size, seed=config.seed
+        )
+        questions = QuestionBatch(**self._examples.batch(rows))
+        neighbours: Neighbours = jax.device_get(
+            self._index.searcher.search(
+                self._embed_queries(state.params["retriever"], questions.question_ids),
+                min(config.num_retrieved, self._stage.corpus.num_blocks),
+            )
+        )
+        candidates = question_candidates(
+            self._stage.corpus,
+            neighbours,
+            questions.question_ids,
+            num_candidates=config.num_read,
+            document_length=lengths.document,
+            joined_length=lengths.joined,
+        )
+        answers = np.asarray(questions.answer_ids)
+        return FinetuneInputs(
+            questions=questions,
+            block_embeddings=self._embeddings[np.maximum(neighbours.ids, 0)],
+            block_valid=neighbours.ids >= 0,
+            block_has_answer=self._has_answer(neighbours.ids, answers),
+            joined_ids=candidates.joined_ids,
+            joined_segment_ids=candidates.joined_segment_ids,
+            span_is_answer=answer_spans(
+                np.asarray(candidates.joined_ids), answers, config.max_span
+            ),
+        )
+
+    def _has_answer(self, block_ids: np.ndarray, answers: np.ndarray) -> np.ndarray:
+        bodies = self._stage.corpus.body_ids(block_ids, self._stage.corpus.chunk_length)
+        return answer_starts(bodies, answers).any(axis=(2, 3))
