@@ -19,6 +19,7 @@ class KnowledgeEncoder(nn.Module):
     config: BertConfig
 
     def setup(self):
+        """Creates the encoder and its masked-LM head."""
         config, dtype = self.config, jnp.dtype(self.config.dtype)
         self.bert = Bert(config)
         self.head_dense = layers.Dense(

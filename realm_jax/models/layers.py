@@ -6,6 +6,7 @@ logical axes against `realm_jax.axes` and records them in the `params_axes` coll
 are computed in float32 either way.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -116,8 +117,9 @@ class Dense(nn.Module):
             self.features,
             self.kernel_axes[num_inputs:],
         )
-        # One flat matrix product: XLA's CPU backend is slow at any other contraction.
-        flat = x.reshape(*leading, -1).astype(self.dtype)
+        # A product of two matrices: with more axes, XLA's CPU backend transposes both
+        # operands for the kernel's gradient, which halves the speed of a step.
+        flat = x.reshape(-1, math.prod(inputs)).astype(self.dtype)
         outputs = flat @ kernel.reshape(flat.shape[-1], -1).astype(self.dtype)
         outputs = outputs + bias.reshape(-1).astype(self.dtype)
         return outputs.reshape(*leading, *self.features)
@@ -166,6 +168,7 @@ class Embedding(nn.Module):
     dtype: jnp.dtype = jnp.dtype("float32")
 
     def setup(self):
+        """Creates the table."""
         self.table = parameter(
             self,
             "embedding",
@@ -236,8 +239,12 @@ class SelfAttention(nn.Module):
             return constrain(by_head, "batch", "activation_heads", "length", None)
 
         query, key, value = project("query"), project("key"), project("value")
-        scores = jnp.einsum("bhqd,bhkd->bhqk", query * head_dim**-0.5, key)
-        scores = scores.astype(jnp.float32)
+        scores = jnp.einsum(
+            "bhqd,bhkd->bhqk",
+            query * head_dim**-0.5,
+            key,
+            preferred_element_type=jnp.float32,
+        )
         scores = jnp.where(is_token[:, None, None, :], scores, _MASKED_SCORE)
         weights = nn.softmax(scores, axis=-1).astype(self.dtype)
         weights = nn.Dropout(self.dropout_rate)(weights, deterministic=deterministic)

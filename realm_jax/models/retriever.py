@@ -1,8 +1,8 @@
 """The embedder: towers that map queries and documents to the same space.
 
 p(z|x) is the softmax over candidates of Embed_input(x) . Embed_doc(z), a raw inner
-product (Guu et al. 2020, section 3.2). Each embedding is BERT's pooled [CLS], projected,
-normalised, and dropped out in training.
+product (Guu et al. 2020, section 3.2). Each embedding is BERT's pooled [CLS],
+projected, normalised, and dropped out in training.
 """
 
 from dataclasses import dataclass
@@ -77,6 +77,7 @@ class Retriever(nn.Module):
     config: RetrieverConfig
 
     def setup(self):
+        """Creates one tower or two."""
         if self.config.shared:
             self.tower = Tower(self.config)
         else:

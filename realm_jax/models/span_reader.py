@@ -118,7 +118,7 @@ def span_validity(
 
 
 def _shifted(x: Array, count: int) -> Array:
-    """[batch, length, ...] -> [batch, length, count, ...]: x[i + w], 0 beyond the end."""
+    """[batch, length, ...] -> [batch, length, count, ...]: x[i + w], 0 past the end."""
     padding = [(0, 0), (0, count - 1), *[(0, 0)] * (x.ndim - 2)]
     padded, length = jnp.pad(x, padding), x.shape[1]
     return jnp.stack([padded[:, w : w + length] for w in range(count)], axis=2)
