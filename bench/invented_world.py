@@ -287,6 +287,7 @@ def run_warm_start(world: World, recipe: Recipe, model_dir: str) -> None:
         pairs_task="pairs",
         train_steps=recipe.warm_start_steps,
         batch_size=64,
+        reader_batch_size=64,
         models=recipe.models(),
         optimizer=lambda total_steps: OptimizerConfig(1e-3, 20, total_steps),
         seed=recipe.seed,

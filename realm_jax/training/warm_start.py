@@ -7,7 +7,8 @@ ignore documents, and then no gradient reaches the retriever (the cold-start pro
 import dataclasses
 import threading
 
-from realm_jax.data.examples import batch_rows
+from realm_jax.data.examples import Examples, batch_rows
+from realm_jax.data.features import Example
 from realm_jax.errors import BadInputError
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.training.loop import Report
@@ -25,10 +26,13 @@ class WarmStartConfig(StageConfig):
 
     Attributes:
       task: masked sentences, for the reader.
+      batch_size: sentence-block pairs per update; the more, the harder the choice.
       pairs_task: sentence-block pairs, for the retriever.
+      reader_batch_size: masked sentences per update.
     """
 
     pairs_task: str = ""
+    reader_batch_size: int = 512
 
 
 def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:
@@ -50,19 +54,19 @@ def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:
         )
 
     def inputs_at(step: int, state: TrainState) -> WarmStartInputs:
-        def rows(examples):
+        def rows(examples: Examples, batch_size: int) -> Example:
             return examples.batch(
                 batch_rows(
-                    len(examples), step, batch_size=config.batch_size, seed=config.seed
+                    len(examples), step, batch_size=batch_size, seed=config.seed
                 )
             )
 
-        batch = PretrainBatch(**rows(sentences))
+        batch = PretrainBatch(**rows(sentences, config.reader_batch_size))
         joined_ids, joined_segment_ids = stage.corpus.joined_ids(
             batch.query_ids, batch.source_block[:, None], config.models.lengths.joined
         )
         return WarmStartInputs(
-            pairs=InverseClozeBatch(**rows(pairs)),
+            pairs=InverseClozeBatch(**rows(pairs, config.batch_size)),
             batch=batch,
             joined_ids=joined_ids[:, 0],
             joined_segment_ids=joined_segment_ids[:, 0],
