@@ -5,7 +5,7 @@ not grow with depth.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -222,7 +222,9 @@ def _stacked_layers(config: BertConfig) -> nn.Module:
             prevent_cse=False,  # The scan's loop already keeps the copies apart.
             static_argnums=(3,),
         )
-    scan = partitioning.scan_with_axes(
+    # Annotated for one axis; `nn.scan`, which it calls, takes one for each input.
+    scan_with_axes: Any = partitioning.scan_with_axes
+    scan = scan_with_axes(
         layer,
         variable_axes={"params": 0},
         split_rngs={"params": True, "dropout": True},
