@@ -1,12 +1,11 @@
-"""The span reader of Open-QA fine-tuning (ORQA, Lee et al. 2019, section 3).
+"""The span reader for Open-QA: scores every short span of a document's body.
 
-A span is scored from the encodings of its first and last wordpiece:
-score = dense_1(LayerNorm(ReLU(start_i + end_j))), start and end being the two halves of
-one dense layer. The encoder's parameters stand under `bert`, as in
-`knowledge_encoder.KnowledgeEncoder`, so that fine-tuning can start from them.
+ORQA (Lee et al. 2019), section 5, as the authors' code has it: one dense layer of 512
+split into a start and an end half; a span is LayerNorm(ReLU(start_i + end_j)), then one
+number.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,128 +15,110 @@ from jaxtyping import Array, Bool, Float, Int
 from realm_jax.models import layers
 from realm_jax.models.bert import PAD_ID, Bert, BertConfig
 
-INVALID_SPAN_LOGIT = -1e9
-"""Logit of a span that is no answer. Finite, so that a document without a body (the
-null document) gives no NaN; beside any valid span its probability is exactly 0."""
+MAX_SPAN = 10
+"""Wordpieces of the longest span."""
+
+_HALF = 256
 
 
-@dataclass(frozen=True)
-class SpanReaderConfig:
-    """Encoder and span scorer.
+class SpanScores(NamedTuple):
+    """What the reader returns.
 
     Attributes:
-      bert: the encoder.
-      max_span: wordpieces of the longest answer.
-      hidden_size: features of a span, half of the dense layer's output.
-      layer_norm_epsilon: of the scorer's LayerNorm; 1e-3 in ORQA.
+      logits: float32, one a span; spans are numbered as in `span_bounds`.
+      valid: False for a span that is not wholly inside the body.
     """
 
-    bert: BertConfig
-    max_span: int = 10
-    hidden_size: int = 256
-    layer_norm_epsilon: float = 1e-3
-
-
-def span_bounds(length: int, max_span: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns first and last position of every span, shortest spans first.
-
-    The order is that of the last axis of `SpanReader`'s logits: all spans of one
-    wordpiece from left to right, then all of two, and so on.
-
-    Args:
-      length: positions of the sequence.
-      max_span: wordpieces of the longest span.
-
-    Returns:
-      int32 starts and ends, both inclusive, each `[span]`.
-    """
-    widths = range(min(max_span, length))
-    starts = [np.arange(length - width, dtype=np.int32) for width in widths]
-    ends = [
-        start + np.int32(width) for width, start in zip(widths, starts, strict=True)
-    ]
-    return np.concatenate(starts), np.concatenate(ends)
-
-
-def valid_spans(
-    joined_ids: Int[Array, "... joined"],
-    segment_ids: Int[Array, "... joined"],
-    max_span: int,
-) -> Bool[Array, "... span"]:
-    """Returns which spans lie wholly inside the body.
-
-    The body is segment 1 without the final [SEP], which is the last token of a joined
-    sequence. It is contiguous, so the two ends decide.
-
-    Args:
-      joined_ids: `[CLS] x [SEP] body [SEP]`, 0 where padded.
-      segment_ids: 0 for the query, 1 for the body.
-      max_span: wordpieces of the longest span.
-    """
-    length = joined_ids.shape[-1]
-    num_tokens = jnp.sum(joined_ids != PAD_ID, axis=-1, keepdims=True)
-    is_body = (segment_ids == 1) & (jnp.arange(length) < num_tokens - 1)
-    starts, ends = span_bounds(length, max_span)
-    return is_body[..., starts] & is_body[..., ends]
+    logits: Float[Array, "... span"]
+    valid: Bool[Array, "... span"]
 
 
 class SpanReader(nn.Module):
-    """BERT with the span scorer."""
+    """BERT with the span scorer.
 
-    config: SpanReaderConfig
+    The encoder lies under "bert", as in `KnowledgeEncoder`, so that fine-tuning starts
+    from the pre-trained one.
 
-    def setup(self):
-        """Creates the encoder and the scorer."""
-        config = self.config
-        self.bert = Bert(config.bert)
-        self.span_dense = layers.Dense(
-            features=(2 * config.hidden_size,),
-            kernel_axes=("embed", None),
-            stddev=config.bert.initializer_range,
-            dtype=jnp.dtype(config.bert.dtype),
-        )
-        self.span_norm = layers.LayerNorm(config.layer_norm_epsilon)
-        self.span_score = layers.Dense(
-            features=(1,),
-            kernel_axes=(None, None),
-            stddev=config.bert.initializer_range,
-        )
+    Attributes:
+      config: the encoder.
+      max_span: wordpieces of the longest span.
+      layer_norm_epsilon: 1e-3 in ORQA's published readers.
+    """
 
+    config: BertConfig
+    max_span: int = MAX_SPAN
+    layer_norm_epsilon: float = 1e-3
+
+    @nn.compact
     def __call__(
         self,
         joined_ids: Int[Array, "... joined"],
         segment_ids: Int[Array, "... joined"],
         deterministic: bool = True,
-    ) -> Float[Array, "... span"]:
-        """Returns float32 logits of the spans of `span_bounds(joined, max_span)`.
-
-        Spans that do not lie inside the body get `INVALID_SPAN_LOGIT`.
+    ) -> SpanScores:
+        """Scores every span of every sequence.
 
         Args:
-          joined_ids: `[CLS] x [SEP] body [SEP]`, 0 where padded.
-          segment_ids: 0 for the query, 1 for the body.
+          joined_ids: `[CLS] question [SEP] body [SEP]`, 0 where padded.
+          segment_ids: 0 for the question, 1 for the body.
           deterministic: no dropout; otherwise an rng named "dropout" is needed.
         """
         leading, length = joined_ids.shape[:-1], joined_ids.shape[-1]
         ids = joined_ids.reshape(-1, length)
-        segments = segment_ids.reshape(-1, length)
-        sequence = self.bert(ids, segments, deterministic).sequence
-        start, end = jnp.split(self.span_dense(sequence).astype(jnp.float32), 2, -1)
-        # One slice for each width: gathering all (start, end) pairs would make the
-        # gradient a scatter.
-        logits = jnp.concatenate(
-            [
-                self._score(start[:, : length - width] + end[:, width:])
-                for width in range(min(self.config.max_span, length))
-            ],
-            axis=-1,
-        )
-        valid = valid_spans(ids, segments, self.config.max_span)
-        logits = jnp.where(valid, logits, INVALID_SPAN_LOGIT)
-        logits = layers.constrain(logits, "batch", "span")
-        return logits.reshape(*leading, -1)
+        segments = segment_ids.reshape(ids.shape)
+        sequence = Bert(self.config, name="bert")(ids, segments, deterministic).sequence
+        halves = layers.Dense(
+            features=(2 * _HALF,),
+            kernel_axes=("embed", None),
+            stddev=self.config.initializer_range,
+            name="span_dense",
+        )(sequence)
+        starts, ends = jnp.split(halves, 2, axis=-1)
+        # [sequence, start, width, half]: the end of width w stands w pieces further.
+        hidden = nn.relu(starts[:, :, None] + _shifted(ends, self.max_span))
+        hidden = layers.LayerNorm(self.layer_norm_epsilon, name="span_norm")(hidden)
+        logits = layers.Dense(
+            features=(1,),
+            kernel_axes=("norm", None),
+            stddev=self.config.initializer_range,
+            name="span_output",
+        )(hidden)
+        valid = span_validity(ids, segments, self.max_span)
+        shape = (*leading, length * self.max_span)
+        return SpanScores(logits.reshape(shape), valid.reshape(shape))
 
-    def _score(
-        self, spans: Float[Array, "batch start hidden"]
-    ) -> Float[Array, "batch start"]:
-        return self.span_score(self.span_norm(nn.relu(spans)))[..., 0]
+
+def span_bounds(
+    length: int, max_span: int = MAX_SPAN
+) -> tuple[Int[np.ndarray, " span"], Int[np.ndarray, " span"]]:
+    """First and last position of each span, in the order of the reader's scores.
+
+    Span `start * max_span + width` reaches from `start` to `start + width`; those that
+    reach beyond the sequence are never valid.
+    """
+    starts = np.repeat(np.arange(length), max_span)
+    return starts, starts + np.tile(np.arange(max_span), length)
+
+
+def span_validity(
+    ids: Int[Array, "batch length"],
+    segment_ids: Int[Array, "batch length"],
+    max_span: int,
+) -> Bool[Array, "batch span"]:
+    """True for the spans whose wordpieces all belong to the body.
+
+    The body is segment 1 without its final [SEP].
+    """
+    is_token = ids != PAD_ID
+    is_last = is_token & ~_shifted(is_token[..., None], 2)[:, :, 1, 0]
+    is_body = is_token & (segment_ids == 1) & ~is_last
+    # The body is one run, so its first and last piece decide.
+    ends = _shifted(is_body[..., None], max_span)[..., 0]
+    return (is_body[:, :, None] & ends).reshape(ids.shape[0], -1)
+
+
+def _shifted(x: Array, count: int) -> Array:
+    """[batch, length, ...] -> [batch, length, count, ...]: x[i + w], 0 past the end."""
+    padding = [(0, 0), (0, count - 1), *[(0, 0)] * (x.ndim - 2)]
+    padded, length = jnp.pad(x, padding), x.shape[1]
+    return jnp.stack([padded[:, w : w + length] for w in range(count)], axis=2)
