@@ -29,7 +29,7 @@ _GIN_RAISES = (
 )
 
 
-def make_parser(command: str, description: str) -> argparse.ArgumentParser:
+def make_parser(command: str, description: str | None) -> argparse.ArgumentParser:
     """A parser whose help is the command's own docstring."""
     parser = argparse.ArgumentParser(
         prog=command,

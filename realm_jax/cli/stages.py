@@ -2,20 +2,23 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from realm_jax.cli import configuration
 from realm_jax.cli.progress import StageProgress
 from realm_jax.training.loop import Report
 from realm_jax.training.stage import StageConfig
 
+ConfigT = TypeVar("ConfigT", bound=StageConfig)
+
 
 def run_stage(
     command: str,
-    description: str,
+    description: str | None,
     argv: Sequence[str],
     stop: threading.Event,
-    config_class: type[StageConfig],
-    run: Callable[[StageConfig, Report, threading.Event], bool],
+    config_class: type[ConfigT],
+    run: Callable[[ConfigT, Report, threading.Event], bool],
 ) -> None:
     """Parses, configures and runs a training stage, and says how it ended.
 

@@ -3,6 +3,7 @@
 import dataclasses
 import textwrap
 from collections.abc import Iterator
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from realm_jax.index.searchers import Searcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.masked_lm import Marginalization
+from realm_jax.training.held_out import query_embedder
 from realm_jax.training.initialization import Lengths
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.types import NULL_BLOCK, Array, Candidates, PretrainBatch
@@ -80,14 +82,11 @@ def evaluate_masked_spans(
     """
     loss = PretrainLoss(retriever, reader, Marginalization.PER_SPAN)
 
-    @jax.jit
-    def embed(ids: Array) -> Array:
-        return retriever.apply(
-            {"params": params["retriever"]}, ids, method=Retriever.embed_queries
-        )
+    embed = query_embedder(retriever.config)
 
+    # Parameters are an argument: those closed over would be compiled in as constants.
     @jax.jit
-    def fill(inputs: PretrainInputs) -> tuple[Array, ...]:
+    def fill(params: PyTree, inputs: PretrainInputs) -> tuple[Array, ...]:
         likelihood, log_retrieval = loss.likelihood(params, inputs, None)
         guessed, null_guessed = _guess(reader, params, inputs, log_retrieval)
         return (
@@ -102,7 +101,7 @@ def evaluate_masked_spans(
     rows = []
     for batch in _batches(examples, max_examples):
         neighbours = searcher.search(
-            embed(batch.query_ids), num_neighbours(num_candidates)
+            embed(params["retriever"], batch.query_ids), num_neighbours(num_candidates)
         )
         candidates = pretrain_candidates(
             corpus,
@@ -112,7 +111,7 @@ def evaluate_masked_spans(
             document_length=lengths.document,
             joined_length=lengths.joined,
         )
-        filled = jax.device_get(fill(PretrainInputs(batch, candidates)))
+        filled = jax.device_get(fill(params, PretrainInputs(batch, candidates)))
         rows.append((batch, candidates.block_ids, *filled))
     count = min(max_examples, len(examples))
     parts = jax.tree.map(lambda *arrays: np.concatenate(arrays)[:count], *rows)
@@ -142,7 +141,7 @@ def _guess(
         candidates.joined_segment_ids,
         inputs.batch.mask_positions[:, None, :],
     )
-    log_probs = jax.nn.log_softmax(logits, axis=-1)
+    log_probs = jax.nn.log_softmax(cast(jax.Array, logits), axis=-1)
     mixture = jax.nn.logsumexp(log_probs + log_retrieval[:, :, None, None], axis=1)
     return mixture.argmax(axis=-1), log_probs[:, 0].argmax(axis=-1)
 

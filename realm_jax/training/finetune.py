@@ -98,7 +98,12 @@ def frozen_parameters(config: FinetuneConfig) -> tuple[str, ...]:
 class _Inputs:
     """Searches, reads and labels the questions of a step."""
 
-    def __init__(self, stage: Stage, config: FinetuneConfig, stop: threading.Event):
+    def __init__(
+        self,
+        stage: Stage[SpanReader],
+        config: FinetuneConfig,
+        stop: threading.Event,
+    ):
         self._stage = stage
         self._config = config
         self._examples = stage.open_examples(config.task, "train", of_corpus=False)
@@ -138,11 +143,12 @@ class _Inputs:
             joined_length=lengths.joined,
         )
         answers = np.asarray(questions.answer_ids)
+        block_ids = np.asarray(neighbours.ids)
         return FinetuneInputs(
             questions=questions,
-            block_embeddings=self._embeddings[np.maximum(neighbours.ids, 0)],
-            block_valid=neighbours.ids >= 0,
-            block_has_answer=self._has_answer(neighbours.ids, answers),
+            block_embeddings=self._embeddings[np.maximum(block_ids, 0)],
+            block_valid=block_ids >= 0,
+            block_has_answer=self._has_answer(block_ids, answers),
             joined_ids=candidates.joined_ids,
             joined_segment_ids=candidates.joined_segment_ids,
             span_is_answer=answer_spans(
@@ -152,4 +158,4 @@ class _Inputs:
 
     def _has_answer(self, block_ids: np.ndarray, answers: np.ndarray) -> np.ndarray:
         bodies = self._stage.corpus.body_ids(block_ids, self._stage.corpus.chunk_length)
-        return answer_starts(bodies, answers).any(axis=(2, 3))
+        return np.asarray(answer_starts(bodies, answers).any(axis=(2, 3)))

@@ -5,15 +5,17 @@ go with it. Parameters are one tree with a subtree a model: "retriever" and "rea
 """
 
 import dataclasses
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from jaxtyping import Int, PyTree
 
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
-from realm_jax.models.span_reader import SpanReader
+from realm_jax.models.span_reader import SpanReader, SpanScores
 from realm_jax.objectives import inverse_cloze, masked_lm, open_qa, retrieval
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.objectives.open_qa import AnswerMarginalization
@@ -48,7 +50,7 @@ class PretrainLoss:
     marginalization: Marginalization = Marginalization.PER_SPAN
 
     def __call__(
-        self, params: PyTree, inputs: PretrainInputs, key: Array
+        self, params: PyTree, inputs: PretrainInputs, key: jax.Array
     ) -> tuple[Array, Means]:
         """Averages over scored masks or examples; metrics are means over examples."""
         likelihood, log_retrieval = self.likelihood(params, inputs, key)
@@ -71,39 +73,39 @@ class PretrainLoss:
         }
 
     def likelihood(
-        self, params: PyTree, inputs: PretrainInputs, key: Array | None
+        self, params: PyTree, inputs: PretrainInputs, key: jax.Array | None
     ) -> tuple[masked_lm.MaskedLikelihood, Array]:
         """Returns the likelihoods and log p(z|x); `key` None switches dropout off."""
         batch, candidates = inputs.batch, inputs.candidates
         queries, documents, reading = _keys(key, 3)
         log_retrieval = retrieval.retrieval_log_probs(
-            self.retriever.apply(
-                {"params": params["retriever"]},
+            _apply(
+                self.retriever,
+                params["retriever"],
                 batch.query_ids,
-                deterministic=key is None,
                 method="embed_queries",
-                rngs=queries,
+                key=queries,
             ),
-            self.retriever.apply(
-                {"params": params["retriever"]},
+            _apply(
+                self.retriever,
+                params["retriever"],
                 candidates.document_ids,
                 candidates.document_segment_ids,
-                deterministic=key is None,
                 method="embed_documents",
-                rngs=documents,
+                key=documents,
             ),
             candidates.valid,
         )
-        log_tokens = self.reader.apply(
-            {"params": params["reader"]},
+        log_tokens = _apply(
+            self.reader,
+            params["reader"],
             candidates.joined_ids,
             candidates.joined_segment_ids,
             # One axis for the candidates: every document sees the same masks.
             batch.mask_positions[:, None, :],
             batch.mask_ids[:, None, :],
-            deterministic=key is None,
             method="token_log_probs",
-            rngs=reading,
+            key=reading,
         )
         likelihood = masked_lm.marginal_likelihood(
             log_retrieval, log_tokens, batch.mask_weights, self.marginalization
@@ -134,37 +136,37 @@ class WarmStartLoss:
     reader: KnowledgeEncoder
 
     def __call__(
-        self, params: PyTree, inputs: WarmStartInputs, key: Array
+        self, params: PyTree, inputs: WarmStartInputs, key: jax.Array
     ) -> tuple[Array, Means]:
         """The sum of both losses, each averaged over its own terms."""
         queries, documents, reading = _keys(key, 3)
         cloze = inverse_cloze.inverse_cloze(
-            self.retriever.apply(
-                {"params": params["retriever"]},
+            _apply(
+                self.retriever,
+                params["retriever"],
                 inputs.pairs.query_ids,
-                deterministic=False,
                 method="embed_queries",
-                rngs=queries,
+                key=queries,
             ),
-            self.retriever.apply(
-                {"params": params["retriever"]},
+            _apply(
+                self.retriever,
+                params["retriever"],
                 inputs.pairs.document_ids,
                 inputs.pairs.document_segment_ids,
-                deterministic=False,
                 method="embed_documents",
-                rngs=documents,
+                key=documents,
             ),
             inputs.pairs.block_ids,
         )
-        log_tokens = self.reader.apply(
-            {"params": params["reader"]},
+        log_tokens = _apply(
+            self.reader,
+            params["reader"],
             inputs.joined_ids,
             inputs.joined_segment_ids,
             inputs.batch.mask_positions,
             inputs.batch.mask_ids,
-            deterministic=False,
             method="token_log_probs",
-            rngs=reading,
+            key=reading,
         )
         weights = inputs.batch.mask_weights
         reader_total, reader_count = -(log_tokens * weights).sum(), weights.sum()
@@ -211,25 +213,25 @@ class FinetuneLoss:
     marginalization: AnswerMarginalization = AnswerMarginalization.JOINT_SOFTMAX
 
     def __call__(
-        self, params: PyTree, inputs: FinetuneInputs, key: Array
+        self, params: PyTree, inputs: FinetuneInputs, key: jax.Array
     ) -> tuple[Array, Means]:
         """Retriever loss plus reader loss, averaged over the questions."""
         queries, reading = _keys(key, 2)
-        embeddings = self.retriever.apply(
-            {"params": params["retriever"]},
+        embeddings = _apply(
+            self.retriever,
+            params["retriever"],
             inputs.questions.question_ids,
-            deterministic=False,
             method="embed_queries",
-            rngs=queries,
+            key=queries,
         )
         scores = jnp.einsum("bp,bnp->bn", embeddings, inputs.block_embeddings)
         scores = jnp.where(inputs.block_valid, scores, -jnp.inf)
-        spans = self.reader.apply(
-            {"params": params["reader"]},
+        spans: SpanScores = _apply(
+            self.reader,
+            params["reader"],
             inputs.joined_ids,
             inputs.joined_segment_ids,
-            deterministic=False,
-            rngs=reading,
+            key=reading,
         )
         num_read = inputs.joined_ids.shape[1]
         log_spans = open_qa.span_log_probs(
@@ -251,8 +253,23 @@ class FinetuneLoss:
         }
 
 
-def _keys(key: Array | None, count: int) -> list[dict[str, Array]]:
+def _keys(key: jax.Array | None, count: int) -> list[jax.Array | None]:
     """One dropout key a forward pass; none without a key."""
-    if key is None:
-        return [{} for _ in range(count)]
-    return [{"dropout": part} for part in jax.random.split(key, count)]
+    return [None] * count if key is None else list(jax.random.split(key, count))
+
+
+def _apply(
+    model: nn.Module,
+    params: PyTree,
+    *inputs: Array,
+    key: jax.Array | None,
+    method: str | None = None,
+) -> Any:
+    """Runs a model; `key` None switches dropout off."""
+    return model.apply(
+        {"params": params},
+        *inputs,
+        deterministic=key is None,
+        method=method,
+        rngs=None if key is None else {"dropout": key},
+    )

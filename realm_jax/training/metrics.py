@@ -24,7 +24,7 @@ Means = dict[str, Average]
 
 def mean_of(total: Array, count: Array | float) -> Average:
     """A metric whose value is total / count, mergeable with others of its name."""
-    return Average(
+    return Average.empty().replace(
         total=jnp.asarray(total, jnp.float32), count=jnp.asarray(count, jnp.float32)
     )
 
@@ -32,10 +32,8 @@ def mean_of(total: Array, count: Array | float) -> Average:
 def merge(left: Means, right: Means) -> Means:
     """Adds up totals and counts; a name that only one side has is kept."""
     return {
-        name: left[name].merge(right[name])
-        if name in left and name in right
-        else left.get(name, right.get(name))
-        for name in {**left, **right}
+        name: left[name].merge(right[name]) if name in left and name in right else mean
+        for name, mean in {**left, **right}.items()
     }
 
 

@@ -1,6 +1,7 @@
 """REALM pre-training: masked sentences, retrieved documents, an index kept fresh."""
 
 import dataclasses
+import enum
 import logging
 import threading
 from collections import deque
@@ -100,7 +101,12 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
 class _Pretraining:
     """The parts of a run that refer to each other."""
 
-    def __init__(self, stage: Stage, config: PretrainConfig, link: IndexLink):
+    def __init__(
+        self,
+        stage: Stage[KnowledgeEncoder],
+        config: PretrainConfig,
+        link: IndexLink,
+    ):
         self._stage = stage
         self._config = config
         self._link = link
@@ -194,7 +200,7 @@ class _Pretraining:
         self._link.beat(step)
 
 
-def _require_one_of(name: str, value: str, choices: type[Any]) -> None:
+def _require_one_of(name: str, value: str, choices: type[enum.Enum]) -> None:
     values = [choice.value for choice in choices]
     if value not in values:
         raise BadInputError(

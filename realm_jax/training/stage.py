@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -23,6 +23,8 @@ from realm_jax.training.optimizers import OptimizerConfig, make_optimizer
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.state import TrainState, create_state, place_state
 from realm_jax.training.step import Loss, make_step
+
+ReaderT = TypeVar("ReaderT", bound=Reader)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,7 @@ class StageConfig:
     log_period: int = 100
 
 
-class Stage:
+class Stage(Generic[ReaderT]):
     """A training stage of one run, from its latest checkpoint on.
 
     Attributes:
@@ -76,7 +78,7 @@ class Stage:
         self,
         name: str,
         config: StageConfig,
-        make_reader: Callable[[BertConfig], Reader],
+        make_reader: Callable[[BertConfig], ReaderT],
         frozen: tuple[str, ...] = (),
     ):
         """Opens corpus and model directory; draws, warm-starts or restores the state.
@@ -164,7 +166,8 @@ class Stage:
         )
 
         def save(step: int, state: TrainState) -> None:
-            self._checkpointer.save(state, self._describe() | checkpoint_details())
+            details = {**self._describe(), **checkpoint_details()}
+            self._checkpointer.save(state, details)
 
         def inputs_on_devices(step: int, state: TrainState) -> Any:
             return partitioning.place_batch(self._mesh, inputs_at(step, state))

@@ -6,8 +6,6 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int, PyTree
 
-from realm_jax.types import Array
-
 
 @flax.struct.dataclass
 class TrainState:
@@ -21,10 +19,10 @@ class TrainState:
         run draws what the uninterrupted one would have drawn.
     """
 
-    step: Int[Array, ""]
+    step: Int[jax.Array, ""]
     params: PyTree
     optimizer_state: PyTree
-    key: Array
+    key: jax.Array
 
 
 def create_state(
@@ -47,7 +45,8 @@ def place_state(
 ) -> TrainState:
     """Moves a state to the mesh; moments lie with the parameters they belong to."""
     replicated = NamedSharding(mesh, PartitionSpec())
-    placed = TrainState(
+    # The same tree with a place for every array.
+    places = state.replace(
         step=replicated,
         params=shardings,
         optimizer_state=optax.tree.map_params(
@@ -59,4 +58,4 @@ def place_state(
         ),
         key=replicated,
     )
-    return jax.device_put(state, placed)
+    return jax.device_put(state, places)

@@ -20,7 +20,7 @@ class Loss(Protocol):
     """(parameters, a step's inputs, random key) -> the loss and its metrics."""
 
     def __call__(
-        self, params: PyTree, inputs: Any, key: Array
+        self, params: PyTree, inputs: Any, key: jax.Array
     ) -> tuple[Array, metrics_lib.Means]:
         """Returns a differentiable scalar and the metrics of the step."""
         ...

@@ -8,6 +8,7 @@ the layers are stacked along a leading axis.
 import json
 import pathlib
 from collections.abc import Callable
+from typing import Literal
 
 import flax.traverse_util
 import jax
@@ -45,7 +46,7 @@ _LAYER_NAMES = {
 # Tensors that are no parameters, or of heads that are not read.
 _IGNORED = ("embeddings.position_ids", "cls.")
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Literal["gelu_tanh", "gelu"]] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -142,7 +143,7 @@ def save_bert(path: str | pathlib.Path, params: PyTree, config: BertConfig) -> N
     tensors = {}
     for name, value in flat.items():
         sources = _sources(name, config.num_layers)
-        values = list(value) if name.startswith("layers/") else [value]
+        values = list(np.asarray(value)) if name.startswith("layers/") else [value]
         for source, one in zip(sources, values, strict=True):
             tensors[source] = _from_parameter(name, np.asarray(one, np.float32))
     safetensors.numpy.save_file(tensors, path)
