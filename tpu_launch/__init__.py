@@ -1,0 +1,1 @@
+"""Runs the stages' commands as processes: today, a chain on this machine."""

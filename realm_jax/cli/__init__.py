@@ -1,0 +1,1 @@
+"""The commands of `realm`: one thin module each. Gin and flags are read here only."""

@@ -1,0 +1,1 @@
+"""What is optimised: pure functions from arrays to sums and counts."""
