@@ -250,7 +250,7 @@ class Recipe:
     """
 
     warm_start_steps: int = 600
-    pretrain_steps: int = 400
+    pretrain_steps: int = 280
     learning_rate: float = 3e-4
     refresh_period: int = 20
     layer_norm: bool = True
@@ -268,6 +268,7 @@ class Recipe:
                 num_heads=2,
                 mlp_size=512,
                 max_positions=64,
+                scan_unroll=2,
             )
 
         def retriever(bert: BertConfig) -> RetrieverConfig:

@@ -1,0 +1,144 @@
+"""Does REALM learn, how surely, and how does it fail? Several seeds of one world.
+
+    python -m bench.learning --seeds 3 --output docs/figures/learning.json
+
+For each seed: the warm start, REALM, the control whose retriever is frozen, and the
+recipe that collapses (no LayerNorm on the embeddings, a higher rate, a refresh every 50
+steps). Writes one JSON file, and with --reports a report of the last seed's runs.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import platform
+import shutil
+import tempfile
+import time
+
+import numpy as np
+
+from bench.invented_world import (
+    Recipe,
+    WorldConfig,
+    make_world,
+    measure,
+    run_pretrain,
+    run_warm_start,
+)
+from realm_jax.evaluation.curves import find_curve, health, read_curves
+from realm_jax.evaluation.report import write_report
+from realm_jax.evaluation.report_data import CorpusInfo, ReportData, RunInfo
+from realm_jax.evaluation.retrieval import bootstrap_interval
+
+
+def recipes(seed: int) -> dict[str, Recipe]:
+    """What is compared; all start from the warm start of their own embedding."""
+    good = Recipe(seed=seed)
+    return {
+        "realm": good,
+        "control": dataclasses.replace(good, frozen=("retriever",), pretrain_steps=100),
+        "collapse": dataclasses.replace(
+            good,
+            layer_norm=False,
+            learning_rate=5e-4,
+            refresh_period=50,
+            pretrain_steps=400,
+        ),
+    }
+
+
+def run_seed(folder: str, seed: int) -> dict[str, dict[str, float]]:
+    """Runs every recipe on a world of this seed; returns what each knows at the end."""
+    world = make_world(folder, WorldConfig(seed=seed))
+    known: dict[str, dict[str, float]] = {}
+    for name, recipe in recipes(seed).items():
+        start = f"{folder}/warm_start_{'norm' if recipe.layer_norm else 'no_norm'}"
+        began = time.monotonic()
+        # A warm start that is done already returns at once.
+        run_warm_start(world, recipe, start)
+        warm = dataclasses.asdict(measure(world, recipe, start))
+        run_pretrain(world, recipe, f"{folder}/{name}", start)
+        known[f"{name}: before"] = warm
+        known[name] = dataclasses.asdict(measure(world, recipe, f"{folder}/{name}"))
+        utility = find_curve(
+            read_curves([f"{folder}/{name}"]), "pretrain", "retrieval_utility"
+        )
+        known[name]["last_retrieval_utility"] = utility.values[-1]
+        print(
+            f"seed {seed} {name}: recall@1 {warm['recall_at_1']:.2f} -> "
+            f"{known[name]['recall_at_1']:.2f}, utility {utility.values[-1]:+.2f}, "
+            f"{time.monotonic() - began:.0f} s",
+            flush=True,
+        )
+    return known
+
+
+def summarise(by_seed: dict[int, dict[str, dict[str, float]]]) -> dict:
+    """Mean over seeds with a 95 % bootstrap interval over seeds."""
+    first = next(iter(by_seed.values()))
+    return {
+        name: {
+            metric: dataclasses.asdict(
+                bootstrap_interval(
+                    np.array([known[name][metric] for known in by_seed.values()])
+                )
+            )
+            for metric in metrics
+        }
+        for name, metrics in first.items()
+    }
+
+
+def write_reports(folder: str, output: str) -> None:
+    """A report of each run of a folder: how health and collapse look on the page."""
+    for name in ("realm", "collapse"):
+        curves = read_curves([f"{folder}/{name}"])
+        run = RunInfo(
+            title=f"Invented world: {name}",
+            finished=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+            corpus=CorpusInfo("invented", 300, 600, "-"),
+            parameters={},
+            settings={},
+            machine=machine(),
+            versions={},
+        )
+        write_report(ReportData(run=run, curves=curves), f"{output}/{name}")
+        print(name, [finding.text for finding in health(curves)])
+
+
+def machine() -> str:
+    """In words."""
+    return f"{os.cpu_count()} CPU cores, {platform.machine()}, {platform.system()}"
+
+
+def main() -> None:
+    """Runs the bench."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--output", required=True, help="JSON file to write")
+    parser.add_argument("--reports", default="", help="folder for reports")
+    flags = parser.parse_args()
+    by_seed = {}
+    folder = ""
+    for seed in range(flags.seeds):
+        folder = tempfile.mkdtemp(prefix="invented-world-")
+        by_seed[seed] = run_seed(folder, seed)
+        result = {
+            "command": f"python -m bench.learning --seeds {flags.seeds}",
+            "machine": machine(),
+            "summary": summarise(by_seed),
+            "by_seed": by_seed,
+        }
+        path = pathlib.Path(flags.output)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        if seed == flags.seeds - 1 and flags.reports:
+            write_reports(folder, flags.reports)
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
