@@ -1,5 +1,6 @@
 """The loop around the step: what happens between two updates, and in which order."""
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -86,24 +87,24 @@ class LogMetrics:
         self._every = every
         self._total_steps = total_steps
         self._extra = extra
-        self._means: Means = {}
-        self._steps = 0
+        self._kept: list[Means] = []
         self._since = time.monotonic()
 
     def __call__(self, step: int, state: TrainState, metrics: Means) -> None:
         """See `Hook`."""
-        self._means = metrics_lib.merge(self._means, metrics)
-        self._steps += 1
+        # Added up when they are written: an addition now would wait for the step.
+        self._kept.append(metrics)
         if step % self._every and step != self._total_steps:
             self._report(step, self._total_steps, {})
             return
-        values = metrics_lib.compute(self._means)
+        kept = jax.device_get(self._kept)
+        values = metrics_lib.compute(functools.reduce(metrics_lib.merge, kept))
         now = time.monotonic()
-        values["steps_per_second"] = self._steps / max(now - self._since, 1e-9)
+        values["steps_per_second"] = len(self._kept) / max(now - self._since, 1e-9)
         values |= self._extra(step)
         self._file.write(step, values)
         self._report(step, self._total_steps, values)
-        self._means, self._steps, self._since = {}, 0, now
+        self._kept, self._since = [], now
 
 
 def every(period: int, hook: Callable[[int, TrainState], None]) -> Hook:
@@ -114,8 +115,3 @@ def every(period: int, hook: Callable[[int, TrainState], None]) -> Hook:
             hook(step, state)
 
     return call
-
-
-def host_copy(tree: Any) -> Any:
-    """Copies arrays to the host, for a step consumes the state that it is given."""
-    return jax.device_get(tree)

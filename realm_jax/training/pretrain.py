@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 
 from realm_jax.data.examples import batch_rows
 from realm_jax.errors import BadInputError
+from realm_jax.evaluation.curves import Level, health, read_curves
 from realm_jax.index.candidates import num_neighbours, pretrain_candidates
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import LoadedIndex
@@ -184,6 +185,13 @@ class _Pretraining:
             self._stage.retriever_config, params, index.searcher, k=5
         )
         self._recall = {"recall_at_5": float(recall.mean())}
+        self._warn_of_collapse(step)
+
+    def _warn_of_collapse(self, step: int) -> None:
+        """Says early what the report would say late: collapse is money wasted."""
+        for finding in health(read_curves([self._config.model_dir])):
+            if finding.level is Level.ALARM:
+                logging.warning("step %d: %s %s", step, finding.text, finding.advice)
 
     def _log_extra(self, step: int) -> Mapping[str, float]:
         """Staleness, and recall on the first line after a refresh."""
