@@ -225,7 +225,6 @@ class Stage(Generic[ReaderT]):
             )
         state = place_state(
             create_state(params, self._optimizer, config.seed),
-            self._optimizer,
             partitioning.parameter_shardings(self._mesh, params_axes),
             self._mesh,
         )

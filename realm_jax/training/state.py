@@ -1,10 +1,16 @@
 """What a training run is between two steps."""
 
+from typing import Any
+
 import flax.struct
+import flax.traverse_util
 import jax
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import DictKey
 from jaxtyping import Int, PyTree
+
+from realm_jax.types import Array
 
 
 @flax.struct.dataclass
@@ -39,23 +45,27 @@ def create_state(
 
 def place_state(
     state: TrainState,
-    optimizer: optax.GradientTransformation,
     shardings: PyTree,
     mesh: Mesh,
 ) -> TrainState:
     """Moves a state to the mesh; moments lie with the parameters they belong to."""
     replicated = NamedSharding(mesh, PartitionSpec())
+    places_by_path: dict[Any, Any] = flax.traverse_util.flatten_dict(shardings)
+
+    def place(path: tuple[Any, ...], leaf: Array) -> NamedSharding:
+        # Moments are trees like the parameters', below whatever the optimizer is made
+        # of; `optax.tree.map_params` would say so, but not of a `multi_transform`.
+        keys = tuple(part.key for part in path if isinstance(part, DictKey))
+        ends = (keys[start:] for start in range(len(keys)))
+        return next(
+            (places_by_path[end] for end in ends if end in places_by_path), replicated
+        )
+
     # The same tree with a place for every array.
     places = state.replace(
         step=replicated,
         params=shardings,
-        optimizer_state=optax.tree.map_params(
-            optimizer,
-            lambda _, sharding: sharding,
-            state.optimizer_state,
-            shardings,
-            transform_non_params=lambda _: replicated,
-        ),
+        optimizer_state=jax.tree_util.tree_map_with_path(place, state.optimizer_state),
         key=replicated,
     )
     return jax.device_put(state, places)
