@@ -56,18 +56,18 @@ def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:
     def inputs_at(step: int, state: TrainState) -> WarmStartInputs:
         def rows(examples: Examples, batch_size: int) -> Example:
             return examples.batch(
-                batch_rows(
-                    len(examples), step, batch_size=batch_size, seed=config.seed
-                )
+                batch_rows(len(examples), step, batch_size=batch_size, seed=config.seed)
             )
 
-        batch = PretrainBatch(**rows(sentences, config.reader_batch_size))
+        masked = rows(sentences, config.reader_batch_size)
         joined_ids, joined_segment_ids = stage.corpus.joined_ids(
-            batch.query_ids, batch.source_block[:, None], config.models.lengths.joined
+            masked["query_ids"],
+            masked["source_block"][:, None],
+            config.models.lengths.joined,
         )
         return WarmStartInputs(
             pairs=InverseClozeBatch(**rows(pairs, config.batch_size)),
-            batch=batch,
+            batch=PretrainBatch(**masked),
             joined_ids=joined_ids[:, 0],
             joined_segment_ids=joined_segment_ids[:, 0],
         )
