@@ -1,0 +1,238 @@
+"""A dozen invented entities and models of one layer: whole stages run in seconds."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import threading
+from typing import Any
+
+import flax.traverse_util
+import jax
+import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
+
+from bench.invented_world import LENGTHS, MAX_MASKS, World, WorldConfig, make_world
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.examples import write_examples
+from realm_jax.data.questions import question_examples, read_questions
+from realm_jax.index.embed import EmbedConfig
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.training.finetune import FinetuneConfig
+from realm_jax.training.initialization import ModelFactory
+from realm_jax.training.optimizers import OptimizerConfig
+from realm_jax.training.pretrain import PretrainConfig
+from realm_jax.training.warm_start import WarmStartConfig
+
+__all__ = ["LENGTHS", "MAX_MASKS"]
+
+WORLD = WorldConfig(num_entities=12, num_relations=6, num_values=20, num_held_out=12)
+EMBED = EmbedConfig(document_length=LENGTHS.document, batch_size=8, shard_blocks=8)
+NEVER = threading.Event()
+
+
+@dataclasses.dataclass(frozen=True)
+class TinyWorld:
+    """Where everything lies: the corpus has examples of every task.
+
+    Attributes:
+      corpus: folder of the block store; tasks "pairs", "stated", "asked" (train and
+        validation) and "questions".
+      questions: JSON lines of questions, of splits train and dev.
+      world: the held-out facts.
+    """
+
+    corpus: str
+    questions: str
+    world: World
+
+
+def make(folder: pathlib.Path, config: WorldConfig = WORLD) -> TinyWorld:
+    """Invents a world below `folder`."""
+    world = make_world(str(folder), config)
+    store = BlockStore.open(world.corpus)
+    path = folder / "questions.jsonl"
+    with path.open("w") as file:
+        for i, (question, answer) in enumerate(_ask_everything(store)):
+            record = {
+                "id": f"q{i}",
+                "question": question,
+                "answers": [answer],
+                "split": "dev" if i % 4 == 0 else "train",
+            }
+            file.write(json.dumps(record) + "\n")
+    _write(
+        store,
+        "questions/train",
+        question_examples(
+            read_questions(path, "train"), store.vocabulary, query_length=LENGTHS.query
+        ),
+        {"vocabulary_fingerprint": store.vocabulary.fingerprint},
+    )
+    _write(
+        store,
+        "asked/validation",
+        {
+            field.name: np.asarray(getattr(world.held_out, field.name))
+            for field in dataclasses.fields(world.held_out)
+        },
+        {"corpus_fingerprint": store.fingerprint},
+    )
+    return TinyWorld(world.corpus, str(path), world)
+
+
+def _ask_everything(store: BlockStore):
+    """Yields every sentence of the corpus without its value, and the value."""
+    for block in range(store.num_blocks):
+        text = store.text(block)
+        for (start, end), span in zip(text.sentences, text.spans, strict=True):
+            answer = text.body[span.start : span.end]
+            yield text.body[start:end].replace(answer, "").strip(" ."), answer
+
+
+def _write(store: BlockStore, place: str, arrays, metadata) -> None:
+    folder = store.directory / "examples" / place
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    write_examples(folder, [arrays], metadata)
+
+
+def models(
+    *,
+    shared: bool = True,
+    hidden: int = 16,
+    dropout: float = 0.0,
+    layers: int = 1,
+) -> ModelFactory:
+    """One layer of 16 and embeddings of 8."""
+
+    def bert(vocab_size: int) -> BertConfig:
+        return BertConfig(
+            vocab_size=vocab_size,
+            hidden_size=hidden,
+            num_layers=layers,
+            num_heads=2,
+            mlp_size=2 * hidden,
+            max_positions=40,
+            dropout_rate=dropout,
+        )
+
+    def retriever(bert: BertConfig) -> RetrieverConfig:
+        return RetrieverConfig(
+            bert, projection_size=8, shared=shared, projection_dropout=dropout
+        )
+
+    return ModelFactory(bert, retriever, LENGTHS)
+
+
+def optimizer(total_steps: int) -> OptimizerConfig:
+    """A rate at which a few steps move every parameter."""
+    return OptimizerConfig(1e-2, 0, total_steps, final_fraction=1.0)
+
+
+def pretrain_config(world: TinyWorld, model_dir, **changes: Any) -> PretrainConfig:
+    """Eight steps, a new index every third, a checkpoint every fourth."""
+    values = {
+        "model_dir": str(model_dir),
+        "corpus": world.corpus,
+        "task": "asked",
+        "train_steps": 8,
+        "batch_size": 4,
+        "num_candidates": 4,
+        "refresh_mode": "blocking",
+        "refresh_period": 3,
+        "models": models(),
+        "optimizer": optimizer,
+        "embed": EMBED,
+        "checkpoint_period": 4,
+        "log_period": 1,
+        "wait_seconds": 60.0,
+    }
+    return PretrainConfig(**(values | changes))
+
+
+def warm_start_config(world: TinyWorld, model_dir, **changes: Any) -> WarmStartConfig:
+    """Three steps of ICT and masked-LM."""
+    values = {
+        "model_dir": str(model_dir),
+        "corpus": world.corpus,
+        "task": "stated",
+        "pairs_task": "pairs",
+        "train_steps": 3,
+        "batch_size": 4,
+        "reader_batch_size": 4,
+        "models": models(),
+        "optimizer": optimizer,
+        "log_period": 1,
+    }
+    return WarmStartConfig(**(values | changes))
+
+
+def finetune_config(world: TinyWorld, model_dir, **changes: Any) -> FinetuneConfig:
+    """Three steps over all blocks, two of which are read."""
+    values = {
+        "model_dir": str(model_dir),
+        "corpus": world.corpus,
+        "task": "questions",
+        "train_steps": 3,
+        "batch_size": 4,
+        "num_retrieved": 24,
+        "num_read": 2,
+        "max_span": 3,
+        "models": models(),
+        "optimizer": optimizer,
+        "embed": EMBED,
+        "log_period": 1,
+    }
+    return FinetuneConfig(**(values | changes))
+
+
+def silent(step: int, total: int, values) -> None:
+    """Reports to nobody."""
+
+
+def stop_after(steps: int):
+    """Returns a stop event, and a report that sets it after so many updates."""
+    stop = threading.Event()
+
+    def report(step: int, total: int, values) -> None:
+        if step >= steps:
+            stop.set()
+
+    return stop, report
+
+
+def assert_same_bits(left: Any, right: Any) -> None:
+    """Two trees hold the same numbers, to the last bit."""
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+def differing(left: Any, right: Any) -> set[str]:
+    """Paths of the parameters that two trees do not share."""
+    one, other = (
+        flax.traverse_util.flatten_dict(jax.device_get(tree), sep="/")
+        for tree in (left, right)
+    )
+    assert one.keys() == other.keys()
+    return {name for name in one if not np.array_equal(one[name], other[name])}
+
+
+@contextlib.contextmanager
+def quick_compiles(folder: pathlib.Path):
+    """Stages compile the same few programs in every test: once, and not optimized."""
+    values = {
+        "jax_disable_most_optimizations": True,
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: jax.config.values[name] for name in values}
+    try:
+        for name, value in values.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()

@@ -1,0 +1,155 @@
+import types
+
+import pytest
+
+from realm_jax.errors import BadInputError
+from realm_jax.index.follower import LoadedIndex, Staleness
+from realm_jax.training.refresh import Refresher, RefreshMode
+
+
+class Index:
+    """Stands for a loaded index of a step."""
+
+    def __init__(self, step):
+        self.manifest = types.SimpleNamespace(step=step)
+
+    def staleness(self, step):
+        return Staleness(steps=step - self.manifest.step, seconds=1.5)
+
+
+class RecordingLink:
+    """Answers like the model directory, and writes down what it was asked."""
+
+    def __init__(self, on_disk=(), arrivals=()):
+        self.calls = []
+        self.on_disk = set(on_disk)
+        self.arrivals = dict(arrivals)
+        self.asked = -1
+
+    def build(self, step, params):
+        self.calls.append(("build", step, params))
+        return Index(step)
+
+    def load(self, step):
+        self.calls.append(("load", step))
+        return Index(step) if step in self.on_disk else None
+
+    def forget_after(self, step):
+        self.calls.append(("forget_after", step))
+
+    def publish(self, step, params):
+        self.calls.append(("publish", step, params))
+
+    def follow(self, newer_than):
+        self.calls.append(("follow", newer_than))
+
+    def wait(self, seconds):
+        self.calls.append(("wait", seconds))
+        return Index(0)
+
+    def take(self):
+        self.asked += 1
+        arrived = self.arrivals.pop(self.asked, None)
+        return None if arrived is None else Index(arrived)
+
+
+def run(mode, link, *, first=0, last=7, saved=None, period=3):
+    """Returns the index step that each update searched, and the swaps."""
+    swaps = []
+    refresher = Refresher(
+        RefreshMode(mode),
+        period,
+        link,
+        wait_seconds=9.0,
+        on_swap=lambda step, params, index: swaps.append((step, index.manifest.step)),
+    )
+    refresher.start(first, f"p{first}", saved)
+    used = [
+        refresher.before_step(step, f"p{step}").manifest.step
+        for step in range(first, last)
+    ]
+    return used, swaps, refresher
+
+
+def test_off_keeps_the_first_index():
+    link = RecordingLink()
+    used, swaps, refresher = run("off", link)
+    assert used == [0] * 7
+    assert swaps == [(0, 0)]
+    assert refresher.num_swaps == 0
+    assert link.calls == [("forget_after", 0), ("build", 0, "p0")]
+
+
+def test_blocking_builds_of_the_very_parameters_that_search_next():
+    link = RecordingLink()
+    used, swaps, refresher = run("blocking", link)
+    assert used == [0, 0, 0, 3, 3, 3, 6]
+    assert swaps == [(0, 0), (3, 3), (6, 6)]
+    assert refresher.num_swaps == 2
+    builds = [call for call in link.calls if call[0] == "build"]
+    assert builds == [("build", 0, "p0"), ("build", 3, "p3"), ("build", 6, "p6")]
+
+
+def test_async_publishes_and_takes_what_comes_without_building():
+    link = RecordingLink(arrivals={5: 3})
+    used, swaps, refresher = run("async", link)
+    assert used == [0, 0, 0, 0, 0, 3, 3]
+    assert swaps == [(0, 0), (5, 3)]
+    assert refresher.num_swaps == 1
+    assert link.calls == [
+        ("forget_after", 0),
+        ("follow", -1),
+        ("publish", 0, "p0"),
+        ("wait", 9.0),
+        ("publish", 3, "p3"),
+        ("publish", 6, "p6"),
+    ]
+    assert refresher.staleness(6) == {
+        "index_step": 3,
+        "index_age_steps": 3,
+        "index_age_seconds": 1.5,
+    }
+
+
+@pytest.mark.parametrize("mode", ["off", "blocking", "async"])
+def test_a_resumed_run_searches_the_index_of_its_checkpoint(mode):
+    link = RecordingLink(on_disk={3})
+    used, swaps, refresher = run(mode, link, first=4, last=6, saved=3)
+    assert used == [3, 3]
+    assert swaps == [(4, 3)]
+    assert refresher.num_swaps == 0
+    # Later steps are forgotten before anything is loaded or followed.
+    expected = [("forget_after", 4), ("load", 3)]
+    assert link.calls == expected + [("follow", 3)] * (mode == "async")
+
+
+@pytest.mark.parametrize(
+    ("mode", "instead"),
+    [
+        ("off", [("build", 4, "p4")]),
+        ("blocking", [("build", 4, "p4")]),
+        ("async", [("follow", -1), ("publish", 4, "p4"), ("wait", 9.0)]),
+    ],
+)
+def test_a_lost_index_is_made_anew_and_that_is_said(mode, instead, caplog):
+    link = RecordingLink()
+    run(mode, link, first=4, last=5, saved=3)
+    assert link.calls == [("forget_after", 4), ("load", 3), *instead]
+    assert "index 3 of the checkpoint is gone" in caplog.text
+
+
+def test_resumed_where_a_refresh_is_due_it_is_not_skipped():
+    used, _, _ = run("blocking", RecordingLink(on_disk={3}), first=6, last=8, saved=3)
+    assert used == [6, 6]
+
+
+def test_a_period_of_nothing_is_an_error():
+    with pytest.raises(BadInputError, match="REFRESH_PERIOD"):
+        run("blocking", RecordingLink(), period=0)
+
+
+def test_the_real_index_answers_as_the_stand_in_does():
+    manifest = types.SimpleNamespace(step=2, began=0.0)
+    age = LoadedIndex(None, manifest).staleness(5)
+    assert age.steps == 3
+    assert age.seconds > 0

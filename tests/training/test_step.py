@@ -1,0 +1,55 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from realm_jax.training import metrics
+from realm_jax.training.state import create_state
+from realm_jax.training.step import make_step
+
+
+def noisy_quadratic(params, inputs, key):
+    """0.5 |w - x|^2, with a draw of the key among the metrics."""
+    loss = 0.5 * jnp.sum((params["w"] - inputs) ** 2)
+    draw = jax.random.uniform(key)
+    return loss, {"loss": metrics.mean_of(loss, 1.0), "draw": metrics.mean_of(draw, 1)}
+
+
+def start():
+    return create_state({"w": jnp.asarray([3.0, -1.0])}, optax.sgd(0.1), seed=7)
+
+
+def test_steps_equal_gradient_descent_written_out():
+    step, state = make_step(noisy_quadratic, optax.sgd(0.1)), start()
+    w, x = np.array([3.0, -1.0]), np.array([1.0, 1.0])
+    for done in range(3):
+        gradient = w - x
+        state, found = step(state, jnp.asarray(x, jnp.float32))
+        values = metrics.compute(found)
+        assert values["loss"] == pytest.approx(0.5 * (gradient**2).sum(), rel=1e-5)
+        norm = np.sqrt((gradient**2).sum())
+        assert values["gradient_norm"] == pytest.approx(norm, rel=1e-5)
+        w = w - 0.1 * gradient
+        np.testing.assert_allclose(state.params["w"], w, rtol=1e-5)
+        assert int(state.step) == done + 1
+
+
+def test_each_step_draws_its_own_numbers_and_a_resumed_one_the_same():
+    step = make_step(noisy_quadratic, optax.sgd(0.1))
+    state, draws, saved = start(), [], None
+    for done in range(3):
+        if done == 1:
+            saved = jax.tree.map(np.array, state)
+        state, found = step(state, jnp.zeros(2))
+        draws.append(metrics.compute(found)["draw"])
+    assert len(set(draws)) == 3
+    resumed, found = step(jax.tree.map(jnp.asarray, saved), jnp.zeros(2))
+    assert metrics.compute(found)["draw"] == draws[1]
+    np.testing.assert_array_equal(resumed.key, state.key)
+
+
+def test_the_state_given_is_consumed():
+    step, state = make_step(noisy_quadratic, optax.sgd(0.1)), start()
+    step(state, jnp.zeros(2))
+    assert state.params["w"].is_deleted()
