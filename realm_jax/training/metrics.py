@@ -7,13 +7,13 @@ steps where the held-out questions were searched), `steps_per_second`.
 """
 
 import json
-import pathlib
 from collections.abc import Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
 from clu.metrics import Average
 
+from realm_jax.storage import MissingObjectError, open_store
 from realm_jax.types import Array
 
 FILE_NAME = "metrics.jsonl"
@@ -48,41 +48,43 @@ def compute(means: Means) -> dict[str, float]:
 
 
 class MetricsFile:
-    """Appends lines to `metrics.jsonl`, cutting off what a lost run had written.
+    """Adds lines to `metrics.jsonl`, cutting off what a lost run had written.
 
-    Args:
-      model_dir: local folder of the run.
-      stage: written into every line.
-      first_step: lines of this stage at or after this step come from a run whose
-        later steps are now being repeated; they are dropped.
+    The file is written anew with every line, for an object of a bucket cannot be
+    appended to; it holds one line every `log_period` steps, so it stays small.
     """
 
     def __init__(self, model_dir: str, stage: str, first_step: int):
-        self._path = pathlib.Path(model_dir) / FILE_NAME
+        """Reads what is there.
+
+        Args:
+          model_dir: folder or gs:// of the run.
+          stage: written into every line.
+          first_step: lines of this stage after this step come from a run whose later
+            steps are now taken again; they are dropped.
+        """
+        self._store = open_store(model_dir)
         self._stage = stage
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [
-            line
+        self._lines = [
+            json.dumps(line)
             for line in read_metrics(model_dir)
             if line["stage"] != stage or line["step"] <= first_step
         ]
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        temporary.replace(self._path)
 
     def write(self, step: int, values: Mapping[str, float | int]) -> None:
         """Adds one line for `step` (the number of updates done)."""
         line = {"step": step, "stage": self._stage, **values}
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        self._lines.append(json.dumps(line))
+        self._store.write(FILE_NAME, ("\n".join(self._lines) + "\n").encode())
 
 
 def read_metrics(model_dir: str) -> Iterator[dict]:
-    """Yields the lines of a run's metrics, passing over one cut short by a kill."""
-    path = pathlib.Path(model_dir) / FILE_NAME
-    if not path.exists():
+    """Yields the lines of a run's metrics, passing over what is no JSON."""
+    try:
+        data = open_store(model_dir).read(FILE_NAME)
+    except MissingObjectError:
         return
-    for line in path.read_text().splitlines():
+    for line in data.decode(errors="replace").splitlines():
         try:
             yield json.loads(line)
         except json.JSONDecodeError:
