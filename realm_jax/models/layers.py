@@ -37,7 +37,7 @@ def parameter(
     shape: Sequence[int],
     axis_names: Sequence[str | None],
 ) -> jax.Array:
-    """Creates a float32 parameter and records its logical axes.
+    """Creates a float32 parameter, records its logical axes and places it by them.
 
     Args:
       module: the module that owns the parameter.
@@ -50,7 +50,7 @@ def parameter(
       BadInputError: an axis is not in `axes.AXIS_RULES`.
     """
     axes.partition_spec(*axis_names)
-    return partitioning.param_with_axes(
+    created = partitioning.param_with_axes(
         name,
         initializer,
         tuple(shape),
@@ -58,6 +58,8 @@ def parameter(
         axes=tuple(axis_names),  # pyright: ignore[reportArgumentType]
         module=module,
     )
+    # Constrained here, its gradient is too: it is summed where the parameter lies.
+    return constrain(created, *axis_names)
 
 
 def constrain(x: jax.Array, *axis_names: str | None) -> jax.Array:
@@ -177,9 +179,17 @@ class Embedding(nn.Module):
             (self.row_axis, "embed"),
         )
 
-    def __call__(self, ids: Int[Array, "..."]) -> Float[Array, "... embed"]:
+    def __call__(
+        self, ids: Int[Array, "batch length"]
+    ) -> Float[Array, "batch length embed"]:
         """Returns the rows of the table that `ids` name."""
-        return jnp.take(self.table, ids, axis=0, mode="clip").astype(self.dtype)
+        # The table's columns come together first. Left split, they would split the
+        # result, which is to be split by batch, and the partitioner's only way from the
+        # one to the other is to put the whole result on every device.
+        table = constrain(self.table, self.row_axis, "activation_embed")
+        # The gradient adds up in the dtype of the table: cast after the gather.
+        rows = jnp.take(table, ids, axis=0, mode="clip").astype(self.dtype)
+        return constrain(rows, "batch", "length", "activation_embed")
 
     def first_rows(self, count: int) -> Float[Array, "rows embed"]:
         """Returns rows 0 to `count`, which is all that positions need."""

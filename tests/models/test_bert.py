@@ -1,0 +1,212 @@
+"""The encoder against a plain numpy BERT in float64, and what must not change it."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from realm_jax.errors import BadInputError
+from realm_jax.models.bert import Bert, BertConfig
+
+
+@pytest.fixture(scope="module")
+def params(config, joined, random_params):
+    return random_params(Bert(config), *joined)
+
+
+def encode(config, params, ids, segment_ids):
+    return jax.jit(Bert(config).apply)({"params": params}, ids, segment_ids)
+
+
+def compiled_gradient(config, params, ids, segment_ids):
+    def loss(params):
+        encoded = Bert(config).apply({"params": params}, ids, segment_ids)
+        return jnp.sum(jnp.sin(encoded.sequence.astype(jnp.float32)[ids != 0]))
+
+    return jax.jit(jax.grad(loss)).lower(params).compile()
+
+
+@pytest.fixture(scope="module")
+def reference_gradient(config, params, joined):
+    compiled = compiled_gradient(config, params, *joined)
+    return compiled(params), compiled.memory_analysis().temp_size_in_bytes
+
+
+def plain_bert(config, params, ids, segment_ids):
+    """BERT of one unpadded sequence, layer by layer and head by head."""
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+
+    def norm(x, p):
+        x = x - x.mean(-1, keepdims=True)
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + config.layer_norm_epsilon)
+        return x * p["scale"] + p["bias"]
+
+    def activation(x):
+        if config.activation == "gelu":
+            return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+        return 0.5 * x * (1 + np.tanh(inner))
+
+    def dense(x, p):
+        return x @ p["kernel"] + p["bias"]
+
+    x = params["token_embedding"]["embedding"][ids]
+    x = x + params["position_embedding"]["embedding"][: len(ids)]
+    x = x + params["segment_embedding"]["embedding"][segment_ids]
+    x = norm(x, params["embedding_norm"])
+    for layer in range(config.num_layers):
+        p = jax.tree.map(lambda leaf, layer=layer: leaf[layer], params["layers"])
+        attended = np.tile(p["attention"]["output"]["bias"], (len(ids), 1))
+        for head in range(config.num_heads):
+            query, key, value = (
+                x @ p["attention"][name]["kernel"][:, head]
+                + p["attention"][name]["bias"][head]
+                for name in ("query", "key", "value")
+            )
+            weights = np.exp(query @ key.T / math.sqrt(query.shape[-1]))
+            weights /= weights.sum(-1, keepdims=True)
+            attended += weights @ value @ p["attention"]["output"]["kernel"][head]
+        x = norm(x + attended, p["attention_norm"])
+        hidden = activation(dense(x, p["mlp_input"]))
+        x = norm(x + dense(hidden, p["mlp_output"]), p["mlp_norm"])
+    return x, np.tanh(dense(x[0], params["pooler"]))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_encoder_is_plain_bert(config, params, joined, activation):
+    config = dataclasses.replace(config, activation=activation)
+    ids, segment_ids = joined
+    encoded = encode(config, params, ids, segment_ids)
+    for row in range(len(ids)):
+        tokens = ids[row] != 0
+        sequence, pooled = plain_bert(
+            config, params, ids[row, tokens], segment_ids[row, tokens]
+        )
+        np.testing.assert_allclose(encoded.sequence[row, tokens], sequence, atol=2e-5)
+        np.testing.assert_allclose(encoded.pooled[row], pooled, atol=2e-5)
+
+
+def test_padding_and_its_segments_change_nothing(config, params, joined):
+    ids, segment_ids = joined
+    longer_ids = np.pad(ids, ((0, 0), (0, 3)))
+    longer_segments = np.pad(segment_ids, ((0, 0), (0, 3)), constant_values=1)
+    short = encode(config, params, ids, segment_ids)
+    long = encode(config, params, longer_ids, longer_segments)
+    is_token = ids != 0
+    np.testing.assert_allclose(
+        long.sequence[:, :12][is_token], short.sequence[is_token], atol=1e-5
+    )
+
+
+def test_a_row_of_padding_is_finite(config, params):
+    ids = np.zeros((2, 4), np.int32)
+    assert jnp.all(jnp.isfinite(encode(config, params, ids, ids).sequence))
+
+
+def test_bfloat16_activations_stay_near_float32(
+    config, params, joined, reference_gradient
+):
+    exact = encode(config, params, *joined)
+    half_config = dataclasses.replace(config, dtype="bfloat16")
+    half = encode(half_config, params, *joined)
+    assert half.sequence.dtype == jnp.bfloat16
+    is_token = joined[0] != 0
+    error = np.abs(np.float32(half.sequence) - exact.sequence)[is_token]
+    assert error.mean() < 0.02
+    assert error.max() < 0.2
+    gradients = compiled_gradient(half_config, params, *joined)(params)
+    for found, wanted in zip(
+        jax.tree.leaves(gradients), jax.tree.leaves(reference_gradient[0]), strict=True
+    ):
+        assert found.dtype == jnp.float32
+        np.testing.assert_allclose(found, wanted, atol=0.1 * np.abs(wanted).max() + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "saves_memory"),
+    [({"remat": "dots"}, True), ({"remat": "full"}, True), ({"scan_unroll": 2}, False)],
+    ids=str,
+)
+def test_how_the_backward_pass_runs_does_not_change_it(
+    config, params, joined, reference_gradient, change, saves_memory
+):
+    expected, reference_bytes = reference_gradient
+    compiled = compiled_gradient(dataclasses.replace(config, **change), params, *joined)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
+        compiled(params),
+        expected,
+    )
+    if saves_memory:
+        assert compiled.memory_analysis().temp_size_in_bytes < reference_bytes
+
+
+def test_dropout_follows_its_key_and_only_in_training(config, params, joined):
+    config = dataclasses.replace(config, dropout_rate=0.5)
+    module = Bert(config)
+
+    @jax.jit
+    def train(key):
+        return module.apply({"params": params}, *joined, False, rngs={"dropout": key})
+
+    first = train(jax.random.key(0)).sequence
+    np.testing.assert_array_equal(first, train(jax.random.key(0)).sequence)
+    assert np.abs(first - train(jax.random.key(1)).sequence).max() > 0.1
+    evaluated = encode(config, params, *joined).sequence
+    plain = encode(dataclasses.replace(config, dropout_rate=0), params, *joined)
+    np.testing.assert_array_equal(evaluated, plain.sequence)
+
+
+def test_initial_kernels_differ_by_layer_and_have_the_range_asked_for():
+    config = BertConfig(
+        vocab_size=8,
+        hidden_size=64,
+        num_layers=3,
+        num_heads=2,
+        mlp_size=128,
+    )
+    ids = np.ones((1, 2), np.int32)
+    tree = jax.jit(Bert(config).init)(jax.random.key(0), ids, ids)["params"]
+    kernel = np.asarray(tree["layers"]["mlp_input"]["kernel"])
+    assert kernel.shape == (3, 64, 128)
+    assert np.abs(kernel[0] - kernel[1]).max() > 0.02
+    # A normal of 0.02 cut at two standard deviations keeps 0.88 of its deviation.
+    assert kernel.std() == pytest.approx(0.0176, rel=0.03)
+    assert np.abs(kernel).max() <= 0.04
+
+
+def test_every_parameter_has_its_logical_axes(config):
+    ids = jax.ShapeDtypeStruct((1, 2), np.int32)
+    variables = jax.eval_shape(Bert(config).init, jax.random.key(0), ids, ids)
+    axes = variables["params_axes"]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"]):
+        *parents, name = (entry.key for entry in path)
+        node = axes
+        for parent in parents:
+            node = node[parent]
+        names = node[f"{name}_axes"].names
+        assert len(names) == leaf.ndim
+        assert (names[0] == "layer") == (parents[0] == "layers")
+
+
+def test_too_long_a_sequence_is_refused(config, params):
+    ids = np.ones((1, 17), np.int32)
+    with pytest.raises(BadInputError, match=r"at most 16 wordpieces.*got 17"):
+        Bert(config).apply({"params": params}, ids, ids)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_heads": 5}, "num_heads to divide hidden_size 12, got 5"),
+        ({"activation": "relu"}, "activation to be one of gelu_tanh, gelu, got 'relu'"),
+        ({"dtype": "float16"}, "dtype to be one of float32, bfloat16, got 'float16'"),
+        ({"remat": "some"}, "remat to be one of none, dots, full, got 'some'"),
+    ],
+)
+def test_impossible_configurations_are_refused(config, change, message):
+    with pytest.raises(BadInputError, match=message):
+        dataclasses.replace(config, **change)

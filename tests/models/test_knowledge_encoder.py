@@ -1,0 +1,77 @@
+"""The masked-LM head against numpy in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from realm_jax.models.bert import Bert
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+
+POSITIONS = np.array([[1, 2, 3], [3, 1, 0], [1, 0, 0], [5, 5, 2]], np.int32)
+
+
+@pytest.fixture(scope="module")
+def params(config, joined, random_params):
+    return random_params(KnowledgeEncoder(config), *joined, POSITIONS)
+
+
+@pytest.fixture(scope="module")
+def logits(config, params, joined):
+    module = KnowledgeEncoder(config)
+    return jax.jit(module.apply)({"params": params}, *joined, POSITIONS)
+
+
+def test_logits_are_the_tied_head_at_the_masked_positions(
+    config, params, joined, logits
+):
+    sequence = jax.jit(Bert(config).apply)({"params": params["bert"]}, *joined)[0]
+    sequence = np.asarray(sequence, np.float64)
+    table = np.asarray(params["bert"]["token_embedding"]["embedding"], np.float64)
+    for row, positions in enumerate(POSITIONS):
+        for column, position in enumerate(positions):
+            x = sequence[row, position] @ params["head_dense"]["kernel"]
+            x = x + params["head_dense"]["bias"]
+            x = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+            x = (x - x.mean()) / np.sqrt(x.var() + config.layer_norm_epsilon)
+            x = x * params["head_norm"]["scale"] + params["head_norm"]["bias"]
+            expected = table @ x + params["head_bias"]
+            np.testing.assert_allclose(logits[row, column], expected, atol=1e-4)
+    assert logits.dtype == jnp.float32
+
+
+def test_log_probs_are_those_of_the_masked_wordpieces(config, params, joined, logits):
+    mask_ids = np.array([[4, 0, 39], [7, 7, 1], [20, 0, 0], [3, 8, 12]], np.int32)
+    found = jax.jit(
+        lambda p: KnowledgeEncoder(config).apply(
+            {"params": p}, *joined, POSITIONS, mask_ids, method="token_log_probs"
+        )
+    )(params)
+    probabilities = np.exp(np.asarray(logits, np.float64))
+    probabilities /= probabilities.sum(-1, keepdims=True)
+    for row in range(4):
+        for column in range(3):
+            expected = np.log(probabilities[row, column, mask_ids[row, column]])
+            assert found[row, column] == pytest.approx(expected, abs=1e-4)
+
+
+def test_masks_of_an_example_serve_all_its_candidates(config, params, joined):
+    """Positions and targets [batch, 1, mask] against sequences [batch, candidate]."""
+    ids, segment_ids = (x.reshape(2, 2, -1) for x in joined)
+    positions, mask_ids = POSITIONS[:2, None], np.array([[[1, 2, 3]], [[4, 5, 6]]])
+
+    @jax.jit
+    def log_probs(positions, mask_ids):
+        return KnowledgeEncoder(config).apply(
+            {"params": params},
+            ids,
+            segment_ids,
+            positions,
+            mask_ids,
+            method="token_log_probs",
+        )
+
+    found = log_probs(positions, mask_ids)
+    repeated = log_probs(np.repeat(positions, 2, 1), np.repeat(mask_ids, 2, 1))
+    assert found.shape == (2, 2, 3)
+    np.testing.assert_allclose(found, repeated, rtol=1e-5)

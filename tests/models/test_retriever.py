@@ -1,0 +1,129 @@
+"""The towers: what an embedding is, which parameters make it, where gradients go."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from realm_jax.models.bert import Bert
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+
+
+@pytest.fixture(scope="module")
+def inputs(joined):
+    """Three queries, and two documents for each."""
+    ids, segment_ids = joined
+    queries = ids[:3, :5]
+    documents = ids[[0, 1, 2, 3, 1, 0]].reshape(3, 2, -1)
+    segments = segment_ids[[0, 1, 2, 3, 1, 0]].reshape(3, 2, -1)
+    return queries, documents, segments
+
+
+def embed(config, params, inputs):
+    return jax.jit(Retriever(config).apply)({"params": params}, *inputs)
+
+
+@pytest.mark.parametrize("epsilon", [1e-12, 1e-3])
+def test_an_embedding_is_the_pooled_vector_projected_and_normalised(
+    config, inputs, random_params, epsilon
+):
+    settings = RetrieverConfig(config, projection_size=6, layer_norm_epsilon=epsilon)
+    params = random_params(Retriever(settings), *inputs)
+    for leaf in ("kernel", "bias"):  # A variance near the epsilon, so that it counts.
+        params["tower"]["projection"][leaf] *= 0.02
+    _, embeddings = embed(settings, params, inputs)
+    assert embeddings.shape == (3, 2, 6)
+    assert embeddings.dtype == jnp.float32
+
+    tower = params["tower"]
+    _, documents, segments = inputs
+    pooled = jax.jit(Bert(config).apply)(
+        {"params": tower["bert"]}, documents[1], segments[1]
+    ).pooled
+    kernel = np.float64(tower["projection"]["kernel"])
+    projected = np.float64(pooled) @ kernel + tower["projection"]["bias"]
+    projected -= projected.mean(-1, keepdims=True)
+    variance = (projected**2).mean(-1, keepdims=True)
+    norm = tower["projection_norm"]
+    expected = projected / np.sqrt(variance + epsilon) * norm["scale"] + norm["bias"]
+    np.testing.assert_allclose(embeddings[1], expected, atol=1e-4)
+
+
+def test_without_layer_norm_the_projection_is_the_embedding(
+    config, inputs, random_params
+):
+    settings = RetrieverConfig(config, projection_size=6, layer_norm=False)
+    params = random_params(Retriever(settings), *inputs)
+    assert set(params["tower"]) == {"bert", "projection"}
+    apply = jax.jit(Retriever(settings).apply)
+    once = apply({"params": params}, *inputs)[1]
+    for leaf in ("kernel", "bias"):
+        params["tower"]["projection"][leaf] *= 2
+    np.testing.assert_allclose(
+        apply({"params": params}, *inputs)[1], 2 * once, rtol=1e-5
+    )
+
+
+def test_a_shared_tower_embeds_queries_as_documents_of_segment_0(
+    config, inputs, random_params
+):
+    settings = RetrieverConfig(config, projection_size=6)
+    params = random_params(Retriever(settings), *inputs)
+    assert set(params) == {"tower"}
+    queries = inputs[0]
+    as_queries, as_documents = embed(
+        settings, params, (queries, queries, np.zeros_like(queries))
+    )
+    np.testing.assert_allclose(as_queries, as_documents, atol=1e-6)
+
+
+def test_separate_towers_have_parameters_and_gradients_of_their_own(
+    config, inputs, random_params
+):
+    settings = RetrieverConfig(config, projection_size=6, shared=False)
+    params = random_params(Retriever(settings), *inputs)
+    assert set(params) == {"query_tower", "document_tower"}
+
+    def sum_of_scores(params, stopped):
+        queries, documents = Retriever(settings).apply({"params": params}, *inputs)
+        queries = jax.lax.stop_gradient(queries) if stopped == "query" else queries
+        if stopped == "document":
+            documents = jax.lax.stop_gradient(documents)
+        return jnp.sum(jnp.sin(jnp.einsum("bp,bkp->bk", queries, documents)))
+
+    gradient = jax.jit(jax.grad(sum_of_scores), static_argnums=1)
+    for stopped, moving in (("query", "document"), ("document", "query")):
+        gradients = gradient(params, stopped)
+        still = jax.tree.leaves(gradients[f"{stopped}_tower"])
+        assert not any(np.any(leaf) for leaf in still)
+        # Every kernel of the other tower learns, down to the embeddings.
+        kernels = jax.tree_util.tree_leaves_with_path(gradients[f"{moving}_tower"])
+        assert all(np.any(g) for path, g in kernels if path[-1].key != "bias")
+
+
+def test_projection_dropout_only_in_training(config, inputs, random_params):
+    settings = RetrieverConfig(config, projection_size=64, projection_dropout=0.25)
+    params = random_params(Retriever(settings), *inputs)
+    _, kept = embed(settings, params, inputs)
+    _, dropped = jax.jit(
+        lambda params: Retriever(settings).apply(
+            {"params": params}, *inputs, False, rngs={"dropout": jax.random.key(0)}
+        )
+    )(params)
+    is_dropped = np.asarray(dropped) == 0
+    assert 0.15 < is_dropped.mean() < 0.35
+    np.testing.assert_allclose(
+        dropped[~is_dropped], kept[~is_dropped] / 0.75, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_embeddings_are_float32_when_activations_are_not(config, inputs, random_params):
+    half = dataclasses.replace(config, dtype="bfloat16")
+    settings = RetrieverConfig(half, projection_size=6)
+    params = random_params(Retriever(settings), *inputs)
+    queries, documents = jax.eval_shape(
+        Retriever(settings).apply, {"params": params}, *inputs
+    )
+    assert queries.dtype == documents.dtype == jnp.float32
