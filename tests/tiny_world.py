@@ -99,18 +99,17 @@ def _write(store: BlockStore, place: str, arrays, metadata) -> None:
 
 def models(
     *,
-    shared: bool = True,
+    shared: bool = False,
     hidden: int = 16,
-    dropout: float = 0.0,
-    layers: int = 1,
+    dropout: float = 0.1,
 ) -> ModelFactory:
-    """One layer of 16 and embeddings of 8."""
+    """One layer of 16, embeddings of 8, two towers, dropout."""
 
     def bert(vocab_size: int) -> BertConfig:
         return BertConfig(
             vocab_size=vocab_size,
             hidden_size=hidden,
-            num_layers=layers,
+            num_layers=1,
             num_heads=2,
             mlp_size=2 * hidden,
             max_positions=40,

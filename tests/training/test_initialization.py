@@ -1,0 +1,169 @@
+import json
+
+import flax.traverse_util
+import jax
+import numpy as np
+import optax
+import pytest
+
+from realm_jax.errors import BadInputError
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever
+from realm_jax.models.span_reader import SpanReader
+from realm_jax.storage import open_store
+from realm_jax.training.checkpoints import Checkpointer
+from realm_jax.training.initialization import (
+    describe,
+    initial_params,
+    warm_start_params,
+)
+from realm_jax.training.state import create_state
+from realm_jax.weights.bert import save_bert
+from tests import tiny_world
+from tests.tiny_world import LENGTHS, assert_same_bits, differing
+
+VOCAB = 40
+
+
+def draw(seed=0, reader_class=KnowledgeEncoder, vocab_size=VOCAB, **sizes):
+    config = tiny_world.models(**sizes).retriever_config(vocab_size)
+    params, _ = initial_params(
+        Retriever(config), reader_class(config.bert), LENGTHS, seed
+    )
+    return params, config
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory):
+    """Model directory of an earlier stage, and its parameters."""
+    folder = tmp_path_factory.mktemp("earlier")
+    params, _ = draw(seed=1)
+    checkpointer = Checkpointer(open_store(folder))
+    state = create_state(params, optax.sgd(0.1), seed=1)
+    checkpointer.save(state.replace(step=jax.numpy.asarray(5)), {})
+    checkpointer.close()
+    return str(folder), params
+
+
+def save_published(folder, params, config):
+    """Writes the reader's encoder as MiniLM comes: model.safetensors, config.json."""
+    bert = config.bert
+    save_bert(folder / "model.safetensors", params["reader"]["bert"], bert)
+    described = {
+        "vocab_size": bert.vocab_size,
+        "hidden_size": bert.hidden_size,
+        "num_hidden_layers": bert.num_layers,
+        "num_attention_heads": bert.num_heads,
+        "intermediate_size": bert.mlp_size,
+        "max_position_embeddings": bert.max_positions,
+        "type_vocab_size": bert.num_segments,
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": bert.layer_norm_epsilon,
+    }
+    (folder / "config.json").write_text(json.dumps(described))
+
+
+def test_parameters_are_a_function_of_the_seed():
+    one, again, other = (draw(seed)[0] for seed in (0, 0, 1))
+    assert_same_bits(one, again)
+    assert "retriever/query_tower/bert/token_embedding/embedding" in differing(
+        one, other
+    )
+    towers = one["retriever"]
+    assert differing(towers["query_tower"], towers["document_tower"])
+
+
+def test_every_parameter_has_its_axes():
+    config = tiny_world.models().retriever_config(VOCAB)
+    params, axes = initial_params(
+        Retriever(config), SpanReader(config.bert), LENGTHS, seed=0
+    )
+    named = {
+        "/".join(path).removesuffix("_axes"): names
+        for path, names in flax.traverse_util.flatten_dict(axes).items()
+    }
+    flat = flax.traverse_util.flatten_dict(params, sep="/")
+    assert named.keys() == flat.keys()
+    assert all(len(named[name].names) == flat[name].ndim for name in flat)
+
+
+def test_from_nothing_they_stay_as_drawn():
+    params, config = draw()
+    assert warm_start_params(params, "", config.bert) is params
+
+
+def test_an_earlier_stage_is_taken_over_where_both_have_it(earlier):
+    folder, before = earlier
+    drawn, config = draw(seed=2, reader_class=SpanReader)
+    params = warm_start_params(drawn, folder, config.bert)
+    assert_same_bits(params["retriever"], before["retriever"])
+    assert_same_bits(params["reader"]["bert"], before["reader"]["bert"])
+    heads = {name for name in params["reader"] if name != "bert"}
+    assert heads == {"span_dense", "span_norm", "span_output"}
+    for head in heads:
+        assert_same_bits(params["reader"][head], drawn["reader"][head])
+
+
+def test_the_head_of_the_same_reader_is_taken_over_too(earlier):
+    folder, before = earlier
+    drawn, config = draw(seed=2)
+    assert_same_bits(warm_start_params(drawn, folder, config.bert), before)
+
+
+def test_published_weights_go_into_both_towers_and_the_reader(tmp_path):
+    published, config = draw(seed=3)
+    save_published(tmp_path, published, config)
+    drawn, _ = draw(seed=4)
+    params = warm_start_params(drawn, str(tmp_path), config.bert)
+    encoder = published["reader"]["bert"]
+    for place in (
+        params["retriever"]["query_tower"],
+        params["retriever"]["document_tower"],
+        params["reader"],
+    ):
+        assert_same_bits(place["bert"], encoder)
+    changed = differing(params, drawn)
+    assert changed
+    assert all("/bert/" in name for name in changed)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        ({"hidden": 32}, r"of shape \(.*32.*\) in .*, got \(.*16.*\)"),
+        ({"vocab_size": VOCAB + 1}, r"of shape \(41, 16\) in .*, got \(40, 16\)"),
+        ({"shared": True}, r"expected retriever/tower/.*, got None"),
+    ],
+)
+def test_a_stage_of_other_shapes_is_refused_by_name(earlier, sizes, named):
+    folder, _ = earlier
+    params, config = draw(**sizes)
+    with pytest.raises(BadInputError, match=named):
+        warm_start_params(params, folder, config.bert)
+
+
+def test_published_weights_of_other_shapes_are_refused(tmp_path):
+    published, config = draw(seed=3)
+    save_published(tmp_path, published, config)
+    params, larger = draw(hidden=32)
+    with pytest.raises(BadInputError, match="1 layers of 32"):
+        warm_start_params(params, str(tmp_path), larger.bert)
+
+
+@pytest.mark.parametrize("folder", ["empty", "missing"])
+def test_nothing_to_start_from_is_an_error(tmp_path, folder):
+    (tmp_path / "empty").mkdir()
+    params, config = draw()
+    with pytest.raises(BadInputError, match=r"WARM_START .*found neither"):
+        warm_start_params(params, str(tmp_path / folder), config.bert)
+    assert not (tmp_path / "missing").exists()
+
+
+def test_the_description_tells_models_apart_and_is_json():
+    one, same, other = (
+        describe(tiny_world.models(hidden=size).retriever_config(VOCAB))
+        for size in (16, 16, 32)
+    )
+    assert one == same == json.loads(json.dumps(one))
+    assert one != other
+    assert np.all([one["bert"]["hidden_size"] == 16, one["shared"] is False])
