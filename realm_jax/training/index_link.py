@@ -20,10 +20,11 @@ from realm_jax.index.builder import (
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import IndexFollower, LoadedIndex, load_index
 from realm_jax.index.heartbeat import Heartbeat
-from realm_jax.index.manifest import Expectation, Manifest
+from realm_jax.index.manifest import AlreadyCommittedError, Expectation, Manifest
 from realm_jax.index.retrievers import (
     RETRIEVER_SERIES,
     TrainedRetriever,
+    load_retriever,
     publish_retriever,
 )
 from realm_jax.index.searchers import Searcher, make_searcher
@@ -94,14 +95,18 @@ class IndexSource:
 
         Raises:
           StoppedError: `stop` was set; the next call resumes.
+          AlreadyCommittedError: the step has the index of another run.
         """
-        manifest = build_once(
-            self.retriever(step, params),
-            self.corpus,
-            self.model_store,
-            BuilderConfig(embed=self.embed),
-            stop=stop,
-        )
+        try:
+            manifest = build_once(
+                self.retriever(step, params),
+                self.corpus,
+                self.model_store,
+                BuilderConfig(embed=self.embed),
+                stop=stop,
+            )
+        except AlreadyCommittedError as error:
+            raise _of_another_run(self.series, step) from error
         if manifest is None:
             raise StoppedError("stopped while the corpus was being embedded")
         return load_index(self.series, manifest, self.expectation(), self.make_searcher)
@@ -163,14 +168,19 @@ class IndexLink:
             SnapshotSeries(self._source.model_store, name).forget_after(step)
 
     def publish(self, step: int, params: PyTree) -> None:
-        """Hands the retriever to the builder; once a step."""
-        retrievers = SnapshotSeries(self._source.model_store, RETRIEVER_SERIES)
-        if step not in retrievers.steps():
-            publish_retriever(
-                self._source.model_store,
-                self._source.retriever(step, params),
-                self._source.corpus.fingerprint,
-            )
+        """Hands the retriever to the builder; once a step.
+
+        Raises:
+          AlreadyCommittedError: the step has the retriever of another run.
+        """
+        store = self._source.model_store
+        series = SnapshotSeries(store, RETRIEVER_SERIES)
+        retriever = self._source.retriever(step, params)
+        if step not in series.steps():
+            publish_retriever(store, retriever, self._source.corpus.fingerprint)
+        # What this run published before it was resumed is the same to the last bit.
+        elif load_retriever(store, step).params_crc32c() != retriever.params_crc32c():
+            raise _of_another_run(series, step)
 
     def follow(self, newer_than: int) -> None:
         """Starts to look for newer indexes in the background."""
@@ -207,3 +217,11 @@ class IndexLink:
         """Publishes the last retriever; the heartbeat will end with "finished"."""
         self.publish(step, params)
         self._step, self._finished = step, True
+
+
+def _of_another_run(series: SnapshotSeries, step: int) -> AlreadyCommittedError:
+    return AlreadyCommittedError(
+        f"expected {series.store.url(series.name)} without snapshots of another run, "
+        f"but step {step} has one of other parameters; use another MODEL_DIR, or "
+        "delete that folder"
+    )

@@ -1,7 +1,6 @@
 """REALM pre-training: masked sentences, retrieved documents, an index kept fresh."""
 
 import dataclasses
-import enum
 import logging
 import threading
 from collections import deque
@@ -26,7 +25,7 @@ from realm_jax.training.loop import Report
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.training.metrics import Means
 from realm_jax.training.refresh import Refresher, RefreshMode
-from realm_jax.training.stage import Stage, StageConfig
+from realm_jax.training.stage import Stage, StageConfig, require_one_of
 from realm_jax.training.state import TrainState
 from realm_jax.types import PretrainBatch
 
@@ -63,8 +62,8 @@ class PretrainConfig(StageConfig):
     wait_seconds: float = 3600.0
 
     def __post_init__(self):
-        _require_one_of("REFRESH_MODE", self.refresh_mode, RefreshMode)
-        _require_one_of("marginalization", self.marginalization, Marginalization)
+        require_one_of("REFRESH_MODE", self.refresh_mode, RefreshMode)
+        require_one_of("marginalization", self.marginalization, Marginalization)
         if self.num_candidates < 2:
             raise BadInputError(
                 f"expected NUM_CANDIDATES of at least 2 (the null document and one "
@@ -79,8 +78,6 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
       BadInputError: as `Stage`, or the index cannot be had.
     """
     stage = Stage(NAME, config, KnowledgeEncoder, frozen=tuple(config.frozen))
-    if stage.is_done:
-        return True
     source = IndexSource(
         stage.model_store,
         stage.corpus,
@@ -90,9 +87,11 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
     )
     try:
         with IndexLink(source, stop) as link:
-            _Pretraining(stage, config, link).run(report, stop)
+            if not stage.is_done:
+                _Pretraining(stage, config, link).run(report, stop)
             if stage.is_done:
-                # The builder embeds the corpus once more, for what comes after.
+                # The builder embeds the corpus once more, for what comes after. Said
+                # of a run that was done before, too: a builder beside it waits for it.
                 link.finish(config.train_steps, stage.state.params["retriever"])
     finally:
         stage.close()
@@ -206,11 +205,3 @@ class _Pretraining:
 
     def _beat(self, step: int, state: TrainState, metrics: Means) -> None:
         self._link.beat(step)
-
-
-def _require_one_of(name: str, value: str, choices: type[enum.Enum]) -> None:
-    values = [choice.value for choice in choices]
-    if value not in values:
-        raise BadInputError(
-            f"expected {name} to be one of {', '.join(values)}, got {value!r}"
-        )

@@ -1,6 +1,7 @@
 """What the training stages share: models, state, resuming, checkpoints."""
 
 import dataclasses
+import enum
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -172,6 +173,7 @@ class Stage(Generic[ReaderT]):
         def inputs_on_devices(step: int, state: TrainState) -> Any:
             return partitioning.place_batch(self._mesh, inputs_at(step, state))
 
+        first = int(self.state.step)
         with jax.set_mesh(self._mesh):
             self.state = loop.train(
                 self.state,
@@ -181,8 +183,9 @@ class Stage(Generic[ReaderT]):
                 hooks=[log, *hooks, loop.every(config.checkpoint_period, save)],
                 stop=stop,
             )
-        if int(self.state.step) > 0:
-            save(int(self.state.step), self.state)
+        last = int(self.state.step)
+        if last > first and last % config.checkpoint_period:
+            save(last, self.state)
         return self.is_done
 
     def close(self) -> None:
@@ -246,6 +249,19 @@ def open_examples(
     if not of_corpus:
         expect = {"vocabulary_fingerprint": corpus.vocabulary.fingerprint}
     return Examples.open(corpus.directory / "examples" / task / split, expect)
+
+
+def require_one_of(name: str, value: str, choices: type[enum.Enum]) -> None:
+    """Checks a setting that names a member of an enumeration by its value.
+
+    Raises:
+      BadInputError: it names none.
+    """
+    values = [choice.value for choice in choices]
+    if value not in values:
+        raise BadInputError(
+            f"expected {name} to be one of {', '.join(values)}, got {value!r}"
+        )
 
 
 def count_parameters(tree: Any) -> int:

@@ -1,0 +1,199 @@
+import dataclasses
+import pathlib
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from bench.invented_world import WorldConfig
+from realm_jax.data.blocks import BlockStore
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.index.builder import INDEX_SERIES, TRAINER_ROLE
+from realm_jax.index.heartbeat import read_heartbeat
+from realm_jax.index.manifest import (
+    AlreadyCommittedError,
+    DamagedSnapshotError,
+    MismatchedSnapshotError,
+)
+from realm_jax.index.retrievers import RETRIEVER_SERIES, load_retriever
+from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.models.retriever import Retriever
+from realm_jax.storage import open_store
+from realm_jax.training.index_link import IndexLink, IndexSource
+from tests import tiny_world
+from tests.tiny_world import EMBED, NEVER, assert_same_bits
+
+
+def make_source(store, corpus):
+    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    return IndexSource(store, corpus, config, EMBED, "device")
+
+
+@pytest.fixture(scope="module")
+def params(corpus):
+    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    ids = np.zeros((1, 4), np.int32)
+    drawn = jax.jit(Retriever(config).init)(jax.random.key(0), ids, ids, ids)
+    return jax.device_get(drawn["params"])
+
+
+@pytest.fixture
+def source(tmp_path, corpus):
+    return make_source(open_store(tmp_path / "model"), corpus)
+
+
+@pytest.fixture
+def link(source):
+    return IndexLink(source, threading.Event())
+
+
+def louder(params):
+    return jax.tree.map(lambda x: 2 * x, params)
+
+
+def steps(source, name=INDEX_SERIES):
+    return SnapshotSeries(source.model_store, name).steps()
+
+
+def test_an_index_is_built_once_and_holds_the_embeddings_of_the_document_tower(
+    source, corpus, params
+):
+    built = source.build(3, params)
+    again = source.build(3, params)
+    assert again.manifest == built.manifest
+    assert steps(source) == [3]
+    loaded = source.load(3)
+    assert loaded.manifest == built.manifest
+    ids, segments = corpus.document_ids(np.arange(4), 28)
+    expected = Retriever(source.config).apply(
+        {"params": params}, ids, segments, method="embed_documents"
+    )
+    found = source.series.read_array(built.manifest, "embeddings")
+    np.testing.assert_allclose(found[:4], expected, atol=1e-4)
+    # Each block finds itself, for embeddings are normalised.
+    neighbours = loaded.searcher.search(found, 1)
+    scores = (found @ found.T).max(axis=1)
+    np.testing.assert_allclose(neighbours.scores[:, 0], scores, rtol=1e-5)
+
+
+def test_no_index_yet(source):
+    assert source.load(0) is None
+
+
+def test_an_index_of_other_parameters_is_refused_and_never_searched(source, params):
+    source.build(0, params)
+    with pytest.raises(AlreadyCommittedError, match="another run"):
+        source.build(0, louder(params))
+
+
+def test_a_stop_leaves_shards_that_the_next_build_goes_on_from(source, params):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StoppedError):
+        source.build(0, params, stop)
+    assert steps(source) == []
+    source.build(0, params)
+    attempts = {name.split("/")[2] for name in source.model_store.list("index/data")}
+    assert len(attempts) == 1
+
+
+def test_a_damaged_index_is_named(source, params, tmp_path):
+    source.build(0, params)
+    files = (tmp_path / "model/index/data").rglob("*/c/*/*")
+    victim = max(files, key=lambda path: path.stat().st_size)
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    place = str(pathlib.Path(victim).relative_to(tmp_path / "model"))
+    with pytest.raises(DamagedSnapshotError, match=place):
+        source.load(0)
+
+
+def test_an_index_of_another_corpus_or_model_is_refused(source, params, tmp_path):
+    source.build(0, params)
+    other = tiny_world.make(tmp_path, WorldConfig(12, 6, 20, 12, seed=1))
+    with pytest.raises(MismatchedSnapshotError, match="corpus"):
+        make_source(source.model_store, BlockStore.open(other.corpus)).load(0)
+    wider = dataclasses.replace(source.config, projection_size=16)
+    with pytest.raises(MismatchedSnapshotError, match="16"):
+        dataclasses.replace(source, config=wider).load(0)
+
+
+def test_a_retriever_is_published_once_and_reads_back(source, link, params):
+    link.publish(4, params)
+    link.publish(4, params)
+    assert steps(source, RETRIEVER_SERIES) == [4]
+    assert_same_bits(load_retriever(source.model_store, 4).params, params)
+
+
+def test_the_retriever_of_another_run_is_refused(source, link, params):
+    link.publish(0, params)
+    with pytest.raises(AlreadyCommittedError, match="another MODEL_DIR"):
+        link.publish(0, louder(params))
+    assert_same_bits(load_retriever(source.model_store, 0).params, params)
+
+
+def test_later_snapshots_are_forgotten_in_both_series(source, link, params):
+    for step in (2, 4):
+        link.publish(step, params)
+        link.build(step, params)
+    link.forget_after(3)
+    assert steps(source) == [2]
+    assert steps(source, RETRIEVER_SERIES) == [2]
+
+
+def test_garbage_is_collected_but_for_what_checkpoints_resume_with(
+    source, link, params
+):
+    link.build(0, params)
+    link.use(0, kept=(0,))
+    for step in (1, 2, 3):
+        link.build(step, params)
+    assert steps(source) == [0, 2, 3]
+
+
+def test_the_last_word_is_finished_only_if_all_was_done(source, params):
+    with IndexLink(source, NEVER) as link:
+        link.use(0, kept=(0,))
+        said = read_heartbeat(source.model_store, TRAINER_ROLE)
+        assert (said.state, said.extra["index_step"]) == ("running", 0)
+        link.beat(5)
+    assert read_heartbeat(source.model_store, TRAINER_ROLE).state == "failed"
+    with IndexLink(source, NEVER) as link:
+        link.finish(8, params)
+    said = read_heartbeat(source.model_store, TRAINER_ROLE)
+    assert (said.state, said.step) == ("finished", 8)
+    assert steps(source, RETRIEVER_SERIES) == [8]
+
+
+def test_a_failure_is_said_too(source):
+    with pytest.raises(RuntimeError, match="boom"), IndexLink(source, NEVER):
+        raise RuntimeError("boom")
+    assert read_heartbeat(source.model_store, TRAINER_ROLE).state == "failed"
+
+
+def test_nothing_is_followed_before_follow(link):
+    assert link.take() is None
+
+
+def test_what_another_job_commits_is_taken(source, params):
+    with IndexLink(source, NEVER) as link:
+        link.follow(newer_than=0)
+        source.build(0, params)
+        source.build(2, params)
+        assert link.wait(30.0).manifest.step == 2
+        assert link.take() is None
+
+
+def test_waiting_in_vain_is_bad_input_and_asked_to_stop_is_not(source):
+    with IndexLink(source, NEVER) as link:
+        link.follow(newer_than=-1)
+        with pytest.raises(BadInputError, match=r"none came within 0\.1 s"):
+            link.wait(0.1)
+    stop = threading.Event()
+    stop.set()
+    with IndexLink(source, stop) as link:
+        link.follow(newer_than=-1)
+        with pytest.raises(StoppedError):
+            link.wait(30.0)
