@@ -12,8 +12,10 @@ import numpy as np
 
 from realm_jax.data.answer_spans import answer_spans, answer_starts
 from realm_jax.data.examples import batch_rows
+from realm_jax.errors import BadInputError
 from realm_jax.index.candidates import question_candidates
 from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.follower import LoadedIndex
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.span_reader import SpanReader
@@ -22,7 +24,7 @@ from realm_jax.training.held_out import query_embedder
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import FinetuneInputs, FinetuneLoss
-from realm_jax.training.stage import Stage, StageConfig
+from realm_jax.training.stage import Stage, StageConfig, require_one_of
 from realm_jax.training.state import TrainState
 from realm_jax.types import Neighbours, QuestionBatch
 
@@ -53,6 +55,14 @@ class FinetuneConfig(StageConfig):
     marginalization: str = "joint_softmax"
     span_layer_norm_epsilon: float = 1e-3
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
+
+    def __post_init__(self):
+        require_one_of("marginalization", self.marginalization, AnswerMarginalization)
+        if not 1 <= self.num_read <= self.num_retrieved:
+            raise BadInputError(
+                f"expected num_read among 1..{self.num_retrieved} (num_retrieved), got "
+                f"{self.num_read}; the blocks that are read are the best retrieved"
+            )
 
     def make_reader(self, bert: BertConfig) -> SpanReader:
         """The span reader around an encoder."""
@@ -95,6 +105,26 @@ def frozen_parameters(config: FinetuneConfig) -> tuple[str, ...]:
     return () if shared else ("retriever/document_tower",)
 
 
+def _open_index(
+    stage: Stage[SpanReader],
+    config: FinetuneConfig,
+    source: IndexSource,
+    stop: threading.Event,
+) -> LoadedIndex:
+    """The index of the document tower that this run started with."""
+    if stage.details is None:
+        # One that a run without a checkpoint left is used only if it is this tower's.
+        return source.build(INDEX_STEP, stage.state.params["retriever"], stop)
+    index = source.load(INDEX_STEP)
+    if index is None and not frozen_parameters(config):
+        raise BadInputError(
+            f"expected the index that this run started with in "
+            f"{stage.model_store.url()}, found none, and its shared tower has trained "
+            "on since; delete that folder and fine-tune anew"
+        )
+    return index or source.build(INDEX_STEP, stage.state.params["retriever"], stop)
+
+
 class _Inputs:
     """Searches, reads and labels the questions of a step."""
 
@@ -115,15 +145,13 @@ class _Inputs:
             config.embed,
             config.searcher,
         )
-        # A resumed run has trained on; the index of the start is on disk.
-        self._index = source.load(INDEX_STEP) or source.build(
-            INDEX_STEP, stage.state.params["retriever"], stop
-        )
+        self._index = _open_index(stage, config, source, stop)
         self._embeddings = source.series.read_array(self._index.manifest, EMBEDDINGS)
 
     def at(self, step: int, state: TrainState) -> FinetuneInputs:
         """The inputs of the next update."""
         config, lengths = self._config, self._config.models.lengths
+        num_blocks = self._stage.corpus.num_blocks
         rows = batch_rows(
             len(self._examples), step, batch_size=config.batch_size, seed=config.seed
         )
@@ -131,7 +159,8 @@ class _Inputs:
         neighbours: Neighbours = jax.device_get(
             self._index.searcher.search(
                 self._embed_queries(state.params["retriever"], questions.question_ids),
-                min(config.num_retrieved, self._stage.corpus.num_blocks),
+                # A tiny corpus may have fewer blocks than are read: empty slots.
+                max(config.num_read, min(config.num_retrieved, num_blocks)),
             )
         )
         candidates = question_candidates(
