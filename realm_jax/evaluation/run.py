@@ -141,10 +141,10 @@ class _Evaluation:
             **{report_data.recall_name(k): hits for k, hits in answered.recall.items()},
             report_data.EXACT_MATCH: answered.exact_match,
         }
+        self._tick()
         open_store(config.model_dir).write(
             PREDICTIONS_NAME, predictions_as_lines(answered.predictions).encode()
         )
-        self._tick()
         return ReportData(
             run=self._describe_run(parameters),
             curves=read_curves(self._model_dirs()),
