@@ -2,9 +2,10 @@
 
     python -m bench.learning --seeds 3 --output docs/figures/learning.json
 
-For each seed: the warm start, REALM, the control whose retriever is frozen, and the
-recipe that collapses (no LayerNorm on the embeddings, a higher rate, a refresh every 50
-steps). Writes one JSON file, and with --reports a report of the last seed's runs.
+For each seed: the warm start, REALM, and the control whose retriever is frozen; for the
+first --collapse_seeds of them also the recipe that collapses (no LayerNorm on the
+embeddings, a higher rate, a refresh every 50 steps). Writes one JSON file, and with
+--reports a report of the first seed's runs.
 """
 
 import argparse
@@ -50,11 +51,13 @@ def recipes(seed: int) -> dict[str, Recipe]:
     }
 
 
-def run_seed(folder: str, seed: int) -> dict[str, dict[str, float]]:
+def run_seed(
+    folder: str, seed: int, with_collapse: bool
+) -> dict[str, dict[str, float]]:
     """Runs every recipe on a world of this seed; returns what each knows at the end."""
     world = make_world(folder, WorldConfig(seed=seed))
     known: dict[str, dict[str, float]] = {}
-    for name, recipe in recipes(seed).items():
+    for name, recipe in recipes(seed, with_collapse).items():
         start = f"{folder}/warm_start_{'norm' if recipe.layer_norm else 'no_norm'}"
         began = time.monotonic()
         # A warm start that is done already returns at once.
@@ -77,17 +80,15 @@ def run_seed(folder: str, seed: int) -> dict[str, dict[str, float]]:
 
 
 def summarise(by_seed: dict[int, dict[str, dict[str, float]]]) -> dict:
-    """Mean over seeds with a 95 % bootstrap interval over seeds."""
+    """Mean over the seeds that have it, with a 95 % bootstrap interval over seeds."""
     first = next(iter(by_seed.values()))
+
+    def over_seeds(name: str, metric: str) -> dict[str, float]:
+        values = [known[name][metric] for known in by_seed.values() if name in known]
+        return dataclasses.asdict(bootstrap_interval(np.array(values)))
+
     return {
-        name: {
-            metric: dataclasses.asdict(
-                bootstrap_interval(
-                    np.array([known[name][metric] for known in by_seed.values()])
-                )
-            )
-            for metric in metrics
-        }
+        name: {metric: over_seeds(name, metric) for metric in metrics}
         for name, metrics in first.items()
     }
 
@@ -118,16 +119,17 @@ def main() -> None:
     """Runs the bench."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--collapse_seeds", type=int, default=1)
     parser.add_argument("--output", required=True, help="JSON file to write")
     parser.add_argument("--reports", default="", help="folder for reports")
     flags = parser.parse_args()
     by_seed = {}
-    folder = ""
     for seed in range(flags.seeds):
         folder = tempfile.mkdtemp(prefix="invented-world-")
-        by_seed[seed] = run_seed(folder, seed)
+        by_seed[seed] = run_seed(folder, seed, seed < flags.collapse_seeds)
         result = {
-            "command": f"python -m bench.learning --seeds {flags.seeds}",
+            "command": f"python -m bench.learning --seeds {flags.seeds} "
+            f"--collapse_seeds {flags.collapse_seeds}",
             "machine": machine(),
             "summary": summarise(by_seed),
             "by_seed": by_seed,
@@ -135,7 +137,7 @@ def main() -> None:
         path = pathlib.Path(flags.output)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n")
-        if seed == flags.seeds - 1 and flags.reports:
+        if seed == 0 and flags.reports:
             write_reports(folder, flags.reports)
         shutil.rmtree(folder)
 
