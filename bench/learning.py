@@ -35,20 +35,18 @@ from realm_jax.evaluation.report_data import CorpusInfo, ReportData, RunInfo
 from realm_jax.evaluation.retrieval import bootstrap_interval
 
 
-def recipes(seed: int) -> dict[str, Recipe]:
+def recipes(seed: int, with_collapse: bool) -> dict[str, Recipe]:
     """What is compared; all start from the warm start of their own embedding."""
     good = Recipe(seed=seed)
-    return {
+    compared = {
         "realm": good,
-        "control": dataclasses.replace(good, frozen=("retriever",), pretrain_steps=100),
-        "collapse": dataclasses.replace(
-            good,
-            layer_norm=False,
-            learning_rate=5e-4,
-            refresh_period=50,
-            pretrain_steps=400,
-        ),
+        "control": dataclasses.replace(good, frozen=("retriever",), pretrain_steps=40),
     }
+    if with_collapse:
+        compared["collapse"] = dataclasses.replace(
+            good, layer_norm=False, learning_rate=5e-4, refresh_period=50
+        )
+    return compared
 
 
 def run_seed(
