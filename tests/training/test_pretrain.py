@@ -1,0 +1,296 @@
+import json
+import shutil
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.index.builder import (
+    INDEX_SERIES,
+    TRAINER_ROLE,
+    BuilderConfig,
+    IndexBuilder,
+)
+from realm_jax.index.heartbeat import read_heartbeat
+from realm_jax.index.manifest import DamagedSnapshotError
+from realm_jax.index.snapshot_writer import SnapshotWriter
+from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.storage import open_store
+from realm_jax.training import checkpoints, pretrain
+from realm_jax.training.checkpoints import finished_steps, read_details, restore_params
+from realm_jax.training.metrics import read_metrics
+from realm_jax.training.stage import Stage
+from realm_jax.types import NULL_BLOCK
+from tests import tiny_world
+from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, differing, silent
+
+
+class Killed(BaseException):
+    """Ends a run as a kill would: nothing catches it."""
+
+
+def config_of(world, folder, **changes):
+    return tiny_world.pretrain_config(
+        world, folder, questions=world.questions, **changes
+    )
+
+
+def lines_of(folder):
+    return list(read_metrics(str(folder)))
+
+
+def states_of(folder):
+    """The arrays of every checkpoint: parameters, optimizer, key."""
+    store = open_store(folder)
+    return {
+        step: {
+            item: checkpoints._restore(store.url(f"checkpoints/{step}"), **{item: None})
+            for item in ("params", "rest")
+        }
+        for step in finished_steps(store)
+    }
+
+
+def assert_same_run(folder, other):
+    """The same bits in every checkpoint, and the same story in the metrics."""
+    one, two = states_of(folder), states_of(other)
+    assert one.keys() == two.keys() == {4, 8}
+    assert_same_bits(one, two)
+    timing = ("steps_per_second", "index_age_seconds")
+    told = [
+        [{k: v for k, v in line.items() if k not in timing} for line in lines_of(path)]
+        for path in (folder, other)
+    ]
+    for line, expected in zip(*told, strict=True):
+        # A run that starts again measures its first index again.
+        if "recall_at_5" not in expected:
+            line.pop("recall_at_5", None)
+        assert line == expected
+
+
+def test_blocking_refreshes_on_time_and_says_so(uninterrupted):
+    lines = lines_of(uninterrupted)
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert [line["index_step"] for line in lines] == [0, 0, 0, 3, 3, 3, 6, 6]
+    assert [line["index_age_steps"] for line in lines] == [1, 2, 3, 1, 2, 3, 1, 2]
+    measured = [line["step"] for line in lines if "recall_at_5" in line]
+    assert measured == [1, 4, 7]
+    assert all(np.isfinite(line["loss"]) for line in lines)
+    assert read_heartbeat(open_store(uninterrupted), TRAINER_ROLE).state == "finished"
+
+
+def test_the_index_in_use_is_of_the_parameters_of_its_step(uninterrupted, corpus):
+    store = open_store(uninterrupted)
+    assert read_details(store)[1]["index_step"] == 6
+    assert SnapshotSeries(store, INDEX_SERIES).steps() == [3, 6]
+
+
+def kill_after(steps):
+    def report(step, total, values):
+        if step == steps:
+            raise Killed
+
+    return report
+
+
+@pytest.mark.parametrize("step", [5, 7])
+def test_killed_between_steps_and_resumed_it_is_the_same_run(
+    world, uninterrupted, tmp_path, step
+):
+    with pytest.raises(Killed):
+        pretrain.run(config_of(world, tmp_path), kill_after(step), NEVER)
+    assert finished_steps(open_store(tmp_path)) == [4]
+    assert pretrain.run(config_of(world, tmp_path), silent, NEVER)
+    assert_same_run(tmp_path, uninterrupted)
+
+
+def test_killed_while_embedding_and_resumed_it_is_the_same_run(
+    world, uninterrupted, tmp_path, monkeypatch
+):
+    written = []
+    write_rows = SnapshotWriter.write_rows
+
+    def write_or_die(writer, name, start, rows):
+        if writer.step == 6 and start > 0:
+            raise Killed
+        written.append((writer.step, start))
+        write_rows(writer, name, start, rows)
+
+    monkeypatch.setattr(SnapshotWriter, "write_rows", write_or_die)
+    with pytest.raises(Killed):
+        pretrain.run(config_of(world, tmp_path), silent, NEVER)
+    monkeypatch.undo()
+    assert written[-1] == (6, 0)
+    assert SnapshotSeries(open_store(tmp_path), INDEX_SERIES).steps() == [0, 3]
+    assert pretrain.run(config_of(world, tmp_path), silent, NEVER)
+    assert_same_run(tmp_path, uninterrupted)
+
+
+def test_a_stop_leaves_a_checkpoint_that_goes_on(
+    world, stopped, uninterrupted, tmp_path
+):
+    folder = tmp_path / "run"
+    shutil.copytree(stopped, folder)
+    store = open_store(folder)
+    assert finished_steps(store) == [4, 5]
+    assert read_details(store)[1]["index_step"] == 3
+    assert read_heartbeat(store, TRAINER_ROLE).state == "failed"
+    assert pretrain.run(config_of(world, folder), silent, NEVER)
+    one, two = (states_of(path)[8] for path in (folder, uninterrupted))
+    assert_same_bits(one, two)
+
+
+def test_a_stop_while_embedding_leaves_no_index_and_no_checkpoint(world, tmp_path):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StoppedError):
+        pretrain.run(config_of(world, tmp_path), silent, stop)
+    store = open_store(tmp_path)
+    assert finished_steps(store) == []
+    assert SnapshotSeries(store, INDEX_SERIES).steps() == []
+    assert store.list("index/data")  # The shard that the next run goes on from.
+
+
+def test_the_index_of_the_checkpoint_damaged_is_refused_by_name(
+    world, stopped, tmp_path, caplog
+):
+    folder = tmp_path / "run"
+    shutil.copytree(stopped, folder)
+    (shard, *_) = (folder / "index/data").glob("*3-*/embeddings/c/*/*")
+    data = bytearray(shard.read_bytes())
+    data[7] ^= 1
+    shard.write_bytes(data)
+    before = states_of(folder)
+    with pytest.raises(
+        DamagedSnapshotError, match=r"embeddings/c/.* made anew"
+    ) as told:
+        pretrain.run(config_of(world, folder), silent, NEVER)
+    assert shard.relative_to(folder).as_posix() in str(told.value)
+    assert_same_bits(states_of(folder), before)
+    # Its advice helps: without that commit the index is made anew, and said to be.
+    (commit,) = (folder / "index/commits").glob("*3.json")
+    assert str(commit) in str(told.value)
+    commit.unlink()
+    stop, report = tiny_world.stop_after(6)
+    pretrain.run(config_of(world, folder), report, stop)
+    assert "index 3 of the checkpoint is gone; making one of step 5" in caplog.text
+    assert lines_of(folder)[-1]["index_step"] == 5
+
+
+def test_async_takes_up_what_a_builder_beside_it_makes(world, corpus, tmp_path):
+    store = open_store(tmp_path)
+    indexes = SnapshotSeries(store, INDEX_SERIES)
+    builder = IndexBuilder(
+        store, corpus, BuilderConfig(embed=EMBED, keep=9, poll_seconds=0.05)
+    )
+    thread = threading.Thread(target=builder.run, args=(NEVER,), daemon=True)
+    thread.start()
+
+    def let_the_builder_catch_up(step, total, values):
+        deadline = time.monotonic() + 30
+        while step == 5 and (indexes.latest_step() or 0) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        if step == 5:
+            time.sleep(1.5)  # The follower looks every second.
+
+    config = config_of(world, tmp_path, refresh_mode="async", embed=EMBED)
+    assert pretrain.run(config, let_the_builder_catch_up, NEVER)
+    thread.join(60)
+    assert not thread.is_alive()
+    lines = lines_of(tmp_path)
+    used = [line["index_step"] for line in lines]
+    assert used[0] == 0
+    assert used[5] >= 3
+    assert used == sorted(used)
+    assert set(used) <= {0, 3, 6}
+    for line in lines:
+        assert line["index_age_steps"] == line["step"] - line["index_step"]
+        assert line["index_age_seconds"] >= 0
+    swaps = [i for i in range(1, 8) if used[i] != used[i - 1]]
+    assert [i for i in range(8) if "recall_at_5" in lines[i]] == [0, *swaps]
+    # What was trained last is embedded last, for what comes after.
+    assert indexes.latest_step() == 8
+    assert read_heartbeat(store, TRAINER_ROLE).extra["index_step"] == used[-1]
+
+
+def test_async_without_a_builder_gives_up_in_one_line(world, tmp_path):
+    config = config_of(world, tmp_path, refresh_mode="async", wait_seconds=0.1)
+    with pytest.raises(BadInputError, match="look at the log of the index builder"):
+        pretrain.run(config, silent, NEVER)
+
+
+def test_a_start_of_another_seed_does_not_search_what_the_last_one_left(
+    world, tmp_path
+):
+    with pytest.raises(Killed):
+        pretrain.run(config_of(world, tmp_path), kill_after(1), NEVER)
+    assert SnapshotSeries(open_store(tmp_path), INDEX_SERIES).steps() == [0]
+    with pytest.raises(BadInputError, match="another run"):
+        pretrain.run(config_of(world, tmp_path, seed=1), silent, NEVER)
+
+
+def test_a_frozen_retriever_stays_to_the_last_bit(world, uninterrupted, tmp_path):
+    config = config_of(
+        world,
+        tmp_path,
+        refresh_mode="off",
+        train_steps=2,
+        frozen=("retriever",),
+        warm_start=str(uninterrupted),
+    )
+    assert pretrain.run(config, silent, NEVER)
+    before, after = (
+        restore_params(open_store(folder)).tree for folder in (uninterrupted, tmp_path)
+    )
+    changed = differing(before, after)
+    assert changed
+    assert all(name.startswith("reader/") for name in changed)
+
+
+def test_candidate_0_is_the_null_document_of_every_step(
+    world, corpus, tmp_path, monkeypatch
+):
+    seen = []
+
+    def look(stage, loss, inputs_at, **others):
+        seen.extend(inputs_at(step, stage.state) for step in range(2))
+
+    monkeypatch.setattr(Stage, "train", look)
+    pretrain.run(config_of(world, tmp_path, refresh_mode="off"), silent, NEVER)
+    cls, sep = corpus.vocabulary.cls, corpus.vocabulary.sep
+    for inputs in seen:
+        found = inputs.candidates
+        assert found.block_ids.shape == (4, 4)
+        assert (found.block_ids[:, 0] == NULL_BLOCK).all()
+        assert (found.block_ids[:, 1:] != NULL_BLOCK).all()
+        assert found.valid.all()
+        for row in found.document_ids[:, 0]:
+            assert row[:4].tolist() == [cls, sep, sep, 0]
+        for joined, query in zip(
+            found.joined_ids[:, 0], inputs.batch.query_ids, strict=True
+        ):
+            pieces = [*query[query != 0], sep]
+            expected = np.pad(pieces, (0, LENGTHS.joined - len(pieces)))
+            np.testing.assert_array_equal(joined, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_candidates": 1}, "NUM_CANDIDATES"),
+        ({"refresh_mode": "sometimes"}, "REFRESH_MODE"),
+        ({"marginalization": "per_word"}, "marginalization"),
+    ],
+)
+def test_wrong_settings_are_named_before_anything_runs(changes, named, world):
+    with pytest.raises(BadInputError, match=named):
+        config_of(world, "nowhere", **changes)
+
+
+def test_metrics_are_plain_json(uninterrupted):
+    text = (uninterrupted / "metrics.jsonl").read_text()
+    for line in text.splitlines():
+        assert {type(v) for v in json.loads(line).values()} <= {int, float, str}
