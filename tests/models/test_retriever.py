@@ -59,8 +59,8 @@ def test_without_layer_norm_the_projection_is_the_embedding(
     assert set(params["tower"]) == {"bert", "projection"}
     apply = jax.jit(Retriever(settings).apply)
     once = apply({"params": params}, *inputs)[1]
-    for leaf in ("kernel", "bias"):
-        params["tower"]["projection"][leaf] *= 2
+    projection = jax.tree.map(lambda leaf: 2 * leaf, params["tower"]["projection"])
+    params = {"tower": {**params["tower"], "projection": projection}}
     np.testing.assert_allclose(
         apply({"params": params}, *inputs)[1], 2 * once, rtol=1e-5
     )
