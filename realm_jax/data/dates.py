@@ -16,6 +16,7 @@ _MONTH = (
     r"(?:January|February|March|April|May|June|July|August|September|October|November"
     r"|December|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)\b\.?)"
 )
+_COMMA = r"(?:\s?,)?\s"  # Some corpora come with a space before every comma.
 _ORDINAL = (
     r"(?:\d{1,2}(?:st|nd|rd|th)|(?i:first|second|third|fourth|fifth|sixth|seventh"
     r"|eighth|ninth|tenth|eleventh|twelfth|thirteenth|fourteenth|fifteenth|sixteenth"
@@ -37,9 +38,9 @@ _END = r"(?![\w%°/]|[.,]\d|[-–]\d)"
 _DATE = re.compile(
     "|".join(
         [
-            rf"{_START}{_DAYS}\s(?:of\s)?{_MONTH},?\s{_YEAR}{_END}",
-            rf"\b{_MONTH}\s{_DAYS},?\s{_YEAR}{_END}",
-            rf"\b{_MONTH},?\s(?:of\s)?{_YEAR}{_END}",
+            rf"{_START}{_DAYS}\s(?:of\s)?{_MONTH}{_COMMA}{_YEAR}{_END}",
+            rf"\b{_MONTH}\s{_DAYS}{_COMMA}{_YEAR}{_END}",
+            rf"\b{_MONTH}{_COMMA}(?:of\s)?{_YEAR}{_END}",
             rf"{_START}{_DAYS}\s(?:of\s)?{_MONTH}(?!\w)",
             rf"\b{_MONTH}\s{_DAYS}{_END}",
             rf"{_START}\d{{4}}-\d{{2}}-\d{{2}}{_END}",

@@ -63,13 +63,7 @@ class _Word(NamedTuple):
     start: int
     end: int
     starts_sentence: bool
-
-    @property
-    def is_capitalised(self) -> bool:
-        first, *rest = _PARTS.split(self.text)
-        if first in _CONNECTORS and rest:  # "al-Khwarizmi"
-            return rest[0][:1].isupper()
-        return self.text[0].isupper()
+    is_capitalised: bool
 
     @property
     def is_abbreviated(self) -> bool:
@@ -113,8 +107,17 @@ def _words(text: str, start: int, end: int) -> list[_Word]:
         if tail := _LOWER_TAIL.search(word):
             word = word[: tail.start()]
         word_end = match.start() + len(word)
-        words.append(_Word(word, match.start(), word_end, not words))
+        words.append(
+            _Word(word, match.start(), word_end, not words, _is_capitalised(word))
+        )
     return words
+
+
+def _is_capitalised(word: str) -> bool:
+    first, *rest = _PARTS.split(word)
+    if first in _CONNECTORS and rest:  # "al-Khwarizmi"
+        return rest[0][:1].isupper()
+    return word[0].isupper()
 
 
 def _runs(text: str, words: Sequence[_Word]) -> list[list[_Word]]:

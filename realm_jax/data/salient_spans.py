@@ -56,7 +56,7 @@ class Tagger(Protocol):
 class RuleTagger:
     """Names by their capitals and dates by a pattern: no model, no types."""
 
-    name = "rules-1"
+    name = "rules-2"
 
     def tag(self, texts: Sequence[str]) -> list[list[Span]]:
         """Returns the spans of each text: in order, disjoint, not empty."""
@@ -88,7 +88,7 @@ class SpacyTagger:
                 f"but {error.name} is not installed; `pip install realm_jax[spacy]` or "
                 "choose the tagger 'rules'."
             ) from error
-        self.name = f"spacy-{model.__version__}"
+        self.name = f"spacy-{model.__version__}-dates-2"
         self._batch_size = batch_size
         # The entity recogniser has its own vectors: nothing else needs to run.
         self._model = model.load(

@@ -28,6 +28,7 @@ def quote(text, ranges):
         ("born 16 February 1981, in Ulm", ["16 February 1981"]),
         ("on the 16th of February 1981", ["16th of February 1981"]),
         ("on February 16, 1981, and Feb. 1981", ["February 16, 1981", "Feb. 1981"]),
+        ("on July 28 , 1977", ["July 28 , 1977"]),
         ("on 14 July and on July 14", ["14 July", "July 14"]),
         ("from 3–5 May 1999", ["3–5 May 1999"]),
         ("in the 1980s or mid-1990s", ["1980s", "1990s"]),
