@@ -7,7 +7,6 @@ import enum
 
 import flax.struct
 import jax
-import jax.numpy as jnp
 from jaxtyping import Float
 
 from realm_jax.types import Array
