@@ -10,6 +10,7 @@ from typing import Any
 import flax.traverse_util
 import jax
 import numpy as np
+import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from bench.invented_world import LENGTHS, MAX_MASKS, World, WorldConfig, make_world
@@ -125,8 +126,11 @@ def models(
 
 
 def optimizer(total_steps: int) -> OptimizerConfig:
-    """A rate at which a few steps move every parameter."""
-    return OptimizerConfig(1e-2, 0, total_steps, final_fraction=1.0)
+    """A rate at which a few steps move every parameter, however many there are.
+
+    So runs of different lengths are one program, which is compiled once.
+    """
+    return OptimizerConfig(1e-2, 0, 100, final_fraction=1.0)
 
 
 def pretrain_config(world: TinyWorld, model_dir, **changes: Any) -> PretrainConfig:
@@ -217,11 +221,11 @@ def differing(left: Any, right: Any) -> set[str]:
 
 
 @contextlib.contextmanager
-def quick_compiles(folder: pathlib.Path):
+def quick_compiles(tmp_path_factory: pytest.TempPathFactory):
     """Stages compile the same few programs in every test: once, and not optimized."""
     values = {
         "jax_disable_most_optimizations": True,
-        "jax_compilation_cache_dir": str(folder),
+        "jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "compiled"),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }

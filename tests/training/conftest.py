@@ -15,35 +15,29 @@ def corpus(world):
     return BlockStore.open(world.corpus)
 
 
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory):
-    """Where compiled programs are kept for the next test."""
-    return tmp_path_factory.mktemp("compiled")
-
-
 @pytest.fixture(scope="module", autouse=True)
-def _quick_compiles(compiled):
-    with tiny_world.quick_compiles(compiled):
+def _quick_compiles(tmp_path_factory):
+    with tiny_world.quick_compiles(tmp_path_factory):
         yield
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(world, compiled, tmp_path_factory):
+def uninterrupted(world, tmp_path_factory):
     """Model directory of a blocking run that nothing disturbed."""
     model_dir = tmp_path_factory.mktemp("uninterrupted")
     config = tiny_world.pretrain_config(world, model_dir, questions=world.questions)
     # Made before any module begins; its bits are compared with those of others.
-    with tiny_world.quick_compiles(compiled):
+    with tiny_world.quick_compiles(tmp_path_factory):
         assert pretrain.run(config, tiny_world.silent, tiny_world.NEVER)
     return model_dir
 
 
 @pytest.fixture(scope="session")
-def stopped(world, compiled, tmp_path_factory):
+def stopped(world, tmp_path_factory):
     """Model directory of the same run, asked to stop after five steps."""
     model_dir = tmp_path_factory.mktemp("stopped")
     config = tiny_world.pretrain_config(world, model_dir, questions=world.questions)
     stop, report = tiny_world.stop_after(5)
-    with tiny_world.quick_compiles(compiled):
+    with tiny_world.quick_compiles(tmp_path_factory):
         assert not pretrain.run(config, report, stop)
     return model_dir

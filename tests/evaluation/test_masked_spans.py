@@ -1,0 +1,146 @@
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.examples import Examples
+from realm_jax.evaluation.masked_spans import evaluate_masked_spans, masked_examples
+from realm_jax.index.searchers import make_searcher
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever
+from realm_jax.training.initialization import initial_params
+from tests import tiny_world
+from tests.tiny_world import LENGTHS
+
+NUM_CANDIDATES = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_compiles(tmp_path_factory):
+    with tiny_world.quick_compiles(tmp_path_factory):
+        yield
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Corpus, models and what they make of the twelve held-out facts."""
+    world = tiny_world.make(tmp_path_factory.mktemp("world"))
+    store = BlockStore.open(world.corpus)
+    config = tiny_world.models().retriever_config(store.vocabulary.size)
+    retriever, reader = Retriever(config), KnowledgeEncoder(config.bert)
+    params, _ = initial_params(retriever, reader, LENGTHS, seed=0)
+    # Loud enough that documents and words differ.
+    params = jax.tree.map(lambda x: 12 * x if x.ndim > 1 else x, params)
+    embeddings = jax.jit(
+        lambda *row: retriever.apply(
+            {"params": params["retriever"]}, *row, method="embed_documents"
+        )
+    )(*store.document_ids(np.arange(store.num_blocks), LENGTHS.document))
+    examples = Examples.open(store.directory / "examples/asked/validation")
+
+    def measure(max_examples):
+        return evaluate_masked_spans(
+            retriever,
+            reader,
+            params,
+            corpus=store,
+            searcher=make_searcher("device", np.asarray(embeddings)),
+            examples=examples,
+            num_candidates=NUM_CANDIDATES,
+            lengths=LENGTHS,
+            max_examples=max_examples,
+        )
+
+    return store, retriever, reader, params, np.asarray(embeddings), measure
+
+
+def softmax(scores):
+    exponentials = np.exp(np.asarray(scores, np.float64) - np.max(scores))
+    return exponentials / exponentials.sum()
+
+
+def test_each_span_is_filled_in_as_if_alone(measured):
+    store, retriever, reader, params, embeddings, measure = measured
+    spans = measure(12)
+    read = jax.jit(lambda *row: reader.apply({"params": params["reader"]}, *row))
+    embed = jax.jit(
+        lambda method, *row: retriever.apply(
+            {"params": params["retriever"]}, *row, method=method
+        ),
+        static_argnums=0,
+    )
+    null = embed(
+        "embed_documents", *store.document_ids(np.array([-1]), LENGTHS.document)
+    )
+    assert len(spans.correct) == 12
+    for i in range(12):
+        query = spans.batch.query_ids[i]
+        vector = np.asarray(embed("embed_queries", query[None]))[0]
+        best = np.argsort(-(embeddings @ vector), kind="stable")[: NUM_CANDIDATES - 1]
+        blocks = [-1, *best]
+        # A query is worded as no block is, so nothing retrieved is trivial.
+        assert spans.block_ids[i].tolist() == blocks
+        scores = [float(null[0] @ vector), *(embeddings[best] @ vector)]
+        retrieval = softmax(scores)
+        np.testing.assert_allclose(
+            np.exp(spans.log_retrieval[i]), retrieval, rtol=1e-3, atol=1e-6
+        )
+        target = int(spans.batch.mask_ids[i, 0])
+        position = spans.batch.mask_positions[i][None]
+        words = []
+        for block in blocks:
+            ids, segments = store.joined_ids(
+                query[None], np.array([[block]]), LENGTHS.joined
+            )
+            words.append(softmax(np.asarray(read(ids[0], segments[0], position))[0, 0]))
+        marginal = sum(p * w for p, w in zip(retrieval, words, strict=True))
+        assert math.exp(spans.log_marginal[i]) == pytest.approx(
+            marginal[target], rel=1e-3
+        )
+        assert math.exp(spans.log_null[i]) == pytest.approx(words[0][target], rel=1e-3)
+        assert spans.correct[i] == (marginal.argmax() == target)
+        assert spans.null_correct[i] == (words[0].argmax() == target)
+
+
+def test_fewer_are_spread_evenly_and_none_is_counted_twice(measured):
+    *_, measure = measured
+    all_of_them, some = measure(100), measure(3)
+    assert len(all_of_them.correct) == 12
+    assert len(some.correct) == 3
+    for row, whole in enumerate((0, 5, 11)):
+        np.testing.assert_array_equal(
+            some.batch.query_ids[row], all_of_them.batch.query_ids[whole]
+        )
+        assert some.log_marginal[row] == pytest.approx(
+            all_of_them.log_marginal[whole], rel=1e-4
+        )
+
+
+def test_the_examples_shown_are_those_that_retrieval_helped_most(measured):
+    store, *_, measure = measured
+    spans = measure(12)
+    shown = masked_examples(spans, store, 2)
+    utility = spans.log_marginal - spans.log_null
+    best = np.argsort(-utility)[:2]
+    for example, row in zip(shown, best, strict=True):
+        assert example.marginal == pytest.approx(math.exp(spans.log_marginal[row]))
+        answer = store.vocabulary.decode(spans.batch.mask_ids[row][:1])
+        assert example.answer == answer
+        pieces = spans.batch.query_ids[row]
+        pieces = pieces[pieces != 0][1:-1]
+        (masked,) = np.flatnonzero(pieces == store.vocabulary.mask)
+        assert example.before == store.vocabulary.decode(pieces[:masked])
+        assert example.after == store.vocabulary.decode(pieces[masked + 1 :]) == "."
+        shares = [d.retrieval_probability for d in example.documents]
+        assert shares == sorted(shares, reverse=True)
+        assert sum(shares) == pytest.approx(1.0, rel=1e-4)
+        mixed = sum(
+            d.retrieval_probability * d.answer_probability for d in example.documents
+        )
+        assert mixed == pytest.approx(example.marginal, rel=1e-3)
+        assert [d.block_id for d in example.documents].count(-1) == 1
+        for document in example.documents:
+            body = store.text(document.block_id).body if document.block_id >= 0 else ""
+            assert document.snippet == body

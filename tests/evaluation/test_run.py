@@ -1,0 +1,219 @@
+import dataclasses
+import json
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.questions import question_examples, read_questions
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.evaluation import report_data, run
+from realm_jax.evaluation.retrieval import recall_at_k, relevant_blocks
+from realm_jax.index.embed import document_embedder, embed_blocks
+from realm_jax.index.searchers import make_searcher
+from realm_jax.storage import open_store
+from realm_jax.training import finetune, pretrain, warm_start
+from realm_jax.training.checkpoints import restore_params
+from realm_jax.training.held_out import search_questions
+from tests import tiny_world
+from tests.tiny_world import EMBED, LENGTHS, NEVER, silent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_compiles(tmp_path_factory):
+    with tiny_world.quick_compiles(tmp_path_factory):
+        yield
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory, _quick_compiles):
+    """A world and all three stages trained on it for a few steps."""
+    folder = tmp_path_factory.mktemp("chain")
+    world = tiny_world.make(folder / "world")
+    warm_start.run(
+        tiny_world.warm_start_config(world, folder / "warm_start"), silent, NEVER
+    )
+    pretrain.run(
+        tiny_world.pretrain_config(
+            world,
+            folder / "pretrain",
+            train_steps=3,
+            warm_start=str(folder / "warm_start"),
+        ),
+        silent,
+        NEVER,
+    )
+    finetuned = tiny_world.finetune_config(
+        world, folder / "finetune", warm_start=str(folder / "pretrain")
+    )
+    finetune.run(finetuned, silent, NEVER)
+    return world, folder, finetuned
+
+
+def config_of(chain, model_dir, **changes):
+    world, folder, finetuned = chain
+    values = {
+        "model_dir": str(model_dir),
+        "corpus": world.corpus,
+        "questions": world.questions,
+        "finetuned": finetuned,
+        "models": tiny_world.models(),
+        "warm_started": str(folder / "warm_start"),
+        "pretrained": str(folder / "pretrain"),
+        "split": "dev",
+        "masked_task": "asked",
+        "max_masked": 12,
+        "num_candidates": 4,
+        "embed": EMBED,
+    }
+    return run.EvaluateConfig(**(values | changes))
+
+
+@pytest.fixture(scope="module")
+def report(chain, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    return run.run(config_of(chain, folder), silent, NEVER), folder
+
+
+def test_all_stages_are_compared(report):
+    data, _ = report
+    rows = {row.label: row for row in data.comparison.rows}
+    assert list(rows) == [
+        report_data.AFTER_ICT,
+        report_data.AFTER_REALM,
+        report_data.AFTER_FINETUNING,
+    ]
+    assert report_data.EXACT_MATCH in rows[report_data.AFTER_FINETUNING].metrics
+
+
+@pytest.mark.parametrize("stage", ["warm_start", "pretrain"])
+def test_recall_is_that_of_the_parameters_a_stage_ended_with(chain, report, stage):
+    world, folder, _ = chain
+    store = BlockStore.open(world.corpus)
+    config = tiny_world.models().retriever_config(store.vocabulary.size)
+    params = restore_params(open_store(folder / stage)).tree["retriever"]
+    embeddings = embed_blocks(
+        document_embedder(config), params, store, np.arange(store.num_blocks), EMBED
+    )
+    questions = read_questions(world.questions, "dev")
+    ids = question_examples(questions, store.vocabulary, query_length=LENGTHS.query)
+    found = search_questions(
+        config, params, make_searcher("device", embeddings), ids["question_ids"], 20
+    )
+    name = {
+        "warm_start": report_data.AFTER_ICT,
+        "pretrain": report_data.AFTER_REALM,
+    }[stage]
+    (row,) = [row for row in report[0].comparison.rows if row.label == name]
+    for k in (1, 5, 20):
+        hits = recall_at_k(np.asarray(found.ids), relevant_blocks(store, questions), k)
+        assert row.metrics[report_data.recall_name(k)].mean == pytest.approx(
+            hits.mean()
+        )
+
+
+def test_what_was_written_is_whole(report, chain):
+    data, folder = report
+    assert {path.name for path in folder.iterdir()} == {
+        "report.html",
+        "report.json",
+        "predictions.jsonl",
+    }
+    lines = (folder / "predictions.jsonl").read_text().splitlines()
+    predictions = [json.loads(line) for line in lines]
+    questions = read_questions(chain[0].questions, "dev")
+    assert [p["id"] for p in predictions] == [q.id for q in questions]
+    store = BlockStore.open(chain[0].corpus)
+    for prediction in predictions:
+        body = store.text(prediction["block"]).body
+        assert prediction["prediction"] == body[prediction["start"] : prediction["end"]]
+    assert len(data.examples) == 6
+    assert data.masked_accuracy is not None
+    assert [time.stage for time in data.run.stages] == [
+        "warm_start",
+        "pretrain",
+        "finetune",
+    ]
+
+
+def test_a_stage_left_out_is_left_out(chain, tmp_path):
+    config = config_of(chain, tmp_path, warm_started="", pretrained="")
+    data = run.run(config, silent, NEVER)
+    assert [row.label for row in data.comparison.rows] == [report_data.AFTER_FINETUNING]
+    assert data.masked_accuracy is None
+
+
+def test_progress_reaches_its_end_and_goes_no_further(chain, tmp_path):
+    seen = []
+    config = config_of(chain, tmp_path, masked_task="")
+    run.run(config, lambda step, total, values: seen.append((step, total)), NEVER)
+    assert seen == [(step, 7) for step in range(len(seen))]
+    assert len(seen) <= 8
+
+
+def test_asked_to_stop_it_writes_nothing(chain, tmp_path):
+    for after in range(6):
+        stop = threading.Event()
+
+        def report(step, total, values, stop=stop, after=after):
+            if step >= after:
+                stop.set()
+
+        with pytest.raises(StoppedError):
+            run.run(config_of(chain, tmp_path, masked_task=""), report, stop)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stage_that_never_ran_is_bad_input(chain, tmp_path):
+    config = config_of(chain, tmp_path, pretrained=str(tmp_path / "nothing"))
+    with pytest.raises(BadInputError, match="run that stage first"):
+        run.run(config, silent, NEVER)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"models": tiny_world.models(hidden=32)}, "a run with model "),
+        ({"pretrained": "{folder}/warm_start"}, "a run with stage 'pretrain'"),
+        ({"masked_task": "nothing"}, "prepared examples"),
+        ({"split": "nobody"}, "nobody"),
+        ({"questions": "{folder}/nothing"}, "nothing"),
+    ],
+)
+def test_what_does_not_belong_together_is_bad_input(chain, tmp_path, changes, named):
+    changes = {
+        name: value.format(folder=chain[1]) if isinstance(value, str) else value
+        for name, value in changes.items()
+    }
+    with pytest.raises(BadInputError, match=named):
+        run.run(config_of(chain, tmp_path, **changes), silent, NEVER)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fine_tuning_without_its_index_is_bad_input(chain, tmp_path):
+    moved = tmp_path / "finetune"
+    shutil.copytree(chain[1] / "finetune", moved)
+    shutil.rmtree(moved / "index")
+    finetuned = dataclasses.replace(chain[2], model_dir=str(moved))
+    config = config_of(
+        chain, tmp_path / "out", finetuned=finetuned, warm_started="", pretrained=""
+    )
+    with pytest.raises(BadInputError, match="fine-tune again"):
+        run.run(config, silent, NEVER)
+
+
+def test_the_time_of_a_stage_adds_up_over_a_resumption(tmp_path):
+    lines = [
+        {"stage": "pretrain", "step": 10, "steps_per_second": 5.0},
+        {"stage": "pretrain", "step": 14, "steps_per_second": 2.0},
+        {"stage": "finetune", "step": 6, "steps_per_second": 3.0},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    assert run.stage_times(str(tmp_path)) == [
+        report_data.StageTime("pretrain", 4.0, 14),
+        report_data.StageTime("finetune", 2.0, 6),
+    ]

@@ -1,0 +1,217 @@
+import shutil
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from bench.invented_world import WorldConfig
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.index.manifest import EMBEDDINGS, DamagedSnapshotError
+from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.models.retriever import Retriever
+from realm_jax.models.span_reader import SpanReader, span_bounds
+from realm_jax.storage import open_store
+from realm_jax.training import finetune
+from realm_jax.training.checkpoints import finished_steps, restore_params
+from realm_jax.training.initialization import initial_params
+from realm_jax.training.metrics import read_metrics
+from realm_jax.training.stage import Stage
+from tests import tiny_world
+from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, differing, silent
+
+
+@pytest.fixture(scope="module")
+def fine_tuned(world, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finetune")
+    assert finetune.run(tiny_world.finetune_config(world, folder), silent, NEVER)
+    return folder
+
+
+def params_of(folder):
+    return restore_params(open_store(folder)).tree
+
+
+def inputs_of(monkeypatch, config):
+    """The inputs of the first update, which is not made."""
+    seen = []
+    monkeypatch.setattr(
+        Stage,
+        "train",
+        lambda stage, loss, inputs_at, **others: seen.append(inputs_at(0, stage.state)),
+    )
+    finetune.run(config, silent, NEVER)
+    return seen[0]
+
+
+def test_the_document_tower_stays_to_the_last_bit_and_the_rest_trains(
+    fine_tuned, corpus
+):
+    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    drawn, _ = initial_params(
+        Retriever(config), SpanReader(config.bert, 3), LENGTHS, seed=0
+    )
+    changed = differing(drawn, params_of(fine_tuned))
+    assert not [name for name in changed if "/document_tower/" in name]
+    for part in ("retriever/query_tower/bert/", "retriever/query_tower/projection/"):
+        assert any(name.startswith(part) for name in changed)
+    assert {"reader/span_dense/kernel", "reader/span_output/kernel"} <= changed
+    assert "reader/bert/token_embedding/embedding" in changed
+
+
+def test_its_index_is_that_of_the_tower_it_keeps(fine_tuned, corpus):
+    series = SnapshotSeries(open_store(fine_tuned), "index")
+    assert series.steps() == [0]
+    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    ids, segments = corpus.document_ids(np.arange(corpus.num_blocks), LENGTHS.document)
+    embeddings = jax.jit(
+        lambda params, *row: Retriever(config).apply(
+            {"params": params}, *row, method="embed_documents"
+        )
+    )(params_of(fine_tuned)["retriever"], ids, segments)
+    found = series.read_array(series.latest(), EMBEDDINGS)
+    np.testing.assert_allclose(found, embeddings, atol=1e-4)
+
+
+def test_its_metrics_tell_both_losses(fine_tuned):
+    lines = list(read_metrics(str(fine_tuned)))
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert np.isfinite(line["loss"])
+        # All blocks are retrieved, so every answer is among them.
+        assert line["answer_retrieved"] == 1.0
+        assert 0 <= line["answer_read"] <= 1
+
+
+def test_stopped_and_resumed_it_ends_at_the_same_bits(world, fine_tuned, tmp_path):
+    config = tiny_world.finetune_config(world, tmp_path)
+    stop, report = tiny_world.stop_after(2)
+    assert not finetune.run(config, report, stop)
+    (commit,) = (tmp_path / "index/commits").iterdir()
+    before = commit.read_bytes()
+    assert finetune.run(config, silent, NEVER)
+    assert commit.read_bytes() == before
+    assert_same_bits(params_of(tmp_path), params_of(fine_tuned))
+    assert finetune.run(config, silent, NEVER)
+
+
+def test_a_stop_while_embedding_leaves_a_folder_to_start_in_again(world, tmp_path):
+    stop = threading.Event()
+    stop.set()
+    config = tiny_world.finetune_config(world, tmp_path)
+    with pytest.raises(StoppedError):
+        finetune.run(config, silent, stop)
+    assert finished_steps(open_store(tmp_path)) == []
+
+
+def test_questions_blocks_and_answers_belong_together(
+    world, corpus, tmp_path, monkeypatch
+):
+    config = tiny_world.finetune_config(world, tmp_path)
+    inputs = inputs_of(monkeypatch, config)
+    assert inputs.block_embeddings.shape == (4, 24, 8)
+    assert inputs.joined_ids.shape == (4, 2, LENGTHS.joined)
+    assert inputs.block_valid.all()
+    starts, ends = span_bounds(LENGTHS.joined, 3)
+    bodies = corpus.body_ids(np.arange(corpus.num_blocks), LENGTHS.document)
+    for i in range(4):
+        query = inputs.questions.question_ids[i]
+        # Every value is one wordpiece.
+        answer, *others = inputs.questions.answer_ids[i].ravel()
+        assert answer
+        assert not any(others)
+        assert inputs.block_has_answer[i].sum() == (bodies == answer).any(axis=1).sum()
+        for z in range(2):
+            ids, segments = inputs.joined_ids[i, z], inputs.joined_segment_ids[i, z]
+            np.testing.assert_array_equal(
+                ids[: np.count_nonzero(query)], query[query != 0]
+            )
+            # No null document among what is read: every slot is a block.
+            read = ids[segments == 1][:-1]
+            (block,) = np.flatnonzero((bodies[:, : len(read)] == read).all(axis=1))
+            whole = bodies[block]
+            assert inputs.block_has_answer[i, z] == (answer in whole)
+            marked = np.flatnonzero(inputs.span_is_answer[i, z])
+            np.testing.assert_array_equal(starts[marked], np.flatnonzero(ids == answer))
+            np.testing.assert_array_equal(starts[marked], ends[marked])
+
+
+def test_a_corpus_of_fewer_blocks_than_are_read_has_empty_slots(tmp_path, monkeypatch):
+    small = tiny_world.make(tmp_path / "world", WorldConfig(1, 6, 20, 1))
+    config = tiny_world.finetune_config(
+        small, tmp_path / "run", num_retrieved=50, num_read=5
+    )
+    inputs = inputs_of(monkeypatch, config)
+    assert inputs.joined_ids.shape[1] == 5
+    np.testing.assert_array_equal(
+        inputs.block_valid, [[True, True, False, False, False]] * 4
+    )
+    assert not inputs.block_has_answer[:, 2:].any()
+
+
+def test_a_shared_tower_trains_over_the_index_it_started_with(world, tmp_path):
+    models = tiny_world.models(shared=True)
+    config = tiny_world.finetune_config(world, tmp_path, models=models)
+    assert finetune.frozen_parameters(config) == ()
+    stop, report = tiny_world.stop_after(2)
+    assert not finetune.run(config, report, stop)
+    shutil.rmtree(tmp_path / "index")
+    # Its tower has moved, so that index cannot be made again.
+    with pytest.raises(BadInputError, match="shared tower has trained"):
+        finetune.run(config, silent, NEVER)
+
+
+def test_a_frozen_tower_makes_a_lost_index_again_to_the_last_bit(
+    world, fine_tuned, tmp_path, monkeypatch
+):
+    folder = tmp_path / "run"
+    shutil.copytree(fine_tuned, folder)
+    shutil.rmtree(folder / "index")
+    longer = tiny_world.finetune_config(world, folder, train_steps=4)
+    inputs_of(monkeypatch, longer)
+    one, two = (SnapshotSeries(open_store(f), "index") for f in (folder, fine_tuned))
+    np.testing.assert_array_equal(
+        one.read_array(one.latest(), EMBEDDINGS),
+        two.read_array(two.latest(), EMBEDDINGS),
+    )
+
+
+def test_a_damaged_index_is_refused_by_name(world, fine_tuned, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(fine_tuned, folder)
+    (shard, *_) = (folder / "index/data").glob("*/embeddings/c/*/*")
+    shard.write_bytes(shard.read_bytes()[:-1])
+    longer = tiny_world.finetune_config(world, folder, train_steps=4)
+    with pytest.raises(DamagedSnapshotError) as told:
+        finetune.run(longer, silent, NEVER)
+    assert shard.relative_to(folder).as_posix() in str(told.value)
+
+
+def test_the_index_of_a_run_with_another_tower_is_not_searched(
+    world, tmp_path, monkeypatch
+):
+    inputs_of(monkeypatch, tiny_world.finetune_config(world, tmp_path))
+    again = tiny_world.finetune_config(world, tmp_path)
+    inputs_of(monkeypatch, again)
+    other = tiny_world.finetune_config(world, tmp_path, seed=1)
+    with pytest.raises(BadInputError, match="another run"):
+        finetune.run(other, silent, NEVER)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"marginalization": "sum"}, "marginalization"),
+        ({"num_read": 25}, "num_read"),
+        ({"num_read": 0}, "num_read"),
+    ],
+)
+def test_wrong_settings_are_named_before_anything_runs(world, changes, named):
+    with pytest.raises(BadInputError, match=named):
+        tiny_world.finetune_config(world, "nowhere", **changes)
+
+
+def test_an_unknown_searcher_is_bad_input(world, tmp_path):
+    config = tiny_world.finetune_config(world, tmp_path, searcher="guess")
+    with pytest.raises(BadInputError, match="SEARCHER"):
+        finetune.run(config, silent, NEVER)
