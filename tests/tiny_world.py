@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 import threading
 from typing import Any
+from unittest import mock
 
 import flax.traverse_util
 import jax
@@ -20,6 +22,7 @@ from realm_jax.data.questions import question_examples, read_questions
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.training import stage
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.optimizers import OptimizerConfig
@@ -220,6 +223,13 @@ def differing(left: Any, right: Any) -> set[str]:
     return {name for name in one if not np.array_equal(one[name], other[name])}
 
 
+# A step is traced anew for each optimizer that is made, though it be the same.
+_TRACED_ONCE = {
+    name: functools.cache(getattr(stage, name))
+    for name in ("make_optimizer", "make_step")
+}
+
+
 @contextlib.contextmanager
 def quick_compiles(tmp_path_factory: pytest.TempPathFactory):
     """Stages compile the same few programs in every test: once, and not optimized."""
@@ -230,12 +240,13 @@ def quick_compiles(tmp_path_factory: pytest.TempPathFactory):
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
     before = {name: jax.config.values[name] for name in values}
-    try:
-        for name, value in values.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
+    with mock.patch.multiple(stage, **_TRACED_ONCE):
+        try:
+            for name, value in values.items():
+                jax.config.update(name, value)
+            compilation_cache.reset_cache()
+            yield
+        finally:
+            for name, value in before.items():
+                jax.config.update(name, value)
+            compilation_cache.reset_cache()

@@ -1,6 +1,7 @@
 """The models of a run and the parameters they start from."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Callable, Mapping
@@ -78,13 +79,19 @@ def initial_params(
         (masks,) if isinstance(reader, KnowledgeEncoder) else ()
     )
     variables = {
-        "retriever": jax.jit(retriever.init)(retriever_key, query, document, document),
-        "reader": jax.jit(reader.init)(reader_key, *arguments),
+        "retriever": _init(retriever, retriever_key, query, document, document),
+        "reader": _init(reader, reader_key, *arguments),
     }
     return (
         {name: value["params"] for name, value in variables.items()},
         {name: value["params_axes"] for name, value in variables.items()},
     )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _init(model: Retriever | Reader, key: jax.Array, *inputs: jax.Array) -> Any:
+    """Compiled once for a model: a process may run several stages of one size."""
+    return model.init(key, *inputs)
 
 
 def warm_start_params(params: PyTree, source: str, bert: BertConfig) -> PyTree:

@@ -38,12 +38,15 @@ def make(corpus, reader_class, *, dropout=0.0, **options):
     models = tiny_world.models(dropout=dropout)
     config = models.retriever_config(corpus.vocabulary.size)
     retriever, reader = Retriever(config), reader_class(config.bert, **options)
-    return retriever, reader, draw(retriever, reader)
+    return retriever, reader, draw(corpus.vocabulary.size, reader_class)
 
 
 @functools.cache
-def draw(retriever, reader):
-    params, _ = initial_params(retriever, reader, LENGTHS, seed=3)
+def draw(vocab_size, reader_class):
+    config = tiny_world.models().retriever_config(vocab_size)
+    params, _ = initial_params(
+        Retriever(config), reader_class(config.bert), LENGTHS, seed=3
+    )
     return jax.tree.map(lambda x: 8 * np.asarray(x) if x.ndim > 1 else x, params)
 
 
