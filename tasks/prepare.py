@@ -9,7 +9,10 @@ What is there already is not made again; a killed run goes on where it was.
 import dataclasses
 import itertools
 import pathlib
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
 
 from realm_jax.data import inverse_cloze, masking
 from realm_jax.data.blocks import INFO_FILE, BlockStore
@@ -21,6 +24,7 @@ from realm_jax.data.corpus import (
     source_fingerprint,
 )
 from realm_jax.data.examples import Examples
+from realm_jax.data.questions import question_examples, read_questions
 from realm_jax.data.salient_spans import Tagger, tagger_by_name
 from realm_jax.data.splits import VALIDATION_FRACTION
 from realm_jax.data.wordpiece import WordPiece
@@ -83,7 +87,7 @@ def run(config: PrepareConfig, report: Report) -> BlockStore:
     missing = [
         (task, split, folder)
         for task, split, folder in _wanted_examples(config)
-        if not _is_there(folder, store)
+        if not _is_there(config, store, task, split, folder)
     ]
     if not missing:
         return store
@@ -126,18 +130,67 @@ def _wanted_examples(config: PrepareConfig) -> Iterator[tuple[str, str, pathlib.
     names = [f"{config.name}_ict", f"{config.name}_salient", *config.more_tasks]
     wanted = list(itertools.product(names, ("train", "validation")))
     if config.questions:
-        wanted += [(f"{config.name}_questions", s) for s in ("train", "dev", "test")]
+        splits = dict.fromkeys(q.split for q in read_questions(config.questions))
+        wanted += [(f"{config.name}_questions", split) for split in splits]
     for task, split in wanted:
         yield task, split, examples_folder(config.corpus, task, split)
 
 
-def _is_there(folder: pathlib.Path, store: BlockStore) -> bool:
+def _is_there(
+    config: PrepareConfig,
+    store: BlockStore,
+    task: str,
+    split: str,
+    folder: pathlib.Path,
+) -> bool:
+    """Whether these very examples exist already.
+
+    Raises:
+      BadInputError: others do, and nothing is overwritten silently.
+    """
     if not folder.exists():
         return False
-    # Of this corpus: otherwise this raises, for nothing is overwritten silently.
     expect = {"vocabulary_fingerprint": store.vocabulary.fingerprint}
-    Examples.open(folder, expect=expect)
+    if task in (f"{config.name}_ict", f"{config.name}_salient"):
+        expect["corpus_fingerprint"] = store.fingerprint
+        # The spans too: the corpus fingerprint does not know them.
+        expect["settings_fingerprint"] = store.info.get("settings_fingerprint", "")
+    examples = Examples.open(folder, expect=expect)
+    if not _fits(config, store, task, split, examples):
+        raise BadInputError(
+            f"expected {folder} to be absent or made with these settings, but its "
+            "examples are of other lengths or other questions; remove it to have it "
+            "made again"
+        )
     return True
+
+
+def _fits(
+    config: PrepareConfig, store: BlockStore, task: str, split: str, examples: Examples
+) -> bool:
+    """Whether examples have the lengths, and questions the contents, of `config`."""
+    features = examples.features
+    if task == f"{config.name}_ict":
+        return (features["query_ids"].shape[1], features["document_ids"].shape[1]) == (
+            config.inverse_cloze_query_length,
+            config.chunk_length,
+        )
+    if task == f"{config.name}_salient":
+        return (features["query_ids"].shape[1], features["mask_ids"].shape[1]) == (
+            config.query_length,
+            config.max_masks,
+        )
+    if task != f"{config.name}_questions":
+        return True
+    made = question_examples(
+        read_questions(config.questions, split),
+        store.vocabulary,
+        query_length=config.query_length,
+    )
+    return all(
+        np.array_equal(features[name], made[name])
+        for name in ("question_ids", "answer_ids")
+    )
 
 
 def _make_blocks(config: PrepareConfig, report: Report) -> BlockStore:
@@ -149,11 +202,10 @@ def _make_blocks(config: PrepareConfig, report: Report) -> BlockStore:
         _require_same_settings(config, store, tagger, source)
         report("blocks", store.num_blocks, store.num_blocks)
         return store
-    vocabulary = _vocabulary(config, report)
     return build_corpus(
         documents,
         config.corpus,
-        vocabulary=vocabulary,
+        vocabulary=_vocabulary(config, report),
         tagger=tagger,
         chunk_length=config.chunk_length,
         source=source,
@@ -172,8 +224,10 @@ def _vocabulary(config: PrepareConfig, report: Report) -> WordPiece:
             yield document.title
             yield document.text
 
-    path = pathlib.Path(f"{config.corpus}.vocab.txt")
-    return WordPiece.train(texts(), config.vocabulary_size, path)
+    # The store keeps a copy of its own.
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "vocab.txt"
+        return WordPiece.train(texts(), config.vocabulary_size, path)
 
 
 def _require_same_settings(

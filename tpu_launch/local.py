@@ -19,6 +19,7 @@ from rich.console import Console
 from realm_jax.errors import BadInputError
 
 _BAD_INPUT = 2
+_BUILDER = "build-index"
 # How long a process may take to save what it has after it was asked to stop.
 _STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.2
@@ -33,8 +34,8 @@ class Stage:
       command: of `realm`, such as "pretrain".
       gin_files: given with --gin_file, before the chain's own files.
       bindings: given with --gin., such as 'MODEL_DIR="runs/x/pretrain"'.
-      beside: a command that runs as a separate process as long as this one does
-        ("build-index" beside "pretrain").
+      beside: "build-index", which then runs as a separate process until this one has
+        ended and its last index is built; or "".
       beside_gin_files: as `gin_files`, for that command.
       beside_bindings: as `bindings`, for that command.
     """
@@ -45,6 +46,13 @@ class Stage:
     beside: str = ""
     beside_gin_files: Sequence[str] = ()
     beside_bindings: Sequence[str] = ()
+
+    def __post_init__(self):
+        if self.beside not in ("", _BUILDER):
+            raise BadInputError(
+                f"expected {_BUILDER!r} or nothing beside {self.command}, got "
+                f"{self.beside!r}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +84,8 @@ def run(chain: Chain, gin_files: Sequence[str], stop: threading.Event) -> int:
         if stop.is_set():
             console.print("stopped; run the same command again to go on")
             return 0
+        if code not in (0, _BAD_INPUT):
+            console.print(f"{stage.command} ended with code {code}; run this again")
         if code:
             return code
     console.rule(f"done in {_minutes(time.monotonic() - started)}", align="left")
@@ -85,17 +95,13 @@ def run(chain: Chain, gin_files: Sequence[str], stop: threading.Event) -> int:
 def _run_stage(
     stage: Stage, root: str, gin_files: Sequence[str], stop: threading.Event
 ) -> int:
-    beside = None
-    if stage.beside:
-        files = [*stage.beside_gin_files, *gin_files]
-        beside = _Beside(
-            _arguments(stage.beside, files, stage.beside_bindings),
-            pathlib.Path(root) / f"{stage.beside}.log",
-        )
     main = subprocess.Popen(
         _arguments(stage.command, [*stage.gin_files, *gin_files], stage.bindings)
     )
+    beside = None
     try:
+        if stage.beside:
+            beside = _Builder(stage, gin_files, main.pid, pathlib.Path(root))
         while main.poll() is None:
             failed = beside.check() if beside and not stop.is_set() else None
             if stop.is_set() or failed:
@@ -103,22 +109,31 @@ def _run_stage(
             if failed:
                 raise BadInputError(failed)
             stop.wait(_POLL_SECONDS)
-        return main.returncode
+        if beside and main.returncode == 0:
+            beside.wait(stop)
+        # Killed by a signal: the code that a shell would give.
+        return main.returncode if main.returncode >= 0 else 128 - main.returncode
     finally:
         _end(main)
         if beside:
             beside.end()
 
 
-class _Beside:
-    """A process beside a stage; restarted if it crashes, for it resumes its work."""
+class _Builder:
+    """The index builder of a trainer; restarted if it crashes, for it resumes."""
 
-    def __init__(self, arguments: Sequence[str], log: pathlib.Path):
-        self._arguments = arguments
-        self._log = log
+    def __init__(
+        self, stage: Stage, gin_files: Sequence[str], pid: int, root: pathlib.Path
+    ):
+        files = [*stage.beside_gin_files, *gin_files]
+        self._arguments = [
+            *_arguments(stage.beside, files, stage.beside_bindings),
+            f"--until_pid={pid}",
+        ]
+        self._log = root / f"{stage.beside}.log"
         self._restarts = 0
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text("")
+        root.mkdir(parents=True, exist_ok=True)
+        self._log.write_text("")
         self._start()
 
     def check(self) -> str | None:
@@ -128,17 +143,20 @@ class _Beside:
             return None
         if code == _BAD_INPUT or self._restarts == _BUILDER_RESTARTS:
             lines = self._log.read_text().strip().splitlines()
-            return f"the process beside ended with code {code}: {(lines or [''])[-1]}"
+            said = lines[-1].removeprefix("error: ") if lines else ""
+            return f"{_BUILDER} ended with code {code}: {said} (see {self._log})"
         self._restarts += 1
         self._start()
         return None
 
+    def wait(self, stop: threading.Event) -> None:
+        """Lets it build the last index, after which it ends by itself."""
+        while self._process.poll() is None and not stop.is_set():
+            stop.wait(_POLL_SECONDS)
+
     def end(self) -> None:
-        """Lets a process that is done end by itself, and asks one that is not."""
-        try:
-            self._process.wait(timeout=_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            _end(self._process)
+        """Ends it at a safe point."""
+        _end(self._process)
 
     def _start(self) -> None:
         with self._log.open("a") as log:

@@ -12,8 +12,10 @@ Example:
     --gin.MODEL_DIR='"runs/my/pretrain"' --gin.CORPUS='"runs/my/corpus"'
 """
 
+import contextlib
 import dataclasses
 import logging
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -36,17 +38,36 @@ class BuildIndexConfig:
 
 def main(argv: Sequence[str], stop: threading.Event) -> None:
     """Runs the command."""
-    configuration.parse(configuration.make_parser("realm build-index", __doc__), argv)
+    parser = configuration.make_parser("realm build-index", __doc__)
+    parser.add_argument(
+        "--until_pid",
+        type=int,
+        metavar="PID",
+        help="end when this process, the trainer on the same machine, has ended and "
+        "its last retriever has an index",
+    )
+    flags = configuration.parse(parser, argv)
+    from realm_jax.cli.builder_watch import TrainerWatch
     from realm_jax.data.blocks import BlockStore
     from realm_jax.index.builder import BuilderConfig, IndexBuilder
     from realm_jax.storage import open_store
 
-    logging.getLogger().setLevel(logging.INFO)
+    logging.getLogger("realm_jax").setLevel(logging.INFO)
     config = configuration.configured(BuildIndexConfig)
-    with StageProgress("build-index") as progress:
+    store = open_store(config.model_dir)
+    watch = contextlib.nullcontext()
+    if flags.until_pid is not None:
+        watch = TrainerWatch(flags.until_pid, store, stop)
+    with StageProgress("build-index", stop) as progress, watch:
         IndexBuilder(
-            open_store(config.model_dir),
+            store,
             BlockStore.open(config.corpus),
             configuration.configured(BuilderConfig),
             progress,
         ).run(stop)
+
+
+if __name__ == "__main__":
+    from realm_jax.cli.main import main as realm
+
+    sys.exit(realm(["build-index", *sys.argv[1:]]))

@@ -9,10 +9,9 @@ import importlib
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import gin
-
 from realm_jax.errors import BadInputError
 
 Config = TypeVar("Config")
@@ -29,10 +28,18 @@ _GIN_RAISES = (
 )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with a command line as with any other bad input."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInputError(f"{message}; see {self.prog} --help")
+
+
 def make_parser(command: str, description: str | None) -> argparse.ArgumentParser:
     """A parser whose help is the command's own docstring."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=command,
+        allow_abbrev=False,
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -44,9 +51,10 @@ def make_parser(command: str, description: str | None) -> argparse.ArgumentParse
         help="a gin file; may be repeated, later files override earlier ones",
     )
     parser.add_argument(
-        "--gin.MACRO",
+        # For the help only: `parse` takes these out before argparse sees them.
+        "--gin.MACRO=VALUE",
         dest="gin_help_only",
-        metavar="=VALUE",
+        action="store_true",
         help="sets a macro or a binding, e.g. --gin.BATCH_SIZE=64",
     )
     parser.add_argument(

@@ -19,6 +19,7 @@ Example:
     --gin.QUESTIONS='"questions.jsonl"' --gin.FINETUNED='"runs/my/finetune"'
 """
 
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -34,8 +35,14 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     from realm_jax.evaluation.verdicts import verdicts
 
     config = configuration.configured(run.EvaluateConfig)
-    with StageProgress("evaluate") as progress:
+    with StageProgress("evaluate", stop) as progress:
         data = run.run(config, progress, stop)
         for finding in verdicts(data):
             progress.note(finding.text)
         progress.note(f"the report is in {config.model_dir}/{HTML_NAME}")
+
+
+if __name__ == "__main__":
+    from realm_jax.cli.main import main as realm
+
+    sys.exit(realm(["evaluate", *sys.argv[1:]]))

@@ -16,6 +16,7 @@ Example:
     --gin.TASK='"my_questions"' --gin.WARM_START='"runs/my/pretrain"'
 """
 
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -27,3 +28,9 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     from realm_jax.training import finetune
 
     run_stage("finetune", __doc__, argv, stop, finetune.FinetuneConfig, finetune.run)
+
+
+if __name__ == "__main__":
+    from realm_jax.cli.main import main as realm
+
+    sys.exit(realm(["finetune", *sys.argv[1:]]))

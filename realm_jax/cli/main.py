@@ -5,7 +5,9 @@ an example of each. Exit codes: 0 done, 2 bad input (one line says what), 130 st
 Ctrl-C and 143 by SIGTERM (both leave a directory that the same command resumes).
 """
 
+import errno
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -25,10 +27,15 @@ COMMANDS = {
     "evaluate": ("evaluate", "measure recall and exact match, write report.html"),
 }
 _BAD_INPUT = 2
+# A file-size limit or a quota stops a write half-way just as a full disk does.
+_OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Gin appends to an error where in its files the call was made.
+_GIN_TRAIL = "\n  In call to configurable"
 
 
 def console() -> None:
     """Entry point of the `realm` program."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     sys.exit(main(sys.argv[1:]))
 
 
@@ -41,8 +48,13 @@ def main(argv: Sequence[str]) -> int:
         return _fail(
             f"unknown command {argv[0]!r}; expected one of {', '.join(COMMANDS)}"
         )
-    module = importlib.import_module(f"realm_jax.cli.{COMMANDS[argv[0]][0]}")
-    return guard(lambda stop: module.main(argv[1:], stop))
+
+    def command(stop: threading.Event) -> None:
+        # Imported here, for that takes seconds and may be interrupted too.
+        module = importlib.import_module(f"realm_jax.cli.{COMMANDS[argv[0]][0]}")
+        module.main(argv[1:], stop)
+
+    return guard(command)
 
 
 def guard(command: Callable[[threading.Event], None]) -> int:
@@ -54,6 +66,7 @@ def guard(command: Callable[[threading.Event], None]) -> int:
     """
     with _stop_signals() as (stop, received):
         try:
+            _log_to_screen()
             command(stop)
         except BadInputError as error:
             return _fail(str(error))
@@ -61,11 +74,25 @@ def guard(command: Callable[[threading.Event], None]) -> int:
             print(error, file=sys.stderr)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
-        except OSError as error:
-            if error.errno is None or error.filename is None:
+        except Exception as error:
+            message = _system_message(error)
+            if message is None:
                 raise
-            return _fail(f"{error.strerror}: {error.filename}")
+            return _fail(message)
         return 128 + received[0] if received else 0
+
+
+class _Screen(logging.Handler):
+    """Prints above a live bar, which replaces sys.stderr while it is shown."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
+
+
+def _log_to_screen() -> None:
+    handler = _Screen()
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
 
 
 @contextmanager
@@ -76,9 +103,9 @@ def _stop_signals() -> Iterator[tuple[threading.Event, list[int]]]:
     def handle(number, frame):
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
+        # Nothing is printed: this may have interrupted a print. StageProgress tells.
         received.append(number)
         stop.set()
-        print("\nstopping at the next safe point ...", file=sys.stderr, flush=True)
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, handle) for number in numbers}
@@ -89,8 +116,26 @@ def _stop_signals() -> Iterator[tuple[threading.Event, list[int]]]:
             signal.signal(number, handler)
 
 
+def _system_message(error: BaseException | None) -> str | None:
+    """What the machine lacks, in one line, or None if the error is of another kind."""
+    if error is None:
+        return None
+    # TensorStore and Orbax report a full disk in errors of their own.
+    number = getattr(error, "errno", None)
+    if number in _OUT_OF_SPACE or "No space left" in str(error):
+        where = getattr(error, "filename", None)
+        return (
+            f"expected room on the disk{f' for {where}' if where else ''}, but it is "
+            "full; free some space and run the same command again"
+        )
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.strerror}: {error.filename}"
+    return _system_message(error.__cause__)
+
+
 def _fail(message: str) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    text = message.partition(_GIN_TRAIL)[0]
+    print(f"error: {' '.join(text.split())}", file=sys.stderr)
     return _BAD_INPUT
 
 
@@ -100,5 +145,4 @@ def _usage() -> str:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     console()

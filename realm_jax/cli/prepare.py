@@ -17,6 +17,8 @@ Example:
     --gin.SOURCE='"articles.jsonl.gz"' --gin.NAME='"my"'
 """
 
+import os
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -27,11 +29,14 @@ from realm_jax.errors import StoppedError
 
 def main(argv: Sequence[str], stop: threading.Event) -> None:
     """Runs the command."""
+    # No accelerator is used here, and TensorFlow reports each one it cannot find as an
+    # error; what really fails arrives as an exception.
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     configuration.parse(configuration.make_parser("realm prepare", __doc__), argv)
     from tasks import prepare
 
     config = configuration.configured(prepare.PrepareConfig)
-    with StageProgress("prepare") as progress:
+    with StageProgress("prepare", stop) as progress:
 
         def report(what: str, done: int, total: int | None) -> None:
             if stop.is_set():
@@ -40,6 +45,12 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
 
         store = prepare.run(config, report)
         progress.note(
-            f"{store.num_blocks:,} blocks, {store.vocabulary.size:,} wordpieces in the "
-            f"vocabulary, in {config.corpus}"
+            f"done, {store.num_blocks:,} blocks in {store.vocabulary.size:,} "
+            f"wordpieces, in {config.corpus}"
         )
+
+
+if __name__ == "__main__":
+    from realm_jax.cli.main import main as realm
+
+    sys.exit(realm(["prepare", *sys.argv[1:]]))

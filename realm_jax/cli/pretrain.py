@@ -20,14 +20,40 @@ Example:
     --gin.TASK='"my_salient"' --gin.WARM_START='"runs/my/warm_start"'
 """
 
+import sys
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
+from realm_jax.cli.progress import StageProgress
 from realm_jax.cli.stages import run_stage
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> None:
     """Runs the command."""
+    from realm_jax.cli.builder_watch import BuilderWatch
     from realm_jax.training import pretrain
+    from realm_jax.training.refresh import RefreshMode
 
-    run_stage("pretrain", __doc__, argv, stop, pretrain.PretrainConfig, pretrain.run)
+    def watch(
+        config: pretrain.PretrainConfig, progress: StageProgress
+    ) -> AbstractContextManager[object]:
+        if config.refresh_mode != RefreshMode.ASYNC.value:
+            return nullcontext()
+        return BuilderWatch(config.model_dir, progress)
+
+    run_stage(
+        "pretrain",
+        __doc__,
+        argv,
+        stop,
+        pretrain.PretrainConfig,
+        pretrain.run,
+        watch,
+    )
+
+
+if __name__ == "__main__":
+    from realm_jax.cli.main import main as realm
+
+    sys.exit(realm(["pretrain", *sys.argv[1:]]))

@@ -1,25 +1,36 @@
-"""What a person sees while a stage runs: a bar in a terminal, else a line at times."""
+"""What a person sees while a stage runs: two live lines in a terminal, else log lines.
 
+pretrain    ━━━━━━━━━━━━━━━╸━━━━━━━━━━  120/300  0:02:13 left  3.1 steps/s
+  loss 4.214 utility +0.031 recall@5 0.410 index @80 (40 steps old)
+"""
+
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
     Task,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 _LINE_SECONDS = 10.0
+# The rest of the first line takes some 50 columns of the 80 of a small terminal.
+_BAR_WIDTH = 26
+_STARTING = "starting"
+_STOPPING = "stopping at the next safe point ..."
 
+_SPEED = {"steps_per_second": "{:.1f} steps/s"}
 # Metric name -> how it is shown; in this order, those that a stage has.
-_SHOWN = {
-    "steps_per_second": "{:.1f} steps/s",
+_METRICS = {
     "loss": "loss {:.3f}",
     "in_batch_accuracy": "in-batch {:.2f}",
     "retrieval_utility": "utility {:+.3f}",
@@ -36,27 +47,35 @@ class StageProgress:
     name, and the last of each stays on show.
     """
 
-    def __init__(self, stage: str, console: Console | None = None):
+    def __init__(
+        self,
+        stage: str,
+        stop: threading.Event | None = None,
+        console: Console | None = None,
+    ):
+        """Prepares the lines; the context shows them.
+
+        Args:
+          stage: its name.
+          stop: once it is set, the lines say that the stage is about to stop.
+          console: where to show them; standard output by default.
+        """
         self._stage = stage
+        self._stop = stop
         self._console = console or Console()
         self._values: dict[str, float] = {}
-        self._what = ""
-        self._bar: Progress | None = None
-        self._task = None
+        self._what = _STARTING
+        self._beside: float | None = None
+        self._bar: _TwoLines | None = None
+        self._task: TaskID | None = None
         self._last_line = time.monotonic()
         self._started = time.monotonic()
-        self._first_done: int | None = None
+        self._first_done = 0
 
     def __enter__(self) -> "StageProgress":
         if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("[bold]{task.description:<11}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(elapsed_when_finished=True),
-                _ValuesColumn(),
-                console=self._console,
-            )
+            self._bar = _TwoLines(self._second_line, self._console)
+            self._task = self._bar.add_task(self._stage, total=None, speed="")
             self._bar.start()
         return self
 
@@ -80,43 +99,112 @@ class StageProgress:
           what: what is being made, where a command makes several things.
         """
         self._values.update(values or {})
-        self._what = what
-        if self._first_done is None:
-            self._first_done = done
-        if self._bar is not None:
-            if self._task is None:
-                self._task = self._bar.add_task(self._stage, total=total, shown="")
-            self._bar.update(
-                self._task, completed=done, total=total, shown=self._shown()
-            )
+        if what != self._what:
+            self._begin(what, done, total)
+        if self._bar is not None and self._task is not None:
+            speed = _format(_SPEED, self._values)
+            self._bar.update(self._task, completed=done, total=total, speed=speed)
         elif time.monotonic() - self._last_line >= _LINE_SECONDS or done == total:
             self._last_line = time.monotonic()
-            self._console.print(self._line(done, total), highlight=False)
+            self._print(self._line(done, total))
+
+    def beside(self, share: float | None) -> None:
+        """Shows how much of the next index is built; None: none is being built."""
+        self._beside = share
+        if self._bar is not None or self._what != _STARTING or share is None:
+            return
+        if time.monotonic() - self._last_line >= _LINE_SECONDS:
+            self._last_line = time.monotonic()
+            self.note(self._second_line())
 
     def note(self, text: str) -> None:
-        """Prints a line above the bar."""
-        console = self._bar.console if self._bar is not None else self._console
-        console.print(f"{self._stage}: {text}", highlight=False, markup=False)
+        """Prints a line above the live ones."""
+        self._print(f"{self._stage}: {text}")
 
-    def _shown(self) -> str:
-        return " ".join(part for part in (self._what, shown(self._values)) if part)
+    def _begin(self, what: str, done: int, total: int | None) -> None:
+        """Counts from here: the speed so far was that of something else."""
+        self._what = what
+        self._started, self._first_done = time.monotonic(), done
+        if self._bar is not None and self._task is not None:
+            self._bar.reset(self._task, total=total, completed=done)
+
+    def _print(self, text: str) -> None:
+        # A line of a log is not broken: whoever reads it searches it.
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _second_line(self) -> str:
+        if self._stop is not None and self._stop.is_set():
+            return _STOPPING
+        built = "" if self._beside is None else f"{self._beside:.0%}"
+        if self._what == _STARTING and built:
+            return f"waiting for the first index, {built} built"
+        built = built and f"next {built}"
+        parts = (self._what, _format(_METRICS, self._values), built)
+        return " ".join(part for part in parts if part)
 
     def _line(self, done: int, total: int | None) -> str:
-        parts = [f"{self._stage} {done}/{total or '?'}", self._shown()]
-        new = done - (self._first_done or 0)
+        count = f"{self._stage} {done:,}" + (f"/{total:,}" if total else "")
+        speed = _format(_SPEED, self._values)
+        parts = [count, " ".join(p for p in (speed, self._second_line()) if p)]
+        new = done - self._first_done
         if total and new > 0 and done < total:
             left = (time.monotonic() - self._started) / new * (total - done)
             parts.append(f"{left // 60:.0f}:{left % 60:02.0f} left")
         return "  ".join(part for part in parts if part)
 
 
-def shown(values: Mapping[str, float]) -> str:
-    """Formats the metrics that people watch, in a fixed order."""
+def _format(formats: Mapping[str, str], values: Mapping[str, float]) -> str:
+    """The metrics that there are, in the order of `formats`."""
     return " ".join(
-        text.format(values[name]) for name, text in _SHOWN.items() if name in values
+        text.format(values[name]) for name, text in formats.items() if name in values
     )
 
 
-class _ValuesColumn(ProgressColumn):
+class _TwoLines(Progress):
+    """A bar with a line of text below; neither is ever wrapped."""
+
+    def __init__(self, second_line, console: Console):
+        # Set first, for the parent renders once while it is being made.
+        self._second = second_line
+        super().__init__(
+            TextColumn("[bold]{task.description:<11}", table_column=_column()),
+            BarColumn(bar_width=_BAR_WIDTH),
+            _CountColumn(table_column=_column()),
+            _LeftColumn(table_column=_column()),
+            TextColumn("{task.fields[speed]}", table_column=_column()),
+            console=console,
+            refresh_per_second=4,
+        )
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        yield Text(
+            f"  {self._second()}", style="cyan", no_wrap=True, overflow="ellipsis"
+        )
+
+
+class _CountColumn(MofNCompleteColumn):
     def render(self, task: Task) -> Text:
-        return Text(task.fields["shown"], style="cyan")
+        if task.total is None:
+            return Text(f"{task.completed:,.0f}" if task.completed else "")
+        return Text(f"{task.completed:,.0f}/{task.total:,.0f}")
+
+
+class _LeftColumn(ProgressColumn):
+    """Time left, and at the end the time it took."""
+
+    max_refresh = 0.5
+
+    def __init__(self, table_column: Column):
+        super().__init__(table_column)
+        self._clock = TimeRemainingColumn(elapsed_when_finished=True)
+
+    def render(self, task: Task) -> Text:
+        if task.total is None:
+            return Text("")
+        word = "" if task.finished else " left"
+        return Text.assemble(self._clock.render(task), word)
+
+
+def _column() -> Column:
+    return Column(no_wrap=True, overflow="ellipsis")

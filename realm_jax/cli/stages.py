@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from realm_jax.cli import configuration
@@ -19,6 +20,9 @@ def run_stage(
     stop: threading.Event,
     config_class: type[ConfigT],
     run: Callable[[ConfigT, Report, threading.Event], bool],
+    watch: Callable[
+        [ConfigT, StageProgress], AbstractContextManager[object]
+    ] = lambda config, progress: nullcontext(),
 ) -> None:
     """Parses, configures and runs a training stage, and says how it ended.
 
@@ -29,12 +33,15 @@ def run_stage(
       stop: ends the stage between two steps.
       config_class: what gin binds.
       run: (configuration, report, stop) -> whether all updates are done.
+      watch: shows what other processes do meanwhile.
     """
     parser = configuration.make_parser(f"realm {command}", description)
     configuration.parse(parser, argv)
     config = configuration.configured(config_class)
-    with StageProgress(command) as progress:
-        if run(config, progress, stop):
+    with StageProgress(command, stop) as progress:
+        with watch(config, progress):
+            is_done = run(config, progress, stop)
+        if is_done:
             progress.note(f"done, {config.train_steps:,} steps in {config.model_dir}")
         else:
             progress.note(f"stopped; run it again to go on from {config.model_dir}")

@@ -17,6 +17,7 @@ Example:
     --gin.TASK='"my_salient"' --gin.PAIRS_TASK='"my_ict"'
 """
 
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -30,3 +31,9 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     run_stage(
         "warm-start", __doc__, argv, stop, warm_start.WarmStartConfig, warm_start.run
     )
+
+
+if __name__ == "__main__":
+    from realm_jax.cli.main import main as realm
+
+    sys.exit(realm(["warm-start", *sys.argv[1:]]))

@@ -1,0 +1,274 @@
+"""The whole chain in seconds: sixty invented articles and a model of one layer of 16.
+
+The run files are those of gin/; only sizes are taken down, by one file given last, as a
+person would do it.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+GIN = ROOT / "gin"
+# What is computed is tiny, compiling it takes the time: XLA need not optimise.
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "--xla_backend_optimization_level=0",
+}
+CHAIN = ("prepare", "warm-start", "pretrain", "finetune", "evaluate")
+
+_ARTICLE = (
+    "Town{i} was founded in {year} by Karel Dorm. Town{i} has {i} mills. Maria Brel "
+    "drew it on 16 February {drawn}. The river Fosk is near Town{i}. In {burnt} the "
+    "town burnt down. It was not built again."
+)
+
+_SIZES = """
+from __gin__ import dynamic_registration
+
+from realm_jax.cli import build_index
+from realm_jax.evaluation import run
+from realm_jax.index import builder
+from realm_jax.index import embed
+from realm_jax.models import bert
+from realm_jax.models import retriever
+from realm_jax.training import finetune
+from realm_jax.training import initialization
+from realm_jax.training import optimizers
+from realm_jax.training import pretrain
+from realm_jax.training import warm_start
+from tasks import prepare
+
+prepare.PrepareConfig:
+    chunk_length = 40
+    query_length = 32
+    inverse_cloze_query_length = 32
+    max_masks = 6
+    vocabulary_size = 300
+    validation_fraction = 0.2
+    tagger = "rules"
+
+bert.BertConfig:
+    hidden_size = 16
+    num_layers = 1
+    num_heads = 2
+    mlp_size = 32
+    max_positions = 128
+    dropout_rate = 0.0
+retriever.RetrieverConfig:
+    projection_size = 8
+    projection_dropout = 0.0
+initialization.Lengths:
+    query = 32
+    document = 40
+    joined = 72
+pretrain/initialization.Lengths:
+    query = 32
+    document = 40
+    joined = 72
+finetune/initialization.Lengths:
+    query = 32
+    document = 40
+    joined = 72
+embed.EmbedConfig:
+    document_length = 40
+    batch_size = 64
+    shard_blocks = 64
+builder.BuilderConfig.poll_seconds = 0.05
+pretrain.PretrainConfig.embed = @embed.EmbedConfig()
+finetune.FinetuneConfig.embed = @embed.EmbedConfig()
+run.EvaluateConfig.embed = @embed.EmbedConfig()
+
+warm_start/optimizers.OptimizerConfig.warmup_steps = 1
+pretrain/optimizers.OptimizerConfig.warmup_steps = 1
+finetune/optimizers.OptimizerConfig.warmup_steps = 1
+warm_start.WarmStartConfig:
+    train_steps = 4
+    batch_size = 4
+    log_period = 2
+pretrain.PretrainConfig:
+    train_steps = {pretrain_steps}
+    batch_size = 4
+    num_candidates = 3
+    refresh_period = {refresh_period}
+    log_period = 2
+    checkpoint_period = 100
+finetune.FinetuneConfig:
+    train_steps = 3
+    batch_size = 4
+    num_retrieved = 20
+    num_read = 2
+    log_period = 2
+run.EvaluateConfig:
+    num_candidates = 3
+    max_masked = 8
+"""
+
+# Stage -> its macros; {root} is the folder of the run.
+STAGES: Mapping[str, Mapping[str, str]] = {
+    "prepare": {
+        "CORPUS": "{root}/corpus",
+        "SOURCE": "{root}/articles.jsonl",
+        "NAME": "towns",
+        "QUESTIONS": "{root}/questions.jsonl",
+    },
+    "warm-start": {
+        "MODEL_DIR": "{root}/warm_start",
+        "CORPUS": "{root}/corpus",
+        "TASK": "towns_salient",
+        "PAIRS_TASK": "towns_ict",
+    },
+    "pretrain": {
+        "MODEL_DIR": "{root}/pretrain",
+        "CORPUS": "{root}/corpus",
+        "TASK": "towns_salient",
+        "WARM_START": "{root}/warm_start",
+        "QUESTIONS": "{root}/questions.jsonl",
+    },
+    "build-index": {"MODEL_DIR": "{root}/pretrain", "CORPUS": "{root}/corpus"},
+    "finetune": {
+        "MODEL_DIR": "{root}/finetune",
+        "CORPUS": "{root}/corpus",
+        "TASK": "towns_questions",
+        "WARM_START": "{root}/pretrain",
+    },
+    "evaluate": {
+        "MODEL_DIR": "{root}/evaluate",
+        "CORPUS": "{root}/corpus",
+        "QUESTIONS": "{root}/questions.jsonl",
+        "WARM_STARTED": "{root}/warm_start",
+        "PRETRAINED": "{root}/pretrain",
+        "FINETUNED": "{root}/finetune",
+        "MASKED_TASK": "towns_salient",
+    },
+}
+
+
+def make_inputs(root: pathlib.Path, *, num_articles: int = 60) -> None:
+    """Writes articles.jsonl, questions.jsonl and sizes.gin below `root`."""
+    articles = [
+        {
+            "id": f"town-{i}",
+            "title": f"Town{i}",
+            "text": _ARTICLE.format(i=i, year=1200 + i, drawn=1500 + i, burnt=1700 + i),
+        }
+        for i in range(num_articles)
+    ]
+    questions = [
+        {
+            "id": f"question-{i}",
+            "question": f"When was Town{i} founded?",
+            "answers": [str(1200 + i)],
+            "title": f"Town{i}",
+            "topic": "towns",
+            "split": ("train", "dev", "test")[i % 3],
+        }
+        for i in range(num_articles)
+    ]
+    for name, lines in {"articles": articles, "questions": questions}.items():
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (root / f"{name}.jsonl").write_text(text)
+    write_sizes(root)
+
+
+def write_sizes(
+    root: pathlib.Path, *, pretrain_steps: int = 12, refresh_period: int = 4
+) -> None:
+    """Writes sizes.gin, which takes every run file down to a few steps."""
+    text = _SIZES.replace("{pretrain_steps}", str(pretrain_steps))
+    (root / "sizes.gin").write_text(
+        text.replace("{refresh_period}", str(refresh_period))
+    )
+
+
+def gin_files(stage: str) -> list[str]:
+    """The model, hardware and run file of a stage, as its header names them."""
+    run = str(GIN / "runs" / f"{stage.replace('-', '_')}.gin")
+    hardware = str(GIN / "hardware" / "cpu.gin")
+    if stage == "prepare":
+        return [run]
+    if stage == "build-index":
+        return [hardware, run]
+    return [str(GIN / "models" / "tiny.gin"), hardware, run]
+
+
+def bindings(stage: str, root: pathlib.Path, **others: str) -> list[str]:
+    """MACRO=value of a stage, quoted for gin; `others` replace or add string macros."""
+    macros = {name: value.format(root=root) for name, value in STAGES[stage].items()}
+    return [f'{name}="{value}"' for name, value in {**macros, **others}.items()]
+
+
+def arguments(stage: str, root: pathlib.Path, **others: str) -> list[str]:
+    """What a person types after `realm` to run a stage on the tiny inputs."""
+    files = [*gin_files(stage), str(root / "sizes.gin")]
+    return [
+        stage,
+        *(f"--gin_file={file}" for file in files),
+        *(f"--gin.{binding}" for binding in bindings(stage, root, **others)),
+    ]
+
+
+def write_chain(root: pathlib.Path, stages: Sequence[str]) -> pathlib.Path:
+    """Writes chain.gin for `python -m tpu_launch local`; returns its path."""
+    names = [stage.replace("-", "_") for stage in stages]
+    text = (root / "sizes.gin").read_text() + "\nfrom tpu_launch import local\n"
+    text += f"local.Chain:\n    root = {str(root)!r}\n    stages = ["
+    text += ", ".join(f"@{name}/local.Stage()" for name in names) + "]\n"
+    for name, stage in zip(names, stages, strict=True):
+        text += f"{name}/local.Stage:\n    command = {stage!r}\n"
+        text += f"    gin_files = {gin_files(stage)!r}\n"
+        text += f"    bindings = {bindings(stage, root)!r}\n"
+        if stage == "pretrain":
+            text += '    beside = "build-index"\n'
+            text += f"    beside_gin_files = {gin_files('build-index')!r}\n"
+            text += f"    beside_bindings = {bindings('build-index', root)!r}\n"
+    path = root / "chain.gin"
+    path.write_text(text)
+    return path
+
+
+def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
+    """Starts `python -m …` as a person would, in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env=os.environ | ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def launch(chain: pathlib.Path) -> subprocess.Popen[str]:
+    """Starts the launcher on a chain."""
+    return start(["tpu_launch", "local", f"--gin_file={chain}"])
+
+
+def finished(factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The folder of a chain that was run to its end, once a session; read only."""
+    root = factory.getbasetemp() / "finished"
+    if root.exists():
+        return root
+    root.mkdir()
+    make_inputs(root)
+    launcher = launch(write_chain(root, list(CHAIN)))
+    said, _ = launcher.communicate(timeout=500)
+    (root / "said.txt").write_text(said)
+    assert launcher.returncode == 0, said
+    return root
+
+
+def copy(source: pathlib.Path, root: pathlib.Path, *folders: str) -> pathlib.Path:
+    """Copies the inputs and some folders of a run, to go on from there."""
+    for name in ("articles.jsonl", "questions.jsonl", "sizes.gin"):
+        shutil.copy(source / name, root / name)
+    for folder in folders:
+        shutil.copytree(source / folder, root / folder)
+    return root
