@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn, TypeVar
 
 import gin
+
 from realm_jax.errors import BadInputError
 
 Config = TypeVar("Config")

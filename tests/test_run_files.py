@@ -1,0 +1,91 @@
+"""Every run file composes with every model and hardware file."""
+
+import dataclasses
+import importlib
+import itertools
+
+import pytest
+
+from realm_jax.cli import configuration
+from tests import tiny_run
+
+# Run file -> what its command asks gin for.
+CONFIGURATIONS = {
+    "prepare": "tasks.prepare.PrepareConfig",
+    "warm-start": "realm_jax.training.warm_start.WarmStartConfig",
+    "pretrain": "realm_jax.training.pretrain.PretrainConfig",
+    "build-index": "realm_jax.cli.build_index.BuildIndexConfig",
+    "finetune": "realm_jax.training.finetune.FinetuneConfig",
+    "evaluate": "realm_jax.evaluation.run.EvaluateConfig",
+}
+MODELS = sorted((tiny_run.GIN / "models").glob("*.gin"))
+HARDWARE = sorted((tiny_run.GIN / "hardware").glob("*.gin"))
+WITH_MODELS = [stage for stage in tiny_run.CHAIN if stage != "prepare"]
+
+
+def read(stage, files, root):
+    """Returns the configuration that a command would run with."""
+    parser = configuration.make_parser(f"realm {stage}", "")
+    bindings = [f"--gin.{binding}" for binding in tiny_run.bindings(stage, root)]
+    configuration.parse(parser, [*(f"--gin_file={file}" for file in files), *bindings])
+    module, _, name = CONFIGURATIONS[stage].rpartition(".")
+    return configuration.configured(getattr(importlib.import_module(module), name))
+
+
+def run_file(stage):
+    return tiny_run.GIN / "runs" / f"{stage.replace('-', '_')}.gin"
+
+
+def test_no_run_file_is_left_out():
+    files = {path.stem for path in (tiny_run.GIN / "runs").glob("*.gin")}
+    assert files == {run_file(stage).stem for stage in CONFIGURATIONS} | {"quickstart"}
+
+
+@pytest.mark.parametrize("stage", WITH_MODELS)
+def test_stages_compose_with_every_model_and_hardware(stage, tmp_path):
+    for model, hardware in itertools.product(MODELS, HARDWARE):
+        config = read(stage, [model, hardware, run_file(stage)], tmp_path)
+        bert = config.models.retriever_config(vocab_size=30522).bert
+        wanted = "bfloat16" if hardware.stem == "tpu" else "float32"
+        assert bert.dtype == wanted, (model.stem, hardware.stem)
+        assert bert.max_positions >= config.models.lengths.joined
+        assert config.corpus == f"{tmp_path}/corpus"
+        if stage != "evaluate":
+            assert config.optimizer(total_steps=config.train_steps).learning_rate > 0
+
+
+def test_prepare_and_build_index_need_no_model_file(tmp_path):
+    assert read("prepare", [run_file("prepare")], tmp_path).name == "towns"
+    for hardware in HARDWARE:
+        files = [hardware, run_file("build-index")]
+        config = read("build-index", files, tmp_path)
+        assert config.model_dir == f"{tmp_path}/pretrain"
+
+
+def test_stages_of_one_chain_agree_on_lengths(tmp_path):
+    prepared = read("prepare", [run_file("prepare")], tmp_path)
+    for stage in ("warm-start", "pretrain"):
+        files = [MODELS[0], HARDWARE[0], run_file(stage)]
+        lengths = read(stage, files, tmp_path).models.lengths
+        assert lengths.query >= prepared.query_length
+        assert lengths.document == prepared.chunk_length
+
+
+def test_quickstart_reads_for_every_stage():
+    from tpu_launch import local
+
+    quickstart = str(tiny_run.GIN / "runs" / "quickstart.gin")
+    parser = configuration.make_parser("python -m tpu_launch", "")
+    configuration.parse(parser, [f"--gin_file={quickstart}"])
+    chain = configuration.configured(local.Chain)
+    assert [stage.command for stage in chain.stages] == list(tiny_run.CHAIN)
+    for stage in chain.stages:
+        files = [*stage.gin_files, quickstart]
+        arguments = [f"--gin_file={tiny_run.ROOT / file}" for file in files]
+        bindings = [f"--gin.{binding}" for binding in stage.bindings]
+        configuration.parse(parser, [*arguments, *bindings])
+        module, _, name = CONFIGURATIONS[stage.command].rpartition(".")
+        config_class = getattr(importlib.import_module(module), name)
+        config = configuration.configured(config_class)
+        assert dataclasses.is_dataclass(config)
+        assert config.corpus == "runs/quickstart/corpus"
