@@ -249,8 +249,8 @@ class Recipe:
       seed: of initialisation and the order of examples.
     """
 
-    warm_start_steps: int = 600
-    pretrain_steps: int = 280
+    warm_start_steps: int = 1000
+    pretrain_steps: int = 360
     learning_rate: float = 3e-4
     refresh_period: int = 20
     layer_norm: bool = True

@@ -35,9 +35,9 @@ from realm_jax.evaluation.report_data import CorpusInfo, ReportData, RunInfo
 from realm_jax.evaluation.retrieval import bootstrap_interval
 
 
-def recipes(seed: int, with_collapse: bool) -> dict[str, Recipe]:
+def recipes(seed: int, steps: int, with_collapse: bool) -> dict[str, Recipe]:
     """What is compared; all start from the warm start of their own embedding."""
-    good = Recipe(seed=seed)
+    good = Recipe(seed=seed, pretrain_steps=steps)
     compared = {
         "realm": good,
         "control": dataclasses.replace(good, frozen=("retriever",), pretrain_steps=40),
@@ -50,12 +50,12 @@ def recipes(seed: int, with_collapse: bool) -> dict[str, Recipe]:
 
 
 def run_seed(
-    folder: str, seed: int, with_collapse: bool
+    folder: str, seed: int, steps: int, with_collapse: bool
 ) -> dict[str, dict[str, float]]:
     """Runs every recipe on a world of this seed; returns what each knows at the end."""
     world = make_world(folder, WorldConfig(seed=seed))
     known: dict[str, dict[str, float]] = {}
-    for name, recipe in recipes(seed, with_collapse).items():
+    for name, recipe in recipes(seed, steps, with_collapse).items():
         start = f"{folder}/warm_start_{'norm' if recipe.layer_norm else 'no_norm'}"
         began = time.monotonic()
         # A warm start that is done already returns at once.
@@ -117,6 +117,7 @@ def main() -> None:
     """Runs the bench."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=Recipe().pretrain_steps)
     parser.add_argument("--collapse_seeds", type=int, default=1)
     parser.add_argument("--output", required=True, help="JSON file to write")
     parser.add_argument("--reports", default="", help="folder for reports")
@@ -124,10 +125,10 @@ def main() -> None:
     by_seed = {}
     for seed in range(flags.seeds):
         folder = tempfile.mkdtemp(prefix="invented-world-")
-        by_seed[seed] = run_seed(folder, seed, seed < flags.collapse_seeds)
+        by_seed[seed] = run_seed(folder, seed, flags.steps, seed < flags.collapse_seeds)
         result = {
             "command": f"python -m bench.learning --seeds {flags.seeds} "
-            f"--collapse_seeds {flags.collapse_seeds}",
+            f"--steps {flags.steps} --collapse_seeds {flags.collapse_seeds}",
             "machine": machine(),
             "summary": summarise(by_seed),
             "by_seed": by_seed,

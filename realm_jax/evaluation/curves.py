@@ -231,8 +231,9 @@ def _diverged(curves: Sequence[Curve]) -> list[Finding]:
 def _collapse(utility: Curve, recall: Curve) -> list[Finding]:
     """Recall that fell after it had risen; utility that fell to about zero."""
     smooth = running_mean(utility.values)
+    at_end = _at_end(utility)
     utility_fell = bool(
-        smooth.size and smooth.max() > _SOME_UTILITY and smooth[-1] < _NO_UTILITY
+        smooth.size and smooth.max() > _SOME_UTILITY and at_end < _NO_UTILITY
     )
     recall_fell = False
     what = []
@@ -247,7 +248,7 @@ def _collapse(utility: Curve, recall: Curve) -> list[Finding]:
             )
     if utility_fell:
         what.append(
-            f"retrieval utility fell from {smooth.max():.2f} to {smooth[-1]:.2f} nats"
+            f"retrieval utility fell from {smooth.max():.2f} to {at_end:.2f} nats"
         )
     if not what:
         return []
@@ -271,9 +272,17 @@ def _collapse(utility: Curve, recall: Curve) -> list[Finding]:
     ]
 
 
+def _at_end(curve: Curve) -> float:
+    """Mean over the last quarter of a curve: single points of a short run are noise."""
+    last = curve.values[-max(3, len(curve.values) // 4) :]
+    return float(np.mean(last)) if last else math.nan
+
+
 def _without_use(utility: Curve) -> list[Finding]:
     smooth = running_mean(utility.values)
-    if not smooth.size or smooth.max() >= _NO_UTILITY:
+    if not smooth.size or smooth.max() > _SOME_UTILITY:
+        return []
+    if _at_end(utility) >= _NO_UTILITY:
         return []
     return [
         Finding(
@@ -309,9 +318,7 @@ def _stale_index(curves: Sequence[Curve]) -> list[Finding]:
 def _healthy(utility: Curve, recall: Curve) -> str:
     parts = []
     if utility.steps:
-        parts.append(
-            f"retrieval utility ended at {running_mean(utility.values)[-1]:+.2f} nats"
-        )
+        parts.append(f"retrieval utility ended at {_at_end(utility):+.2f} nats")
     if recall.steps:
         parts.append(f"recall@5 at {recall.values[-1]:.0%}")
     return f"No sign of collapse: {' and '.join(parts)}."

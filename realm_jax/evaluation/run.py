@@ -178,6 +178,11 @@ class _Evaluation:
                     f"expected a run with {name} {value!r} in {model_dir}, got "
                     f"{found[1].get(name)!r}; give the model file and corpus it has"
                 )
+        if found[0] < found[1].get("train_steps", 0):
+            raise BadInputError(
+                f"expected a finished {stage} run in {model_dir}, found step "
+                f"{found[0]} of {found[1]['train_steps']}; let it end first"
+            )
         restored = restore_params(store)
         assert restored is not None
         return restored
@@ -193,6 +198,8 @@ class _Evaluation:
             self._config.searcher,
         )
         index = source.load(step)
+        if index is not None and build:
+            source.require_made_by(index, step, params["retriever"])
         if index is None and not build:
             raise BadInputError(
                 f"expected the index of step {step} in {model_dir}, found none; "

@@ -88,6 +88,20 @@ class IndexSource:
         manifest = self.series.read_manifest(step)
         return load_index(self.series, manifest, self.expectation(), self.make_searcher)
 
+    def require_made_by(self, index: LoadedIndex, step: int, params: PyTree) -> None:
+        """Checks that an index was embedded by these very parameters.
+
+        Raises:
+          BadInputError: by others, such as those of an earlier run in this folder.
+        """
+        made_by = index.manifest.metadata.get("retriever_crc32c")
+        if made_by != self.retriever(step, params).params_crc32c():
+            where = self.model_store.url(f"index/commits/{step}.json")
+            raise BadInputError(
+                f"expected an index of the retriever of step {step}, but {where} is of "
+                "other parameters; delete it, and it will be made anew"
+            )
+
     def build(
         self, step: int, params: PyTree, stop: threading.Event | None = None
     ) -> LoadedIndex:

@@ -168,6 +168,7 @@ class Stage(Generic[ReaderT]):
 
         def save(step: int, state: TrainState) -> None:
             details = {**self._describe(), **checkpoint_details()}
+            details["train_steps"] = config.train_steps
             self._checkpointer.save(state, details)
 
         def inputs_on_devices(step: int, state: TrainState) -> Any:

@@ -161,3 +161,14 @@ def test_running_mean_equals_a_loop(values):
         kept = [value for value in window if np.isfinite(value)]
         expected.append(sum(kept) / len(kept) if kept else float("nan"))
     np.testing.assert_allclose(running_mean(values), expected, atol=1e-9)
+
+
+def test_a_collapse_is_seen_through_the_noise_of_a_short_run():
+    """Utilities of a real collapse: the last point alone is above the bound."""
+    values = (0.27, 0.013, 0.01, -0.006, 0.012, -0.006, 0.005, 0.005, 0.002, 0.004)
+    values += (-0.002, -0.001, -0.001, 0.0115)
+    steps = tuple(range(20, 20 * len(values) + 1, 20))
+    curve = Curve("pretrain", "retrieval_utility", steps, values)
+    findings = health([curve])
+    assert [finding.level for finding in findings] == [Level.ALARM]
+    assert "Collapse" in findings[0].text
