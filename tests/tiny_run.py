@@ -233,12 +233,17 @@ def write_chain(root: pathlib.Path, stages: Sequence[str]) -> pathlib.Path:
     return path
 
 
+def environment() -> dict[str, str]:
+    """What the programs of these tests run in."""
+    return os.environ | ENVIRONMENT
+
+
 def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
     """Starts `python -m …` as a person would, in a process group of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", *arguments],
         cwd=ROOT,
-        env=os.environ | ENVIRONMENT,
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

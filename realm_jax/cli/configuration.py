@@ -146,6 +146,9 @@ def _gin_errors() -> Iterator[None]:
     except BadInputError:
         raise
     except _GIN_RAISES as error:
-        lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
+        said = str(error)
+        if isinstance(error, SyntaxError) and error.filename:
+            said = f"{error.msg} ({error.filename}, line {error.lineno})"
+        lines = [line.rstrip() for line in said.splitlines() if line.strip()]
         where = [line.strip() for line in lines if line.startswith("  In ")]
         raise BadInputError(" ".join(["gin:", *lines[:1], *where])) from error

@@ -108,7 +108,7 @@ def _negative_log_mass(
     log_probs: Float[Array, "batch item"], positive: Bool[Array, "batch item"]
 ) -> Float[Array, " batch"]:
     """-log of the summed probability of the positives; 0 where there is none."""
-    has_positive = (positive & jnp.isfinite(log_probs)).any(axis=-1)
+    has_positive = jnp.any(positive & jnp.isfinite(log_probs), axis=-1)
     # The inner `where` keeps the gradient of rows without a positive free of NaN.
     masked = jnp.where(
         has_positive[:, None], jnp.where(positive, log_probs, -jnp.inf), 0.0

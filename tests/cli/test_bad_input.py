@@ -1,0 +1,323 @@
+"""Bad input ends with one line that says what to do, code 2, and nothing half-written.
+
+The commands run in this process; those whose death is of interest in their own.
+"""
+
+import json
+import pathlib
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from realm_jax.cli.main import main
+from realm_jax.data.corpus import build_corpus, read_json_lines
+from realm_jax.data.salient_spans import RuleTagger
+from realm_jax.data.wordpiece import WordPiece
+from tests import tiny_run
+
+
+@pytest.fixture
+def refuse(capsys):
+    """Runs a command that must refuse; returns its one line."""
+
+    def run(arguments, *words):
+        capsys.readouterr()
+        assert main(arguments) == 2
+        line = only_line(capsys.readouterr().err)
+        for word in words:
+            assert str(word) in line
+        return line
+
+    return run
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    tiny_run.make_inputs(tmp_path)
+    return tmp_path
+
+
+def only_line(said: str) -> str:
+    lines = said.splitlines()
+    assert len(lines) == 1, said
+    assert lines[0].startswith("error: ")
+    # What was expected, what arrived, what to do: more than a word.
+    assert len(lines[0].split()) > 5
+    return lines[0]
+
+
+def files_below(root: pathlib.Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
+
+
+def replaced(arguments, name, value):
+    """The arguments with another value of a macro or binding."""
+    kept = [word for word in arguments if not word.startswith(f"--gin.{name}=")]
+    return [*kept, f"--gin.{name}={value}"]
+
+
+class TestCommandLine:
+    def test_unknown_command(self, refuse):
+        refuse(["pretrian"], "'pretrian'", "pretrain")
+
+    def test_unknown_flag(self, refuse, inputs):
+        refuse([*tiny_run.arguments("pretrain", inputs), "--step=3"], "--step=3")
+
+    def test_no_gin_file(self, refuse):
+        refuse(["pretrain"], "--gin_file", "realm pretrain --help")
+
+    def test_missing_gin_file(self, refuse, inputs):
+        arguments = ["pretrain", f"--gin_file={inputs}/none.gin"]
+        refuse(arguments, f"{inputs}/none.gin")
+
+    def test_gin_file_with_a_mistake(self, refuse, inputs):
+        path = inputs / "mine.gin"
+        path.write_text("SEED = = 3\n")
+        refuse(["pretrain", f"--gin_file={path}"], path, "line 1")
+
+    def test_file_that_includes_another_that_is_missing(self, refuse, inputs):
+        path = inputs / "mine.gin"
+        path.write_text("include 'none.gin'\n")
+        refuse(["pretrain", f"--gin_file={path}"], "none.gin")
+
+    def test_run_file_of_another_command(self, refuse, inputs):
+        arguments = tiny_run.arguments("finetune", inputs)
+        refuse(["pretrain", *arguments[1:]], "gin:")
+
+    def test_unknown_macro(self, refuse, inputs):
+        arguments = tiny_run.arguments("pretrain", inputs)
+        refuse([*arguments, "--gin.BATCHSIZE=3"], "unknown macro 'BATCHSIZE'")
+
+    def test_unknown_binding(self, refuse, inputs):
+        arguments = tiny_run.arguments("pretrain", inputs)
+        refuse([*arguments, "--gin.pretrain.PretrainConfig.steps=3"], "steps")
+
+    def test_unknown_class(self, refuse, inputs):
+        arguments = tiny_run.arguments("pretrain", inputs)
+        refuse([*arguments, "--gin.pretrain.PretrainConfg.seed=3"], "PretrainConfg")
+
+    @pytest.mark.parametrize("binding", ["TASK=towns", "TASK", "TASK=", "=3", ""])
+    def test_binding_without_a_proper_value(self, refuse, inputs, binding):
+        refuse([*tiny_run.arguments("pretrain", inputs), f"--gin.{binding}"])
+
+    def test_required_macro_missing(self, refuse, inputs):
+        arguments = tiny_run.arguments("warm-start", inputs)
+        kept = [word for word in arguments if not word.startswith("--gin.PAIRS_TASK")]
+        refuse(kept, "PAIRS_TASK")
+
+    def test_unknown_module(self, refuse, inputs):
+        arguments = tiny_run.arguments("prepare", inputs)
+        refuse([*arguments, "--import_module=my_corpora"], "my_corpora")
+
+    def test_unknown_choice(self, refuse, inputs):
+        arguments = tiny_run.arguments("pretrain", inputs, REFRESH_MODE="never")
+        refuse(arguments, "REFRESH_MODE", "'never'", "blocking")
+
+    def test_a_program_of_its_own_refuses_alike(self, inputs):
+        for module in ("realm_jax.cli.main", "tpu_launch"):
+            done = run_program([module, "pretrian"])
+            assert done.returncode == 2
+            assert "pretrian" in only_line(done.stderr)
+        done = run_program(["realm_jax.cli.pretrain", "--gin_file=none.gin"])
+        assert done.returncode == 2
+        assert "none.gin" in only_line(done.stderr)
+
+
+class TestPrepare:
+    def test_missing_source(self, refuse, inputs):
+        before = files_below(inputs)
+        arguments = tiny_run.arguments("prepare", inputs, SOURCE="nowhere.jsonl")
+        refuse(arguments, "nowhere.jsonl")
+        assert files_below(inputs) == before
+
+    @pytest.mark.parametrize(
+        "text", ["", "\n\n", "{}\n", "no JSON\n", '{"title": "a", "text": ""}\n']
+    )
+    def test_source_without_documents(self, refuse, inputs, text):
+        (inputs / "articles.jsonl").write_text(text)
+        before = files_below(inputs)
+        refuse(tiny_run.arguments("prepare", inputs))
+        assert files_below(inputs) == before
+
+    def test_unknown_tagger(self, refuse, inputs):
+        sizes = "prepare.PrepareConfig.tagger"
+        arguments = tiny_run.arguments("prepare", inputs)
+        refuse(replaced(arguments, sizes, '"bert"'), "'bert'", "rules")
+
+    @pytest.mark.parametrize("pieces", ["", "[PAD]\n[UNK]\n[CLS]\n[SEP]\nhalf\n"])
+    def test_wrong_vocabulary(self, refuse, inputs, pieces):
+        (inputs / "vocab.txt").write_text(pieces)
+        before = files_below(inputs)
+        vocabulary = str(inputs / "vocab.txt")
+        arguments = tiny_run.arguments("prepare", inputs, VOCABULARY=vocabulary)
+        refuse(arguments, vocabulary)
+        assert files_below(inputs) == before
+
+    def test_corpus_of_other_settings_or_text(self, refuse, finished, tmp_path):
+        root = tiny_run.copy(finished, tmp_path, "corpus")
+        arguments = tiny_run.arguments("prepare", root)
+        chunk_length = "prepare.PrepareConfig.chunk_length"
+        refuse(replaced(arguments, chunk_length, 30), f"{root}/corpus", "40")
+        with (root / "articles.jsonl").open("a") as file:
+            file.write('{"title": "More", "text": "There is more."}\n')
+        refuse(arguments, f"{root}/corpus", "another corpus")
+
+    def test_examples_of_other_lengths_or_questions(self, refuse, finished, tmp_path):
+        root = tiny_run.copy(finished, tmp_path, "corpus")
+        arguments = tiny_run.arguments("prepare", root)
+        examples = root / "corpus" / "examples"
+        for task, name in {
+            "salient": "max_masks",
+            "ict": "inverse_cloze_query_length",
+        }.items():
+            binding = f"prepare.PrepareConfig.{name}"
+            folder = examples / f"towns_{task}" / "train"
+            refuse(replaced(arguments, binding, 5), folder)
+        questions = (root / "questions.jsonl").read_text()
+        (root / "questions.jsonl").write_text(questions.replace("1200", "1199"))
+        refuse(arguments, examples / "towns_questions" / "train", "remove it")
+
+    def test_full_disk(self, inputs):
+        done = run_program(
+            ["realm_jax.cli.main", *tiny_run.arguments("prepare", inputs)],
+            largest_file=2000,
+        )
+        assert done.returncode == 2
+        line = only_line(done.stderr)
+        assert "room" in line
+        # A folder of another name may stay, which the next run clears away.
+        assert not (inputs / "corpus").exists()
+
+
+class TestTraining:
+    def test_missing_corpus(self, refuse, inputs):
+        refuse(tiny_run.arguments("warm-start", inputs), f"{inputs}/corpus")
+        assert not (inputs / "warm_start").exists()
+
+    def test_unknown_task(self, refuse, finished, tmp_path):
+        root = tiny_run.copy(finished, tmp_path, "corpus")
+        arguments = tiny_run.arguments("warm-start", root, TASK="town_salient")
+        refuse(arguments, "town_salient")
+
+    def test_examples_of_another_corpus(self, refuse, finished, tmp_path):
+        root = tiny_run.copy(finished, tmp_path, "corpus")
+        (root / "other").mkdir()
+        other_corpus(finished, root / "other")
+        (root / "corpus" / "examples").rename(root / "other" / "corpus" / "examples")
+        corpus = str(root / "other" / "corpus")
+        arguments = tiny_run.arguments("warm-start", root, CORPUS=corpus)
+        refuse(arguments, "corpus_fingerprint")
+
+    def test_no_warm_start(self, refuse, finished, tmp_path):
+        root = tiny_run.copy(finished, tmp_path, "corpus")
+        refuse(tiny_run.arguments("pretrain", root), f"{root}/warm_start", "WARM_START")
+        assert not (root / "pretrain" / "checkpoints").exists()
+
+    def test_weights_of_another_shape(self, refuse, finished, tmp_path):
+        root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start")
+        arguments = tiny_run.arguments("pretrain", root)
+        line = refuse(
+            replaced(arguments, "bert.BertConfig.mlp_size", 48), "(1, 16, 48)"
+        )
+        assert "(1, 16, 32)" in line
+
+    def test_run_of_another_model(self, refuse, finished, tmp_path):
+        root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start")
+        arguments = tiny_run.arguments("warm-start", root)
+        refuse(replaced(arguments, "bert.BertConfig.mlp_size", 48), "use another")
+
+    def test_too_long_a_warmup_is_not_blamed_on_gin(self, refuse, finished, tmp_path):
+        root = tiny_run.copy(finished, tmp_path, "corpus")
+        name = "warm_start/optimizers.OptimizerConfig.warmup_steps"
+        arguments = replaced(tiny_run.arguments("warm-start", root), name, 99)
+        assert "configurable" not in refuse(arguments, "99")
+
+    def test_damaged_index(self, refuse, finished, tmp_path):
+        root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start", "pretrain")
+        for chunk in (root / "pretrain" / "index" / "data").rglob("c/*"):
+            if chunk.is_file():
+                chunk.write_bytes(flipped(chunk.read_bytes()))
+        checkpoints = files_below(root / "pretrain" / "checkpoints")
+        refuse(more_steps(root), "checksum")
+        assert files_below(root / "pretrain" / "checkpoints") == checkpoints
+
+    def test_index_of_another_corpus(self, refuse, finished, tmp_path):
+        root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start", "pretrain")
+        for commit in (root / "pretrain" / "index" / "commits").glob("*.json"):
+            manifest = json.loads(commit.read_text())
+            manifest["corpus_fingerprint"] = "0" * 64
+            commit.write_text(json.dumps(manifest))
+        refuse(more_steps(root), "corpus")
+
+    def test_full_disk(self, finished, tmp_path):
+        root = tiny_run.copy(finished, tmp_path, "corpus")
+        done = run_program(
+            ["realm_jax.cli.main", *tiny_run.arguments("warm-start", root)],
+            largest_file=10_000,
+        )
+        assert done.returncode == 2, done.stderr
+        assert "full" in only_line(done.stderr)
+        # No manifest, no checkpoint: the same command starts anew.
+        assert not list((root / "warm_start").glob("checkpoints/*.json"))
+
+
+class TestBuildIndexAndEvaluate:
+    def test_retriever_of_another_corpus(self, refuse, finished, tmp_path):
+        root = tiny_run.copy(finished, tmp_path, "pretrain")
+        other_corpus(finished, root)
+        for commit in (root / "pretrain" / "index" / "commits").glob("*.json"):
+            commit.unlink()
+        refuse(tiny_run.arguments("build-index", root), "corpus")
+
+    def test_stage_that_was_not_run(self, refuse, finished, tmp_path):
+        root = tiny_run.copy(finished, tmp_path, "corpus")
+        refuse(tiny_run.arguments("evaluate", root), f"{root}/warm_start", "first")
+        assert not (root / "evaluate").exists()
+
+    def test_missing_questions(self, refuse, finished):
+        arguments = tiny_run.arguments("evaluate", finished, QUESTIONS="none.jsonl")
+        refuse(arguments, "none.jsonl")
+
+
+def run_program(arguments, largest_file=None):
+    """Runs `python -m …`, perhaps where no file can grow beyond so many bytes."""
+
+    def limit():
+        if largest_file is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        check=False,
+        cwd=tiny_run.ROOT,
+        env=tiny_run.environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        preexec_fn=limit,
+    )
+
+
+def more_steps(root):
+    """Goes on with a finished pre-training, which first loads its index."""
+    arguments = tiny_run.arguments("pretrain", root)
+    return replaced(arguments, "pretrain.PretrainConfig.train_steps", 16)
+
+
+def flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+def other_corpus(finished, root):
+    """Builds root/corpus of other text in the same vocabulary."""
+    documents = list(read_json_lines(finished / "articles.jsonl"))[:40]
+    build_corpus(
+        documents,
+        root / "corpus",
+        vocabulary=WordPiece.load(finished / "corpus" / "vocab.txt"),
+        tagger=RuleTagger(),
+        chunk_length=40,
+    )

@@ -1,0 +1,36 @@
+"""The processes that train, search and measure never import TensorFlow."""
+
+import subprocess
+import sys
+
+CODE = """
+import pathlib, sys, tempfile
+
+from realm_jax.cli import build_index, evaluate, finetune, pretrain, warm_start
+from realm_jax.evaluation import run
+from realm_jax.index import builder, searchers
+from realm_jax.training import finetune as finetuning
+from realm_jax.training import pretrain as pretraining
+from realm_jax.training import warm_start as warm_starting
+from tests import tiny_world as tiny
+
+folder = pathlib.Path(tempfile.mkdtemp())
+world = tiny.make(folder)
+for stage, config in (
+    (warm_starting, tiny.warm_start_config(world, folder / "w")),
+    (pretraining, tiny.pretrain_config(world, folder / "p")),
+    (finetuning, tiny.finetune_config(world, folder / "f")),
+):
+    assert stage.run(config, tiny.silent, tiny.NEVER)
+heavy = {"tensorflow", "seqio", "tensorflow_datasets"} & set(sys.modules)
+assert not heavy, heavy
+print("trained")
+"""
+
+
+def test_stages_leave_tensorflow_alone():
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "trained" in done.stdout
