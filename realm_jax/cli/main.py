@@ -36,7 +36,14 @@ _GIN_TRAIL = "\n  In call to configurable"
 def console() -> None:
     """Entry point of the `realm` program."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    if code == _BAD_INPUT:
+        # All is said. Libraries that were writing when the disk was full would report
+        # everything they left undone once more while the interpreter is torn down.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -93,6 +100,9 @@ def _log_to_screen() -> None:
     handler = _Screen()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    # Orbax logs, traceback and all, what it then raises.
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @contextmanager
@@ -122,7 +132,9 @@ def _system_message(error: BaseException | None) -> str | None:
         return None
     # TensorStore and Orbax report a full disk in errors of their own.
     number = getattr(error, "errno", None)
-    if number in _OUT_OF_SPACE or "No space left" in str(error):
+    if number in _OUT_OF_SPACE or any(
+        os.strerror(number) in str(error) for number in _OUT_OF_SPACE
+    ):
         where = getattr(error, "filename", None)
         return (
             f"expected room on the disk{f' for {where}' if where else ''}, but it is "
