@@ -36,6 +36,7 @@ _GIN_TRAIL = "\n  In call to configurable"
 def console() -> None:
     """Entry point of the `realm` program."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    sys.unraisablehook = _tell_unraisable
     code = main(sys.argv[1:])
     if code == _BAD_INPUT:
         # All is said. Libraries that were writing when the disk was full would report
@@ -87,6 +88,13 @@ def guard(command: Callable[[threading.Event], None]) -> int:
                 raise
             return _fail(message)
         return 128 + received[0] if received else 0
+
+
+def _tell_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+    # After a failed write Orbax closes its event loop and raises; every other write of
+    # TensorStore that was under way then finds the loop closed, a traceback each.
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 class _Screen(logging.Handler):

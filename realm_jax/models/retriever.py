@@ -1,18 +1,18 @@
 """The embedder: towers that map queries and documents to the same space.
 
 p(z|x) is the softmax over candidates of Embed_input(x) . Embed_doc(z), a raw inner
-product (Guu et al. 2020, section 3.2). Each embedding is BERT's pooled [CLS],
-projected, normalised, and dropped out in training.
+product (Guu et al. 2020, section 3.2). Each embedding is BERT's pooled [CLS], or the
+mean over its wordpieces, projected, normalised, and dropped out in training.
 """
 
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.models import layers
-from realm_jax.models.bert import Bert, BertConfig
+from realm_jax.models.bert import PAD_ID, Bert, BertConfig
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,9 @@ class RetrieverConfig:
     Attributes:
       bert: the encoder of each tower.
       projection_size: features of an embedding.
+      pooling: "cls", BERT's pooled first position (REALM, ORQA), or "mean" over the
+        wordpieces (Sentence-BERT, and so the MiniLM weights; Contriever), which finds
+        shared words from the first step and so suits a start from nothing.
       shared: one tower for queries and documents (the authors' code), else two (the
         paper's W_input and W_doc).
       layer_norm: normalise embeddings. Without it training tends to collapse.
@@ -31,6 +34,7 @@ class RetrieverConfig:
 
     bert: BertConfig
     projection_size: int = 128
+    pooling: str = "cls"
     shared: bool = True
     layer_norm: bool = True
     layer_norm_epsilon: float = 1e-12
@@ -53,7 +57,10 @@ class Tower(nn.Module):
         config, leading = self.config, ids.shape[:-1]
         ids = ids.reshape(-1, ids.shape[-1])
         segment_ids = segment_ids.reshape(ids.shape)
-        pooled = Bert(config.bert, name="bert")(ids, segment_ids, deterministic).pooled
+        encoded = Bert(config.bert, name="bert")(ids, segment_ids, deterministic)
+        pooled = encoded.pooled
+        if config.pooling == "mean":
+            pooled = _mean(encoded.sequence, ids != PAD_ID)
         embedding = layers.Dense(
             features=(config.projection_size,),
             kernel_axes=("embed", "projection"),
@@ -69,6 +76,14 @@ class Tower(nn.Module):
         )
         embedding = layers.constrain(embedding, "batch", "projection")
         return embedding.reshape(*leading, config.projection_size)
+
+
+def _mean(
+    x: Float[Array, "batch length embed"], mask: Bool[Array, "batch length"]
+) -> Float[Array, "batch embed"]:
+    weights = mask.astype(x.dtype)
+    count = jnp.maximum(weights.sum(axis=1, keepdims=True), 1)
+    return jnp.einsum("bl,ble->be", weights / count, x)
 
 
 class Retriever(nn.Module):

@@ -179,6 +179,17 @@ class TestPrepare:
         (root / "questions.jsonl").write_text(questions.replace("1200", "1199"))
         refuse(arguments, examples / "towns_questions" / "train", "remove it")
 
+    def test_full_disk(self, inputs):
+        done = run_program(
+            ["realm_jax.cli.main", *tiny_run.arguments("prepare", inputs)],
+            largest_file=2000,
+        )
+        assert done.returncode == 2
+        line = only_line(done.stderr)
+        assert "room" in line
+        # A folder of another name may stay, which the next run clears away.
+        assert not (inputs / "corpus").exists()
+
 
 class TestTraining:
     def test_missing_corpus(self, refuse, inputs):
@@ -220,6 +231,17 @@ class TestTraining:
         name = "warm_start/optimizers.OptimizerConfig.warmup_steps"
         arguments = replaced(tiny_run.arguments("warm-start", root), name, 99)
         assert "configurable" not in refuse(arguments, "99")
+
+    def test_damaged_index(self, refuse, finished, tmp_path):
+        root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start", "pretrain")
+        data = root / "pretrain" / "index" / "data"
+        chunks = [path for path in data.rglob("c/**/*") if path.is_file()]
+        assert chunks
+        for chunk in chunks:
+            chunk.write_bytes(flipped(chunk.read_bytes()))
+        checkpoints = files_below(root / "pretrain" / "checkpoints")
+        refuse(more_steps(root), data, "as it was committed", "made anew")
+        assert files_below(root / "pretrain" / "checkpoints") == checkpoints
 
     def test_index_of_another_corpus(self, refuse, finished, tmp_path):
         root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start", "pretrain")
