@@ -6,11 +6,13 @@ mean over its wordpieces, projected, normalised, and dropped out in training.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
+from realm_jax.errors import BadInputError
 from realm_jax.models import layers
 from realm_jax.models.bert import PAD_ID, Bert, BertConfig
 
@@ -22,9 +24,9 @@ class RetrieverConfig:
     Attributes:
       bert: the encoder of each tower.
       projection_size: features of an embedding.
-      pooling: "cls", BERT's pooled first position (REALM, ORQA), or "mean" over the
-        wordpieces (Sentence-BERT, and so the MiniLM weights; Contriever), which finds
-        shared words from the first step and so suits a start from nothing.
+      pooling: "cls", BERT's pooled first position (REALM, ORQA), or "mean", the mean
+        over the last layer's wordpieces (Sentence-BERT, and so the MiniLM weights),
+        which learns far sooner where training starts from nothing.
       shared: one tower for queries and documents (the authors' code), else two (the
         paper's W_input and W_doc).
       layer_norm: normalise embeddings. Without it training tends to collapse.
@@ -34,11 +36,18 @@ class RetrieverConfig:
 
     bert: BertConfig
     projection_size: int = 128
-    pooling: str = "cls"
+    pooling: Literal["cls", "mean"] = "cls"
     shared: bool = True
     layer_norm: bool = True
     layer_norm_epsilon: float = 1e-12
     projection_dropout: float = 0.1
+
+    def __post_init__(self):
+        if self.pooling not in ("cls", "mean"):
+            raise BadInputError(
+                f"expected pooling to be one of cls, mean, got {self.pooling!r}. "
+                "Correct the model configuration."
+            )
 
 
 class Tower(nn.Module):
@@ -58,9 +67,10 @@ class Tower(nn.Module):
         ids = ids.reshape(-1, ids.shape[-1])
         segment_ids = segment_ids.reshape(ids.shape)
         encoded = Bert(config.bert, name="bert")(ids, segment_ids, deterministic)
-        pooled = encoded.pooled
         if config.pooling == "mean":
             pooled = _mean(encoded.sequence, ids != PAD_ID)
+        else:
+            pooled = encoded.pooled
         embedding = layers.Dense(
             features=(config.projection_size,),
             kernel_axes=("embed", "projection"),

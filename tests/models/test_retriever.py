@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from realm_jax.errors import BadInputError
 from realm_jax.models.bert import Bert
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 
@@ -49,6 +50,42 @@ def test_an_embedding_is_the_pooled_vector_projected_and_normalised(
     norm = tower["projection_norm"]
     expected = projected / np.sqrt(variance + epsilon) * norm["scale"] + norm["bias"]
     np.testing.assert_allclose(embeddings[1], expected, atol=1e-4)
+
+
+def test_mean_pooling_takes_every_wordpiece_and_no_padding(
+    config, inputs, random_params
+):
+    cls, mean = (
+        RetrieverConfig(config, projection_size=6, layer_norm=False, pooling=pooling)
+        for pooling in ("cls", "mean")
+    )
+    params = random_params(Retriever(mean), *inputs)
+    assert jax.tree.structure(params) == jax.tree.structure(
+        random_params(Retriever(cls), *inputs)
+    )
+    queries, documents, segments = inputs
+    _, embeddings = embed(mean, params, inputs)
+
+    tower = params["tower"]
+    ids = np.asarray(documents[1])
+    assert (ids == 0).any()
+    sequence = jax.jit(Bert(config).apply)(
+        {"params": tower["bert"]}, ids, segments[1]
+    ).sequence
+    kernel, bias = (np.float64(tower["projection"][leaf]) for leaf in ("kernel", "bias"))
+    for row, states, embedding in zip(ids, sequence, embeddings[1], strict=True):
+        expected = np.float64(states)[row != 0].mean(0) @ kernel + bias
+        np.testing.assert_allclose(embedding, expected, atol=1e-4)
+
+    longer = jax.tree.map(
+        lambda x: np.pad(x, [(0, 0)] * (np.ndim(x) - 1) + [(0, 3)]), inputs
+    )
+    np.testing.assert_allclose(embed(mean, params, longer)[1], embeddings, atol=1e-5)
+
+
+def test_unknown_pooling(config):
+    with pytest.raises(BadInputError, match="cls, mean"):
+        RetrieverConfig(config, pooling="max")
 
 
 def test_without_layer_norm_the_projection_is_the_embedding(
