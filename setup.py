@@ -55,6 +55,7 @@ setup(
     name="realm_jax",
     version="0.1.0",
     description="Retrieval-augmented pre-training (REALM) in JAX, for TPU pods",
+    license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["realm_jax*", "tasks*", "tpu_launch*"]),
     package_data={

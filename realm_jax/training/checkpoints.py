@@ -119,6 +119,11 @@ def read_details(store: Store) -> tuple[int, Mapping[str, Any]] | None:
     return (steps[-1], _read_manifest(store, steps[-1])["details"]) if steps else None
 
 
+def all_details(store: Store) -> list[Mapping[str, Any]]:
+    """Details of every finished checkpoint, oldest first."""
+    return [_read_manifest(store, step)["details"] for step in finished_steps(store)]
+
+
 def restore_state(store: Store, template: TrainState) -> Restored | None:
     """Reads the newest undamaged checkpoint, or None if there is no checkpoint at all.
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,6 +19,16 @@ from realm_jax.models.span_reader import SpanReader
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.weights import bert as bert_weights
+
+# Settings that the same parameters can be used with, whatever they are.
+_FREE = (
+    "projection_dropout",
+    "dropout_rate",
+    "dtype",
+    "remat",
+    "initializer_range",
+    "scan_unroll",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +103,7 @@ def _init(model: Retriever | Reader, key: jax.Array, *inputs: jax.Array) -> Any:
     return model.init(key, *inputs)
 
 
-def warm_start_params(params: PyTree, source: str, bert: BertConfig) -> PyTree:
+def warm_start_params(params: PyTree, source: str, config: RetrieverConfig) -> PyTree:
     """Replaces parameters by those of an earlier stage or of published weights.
 
     Args:
@@ -102,23 +111,30 @@ def warm_start_params(params: PyTree, source: str, bert: BertConfig) -> PyTree:
       source: "" to keep them; a folder with `model.safetensors` and `config.json`,
         whose BERT goes into every tower and the reader; or the model directory of an
         earlier stage, whose parameters are taken wherever this stage has them too.
-      bert: this stage's encoder.
+      config: this stage's towers.
 
     Raises:
-      BadInputError: nothing is there, or it is of another shape.
+      BadInputError: nothing is there, or it is of another shape or kind of model.
     """
     if not source:
         return params
     folder = pathlib.Path(source)
     if (folder / "model.safetensors").exists():
-        return _with_bert(params, bert_weights.load_bert(folder, bert))
+        return _with_bert(params, bert_weights.load_bert(folder, config.bert))
     restored = restore_params(open_store(source))
     if restored is None:
         raise BadInputError(
             f"expected a finished checkpoint or model.safetensors in WARM_START "
             f"{source!r}, found neither; run the stage before this one first"
         )
-    return _take_over(params, restored.tree, source)
+    merged = _take_over(params, restored.tree, source)
+    expected, received = describe(config), restored.details.get("model")
+    if received != expected:
+        raise BadInputError(
+            f"expected the model {expected} in {source}, got {received}; use the model "
+            "file that stage was trained with"
+        )
+    return merged
 
 
 def _with_bert(params: PyTree, bert: PyTree) -> PyTree:
@@ -158,5 +174,13 @@ def _take_over(params: PyTree, source: PyTree, where: str) -> PyTree:
 
 
 def describe(config: RetrieverConfig) -> dict[str, Any]:
-    """The towers' configuration as JSON, kept with snapshots and checkpoints."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
+    """What gives the parameters their meaning, as JSON; kept with checkpoints.
+
+    How they are trained and computed (dropout, precision, rematerialisation) may change
+    from one run to the next.
+    """
+    described = dataclasses.asdict(config)
+    for name in _FREE:
+        described.pop(name, None)
+        described["bert"].pop(name, None)
+    return described

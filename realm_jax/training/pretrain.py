@@ -18,7 +18,7 @@ from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import LoadedIndex
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.objectives.masked_lm import Marginalization
-from realm_jax.training.checkpoints import KEPT_CHECKPOINTS
+from realm_jax.training.checkpoints import KEPT_CHECKPOINTS, all_details
 from realm_jax.training.held_out import HeldOutQuestions, query_embedder
 from realm_jax.training.index_link import IndexLink, IndexSource
 from realm_jax.training.loop import Report
@@ -137,7 +137,9 @@ class _Pretraining:
         stage, refresher = self._stage, self._refresher
         saved = stage.details["index_step"] if stage.details is not None else None
         step = int(stage.state.step)
-        self._saved.extend([] if saved is None else [saved])
+        self._saved.extend(
+            details["index_step"] for details in all_details(stage.model_store)
+        )
         refresher.start(step, stage.state.params["retriever"], saved)
         stage.train(
             PretrainLoss(

@@ -60,6 +60,14 @@ class StageConfig:
     checkpoint_period: int = 1000
     log_period: int = 100
 
+    def data_order(self) -> dict[str, Any]:
+        """Which examples each update sees; what a resumed run must keep."""
+        return {
+            "task": self.task,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+        }
+
 
 class Stage(Generic[ReaderT]):
     """A training stage of one run, from its latest checkpoint on.
@@ -198,9 +206,7 @@ class Stage(Generic[ReaderT]):
             "stage": self.name,
             "model": initialization.describe(self.retriever_config),
             "corpus_fingerprint": self.corpus.fingerprint,
-            "task": self.config.task,
-            "batch_size": self.config.batch_size,
-            "seed": self.config.seed,
+            **self.config.data_order(),
         }
 
     def _check_resumable(self) -> None:
@@ -225,7 +231,7 @@ class Stage(Generic[ReaderT]):
         newest = checkpoints.finished_steps(self.model_store)
         if not newest:
             params = initialization.warm_start_params(
-                params, config.warm_start, self.retriever_config.bert
+                params, config.warm_start, self.retriever_config
             )
         state = place_state(
             create_state(params, self._optimizer, config.seed),

@@ -6,6 +6,7 @@ ignore documents, and then no gradient reaches the retriever (the cold-start pro
 
 import dataclasses
 import threading
+from typing import Any
 
 from realm_jax.data.examples import Examples, batch_rows
 from realm_jax.data.features import Example
@@ -33,6 +34,14 @@ class WarmStartConfig(StageConfig):
 
     pairs_task: str = ""
     reader_batch_size: int = 512
+
+    def data_order(self) -> dict[str, Any]:
+        """Which examples each update sees, of both models."""
+        return {
+            **super().data_order(),
+            "pairs_task": self.pairs_task,
+            "reader_batch_size": self.reader_batch_size,
+        }
 
 
 def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:

@@ -63,7 +63,7 @@ def test_mean_pooling_takes_every_wordpiece_and_no_padding(
     assert jax.tree.structure(params) == jax.tree.structure(
         random_params(Retriever(cls), *inputs)
     )
-    queries, documents, segments = inputs
+    _, documents, segments = inputs
     _, embeddings = embed(mean, params, inputs)
 
     tower = params["tower"]
@@ -72,7 +72,8 @@ def test_mean_pooling_takes_every_wordpiece_and_no_padding(
     sequence = jax.jit(Bert(config).apply)(
         {"params": tower["bert"]}, ids, segments[1]
     ).sequence
-    kernel, bias = (np.float64(tower["projection"][leaf]) for leaf in ("kernel", "bias"))
+    kernel = np.float64(tower["projection"]["kernel"])
+    bias = tower["projection"]["bias"]
     for row, states, embedding in zip(ids, sequence, embeddings[1], strict=True):
         expected = np.float64(states)[row != 0].mean(0) @ kernel + bias
         np.testing.assert_allclose(embedding, expected, atol=1e-4)

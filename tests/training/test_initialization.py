@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import flax.traverse_util
@@ -45,10 +46,11 @@ def shapes(**sizes):
 def earlier(tmp_path_factory):
     """Model directory of an earlier stage, and its parameters."""
     folder = tmp_path_factory.mktemp("earlier")
-    params, _ = draw(seed=1)
+    params, config = draw(seed=1)
     checkpointer = Checkpointer(open_store(folder))
     state = create_state(params, optax.sgd(0.1), seed=1)
-    checkpointer.save(state.replace(step=jax.numpy.asarray(5)), {})
+    state = state.replace(step=jax.numpy.asarray(5))
+    checkpointer.save(state, {"model": describe(config)})
     checkpointer.close()
     return str(folder), params
 
@@ -97,13 +99,13 @@ def test_every_parameter_has_its_axes():
 
 def test_from_nothing_they_stay_as_drawn():
     params, config = draw()
-    assert warm_start_params(params, "", config.bert) is params
+    assert warm_start_params(params, "", config) is params
 
 
 def test_an_earlier_stage_is_taken_over_where_both_have_it(earlier):
     folder, before = earlier
     drawn, config = draw(seed=2, reader_class=SpanReader)
-    params = warm_start_params(drawn, folder, config.bert)
+    params = warm_start_params(drawn, folder, config)
     assert_same_bits(params["retriever"], before["retriever"])
     assert_same_bits(params["reader"]["bert"], before["reader"]["bert"])
     heads = {name for name in params["reader"] if name != "bert"}
@@ -115,14 +117,14 @@ def test_an_earlier_stage_is_taken_over_where_both_have_it(earlier):
 def test_the_head_of_the_same_reader_is_taken_over_too(earlier):
     folder, before = earlier
     drawn, config = draw(seed=2)
-    assert_same_bits(warm_start_params(drawn, folder, config.bert), before)
+    assert_same_bits(warm_start_params(drawn, folder, config), before)
 
 
 def test_published_weights_go_into_both_towers_and_the_reader(tmp_path):
     published, config = draw(seed=3)
     save_published(tmp_path, published, config)
     drawn, _ = draw(seed=4)
-    params = warm_start_params(drawn, str(tmp_path), config.bert)
+    params = warm_start_params(drawn, str(tmp_path), config)
     encoder = published["reader"]["bert"]
     for place in (
         params["retriever"]["query_tower"],
@@ -146,7 +148,25 @@ def test_a_stage_of_other_shapes_is_refused_by_name(earlier, sizes, named):
     folder, _ = earlier
     params, config = shapes(**sizes)
     with pytest.raises(BadInputError, match=named):
-        warm_start_params(params, folder, config.bert)
+        warm_start_params(params, folder, config)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value"),
+    [("towers", "pooling", "mean"), ("bert", "num_heads", 1)],
+)
+def test_a_stage_of_the_same_shapes_and_another_meaning_is_refused(
+    earlier, where, name, value
+):
+    folder, _ = earlier
+    params, config = draw(seed=2)
+    if where == "bert":
+        changed = dataclasses.replace(config.bert, **{name: value})
+        config = dataclasses.replace(config, bert=changed)
+    else:
+        config = dataclasses.replace(config, **{name: value})
+    with pytest.raises(BadInputError, match=f"expected the model .*'{name}': "):
+        warm_start_params(params, folder, config)
 
 
 def test_published_weights_of_other_shapes_are_refused(tmp_path):
@@ -154,7 +174,7 @@ def test_published_weights_of_other_shapes_are_refused(tmp_path):
     save_published(tmp_path, published, config)
     params, larger = shapes(hidden=32)
     with pytest.raises(BadInputError, match="1 layers of 32"):
-        warm_start_params(params, str(tmp_path), larger.bert)
+        warm_start_params(params, str(tmp_path), larger)
 
 
 @pytest.mark.parametrize("folder", ["empty", "missing"])
@@ -162,7 +182,7 @@ def test_nothing_to_start_from_is_an_error(tmp_path, folder):
     (tmp_path / "empty").mkdir()
     params, config = draw()
     with pytest.raises(BadInputError, match=r"WARM_START .*found neither"):
-        warm_start_params(params, str(tmp_path / folder), config.bert)
+        warm_start_params(params, str(tmp_path / folder), config)
     assert not (tmp_path / "missing").exists()
 
 
@@ -171,6 +191,10 @@ def test_the_description_tells_models_apart_and_is_json():
         describe(tiny_world.models(hidden=size).retriever_config(VOCAB))
         for size in (16, 16, 32)
     )
+    free = tiny_world.models().retriever_config(VOCAB)
+    bert = dataclasses.replace(free.bert, dtype="bfloat16", remat="full")
+    free = dataclasses.replace(free, bert=bert, projection_dropout=0.5)
+    assert describe(free) == one
     assert one == same == json.loads(json.dumps(one))
     assert one != other
     assert np.all([one["bert"]["hidden_size"] == 16, one["shared"] is False])

@@ -142,6 +142,22 @@ def test_a_stop_leaves_a_checkpoint_that_goes_on(
     assert_same_bits(one, two)
 
 
+def test_resumed_it_keeps_the_index_of_every_checkpoint(world, stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path / "run")
+    store = open_store(tmp_path / "run")
+    manifest = json.loads(store.read("checkpoints/4.json"))
+    manifest["details"]["index_step"] = 0
+    store.write("checkpoints/4.json", json.dumps(manifest).encode())
+    kept = []
+
+    def report(step, total, values):
+        extra = read_heartbeat(store, TRAINER_ROLE).extra
+        kept.append((step, extra["kept_index_steps"]))
+
+    assert pretrain.run(config_of(world, tmp_path / "run"), report, NEVER)
+    assert kept[0] == (6, [0, 3])
+
+
 def test_a_stop_while_embedding_leaves_no_index_and_no_checkpoint(world, tmp_path):
     stop = threading.Event()
     stop.set()

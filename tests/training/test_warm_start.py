@@ -66,6 +66,13 @@ def test_stopped_and_resumed_it_ends_at_the_same_bits(world, uninterrupted, tmp_
     assert_same_bits(params_of(tmp_path), params_of(uninterrupted))
 
 
+@pytest.mark.parametrize("changed", [{"reader_batch_size": 3}, {"pairs_task": "asked"}])
+def test_another_order_of_examples_is_not_resumed(world, uninterrupted, changed):
+    config = tiny_world.warm_start_config(world, uninterrupted, **changed)
+    with pytest.raises(BadInputError, match=next(iter(changed))):
+        warm_start.run(config, silent, NEVER)
+
+
 def test_each_sentence_is_read_with_its_own_block(world, corpus, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
