@@ -51,6 +51,11 @@ class MaskedSpans:
     log_marginal: Float[np.ndarray, " example"]
     log_null: Float[np.ndarray, " example"]
 
+    @property
+    def utility(self) -> Float[np.ndarray, " example"]:
+        """Retrieval utility, log p(y|x) - log p(y|null,x), in nats."""
+        return self.log_marginal - self.log_null
+
 
 def evaluate_masked_spans(
     retriever: Retriever,
@@ -161,8 +166,8 @@ def masked_examples(
       corpus: the blocks.
       count: how many sentences.
     """
-    utility = spans.log_marginal - spans.log_null
-    return [_masked_example(spans, corpus, row) for row in np.argsort(-utility)[:count]]
+    most_helped = np.argsort(-spans.utility)[:count]
+    return [_masked_example(spans, corpus, row) for row in most_helped]
 
 
 def _masked_example(spans: MaskedSpans, corpus: BlockStore, row: int) -> MaskedExample:

@@ -29,7 +29,7 @@ from realm_jax.evaluation.report_data import (
     recall_name,
 )
 from realm_jax.evaluation.retrieval import Interval
-from realm_jax.evaluation.verdicts import duration, percent, points, verdicts
+from realm_jax.evaluation.verdicts import duration, nats, percent, points, verdicts
 from realm_jax.storage import open_store
 from realm_jax.types import NULL_BLOCK
 
@@ -139,13 +139,13 @@ def render_html(data: ReportData) -> str:
     )
     environment.filters |= {
         "percent": percent,
-        "points": points,
         "duration": duration,
         "probability": probability,
         "mark": _mark,
         "position": _position,
         "stage": _stage_name,
     }
+    environment.globals |= {"points": points, "nats": nats}
     return environment.get_template("report.html.jinja").render(
         data=data,
         run=data.run,
@@ -185,7 +185,8 @@ def _tiles(data: ReportData) -> list[_Tile]:
             _Tile(
                 "Masked spans right",
                 percent(masked.with_retrieval.mean),
-                f"{percent(masked.null_only.mean)} without documents",
+                f"{percent(masked.null_only.mean)} without documents; utility "
+                f"{nats(masked.utility.mean)} nats",
             )
         )
     refreshes = len(index_versions(data.curves))

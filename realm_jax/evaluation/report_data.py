@@ -156,11 +156,14 @@ class MaskedAccuracy:
       with_retrieval: marginalised over the retrieved documents.
       null_only: the null document alone.
       difference: the first minus the second on the same spans.
+      utility: log p(y|x) - log p(y|null,x) of the same spans, in nats. It moves long
+        before a span is right.
     """
 
     with_retrieval: Interval
     null_only: Interval
     difference: Interval
+    utility: Interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,15 +285,17 @@ def compare(
 def masked_accuracy(
     with_retrieval: np.ndarray,
     null_only: np.ndarray,
+    utility: np.ndarray,
     *,
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> MaskedAccuracy:
-    """Puts intervals on masked-span accuracy; one 0 or 1 per span on either side."""
+    """Puts intervals on masked-span accuracy; all arguments have one value per span."""
     return MaskedAccuracy(
         bootstrap_interval(with_retrieval, resamples=resamples, seed=seed),
         bootstrap_interval(null_only, resamples=resamples, seed=seed),
         paired_bootstrap_difference(
             null_only, with_retrieval, resamples=resamples, seed=seed
         ),
+        bootstrap_interval(utility, resamples=resamples, seed=seed),
     )

@@ -150,7 +150,9 @@ class _Evaluation:
             curves=read_curves(self._model_dirs()),
             comparison=report_data.compare(per_question),
             masked_accuracy=masked
-            and report_data.masked_accuracy(masked.correct, masked.null_correct),
+            and report_data.masked_accuracy(
+                masked.correct, masked.null_correct, masked.utility
+            ),
             examples=masked_examples(masked, self._corpus, _NUM_EXAMPLES)
             if masked
             else (),

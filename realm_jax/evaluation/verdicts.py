@@ -26,6 +26,12 @@ def points(difference: float) -> str:
     return "0.0" if float(text) == 0.0 else text.replace("-", "−")
 
 
+def nats(difference: float) -> str:
+    """A difference of log-probabilities with its sign."""
+    text = f"{difference:+.2f}"
+    return "0.00" if float(text) == 0.0 else text.replace("-", "−")
+
+
 def duration(seconds: float) -> str:
     """Seconds in the two largest units that say something."""
     whole = round(seconds)
@@ -87,17 +93,19 @@ def _pretraining(before: Interval, after: Interval, change: Interval) -> Finding
 
 
 def _masked_spans(accuracy: MaskedAccuracy) -> Finding:
+    """Judges by the utility: it says more than a count of spans, most of them wrong."""
+    utility, right = accuracy.utility, accuracy.difference
     figures = (
-        f"{percent(accuracy.with_retrieval.mean)} right with retrieval, "
-        f"{percent(accuracy.null_only.mean)} with the null document alone "
-        f"({_measured_difference(accuracy.difference)}, "
-        f"{accuracy.difference.count:,} spans)"
+        f"{nats(utility.mean)} nats of log-probability over the null document alone "
+        f"(95% interval {nats(utility.low)} to {nats(utility.high)}, "
+        f"{utility.count:,} spans); {percent(accuracy.with_retrieval.mean)} right "
+        f"against {percent(accuracy.null_only.mean)} ({_measured_difference(right)})"
     )
-    if accuracy.difference.low > 0:
+    if utility.low > 0:
         return Finding(
             Level.GOOD, f"Documents help to fill in masked spans: {figures}."
         )
-    if accuracy.difference.high < 0:
+    if utility.high < 0:
         return Finding(
             Level.WARNING, f"Documents make filling in masked spans worse: {figures}."
         )

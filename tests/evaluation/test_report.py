@@ -50,6 +50,11 @@ def hits(share, count=100):
     return (np.arange(count) < share * count).astype(np.float64)
 
 
+def spread(mean, count=100):
+    """Values about a mean, as far below it as above."""
+    return mean + np.linspace(-1, 1, count)
+
+
 def full_data(text="plain"):
     lines = [
         {
@@ -80,7 +85,9 @@ def full_data(text="plain"):
             },
             resamples=200,
         ),
-        masked_accuracy=masked_accuracy(hits(0.5), hits(0.3), resamples=200),
+        masked_accuracy=masked_accuracy(
+            hits(0.5), hits(0.3), spread(0.4), resamples=200
+        ),
         examples=[
             MaskedExample(
                 before=text,
@@ -259,15 +266,20 @@ def test_the_verdict_on_pre_training_follows_the_interval(before, after, level, 
 
 
 @pytest.mark.parametrize(
-    ("with_retrieval", "null_only", "level"),
-    [(0.5, 0.3, Level.GOOD), (0.3, 0.5, Level.WARNING), (0.3, 0.3, Level.NEUTRAL)],
+    ("utility", "level", "words"),
+    [
+        (0.4, Level.GOOD, "+0.40 nats"),
+        (-0.4, Level.WARNING, "−0.40 nats"),
+        (0.0, Level.NEUTRAL, "0.00 nats"),
+    ],
 )
-def test_the_verdict_on_masked_spans_follows_the_interval(
-    with_retrieval, null_only, level
-):
-    accuracy = masked_accuracy(hits(with_retrieval), hits(null_only), resamples=500)
+def test_the_verdict_on_masked_spans_follows_the_utility(utility, level, words):
+    # Not one span is right, and yet documents help, hurt, or do neither.
+    accuracy = masked_accuracy(hits(0), hits(0), spread(utility), resamples=500)
     (finding,) = verdicts(ReportData(run_info(), masked_accuracy=accuracy))
     assert finding.level is level
+    assert words in finding.text
+    assert "0.0% right against 0.0%" in finding.text
 
 
 def test_the_verdict_on_the_index_counts_versions_and_ages():
