@@ -137,8 +137,8 @@ def add_task(
         ) from error
 
 
-def provenance(provider: seqio.Task | seqio.Mixture) -> dict[str, str]:
-    """Returns the fingerprints of what the examples of a task are made from.
+def provenance(provider: seqio.Task | seqio.Mixture) -> dict[str, str | float]:
+    """Returns what the examples of a task are made from: fingerprints and shares.
 
     Sources tell theirs in an attribute `provenance`. A mixture has what all its tasks
     have in common.

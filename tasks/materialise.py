@@ -46,7 +46,12 @@ def materialise(
             f"expected a split of {task_or_mixture} ({', '.join(provider.splits)}), "
             f"got {split!r}; name one of these."
         )
-    metadata = {"task": task_or_mixture, "split": split, **provenance(provider)}
+    metadata = {
+        "task": task_or_mixture,
+        "split": split,
+        "seed": seed,
+        **provenance(provider),
+    }
     batches = _batches(provider, split, use_cached, seed)
     return write_examples(directory, batches, metadata)
 

@@ -9,6 +9,7 @@ What is there already is not made again; a killed run goes on where it was.
 import dataclasses
 import itertools
 import pathlib
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
@@ -83,10 +84,13 @@ def run(config: PrepareConfig, report: Report) -> BlockStore:
       BadInputError: the source is missing, empty or malformed, or the folder holds
         another corpus.
     """
+    # What costs nothing to check comes before hours of work.
+    wanted = list(_wanted_examples(config))
+    _require_task_name(config.name)
     store = _make_blocks(config, report)
     missing = [
         (task, split, folder)
-        for task, split, folder in _wanted_examples(config)
+        for task, split, folder in wanted
         if not _is_there(config, store, task, split, folder)
     ]
     if not missing:
@@ -121,6 +125,14 @@ def run(config: PrepareConfig, report: Report) -> BlockStore:
     return store
 
 
+def _require_task_name(name: str) -> None:
+    if not re.fullmatch(r"\w+", name, re.ASCII):
+        raise BadInputError(
+            f"expected a NAME of letters, digits and underscores, got {name!r}; the "
+            "SeqIO tasks are named after it"
+        )
+
+
 def examples_folder(corpus: str, task: str, split: str) -> pathlib.Path:
     """Where the examples of a task and split lie."""
     return pathlib.Path(corpus) / "examples" / task / split
@@ -128,7 +140,9 @@ def examples_folder(corpus: str, task: str, split: str) -> pathlib.Path:
 
 def _wanted_examples(config: PrepareConfig) -> Iterator[tuple[str, str, pathlib.Path]]:
     names = [f"{config.name}_ict", f"{config.name}_salient", *config.more_tasks]
-    wanted = list(itertools.product(names, ("train", "validation")))
+    # Validation first: too small a share of too few articles leaves it empty, which
+    # must be refused before anything is trained on the rest.
+    wanted = list(itertools.product(names, ("validation", "train")))
     if config.questions:
         splits = dict.fromkeys(q.split for q in read_questions(config.questions))
         wanted += [(f"{config.name}_questions", split) for split in splits]
@@ -150,11 +164,15 @@ def _is_there(
     """
     if not folder.exists():
         return False
-    expect = {"vocabulary_fingerprint": store.vocabulary.fingerprint}
+    expect: dict[str, object] = {
+        "vocabulary_fingerprint": store.vocabulary.fingerprint
+    }
     if task in (f"{config.name}_ict", f"{config.name}_salient"):
         expect["corpus_fingerprint"] = store.fingerprint
         # The spans too: the corpus fingerprint does not know them.
         expect["settings_fingerprint"] = store.info.get("settings_fingerprint", "")
+        expect["validation_fraction"] = config.validation_fraction
+        expect["seed"] = config.seed
     examples = Examples.open(folder, expect=expect)
     if not _fits(config, store, task, split, examples):
         raise BadInputError(
@@ -209,8 +227,14 @@ def _make_blocks(config: PrepareConfig, report: Report) -> BlockStore:
         tagger=tagger,
         chunk_length=config.chunk_length,
         source=source,
+        metadata={"trained_vocabulary_size": _trained_size(config)},
         progress=lambda count: report("articles", count, None),
     )
+
+
+def _trained_size(config: PrepareConfig) -> int | None:
+    """Wordpieces of a vocabulary that is trained on the text, None if one is given."""
+    return None if config.vocabulary else config.vocabulary_size
 
 
 def _vocabulary(config: PrepareConfig, report: Report) -> WordPiece:
@@ -242,11 +266,16 @@ def _require_same_settings(
         chunk_length=config.chunk_length,
         source=source,
     )
-    if store.info.get("settings_fingerprint") != wanted:
+    trained_size = store.info.get("trained_vocabulary_size")
+    if (
+        store.info.get("settings_fingerprint") != wanted
+        or trained_size != _trained_size(config)
+    ):
         raise BadInputError(
             f"expected {config.corpus} to be absent or made from {config.source} with "
             f"these settings, but it holds another corpus (tagger "
             f"{store.info.get('tagger')!r}, {store.chunk_length} wordpieces a block, "
-            f"{store.vocabulary.size} in the vocabulary); remove it or choose another "
-            "CORPUS"
+            f"{store.vocabulary.size} in a vocabulary that was "
+            f"{'trained on it' if trained_size else 'given'}); remove it or choose "
+            "another CORPUS"
         )

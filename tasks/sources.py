@@ -38,6 +38,9 @@ class BlockSource(seqio.DataSource):
             "vocabulary_fingerprint": store.vocabulary.fingerprint,
             # Changes with the spans too, of which the corpus fingerprint is unaware.
             "settings_fingerprint": store.info.get("settings_fingerprint", ""),
+            # Examples of two shares must not meet: each one's held out articles may
+            # be trained on in the other.
+            "validation_fraction": fraction,
         }
         self._fraction = fraction
         num_shards = min(num_shards, store.num_blocks)

@@ -8,7 +8,7 @@ import os
 import re
 import textwrap
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,6 +78,7 @@ def build_corpus(
     tagger: Tagger,
     chunk_length: int,
     source: str = "",
+    metadata: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> BlockStore:
     """Builds and opens a block store.
@@ -92,6 +93,7 @@ def build_corpus(
       tagger: finds the salient spans of documents that bring none.
       chunk_length: wordpieces of a block with its title and special pieces.
       source: identifies the documents, for `settings_fingerprint`.
+      metadata: more values for corpus.json.
       progress: called with the number of documents read so far.
 
     Raises:
@@ -107,6 +109,7 @@ def build_corpus(
             if progress is not None:
                 progress(num_documents)
         writer.metadata |= {
+            **(metadata or {}),
             "num_documents": num_documents,
             "tagger": tagger.name,
             "source": source,
@@ -242,7 +245,7 @@ def _read_documents(path: Path) -> Iterator[Document]:
 def _parse_document(line: bytes, where: str) -> Document:
     try:
         fields = json.loads(line.decode("utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInputError(
             f"{where}: expected one JSON object in UTF-8, got something else "
             f"({error}); correct the line."

@@ -1,12 +1,14 @@
 """The committed questions against the text they are asked of."""
 
 import collections
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 
 from realm_jax.data.questions import read_questions
+from realm_jax.evaluation.answers import answer_tokens, contains_tokens
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,12 +26,25 @@ def articles():
     return {record["title"]: record for record in records}
 
 
-def test_each_answer_stands_in_its_article(questions, articles):
+def test_each_answer_stands_in_its_article_letter_by_letter(questions, articles):
     missing = [
         (question.id, answer)
         for question in questions
         for answer in question.answers
         if answer not in articles[question.title]["text"]
+    ]
+    assert missing == []
+
+
+def test_each_answer_stands_in_its_article_as_words(questions, articles):
+    # "carillon" stands in "carillons", but no reader can point at it.
+    missing = [
+        (question.id, answer)
+        for question in questions
+        for answer in question.answers
+        if not contains_tokens(
+            answer_tokens(articles[question.title]["text"]), [answer_tokens(answer)]
+        )
     ]
     assert missing == []
 
@@ -60,6 +75,20 @@ def test_no_article_is_asked_about_in_two_splits(questions):
     for question in questions:
         splits[question.title].add(question.split)
     assert [title for title, found in splits.items() if len(found) > 1] == []
+
+
+def test_no_question_is_asked_in_other_words_in_another_split(questions):
+    # The same answer, and a word in common that no other question has.
+    words = {q.id: set(answer_tokens(q.question)) for q in questions}
+    counts = collections.Counter(itertools.chain.from_iterable(words.values()))
+    alike = [
+        (one.question, other.question)
+        for one, other in itertools.combinations(questions, 2)
+        if one.split != other.split
+        and {*one.answers} & {*other.answers}
+        and any(counts[word] == 2 for word in words[one.id] & words[other.id])
+    ]
+    assert alike == []
 
 
 def test_no_question_is_asked_twice(questions):
