@@ -164,9 +164,7 @@ def _is_there(
     """
     if not folder.exists():
         return False
-    expect: dict[str, object] = {
-        "vocabulary_fingerprint": store.vocabulary.fingerprint
-    }
+    expect: dict[str, object] = {"vocabulary_fingerprint": store.vocabulary.fingerprint}
     if task in (f"{config.name}_ict", f"{config.name}_salient"):
         expect["corpus_fingerprint"] = store.fingerprint
         # The spans too: the corpus fingerprint does not know them.
@@ -267,10 +265,9 @@ def _require_same_settings(
         source=source,
     )
     trained_size = store.info.get("trained_vocabulary_size")
-    if (
-        store.info.get("settings_fingerprint") != wanted
-        or trained_size != _trained_size(config)
-    ):
+    if store.info.get(
+        "settings_fingerprint"
+    ) != wanted or trained_size != _trained_size(config):
         raise BadInputError(
             f"expected {config.corpus} to be absent or made from {config.source} with "
             f"these settings, but it holds another corpus (tagger "

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from realm_jax.cli import configuration
+from realm_jax.training import initialization
 from tests import tiny_run
 
 # Run file -> what its command asks gin for.
@@ -71,6 +72,14 @@ def test_stages_of_one_chain_agree_on_lengths(tmp_path):
         assert lengths.document == prepared.chunk_length
 
 
+def test_the_embedding_that_hardware_asks_for_reaches_every_stage(tmp_path):
+    for hardware, batch_size in {"cpu": 32, "tpu": 2048}.items():
+        for stage in ("pretrain", "finetune", "evaluate"):
+            path = tiny_run.GIN / "hardware" / f"{hardware}.gin"
+            config = read(stage, [MODELS[0], path, run_file(stage)], tmp_path)
+            assert config.embed.batch_size == batch_size, (hardware, stage)
+
+
 def test_quickstart_reads_for_every_stage():
     from tpu_launch import local
 
@@ -89,3 +98,8 @@ def test_quickstart_reads_for_every_stage():
         config = configuration.configured(config_class)
         assert dataclasses.is_dataclass(config)
         assert config.corpus == "runs/quickstart/corpus"
+        if stage.command in ("pretrain", "finetune", "evaluate"):
+            read_as = [config.models.lengths, config.embed.shard_blocks]
+            assert read_as == [initialization.Lengths(64, 96, 128), 4096]
+        if stage.command == "evaluate":
+            assert config.finetuned.models.lengths == config.models.lengths

@@ -1,7 +1,8 @@
 """`python -m tpu_launch local --gin_file=...`: runs a chain of stages on this machine.
 
 The gin file binds `local.Chain` (see gin/runs/quickstart.gin) and is given to every
-stage. Ctrl-C stops all processes at a safe point; the same command goes on later.
+stage, and so are --gin.BINDING=VALUE and --import_module. Ctrl-C stops all processes at
+a safe point; the same command goes on later.
 """
 
 import sys
@@ -23,7 +24,9 @@ def main(argv: Sequence[str]) -> int:
         nonlocal code
         flags = configuration.parse(parser, argv)
         chain = configuration.configured(local.Chain)
-        code = local.run(chain, flags.gin_file, stop)
+        passed_on = [arg for arg in argv if arg.startswith("--gin.")]
+        passed_on += [f"--import_module={module}" for module in flags.import_module]
+        code = local.run(chain, flags.gin_file, stop, passed_on)
 
     return guard(command) or code
 

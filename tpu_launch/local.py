@@ -68,19 +68,25 @@ class Chain:
     stages: Sequence[Stage]
 
 
-def run(chain: Chain, gin_files: Sequence[str], stop: threading.Event) -> int:
+def run(
+    chain: Chain,
+    gin_files: Sequence[str],
+    stop: threading.Event,
+    passed_on: Sequence[str] = (),
+) -> int:
     """Runs a chain; returns 0, or the exit code of the first stage that failed.
 
     Args:
       chain: what to run.
       gin_files: given to every stage after its own.
       stop: set when the process was asked to stop; the stages then were asked too.
+      passed_on: arguments given to every stage, after all others.
     """
     console = Console()
     started = time.monotonic()
     for number, stage in enumerate(chain.stages, start=1):
         console.rule(f"{number}/{len(chain.stages)} {stage.command}", align="left")
-        code = _run_stage(stage, chain.root, gin_files, stop)
+        code = _run_stage(stage, chain.root, gin_files, stop, passed_on)
         if stop.is_set():
             console.print("stopped; run the same command again to go on")
             return 0
@@ -93,15 +99,20 @@ def run(chain: Chain, gin_files: Sequence[str], stop: threading.Event) -> int:
 
 
 def _run_stage(
-    stage: Stage, root: str, gin_files: Sequence[str], stop: threading.Event
+    stage: Stage,
+    root: str,
+    gin_files: Sequence[str],
+    stop: threading.Event,
+    passed_on: Sequence[str],
 ) -> int:
-    main = subprocess.Popen(
-        _arguments(stage.command, [*stage.gin_files, *gin_files], stage.bindings)
-    )
+    files = [*stage.gin_files, *gin_files]
+    arguments = _arguments(stage.command, files, stage.bindings)
+    main = subprocess.Popen([*arguments, *passed_on])
     beside = None
     try:
         if stage.beside:
-            beside = _Builder(stage, gin_files, main.pid, pathlib.Path(root))
+            root_path = pathlib.Path(root)
+            beside = _Builder(stage, gin_files, main.pid, root_path, passed_on)
         while main.poll() is None:
             failed = beside.check() if beside and not stop.is_set() else None
             if stop.is_set() or failed:
@@ -123,11 +134,17 @@ class _Builder:
     """The index builder of a trainer; restarted if it crashes, for it resumes."""
 
     def __init__(
-        self, stage: Stage, gin_files: Sequence[str], pid: int, root: pathlib.Path
+        self,
+        stage: Stage,
+        gin_files: Sequence[str],
+        pid: int,
+        root: pathlib.Path,
+        passed_on: Sequence[str],
     ):
         files = [*stage.beside_gin_files, *gin_files]
         self._arguments = [
             *_arguments(stage.beside, files, stage.beside_bindings),
+            *passed_on,
             f"--until_pid={pid}",
         ]
         self._log = root / f"{stage.beside}.log"

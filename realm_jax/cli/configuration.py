@@ -4,12 +4,15 @@ Gin is read here and nowhere else in the package: the rest takes plain dataclass
 """
 
 import argparse
+import ast
 import contextlib
+import dataclasses
 import importlib
 import logging
 import sys
+import typing
 from collections.abc import Iterator, Sequence
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import gin
 
@@ -93,7 +96,26 @@ def configured(config_class: type[Config]) -> Config:
       BadInputError: a required macro or binding has no value.
     """
     with _gin_errors():
-        return gin.get_configurable(config_class)()
+        config = gin.get_configurable(config_class)()
+    _require_types(config)
+    return config
+
+
+def _require_types(config: Any) -> None:
+    """Numbers and texts must be what the dataclass says they are."""
+    types = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        expected, value = types[field.name], getattr(config, field.name)
+        accepted = (int, float) if expected is float else expected
+        if expected not in (int, float, str, bool) or (
+            isinstance(value, accepted)
+            and (expected is bool or not isinstance(value, bool))
+        ):
+            continue
+        raise BadInputError(
+            f"expected {type(config).__name__}.{field.name} to be of type "
+            f"{expected.__name__}, got {value!r}"
+        )
 
 
 def _configure(files: Sequence[str], bindings: Sequence[str]) -> None:
@@ -105,6 +127,7 @@ def _configure(files: Sequence[str], bindings: Sequence[str]) -> None:
             gin.parse_config_files_and_bindings(files, [], finalize_config=False)
             for binding in bindings:
                 _require_known_macro(binding, files)
+                _require_value(binding)
             gin.parse_config(list(bindings))
             gin.finalize()
     finally:
@@ -122,6 +145,22 @@ def _require_known_macro(binding: str, files: Sequence[str]) -> None:
         raise BadInputError(
             f"unknown macro {name!r}: none of {', '.join(files)} defines it; the "
             "macros stand at the top of each run file"
+        ) from error
+
+
+def _require_value(binding: str) -> None:
+    """A text without quotes is what people stumble over; gin's words do not help."""
+    name, equals, value = binding.partition("=")
+    if not equals:
+        raise BadInputError(f"expected --gin.{name}=VALUE, got no value")
+    if value.strip().startswith(("%", "@", "[", "(", "{")):
+        return  # Macros and references, or what holds some.
+    try:
+        ast.literal_eval(value.strip())
+    except (ValueError, SyntaxError) as error:
+        raise BadInputError(
+            f"expected {name} to be a number, True, False, None or a text in quotes, "
+            f"got {value}; a text is written --gin.{name}='\"{value}\"'"
         ) from error
 
 

@@ -1,6 +1,7 @@
 """How often the right block is found, and how sure the figure is."""
 
 import dataclasses
+import statistics
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
@@ -111,6 +112,9 @@ def bootstrap_interval(
 ) -> Interval:
     """Mean of the values with its percentile bootstrap interval (Efron 1979).
 
+    Where every value is 0, or every one 1, resampling would say that the rate is known
+    exactly; then it is Wilson's score interval (1927).
+
     Args:
       values: one per question.
       confidence: the share of the resampled means inside the interval.
@@ -121,6 +125,14 @@ def bootstrap_interval(
       BadInputError: there are no values, or one is not a finite number.
     """
     values = np.asarray(values, np.float64)
+    if len(values) and values[0] in (0.0, 1.0) and (values == values[0]).all():
+        return _wilson_interval(float(values[0]), len(values), confidence)
+    return _bootstrap(values, confidence, resamples, seed)
+
+
+def _bootstrap(
+    values: np.ndarray, confidence: float, resamples: int, seed: int
+) -> Interval:
     count = len(values)
     if not count or not np.isfinite(values).all():
         raise BadInputError(
@@ -137,6 +149,14 @@ def bootstrap_interval(
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(means, [tail, 1.0 - tail])
     return Interval(float(values.mean()), float(low), float(high), count)
+
+
+def _wilson_interval(rate: float, count: int, confidence: float) -> Interval:
+    """Wilson's score interval of a rate of 0 or 1."""
+    square = statistics.NormalDist().inv_cdf(0.5 + confidence / 2.0) ** 2
+    width = square / (count + square)
+    low, high = (0.0, width) if rate == 0.0 else (1.0 - width, 1.0)
+    return Interval(rate, low, high, count)
 
 
 def paired_bootstrap_difference(
@@ -161,9 +181,5 @@ def paired_bootstrap_difference(
             f"{np.shape(first)} and {np.shape(second)} values; evaluate both on one "
             "set."
         )
-    return bootstrap_interval(
-        np.asarray(second, np.float64) - np.asarray(first, np.float64),
-        confidence=confidence,
-        resamples=resamples,
-        seed=seed,
-    )
+    differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)
+    return _bootstrap(differences, confidence, resamples, seed)

@@ -173,12 +173,18 @@ class _Evaluation:
             "stage": stage,
             "model": describe(self._retriever_config),
             "corpus_fingerprint": self._corpus.fingerprint,
+            "lengths": dataclasses.asdict(self._config.models.lengths),
         }
+        if stage == finetune.NAME:
+            finetuned = self._config.finetuned
+            wanted["lengths"] = dataclasses.asdict(finetuned.models.lengths)
+            wanted |= finetuned.reading()
         for name, value in wanted.items():
             if found[1].get(name) != value:
                 raise BadInputError(
                     f"expected a run with {name} {value!r} in {model_dir}, got "
-                    f"{found[1].get(name)!r}; give the model file and corpus it has"
+                    f"{found[1].get(name)!r}; give the model file, corpus and settings "
+                    "it has"
                 )
         if found[0] < found[1].get("train_steps", 0):
             raise BadInputError(
@@ -187,6 +193,11 @@ class _Evaluation:
             )
         restored = restore_params(store)
         assert restored is not None
+        if restored.step != found[0]:
+            raise BadInputError(
+                f"expected checkpoint {found[0]} of {model_dir} as it was written, but "
+                f"it is damaged; run {stage} again, which replaces it"
+            )
         return restored
 
     def _index(
@@ -196,7 +207,7 @@ class _Evaluation:
             open_store(model_dir),
             self._corpus,
             self._retriever_config,
-            self._config.embed,
+            self._config.embed.at_length(self._config.models.lengths.document),
             self._config.searcher,
         )
         index = source.load(step)

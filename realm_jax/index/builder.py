@@ -29,6 +29,7 @@ from realm_jax.index.embed import (
 )
 from realm_jax.index.heartbeat import Heartbeat, JobStatus, State, read_heartbeat
 from realm_jax.index.retrievers import (
+    PARAMS_CRC32C,
     RETRIEVER_SERIES,
     TrainedRetriever,
     check_reads,
@@ -48,6 +49,8 @@ from realm_jax.storage import MissingObjectError, Store
 INDEX_SERIES = "index"
 BUILDER_ROLE = "index_builder"
 TRAINER_ROLE = "trainer"
+RETRIEVER_CRC32C = "retriever_crc32c"
+"""In the metadata of an index: the parameters that embedded it."""
 
 OnProgress = Callable[[int, int], None]
 """(blocks embedded, blocks in all), after every shard."""
@@ -92,6 +95,7 @@ def build_once(
     *,
     stop: threading.Event | None = None,
     on_progress: OnProgress | None = None,
+    require_wanted: Callable[[], None] = lambda: None,
 ) -> Manifest | None:
     """Embeds every block and commits the index; returns its manifest.
 
@@ -105,6 +109,8 @@ def build_once(
       config: lengths and sizes.
       stop: when set, the call ends after the shard at work and returns None.
       on_progress: told after every shard.
+      require_wanted: raises if the index is not to be committed any more; called just
+        before that.
 
     Raises:
       MismatchedSnapshotError: the retriever cannot read the corpus.
@@ -131,13 +137,14 @@ def build_once(
         if stop and stop.is_set() and done < blocks.num_blocks:
             return None
     build.verify_sample()
+    require_wanted()
     return writer.commit()
 
 
 def _metadata(retriever: TrainedRetriever, config: BuilderConfig) -> dict[str, Any]:
     """What must agree for a shard of one attempt to fit another's."""
     return {
-        "retriever_crc32c": retriever.params_crc32c(),
+        RETRIEVER_CRC32C: retriever.params_crc32c(),
         "retriever": dataclasses.asdict(retriever.config),
         "vocabulary_fingerprint": retriever.vocabulary_fingerprint,
         "embed": dataclasses.asdict(config.embed),
@@ -325,13 +332,41 @@ class IndexBuilder:
         published = self._retrievers.steps()
         # A step that was withdrawn may be published anew.
         self._refused = {s: why for s, why in self._refused.items() if s in published}
-        done = {*self._refused, *self._indexes.steps()}
-        return published[-1] if published and published[-1] not in done else None
+        if not published or published[-1] in self._refused:
+            return None
+        newest = published[-1]
+        try:
+            return None if self._has_index(newest) else newest
+        except MissingObjectError:
+            return None  # Withdrawn meanwhile; the next look will see what is there.
+
+    def _has_index(self, step: int) -> bool:
+        """Whether the retriever of a step has its index; drops that of another one."""
+        if step not in self._indexes.steps():
+            return False
+        try:
+            made_by = self._indexes.read_manifest(step).metadata.get(RETRIEVER_CRC32C)
+        except DamagedSnapshotError:
+            return True  # Named by who reads it; a person is to delete it.
+        if made_by == self._retrievers.read_manifest(step).metadata.get(PARAMS_CRC32C):
+            return True
+        _log.warning("step %d: dropping the index of a retriever that is gone", step)
+        self._indexes.forget(step)
+        return False
 
     def _build(self, step: int, stop: threading.Event) -> None:
         self._step = step
         began = time.monotonic()
         try:
+            attempt = self._retrievers.read_manifest(step).attempt
+
+            def require_published() -> None:
+                if self._retrievers.read_manifest(step).attempt != attempt:
+                    raise MissingObjectError(
+                        f"expected the retriever of step {step} to stay, it was "
+                        "published anew; its index will follow."
+                    )
+
             manifest = build_once(
                 load_retriever(self._store, step),
                 self._blocks,
@@ -339,6 +374,7 @@ class IndexBuilder:
                 self._config,
                 stop=stop,
                 on_progress=self._report,
+                require_wanted=require_published,
             )
         except MissingObjectError as error:
             # A trainer that resumes from an older checkpoint withdraws later steps.

@@ -20,6 +20,8 @@ SLACK = 8
 # edited word breaks up to GRAM_SIZE runs.
 GRAM_SIZE = 4
 TRIVIAL_SHARE = 0.8
+# Stands for a wordpiece that was masked and is not among those scored.
+_UNKNOWN = -1
 
 
 class TokenStore(Protocol):
@@ -127,15 +129,19 @@ def question_candidates(
 
 
 def restore_queries(batch: PretrainBatch) -> Int[np.ndarray, "batch query"]:
-    """Returns the queries with the scored masks filled in again."""
+    """Returns the queries with the scored masks filled in again; others become -1."""
     query_ids = np.array(batch.query_ids)
     positions = np.asarray(batch.mask_positions)
     scored = np.asarray(batch.mask_weights) > 0
+    rows = np.flatnonzero(scored.any(axis=1))
+    first = positions[rows, scored[rows].argmax(axis=1)]
+    mask_ids = np.full((len(query_ids), 1), _UNKNOWN)
+    mask_ids[rows, 0] = query_ids[rows, first]
     # Unused positions are 0 and put back the [CLS] they found there.
     present = np.take_along_axis(query_ids, positions, axis=1)
     restored = np.where(scored, np.asarray(batch.mask_ids), present)
     np.put_along_axis(query_ids, positions, restored, axis=1)
-    return query_ids
+    return np.where(query_ids == mask_ids, _UNKNOWN, query_ids)
 
 
 def find_trivial(
@@ -177,7 +183,7 @@ def share_of_grams(
     empty sentence has share 0 with everything.
 
     Args:
-      sentence: wordpieces without specials and padding.
+      sentence: wordpieces without specials and padding; grams with a -1 are left out.
       bodies: wordpieces padded with 0.
 
     Returns:
@@ -186,7 +192,10 @@ def share_of_grams(
     size = min(GRAM_SIZE, len(sentence))
     if size == 0 or size > bodies.shape[-1]:
         return np.zeros(len(bodies))
-    wanted = np.unique(_grams(sentence, size))
+    known = np.lib.stride_tricks.sliding_window_view(sentence != _UNKNOWN, size)
+    wanted = np.unique(_grams(sentence, size)[known.all(axis=-1)])
+    if not len(wanted):
+        return np.zeros(len(bodies))
     present = _grams(bodies, size)
     nearest = np.searchsorted(wanted, present).clip(max=len(wanted) - 1)
     rows, columns = np.nonzero(wanted[nearest] == present)

@@ -1,9 +1,9 @@
 """Embeds the blocks of a corpus with the document tower."""
 
+import dataclasses
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
@@ -45,7 +45,7 @@ class DocumentStore(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class EmbedConfig:
     """How blocks are embedded.
 
@@ -59,6 +59,10 @@ class EmbedConfig:
     document_length: int = 288
     batch_size: int = 32
     shard_blocks: int = 2048
+
+    def at_length(self, document_length: int) -> "EmbedConfig":
+        """The same for documents of another length, the one the models read."""
+        return dataclasses.replace(self, document_length=document_length)
 
     def __post_init__(self):
         for name in ("document_length", "batch_size", "shard_blocks"):

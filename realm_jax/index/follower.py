@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -95,6 +95,7 @@ class IndexFollower(Generic[SearcherT]):
         expected: Expectation,
         load: Load[SearcherT],
         *,
+        check: Callable[[Manifest], None] = lambda manifest: None,
         poll_seconds: float = 1.0,
         newer_than: int = -1,
     ):
@@ -104,15 +105,18 @@ class IndexFollower(Generic[SearcherT]):
           series: of index snapshots.
           expected: what the trainer needs a snapshot to be.
           load: makes a searcher; called in the follower's thread.
+          check: refuses a snapshot that fits in shape and yet is not to be used, by a
+            MismatchedSnapshotError; called in the follower's thread.
           poll_seconds: pause between two looks at the store.
           newer_than: the step of the index in use; only higher ones are fetched.
         """
         self._series = series
         self._expected = expected
         self._load = load
+        self._check = check
         self._poll_seconds = poll_seconds
         self._newest = newer_than
-        self._skipped: set[int] = set()
+        self._skipped: dict[int, str] = {}
         # Guards what follows, which both threads use; notified when it changes.
         self._changed = threading.Condition()
         self._pending: LoadedIndex[SearcherT] | None = None
@@ -236,26 +240,40 @@ class IndexFollower(Generic[SearcherT]):
             return
         committed = self._series.steps()
         # A refused step may be deleted and made anew.
-        self._skipped.intersection_update(committed)
-        wanted = [s for s in committed if s > self._newest and s not in self._skipped]
+        skipped = {
+            s for s in list(self._skipped) if not self._is_new_attempt(s, committed)
+        }
+        wanted = [s for s in committed if s > self._newest and s not in skipped]
         if not wanted:
             return
-        step = max(wanted)
+        step, attempt = max(wanted), ""
         try:
             manifest = self._series.read_manifest(step)
+            attempt = manifest.attempt
+            self._check(manifest)
             index = load_index(self._series, manifest, self._expected, self._load)
         except MissingObjectError:
             return  # Collected since it was listed.
         except (DamagedSnapshotError, MismatchedSnapshotError) as error:
             if step in self._series.steps():  # Else it was collected while being read.
-                self._refuse(step, error)
+                self._refuse(step, attempt, error)
             return
         self._newest = step
         with self._changed:
             self._pending = index
 
-    def _refuse(self, step: int, error: BadInputError) -> None:
+    def _is_new_attempt(self, step: int, committed: Sequence[int]) -> bool:
+        """Whether a refused snapshot was replaced, or is gone."""
+        if step not in committed:
+            del self._skipped[step]
+            return True
+        try:
+            return self._series.read_manifest(step).attempt != self._skipped[step]
+        except (DamagedSnapshotError, MissingObjectError):
+            return False
+
+    def _refuse(self, step: int, attempt: str, error: BadInputError) -> None:
         _log.warning("Refused the index of step %d: %s", step, error)
-        self._skipped.add(step)
+        self._skipped[step] = attempt
         with self._changed:
             self._refused[step] = str(error)

@@ -23,6 +23,8 @@ from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.storage import Store
 
 RETRIEVER_SERIES = "retriever"
+PARAMS_CRC32C = "params_crc32c"
+"""In the metadata of a retriever snapshot; an index snapshot names it as well."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,13 +71,14 @@ def publish_retriever(
       corpus_fingerprint: of the corpus it is trained to search.
 
     Raises:
-      AlreadyCommittedError: a retriever of another kind has that step.
+      AlreadyCommittedError: another retriever has that step.
       BadInputError: the disk is full.
     """
     series = SnapshotSeries(store, RETRIEVER_SERIES)
     metadata = {
         "config": dataclasses.asdict(retriever.config),
         "vocabulary_fingerprint": retriever.vocabulary_fingerprint,
+        PARAMS_CRC32C: retriever.params_crc32c(),
     }
     if retriever.step in series.steps():
         manifest = series.read_manifest(retriever.step)

@@ -251,7 +251,11 @@ class SnapshotSeries:
         until `collect` finds it without a commit.
         """
         for later in reversed([found for found in self.steps() if found > step]):
-            self.store.delete(commit_name(self.name, later))
+            self.forget(later)
+
+    def forget(self, step: int) -> None:
+        """Withdraws the snapshot of a step; see `forget_after`."""
+        self.store.delete(commit_name(self.name, step))
 
     def collect(
         self,

@@ -99,7 +99,8 @@ def open_qa(
         retriever_total=retriever.sum(),
         reader_total=reader.sum(),
         retriever_count=_any(block_has_answer),
-        reader_count=_any(span_is_answer),
+        # An answer where no span may be, such as in the question, teaches nothing.
+        reader_count=_any(span_is_answer & jnp.isfinite(log_spans)),
         count=jnp.asarray(batch, jnp.float32),
     )
 

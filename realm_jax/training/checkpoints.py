@@ -59,7 +59,8 @@ class Checkpointer:
     def save(self, state: TrainState, details: Mapping[str, Any]) -> None:
         """Starts writing; returns when the state has been copied off the device.
 
-        A checkpoint of this step that is there already is left as it is.
+        A checkpoint of this step that is there already is left as it is, unless it is
+        damaged.
 
         Args:
           state: its step names the checkpoint.
@@ -68,7 +69,9 @@ class Checkpointer:
         self.wait()
         step = int(state.step)
         if step in finished_steps(self._store):
-            return
+            if _find_damage(self._store, step) is None:
+                return
+            self._store.delete(_manifest_name(step))
         self._store.delete_folder(f"{_FOLDER}/{step}")
         rest = {
             "step": state.step,

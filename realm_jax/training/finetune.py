@@ -6,6 +6,7 @@ so its index is made once and serves to the end, and serves evaluation too.
 
 import dataclasses
 import threading
+from typing import Any
 
 import jax
 import numpy as np
@@ -43,7 +44,7 @@ class FinetuneConfig(StageConfig):
       num_retrieved: blocks of the retriever's loss.
       num_read: blocks that are read.
       max_span: wordpieces of the longest answer.
-      marginalization: "joint_softmax" (the authors' code) or "product" (the paper).
+      marginalization: "product" (the paper) or "joint_softmax" (the authors' code).
       span_layer_norm_epsilon: of the span scorer; 1e-3 in ORQA's readers.
       embed: how the corpus is embedded, once.
     """
@@ -52,7 +53,7 @@ class FinetuneConfig(StageConfig):
     num_retrieved: int = 5000
     num_read: int = 5
     max_span: int = 10
-    marginalization: str = "joint_softmax"
+    marginalization: str = "product"
     span_layer_norm_epsilon: float = 1e-3
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
 
@@ -63,6 +64,18 @@ class FinetuneConfig(StageConfig):
                 f"expected num_read among 1..{self.num_retrieved} (num_retrieved), got "
                 f"{self.num_read}; the blocks that are read are the best retrieved"
             )
+
+    def data_order(self) -> dict[str, Any]:
+        """What a resumed run must keep, how the reader scores spans included."""
+        return {**super().data_order(), **self.reading()}
+
+    def reading(self) -> dict[str, Any]:
+        """How spans are scored and marginalised; an evaluation must do the same."""
+        return {
+            "marginalization": self.marginalization,
+            "max_span": self.max_span,
+            "span_layer_norm_epsilon": self.span_layer_norm_epsilon,
+        }
 
     def make_reader(self, bert: BertConfig) -> SpanReader:
         """The span reader around an encoder."""
@@ -142,7 +155,7 @@ class _Inputs:
             stage.model_store,
             stage.corpus,
             stage.retriever_config,
-            config.embed,
+            config.embed.at_length(config.models.lengths.document),
             config.searcher,
         )
         self._index = _open_index(stage, config, source, stop)

@@ -12,6 +12,7 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.builder import (
     INDEX_SERIES,
+    RETRIEVER_CRC32C,
     TRAINER_ROLE,
     BuilderConfig,
     build_once,
@@ -20,11 +21,16 @@ from realm_jax.index.builder import (
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import IndexFollower, LoadedIndex, load_index
 from realm_jax.index.heartbeat import Heartbeat
-from realm_jax.index.manifest import AlreadyCommittedError, Expectation, Manifest
+from realm_jax.index.manifest import (
+    AlreadyCommittedError,
+    Expectation,
+    Manifest,
+    MismatchedSnapshotError,
+)
 from realm_jax.index.retrievers import (
+    PARAMS_CRC32C,
     RETRIEVER_SERIES,
     TrainedRetriever,
-    load_retriever,
     publish_retriever,
 )
 from realm_jax.index.searchers import Searcher, make_searcher
@@ -94,7 +100,7 @@ class IndexSource:
         Raises:
           BadInputError: by others, such as those of an earlier run in this folder.
         """
-        made_by = index.manifest.metadata.get("retriever_crc32c")
+        made_by = index.manifest.metadata.get(RETRIEVER_CRC32C)
         if made_by != self.retriever(step, params).params_crc32c():
             where = self.model_store.url(f"index/commits/{step}.json")
             raise BadInputError(
@@ -140,6 +146,9 @@ class IndexLink:
         self._follower: IndexFollower | None = None
         self._step = 0
         self._in_use: dict[str, object] = {}
+        # Checksums of the retrievers that this process published, by step.
+        self._published: dict[int, int] = {}
+        self._resumed_at = -1
         self._finished = False
 
     def __enter__(self) -> "IndexLink":
@@ -178,7 +187,9 @@ class IndexLink:
 
     def forget_after(self, step: int) -> None:
         """Drops the snapshots of a lost run's later steps, which are run again."""
-        for name in (INDEX_SERIES, RETRIEVER_SERIES):
+        self._resumed_at = step
+        # Retrievers first: one without its index would be embedded again.
+        for name in (RETRIEVER_SERIES, INDEX_SERIES):
             SnapshotSeries(self._source.model_store, name).forget_after(step)
 
     def publish(self, step: int, params: PyTree) -> None:
@@ -188,13 +199,16 @@ class IndexLink:
           AlreadyCommittedError: the step has the retriever of another run.
         """
         store = self._source.model_store
-        series = SnapshotSeries(store, RETRIEVER_SERIES)
         retriever = self._source.retriever(step, params)
-        if step not in series.steps():
-            publish_retriever(store, retriever, self._source.corpus.fingerprint)
-        # What this run published before it was resumed is the same to the last bit.
-        elif load_retriever(store, step).params_crc32c() != retriever.params_crc32c():
-            raise _of_another_run(series, step)
+        try:
+            # What this run published before it was resumed is the same to the last bit.
+            manifest = publish_retriever(
+                store, retriever, self._source.corpus.fingerprint
+            )
+        except AlreadyCommittedError as error:
+            series = SnapshotSeries(store, RETRIEVER_SERIES)
+            raise _of_another_run(series, step) from error
+        self._published[step] = manifest.metadata[PARAMS_CRC32C]
 
     def follow(self, newer_than: int) -> None:
         """Starts to look for newer indexes in the background."""
@@ -202,8 +216,27 @@ class IndexLink:
             self._source.series,
             self._source.expectation(),
             self._source.make_searcher,
+            check=self._require_of_this_run,
             newer_than=newer_than,
         ).start()
+
+    def _require_of_this_run(self, manifest: Manifest) -> None:
+        """A builder may commit what a lost run, or another one, had it embed."""
+        step = manifest.step
+        length = manifest.metadata["embed"]["document_length"]
+        if length != self._source.embed.document_length:
+            raise MismatchedSnapshotError(
+                f"expected documents embedded at {self._source.embed.document_length} "
+                f"wordpieces, as this run reads them, those of step {step} are at "
+                f"{length}; start the builder with the same document_length."
+            )
+        if step not in self._published and step <= self._resumed_at:
+            return  # Published before this process, and not withdrawn by it.
+        if manifest.metadata.get(RETRIEVER_CRC32C) != self._published.get(step):
+            raise MismatchedSnapshotError(
+                f"expected an index of a retriever that this run published, that of "
+                f"step {step} is of another; it is made anew."
+            )
 
     def take(self) -> LoadedIndex | None:
         """A newer index if one is loaded; does not wait."""
@@ -217,11 +250,14 @@ class IndexLink:
           BadInputError: none came in time.
         """
         assert self._follower is not None
-        self.beat(self._step)
+
+        def alive() -> bool:
+            # Its patience is shorter than the embedding of a large corpus.
+            self.beat(self._step)
+            return not self._stop.is_set()
+
         try:
-            return self._follower.wait_for_first(
-                seconds, alive=lambda: not self._stop.is_set()
-            )
+            return self._follower.wait_for_first(seconds, alive=alive)
         except BadInputError as error:
             if self._stop.is_set():
                 raise StoppedError("stopped while waiting for an index") from error

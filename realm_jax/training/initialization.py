@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
@@ -103,7 +104,9 @@ def _init(model: Retriever | Reader, key: jax.Array, *inputs: jax.Array) -> Any:
     return model.init(key, *inputs)
 
 
-def warm_start_params(params: PyTree, source: str, config: RetrieverConfig) -> PyTree:
+def warm_start_params(
+    params: PyTree, source: str, config: RetrieverConfig, vocabulary: WordPiece
+) -> PyTree:
     """Replaces parameters by those of an earlier stage or of published weights.
 
     Args:
@@ -112,15 +115,23 @@ def warm_start_params(params: PyTree, source: str, config: RetrieverConfig) -> P
         whose BERT goes into every tower and the reader; or the model directory of an
         earlier stage, whose parameters are taken wherever this stage has them too.
       config: this stage's towers.
+      vocabulary: of this stage's corpus.
 
     Raises:
-      BadInputError: nothing is there, or it is of another shape or kind of model.
+      BadInputError: nothing is there, or it is of another shape, kind of model or
+        vocabulary.
     """
     if not source:
         return params
     folder = pathlib.Path(source)
     if (folder / "model.safetensors").exists():
-        return _with_bert(params, bert_weights.load_bert(folder, config.bert))
+        encoder = bert_weights.load_bert(folder, config.bert)
+        if (folder / "vocab.txt").exists():
+            theirs = WordPiece.load(
+                folder / "vocab.txt", lowercase=vocabulary.lowercase
+            )
+            _require_vocabulary(theirs.fingerprint, vocabulary, source)
+        return _with_bert(params, encoder)
     restored = restore_params(open_store(source))
     if restored is None:
         raise BadInputError(
@@ -134,7 +145,20 @@ def warm_start_params(params: PyTree, source: str, config: RetrieverConfig) -> P
             f"expected the model {expected} in {source}, got {received}; use the model "
             "file that stage was trained with"
         )
+    _require_vocabulary(
+        restored.details.get("vocabulary_fingerprint"), vocabulary, source
+    )
     return merged
+
+
+def _require_vocabulary(found: str | None, expected: WordPiece, source: str) -> None:
+    """Vocabularies of one size have the same shapes and mean different things."""
+    if found != expected.fingerprint:
+        raise BadInputError(
+            f"expected parameters trained on the corpus's vocabulary "
+            f"{expected.fingerprint[:12]} in {source}, got {str(found)[:12]}; prepare "
+            "the corpus with the vocabulary they were trained on (VOCABULARY)"
+        )
 
 
 def _with_bert(params: PyTree, bert: PyTree) -> PyTree:

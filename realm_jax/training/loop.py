@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import jax
 
+from realm_jax.errors import StoppedError
 from realm_jax.training import metrics as metrics_lib
 from realm_jax.training.metrics import Means, MetricsFile
 from realm_jax.training.state import TrainState
@@ -44,7 +45,8 @@ def train(
     Args:
       state: where to start; its step counts updates done.
       step: the jitted update; it consumes the state it is given.
-      inputs_at: (updates done, state) -> inputs of the next update.
+      inputs_at: (updates done, state) -> inputs of the next update; may raise
+        `StoppedError`, which ends training as `stop` does.
       total_steps: updates in all.
       hooks: called after every update.
       stop: set when the process was asked to stop; seen between two steps.
@@ -55,7 +57,11 @@ def train(
     for done in range(int(state.step), total_steps):
         if stop.is_set():
             break
-        inputs = inputs_at(done, state)
+        try:
+            inputs = inputs_at(done, state)
+        except StoppedError:
+            # Embedding may take longer than training; what was learned is to be saved.
+            break
         state, metrics = step(state, inputs)
         for hook in hooks:
             hook(done + 1, state, metrics)
@@ -71,6 +77,7 @@ class LogMetrics:
       every: steps between two lines; also written at the last step.
       total_steps: updates in all.
       extra: more values at the time of writing, such as the age of the index.
+      due: whether a line is to be written now, whatever the step.
     """
 
     def __init__(
@@ -81,12 +88,14 @@ class LogMetrics:
         every: int,
         total_steps: int,
         extra: Callable[[int], Mapping[str, float]] = lambda step: {},
+        due: Callable[[], bool] = lambda: False,
     ):
         self._file = file
         self._report = report
         self._every = every
         self._total_steps = total_steps
         self._extra = extra
+        self._due = due
         self._kept: list[Means] = []
         self._since = time.monotonic()
 
@@ -94,7 +103,8 @@ class LogMetrics:
         """See `Hook`."""
         # Added up when they are written: an addition now would wait for the step.
         self._kept.append(metrics)
-        if step % self._every and step != self._total_steps:
+        on_time = step % self._every == 0 or step == self._total_steps
+        if not on_time and not self._due():
             self._report(step, self._total_steps, {})
             return
         kept = jax.device_get(self._kept)

@@ -82,7 +82,7 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
         stage.model_store,
         stage.corpus,
         stage.retriever_config,
-        config.embed,
+        config.embed.at_length(config.models.lengths.document),
         config.searcher,
     )
     try:
@@ -151,6 +151,8 @@ class _Pretraining:
             report=report,
             stop=stop,
             log_extra=self._log_extra,
+            # A line for every index, so that none of them goes without its recall.
+            log_due=lambda: bool(self._recall),
             checkpoint_details=self._checkpoint_details,
             hooks=[self._beat],
         )

@@ -123,9 +123,11 @@ class Refresher:
                 "index %d of the checkpoint is gone; making one of step %d", saved, step
             )
         if self._mode is RefreshMode.ASYNC:
+            if index is None:
+                # Before it follows: an index that lies there already may be another's.
+                self._link.publish(step, params)
             self._link.follow(newer_than=-1 if index is None else index.manifest.step)
             if index is None:
-                self._link.publish(step, params)
                 index = self._link.wait(self._wait_seconds)
         if index is None:
             index = self._link.build(step, params)

@@ -148,6 +148,7 @@ class Stage(Generic[ReaderT]):
         report: Report,
         stop: threading.Event,
         log_extra: Callable[[int], Mapping[str, float]] = lambda step: {},
+        log_due: Callable[[], bool] = lambda: False,
         checkpoint_details: Callable[[], Mapping[str, Any]] = dict,
         hooks: Sequence[Hook] = (),
     ) -> bool:
@@ -159,6 +160,7 @@ class Stage(Generic[ReaderT]):
           report: shows progress to a person.
           stop: ends training between two steps.
           log_extra: more values for each line of metrics.
+          log_due: asks for a line of metrics between two of them.
           checkpoint_details: more facts for each checkpoint.
           hooks: run after metrics and before the checkpoint.
 
@@ -172,6 +174,7 @@ class Stage(Generic[ReaderT]):
             every=config.log_period,
             total_steps=config.train_steps,
             extra=log_extra,
+            due=log_due,
         )
 
         def save(step: int, state: TrainState) -> None:
@@ -206,6 +209,8 @@ class Stage(Generic[ReaderT]):
             "stage": self.name,
             "model": initialization.describe(self.retriever_config),
             "corpus_fingerprint": self.corpus.fingerprint,
+            "vocabulary_fingerprint": self.corpus.vocabulary.fingerprint,
+            "lengths": dataclasses.asdict(self.config.models.lengths),
             **self.config.data_order(),
         }
 
@@ -231,7 +236,10 @@ class Stage(Generic[ReaderT]):
         newest = checkpoints.finished_steps(self.model_store)
         if not newest:
             params = initialization.warm_start_params(
-                params, config.warm_start, self.retriever_config
+                params,
+                config.warm_start,
+                self.retriever_config,
+                self.corpus.vocabulary,
             )
         state = place_state(
             create_state(params, self._optimizer, config.seed),

@@ -102,6 +102,16 @@ class TestCommandLine:
     def test_binding_without_a_proper_value(self, refuse, inputs, binding):
         refuse([*tiny_run.arguments("pretrain", inputs), f"--gin.{binding}"])
 
+    def test_a_text_without_its_quotes(self, refuse, inputs):
+        arguments = [*tiny_run.arguments("pretrain", inputs), "--gin.CORPUS=runs/x"]
+        refuse(arguments, "CORPUS", """--gin.CORPUS='"runs/x"'""")
+
+    @pytest.mark.parametrize("value", ["'x'", "2.5", "True"])
+    def test_a_value_of_another_type(self, refuse, inputs, value):
+        name = "prepare.PrepareConfig.chunk_length"
+        arguments = replaced(tiny_run.arguments("prepare", inputs), name, value)
+        refuse(arguments, "chunk_length", "type int")
+
     def test_required_macro_missing(self, refuse, inputs):
         arguments = tiny_run.arguments("warm-start", inputs)
         kept = [word for word in arguments if not word.startswith("--gin.PAIRS_TASK")]
@@ -155,6 +165,29 @@ class TestPrepare:
         refuse(arguments, vocabulary)
         assert files_below(inputs) == before
 
+    def test_what_costs_nothing_is_checked_first(self, refuse, inputs):
+        before = files_below(inputs)
+        arguments = tiny_run.arguments("prepare", inputs, QUESTIONS="nowhere.jsonl")
+        refuse(arguments, "nowhere.jsonl")
+        refuse(tiny_run.arguments("prepare", inputs, NAME="my-towns"), "'my-towns'")
+        assert files_below(inputs) == before
+
+    def test_no_article_for_validation(self, refuse, inputs):
+        fraction = "prepare.PrepareConfig.validation_fraction"
+        arguments = tiny_run.arguments("prepare", inputs)
+        refuse(replaced(arguments, fraction, 1e-9), "'validation'")
+        # Nothing is left that another fraction would train on.
+        assert not list((inputs / "corpus" / "examples").glob("*/*"))
+
+    def test_corpus_of_another_vocabulary(self, refuse, finished, tmp_path):
+        root = tiny_run.copy(finished, tmp_path, "corpus")
+        arguments = tiny_run.arguments("prepare", root)
+        size = "prepare.PrepareConfig.vocabulary_size"
+        refuse(replaced(arguments, size, 290), f"{root}/corpus", "trained on it")
+        given = str(root / "corpus" / "vocab.txt")
+        arguments = tiny_run.arguments("prepare", root, VOCABULARY=given)
+        refuse(arguments, f"{root}/corpus")
+
     def test_corpus_of_other_settings_or_text(self, refuse, finished, tmp_path):
         root = tiny_run.copy(finished, tmp_path, "corpus")
         arguments = tiny_run.arguments("prepare", root)
@@ -173,8 +206,11 @@ class TestPrepare:
             "ict": "inverse_cloze_query_length",
         }.items():
             binding = f"prepare.PrepareConfig.{name}"
-            folder = examples / f"towns_{task}" / "train"
+            folder = examples / f"towns_{task}"
             refuse(replaced(arguments, binding, 5), folder)
+        for name, value in {"validation_fraction": 0.4, "seed": 3}.items():
+            binding = f"prepare.PrepareConfig.{name}"
+            refuse(replaced(arguments, binding, value), examples, name)
         questions = (root / "questions.jsonl").read_text()
         (root / "questions.jsonl").write_text(questions.replace("1200", "1199"))
         refuse(arguments, examples / "towns_questions" / "train", "remove it")

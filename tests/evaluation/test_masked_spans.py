@@ -118,13 +118,13 @@ def test_fewer_are_spread_evenly_and_none_is_counted_twice(measured):
         )
 
 
-def test_the_examples_shown_are_those_that_retrieval_helped_most(measured):
+def test_the_examples_shown_are_those_that_retrieval_helped_most_and_least(measured):
     store, *_, measure = measured
     spans = measure(12)
-    shown = masked_examples(spans, store, 2)
+    shown = masked_examples(spans, store, 3)
     utility = spans.log_marginal - spans.log_null
-    best = np.argsort(-utility)[:2]
-    for example, row in zip(shown, best, strict=True):
+    order = np.argsort(-utility)
+    for example, row in zip(shown, order[[0, 1, -1]], strict=True):
         assert example.marginal == pytest.approx(math.exp(spans.log_marginal[row]))
         answer = store.vocabulary.decode(spans.batch.mask_ids[row][:1])
         assert example.answer == answer

@@ -157,3 +157,17 @@ def test_values_that_are_no_measurements_are_refused(values):
 def test_unpaired_values_are_refused():
     with pytest.raises(BadInputError, match="same questions"):
         paired_bootstrap_difference(np.ones(3), np.ones(4))
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_a_rate_that_never_varied_is_not_known_exactly(rate):
+    interval = bootstrap_interval(np.full(262, rate))
+    expected = scipy.stats.binomtest(int(262 * rate), 262).proportion_ci(
+        0.95, method="wilson"
+    )
+    assert interval.mean == rate
+    assert interval.low == pytest.approx(expected.low, abs=1e-12)
+    assert interval.high == pytest.approx(expected.high, abs=1e-12)
+    # A difference of equal pairs has no such story.
+    same = paired_bootstrap_difference(np.full(262, rate), np.full(262, rate))
+    assert (same.low, same.high) == (0.0, 0.0)

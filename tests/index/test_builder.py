@@ -400,8 +400,48 @@ def test_parameters_of_another_shape_are_named(store, blocks, retriever_at):
 
 def test_publishing_a_step_again_keeps_the_first(store, blocks, retriever_at):
     first = publish(store, blocks, retriever_at(1))
-    again = publish(store, blocks, retriever_at(1, scale=1.5))
+    again = publish(store, blocks, retriever_at(1))
     assert again.attempt == first.attempt
-    other = dataclasses.replace(retriever_at(1), vocabulary_fingerprint="f" * 64)
-    with pytest.raises(AlreadyCommittedError):
-        publish(store, blocks, other)
+    foreign = dataclasses.replace(retriever_at(1), vocabulary_fingerprint="f" * 64)
+    for other in (foreign, retriever_at(1, scale=1.5)):
+        with pytest.raises(AlreadyCommittedError):
+            publish(store, blocks, other)
+
+
+@pytest.mark.parametrize("republished", [False, True])
+def test_a_retriever_withdrawn_while_it_is_embedded_gets_no_index(
+    store, blocks, retriever_at, republished
+):
+    publish(store, blocks, retriever_at(4))
+    stop = threading.Event()
+
+    def withdraw(done, total):
+        if done < total or stop.is_set():
+            return
+        stop.set()
+        SnapshotSeries(store, RETRIEVER_SERIES).forget_after(3)
+        if republished:
+            publish(store, blocks, retriever_at(4, scale=1.5))
+
+    builder.IndexBuilder(store, blocks, CONFIG, withdraw).run(stop)
+    assert stop.is_set()
+    assert index_series(store).steps() == []
+
+
+def test_the_index_of_another_retriever_is_dropped_and_made_anew(
+    store, blocks, retriever_at
+):
+    builder.build_once(retriever_at(4, scale=1.5), blocks, store, CONFIG)
+    publish(store, blocks, retriever_at(4))
+    thread, stop = run_in_thread(store, blocks)
+    wanted = retriever_at(4).params_crc32c()
+
+    def is_right():
+        steps = index_series(store).steps()
+        return steps == [4] and (
+            index_series(store).read_manifest(4).metadata["retriever_crc32c"] == wanted
+        )
+
+    wait_until(is_right)
+    stop.set()
+    thread.join(20)

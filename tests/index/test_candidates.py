@@ -83,6 +83,22 @@ def test_restore_queries_fills_scored_masks_only():
     assert batch.query_ids[0, 2] == MASK
 
 
+def test_a_span_longer_than_what_is_scored_hides_no_duplicate():
+    sentence = list(range(10, 28))
+    masked = list(range(2, 16))
+    batch = masked_sentence(sentence, masked, query_length=24, max_masks=14)
+    # Ten are scored; the other four stay unknown.
+    batch.mask_weights[:, 10:] = 0
+    batch.mask_positions[:, 10:] = 0
+    batch.mask_ids[:, 10:] = 0
+    restored = candidates.restore_queries(batch)[0]
+    assert restored[:13].tolist() == [CLS, *sentence[:12]]
+    assert restored[13:17].tolist() == [-1] * 4
+    store = ListStore([[50, 51], [*sentence, 60], list(range(12, 22))])
+    found = build(store, [1, 2, 0], batch, num_candidates=4, joined_length=40)
+    assert found.block_ids.tolist() == [[-1, 2, 0, -1]]
+
+
 def test_trivial_blocks_leave_and_the_null_document_stands_first():
     sentence = [10, 11, 12, 13, 14, 15]
     store = ListStore(

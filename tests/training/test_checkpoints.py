@@ -87,6 +87,15 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert name in caplog.text
 
 
+def test_a_damaged_checkpoint_is_replaced_when_the_run_comes_to_its_step_again(
+    store, tmp_path
+):
+    save(store, 1, 2)
+    damage(store, tmp_path, 2, "flip")
+    save(store, 2)
+    assert checkpoints.restore_state(store, make_state()).step == 2
+
+
 def test_all_damaged_is_an_error_that_names_them(store, tmp_path):
     save(store, 1, 2)
     names = [damage(store, tmp_path, step, "flip") for step in (1, 2)]

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import pathlib
 import threading
@@ -179,11 +180,62 @@ def test_nothing_is_followed_before_follow(link):
 
 def test_what_another_job_commits_is_taken(source, params):
     with IndexLink(source, NEVER) as link:
+        link.publish(2, params)
         link.follow(newer_than=0)
         source.build(0, params)
         source.build(2, params)
         assert link.wait(30.0).manifest.step == 2
         assert link.take() is None
+
+
+def test_an_index_of_a_lost_run_is_refused_until_it_is_made_anew(source, params):
+    source.build(6, louder(params))  # Of steps this run has not taken.
+    source.build(4, louder(params))  # Of another retriever of the same step.
+    with IndexLink(source, NEVER) as link:
+        link.publish(4, params)
+        link.follow(newer_than=-1)
+        with pytest.raises(BadInputError, match=r"step 6 .*step 4 is of another"):
+            link.wait(3.0)
+        source.series.forget_after(-1)
+        source.build(4, params)
+        assert link.wait(30.0).manifest.step == 4
+
+
+def test_an_index_from_before_the_resume_is_taken(source, params):
+    source.build(4, params)
+    with IndexLink(source, NEVER) as link:
+        link.forget_after(5)
+        link.follow(newer_than=2)
+        assert link.wait(30.0).manifest.step == 4
+
+
+def test_documents_embedded_at_another_length_are_refused(source, params):
+    shorter = dataclasses.replace(source, embed=EMBED.at_length(9))
+    shorter.build(4, params)
+    with IndexLink(source, NEVER) as link:
+        link.publish(4, params)
+        link.follow(newer_than=-1)
+        with pytest.raises(BadInputError, match="same document_length"):
+            link.wait(1.0)
+
+
+def test_a_trainer_that_waits_for_its_index_gives_signs_of_life(source, monkeypatch):
+    monkeypatch.setattr("realm_jax.training.index_link._BEAT_SECONDS", 0.1)
+    times = set()
+    with IndexLink(source, NEVER) as link:
+        link.follow(newer_than=-1)
+
+        def wait():
+            with contextlib.suppress(BadInputError):
+                link.wait(3.0)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        while waiting.is_alive():
+            found = read_heartbeat(source.model_store, TRAINER_ROLE)
+            times.update([found.time] if found else [])
+            waiting.join(0.05)
+    assert len(times) >= 3
 
 
 def test_waiting_in_vain_is_bad_input_and_asked_to_stop_is_not(source):

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
@@ -23,7 +24,8 @@ from realm_jax.weights.bert import save_bert
 from tests import tiny_world
 from tests.tiny_world import LENGTHS, assert_same_bits, differing
 
-VOCAB = 40
+VOCABULARY = WordPiece([*SPECIAL_PIECES, *(f"w{i}" for i in range(35))])
+VOCAB = VOCABULARY.size
 
 
 def draw(seed=0, reader_class=KnowledgeEncoder):
@@ -50,7 +52,11 @@ def earlier(tmp_path_factory):
     checkpointer = Checkpointer(open_store(folder))
     state = create_state(params, optax.sgd(0.1), seed=1)
     state = state.replace(step=jax.numpy.asarray(5))
-    checkpointer.save(state, {"model": describe(config)})
+    details = {
+        "model": describe(config),
+        "vocabulary_fingerprint": VOCABULARY.fingerprint,
+    }
+    checkpointer.save(state, details)
     checkpointer.close()
     return str(folder), params
 
@@ -99,13 +105,13 @@ def test_every_parameter_has_its_axes():
 
 def test_from_nothing_they_stay_as_drawn():
     params, config = draw()
-    assert warm_start_params(params, "", config) is params
+    assert warm_start_params(params, "", config, VOCABULARY) is params
 
 
 def test_an_earlier_stage_is_taken_over_where_both_have_it(earlier):
     folder, before = earlier
     drawn, config = draw(seed=2, reader_class=SpanReader)
-    params = warm_start_params(drawn, folder, config)
+    params = warm_start_params(drawn, folder, config, VOCABULARY)
     assert_same_bits(params["retriever"], before["retriever"])
     assert_same_bits(params["reader"]["bert"], before["reader"]["bert"])
     heads = {name for name in params["reader"] if name != "bert"}
@@ -117,14 +123,14 @@ def test_an_earlier_stage_is_taken_over_where_both_have_it(earlier):
 def test_the_head_of_the_same_reader_is_taken_over_too(earlier):
     folder, before = earlier
     drawn, config = draw(seed=2)
-    assert_same_bits(warm_start_params(drawn, folder, config), before)
+    assert_same_bits(warm_start_params(drawn, folder, config, VOCABULARY), before)
 
 
 def test_published_weights_go_into_both_towers_and_the_reader(tmp_path):
     published, config = draw(seed=3)
     save_published(tmp_path, published, config)
     drawn, _ = draw(seed=4)
-    params = warm_start_params(drawn, str(tmp_path), config)
+    params = warm_start_params(drawn, str(tmp_path), config, VOCABULARY)
     encoder = published["reader"]["bert"]
     for place in (
         params["retriever"]["query_tower"],
@@ -148,7 +154,7 @@ def test_a_stage_of_other_shapes_is_refused_by_name(earlier, sizes, named):
     folder, _ = earlier
     params, config = shapes(**sizes)
     with pytest.raises(BadInputError, match=named):
-        warm_start_params(params, folder, config)
+        warm_start_params(params, folder, config, VOCABULARY)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +172,20 @@ def test_a_stage_of_the_same_shapes_and_another_meaning_is_refused(
     else:
         config = dataclasses.replace(config, **{name: value})
     with pytest.raises(BadInputError, match=f"expected the model .*'{name}': "):
-        warm_start_params(params, folder, config)
+        warm_start_params(params, folder, config, VOCABULARY)
+
+
+def test_a_vocabulary_of_the_same_size_and_other_words_is_refused(earlier, tmp_path):
+    folder, published = earlier
+    params, config = draw(seed=2)
+    other = WordPiece([*SPECIAL_PIECES, *(f"v{i}" for i in range(35))])
+    with pytest.raises(BadInputError, match="VOCABULARY"):
+        warm_start_params(params, folder, config, other)
+    save_published(tmp_path, published, config)
+    VOCABULARY.save(tmp_path / "vocab.txt")
+    warm_start_params(params, str(tmp_path), config, VOCABULARY)
+    with pytest.raises(BadInputError, match="VOCABULARY"):
+        warm_start_params(params, str(tmp_path), config, other)
 
 
 def test_published_weights_of_other_shapes_are_refused(tmp_path):
@@ -174,7 +193,7 @@ def test_published_weights_of_other_shapes_are_refused(tmp_path):
     save_published(tmp_path, published, config)
     params, larger = shapes(hidden=32)
     with pytest.raises(BadInputError, match="1 layers of 32"):
-        warm_start_params(params, str(tmp_path), larger)
+        warm_start_params(params, str(tmp_path), larger, VOCABULARY)
 
 
 @pytest.mark.parametrize("folder", ["empty", "missing"])
@@ -182,7 +201,7 @@ def test_nothing_to_start_from_is_an_error(tmp_path, folder):
     (tmp_path / "empty").mkdir()
     params, config = draw()
     with pytest.raises(BadInputError, match=r"WARM_START .*found neither"):
-        warm_start_params(params, str(tmp_path / folder), config)
+        warm_start_params(params, str(tmp_path / folder), config, VOCABULARY)
     assert not (tmp_path / "missing").exists()
 
 

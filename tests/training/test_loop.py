@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+from realm_jax.errors import StoppedError
 from realm_jax.training import loop
 from realm_jax.training.metrics import MetricsFile, mean_of, read_metrics
 from realm_jax.training.state import create_state
@@ -69,6 +70,21 @@ def test_a_stop_lets_the_step_finish_with_all_its_hooks():
     assert recorder.events[-1] == ("save", 2)
 
 
+def test_a_stop_in_the_making_of_inputs_keeps_what_was_learned():
+    recorder = Recorder()
+    inputs_at = recorder.inputs_at
+
+    def stop_at_two(done, state):
+        if done == 2:
+            raise StoppedError("stopped")
+        return inputs_at(done, state)
+
+    recorder.inputs_at = stop_at_two
+    state = recorder.train(start(), total_steps=9)
+    assert int(state.step) == 2
+    assert recorder.events[-1] == ("save", 2)
+
+
 def test_nothing_happens_when_all_is_done_or_stopped_before():
     done, stopped = Recorder(), Recorder()
     stopped.stop.set()
@@ -85,7 +101,7 @@ def test_every_calls_at_multiples_only():
     assert called == [3, 6]
 
 
-def log_losses(tmp_path, losses, *, every, extra=lambda step: {}):
+def log_losses(tmp_path, losses, *, every, extra=lambda step: {}, due=lambda: False):
     reports = []
     log = loop.LogMetrics(
         MetricsFile(str(tmp_path), "pretrain", 0),
@@ -93,6 +109,7 @@ def log_losses(tmp_path, losses, *, every, extra=lambda step: {}):
         every=every,
         total_steps=len(losses),
         extra=extra,
+        due=due,
     )
     for step, (total, count) in enumerate(losses, start=1):
         log(step, start(), {"loss": mean_of(jnp.asarray(total), count)})
@@ -122,3 +139,18 @@ def test_extra_values_are_those_of_the_line(tmp_path):
         tmp_path, [(1.0, 1.0)] * 4, every=2, extra=lambda step: {"index_step": step - 1}
     )
     assert [line["index_step"] for line in lines] == [1, 3]
+
+
+def test_a_line_that_is_due_between_two_is_the_mean_of_what_is_new(tmp_path):
+    due = iter([False, True, False, False])
+    lines, _ = log_losses(
+        tmp_path,
+        [(1.0, 1.0), (3.0, 1.0), (5.0, 1.0), (7.0, 1.0), (9.0, 1.0)],
+        every=4,
+        due=lambda: next(due),
+    )
+    assert [(line["step"], line["loss"]) for line in lines] == [
+        (2, pytest.approx(2.0)),
+        (4, pytest.approx(6.0)),
+        (5, pytest.approx(9.0)),
+    ]

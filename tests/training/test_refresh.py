@@ -98,8 +98,8 @@ def test_async_publishes_and_takes_what_comes_without_building():
     assert refresher.num_swaps == 1
     assert link.calls == [
         ("forget_after", 0),
-        ("follow", -1),
         ("publish", 0, "p0"),
+        ("follow", -1),
         ("wait", 9.0),
         ("publish", 3, "p3"),
         ("publish", 6, "p6"),
@@ -128,7 +128,7 @@ def test_a_resumed_run_searches_the_index_of_its_checkpoint(mode):
     [
         ("off", [("build", 4, "p4")]),
         ("blocking", [("build", 4, "p4")]),
-        ("async", [("follow", -1), ("publish", 4, "p4"), ("wait", 9.0)]),
+        ("async", [("publish", 4, "p4"), ("follow", -1), ("wait", 9.0)]),
     ],
 )
 def test_a_lost_index_is_made_anew_and_that_is_said(mode, instead, caplog):
