@@ -25,6 +25,8 @@ def test_writes_an_epoch_in_order(tmp_path, store):
     assert examples.metadata == {
         "task": "towns_salient",
         "split": "validation",
+        "seed": 0,
+        "validation_fraction": 0.2,
         "corpus_fingerprint": store.fingerprint,
         "vocabulary_fingerprint": store.vocabulary.fingerprint,
         "settings_fingerprint": store.info["settings_fingerprint"],
