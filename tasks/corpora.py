@@ -1,13 +1,16 @@
-"""Registers a prepared corpus with SeqIO: one call, three tasks.
+"""Registers a prepared corpus with SeqIO: one call, five tasks.
 
     tasks.corpora.register("vital", source="runs/vital/corpus")
 
-gives `vital_blocks` (the documents), `vital_ict` (sentences and their blocks) and
-`vital_salient` (sentences with a salient span masked), each with the splits train and
-validation. Importing this module imports TensorFlow.
+gives `vital_blocks` (the documents), `vital_ict` (sentences and their blocks),
+`vital_salient` (sentences with a salient span masked), `vital_random_tokens` and
+`vital_random_spans` (sentences with random masks, for comparison), each with the splits
+train and validation. Importing this module imports TensorFlow.
 """
 
+import copy
 import functools
+import hashlib
 import os
 from collections.abc import Callable
 
@@ -18,9 +21,13 @@ from realm_jax.data import inverse_cloze, masking
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.feature_converters import expand, output_features, restore_shapes
 from realm_jax.data.features import Example, FeatureSpecs, int32
+from realm_jax.data.random_masking import random_span_examples, random_token_examples
+from realm_jax.data.salient_spans import Tagger
 from realm_jax.data.splits import VALIDATION_FRACTION
+from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from tasks.sources import BlockSource
+from tasks.taggers import tagger_by_name
 
 NUM_SHARDS = 64
 
@@ -29,6 +36,8 @@ def register(
     name: str,
     source: str | os.PathLike[str],
     *,
+    tagger: str | Tagger | None = None,
+    vocabulary: str | os.PathLike[str] | WordPiece | None = None,
     query_length: int = masking.QUERY_LENGTH,
     inverse_cloze_query_length: int = inverse_cloze.QUERY_LENGTH,
     document_length: int = inverse_cloze.DOCUMENT_LENGTH,
@@ -37,52 +46,66 @@ def register(
     validation_fraction: float = VALIDATION_FRACTION,
     seed: int = 0,
 ) -> list[str]:
-    """Registers `<name>_blocks`, `<name>_ict` and `<name>_salient`.
+    """Registers `<name>_blocks`, `_ict`, `_salient`, `_random_tokens`, `_random_spans`.
 
     Args:
       name: letters, digits and underscores.
       source: directory of the corpus, as `realm prepare` makes it.
+      tagger: None masks the spans that `realm prepare` found. Otherwise the salient
+        task has those that this tagger finds in the blocks, whatever is stored: it runs
+        when examples are made, shard by shard, and the corpus stays as it is. A name
+        (see `tasks.taggers`) or an object; its model is loaded here.
+      vocabulary: what the corpus must have been prepared with, a `vocab.txt` or a
+        tokenizer; None takes any. Blocks are stored as wordpieces: for another
+        vocabulary prepare the corpus again.
       query_length: wordpieces of a masked sentence, special pieces included.
       inverse_cloze_query_length: the same of an inverse cloze query.
       document_length: the same of a document.
       max_masks: masked wordpieces that are scored.
       num_shards: into how many parts SeqIO can split the work.
       validation_fraction: share of the articles no training example is made from.
-      seed: which inverse cloze queries are removed from their blocks.
+      seed: which inverse cloze queries are removed from their blocks, and what the
+        random masks hide.
 
     Returns:
       The names of the tasks.
 
     Raises:
-      BadInputError: there is no corpus at `source`, a length leaves no room for an
-        example, or a task of this name is registered already.
+      BadInputError: there is no corpus at `source`, it has another vocabulary, there
+        is no such tagger, a length leaves no room for an example, or a task of this
+        name is registered already.
     """
     store = BlockStore.open(source)
+    if vocabulary is not None:
+        _require_vocabulary(store, vocabulary)
+    if isinstance(tagger, str):
+        tagger = tagger_by_name(tagger)
     blocks = BlockSource(store, num_shards, validation_fraction)
-    ict_lengths = {
+    tagged_blocks = _tagged_by(blocks, tagger)
+    ict = {
         "query_length": inverse_cloze_query_length,
         "document_length": document_length,
     }
-    salient_lengths = {"query_length": query_length, "max_masks": max_masks}
-    makers: dict[str, tuple[Callable[..., Example], FeatureSpecs]] = {
-        f"{name}_blocks": (
-            functools.partial(block_examples, store, document_length=document_length),
-            block_specs(document_length),
-        ),
-        f"{name}_ict": (
-            functools.partial(
-                inverse_cloze.inverse_cloze_examples, store, **ict_lengths, seed=seed
-            ),
-            inverse_cloze.inverse_cloze_specs(**ict_lengths),
-        ),
-        f"{name}_salient": (
-            functools.partial(masking.salient_examples, store, **salient_lengths),
-            masking.pretrain_specs(**salient_lengths),
-        ),
-    }
-    for task, (make_examples, specs) in makers.items():
-        add_task(task, blocks, make_examples, specs, store.vocabulary.size)
-    return list(makers)
+    masks = {"query_length": query_length, "max_masks": max_masks}
+    of_blocks = block_specs(document_length)
+    of_pairs = inverse_cloze.inverse_cloze_specs(**ict)
+    of_masks = masking.pretrain_specs(**masks)
+    tasks = [
+        ("blocks", block_examples, {"document_length": document_length}, of_blocks),
+        ("ict", inverse_cloze.inverse_cloze_examples, {**ict, "seed": seed}, of_pairs),
+        ("salient", masking.salient_examples, {**masks, "tagger": tagger}, of_masks),
+        ("random_tokens", random_token_examples, {**masks, "seed": seed}, of_masks),
+        ("random_spans", random_span_examples, {**masks, "seed": seed}, of_masks),
+    ]
+    for suffix, make_examples, options, specs in tasks:
+        add_task(
+            f"{name}_{suffix}",
+            tagged_blocks if suffix == "salient" else blocks,
+            functools.partial(make_examples, store, **options),
+            specs,
+            store.vocabulary.size,
+        )
+    return [f"{name}_{suffix}" for suffix, *_ in tasks]
 
 
 def block_specs(document_length: int) -> FeatureSpecs:
@@ -135,6 +158,38 @@ def add_task(
             f"expected a new task name of letters, digits and underscores, got "
             f"{name!r} ({error}); choose another."
         ) from error
+
+
+def _require_vocabulary(
+    store: BlockStore, wanted: str | os.PathLike[str] | WordPiece
+) -> None:
+    if not isinstance(wanted, WordPiece):
+        wanted = WordPiece.load(
+            wanted,
+            lowercase=store.vocabulary.lowercase,
+            strip_accents=store.vocabulary.strip_accents,
+        )
+    if wanted.fingerprint != store.vocabulary.fingerprint:
+        raise BadInputError(
+            f"expected the corpus {store.directory} in the vocabulary "
+            f"{wanted.fingerprint[:12]} ({wanted.size} pieces), got "
+            f"{store.vocabulary.fingerprint[:12]} ({store.vocabulary.size} pieces); "
+            "prepare the corpus again with this vocabulary, or leave it out."
+        )
+
+
+def _tagged_by(blocks: BlockSource, tagger: Tagger | None) -> BlockSource:
+    """Returns the source under fingerprints that tell other spans apart."""
+    if tagger is None:
+        return blocks
+    tagged = copy.copy(blocks)  # It shares what was read of the articles.
+    settings = f"{blocks.provenance['settings_fingerprint']}\0{tagger.name}"
+    tagged.provenance = {
+        **blocks.provenance,
+        "settings_fingerprint": hashlib.sha256(settings.encode()).hexdigest(),
+        "tagger": tagger.name,
+    }
+    return tagged
 
 
 def provenance(provider: seqio.Task | seqio.Mixture) -> dict[str, str | float]:

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import seqio
 import tensorflow as tf
@@ -46,14 +47,38 @@ def materialise(
             f"expected a split of {task_or_mixture} ({', '.join(provider.splits)}), "
             f"got {split!r}; name one of these."
         )
-    metadata = {
+    return write_examples(
+        directory,
+        batches(task_or_mixture, split, use_cached=use_cached, seed=seed),
+        metadata(task_or_mixture, split, seed),
+    )
+
+
+def metadata(task_or_mixture: str, split: str, seed: int) -> dict[str, Any]:
+    """Returns what is kept with materialised examples: what they were made from."""
+    return {
         "task": task_or_mixture,
         "split": split,
         "seed": seed,
-        **provenance(provider),
+        **provenance(find_task(task_or_mixture)),
     }
-    batches = _batches(provider, split, use_cached, seed)
-    return write_examples(directory, batches, metadata)
+
+
+def num_shards(task_or_mixture: str, split: str) -> int:
+    """Returns into how many shards a task can be cut; those of a mixture depend on all.
+
+    The examples of the shards, one after the other, are those of the task.
+    """
+    provider = find_task(task_or_mixture)
+    if isinstance(provider, seqio.Mixture) or is_cached(task_or_mixture):
+        return 1
+    return max(1, len(provider.source.list_shards(split)))
+
+
+def is_cached(task_or_mixture: str) -> bool:
+    """Returns whether SeqIO's caching tool has made the examples of a task already."""
+    provider = find_task(task_or_mixture)
+    return isinstance(provider, seqio.Task) and provider.cache_dir is not None
 
 
 def find_task(name: str) -> seqio.Task | seqio.Mixture:
@@ -72,12 +97,35 @@ def find_task(name: str) -> seqio.Task | seqio.Mixture:
         ) from error
 
 
-def _batches(
-    provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool, seed: int
+def batches(
+    task_or_mixture: str,
+    split: str,
+    *,
+    use_cached: bool = False,
+    seed: int = 0,
+    shard: tuple[int, int] | None = None,
 ) -> Iterator[Example]:
+    """Yields one epoch of a task or mixture, or of a shard of it, in batches.
+
+    Args:
+      task_or_mixture: a name registered with SeqIO; its features have fixed shapes.
+      split: one of its splits.
+      use_cached: read what SeqIO's caching tool made, instead of making it anew.
+      seed: of preprocessors that draw and of mixing.
+      shard: (index, count), of `num_shards`; None for all of it.
+
+    Raises:
+      BadInputError: as `materialise`.
+    """
+    provider = find_task(task_or_mixture)
     try:
         dataset = provider.get_dataset(
-            split=split, use_cached=use_cached, shuffle=False, seed=seed, num_epochs=1
+            split=split,
+            use_cached=use_cached,
+            shuffle=False,
+            seed=seed,
+            num_epochs=1,
+            shard_info=seqio.ShardInfo(*shard) if shard and shard[1] > 1 else None,
         )
         names = list(provider.output_features)
         yield from numpy_batches(dataset, names, _WRITE_EXAMPLES)
@@ -87,10 +135,10 @@ def _batches(
             "tool, add the cache directory, or do without the cache."
         ) from error
     except tf.errors.OpError as error:
-        raise _unwrapped(error) from error
+        raise unwrapped(error) from error
 
 
-def _unwrapped(error: tf.errors.OpError) -> Exception:
+def unwrapped(error: tf.errors.OpError) -> Exception:
     """Returns the BadInputError that TensorFlow wrapped, or else `error` itself."""
     found = re.search(r"BadInputError: (.*)", str(error))
     return BadInputError(found[1]) if found else error

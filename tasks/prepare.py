@@ -3,33 +3,42 @@
     CORPUS/                              the block store (see `data/blocks.py`)
     CORPUS/examples/<task>/<split>/      examples a trainer reads without TensorFlow
 
-What is there already is not made again; a killed run goes on where it was.
+Apache Beam makes both part by part: source, filter, sentences, blocks and tags first,
+then the examples of each task. Whatever the number of workers, the size of a part and
+the runner, the bytes are the same. What is there already is not made again; a run that
+was killed goes on with the parts that are missing.
 """
 
 import dataclasses
 import itertools
+import logging
 import pathlib
 import re
+import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from realm_jax.data import inverse_cloze, masking
 from realm_jax.data.blocks import INFO_FILE, BlockStore
-from realm_jax.data.corpus import (
-    Document,
-    build_corpus,
-    read_json_lines,
-    settings_fingerprint,
-    source_fingerprint,
-)
+from realm_jax.data.corpus import settings_fingerprint
+from realm_jax.data.documents import Document
 from realm_jax.data.examples import Examples
-from realm_jax.data.questions import question_examples, read_questions
-from realm_jax.data.salient_spans import Tagger, tagger_by_name
+from realm_jax.data.questions import pattern_length, question_examples, read_questions
 from realm_jax.data.splits import VALIDATION_FRACTION
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
+from realm_jax.storage import open_store
+from tasks import make_blocks, make_examples
+from tasks.documents.open import open_source
+from tasks.documents.source import DocumentSource, read_all
+from tasks.taggers import tagger_by_name
+
+if TYPE_CHECKING:
+    from tasks.parts import MakePart, Parts
 
 Report = Callable[[str, int, int | None], None]
 """Called with (what is being made, how many are done, how many there are)."""
@@ -41,20 +50,29 @@ class PrepareConfig:
 
     Attributes:
       corpus: folder to make.
-      source: JSON lines with `title` and `text`, plain or gzipped.
+      source: of the documents, see `tasks.documents.open.open_source`; most simply
+        JSON lines with `title` and `text`, plain or gzipped.
       name: of the corpus; its tasks are `<name>_ict`, `<name>_salient` and, with
         questions, `<name>_questions`.
       vocabulary: a BERT `vocab.txt`, or "" to train one on the text.
       vocabulary_size: wordpieces of a vocabulary that is trained.
+      lowercase: whether text is lowercased; False for a cased vocabulary.
+      strip_accents: whether accents are removed; None as BERT does, if it lowercases.
+        False for scripts that this would take apart, such as Hangul.
       chunk_length: wordpieces of a block with its title and special pieces.
-      tagger: of salient spans: "spacy", "rules", "given" or "auto".
+      tagger: of salient spans, see `tasks.taggers.tagger_by_name`.
       questions: JSON lines of questions, or "".
       query_length: wordpieces of a masked sentence or a question.
       inverse_cloze_query_length: wordpieces of an inverse cloze query.
       max_masks: masked wordpieces that are scored.
       validation_fraction: share of the articles no training example is made from.
       more_tasks: registered SeqIO tasks and mixtures to materialise as well.
+      modules: imported by every worker, for tasks of your own.
+      seqio_cache: folder where SeqIO's caching tool has put examples, or "".
       seed: of random choices in making examples.
+      part_bytes: about how much of the source is one part.
+      scratch: where parts are kept until all are there, or "" for a folder beside the
+        corpus. On gs:// where Beam's workers are on other machines.
     """
 
     corpus: str
@@ -62,6 +80,8 @@ class PrepareConfig:
     name: str
     vocabulary: str = ""
     vocabulary_size: int = 8192
+    lowercase: bool = True
+    strip_accents: bool | None = None
     chunk_length: int = inverse_cloze.DOCUMENT_LENGTH
     tagger: str = "auto"
     questions: str = ""
@@ -70,59 +90,143 @@ class PrepareConfig:
     max_masks: int = masking.MAX_MASKS
     validation_fraction: float = VALIDATION_FRACTION
     more_tasks: Sequence[str] = ()
+    modules: Sequence[str] = ()
+    seqio_cache: str = ""
     seed: int = 0
+    part_bytes: int = 2 << 20
+    scratch: str = ""
 
 
-def run(config: PrepareConfig, report: Report) -> BlockStore:
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """Who does the work; nothing that is made depends on it.
+
+    Attributes:
+      count: processes on this machine; 0 for one a core.
+      beam_flags: options of Apache Beam, such as --runner=DataflowRunner.
+      max_bad_lines: damaged records to leave out before giving up.
+    """
+
+    count: int = 0
+    beam_flags: Sequence[str] = ()
+    max_bad_lines: int = 0
+
+
+def run(
+    config: PrepareConfig,
+    report: Report,
+    stop: threading.Event | None = None,
+    workers: Workers = Workers(),
+) -> BlockStore:
     """Makes what is missing of the corpus and its examples.
 
     Args:
       config: what to make.
-      report: told of progress; may raise to stop.
+      report: told of progress.
+      stop: asks to end soon; what is done stays.
+      workers: who makes it.
 
     Raises:
       BadInputError: the source is missing, empty or malformed, or the folder holds
         another corpus.
+      StoppedError: asked to stop.
     """
+    stop = stop or threading.Event()
     # What costs nothing to check comes before hours of work.
     wanted = list(_wanted_examples(config))
     _require_task_name(config.name)
-    store = _make_blocks(config, report)
+    store = _make_blocks(config, report, stop, workers)
     missing = [
         (task, split, folder)
         for task, split, folder in wanted
         if not _is_there(config, store, task, split, folder)
     ]
-    if not missing:
-        return store
-    # TensorFlow takes seconds to import; a corpus that is complete does not need it.
-    from tasks import corpora, materialise, questions
+    if missing:
+        _make_examples(config, store, missing, report, stop, workers)
+    return store
 
-    corpora.register(
-        config.name,
-        config.corpus,
+
+def _scratch(config: PrepareConfig, name: str = "") -> str:
+    root = config.scratch or f"{config.corpus.rstrip('/')}.parts"
+    return f"{root}/{name}" if name else root
+
+
+def _clear_scratch(config: PrepareConfig) -> None:
+    parent, _, name = _scratch(config).rpartition("/")
+    open_store(parent or ".").delete_folder(name)
+    # On a disk folders outlive what was in them.
+    shutil.rmtree(_scratch(config), ignore_errors=True)
+
+
+def _run_parts(
+    scratch: str,
+    names: Sequence[str],
+    make_part: "MakePart",
+    what: str,
+    report: Report,
+    stop: threading.Event,
+    workers: Workers,
+) -> "Parts":
+    # Beam takes seconds to import; a corpus that is complete does not need it. It warns
+    # of clients for Google Cloud that are not there, and not needed.
+    logging.disable(logging.WARNING)
+    try:
+        from tasks.parts import Parts, default_workers
+    finally:
+        logging.disable(logging.NOTSET)
+
+    parts = Parts(scratch)
+    parts.make(
+        names,
+        make_part,
+        workers=workers.count or default_workers(),
+        beam_flags=workers.beam_flags,
+        report=lambda done, total: report(what, done, total),
+        stop=stop,
+    )
+    return parts
+
+
+def _make_examples(
+    config: PrepareConfig,
+    store: BlockStore,
+    missing: Sequence[tuple[str, str, pathlib.Path]],
+    report: Report,
+    stop: threading.Event,
+    workers: Workers,
+) -> None:
+    tasks = make_examples.TaskSettings(
+        corpus=config.corpus,
+        name=config.name,
+        questions=config.questions,
+        document_length=config.chunk_length,
         query_length=config.query_length,
         inverse_cloze_query_length=config.inverse_cloze_query_length,
-        document_length=config.chunk_length,
         max_masks=config.max_masks,
         validation_fraction=config.validation_fraction,
         seed=config.seed,
+        modules=tuple(config.modules),
+        seqio_cache=config.seqio_cache,
     )
-    if config.questions:
-        questions.register_questions(
-            f"{config.name}_questions",
-            config.questions,
-            store.vocabulary,
-            query_length=config.query_length,
-        )
-    for number, (task, split, folder) in enumerate(missing):
-        report("examples", number, len(missing))
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        splits = materialise.find_task(task).splits
-        if split in splits:
-            materialise.materialise(task, split, folder, seed=config.seed)
-    report("examples", len(missing), len(missing))
-    return store
+    names = {
+        (task, split): make_examples.part_names(tasks, task, split)
+        for task, split, _ in missing
+    }
+    settings = f"{store.fingerprint[:16]}-{config.validation_fraction}-{config.seed}"
+    parts = _run_parts(
+        _scratch(config, f"examples-{settings}"),
+        list(itertools.chain.from_iterable(names.values())),
+        make_examples.MakeExamples(tasks),
+        "examples",
+        report,
+        stop,
+        workers,
+    )
+    for task, split, folder in missing:
+        if names[task, split]:
+            contents = map(parts.read, names[task, split])
+            make_examples.assemble(tasks, task, split, folder, contents)
+    _clear_scratch(config)
 
 
 def _require_task_name(name: str) -> None:
@@ -202,77 +306,132 @@ def _fits(
         read_questions(config.questions, split),
         store.vocabulary,
         query_length=config.query_length,
+        max_pattern_length=pattern_length(read_questions(config.questions)),
     )
-    return all(
-        np.array_equal(features[name], made[name])
-        for name in ("question_ids", "answer_ids")
+    return features.keys() == made.keys() and all(
+        np.array_equal(features[name], made[name]) for name in made
     )
 
 
-def _make_blocks(config: PrepareConfig, report: Report) -> BlockStore:
-    tagger = tagger_by_name(config.tagger)
-    documents = read_json_lines(config.source)
-    source = source_fingerprint(config.source)
+def _make_blocks(
+    config: PrepareConfig, report: Report, stop: threading.Event, workers: Workers
+) -> BlockStore:
+    source = open_source(config.source, shard_bytes=config.part_bytes)
+    tagger = tagger_by_name(config.tagger).name
+    fingerprint = source.fingerprint()
     if (pathlib.Path(config.corpus) / INFO_FILE).exists():
         store = BlockStore.open(config.corpus)
-        _require_same_settings(config, store, tagger, source)
+        _require_same_settings(config, store, tagger, fingerprint)
         report("blocks", store.num_blocks, store.num_blocks)
         return store
-    return build_corpus(
-        documents,
-        config.corpus,
-        vocabulary=_vocabulary(config, report),
-        tagger=tagger,
+    source.prepare_shards(_scratch(config, "unpacked"))
+    shards = source.shards()
+    vocabulary = _vocabulary(config, source, fingerprint, report)
+    settings = settings_fingerprint(
+        vocabulary=vocabulary,
+        tagger_name=tagger,
         chunk_length=config.chunk_length,
-        source=source,
-        metadata={"trained_vocabulary_size": _trained_size(config)},
-        progress=lambda count: report("articles", count, None),
+        source=fingerprint,
     )
+    names = make_blocks.part_names(len(shards))
+    parts = _run_parts(
+        _scratch(config, f"blocks-{settings[:16]}-{config.part_bytes}"),
+        names,
+        make_blocks.MakeBlocks(
+            source,
+            dict(zip(names, shards, strict=True)),
+            vocabulary,
+            config.tagger,
+            config.chunk_length,
+            workers.max_bad_lines,
+        ),
+        "blocks",
+        report,
+        stop,
+        workers,
+    )
+    store = make_blocks.assemble(
+        config.corpus,
+        map(parts.read, names),
+        vocabulary=vocabulary,
+        chunk_length=config.chunk_length,
+        max_bad_lines=workers.max_bad_lines,
+        metadata={
+            "tagger": tagger,
+            "source": fingerprint,
+            "settings_fingerprint": settings,
+            "vocabulary_training": _vocabulary_training(config),
+        },
+    )
+    _clear_scratch(config)
+    return store
 
 
-def _trained_size(config: PrepareConfig) -> int | None:
-    """Wordpieces of a vocabulary that is trained on the text, None if one is given."""
-    return None if config.vocabulary else config.vocabulary_size
-
-
-def _vocabulary(config: PrepareConfig, report: Report) -> WordPiece:
+def _vocabulary_training(config: PrepareConfig) -> dict[str, int | bool | None] | None:
+    """How a vocabulary is trained on the text, None if one is given."""
     if config.vocabulary:
-        return WordPiece.load(config.vocabulary)
+        return None
+    return {
+        "size": config.vocabulary_size,
+        "lowercase": config.lowercase,
+        "strip_accents": config.strip_accents,
+    }
+
+
+def _vocabulary(
+    config: PrepareConfig, source: DocumentSource, fingerprint: str, report: Report
+) -> WordPiece:
+    """The vocabulary given, or one trained here and kept for a run that resumes."""
+    rules = {"lowercase": config.lowercase, "strip_accents": config.strip_accents}
+    if config.vocabulary:
+        return WordPiece.load(config.vocabulary, **rules)
     report("vocabulary", 0, 1)
+    scratch = open_store(_scratch(config))
+    accents = "" if config.strip_accents is None else f"-{config.strip_accents}"
+    case = "lower" if config.lowercase else "cased"
+    name = f"vocab-{fingerprint[:16]}-{config.vocabulary_size}-{case}{accents}.txt"
 
     def texts() -> Iterator[str]:
-        document: Document
-        for document in read_json_lines(config.source):
-            yield document.title
-            yield document.text
+        for record in read_all(source):
+            if isinstance(record, Document):
+                yield record.title
+                yield record.text
 
     # The store keeps a copy of its own.
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "vocab.txt"
-        return WordPiece.train(texts(), config.vocabulary_size, path)
+        if scratch.exists(name):
+            path.write_bytes(scratch.read(name))
+            return WordPiece.load(path, **rules)
+        trained = WordPiece.train(texts(), config.vocabulary_size, path, **rules)
+        scratch.write(name, path.read_bytes())
+        return trained
 
 
 def _require_same_settings(
-    config: PrepareConfig, store: BlockStore, tagger: Tagger, source: str
+    config: PrepareConfig, store: BlockStore, tagger: str, source: str
 ) -> None:
     vocabulary = store.vocabulary
     if config.vocabulary:
-        vocabulary = WordPiece.load(config.vocabulary)
+        vocabulary = WordPiece.load(
+            config.vocabulary,
+            lowercase=config.lowercase,
+            strip_accents=config.strip_accents,
+        )
     wanted = settings_fingerprint(
         vocabulary=vocabulary,
-        tagger_name=tagger.name,
+        tagger_name=tagger,
         chunk_length=config.chunk_length,
         source=source,
     )
-    trained_size = store.info.get("trained_vocabulary_size")
-    if store.info.get(
-        "settings_fingerprint"
-    ) != wanted or trained_size != _trained_size(config):
+    trained = store.info.get("vocabulary_training")
+    same = store.info.get("settings_fingerprint") == wanted
+    if not same or trained != _vocabulary_training(config):
         raise BadInputError(
             f"expected {config.corpus} to be absent or made from {config.source} with "
             f"these settings, but it holds another corpus (tagger "
             f"{store.info.get('tagger')!r}, {store.chunk_length} wordpieces a block, "
             f"{store.vocabulary.size} in a vocabulary that was "
-            f"{'trained on it' if trained_size else 'given'}); remove it or choose "
+            f"{'trained on it' if trained else 'given'}); remove it or choose "
             "another CORPUS"
         )

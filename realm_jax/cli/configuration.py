@@ -32,16 +32,17 @@ _GIN_RAISES = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Says what is wrong with a command line as with any other bad input."""
 
     def error(self, message: str) -> NoReturn:
+        """Refuses in one line instead of printing the usage."""
         raise BadInputError(f"{message}; see {self.prog} --help")
 
 
 def make_parser(command: str, description: str | None) -> argparse.ArgumentParser:
     """A parser whose help is the command's own docstring."""
-    parser = _Parser(
+    parser = Parser(
         prog=command,
         allow_abbrev=False,
         description=description,
@@ -75,18 +76,34 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     """Reads the command line and leaves gin configured.
 
     Raises:
+      BadInputError: a flag, file, macro, binding or module is unknown or malformed.
+    """
+    flags, others = parse_known(parser, argv)
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    return flags
+
+
+def parse_known(
+    parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """Does what `parse` does, and returns the flags that it does not know as well.
+
+    Raises:
       BadInputError: a file, macro, binding or module is unknown or malformed.
     """
     bindings = [arg.removeprefix("--gin.") for arg in argv if arg.startswith("--gin.")]
-    flags = parser.parse_args([arg for arg in argv if not arg.startswith("--gin.")])
+    flags, others = parser.parse_known_args(
+        [arg for arg in argv if not arg.startswith("--gin.")]
+    )
     for module in flags.import_module:
-        _import(module)
+        import_module(module)
     if not flags.gin_file:
         raise BadInputError(
             f"expected at least one --gin_file, got none; see {parser.prog} --help"
         )
     _configure(flags.gin_file, bindings)
-    return flags
+    return flags, others
 
 
 def configured(config_class: type[Config]) -> Config:
@@ -164,11 +181,16 @@ def _require_value(binding: str) -> None:
         ) from error
 
 
-def _import(module: str) -> None:
+def import_module(module: str) -> None:
+    """Imports a user's module, from PYTHONPATH or below the working directory.
+
+    Raises:
+      BadInputError: there is none, or it cannot be imported.
+    """
     sys.path.insert(0, "")
     try:
         importlib.import_module(module)
-    except ImportError as error:
+    except (ImportError, SyntaxError) as error:
         raise BadInputError(
             f"expected an importable --import_module, got {module!r} ({error}); give "
             "a module on PYTHONPATH or below the working directory"

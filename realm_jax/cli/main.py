@@ -25,6 +25,7 @@ COMMANDS = {
     "build-index": ("build_index", "follow the newest retriever, publish its index"),
     "finetune": ("finetune", "train on questions over the frozen document index"),
     "evaluate": ("evaluate", "measure recall and exact match, write report.html"),
+    "tasks": ("tasks", "list the SeqIO tasks, print examples as the model sees them"),
 }
 _BAD_INPUT = 2
 # A file-size limit or a quota stops a write half-way just as a full disk does.

@@ -1,26 +1,33 @@
 """Turns a corpus into blocks, salient spans and examples to train on.
 
-Reads JSON lines with `title` and `text`, cuts articles into blocks of whole sentences,
-tags names and dates once, and materialises the SeqIO tasks, so that nothing after this
-needs TensorFlow. What is there already is kept.
+Reads documents, cuts them into blocks of whole sentences, tags names and dates once,
+and materialises the SeqIO tasks, so that nothing after this needs TensorFlow. Apache
+Beam spreads the work; the bytes do not depend on how. What is there already is kept,
+and what was killed goes on.
 
 Macros:
   CORPUS      folder to make
-  SOURCE      JSON lines with `title` and `text`, plain or .gz
+  SOURCE      JSON lines with `title` and `text`, plain or .gz; or kind:path with a
+              kind out of json, text, wikiextractor, tfds, realm_wikipedia, cc_news
   NAME        of the corpus; tasks are NAME_ict, NAME_salient, NAME_questions
   QUESTIONS   JSON lines of questions, or ""
   VOCABULARY  a BERT vocab.txt, or "" to train one on the text
-  TAGGER      "auto", "spacy", "rules" or "given"
+  TAGGER      "auto", "spacy", "rules", "given" or "checkpoint:FOLDER"
+  SCRATCH     where parts lie until all are done; "" for a folder beside CORPUS
+
+Any option of Beam may follow, such as --runner=DataflowRunner.
 
 Example:
   realm prepare --gin_file=gin/runs/prepare.gin --gin.CORPUS='"runs/my/corpus"' \\
     --gin.SOURCE='"articles.jsonl.gz"' --gin.NAME='"my"'
 """
 
+import dataclasses
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from realm_jax.cli import configuration
 from realm_jax.cli.progress import StageProgress
@@ -32,10 +39,28 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     # No accelerator is used here, and TensorFlow reports each one it cannot find as an
     # error; what really fails arrives as an exception.
     os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    configuration.parse(configuration.make_parser("realm prepare", __doc__), argv)
+    parser = configuration.make_parser("realm prepare", __doc__)
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes on this machine; one a core if left out",
+    )
+    parser.add_argument(
+        "--max_bad_lines",
+        type=int,
+        default=0,
+        metavar="N",
+        help="damaged records to leave out, and count, before giving up",
+    )
+    flags, beam_flags = configuration.parse_known(parser, argv)
     from tasks import prepare
 
     config = configuration.configured(prepare.PrepareConfig)
+    config = dataclasses.replace(
+        config, modules=(*config.modules, *flags.import_module)
+    )
     with StageProgress("prepare", stop) as progress:
 
         def report(what: str, done: int, total: int | None) -> None:
@@ -43,11 +68,31 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
                 raise StoppedError(f"stopped while making {what}")
             progress(done, total, what=what)
 
-        store = prepare.run(config, report)
+        workers = prepare.Workers(flags.workers, beam_flags, flags.max_bad_lines)
+        store = prepare.run(config, report, stop, workers)
+        for line in summary(store.info):
+            progress.note(line)
         progress.note(
             f"done, {store.num_blocks:,} blocks in {store.vocabulary.size:,} "
             f"wordpieces, in {config.corpus}"
         )
+
+
+def summary(info: Mapping[str, Any]) -> Iterator[str]:
+    """Says what of a corpus was not used as it came; nothing where all was."""
+    counts = info.get("summary", {})
+    said = {
+        "without text, left out": counts.get("without_text"),
+        "without a title": counts.get("without_title"),
+        "damaged, left out": counts.get("bad_records"),
+        **counts.get("left_out", {}),
+        "blocks that are the same as another": info.get("num_duplicate_blocks"),
+    }
+    parts = [f"{count:,} {what}" for what, count in said.items() if count]
+    if parts:
+        yield f"{counts.get('documents', 0):,} documents; {'; '.join(parts)}"
+    for where, reason in counts.get("first_bad", ()):
+        yield f"left out {where}: {reason}"
 
 
 if __name__ == "__main__":

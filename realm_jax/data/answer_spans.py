@@ -1,7 +1,16 @@
-"""Where the wordpieces of an answer stand in a sequence (distant supervision)."""
+"""Where the answers to a question stand in a sequence (distant supervision).
+
+An answer that is a text is looked for as its wordpieces, in arrays. One that is a
+regular expression is looked for in the text that the wordpieces were made of.
+"""
+
+import re
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool, Int
+
+from realm_jax.data.features import pieces_of_span
 
 
 def answer_starts(
@@ -52,3 +61,68 @@ def answer_spans(
     short = width <= max_span
     spans[b[short], item[short], start[short], width[short] - 1] = True
     return spans.reshape(*ids.shape[:2], -1)
+
+
+def holds_pattern(
+    text: str,
+    offsets: Int[np.ndarray, "piece 2"],
+    begins_word: Bool[np.ndarray, " piece"],
+    patterns: Sequence[re.Pattern[str]],
+) -> bool:
+    """Whether a pattern matches in a text from the beginning of a word on.
+
+    "ten" is no answer of a text for being in "written". Nothing is asked of the end:
+    patterns are often stems ("manufactur").
+
+    Args:
+      text: the body of a block.
+      offsets: the characters [start, end) of its wordpieces.
+      begins_word: False for the pieces that continue a word.
+      patterns: of the answers.
+    """
+    for pattern in patterns:
+        for match in pattern.finditer(text):
+            pieces = pieces_of_span(offsets, match.span())
+            if (
+                pieces.start < pieces.stop
+                and begins_word[pieces.start]
+                and offsets[pieces.start, 0] >= match.start()
+            ):
+                return True
+    return False
+
+
+def pattern_spans(
+    text: str,
+    offsets: Int[np.ndarray, "piece 2"],
+    begins_word: Bool[np.ndarray, " piece"],
+    patterns: Sequence[re.Pattern[str]],
+    max_span: int,
+) -> Bool[np.ndarray, "piece width"]:
+    """True for the spans whose text is a right answer, by first piece and width - 1.
+
+    A span is right if `evaluation.answers.regex_match` says so of its characters, so
+    what is learned is what is scored; if it begins where a word does; and if the match
+    reaches its last piece, for "Paris, the capital" is no longer the answer that
+    "Paris" is.
+
+    Args:
+      text: the body of a block.
+      offsets: the characters [start, end) of its wordpieces.
+      begins_word: False for the pieces that continue a word.
+      patterns: of the answers.
+      max_span: wordpieces of the longest span.
+    """
+    num_pieces = len(offsets)
+    spans = np.zeros((num_pieces, max_span), bool)
+    for first in np.flatnonzero(begins_word):
+        begin = offsets[first, 0]
+        for last in range(first, min(first + max_span, num_pieces)):
+            answer = text[begin : offsets[last, 1]]
+            last_begins = offsets[last, 0] - begin
+            spans[first, last - first] = any(
+                match.end() > last_begins
+                for pattern in patterns
+                if (match := pattern.match(answer))
+            )
+    return spans

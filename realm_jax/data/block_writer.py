@@ -59,7 +59,7 @@ def write_blocks(
 
 
 class BlockWriter:
-    """Writes blocks one after another; memory stays bounded by 10 bytes a block.
+    """Writes blocks one after another; memory stays bounded by 26 bytes a block.
 
     A context manager. The directory appears when the context ends without an
     exception; otherwise nothing is left.
@@ -92,6 +92,7 @@ class BlockWriter:
         self._chunk_length = chunk_length
         self._offsets = array("q", [0])
         self._title_lengths = array("H")
+        self._hashes = bytearray()
         self._num_sentences = 0
         self._num_spans = 0
         self._fingerprint = hashlib.sha256(vocabulary.fingerprint.encode())
@@ -133,6 +134,7 @@ class BlockWriter:
         if index % _BLOCKS_PER_TEXT_FILE == 0:
             self._open_text_file(index // _BLOCKS_PER_TEXT_FILE)
         ids = np.concatenate([block.title_ids, block.body_ids]).astype(np.uint16)
+        self._hashes += content_hash(len(block.title_ids), ids)
         self._ids_file.write(ids.tobytes())
         self._text_writer.write(blocks.encode_text(block.text))
         self._offsets.append(self._offsets[-1] + len(ids))
@@ -169,6 +171,9 @@ class BlockWriter:
             self._partial / blocks.TITLE_LENGTHS_FILE,
             np.array(self._title_lengths, np.uint16),
         )
+        np.save(
+            self._partial / blocks.HASHES_FILE, np.frombuffer(self._hashes, np.uint8)
+        )
         self._vocabulary.save(self._partial / blocks.VOCABULARY_FILE)
         info = self._info()
         info_text = json.dumps(info, indent=2, sort_keys=True, ensure_ascii=False)
@@ -194,11 +199,18 @@ class BlockWriter:
             "num_spans": self._num_spans,
             "chunk_length": self._chunk_length,
             "lowercase": self._vocabulary.lowercase,
+            "strip_accents": self._vocabulary.strip_accents,
             "vocabulary_fingerprint": self._vocabulary.fingerprint,
             "fingerprint": self._fingerprint.hexdigest(),
             "blocks_per_text_file": _BLOCKS_PER_TEXT_FILE,
+            "num_duplicate_blocks": self._num_duplicates(),
             "files": files,
         }
+
+    def _num_duplicates(self) -> int:
+        """How many blocks have the title and body of one before them."""
+        hashes = np.frombuffer(self._hashes, f"V{blocks.HASH_BYTES}")
+        return len(hashes) - len(np.unique(hashes))
 
     def _discard(self) -> None:
         self._ids_file.close()
@@ -207,6 +219,14 @@ class BlockWriter:
         except RuntimeError:  # The disk that made us give up is still full.
             self._text_writer = None
         shutil.rmtree(self._partial, ignore_errors=True)
+
+
+def content_hash(title_length: int, ids: np.ndarray) -> bytes:
+    """Returns 16 bytes that stand for title and body wordpieces of a block."""
+    digest = hashlib.blake2b(digest_size=blocks.HASH_BYTES)
+    digest.update(title_length.to_bytes(4, "little"))
+    digest.update(ids.tobytes())
+    return digest.digest()
 
 
 def _has_entries(directory: Path) -> bool:

@@ -7,6 +7,7 @@ A store is a directory:
     ids.npy                      uint16: title and body of block 0, of block 1, ...
     offsets.npy                  int64: where each block starts in `ids`, and the end
     title_lengths.npy            uint16: how many of a block's ids are its title
+    hashes.npy                   uint8: 16 bytes of each block's content, for refreshes
     texts-NNNNN.array_record     JSON records: title, body, source, sentences, spans
 
 Arrays are memory-mapped. `block_writer.py` makes stores; this file reads them.
@@ -29,12 +30,14 @@ from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.types import NULL_BLOCK
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 INFO_FILE = "corpus.json"
 VOCABULARY_FILE = "vocab.txt"
 IDS_FILE = "ids.npy"
 OFFSETS_FILE = "offsets.npy"
 TITLE_LENGTHS_FILE = "title_lengths.npy"
+HASHES_FILE = "hashes.npy"
+HASH_BYTES = 16
 
 _READ_BYTES = 1 << 22
 _OPEN_TEXT_FILES = 16
@@ -92,6 +95,8 @@ class BlockStore:
       fingerprint: SHA-256 (hex) of vocabulary, ids, titles and texts. Spans are left
         out: tagging anew does not outdate an index.
       vocabulary: the tokenizer of the ids.
+      content_hashes: uint8 [block, 16], a hash of title and body. A block that is the
+        same in two corpora has the same hash in both, whatever its id.
     """
 
     def __init__(self, directory: Path, info: dict[str, Any], vocabulary: WordPiece):
@@ -110,6 +115,10 @@ class BlockStore:
         self._title_lengths = _map_array(
             directory / TITLE_LENGTHS_FILE, np.uint16, self.num_blocks
         )
+        hashes = _map_array(
+            directory / HASHES_FILE, np.uint8, self.num_blocks * HASH_BYTES
+        )
+        self.content_hashes = hashes.reshape(-1, HASH_BYTES)
         # Per store, so that it closes its files with it.
         self._text_reader = lru_cache(_OPEN_TEXT_FILES)(self._open_text_file)
 
@@ -126,7 +135,9 @@ class BlockStore:
         for name, expected in info["files"].items():
             _check_size(directory / name, expected["size"])
         vocabulary = WordPiece.load(
-            directory / VOCABULARY_FILE, lowercase=info["lowercase"]
+            directory / VOCABULARY_FILE,
+            lowercase=info["lowercase"],
+            strip_accents=info["strip_accents"],
         )
         if vocabulary.fingerprint != info["vocabulary_fingerprint"]:
             raise BadInputError(

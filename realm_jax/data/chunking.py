@@ -1,7 +1,7 @@
 """Text to sentences, and sentences to blocks by greedy packing."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import blingfire
@@ -17,6 +17,12 @@ NUM_SPECIAL_PIECES = 3
 _BERT_CLEANING = BertNormalizer(lowercase=False)
 _BERT_WORDS = BertPreTokenizer()
 _PARAGRAPH_BREAK = re.compile(r"\n\s*\n")
+# Korean sentences end in these syllables, as no abbreviation does, and often begin with
+# a year: blingfire sees no sentence begin with a digit, nor right after a full stop.
+_KOREAN_END = re.compile(r"[다요까죠][.!?](?:\[\d+\])*(?:\s+(?=\S)|(?=[가-힣]))")
+_KOREAN = re.compile("[가-힣]")
+# "2021. 3. 5." is a date in Korean text, and blingfire ends three sentences in it.
+_DOTTED_DATE = re.compile(r"\d{4}\.\s?\d{1,2}\.\s?\d{1,2}\.?\s*")
 # blingfire sees no sentence begin with "Á" or "Ç".
 _PLAIN = str.maketrans("ÀÁÂÃÄÅÇÈÉÊËÌÍÎÏÑÒÓÔÕÖØÙÚÛÜÝ", "AAAAAACEEEEIIIINOOOOOOUUUUY")
 
@@ -34,6 +40,16 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
         for paragraph_start, paragraph_end in pairwise([*paragraphs, len(text)])
         for start in _blingfire_starts(text[paragraph_start:paragraph_end])
     ]
+    if not text.isascii() and _KOREAN.search(text):
+        starts = _korean_starts(text, starts)
+    return split_at(text, starts)
+
+
+def split_at(text: str, starts: Iterable[int]) -> list[tuple[int, int]]:
+    """Returns the sentences of `text` that begin where `starts` says, ascending.
+
+    They are as those of `split_sentences`; a start inside a word is passed over.
+    """
     starts = [start for start in starts if start and _parts_words(text, start)]
     edges = [0, *starts, len(text)]
     stripped = (_strip(text, start, end) for start, end in pairwise(edges))
@@ -82,6 +98,13 @@ def _blingfire_starts(paragraph: str) -> list[int]:
         return []  # It fails on text of white space.
     _, ranges = blingfire.text_to_sentences_and_offsets(paragraph.translate(_PLAIN))
     return [0, *(start for start, _ in ranges[1:])]
+
+
+def _korean_starts(text: str, starts: Sequence[int]) -> list[int]:
+    """Returns where sentences start, given where blingfire sees them start."""
+    dates = [match.span() for match in _DOTTED_DATE.finditer(text)]
+    found = {*starts, *(match.end() for match in _KOREAN_END.finditer(text))}
+    return sorted(start for start in found if not any(a < start <= b for a, b in dates))
 
 
 def _strip(text: str, start: int, end: int) -> tuple[int, int]:

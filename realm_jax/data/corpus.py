@@ -1,73 +1,23 @@
 """Builds a knowledge corpus: documents to sentences to blocks with salient spans."""
 
-import gzip
 import hashlib
 import itertools
 import json
 import os
-import re
-import textwrap
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from realm_jax.data.block_writer import Block, BlockWriter
 from realm_jax.data.blocks import FORMAT_VERSION, BlockStore, BlockText
-from realm_jax.data.chunking import pack, split_sentences
+from realm_jax.data.chunking import pack, split_at, split_sentences
+from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import Span, Tagger
 from realm_jax.data.wordpiece import WordPiece
-from realm_jax.errors import BadInputError
 
 # Enough for the tokenizer and the tagger to work in batches, little to keep in memory.
 _DOCUMENTS_PER_BATCH = 512
-_GIVEN = "GIVEN"
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-@dataclass(frozen=True)
-class Document:
-    """An article.
-
-    Attributes:
-      title: its title; may be empty.
-      text: its text; one without any wordpiece is left out of the corpus.
-      source_id: identifies it; blocks of one article share it.
-      spans: salient spans in characters of `text`, or None to have them tagged.
-    """
-
-    title: str
-    text: str
-    source_id: str
-    spans: tuple[Span, ...] | None = None
-
-
-def read_json_lines(path: str | os.PathLike[str]) -> Iterator[Document]:
-    """Reads documents from JSON lines, `.gz` or plain.
-
-    Each line is an object with `title` and `text`, perhaps `id` (the title if absent)
-    and `spans` (a list of [start, end] or [start, end, label] in characters of the
-    text). Other fields are ignored, and so are empty lines.
-
-    Raises:
-      BadInputError: the file is missing or empty; while reading: a line is no such
-        object. File and line are named.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise BadInputError(
-            f"expected a corpus of JSON lines at {path}, found no such file; check the "
-            "path."
-        )
-    if path.stat().st_size == 0:
-        raise BadInputError(
-            f"expected JSON lines with title and text in {path}, but the file is "
-            "empty; check how it was made."
-        )
-    return _read_documents(path)
 
 
 def build_corpus(
@@ -140,12 +90,6 @@ def settings_fingerprint(
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
-def source_fingerprint(path: str | os.PathLike[str]) -> str:
-    """Returns the SHA-256 (hex) of a file, as `source` of `build_corpus`."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def chunk_documents(
     documents: Sequence[Document],
     vocabulary: WordPiece,
@@ -157,7 +101,7 @@ def chunk_documents(
     Its wordpieces are those of its sentences, one after the other; these are also
     those of its body as a whole (see `split_sentences`).
     """
-    sentences = [split_sentences(document.text) for document in documents]
+    sentences = [_sentences(document) for document in documents]
     titles = vocabulary.encode_batch([document.title for document in documents])
     encodings = iter(
         vocabulary.encode_batch(
@@ -182,6 +126,12 @@ def chunk_documents(
         draft.finish(next(tags) if draft.document.spans is None else draft.given_spans)
         for draft in drafts
     ]
+
+
+def _sentences(document: Document) -> list[tuple[int, int]]:
+    if document.sentences is None:
+        return split_sentences(document.text)
+    return split_at(document.text, [start for start, _ in document.sentences])
 
 
 class _Draft(NamedTuple):
@@ -226,68 +176,3 @@ def _batched(documents: Iterable[Document], size: int) -> Iterator[list[Document
     iterator = iter(documents)
     while batch := list(itertools.islice(iterator, size)):
         yield batch
-
-
-def _read_documents(path: Path) -> Iterator[Document]:
-    number = 0
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _parse_document(line, f"{path}, line {number}")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise BadInputError(
-            f"expected a whole gzip file at {path}, but it is damaged after line "
-            f"{number} ({error}); fetch it again."
-        ) from error
-
-
-def _parse_document(line: bytes, where: str) -> Document:
-    try:
-        fields = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise BadInputError(
-            f"{where}: expected one JSON object in UTF-8, got something else "
-            f"({error}); correct the line."
-        ) from error
-    if not isinstance(fields, dict):
-        fields = {}
-    title, text = fields.get("title"), fields.get("text")
-    if not isinstance(title, str) or not isinstance(text, str):
-        raise BadInputError(
-            f"{where}: expected an object with the strings 'title' and 'text', got "
-            f"{_shorten(line)}; correct the line."
-        )
-    # Half of a pair of surrogates is no character and has no UTF-8.
-    title, text = _SURROGATE.sub("\ufffd", title), _SURROGATE.sub("\ufffd", text)
-    source_id = _SURROGATE.sub("\ufffd", str(fields.get("id", title)))
-    spans = None
-    if "spans" in fields:
-        spans = _parse_spans(fields["spans"], len(text), where)
-    return Document(title, text, source_id, spans)
-
-
-def _parse_spans(value: Any, length: int, where: str) -> tuple[Span, ...]:
-    entries = value if isinstance(value, list) else [value]
-    if not all(_is_span(entry, length) for entry in entries):
-        raise BadInputError(
-            f"{where}: expected 'spans' to be a list of [start, end] or [start, end, "
-            f"label] within the {length} characters of the text, got "
-            f"{_shorten(json.dumps(value))}; correct the line."
-        )
-    return tuple(
-        Span(*(entry if len(entry) > 2 else [*entry, _GIVEN])) for entry in entries
-    )
-
-
-def _is_span(entry: Any, length: int) -> bool:
-    match entry:
-        case [int(start), int(end)] | [int(start), int(end), str()]:
-            return 0 <= start < end <= length
-        case _:
-            return False
-
-
-def _shorten(value: bytes | str) -> str:
-    text = value.decode(errors="replace") if isinstance(value, bytes) else value
-    return textwrap.shorten(text, 80, placeholder="…")

@@ -1,11 +1,17 @@
-"""A pattern for dates in English text, for masking them as salient spans.
+"""Patterns for dates, for masking them as salient spans.
 
-It finds points and stretches of the calendar ("16 February 1981", "1980s", "5th century
-BC"), not durations ("30 years") or relative dates ("last week"): no document could
-tell what stands there.
+They find points and stretches of the calendar ("16 February 1981", "1980s", "5th
+century BC", "1443년 12월", "昭和20年8月15日"), not durations ("30 years", "30년간") or
+relative dates ("last week"): no document could tell what stands there.
+
+Months and eras are known in English, and in what Korean, Japanese and Chinese write
+after numbers. Years that stand alone and ISO dates need no language.
 """
 
 import re
+
+VERSION = "dates-3"
+"""Changes with what is found; part of the names of taggers."""
 
 _ERA = r"(?:BCE|CE|BC|AD|B\.C\.E\.|B\.C\.|C\.E\.|A\.D\.)(?!\w)"
 _YEAR = r"(?:1\d{3}|20\d{2})"
@@ -31,6 +37,10 @@ _COUNTED = (
     r"|feet|foot|ft|acres?|hectares?|ha|square|cubic|tons?|tonnes?|kg|kilograms?"
     r"|pounds|degrees?|watts?|volts?|K)\b"
 )
+# Or before one of these, in Korean.
+_COUNTED_KOREAN = (
+    r"\s(?:명|개(?![관교국봉정최통편항혁])|권|대|마리|채|척|점|원|톤|미터|킬로미터)"
+)
 # Not inside a word, a longer number, a price or a code.
 _START = r"(?<![\w.,$£€¥#/])(?<!\d[-–])"
 _END = r"(?![\w%°/]|[.,]\d|[-–]\d)"
@@ -49,7 +59,54 @@ _DATE = re.compile(
             rf"\bAD\s{_ANCIENT_YEAR}{_END}",
             rf"{_START}(?:{_ANCIENT_YEAR}\s?(?:-|–|to)\s?)?{_ANCIENT_YEAR}\s?{_ERA}",
             rf"{_START}{_YEAR}[-–/](?:{_YEAR}|\d{{2}}){_END}",
-            rf"{_START}{_YEAR}{_END}(?!{_COUNTED})",
+            rf"{_START}{_YEAR}{_END}(?!{_COUNTED}|{_COUNTED_KOREAN})",
+        ]
+    )
+)
+
+# Korean, Japanese and Chinese put a unit after each number, with or without a space,
+# and particles after the unit: no word ends where the date ends.
+_EAST_ASIAN = re.compile("[\u4e00-\u9fff\uac00-\ud7a3]")
+_FULL_WIDTH = str.maketrans("０１２３４５６７８９", "0123456789")
+_HAN_DIGIT = "[〇零○一二三四五六七八九十]"
+_Y, _M, _D = r"\s?[년年]", r"\s?[월月]", r"\s?[일日号號]"
+_TO = r"\s?[-–~～〜]\s?"
+_MONTH_NUMBER = rf"(?:1[0-2]|0?[1-9]|{_HAN_DIGIT}{{1,2}})"
+_DAY_NUMBER = rf"(?:3[01]|[12][0-9]|0?[1-9]|{_HAN_DIGIT}{{1,3}})"
+_BEFORE_CHRIST = r"(?:(?:기원전|紀元前|纪元前|公元前|西元前)\s?)"
+_ANY_ERA = rf"(?:{_BEFORE_CHRIST}|(?:서기|기원후|西暦|公元|西元)\s?)"
+_JAPANESE_YEAR = (
+    r"(?:明治|大正|昭和|平成|令和|메이지|다이쇼|쇼와|헤이세이|레이와)"
+    r"\s?(?:[0-9]{1,2}|元|원)"
+)
+# What makes "1000년" a stretch of time, and "15일" one of days.
+_LASTS = (
+    r"(?!간(?!행)|[間间前]|여\s|以[上来]|\s?동안|\s?이상|\s?만에|\s?넘|\s전[에의,. ])"
+)
+# "300년" and "350년" mostly are; "668년" may be one where such a word follows.
+_ROUND = "[0-9](?:00|50)"
+_LASTS_LONG = rf"{_LASTS}(?!\s?(?:후|뒤|역사|전통|정도|이[ 가]|[된째짜])|[后後])"
+_NOT_IN_NUMBER = "(?<![0-9.,$£€¥#〇零○一二三四五六七八九十])"
+
+_EAST_ASIAN_DATE = re.compile(
+    "|".join(
+        rf"{_NOT_IN_NUMBER}{pattern}"
+        for pattern in [
+            # With a month any year will do.
+            rf"{_ANY_ERA}?(?:[0-9]{{1,4}}|{_HAN_DIGIT}{{4}}|{_JAPANESE_YEAR}){_Y}\s?"
+            rf"{_MONTH_NUMBER}{_M}(?:\s?{_DAY_NUMBER}{_D}{_LASTS})?",
+            rf"{_MONTH_NUMBER}{_M}\s?{_DAY_NUMBER}{_D}{_LASTS}",
+            rf"{_BEFORE_CHRIST}?(?:[0-9]{{1,2}}{_TO})?"
+            rf"(?:[0-9]{{1,2}}|{_HAN_DIGIT}{{1,3}})\s?(?:세기|世[紀纪])",
+            r"[0-9]{2,4}(?:년대|年代)",
+            rf"{_ANY_ERA}(?:[0-9]{{1,4}}{_TO})?[0-9]{{1,4}}{_Y}",
+            rf"(?:{_JAPANESE_YEAR}|{_HAN_DIGIT}{{4}}){_Y}",
+            rf"{_YEAR}(?:{_Y})?{_TO}(?:{_YEAR}|[0-9]{{2}}){_Y}{_LASTS}",
+            rf"{_YEAR}{_Y}{_LASTS}",
+            rf"(?!{_ROUND})[1-9][0-9]{{2}}{_Y}{_LASTS_LONG}",
+            # Numbers alone, as Korean has them, and ISO dates before a particle.
+            rf"{_YEAR}\.\s?{_MONTH_NUMBER}\.\s?{_DAY_NUMBER}(?![0-9])",
+            r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9])",
         ]
     )
 )
@@ -57,4 +114,15 @@ _DATE = re.compile(
 
 def find_dates(text: str) -> list[tuple[int, int]]:
     """Returns the dates in `text` as character ranges [start, end), in order."""
-    return [match.span() for match in _DATE.finditer(text)]
+    plain = [match.span() for match in _DATE.finditer(text)]
+    if text.isascii() or not _EAST_ASIAN.search(text):
+        return plain
+    # One character for another: places stay.
+    found = [m.span() for m in _EAST_ASIAN_DATE.finditer(text.translate(_FULL_WIDTH))]
+    # These know more of such text: in "2021. 3. 5." no year stands alone.
+    others = [
+        (start, end)
+        for start, end in plain
+        if not any(start < there_end and there < end for there, there_end in found)
+    ]
+    return sorted([*others, *found])

@@ -5,7 +5,10 @@ becomes [MASK]: there is no 80/10/10 rule as in BERT (paper, §3.4, and `realm/`
 authors' code).
 """
 
+from collections.abc import Iterable, Iterator, Sequence
+
 import numpy as np
+from jaxtyping import Int
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.features import (
@@ -18,6 +21,7 @@ from realm_jax.data.features import (
     query_row,
     stack,
 )
+from realm_jax.data.salient_spans import Span, Tagger
 from realm_jax.data.wordpiece import Encoding, WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.types import NULL_BLOCK
@@ -81,20 +85,49 @@ def make_salient_example(
     first, end = masked.start - query.start, masked.stop - query.start
     if not 0 <= first < end <= min(query_length - 2, query.stop - query.start):
         return None
-    pieces = body.ids[query].copy()
-    answer = pieces[first:end].copy()
-    pieces[first:end] = vocabulary.mask
-    scored = min(len(answer), max_masks)
+    return masked_example(
+        body.ids[query],
+        np.arange(first, end),
+        vocabulary=vocabulary,
+        source_block=source_block,
+        query_length=query_length,
+        max_masks=max_masks,
+    )
+
+
+def masked_example(
+    pieces: Int[np.ndarray, " pieces"],
+    masked: Int[np.ndarray, " masked"],
+    *,
+    vocabulary: WordPiece,
+    source_block: int,
+    query_length: int,
+    max_masks: int,
+) -> Example:
+    """Returns the features of `pretrain_specs` for a sentence with masked wordpieces.
+
+    Args:
+      pieces: the sentence.
+      masked: which of its wordpieces become [MASK], the most wanted first; all lie
+        within the query. The first `max_masks` are scored, in the order of the text.
+      vocabulary: the tokenizer.
+      source_block: the block of the sentence; -1 if none.
+      query_length: wordpieces of the query, `[CLS]` and `[SEP]` included.
+      max_masks: masked pieces that are scored.
+    """
+    scored = np.sort(masked[:max_masks])
+    hidden = pieces.copy()
+    hidden[masked] = vocabulary.mask
     example = {
-        "query_ids": query_row(pieces, query_length, vocabulary),
+        "query_ids": query_row(hidden, query_length, vocabulary),
         "mask_positions": np.zeros(max_masks, np.int32),
         "mask_ids": np.zeros(max_masks, np.int32),
         "mask_weights": np.zeros(max_masks, np.float32),
         "source_block": np.array(source_block, np.int32),
     }
-    example["mask_positions"][:scored] = 1 + first + np.arange(scored)  # After [CLS].
-    example["mask_ids"][:scored] = answer[:scored]
-    example["mask_weights"][:scored] = 1.0
+    example["mask_positions"][: len(scored)] = 1 + scored  # After [CLS].
+    example["mask_ids"][: len(scored)] = pieces[scored]
+    example["mask_weights"][: len(scored)] = 1.0
     return example
 
 
@@ -104,14 +137,17 @@ def salient_examples(
     *,
     query_length: int = QUERY_LENGTH,
     max_masks: int = MAX_MASKS,
+    tagger: Tagger | None = None,
 ) -> Example:
-    """Returns an example for every salient span stored with the blocks.
+    """Returns an example for every salient span of the blocks.
 
     Args:
       store: the corpus.
       block_ids: shape [block].
       query_length: wordpieces of a query.
       max_masks: masked pieces that are scored.
+      tagger: finds the spans in the bodies of the blocks; None takes those that are
+        stored.
 
     Returns:
       The features of `pretrain_specs` along a leading axis, in the order of blocks and
@@ -123,6 +159,9 @@ def salient_examples(
     specs = pretrain_specs(query_length, max_masks)
     texts = store.texts(block_ids)
     bodies = store.vocabulary.encode_batch([text.body for text in texts])
+    spans = [text.spans for text in texts]
+    if tagger is not None:
+        spans = tagger.tag([text.body for text in texts])
     made = (
         make_salient_example(
             body,
@@ -133,13 +172,17 @@ def salient_examples(
             query_length=query_length,
             max_masks=max_masks,
         )
-        for block_id, text, body in zip(block_ids, texts, bodies, strict=True)
-        for span, sentence in _with_sentences(text.spans, text.sentences)
+        for block_id, text, body, tagged in zip(
+            block_ids, texts, bodies, spans, strict=True
+        )
+        for span, sentence in _with_sentences(tagged, text.sentences)
     )
     return stack([example for example in made if example is not None], specs)
 
 
-def _with_sentences(spans, sentences):
+def _with_sentences(
+    spans: Iterable[Span], sentences: Sequence[tuple[int, int]]
+) -> Iterator[tuple[Span, tuple[int, int]]]:
     """Yields each span with the sentence it begins in."""
     starts = [start for start, _ in sentences]
     for span in spans:

@@ -3,7 +3,8 @@
 English capitalises names and the first words of sentences. The rules keep runs of
 capitalised words and drop what only the start of a sentence explains. They know no
 entity types, and miss names that stand alone at the start of a sentence unless the
-text repeats them elsewhere.
+text repeats them elsewhere. In a sentence of a script without capitals every
+capitalised word is a foreign name; for its own names see `uncapitalised.py`.
 """
 
 import re
@@ -15,8 +16,16 @@ def _word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+# Han, kana and Hangul: no capitals, and no space before or after a foreign name.
+_CASELESS = "\u3041-\u30ff\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff"
+_CASELESS_LETTER = re.compile(f"[{_CASELESS}]")
+_LETTER = rf"[^\W_{_CASELESS}]"
+_OTHER_WORD = re.compile(rf"{_LETTER}+")
 # A word: letters and digits, inner apostrophes, dashes and the dots of initials.
-_WORD = re.compile(r"[^\W_]+(?:(?:['’&–-]|\.(?=[^\W\d_]\b))[^\W_]+)*")
+_WORD = re.compile(
+    rf"{_LETTER}+(?:(?:['’&–-]|\.(?=[^\W\d_{_CASELESS}]\b)){_LETTER}+)*"
+    rf"|[{_CASELESS}]+"
+)
 _PARTS = re.compile("['’–-]")
 _POSSESSIVE = re.compile(r"['’]s$")
 # "French-speaking": only the first part is a name.
@@ -81,7 +90,7 @@ def find_names(
     """Returns the proper names in `text` as character ranges [start, end), in order.
 
     Args:
-      text: English text.
+      text: English text, or text with names in Latin letters.
       sentences: its sentences; a name lies in one of them.
     """
     words = [_words(text, start, end) for start, end in sentences]
@@ -102,15 +111,23 @@ def find_names(
 
 def _words(text: str, start: int, end: int) -> list[_Word]:
     words = []
+    is_caseless = not text.isascii() and _is_caseless(text[start:end])
     for match in _WORD.finditer(text, start, end):
         word = match.group()
         if tail := _LOWER_TAIL.search(word):
             word = word[: tail.start()]
         word_end = match.start() + len(word)
+        starts_sentence = not words and not is_caseless
         words.append(
-            _Word(word, match.start(), word_end, not words, _is_capitalised(word))
+            _Word(word, match.start(), word_end, starts_sentence, _is_capitalised(word))
         )
     return words
+
+
+def _is_caseless(sentence: str) -> bool:
+    """Whether a sentence has more letters without capitals than words with them."""
+    caseless = len(_CASELESS_LETTER.findall(sentence))
+    return caseless > 0 and caseless > len(_OTHER_WORD.findall(sentence))
 
 
 def _is_capitalised(word: str) -> bool:

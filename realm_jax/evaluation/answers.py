@@ -3,7 +3,7 @@
 `normalise_answer` and `exact_match` are the official scoring of the Open-QA sets
 (Rajpurkar et al. 2016, with the NFD step of ORQA), so figures compare with published
 ones. `has_answer` decides whether a document holds an answer; retrieval is judged by
-it.
+it. The answers of some sets are regular expressions (`regex_match`, `has_pattern`).
 """
 
 import functools
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WORD = re.compile(r"[^\W_]+")
+_LEADING_ANYTHING = re.compile(r"\A(?:\.\*\??)+(?![*+?{])")
 
 _log = logging.getLogger(__name__)
 
@@ -39,16 +40,51 @@ def exact_match(prediction: str, references: Sequence[str]) -> bool:
 def regex_match(prediction: str, patterns: Sequence[str]) -> bool:
     """Whether any pattern matches from the start of the prediction (CuratedTREC).
 
-    Case-insensitive, Unicode, multi-line. A broken pattern never matches and is logged
-    once; `broken_patterns` lists them.
+    See `compile_pattern` for how they are read; a broken one never matches.
     """
-    compiled = (_compile(pattern) for pattern in patterns)
-    return any(pattern and pattern.match(prediction) for pattern in compiled)
+    return any(pattern.match(prediction) for pattern in compile_patterns(patterns))
+
+
+def is_right(prediction: str, answers: Sequence[str], are_patterns: bool) -> bool:
+    """Whether a prediction counts: `regex_match` of patterns, else `exact_match`."""
+    match = regex_match if are_patterns else exact_match
+    return match(prediction, answers)
+
+
+def has_pattern(text: str, patterns: Sequence[str]) -> bool:
+    """Whether any pattern matches anywhere in the text.
+
+    As retrieval is judged on CuratedTREC (DPR, Karpukhin et al. 2020).
+    """
+    searched = (_without_leading_anything(pattern) for pattern in patterns)
+    return any(pattern.search(text) for pattern in compile_patterns(list(searched)))
+
+
+def compile_patterns(patterns: Sequence[str]) -> list[re.Pattern[str]]:
+    """The patterns that are regular expressions; the broken ones are left out."""
+    compiled = (compile_pattern(pattern) for pattern in patterns)
+    return [pattern for pattern in compiled if pattern]
 
 
 def broken_patterns(patterns: Sequence[str]) -> list[str]:
     """The patterns that are no regular expressions, so that they can be reported."""
-    return [pattern for pattern in patterns if _compile(pattern) is None]
+    return [pattern for pattern in patterns if compile_pattern(pattern) is None]
+
+
+@functools.lru_cache(maxsize=65_536)
+def compile_pattern(pattern: str) -> re.Pattern[str] | None:
+    """Reads the regular expression of an answer; the one place that does.
+
+    Case-insensitive, Unicode, multi-line. Returns None for a broken pattern, which is
+    logged once.
+    """
+    try:
+        return re.compile(pattern, re.IGNORECASE | re.UNICODE | re.MULTILINE)
+    except (re.error, OverflowError, RecursionError) as error:
+        _log.warning(
+            "answer pattern %r is broken (%s): it never matches", pattern, error
+        )
+        return None
 
 
 def answer_tokens(text: str) -> list[str]:
@@ -76,12 +112,11 @@ def contains_tokens(words: Sequence[str], answers: Sequence[Sequence[str]]) -> b
     return any(bool(answer) and f" {' '.join(answer)} " in text for answer in answers)
 
 
-@functools.lru_cache(maxsize=65_536)
-def _compile(pattern: str) -> re.Pattern[str] | None:
-    try:
-        return re.compile(pattern, re.IGNORECASE | re.UNICODE | re.MULTILINE)
-    except re.error as error:
-        _log.warning(
-            "answer pattern %r is broken (%s): it never matches", pattern, error
-        )
-        return None
+def _without_leading_anything(pattern: str) -> str:
+    """Drops `.*` from the front: a search finds the rest wherever it would find both.
+
+    With it, the time to search in vain grows with the square of the text.
+    """
+    if compile_pattern(pattern) is None:
+        return pattern
+    return _LEADING_ANYTHING.sub("", pattern)

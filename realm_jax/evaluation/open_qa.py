@@ -18,7 +18,7 @@ from jaxtyping import Float, Int, PyTree
 from realm_jax.data.blocks import BlockStore, BlockText
 from realm_jax.data.questions import Question, question_examples
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation.answers import exact_match
+from realm_jax.evaluation.answers import is_right
 from realm_jax.evaluation.report_data import AnsweredQuestion
 from realm_jax.evaluation.retrieval import recall_at_k, relevant_blocks
 from realm_jax.index.searchers import Searcher
@@ -57,7 +57,7 @@ class Prediction:
     Attributes:
       question: as it was asked, with its references.
       answer: the original characters of the best span; empty if there was none.
-      correct: by exact match with any reference.
+      correct: by `evaluation.answers.is_right`.
       log_probability: log p(z, span|x) of the best span; -inf if there was none.
       block_id: where it was read; -1 if nowhere.
       start: first character of the answer in the block's body.
@@ -297,7 +297,8 @@ def _predict(
     return Prediction(
         question=question,
         answer=answer,
-        correct=bool(answer) and exact_match(answer, question.answers),
+        correct=bool(answer)
+        and is_right(answer, question.answers, question.answers_are_patterns),
         log_probability=span.log_probability,
         block_id=span.block_id,
         start=start,

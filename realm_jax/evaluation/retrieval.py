@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.questions import Question
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation.answers import answer_tokens, contains_tokens
+from realm_jax.evaluation.answers import answer_tokens, contains_tokens, has_pattern
 
 RESAMPLES = 10_000
 # Keep what is in memory at a time small: resampled values, texts of blocks.
@@ -43,8 +43,8 @@ def relevant_blocks(
 ) -> list[frozenset[int]]:
     """Finds the blocks that answer each question.
 
-    A block is relevant if an answer stands in its body (`has_answer`) and, for a
-    question that names its article, the block is of that article.
+    A block is relevant if an answer stands in its body (`has_answer`, `has_pattern`)
+    and, for a question that names its article, the block is of that article.
 
     Args:
       store: the corpus.
@@ -54,9 +54,14 @@ def relevant_blocks(
     """
     block_ids = np.arange(store.num_blocks) if among is None else np.unique(among)
     block_ids = block_ids[block_ids >= 0]
+    with_patterns = {
+        row for row, question in enumerate(questions) if question.answers_are_patterns
+    }
     answers = [
         [tokens for answer in question.answers if (tokens := answer_tokens(answer))]
-        for question in questions
+        if row not in with_patterns
+        else []
+        for row, question in enumerate(questions)
     ]
     asked_by_word: defaultdict[str, set[int]] = defaultdict(set)
     for row, alternatives in enumerate(answers):
@@ -67,10 +72,14 @@ def relevant_blocks(
         some = block_ids[start : start + _BLOCKS_AT_A_TIME]
         for block_id, block in zip(some, store.texts(some), strict=True):
             words = answer_tokens(block.body)
-            for row in set().union(*(asked_by_word.get(word, ()) for word in words)):
-                if questions[row].title not in (None, block.title):
+            by_word = (asked_by_word.get(word, ()) for word in words)
+            for row in with_patterns.union(*by_word):
+                question = questions[row]
+                if question.title not in (None, block.title):
                     continue
-                if contains_tokens(words, answers[row]):
+                if contains_tokens(words, answers[row]) or (
+                    row in with_patterns and has_pattern(block.body, question.answers)
+                ):
                     relevant[row].add(int(block_id))
     return [frozenset(blocks) for blocks in relevant]
 

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from realm_jax.data.answer_spans import answer_spans, answer_starts
 from realm_jax.data.examples import batch_rows
 from realm_jax.errors import BadInputError
+from realm_jax.index.answer_labels import AnswerLabels
 from realm_jax.index.candidates import question_candidates
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import LoadedIndex
@@ -151,6 +151,7 @@ class _Inputs:
         self._config = config
         self._examples = stage.open_examples(config.task, "train", of_corpus=False)
         self._embed_queries = query_embedder(stage.retriever_config)
+        self._labels = AnswerLabels(stage.corpus, config.max_span)
         source = IndexSource(
             stage.model_store,
             stage.corpus,
@@ -184,20 +185,14 @@ class _Inputs:
             document_length=lengths.document,
             joined_length=lengths.joined,
         )
-        answers = np.asarray(questions.answer_ids)
         block_ids = np.asarray(neighbours.ids)
         return FinetuneInputs(
-            questions=questions,
+            # The host is done with the patterns; no device can match them.
+            questions=questions.replace(answer_patterns=None),
             block_embeddings=self._embeddings[np.maximum(block_ids, 0)],
             block_valid=block_ids >= 0,
-            block_has_answer=self._has_answer(block_ids, answers),
+            block_has_answer=self._labels.blocks(questions, block_ids),
             joined_ids=candidates.joined_ids,
             joined_segment_ids=candidates.joined_segment_ids,
-            span_is_answer=answer_spans(
-                np.asarray(candidates.joined_ids), answers, config.max_span
-            ),
+            span_is_answer=self._labels.spans(questions, candidates),
         )
-
-    def _has_answer(self, block_ids: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        bodies = self._stage.corpus.body_ids(block_ids, self._stage.corpus.chunk_length)
-        return np.asarray(answer_starts(bodies, answers).any(axis=(2, 3)))

@@ -110,17 +110,17 @@ def load_bert(folder: str | pathlib.Path, config: BertConfig) -> PyTree:
         if not name.startswith(_IGNORED)
         and not name.removeprefix("bert.").startswith(_IGNORED)
     }
-    shapes = _expected_shapes(config)
+    shapes = expected_shapes(config)
     params, problems, used = {}, [], set()
     for name, shape in shapes.items():
-        sources = _sources(name, config.num_layers)
+        sources = sources_of(name, config.num_layers)
         used |= set(sources)
         missing = [source for source in sources if source not in tensors]
         if missing:
             problems.append(f"{missing[0]} is missing")
             continue
         try:
-            params[name] = _to_parameter(name, [tensors[s] for s in sources], shape)
+            params[name] = to_parameter(name, [tensors[s] for s in sources], shape)
         except ValueError:
             problems.append(
                 f"{sources[0]} has shape {tensors[sources[0]].shape}, which does not "
@@ -142,7 +142,7 @@ def save_bert(path: str | pathlib.Path, params: PyTree, config: BertConfig) -> N
     flat = flax.traverse_util.flatten_dict(params, sep="/")
     tensors = {}
     for name, value in flat.items():
-        sources = _sources(name, config.num_layers)
+        sources = sources_of(name, config.num_layers)
         values = list(np.asarray(value)) if name.startswith("layers/") else [value]
         for source, one in zip(sources, values, strict=True):
             tensors[source] = _from_parameter(name, np.asarray(one, np.float32))
@@ -160,14 +160,15 @@ def _check_activation(folder: str | pathlib.Path, config: BertConfig) -> None:
         )
 
 
-def _expected_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
+def expected_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter of `Bert`, by its path."""
     ids = jax.ShapeDtypeStruct((1, 2), np.int32)
     variables = jax.eval_shape(Bert(config).init, jax.random.key(0), ids, ids)
     flat = flax.traverse_util.flatten_dict(variables["params"], sep="/")
     return {name: value.shape for name, value in flat.items()}
 
 
-def _sources(name: str, num_layers: int) -> list[str]:
+def sources_of(name: str, num_layers: int) -> list[str]:
     """The tensors a parameter is made of: one, or one a layer."""
     if not name.startswith("layers/"):
         return [_NAMES[name]]
@@ -179,7 +180,7 @@ def _sources(name: str, num_layers: int) -> list[str]:
     ]
 
 
-def _to_parameter(
+def to_parameter(
     name: str, tensors: list[np.ndarray], shape: tuple[int, ...]
 ) -> np.ndarray:
     """Transposes matrices, splits heads, stacks layers; ValueError if it won't fit."""
@@ -204,7 +205,7 @@ def _same_but_for_heads(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool
 
 
 def _from_parameter(name: str, value: np.ndarray) -> np.ndarray:
-    """Inverts `_to_parameter` for one layer."""
+    """Inverts `to_parameter` for one layer."""
     module = name.rpartition("/")[0]
     if module.endswith(("attention/query", "attention/key", "attention/value")):
         value = value.reshape(value.shape[0], -1) if value.ndim == 3 else value.ravel()

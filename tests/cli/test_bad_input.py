@@ -12,9 +12,11 @@ import sys
 import pytest
 
 from realm_jax.cli.main import main
-from realm_jax.data.corpus import build_corpus, read_json_lines
+from realm_jax.data.corpus import build_corpus
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import WordPiece
+from tasks.documents.open import open_source
+from tasks.documents.source import read_all
 from tests import tiny_run
 
 
@@ -345,7 +347,8 @@ def flipped(data: bytes) -> bytes:
 
 def other_corpus(finished, root):
     """Builds root/corpus of other text in the same vocabulary."""
-    documents = list(read_json_lines(finished / "articles.jsonl"))[:40]
+    source = open_source(str(finished / "articles.jsonl"))
+    documents = list(read_all(source))[:40]
     build_corpus(
         documents,
         root / "corpus",

@@ -2,7 +2,8 @@
 
 import pytest
 
-from realm_jax.data.corpus import Document, build_corpus
+from realm_jax.data.corpus import build_corpus
+from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import WordPiece
 

@@ -269,7 +269,7 @@ def test_a_damaged_text_file_is_named_on_reading(own_store):
         (None, "prepared corpus at .* cannot be read"),
         ("{", "prepared corpus at .* cannot be read"),
         ("[]", "prepared corpus at .* cannot be read"),
-        (json.dumps({"format_version": 0}), "format version 1 at .*got version 0"),
+        (json.dumps({"format_version": 0}), "format version 2 at .*got version 0"),
     ],
 )
 def test_what_is_no_store_is_refused(tmp_path, content, message):

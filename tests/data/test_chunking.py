@@ -33,6 +33,9 @@ RARITIES = [
     "\ufeff",
     "\x00",
     "ﬃ",
+    "간다.",
+    "2021. 3. 5. ",
+    "왔어요?[2] ",
 ]
 TEXT_PARTS = st.sampled_from([*SENTENCE_PARTS, *SPACES, *RARITIES])
 TEXTS = st.text(max_size=80) | st.lists(TEXT_PARTS, max_size=40).map("".join)
@@ -100,6 +103,22 @@ def pairs(encoding):
             ["Ōsaka has 𝒳.", "Élan has 😀.", "Ça va."],
         ),
         ("First line\n\nSecond line", ["First line", "Second line"]),
+        (
+            "수도이다. 1394년에 정했다! 2021. 3. 5. 발표했다.[1] 3월이다. 간다.왔다.",
+            [
+                "수도이다.",
+                "1394년에 정했다!",
+                "2021. 3. 5. 발표했다.[1]",
+                "3월이다.",
+                "간다.",
+                "왔다.",
+            ],
+        ),
+        ("“간다.”라고 했다. 제3조. 3.1 운동", ["“간다.”라고 했다.", "제3조. 3.1 운동"]),
+        (
+            "東京は首都である。人口は1400万人！",
+            ["東京は首都である。", "人口は1400万人！"],
+        ),
         ("  no stop at the end ", ["no stop at the end"]),
         (" \n ", []),
     ],

@@ -1,7 +1,4 @@
-"""From JSON lines to a block store."""
-
-import gzip
-import json
+"""From documents to a block store."""
 
 import pytest
 from hypothesis import given
@@ -10,12 +7,11 @@ from hypothesis import strategies as st
 from realm_jax.data import corpus
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.corpus import (
-    Document,
     build_corpus,
     chunk_documents,
-    read_json_lines,
     settings_fingerprint,
 )
+from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import PreAnnotated, RuleTagger, Span
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
@@ -197,84 +193,6 @@ def test_blocks_of_any_text_hold_its_wordpieces_once(vocabulary, texts, chunk_le
 def write_lines(path, *lines):
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
-
-
-def test_json_lines_are_read(tmp_path):
-    rows = [
-        {"title": "A", "text": "One 𝒳.", "id": 7, "topic": "ignored"},
-        {"title": "B", "text": "Two.", "spans": [[0, 3], [0, 4, "ORG"]]},
-    ]
-    content = "\ufeff" + "\n\n".join(json.dumps(row) for row in rows)
-    (tmp_path / "plain.jsonl").write_text(content, encoding="utf-8")
-    with gzip.open(tmp_path / "packed.jsonl.gz", "wt", encoding="utf-8") as file:
-        file.write(content)
-    expected = [
-        Document("A", "One 𝒳.", "7"),
-        Document("B", "Two.", "B", (Span(0, 3, "GIVEN"), Span(0, 4, "ORG"))),
-    ]
-    assert list(read_json_lines(tmp_path / "plain.jsonl")) == expected
-    assert list(read_json_lines(tmp_path / "packed.jsonl.gz")) == expected
-
-
-def test_half_characters_are_replaced_one_for_one(tmp_path, vocabulary):
-    path = write_lines(
-        tmp_path / "lines",
-        r'{"title": "\ud800", "text": "\udc00 Rome. \ud83d\ude00"}',
-    )
-    [document] = read_json_lines(path)
-    assert (document.title, document.text) == ("\ufffd", "\ufffd Rome. 😀")
-    build(tmp_path / "c", vocabulary, [document])
-
-
-NO_SPANS = "line 2: expected 'spans'"
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{not json", "line 2: expected one JSON object"),
-        ("[1, 2]", "line 2: expected an object with the strings 'title' and 'text'"),
-        ('{"title": "T"}', "line 2: expected an object with the strings"),
-        ('{"title": "T", "text": 5}', "line 2: .* got .*5"),
-        ('{"title": "T", "text": "abc", "spans": [[1, 9]]}', "line 2: .* 3 characters"),
-        (
-            '{"title": "T", "text": "abc", "spans": [[2, 1]]}',
-            NO_SPANS,
-        ),
-        ('{"title": "T", "text": "abc", "spans": 3}', NO_SPANS),
-        (
-            '{"title": "T", "text": "abc", "spans": [["a", 1]]}',
-            NO_SPANS,
-        ),
-    ],
-)
-def test_malformed_lines_are_named(tmp_path, line, message):
-    path = write_lines(tmp_path / "lines.jsonl", '{"title": "", "text": "ok"}', line)
-    with pytest.raises(BadInputError, match=message) as caught:
-        list(read_json_lines(path))
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_bytes_that_are_not_utf8_are_named(tmp_path):
-    (tmp_path / "lines").write_bytes('{"title": "é", "text": ""}'.encode("latin-1"))
-    with pytest.raises(BadInputError, match=r"line 1: .* object in UTF-8"):
-        list(read_json_lines(tmp_path / "lines"))
-
-
-def test_missing_empty_and_damaged_files_are_refused(tmp_path):
-    with pytest.raises(BadInputError, match="found no such file"):
-        read_json_lines(tmp_path / "missing")
-    (tmp_path / "empty").touch()
-    with pytest.raises(BadInputError, match="the file is empty"):
-        read_json_lines(tmp_path / "empty")
-    packed = gzip.compress(b'{"title": "T", "text": "abc"}\n' * 100)
-    (tmp_path / "cut.gz").write_bytes(packed[:-12])
-    with pytest.raises(BadInputError, match=r"whole gzip file at .* damaged"):
-        list(read_json_lines(tmp_path / "cut.gz"))
-    (tmp_path / "wrong.gz").write_bytes(b"plain text")
-    with pytest.raises(BadInputError, match="whole gzip file"):
-        list(read_json_lines(tmp_path / "wrong.gz"))
 
 
 def test_an_opened_store_has_the_vocabulary(store, vocabulary):

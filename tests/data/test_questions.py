@@ -2,11 +2,19 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from realm_jax.data.questions import (
+    MAX_PATTERN_LENGTH,
     Question,
+    decode_patterns,
+    pattern_length,
     question_examples,
+    question_specs,
     read_questions,
+    require_patterns_fit,
+    write_questions,
 )
 from realm_jax.errors import BadInputError
 
@@ -59,6 +67,7 @@ def test_reads_questions_with_their_rows(tmp_path):
         (SECOND | {"id": 7}, ":2: expected 'id' to be a text, got 7"),
         (SECOND | {"split": ""}, ":2: expected 'split'"),
         (SECOND | {"title": 3}, ":2: expected 'title'"),
+        (SECOND | {"answers_are_patterns": 1}, ":2: expected 'answers_are_patterns'"),
         (SECOND | {"id": "a"}, ":2: expected an id of its own, got 'a' as on line 1"),
     ],
 )
@@ -134,3 +143,75 @@ def test_of_many_answers_the_first_are_kept(small_store):
     expected = [vocabulary.encode(answer).ids for answer in answers[:4]]
     for ids, pieces in zip(examples["answer_ids"][0], expected, strict=True):
         np.testing.assert_array_equal(ids[: len(pieces)], pieces)
+
+
+def pattern_question(*patterns):
+    return Question("p", 1, "When?", patterns, "train", answers_are_patterns=True)
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    questions = [
+        Question("a", 0, "Wo liegt Čudo?", ("am Hult", "Hult"), "train", topic="Towns"),
+        # What str.splitlines takes for the end of a line is none here.
+        Question("b", 1, 'Who said "\u2028"?', ("ten\n",), "dev", title="Čudo"),
+        Question("p", 2, "When?", ("Sept?|\\d+",), "test", answers_are_patterns=True),
+    ]
+    path = tmp_path / "new/questions.jsonl"
+    write_questions(path, questions)
+    assert read_questions(path) == questions
+    # Only what there is to say is said.
+    first, *_ = path.read_text(encoding="utf-8").splitlines()
+    assert json.loads(first).keys() == {"id", "question", "answers", "split", "topic"}
+
+
+def test_patterns_have_a_feature_of_their_own(small_store):
+    texts = Question("a", 0, "Who?", ("Hult", "Brel"), "train")
+    questions = [
+        texts,
+        pattern_question(r"Sept?(ember)?", "Čudo|서울", "Sept?(ember)?"),
+    ]
+    examples = question_examples(
+        questions, small_store.vocabulary, max_answers=3, max_pattern_length=20
+    )
+    specs = question_specs(max_answers=3, max_pattern_length=20)
+    assert {name: array.shape[1:] for name, array in examples.items()} == {
+        name: spec.shape for name, spec in specs.items()
+    }
+    assert decode_patterns(examples["answer_patterns"][0]) == ()
+    assert decode_patterns(examples["answer_patterns"][1]) == (
+        r"Sept?(ember)?",
+        "Čudo|서울",
+    )
+    assert examples["answer_ids"][0].any()
+    assert not examples["answer_ids"][1].any()
+
+
+@given(
+    st.lists(
+        st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=300),
+        max_size=9,
+    )
+)
+def test_any_pattern_survives_as_an_array(patterns):
+    rows = np.zeros((9, 300), np.int32)
+    for row, pattern in zip(rows, patterns, strict=False):
+        row[: len(pattern)] = [ord(character) for character in pattern]
+    assert decode_patterns(rows) == tuple(patterns)
+
+
+def test_sets_without_patterns_have_no_room_for_them(small_store):
+    texts = Question("a", 0, "Who?", ("Hult",), "train")
+    assert pattern_length([texts]) == 0
+    assert pattern_length([texts, pattern_question("Hult")]) == MAX_PATTERN_LENGTH
+    assert "answer_patterns" not in question_specs()
+    # Enough to ask them.
+    asked = question_examples([pattern_question("Hult")], small_store.vocabulary)
+    assert asked.keys() == question_specs().keys()
+
+
+@pytest.mark.parametrize("pattern", ["Feb(ruary)?", "a\0b"])
+def test_a_pattern_that_does_not_fit_is_refused(small_store, pattern):
+    question = pattern_question("ok", pattern)
+    with pytest.raises(BadInputError, match=r"at most 10 char.* question 'p'; raise"):
+        question_examples([question], small_store.vocabulary, max_pattern_length=10)
+    require_patterns_fit([pattern_question("Feb(ruary)")], 10)

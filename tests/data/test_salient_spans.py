@@ -63,6 +63,61 @@ def test_what_is_no_date_is_not_found(text):
 
 
 @pytest.mark.parametrize(
+    ("text", "dates"),
+    [
+        ("1443년 12월에, 8월 15일은", ["1443년 12월", "8월 15일"]),
+        ("1592년~1598년, 1592–98년의", ["1592년~1598년", "1592–98년"]),
+        ("15~16세기와 기원전 3세기", ["15~16세기", "기원전 3세기"]),
+        ("기원전 57년, 서기 660년", ["기원전 57년", "서기 660년"]),
+        ("1980년대에, 80년대", ["1980년대", "80년대"]),
+        ("2021. 3. 5. 발표, 2001-09-11에", ["2021. 3. 5", "2001-09-11"]),
+        ("１９４５年８月１５日に", ["１９４５年８月１５日"]),
+        ("昭和20年8月15日、平成元年", ["昭和20年8月15日", "平成元年"]),
+        ("一九四五年八月十五日，十月", ["一九四五年八月十五日"]),
+        ("公元前221年到20世纪", ["公元前221年", "20世纪"]),
+        ("1945년 개봉, 1945年に", ["1945년", "1945年"]),
+    ],
+)
+def test_east_asian_dates_are_found(text, dates):
+    assert quote(text, find_dates(text)) == dates
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "500년간, 1000년 동안, 30년 전, 150년 역사, 1000年間",
+        "1200명, 1200 명이, 2,000년, 3.1415년",
+        "12월에, 3개월, 1년 3개월, 十月",
+        "3·1 운동, 제5공화국",
+    ],
+)
+def test_what_is_no_east_asian_date_is_not_found(text):
+    assert find_dates(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "spans"),
+    [
+        ("《삼국사기》와 『源氏物語』", ["삼국사기", "源氏物語"]),
+        ("세종(世宗)과 뉴턴(영어: Isaac Newton)", ["세종", "뉴턴", "Isaac Newton"]),
+        ("그는 한국은행（Bank of Korea）에", ["한국은행", "Bank of Korea"]),
+        ("アイザック・ニュートンは", ["アイザック・ニュートン"]),
+        ("東京のNASAとIBM은 미국", ["NASA", "IBM"]),
+        ("Microsoft는 미국의 회사이다.", ["Microsoft"]),
+        ("인구 988만 명, 약 5천 명의", ["988만 명", "5천 명"]),
+        ("人口1400万人、第3章", ["1400万人", "第3章"]),
+        ("제2차 세계 대전, 제5공화국", ["제2차", "제5"]),
+        ("21세기", ["21세기"]),
+        ("3개월과 30년 (예: 그것)", []),
+        ("《》 「 」 3년", []),
+    ],
+)
+def test_rules_find_what_scripts_without_capitals_mark(text, spans):
+    [found] = RuleTagger().tag([text])
+    assert quote(text, found) == spans
+
+
+@pytest.mark.parametrize(
     ("text", "names"),
     [
         ("The painter lived in Paris.", ["Paris"]),
@@ -122,12 +177,27 @@ NAME_PARTS = [
     "&",
 ]
 DATE_PARTS = ["1984", "May", "16", "12th", "century", "BC", "–", "-", ",", ". "]
-WORDS = st.sampled_from([*NAME_PARTS, *DATE_PARTS, "\x00", "\u0301"])
+EAST_ASIAN_PARTS = [
+    "년",
+    "8월",
+    "15일에",
+    "《",
+    "》",
+    "세종(",
+    "世宗",
+    "제4대",
+    "・",
+    "カナ",
+]
+WORDS = st.sampled_from([*NAME_PARTS, *DATE_PARTS, *EAST_ASIAN_PARTS, "\x00", "\u0301"])
 
 
 @given(
     texts=st.lists(
-        st.text(max_size=40) | st.lists(WORDS, max_size=20).map(" ".join), max_size=4
+        st.text(max_size=40)
+        | st.lists(WORDS, max_size=20).map(" ".join)
+        | st.lists(WORDS, max_size=20).map("".join),
+        max_size=4,
     )
 )
 def test_rules_give_disjoint_spans_without_outer_space_for_any_text(texts):

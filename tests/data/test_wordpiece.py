@@ -1,5 +1,6 @@
 """WordPiece against a plain rendering of the algorithm that BERT published."""
 
+import hashlib
 import subprocess
 import sys
 import unicodedata
@@ -26,6 +27,7 @@ TEXTS = [
     "Pierre de Fermat was a French mathematician, born in 1607.",
     "A prime is found when the theorem of Fermat was found in France, in 1640.",
 ] * 3
+SYLLABLES = [f"{chr(0xAC00 + 7 * i)}{chr(0xAC00 + 7 * i + 7)}" for i in range(1500)]
 
 # Letters, accents, scripts, marks, spaces, controls and planes beyond the first; only
 # code points on which all versions of Unicode agree.
@@ -39,13 +41,15 @@ MESSY_TEXT = st.text(CHARACTERS, max_size=60) | st.lists(
 ).map("".join)
 
 
-def bert_words(text: str, *, lowercase: bool) -> list[str]:
+def bert_words(text: str, *, lowercase: bool, strip_accents: bool) -> list[str]:
     """BERT's BasicTokenizer, character by character."""
     cleaned = "".join(clean(character) for character in text)
     words = []
     for token in cleaned.split():
         if lowercase:
-            decomposed = unicodedata.normalize("NFD", token.lower())
+            token = token.lower()
+        if strip_accents:
+            decomposed = unicodedata.normalize("NFD", token)
             token = "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
         words += "".join(f" {c} " if is_punctuation(c) else c for c in token).split()
     return words
@@ -87,14 +91,24 @@ def twin_ids(text: str, wordpiece: WordPiece) -> list[int]:
     index = {piece: number for number, piece in enumerate(wordpiece.pieces)}
     return [
         index[piece]
-        for word in bert_words(text, lowercase=wordpiece.lowercase)
+        for word in bert_words(
+            text,
+            lowercase=wordpiece.lowercase,
+            strip_accents=wordpiece.strip_accents,
+        )
         for piece in wordpieces(word, set(index))
     ]
 
 
-@given(text=MESSY_TEXT, lowercase=st.booleans())
-def test_ids_equal_bert(text, lowercase):
-    wordpiece = WordPiece(PIECES, lowercase=lowercase)
+@given(
+    text=MESSY_TEXT,
+    lowercase=st.booleans(),
+    strip_accents=st.sampled_from([None, True, False]),
+)
+def test_ids_equal_bert(text, lowercase, strip_accents):
+    wordpiece = WordPiece(PIECES, lowercase=lowercase, strip_accents=strip_accents)
+    follows_case = strip_accents is None
+    assert wordpiece.strip_accents == (lowercase if follows_case else strip_accents)
     assert wordpiece.encode(text).ids.tolist() == twin_ids(text, wordpiece)
 
 
@@ -122,7 +136,9 @@ def test_offsets_quote_the_characters_a_piece_stands_for(text):
     encoding = wordpiece.encode(text)
     for piece_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
         if piece_id != wordpiece.unk:
-            quoted = "".join(bert_words(text[start:end], lowercase=True))
+            quoted = "".join(
+                bert_words(text[start:end], lowercase=True, strip_accents=True)
+            )
             assert quoted == wordpiece.pieces[piece_id].removeprefix("##")
 
 
@@ -200,13 +216,59 @@ def test_saved_vocabulary_is_read_back_unchanged(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["vocab.txt"]
 
 
-def test_fingerprint_depends_on_pieces_order_and_case_rule():
+def test_fingerprint_depends_on_pieces_order_case_and_accent_rule():
     fingerprints = {
         WordPiece(PIECES).fingerprint,
         WordPiece(PIECES, lowercase=False).fingerprint,
+        WordPiece(PIECES, strip_accents=False).fingerprint,
+        WordPiece(PIECES, lowercase=False, strip_accents=True).fingerprint,
         WordPiece([*PIECES[:-2], PIECES[-1], PIECES[-2]]).fingerprint,
     }
-    assert len(fingerprints) == 3
+    assert len(fingerprints) == 5
+    # BERT's own rule, said or not, is one: corpora keep these fingerprints.
+    assert WordPiece(PIECES, strip_accents=True).fingerprint in fingerprints
+    assert WordPiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]).fingerprint == (
+        hashlib.sha256(b"lowercase\n[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]").hexdigest()
+    )
+
+
+def test_only_a_newline_ends_a_piece(tmp_path):
+    pieces = [*SPECIAL_PIECES, "a", "\u2028", "\x85", "b"]
+    (tmp_path / "vocab.txt").write_bytes("\n".join([*pieces, ""]).encode())
+    assert WordPiece.load(tmp_path / "vocab.txt").pieces == tuple(pieces)
+    (tmp_path / "vocab.txt").write_bytes("\r\n".join(PIECES).encode())
+    assert WordPiece.load(tmp_path / "vocab.txt").pieces == tuple(PIECES)
+
+
+def test_inner_pieces_are_those_that_begin_no_word():
+    wordpiece = WordPiece([*SPECIAL_PIECES, "un", "##able", "##", "#"])
+    assert wordpiece.is_inner.tolist() == [*[False] * 6, True, False, False]
+
+
+def test_more_pieces_than_a_corpus_can_hold_are_allowed_when_asked_for():
+    pieces = [*SPECIAL_PIECES, *map(str, range(70_000))]
+    wordpiece = WordPiece(pieces, max_pieces=len(pieces))
+    assert wordpiece.encode("69999").ids.tolist() == [70_004]
+    with pytest.raises(BadInputError, match="at most 65536 pieces"):
+        WordPiece(pieces)
+
+
+def test_training_knows_every_common_character_the_same_in_every_process(tmp_path):
+    """A thousand characters, which are plenty for English, would be too few."""
+    script = (
+        "from tests.data.test_wordpiece import SYLLABLES; import sys; "
+        "from realm_jax.data.wordpiece import WordPiece; "
+        "WordPiece.train(SYLLABLES, 8000, sys.argv[1], lowercase=False)"
+    )
+    root = Path(__file__).parents[2]
+    for name in "ab":
+        subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path / name)], check=True, cwd=root
+        )
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    trained = WordPiece.load(tmp_path / "a", lowercase=False)
+    unknown = [trained.unk in trained.encode(text).ids for text in SYLLABLES]
+    assert np.mean(unknown) < 0.01
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 from realm_jax.evaluation.answers import (
     answer_tokens,
     broken_patterns,
+    compile_pattern,
+    compile_patterns,
     exact_match,
     has_answer,
+    has_pattern,
+    is_right,
     normalise_answer,
     regex_match,
 )
@@ -67,10 +71,60 @@ def test_regex_match(prediction, patterns, right):
     assert regex_match(prediction, patterns) is right
 
 
+@pytest.mark.parametrize(
+    ("text", "patterns", "found"),
+    [
+        ("in Paris", ["paris"], True),  # Anywhere, as retrieval is judged.
+        ("It was written.", ["ten"], True),
+        ("In the\nÉlysée", ["^élysée$"], True),
+        ("In the Élysée", ["^élysée$"], False),
+        ("in Paris", ["(paris", "rome"], False),
+        ("in Paris", [], False),
+    ],
+)
+def test_has_pattern(text, patterns, found):
+    assert has_pattern(text, patterns) is found
+
+
+searched = st.lists(
+    st.sampled_from([".", ".*", ".*?", "a", "b?", "|", "(a|b)", ".+", "$"])
+)
+
+
+@given(
+    st.sampled_from(["", ".*", ".*?", ".*.*", ".+"]),
+    searched.map("".join),
+    st.text("ab\n", max_size=6),
+)
+def test_has_pattern_equals_a_search(start, rest, text):
+    expected = re.search(start + rest, text, re.IGNORECASE | re.MULTILINE)
+    assert has_pattern(text, [start + rest]) == bool(expected)
+
+
+def test_a_search_in_vain_takes_no_time():
+    # Minutes, if every place began the search of the rest of the text anew.
+    assert not has_pattern("in Paris " * 100_000, [".*rome.*"])
+
+
+def test_answers_and_patterns_are_judged_by_their_own_rule():
+    assert is_right("The Sun.", ["sun"], are_patterns=False)
+    assert not is_right("The Sun.", ["sun"], are_patterns=True)
+    assert is_right("sunday", ["sun"], are_patterns=True)
+    assert not is_right("sunday", ["sun"], are_patterns=False)
+
+
+def test_patterns_are_compiled_once_and_broken_ones_left_out():
+    assert compile_pattern("sun(day)?") is compile_pattern("sun(day)?")
+    assert compile_pattern("sun(day") is None
+    good = compile_pattern("sun")
+    assert compile_patterns(["sun(day", "sun", "a{99999999999}"]) == [good]
+
+
 def test_broken_pattern_is_reported_once(caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert not regex_match("anything", ["*broken only here"])
+            assert not has_pattern("anything", ["*broken only here"])
     assert broken_patterns(["fine", "*broken only here"]) == ["*broken only here"]
     assert len(caplog.records) == 1
     assert "*broken only here" in caplog.text

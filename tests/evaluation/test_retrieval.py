@@ -29,8 +29,10 @@ class Texts:
         return [self.blocks[i] for i in block_ids]
 
 
-def question(answers, title=None):
-    return types.SimpleNamespace(answers=answers, title=title)
+def question(answers, title=None, patterns=False):
+    return types.SimpleNamespace(
+        answers=answers, title=title, answers_are_patterns=patterns
+    )
 
 
 STORE = Texts(
@@ -53,6 +55,20 @@ def test_relevant_blocks_hold_the_answer_and_are_of_the_named_article():
         ],
     )
     assert found == [{0, 1}, {0}, {1, 2, 3}, set(), set()]
+
+
+def test_patterns_are_matched_anywhere_in_the_body():
+    found = relevant_blocks(
+        STORE,
+        [
+            question([r"7\d\d bc", "(broken"], patterns=True),
+            question(["^its|founded$"], patterns=True),
+            question(["rom"], title="Rome", patterns=True),
+            question(["Rome.*"]),
+            question(["7.. BC"]),
+        ],
+    )
+    assert found == [{3}, {1}, {0}, {0, 1}, set()]
 
 
 words = st.sampled_from(["red", "green", "blue", "the", "red-green", "Blue"])

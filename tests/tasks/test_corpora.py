@@ -8,17 +8,28 @@ import tensorflow as tf
 
 from realm_jax.data.inverse_cloze import inverse_cloze_examples
 from realm_jax.data.masking import salient_examples
+from realm_jax.data.random_masking import random_span_examples, random_token_examples
+from realm_jax.data.salient_spans import PreAnnotated, RuleTagger, Span
 from realm_jax.data.splits import is_held_out
+from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from tasks import corpora
 
 pytestmark = pytest.mark.usefixtures("towns")
 
-NAMES = ("towns_blocks", "towns_ict", "towns_salient")
+NAMES = (
+    "towns_blocks",
+    "towns_ict",
+    "towns_salient",
+    "towns_random_tokens",
+    "towns_random_spans",
+)
 BLOCK_FEATURE = {
     "towns_blocks": "block_id",
     "towns_ict": "block_ids",
     "towns_salient": "source_block",
+    "towns_random_tokens": "source_block",
+    "towns_random_spans": "source_block",
 }
 
 
@@ -45,7 +56,7 @@ def blocks_of_split(store, held_out):
     ]
 
 
-def test_registers_three_tasks(towns):
+def test_registers_five_tasks(towns):
     assert tuple(towns) == NAMES
     for name in NAMES:
         assert set(seqio.get_mixture_or_task(name).splits) == {"train", "validation"}
@@ -65,7 +76,14 @@ def test_tasks_hold_what_the_plain_functions_make(store, split):
             store, blocks, query_length=32, document_length=40
         ),
         "towns_salient": salient_examples(store, blocks, query_length=32, max_masks=6),
+        "towns_random_tokens": random_token_examples(
+            store, blocks, query_length=32, max_masks=6
+        ),
+        "towns_random_spans": random_span_examples(
+            store, blocks, query_length=32, max_masks=6
+        ),
     }
+    assert expected.keys() == set(NAMES)
     for name, arrays in expected.items():
         examples = load(name, split)
         assert len(examples) == len(next(iter(arrays.values()))) > 0
@@ -87,8 +105,9 @@ def test_no_article_is_in_both_splits(store, name):
     assert not sources["train"] & sources["validation"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("num_shards", [2, 5, 8])
+@pytest.mark.parametrize(
+    ("name", "num_shards"), [*((name, 2) for name in NAMES), ("towns_salient", 8)]
+)
 def test_shards_are_a_partition(name, num_shards):
     # Five shards of the source; beyond them SeqIO deals out single examples.
     whole = fingerprints(load(name))
@@ -98,6 +117,120 @@ def test_shards_are_a_partition(name, num_shards):
     ]
     assert sorted(itertools.chain.from_iterable(parts)) == sorted(whole)
     assert all(parts)
+
+
+@pytest.mark.parametrize("name", ["random_tokens", "random_spans"])
+def test_random_masks_follow_the_seed_of_the_registration(store, name):
+    options = {"query_length": 32, "document_length": 40, "max_masks": 6}
+    corpora.register("same", store.directory, **options, validation_fraction=0.2)
+    corpora.register(
+        "other", store.directory, **options, validation_fraction=0.2, seed=1
+    )
+    made = [fingerprints(load(f"{task}_{name}")) for task in ("towns", "same", "other")]
+    assert made[0] == made[1]
+    assert len(set(made[0]) & set(made[2])) < len(made[0]) / 2
+
+
+class TownTagger:
+    """Finds "Town" wherever it stands, and what is no span of a sentence."""
+
+    name = "town-1"
+
+    def __init__(self):
+        self.batches = []
+
+    def tag(self, texts):
+        self.batches.append(len(texts))
+        return [
+            [
+                *(
+                    Span(i, i + 4, "T")
+                    for i in range(len(text))
+                    if text[i:][:4] == "Town"
+                ),
+                Span(len(text) - 1, len(text) + 3, "T"),
+            ]
+            for text in texts
+        ]
+
+
+def test_a_tagger_given_at_registration_tags_anew(store):
+    before = {path: path.read_bytes() for path in store.directory.iterdir()}
+    tagger = TownTagger()
+    corpora.register(
+        "retagged",
+        store.directory,
+        tagger=tagger,
+        query_length=32,
+        document_length=40,
+        num_shards=6,
+    )
+    assert tagger.batches == []
+    examples = load("retagged_salient", shard_info=seqio.ShardInfo(0, 6))
+    # The blocks of the one shard that was asked for, and no others.
+    assert 0 < sum(tagger.batches) <= np.ceil(store.num_blocks / 6)
+    answers = {
+        store.vocabulary.decode(example["mask_ids"]).replace(" ", "")
+        for example in examples
+    }
+    assert len(answers) == 1
+    assert "town" in answers.pop()
+    assert load("retagged_ict")
+    assert {path: path.read_bytes() for path in store.directory.iterdir()} == before
+
+
+def test_provenance_tells_other_spans_apart(store):
+    for name, tagger in (
+        ("one", TownTagger()),
+        ("two", TownTagger()),
+        ("rules", "rules"),
+        ("none", PreAnnotated()),
+    ):
+        corpora.register(name, store.directory, tagger=tagger)
+    found = {
+        name: corpora.provenance(seqio.TaskRegistry.get(f"{name}_salient"))
+        for name in ("towns", "one", "two", "rules", "none")
+    }
+    assert found["one"] == found["two"]
+    settings = {entry["settings_fingerprint"] for entry in found.values()}
+    assert len(settings) == 4
+    assert {entry["corpus_fingerprint"] for entry in found.values()} == {
+        store.fingerprint
+    }
+    assert found["rules"]["tagger"] == RuleTagger.name
+    # Tasks without spans are those of the corpus, whoever tags.
+    pairs = corpora.provenance(seqio.TaskRegistry.get("one_ict"))
+    assert pairs["settings_fingerprint"] == found["towns"]["settings_fingerprint"]
+
+
+def test_the_tagger_of_the_corpus_finds_the_same_spans_again(store):
+    corpora.register("again", store.directory, tagger="rules", query_length=32)
+    corpora.register("kept", store.directory, query_length=32)
+    assert fingerprints(load("again_salient")) == fingerprints(load("kept_salient"))
+
+
+def test_another_vocabulary_is_refused(store, tmp_path):
+    path = store.directory / "vocab.txt"
+    corpora.register("by_path", store.directory, vocabulary=path)
+    corpora.register("by_object", store.directory, vocabulary=store.vocabulary)
+    pieces = [*store.vocabulary.pieces, "new"]
+    WordPiece(pieces).save(tmp_path / "vocab.txt")
+    for wanted in (tmp_path / "vocab.txt", WordPiece(pieces[:-1], lowercase=False)):
+        with pytest.raises(
+            BadInputError, match=r"in the vocabulary .* got .* again"
+        ) as e:
+            corpora.register("other", store.directory, vocabulary=wanted)
+        assert "\n" not in str(e.value)
+        assert str(store.directory) in str(e.value)
+    with pytest.raises(BadInputError, match="cannot be read"):
+        corpora.register("other", store.directory, vocabulary=tmp_path / "none")
+    assert "other_blocks" not in seqio.TaskRegistry.names()
+
+
+def test_an_unknown_tagger_is_refused(store):
+    with pytest.raises(BadInputError, match="checkpoint:FOLDER, got 'flair'"):
+        corpora.register("other", store.directory, tagger="flair")
+    assert "other_blocks" not in seqio.TaskRegistry.names()
 
 
 def test_shuffling_follows_the_seed():
@@ -161,7 +294,8 @@ def write_cache(task, directory):
     tf.io.gfile.GFile(f"{directory}/COMPLETED", "w").write("")
 
 
-@pytest.mark.parametrize("name", NAMES)
+# All three tasks of masks have the same features.
+@pytest.mark.parametrize("name", ["towns_blocks", "towns_ict", "towns_random_spans"])
 def test_a_cache_holds_the_same_examples(tmp_path, monkeypatch, name):
     directory = tmp_path / name
     directory.mkdir()

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import seqio
 
+from realm_jax.data.examples import Examples
 from realm_jax.data.questions import question_examples, read_questions
 from realm_jax.errors import BadInputError
+from realm_jax.index.answer_labels import AnswerLabels
+from realm_jax.types import QuestionBatch
 from tasks.materialise import materialise
 from tasks.questions import register_questions
 
@@ -52,3 +55,78 @@ def test_splits_are_those_of_the_file(path, store):
 def test_a_missing_file_is_refused(tmp_path, store):
     with pytest.raises(BadInputError, match="cannot be read"):
         register_questions("who", tmp_path / "nowhere.jsonl", store.vocabulary)
+
+
+def test_the_same_questions_are_a_closed_book_task(path, store):
+    register_questions("who", path, store.vocabulary, prompt="who: ")
+    task = seqio.get_mixture_or_task("who_closed_book")
+    assert {s: task.num_input_examples(s) for s in task.splits} == {
+        "dev": 4,
+        "train": 6,
+    }
+    (example, *_) = task.get_dataset(split="dev", shuffle=False).as_numpy_iterator()
+    assert example["inputs_pretokenized"] == b"who: Who founded Town 0?"
+    assert example["targets_pretokenized"] == b"Karel Dorm"
+
+
+def test_a_published_set_is_registered_by_its_kind(tmp_path, store):
+    lines = [{"question": f"who drew town {i}", "answer": ["Brel"]} for i in range(100)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "NQ-open.train.jsonl").write_text(text)
+    (tmp_path / "NQ-open.dev.jsonl").write_text(text)
+    register_questions("nq", tmp_path, store.vocabulary, "nq_open")
+    for name in ("nq", "nq_closed_book"):
+        task = seqio.get_mixture_or_task(name)
+        counts = {split: task.num_input_examples(split) for split in task.splits}
+        assert counts.keys() == {"train", "dev", "test"}
+        assert counts["train"] + counts["dev"] == counts["test"] == 100
+        assert 0 < counts["dev"] < 30
+    examples = materialise("nq", "dev", tmp_path / "dev")
+    assert "answer_patterns" not in examples.features
+
+
+def test_patterns_reach_the_trainer(tmp_path, store):
+    (tmp_path / "large2180-train.tsv").write_text(
+        "1\tfactoid\tWho founded Town 9?\t(karel )?dorm\n"
+        "2\tfactoid\tWhen did Town 3 burn?\t17\\d3\n"
+    )
+    # With a dev split named, none is taken from the other questions.
+    source = {"dev": tmp_path / "large2180-train.tsv"}
+    register_questions("trec", source, store.vocabulary, "curated_trec")
+    materialise("trec", "dev", tmp_path / "dev")
+    # As fine-tuning reads them.
+    batch = Examples.open(tmp_path / "dev").batch(np.array([1, 0]))
+    questions = QuestionBatch(**batch)
+    assert questions.question_index.tolist() == [1, 0]
+    blocks = np.tile(np.arange(store.num_blocks), (2, 1))
+    held = AnswerLabels(store, max_span=5).blocks(questions, blocks)
+    bodies = [store.text(block).body for block in blocks[0]]
+    years = [f"17{i}3" for i in range(10)]
+    assert held[0].tolist() == [any(year in body for year in years) for body in bodies]
+    assert held[1].tolist() == ["Dorm" in body for body in bodies]
+    assert held.any(axis=1).all()
+
+
+def test_sets_with_and_without_patterns_can_be_mixed(tmp_path, path, store):
+    (tmp_path / "large2180-train.tsv").write_text("1\tfactoid\tWhen?\t17\\d3\n")
+    room = {"max_pattern_length": 16}
+    register_questions("who", path, store.vocabulary, **room)
+    register_questions("trec", tmp_path, store.vocabulary, "curated_trec", **room)
+    seqio.MixtureRegistry.add("both", ["who", "trec"], default_rate=1.0)
+    dataset = seqio.get_mixture_or_task("both").get_dataset(
+        split="train", shuffle=False, num_epochs=1
+    )
+    kinds = {
+        (bool(e["answer_ids"].any()), bool(e["answer_patterns"].any()))
+        for e in dataset.as_numpy_iterator()
+    }
+    assert kinds == {(True, False), (False, True)}
+
+
+def test_a_pattern_too_long_for_its_task_is_refused(tmp_path, store):
+    (tmp_path / "large2180-train.tsv").write_text("1\tfactoid\tWhen?\t17\\d3\n")
+    with pytest.raises(BadInputError, match="at most 4 characters"):
+        register_questions(
+            "trec", tmp_path, store.vocabulary, "curated_trec", max_pattern_length=4
+        )
+    assert "trec" not in seqio.TaskRegistry.names()

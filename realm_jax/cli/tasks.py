@@ -1,0 +1,155 @@
+"""Lists the registered SeqIO tasks, or prints examples as the model sees them.
+
+Without NAME, all tasks and mixtures with their splits and how much is in them:
+blocks that examples are made of, and the examples that `realm prepare` wrote.
+With --show, the first examples as text: [MASK] where the model sees it, answers
+and spans in brackets. Tasks come from --corpus, --questions and your modules.
+
+Example:
+  realm tasks --corpus=runs/my/corpus --name=my
+  realm tasks my_salient --show=3 --corpus=runs/my/corpus --name=my
+  realm tasks my_years --show=5 --split=validation --import_module=my_tasks
+"""
+
+import argparse
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+
+from realm_jax.cli import configuration
+from realm_jax.errors import BadInputError, StoppedError
+
+_BOLD, _PLAIN = "\x1b[1;33m", "\x1b[0m"
+
+
+def main(argv: Sequence[str], stop: threading.Event) -> None:
+    """Runs the command."""
+    flags = _parser().parse_args(argv)
+    _check(flags)
+    # As in `prepare`: TensorFlow reports every accelerator that it does not find.
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    try:
+        for line in _lines(flags):
+            if stop.is_set():
+                raise StoppedError("stopped")
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (`| head`) has enough. What is buffered must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = configuration.Parser(
+        prog="realm tasks",
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("task", nargs="?", metavar="NAME", help="a task or mixture")
+    parser.add_argument(
+        "--show", type=int, metavar="N", help="print the first N examples of NAME"
+    )
+    parser.add_argument(
+        "--split", default="", help="of the examples; by default train if there is one"
+    )
+    parser.add_argument(
+        "--corpus", metavar="DIR", help="register this prepared corpus, with --name"
+    )
+    parser.add_argument(
+        "--name", metavar="NAME", help="of the corpus: its tasks are NAME_salient, …"
+    )
+    parser.add_argument(
+        "--questions",
+        metavar="FILE",
+        help="register this file of questions as NAME_questions, with --corpus",
+    )
+    parser.add_argument(
+        "--import_module",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module of yours that registers tasks; may be repeated",
+    )
+    return parser
+
+
+def _check(flags: argparse.Namespace) -> None:
+    if (flags.corpus is None) != (flags.name is None):
+        given, missing = (
+            ("--corpus", "--name") if flags.corpus else ("--name", "--corpus")
+        )
+        raise BadInputError(
+            f"expected --corpus and --name together, got {given} alone; add {missing}"
+        )
+    if flags.questions is not None and flags.corpus is None:
+        raise BadInputError(
+            "expected --questions with the --corpus they are asked of, got none; add "
+            "--corpus and --name"
+        )
+    if flags.show is None and flags.split:
+        raise BadInputError(
+            "expected --split with --show, got it alone; add --show=3 and a task"
+        )
+    if flags.show is None:
+        return
+    if flags.show < 1:
+        raise BadInputError(
+            f"expected at least 1 example to --show, got {flags.show}; raise it"
+        )
+    if flags.task is None:
+        raise BadInputError(
+            "expected the name of a task to --show, got none; `realm tasks` with the "
+            "same flags and without --show lists them"
+        )
+
+
+def _lines(flags: argparse.Namespace) -> Iterator[str]:
+    from tasks import inspect
+
+    _register(flags)
+    if flags.show is None:
+        rows = inspect.summaries(None if flags.task is None else [flags.task])
+        if not rows:
+            raise BadInputError(
+                "expected tasks to list, but none is registered; add --corpus and "
+                "--name, or --import_module"
+            )
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        for task, split, content in rows:
+            yield f"{task:<{widths[0]}}  {split:<{widths[1]}}  {content}"
+        return
+    is_terminal = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    mark = _in_colour if is_terminal else str
+    shown = inspect.show(flags.task, flags.split, flags.show, mark)
+    for number, lines in enumerate(shown):
+        if number:
+            yield ""
+        yield from lines
+
+
+def _register(flags: argparse.Namespace) -> None:
+    from realm_jax.data.blocks import BlockStore
+    from tasks import inspect, questions
+
+    for module in flags.import_module:
+        configuration.import_module(module)
+    if flags.corpus is None:
+        return
+    inspect.register_prepared(flags.name, flags.corpus)
+    if flags.questions is not None:
+        vocabulary = BlockStore.open(flags.corpus).vocabulary
+        questions.register_questions(
+            f"{flags.name}_questions", flags.questions, vocabulary
+        )
+
+
+def _in_colour(text: str) -> str:
+    return f"{_BOLD}{text}{_PLAIN}"
+
+
+if __name__ == "__main__":
+    from realm_jax.cli.main import main as realm
+
+    sys.exit(realm(["tasks", *sys.argv[1:]]))

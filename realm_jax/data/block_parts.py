@@ -1,0 +1,120 @@
+"""Blocks of a part of a corpus as bytes, and what was counted while they were made."""
+
+import dataclasses
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from realm_jax.data.block_writer import Block
+from realm_jax.data.blocks import decode_text, encode_text
+from realm_jax.data.documents import BadRecord
+
+_SHOWN = 20
+
+
+@dataclasses.dataclass
+class Summary:
+    """What became of the records of a source; nothing is lost silently.
+
+    Attributes:
+      documents: records that are documents.
+      without_text: documents that gave no block.
+      without_title: documents with an empty title; they are kept.
+      bad_records: records that are damaged.
+      first_bad: where and why, of the first of them.
+      left_out: records that a rule leaves out, by rule.
+    """
+
+    documents: int = 0
+    without_text: int = 0
+    without_title: int = 0
+    bad_records: int = 0
+    first_bad: list[BadRecord] = dataclasses.field(default_factory=list)
+    left_out: Counter[str] = dataclasses.field(default_factory=Counter)
+
+    def add_bad(self, record: BadRecord) -> None:
+        """Counts a damaged record."""
+        self.bad_records += 1
+        self.first_bad = [*self.first_bad, record][:_SHOWN]
+
+    def add(self, later: "Summary") -> None:
+        """Adds the counts of records that came later."""
+        self.documents += later.documents
+        self.without_text += later.without_text
+        self.without_title += later.without_title
+        self.bad_records += later.bad_records
+        self.first_bad = [*self.first_bad, *later.first_bad][:_SHOWN]
+        self.left_out += later.left_out
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts as plain JSON."""
+        return {
+            **dataclasses.asdict(self),
+            "first_bad": [list(record) for record in self.first_bad],
+            "left_out": dict(sorted(self.left_out.items())),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Summary":
+        """Inverts `to_json`."""
+        fields = dict(values)
+        fields["first_bad"] = [BadRecord(*record) for record in values["first_bad"]]
+        fields["left_out"] = Counter(values["left_out"])
+        return cls(**fields)
+
+
+def pack_blocks(blocks: Sequence[Block], summary: Summary) -> bytes:
+    """Returns blocks and counts as bytes; the same ones give the same bytes."""
+    texts = [encode_text(block.text) for block in blocks]
+    arrays = {
+        "title_lengths": np.array([len(b.title_ids) for b in blocks], np.int32),
+        "body_lengths": np.array([len(b.body_ids) for b in blocks], np.int32),
+        "text_lengths": np.array([len(text) for text in texts], np.int32),
+        "ids": _joined(ids for b in blocks for ids in (b.title_ids, b.body_ids)),
+        "texts": np.frombuffer(b"".join(texts), np.uint8),
+        "summary": np.frombuffer(json.dumps(summary.to_json()).encode(), np.uint8),
+    }
+    return pack_arrays(arrays)
+
+
+def unpack_blocks(part: bytes) -> tuple[Iterator[Block], Summary]:
+    """Inverts `pack_blocks`."""
+    arrays = unpack_arrays(part)
+    summary = Summary.from_json(json.loads(arrays["summary"].tobytes()))
+    return _blocks(arrays), summary
+
+
+def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Returns arrays by name as bytes, NumPy's .npz; its dates are constant."""
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+def unpack_arrays(part: bytes) -> dict[str, np.ndarray]:
+    """Inverts `pack_arrays`."""
+    with np.load(io.BytesIO(part), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, np.uint16), *parts]).astype(np.uint16)
+
+
+def _blocks(arrays: Mapping[str, np.ndarray]) -> Iterator[Block]:
+    ids, texts = arrays["ids"], arrays["texts"].tobytes()
+    lengths = np.stack([arrays["title_lengths"], arrays["body_lengths"]], axis=1)
+    id_ends = lengths.ravel().cumsum().reshape(-1, 2).tolist()
+    text_ends = arrays["text_lengths"].cumsum(dtype=np.int64).tolist()
+    id_start = text_start = 0
+    for (title_end, body_end), text_end in zip(id_ends, text_ends, strict=True):
+        yield Block(
+            title_ids=ids[id_start:title_end],
+            body_ids=ids[title_end:body_end],
+            text=decode_text(texts[text_start:text_end]),
+        )
+        id_start, text_start = body_end, text_end

@@ -1,0 +1,306 @@
+"""Documents, and how one record of a file becomes one.
+
+A record that is no document is a value too, `BadRecord` or `LeftOut`: whoever reads a
+corpus counts what was not used, and decides how much of it to bear.
+"""
+
+import json
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from realm_jax.data.salient_spans import Span
+from realm_jax.errors import BadInputError
+
+MAX_RECORD_BYTES = 1 << 24
+"""Longest line or file that is read as one document: no text written by people."""
+
+GIVEN = "GIVEN"
+"""Label of a span that came with its document, but without a label."""
+
+NO_ARTICLE = "no article: a disambiguation page, list, index or outline"
+"""Why a page of Wikipedia is left out."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+# As in the authors' code (orqa/preprocessing/wiki_preprocessor.py).
+_NO_ARTICLE_TITLE = re.compile(r"(?:List|Index|Outline) of .+|.*\(disambiguation\)")
+
+
+@dataclass(frozen=True)
+class Document:
+    """An article.
+
+    Attributes:
+      title: its title; may be empty.
+      text: its text; one without any wordpiece is left out of the corpus.
+      source_id: identifies it; blocks of one article share it.
+      spans: salient spans in characters of `text`, or None to have them tagged.
+      sentences: its sentences as characters [start, end) of `text`, in order and
+        disjoint, or None to have the text split.
+    """
+
+    title: str
+    text: str
+    source_id: str
+    spans: tuple[Span, ...] | None = None
+    sentences: tuple[tuple[int, int], ...] | None = None
+
+
+class BadRecord(NamedTuple):
+    """A record that is damaged.
+
+    Attributes:
+      where: the file, or dataset, and the place in it.
+      reason: what was expected, what was there, and what to do.
+    """
+
+    where: str
+    reason: str
+
+
+class LeftOut(NamedTuple):
+    """A record that is whole, but not wanted in a corpus.
+
+    Attributes:
+      where: the file, or dataset, and the place in it.
+      reason: which rule leaves it out, the same for all that it leaves out.
+    """
+
+    where: str
+    reason: str
+
+
+Record = Document | BadRecord | LeftOut
+
+
+class RecordError(BadInputError):
+    """A record cannot be read as a document; `record` says where and why."""
+
+    def __init__(self, where: str, reason: str):
+        super().__init__(where, reason)
+        self.record = BadRecord(where, reason)
+
+    def __str__(self) -> str:
+        return f"{self.record.where}: {self.record.reason}"
+
+
+class ByteRanges(NamedTuple):
+    """Ranges [start, limit) in bytes of a UTF-8 text, and perhaps what they name."""
+
+    starts: Sequence[int] | np.ndarray
+    limits: Sequence[int] | np.ndarray
+    labels: Sequence[bytes] | np.ndarray | None = None
+
+
+def is_article(title: str) -> bool:
+    """Whether a Wikipedia page is an article by its title, as the authors decide it.
+
+    Disambiguation pages and those that begin with "List of", "Index of" or "Outline
+    of" are none.
+    """
+    return _NO_ARTICLE_TITLE.match(title) is None
+
+
+def document_from_json(line: bytes, where: str) -> Document:
+    """Reads an object with `title` and `text`, perhaps `id` and `spans`.
+
+    Args:
+      line: the object in UTF-8. `id` is the title where it is absent; `spans` is a
+        list of [start, end] or [start, end, label] in characters of the text. Other
+        fields are ignored.
+      where: names the line in errors.
+
+    Raises:
+      RecordError: it is no such object.
+    """
+    fields = json_object(line, where)
+    title, text = fields.get("title"), fields.get("text")
+    if not isinstance(title, str) or not isinstance(text, str):
+        raise RecordError(
+            where,
+            "expected an object with the strings 'title' and 'text', got "
+            f"{shorten(line)}; correct the line.",
+        )
+    source_id = title if fields.get("id") is None else fields["id"]
+    if not isinstance(source_id, str | int | float):
+        raise RecordError(
+            where,
+            "expected 'id' to be a string or a number, got "
+            f"{shorten(json.dumps(source_id))}; correct the line.",
+        )
+    spans = None
+    if "spans" in fields:
+        spans = _json_spans(fields["spans"], len(text), where)
+    return Document(
+        clean_text(title), clean_text(text), clean_text(str(source_id)), spans
+    )
+
+
+def document_from_bytes(
+    title: bytes,
+    text: bytes,
+    where: str,
+    *,
+    spans: ByteRanges | None = None,
+    sentences: ByteRanges | None = None,
+) -> Document:
+    """Turns texts in UTF-8 and offsets in their bytes into a document.
+
+    Args:
+      title: identifies the document too.
+      text: what the offsets count in.
+      where: names the record in errors.
+      spans: salient spans, not empty.
+      sentences: in order and disjoint.
+
+    Raises:
+      RecordError: broken UTF-8, offsets outside the text or inside a character, or
+        sentences that overlap.
+    """
+    name, body = decode(title, "title", where), decode(text, "text", where)
+    given = None if spans is None else _byte_spans(text, spans, where)
+    if sentences is None:
+        return Document(name, body, name, given)
+    # A sentence of no characters holds nothing that could be lost.
+    ranges = _character_ranges(text, sentences, "sentence", where)
+    parts = tuple((start, end) for start, end in ranges if start < end)
+    if any(left[1] > right[0] for left, right in pairwise(parts)):
+        raise RecordError(
+            where, "expected sentences in order and disjoint; make the record anew."
+        )
+    return Document(name, body, name, given, parts)
+
+
+def json_object(line: bytes, where: str) -> Mapping[str, Any]:
+    """Parses a JSON object.
+
+    Raises:
+      RecordError: the line is broken UTF-8, no JSON, or no object.
+    """
+    try:
+        fields = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise RecordError(
+            where,
+            f"expected one JSON object in UTF-8, got something else ({error}); correct "
+            "the line.",
+        ) from error
+    if not isinstance(fields, dict):
+        raise RecordError(
+            where, f"expected a JSON object, got {shorten(line)}; correct the line."
+        )
+    return fields
+
+
+def decode(value: bytes, what: str, where: str) -> str:
+    """Decodes UTF-8.
+
+    Raises:
+      RecordError: it is broken.
+    """
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise RecordError(
+            where, f"expected the {what} in UTF-8, got {error}; save it as UTF-8."
+        ) from error
+
+
+def clean_text(text: str) -> str:
+    """Replaces halves of surrogate pairs: JSON can spell them, UTF-8 cannot."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def shorten(value: bytes | str) -> str:
+    """Returns as much of a value as fits into an error message."""
+    text = value[:400]
+    text = text.decode(errors="replace") if isinstance(text, bytes) else text
+    return textwrap.shorten(text, 80, placeholder="…")
+
+
+def too_long(where: str, length: int, max_bytes: int) -> BadRecord:
+    """Returns the record of a line or file that is longer than any document."""
+    return BadRecord(
+        where,
+        f"expected at most {max_bytes:,} bytes, got {length:,}; split the text into "
+        "documents.",
+    )
+
+
+def _json_spans(value: Any, length: int, where: str) -> tuple[Span, ...]:
+    entries = value if isinstance(value, list) else [value]
+    if not all(_is_span(entry, length) for entry in entries):
+        raise RecordError(
+            where,
+            "expected 'spans' to be a list of [start, end] or [start, end, label] "
+            f"within the {length} characters of the text, got "
+            f"{shorten(json.dumps(value))}; correct the line.",
+        )
+    return tuple(
+        Span(entry[0], entry[1], clean_text(entry[2]) if len(entry) > 2 else GIVEN)
+        for entry in entries
+    )
+
+
+def _is_span(entry: Any, length: int) -> bool:
+    match entry:
+        case [int(start), int(end)] | [int(start), int(end), str()]:
+            # To Python, true is an integer.
+            return type(start) is type(end) is int and 0 <= start < end <= length
+        case _:
+            return False
+
+
+def _byte_spans(text: bytes, spans: ByteRanges, where: str) -> tuple[Span, ...]:
+    ranges = _character_ranges(text, spans, "span", where)
+    if any(start == end for start, end in ranges):
+        raise RecordError(where, "expected no empty span; make the record anew.")
+    if spans.labels is None or not len(spans.labels):
+        return tuple(Span(start, end, GIVEN) for start, end in ranges)
+    labels = [decode(label, "type of a span", where) for label in spans.labels]
+    if len(labels) != len(ranges):
+        raise RecordError(
+            where,
+            f"expected as many types as spans, got {len(labels)} for {len(ranges)}; "
+            "make the record anew.",
+        )
+    return tuple(
+        Span(start, end, label)
+        for (start, end), label in zip(ranges, labels, strict=True)
+    )
+
+
+def _character_ranges(
+    text: bytes, ranges: ByteRanges, what: str, where: str
+) -> list[tuple[int, int]]:
+    starts = np.asarray(ranges.starts, np.int64)
+    limits = np.asarray(ranges.limits, np.int64)
+    if starts.shape != limits.shape:
+        raise RecordError(
+            where,
+            f"expected a start and a limit of every {what}, got {len(starts)} and "
+            f"{len(limits)}; make the record anew.",
+        )
+    if not len(starts):
+        return []
+    # A character begins at every byte that is no continuation byte, and the end of
+    # the text is a border too.
+    begins = np.append((np.frombuffer(text, np.uint8) & 0xC0) != 0x80, True)
+    outside = (starts < 0) | (starts > limits) | (limits > len(text))
+    inside = ~(begins[starts * ~outside] & begins[limits * ~outside])
+    if wrong := np.flatnonzero(outside | inside).tolist():
+        start, limit = starts[wrong[0]], limits[wrong[0]]
+        raise RecordError(
+            where,
+            f"expected every {what} to be whole characters within the {len(text)} "
+            f"bytes of the text, got [{start}, {limit}); make the record anew.",
+        )
+    characters = np.cumsum(begins) - 1
+    return list(
+        zip(characters[starts].tolist(), characters[limits].tolist(), strict=True)
+    )

@@ -1,0 +1,258 @@
+"""Pre-training examples with random masks, the ablations of the paper (Table 2).
+
+*Random tokens*, as BERT (Devlin et al. 2019, §3.1): 15 % of the wordpieces of a
+sentence. *Random spans*, as SpanBERT (Joshi et al. 2020, §3.1): runs of whole words, of
+lengths from a geometric distribution, until 15 % of the wordpieces are masked.
+
+All that is masked becomes [MASK]. BERT and SpanBERT leave a tenth as it was and put
+random pieces in place of another, so that fine-tuning, which has no [MASK], meets
+nothing new. Here that would change what is compared: salient spans are always [MASK]
+(see `masking.py`), and a piece left as it was tells the answer to retriever and reader.
+
+What is masked is a function of a seed, the block and the sentence alone.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.features import Example, pieces_of_sentence, stack
+from realm_jax.data.masking import (
+    MAX_MASKS,
+    QUERY_LENGTH,
+    masked_example,
+    pretrain_specs,
+)
+from realm_jax.data.wordpiece import Encoding, WordPiece
+from realm_jax.types import NULL_BLOCK
+
+MASKED_FRACTION = 0.15
+"""Share of a sentence's wordpieces that is masked."""
+SPAN_STOP_PROBABILITY = 0.2
+"""The parameter p of the geometric distribution of span lengths."""
+MAX_SPAN_WORDS = 10
+
+# SpanBERT calls it clipping, but its mean of 3.8 words is that of the distribution cut
+# off after ten and normalised again.
+_LENGTH_CDF = (1 - (1 - SPAN_STOP_PROBABILITY) ** np.arange(1, MAX_SPAN_WORDS + 1)) / (
+    1 - (1 - SPAN_STOP_PROBABILITY) ** MAX_SPAN_WORDS
+)
+
+Draw: TypeAlias = Callable[
+    [WordPiece, Int[np.ndarray, " pieces"], Sequence[int | str]],
+    Int[np.ndarray, " masked"],
+]
+"""From (vocabulary, wordpieces of the query, key) to the places to mask, those first
+that shall be scored. None where too little is left to mask some and not all."""
+
+
+def random_token_examples(
+    store: BlockStore,
+    block_ids: np.ndarray,
+    *,
+    query_length: int = QUERY_LENGTH,
+    max_masks: int = MAX_MASKS,
+    seed: int = 0,
+) -> Example:
+    """Returns an example with random masked tokens for every sentence of the blocks.
+
+    As many are masked as in BERT: 15 % of the wordpieces that fit the query, rounded,
+    at least one. Sentences of a single wordpiece are left out.
+
+    Args:
+      store: the corpus.
+      block_ids: shape [block].
+      query_length: wordpieces of a query.
+      max_masks: masked pieces that are scored, drawn at random from those masked. BERT
+        masks no more than it scores; here the share stays and the rest is hidden.
+      seed: which pieces are masked.
+
+    Returns:
+      The features of `pretrain_specs` along a leading axis, in the order of blocks and
+      of sentences within them.
+
+    Raises:
+      BadInputError: a block id is out of range or a text cannot be read.
+    """
+    return _examples(store, block_ids, draw_tokens, query_length, max_masks, seed)
+
+
+def random_span_examples(
+    store: BlockStore,
+    block_ids: np.ndarray,
+    *,
+    query_length: int = QUERY_LENGTH,
+    max_masks: int = MAX_MASKS,
+    seed: int = 0,
+) -> Example:
+    """Returns an example with random masked spans for every sentence of the blocks.
+
+    A word is what BERT splits at spaces and punctuation. The word that reaches the 15 %
+    is masked whole and ends the last span. At least one word is left to read: sentences
+    of a single word are left out.
+
+    Args:
+      store: the corpus.
+      block_ids: shape [block].
+      query_length: wordpieces of a query.
+      max_masks: masked pieces that are scored, those of the spans drawn first.
+      seed: which words are masked.
+
+    Returns:
+      The features of `pretrain_specs` along a leading axis, in the order of blocks and
+      of sentences within them.
+
+    Raises:
+      BadInputError: a block id is out of range or a text cannot be read.
+    """
+    return _examples(store, block_ids, draw_spans, query_length, max_masks, seed)
+
+
+def make_random_example(
+    body: Encoding,
+    sentence: tuple[int, int],
+    draw: Draw,
+    *,
+    vocabulary: WordPiece,
+    key: Sequence[int | str],
+    source_block: int = NULL_BLOCK,
+    query_length: int = QUERY_LENGTH,
+    max_masks: int = MAX_MASKS,
+) -> Example | None:
+    """Returns the query that asks for random wordpieces of a sentence.
+
+    Args:
+      body: wordpieces of the text that holds the sentence.
+      sentence: characters [start, end) of the sentence in that text.
+      draw: chooses the wordpieces: `draw_tokens` or `draw_spans`.
+      vocabulary: the tokenizer that made `body`.
+      key: what the choice depends on.
+      source_block: the block the text is the body of; -1 if none.
+      query_length: wordpieces of the query, `[CLS]` and `[SEP]` included; nothing that
+        it has no room for is drawn.
+      max_masks: masked pieces that are scored.
+
+    Returns:
+      The features of `pretrain_specs`, or None if the sentence is too short to have
+      some of it masked and some not.
+    """
+    pieces = body.ids[pieces_of_sentence(body.offsets, sentence)][: query_length - 2]
+    masked = draw(vocabulary, pieces, key)
+    if not len(masked):
+        return None
+    return masked_example(
+        pieces,
+        masked,
+        vocabulary=vocabulary,
+        source_block=source_block,
+        query_length=query_length,
+        max_masks=max_masks,
+    )
+
+
+def draw_tokens(
+    vocabulary: WordPiece, pieces: Int[np.ndarray, " pieces"], key: Sequence[int | str]
+) -> Int[np.ndarray, " masked"]:
+    """Returns 15 % of the places, rounded, at least one: all equally likely."""
+    del vocabulary  # Parts of words are drawn like whole ones.
+    if len(pieces) < 2:
+        return np.zeros(0, np.int64)
+    count = max(1, round(MASKED_FRACTION * len(pieces)))
+    order = np.argsort(_uniforms(len(pieces), "token", *key), kind="stable")
+    return order[:count]
+
+
+def draw_spans(
+    vocabulary: WordPiece, pieces: Int[np.ndarray, " pieces"], key: Sequence[int | str]
+) -> Int[np.ndarray, " masked"]:
+    """Returns the places of spans of whole words; see `choose_spans`."""
+    starts = np.flatnonzero(~vocabulary.is_inner[pieces])
+    # The first piece begins a word, whatever it is; np.unique sorts.
+    edges = np.unique(np.concatenate([[0], starts, [len(pieces)]]))
+    lengths = np.diff(edges).tolist()
+    uniforms = iter(_uniforms(2 * len(lengths), "span", *key).tolist())
+    spans = choose_spans(lengths, uniforms)
+    parts = [np.arange(edges[span.start], edges[span.stop]) for span in spans]
+    return np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+def span_length(uniform: float) -> int:
+    """Returns the words of a span, from 1 to 10, for a number drawn from [0, 1).
+
+    P(n) is proportional to 0.2 · 0.8^(n-1), with a mean of 3.8 (SpanBERT, §3.1).
+    """
+    return 1 + int(np.searchsorted(_LENGTH_CDF, uniform, side="right"))
+
+
+def choose_spans(word_lengths: Sequence[int], uniforms: Iterator[float]) -> list[range]:
+    """Returns spans of words that cover 15 % of the wordpieces, in the order drawn.
+
+    A span of a drawn length lies anywhere where it meets no other span, each place as
+    likely as the next; where there is no such place it is as long as there is room.
+    It ends early with the word that reaches the 15 %, or if no other word were left.
+
+    Args:
+      word_lengths: wordpieces of each word of the sentence.
+      uniforms: numbers from [0, 1), two for each span.
+    """
+    wanted = MASKED_FRACTION * sum(word_lengths)
+    is_free = np.ones(len(word_lengths), bool)
+    masked, spans = 0, []
+    while masked < wanted and is_free.sum() > 1:
+        starts, length = _places(is_free, span_length(next(uniforms)))
+        start = int(starts[int(next(uniforms) * len(starts))])
+        end = start
+        while end < start + length and masked < wanted and is_free.sum() > 1:
+            masked += word_lengths[end]
+            is_free[end] = False
+            end += 1
+        spans.append(range(start, end))
+    return spans
+
+
+def _places(
+    is_free: Bool[np.ndarray, " words"], length: int
+) -> tuple[Int[np.ndarray, " places"], int]:
+    """Returns where a span of free words can start, and its length where it fits."""
+    places = np.arange(len(is_free))
+    last_taken = np.maximum.accumulate(np.where(is_free, -1, places))
+    runs = places - last_taken  # Free words up to and including each.
+    length = min(length, int(runs.max()))
+    return places[runs >= length] - length + 1, length
+
+
+def _uniforms(count: int, *key: int | str) -> Float64[np.ndarray, " count"]:
+    """Returns `count` numbers as `splits.stable_uniform` does one, from one hash."""
+    digest = hashlib.shake_128("\0".join(map(str, key)).encode()).digest(8 * count)
+    return (np.frombuffer(digest, "<u8") >> np.uint64(11)) / (1 << 53)
+
+
+def _examples(
+    store: BlockStore,
+    block_ids: np.ndarray,
+    draw: Draw,
+    query_length: int,
+    max_masks: int,
+    seed: int,
+) -> Example:
+    specs = pretrain_specs(query_length, max_masks)
+    texts = store.texts(block_ids)
+    bodies = store.vocabulary.encode_batch([text.body for text in texts])
+    make = functools.partial(
+        make_random_example,
+        draw=draw,
+        vocabulary=store.vocabulary,
+        query_length=query_length,
+        max_masks=max_masks,
+    )
+    made = (
+        make(body, sentence, key=(seed, int(block), index), source_block=int(block))
+        for block, text, body in zip(block_ids, texts, bodies, strict=True)
+        for index, sentence in enumerate(text.sentences)
+    )
+    return stack([example for example in made if example is not None], specs)

@@ -1,0 +1,284 @@
+"""A tagger from a BERT that was trained to classify tokens, as `transformers` saves it.
+
+The folder holds config.json (a BERT, with `id2label`), vocab.txt, model.safetensors and
+perhaps tokenizer_config.json. The paper's tagger is one of these: BERT trained on
+CoNLL-2003 (§3.4).
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+from jaxtyping import Float, Int, PyTree
+
+from realm_jax.data import dates
+from realm_jax.data.chunking import split_sentences
+from realm_jax.data.features import query_row
+from realm_jax.data.salient_spans import Span, date_spans, merge
+from realm_jax.data.token_classification import check_labels, windows, word_spans
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.errors import BadInputError
+from realm_jax.models.bert import Bert, BertConfig
+from realm_jax.types import Array
+from realm_jax.weights import bert as bert_weights
+
+VOCABULARY_FILE = "vocab.txt"
+TOKENIZER_FILE = "tokenizer_config.json"
+_CLASSIFIER = ("classifier.weight", "classifier.bias")
+_FILES = (
+    bert_weights.WEIGHTS_FILE,
+    bert_weights.CONFIG_FILE,
+    VOCABULARY_FILE,
+    TOKENIZER_FILE,
+)
+# Few shapes, for each is compiled; sentences of like length share one.
+_BATCH = 32
+_SHORTEST = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenClassifier:
+    """A BERT with a linear layer on every position.
+
+    Attributes:
+      config: the encoder.
+      labels: what the classes are called.
+      vocabulary: the tokenizer it was trained with.
+      params: {"bert": ..., "kernel": [embed, label], "bias": [label]}, float32.
+    """
+
+    config: BertConfig
+    labels: tuple[str, ...]
+    vocabulary: WordPiece
+    params: PyTree
+
+    def logits(
+        self, ids: Int[Array, "batch length"]
+    ) -> Float[Array, "batch length label"]:
+        """Returns the score of each label at each position of `[CLS] x [SEP]` rows."""
+        return _logits(self.config, self.params, ids)
+
+
+class CheckpointTagger:
+    """Names by a token classifier, dates by the pattern.
+
+    It reads sentence by sentence, as such models are trained; of a sentence longer than
+    its positions, one part after the other.
+    """
+
+    def __init__(self, folder: str | pathlib.Path):
+        """Loads the checkpoint in `folder`.
+
+        Raises:
+          BadInputError: as `load_token_classifier`.
+        """
+        self.classifier = load_token_classifier(folder)
+        self.name = f"checkpoint-{_fingerprint(folder)[:16]}-{dates.VERSION}"
+
+    def tag(self, texts: Sequence[str]) -> list[list[Span]]:
+        """Returns the spans of each text: in order, disjoint, not empty."""
+        sentences = [
+            (number, start, text[start:end])
+            for number, text in enumerate(texts)
+            for start, end in split_sentences(text)
+        ]
+        names: list[list[Span]] = [[] for _ in texts]
+        found = self._tag_sentences([sentence for _, _, sentence in sentences])
+        for (number, offset, _), spans in zip(sentences, found, strict=True):
+            names[number] += [
+                Span(offset + start, offset + end, label) for start, end, label in spans
+            ]
+        return [
+            merge(date_spans(text), spans)
+            for text, spans in zip(texts, names, strict=True)
+        ]
+
+    def _tag_sentences(self, sentences: Sequence[str]) -> list[list[Span]]:
+        vocabulary, labels = self.classifier.vocabulary, self.classifier.labels
+        encodings = vocabulary.encode_batch(sentences)
+        room = self.classifier.config.max_positions - 2
+        parts = [
+            encoding.ids[part]
+            for encoding in encodings
+            for part in windows(vocabulary.is_inner[encoding.ids], room)
+        ]
+        classes = iter(np.concatenate([np.zeros(0, int), *self._classify(parts)]))
+        return [
+            word_spans(
+                sentence,
+                encoding,
+                vocabulary.is_inner[encoding.ids],
+                [labels[next(classes)] for _ in range(len(encoding))],
+            )
+            for sentence, encoding in zip(sentences, encodings, strict=True)
+        ]
+
+    def _classify(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns the class of each wordpiece of each part."""
+        classes = [np.zeros(0, int)] * len(parts)
+        by_length = sorted(range(len(parts)), key=lambda part: len(parts[part]))
+        for batch in _batches(by_length):
+            length = self._bucket(len(parts[batch[-1]]) + 2)
+            rows = np.zeros((_BATCH, length), np.int32)
+            for row, part in enumerate(batch):
+                rows[row] = query_row(parts[part], length, self.classifier.vocabulary)
+            best = np.asarray(self.classifier.logits(rows).argmax(-1))
+            for row, part in enumerate(batch):
+                classes[part] = best[row, 1 : 1 + len(parts[part])]
+        return classes
+
+    def _bucket(self, length: int) -> int:
+        bucket = _SHORTEST
+        while bucket < length:
+            bucket *= 2
+        return min(bucket, self.classifier.config.max_positions)
+
+
+def load_token_classifier(folder: str | pathlib.Path) -> TokenClassifier:
+    """Reads a `BertForTokenClassification` of `transformers`.
+
+    Args:
+      folder: holds config.json, vocab.txt and model.safetensors. Without
+        tokenizer_config.json a vocabulary with capitals counts as cased.
+
+    Raises:
+      BadInputError: a file is missing or damaged, the architecture is another, the
+        labels are not BIO, or tensors and configuration do not fit; what is wrong is
+        named.
+    """
+    folder = pathlib.Path(folder)
+    config = bert_weights.config_from_json(folder)
+    labels = _labels(folder / bert_weights.CONFIG_FILE)
+    vocabulary = _vocabulary(folder)
+    if vocabulary.size > config.vocab_size:
+        raise BadInputError(
+            f"expected at most {config.vocab_size} wordpieces in "
+            f"{folder / VOCABULARY_FILE}, which is what config.json says, got "
+            f"{vocabulary.size}; use the vocabulary that came with the weights."
+        )
+    params = _load_params(folder / bert_weights.WEIGHTS_FILE, config, len(labels))
+    return TokenClassifier(config, labels, vocabulary, params)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(config: BertConfig, params: PyTree, ids: Array) -> Array:
+    encoded = Bert(config).apply({"params": params["bert"]}, ids, jnp.zeros_like(ids))
+    sequence: Any = encoded.sequence
+    return sequence @ params["kernel"] + params["bias"]
+
+
+def _batches(items: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(items), _BATCH):
+        yield items[start : start + _BATCH]
+
+
+def _labels(path: pathlib.Path) -> tuple[str, ...]:
+    config = json.loads(path.read_text())  # `config_from_json` has read it before.
+    kind = config.get("model_type", "bert")
+    if kind != "bert":
+        raise BadInputError(
+            f"expected the model type 'bert' in {path}, got {kind!r}; give a "
+            "checkpoint of BertForTokenClassification."
+        )
+    names = config.get("id2label") or {}
+    labels = tuple(str(names.get(str(index))) for index in range(len(names)))
+    check_labels(labels, f"id2label of {path}")
+    return labels
+
+
+def _vocabulary(folder: pathlib.Path) -> WordPiece:
+    path, settings_path = folder / VOCABULARY_FILE, folder / TOKENIZER_FILE
+    try:
+        text = settings_path.read_text() if settings_path.exists() else "{}"
+        settings = dict(json.loads(text))
+    except (OSError, ValueError, TypeError) as error:
+        raise BadInputError(
+            f"expected the settings of a tokenizer in {settings_path}, but it cannot "
+            f"be read ({error}); fetch it again."
+        ) from error
+    load = functools.partial(
+        WordPiece.load,
+        path,
+        strip_accents=settings.get("strip_accents"),
+        max_pieces=2**31,
+    )
+    lowercase = settings.get("do_lower_case")
+    if lowercase is None:
+        cased = any("A" <= piece[:1] <= "Z" for piece in load(lowercase=False).pieces)
+        lowercase = not cased
+    return load(lowercase=bool(lowercase))
+
+
+def _load_params(path: pathlib.Path, config: BertConfig, num_labels: int) -> PyTree:
+    try:
+        tensors = safetensors.numpy.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise BadInputError(
+            f"expected the weights of a token classifier in {path}, but they cannot be "
+            f"read ({error}); fetch them again or convert them to safetensors."
+        ) from error
+    problems = []
+    wanted = ((num_labels, config.hidden_size), (num_labels,))
+    head = [tensors.pop(name, None) for name in _CLASSIFIER]
+    for name, tensor, shape in zip(_CLASSIFIER, head, wanted, strict=True):
+        if tensor is None or tensor.shape != shape:
+            found = "missing" if tensor is None else f"of shape {tensor.shape}"
+            problems.append(f"{name} is {found}, not {shape}")
+    encoder = {name.removeprefix("bert."): value for name, value in tensors.items()}
+    bert, more_problems = _encoder_params(encoder, config)
+    problems += more_problems
+    if problems:
+        raise BadInputError(
+            f"expected in {path} the token classifier that its config.json describes, "
+            f"but {'; '.join(problems[:5])} ({len(problems)} in all); use the files of "
+            "one checkpoint of BertForTokenClassification."
+        )
+    kernel, bias = (np.asarray(tensor, np.float32) for tensor in head)
+    return {"bert": bert, "kernel": kernel.T, "bias": bias}
+
+
+def _encoder_params(
+    tensors: dict[str, np.ndarray], config: BertConfig
+) -> tuple[PyTree, list[str]]:
+    """Returns the encoder's parameters and what is wrong with its tensors."""
+    params, problems, used = {}, [], set()
+    for name, shape in bert_weights.expected_shapes(config).items():
+        sources = bert_weights.sources_of(name, config.num_layers)
+        used |= set(sources)
+        missing = [source for source in sources if source not in tensors]
+        if missing and name.startswith("pooler/"):
+            # Labels need no pooler, and `transformers` leaves it out.
+            params[name] = np.zeros(shape, np.float32)
+        elif missing:
+            problems.append(f"{missing[0]} is missing")
+        else:
+            found = [tensors[source] for source in sources]
+            try:
+                params[name] = bert_weights.to_parameter(name, found, shape)
+            except ValueError:
+                problems.append(f"{sources[0]} has shape {found[0].shape}")
+    unknown = sorted(set(tensors) - used - {"embeddings.position_ids"})
+    problems += [f"{name} is not known" for name in unknown]
+    return flax.traverse_util.unflatten_dict(params, sep="/"), problems
+
+
+def _fingerprint(folder: str | pathlib.Path) -> str:
+    """Returns the SHA-256 (hex) of what decides which spans are found."""
+    digest = hashlib.sha256()
+    for name in _FILES:
+        path = pathlib.Path(folder) / name
+        if path.exists():
+            with path.open("rb") as file:
+                digest.update(f"{name}\0".encode())
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

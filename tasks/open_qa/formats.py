@@ -1,0 +1,234 @@
+"""The files in which Open-QA sets are published, read into records.
+
+Each reader takes the text of a file and what to call it in messages, and yields what
+it holds in its order. A record that is no question ends the reading with its place; a
+question that its set declares to have no answer is a record without answers.
+"""
+
+import ast
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from realm_jax.data.records import answers_field, json_object, text_field
+from realm_jax.errors import BadInputError
+
+
+class Record(NamedTuple):
+    """A question of a set.
+
+    Attributes:
+      question: the text, to the character as it is published: splits hash it.
+      answers: the first is the one to learn where only one can be; empty if the set
+        declares the question unanswerable.
+      id: the set's own, or None.
+      topic: what it is about, if known.
+    """
+
+    question: str
+    answers: tuple[str, ...]
+    id: str | None = None
+    topic: str | None = None
+
+
+Reader: TypeAlias = Callable[[str, str], Iterator[Record]]
+
+_DESCRIPTION = re.compile(
+    r'\(description (?:"((?:[^"\\]|\\.)*)"|(.+?))\)(?= \(description |\)$)'
+)
+
+
+def question_answer_lines(text: str, place: str) -> Iterator[Record]:
+    """Reads JSON lines with `question`, and `answer` or `answers` (texts, or one).
+
+    The form of NQ-open, of DrQA's and of ORQA's files.
+
+    Raises:
+      BadInputError: a line is something else; it is named.
+    """
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{place}:{number}"
+            yield _question_answer(json_object(line, where), where)
+
+
+def question_answer_list(text: str, place: str) -> Iterator[Record]:
+    """Reads a JSON list of objects with `question` and `answers`.
+
+    The form of EntityQuestions and of DPR's training files.
+
+    Raises:
+      BadInputError: it is something else; the element is named.
+    """
+    for record, where in _elements(_json(text, place), place):
+        yield _question_answer(record, where)
+
+
+def web_questions(text: str, place: str) -> Iterator[Record]:
+    """Reads WebQuestions as Stanford published it, or as `question_answer_lines`.
+
+    Stanford's is a JSON list of objects with `utterance` and `targetValue`, which is
+    `(list (description "Jazmyn Bieber") (description Vermont))`.
+
+    Raises:
+      BadInputError: it is neither; the place is named.
+    """
+    if not text.lstrip().startswith("["):
+        yield from question_answer_lines(text, place)
+        return
+    for record, where in _elements(_json(text, place), place):
+        target = text_field(record, "targetValue", where)
+        answers = [
+            re.sub(r"\\(.)", r"\1", quoted) or bare
+            for quoted, bare in _DESCRIPTION.findall(target)
+        ]
+        fields = {"targetValue": [answer for answer in answers if answer.strip()]}
+        yield Record(
+            text_field(record, "utterance", where),
+            answers_field(fields, "targetValue", where),
+        )
+
+
+def curated_trec(text: str, place: str) -> Iterator[Record]:
+    r"""Reads CuratedTREC, whose answers are regular expressions.
+
+    As lines of tab-separated values: number, kind, question and pattern (brmson's
+    release), or question and a Python list of patterns (DPR's); or as JSON in the forms
+    of `question_answer_lines` and `question_answer_list`.
+
+    Raises:
+      BadInputError: it is none of them; the place is named.
+    """
+    start = text.lstrip()[:1]
+    if start in ("{", "["):
+        reader = question_answer_lines if start == "{" else question_answer_list
+        yield from reader(text, place)
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield _tab_separated(line.rstrip("\r"), f"{place}:{number}")
+
+
+def trivia_qa(text: str, place: str) -> Iterator[Record]:
+    """Reads TriviaQA: `Data`, a list of objects with `Question` and `Answer`.
+
+    The answers are the value that annotators gave, then its aliases. The normalised
+    aliases stand in where there are no others.
+
+    Raises:
+      BadInputError: it is something else, or the file without answers; the place is
+        named.
+    """
+    for record, where in _objects(_json(text, place), "Data", place):
+        answer = _field(record, "Answer", where)
+        yield Record(
+            text_field(record, "Question", where),
+            trivia_answers(
+                _field(answer, "Value", where),
+                _field(answer, "Aliases", where),
+                answer.get("NormalizedAliases", []),
+                where,
+            ),
+            id=text_field(record, "QuestionId", where),
+        )
+
+
+def squad(text: str, place: str) -> Iterator[Record]:
+    """Reads SQuAD without its paragraphs: the answer must be found in the corpus.
+
+    Raises:
+      BadInputError: it is something else; the place is named.
+    """
+    for article, in_article in _objects(_json(text, place), "data", place):
+        for paragraph, in_paragraph in _objects(article, "paragraphs", in_article):
+            for record, where in _objects(paragraph, "qas", in_paragraph):
+                found = _objects(record, "answers", where)
+                texts = [text_field(answer, "text", there) for answer, there in found]
+                if not texts and not record.get("is_impossible"):
+                    raise _wrong("an answer, or is_impossible", where, record)
+                yield Record(
+                    text_field(record, "question", where),
+                    tuple(dict.fromkeys(texts)),
+                    id=text_field(record, "id", where),
+                )
+
+
+def trivia_answers(
+    value: str, aliases: Sequence[str], normalized: Sequence[str], place: str
+) -> tuple[str, ...]:
+    """Returns the answers to a question of TriviaQA, the value first.
+
+    Raises:
+      BadInputError: there are none.
+    """
+    texts = (value, *(aliases or normalized))
+    kept = [text for text in texts if isinstance(text, str) and text.strip()]
+    return answers_field({"Answer": list(dict.fromkeys(kept))}, "Answer", place)
+
+
+def _question_answer(record: dict[str, Any], where: str) -> Record:
+    name = "answer" if "answer" in record else "answers"
+    answers = record.get(name)
+    fields = {name: [answers] if isinstance(answers, str) else answers}
+    return Record(
+        text_field(record, "question", where), answers_field(fields, name, where)
+    )
+
+
+def _tab_separated(line: str, where: str) -> Record:
+    columns = line.split("\t")
+    if len(columns) == 4:
+        _, _, question, pattern = columns
+        return _question_answer({"question": question, "answer": pattern}, where)
+    try:
+        question, answers = next(csv.reader([line], delimiter="\t"))
+        patterns = ast.literal_eval(answers)
+    except (ValueError, SyntaxError, csv.Error) as error:
+        raise BadInputError(
+            f"{where}: expected number, kind, question and pattern between tabs, or "
+            f"question and ['pattern', ...], got {line!r:.60} ({error}); correct the "
+            "line."
+        ) from error
+    return _question_answer({"question": question, "answers": patterns}, where)
+
+
+def _json(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInputError(
+            f"expected JSON in {place}, got {text!r:.60} ({error}); is it another file "
+            "of the set?"
+        ) from error
+
+
+def _field(record: Any, field: str, place: str) -> Any:
+    if not isinstance(record, dict) or field not in record:
+        raise _wrong(f"an object with {field!r}", place, record)
+    return record[field]
+
+
+def _objects(
+    record: Any, field: str, place: str
+) -> Iterator[tuple[dict[str, Any], str]]:
+    return _elements(_field(record, field, place), f"{place} {field}")
+
+
+def _elements(values: Any, place: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields the objects of a list with what to call each in messages."""
+    if not isinstance(values, list):
+        raise _wrong("a list", place, values)
+    for number, value in enumerate(values):
+        where = f"{place}[{number}]"
+        if not isinstance(value, dict):
+            raise _wrong("an object", where, value)
+        yield value, where
+
+
+def _wrong(expected: str, place: str, found: Any) -> BadInputError:
+    return BadInputError(
+        f"{place}: expected {expected}, got {found!r:.60}; is it another file of the "
+        "set?"
+    )

@@ -1,0 +1,281 @@
+"""Work cut into named parts, made by Apache Beam; a part that is done is kept.
+
+A part is an object in a scratch folder, which may be gs:// where workers are on other
+machines. It appears whole or not at all, so a run that was killed goes on with what is
+missing. Which worker makes a part, and when, cannot be seen in it.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
+
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.storage import open_store
+
+_DONE = "done"
+_STOP = "stop"
+_REFUSED = "refused.json"
+_POLL_SECONDS = 0.2
+_BEAM_SAYS_KILLED = "Worker subprocess exited"
+
+
+class MakePart(Protocol):
+    """Makes parts, on a worker; pickled to get there."""
+
+    def __call__(self, name: str, check: Callable[[], None]) -> bytes:
+        """Returns the bytes of a part, a function of its name alone.
+
+        Args:
+          name: the part.
+          check: to be called now and then; raises `StoppedError` when work shall end.
+        """
+        ...
+
+
+class Parts:
+    """The parts of one job.
+
+    Attributes:
+      url: the scratch folder.
+    """
+
+    def __init__(self, url: str):
+        """Names the folder; nothing is made yet."""
+        self.url = url
+        self._store = open_store(url)
+
+    def done(self) -> set[str]:
+        """Names of the parts that are there."""
+        return {name.removeprefix(f"{_DONE}/") for name in self._store.list(_DONE)}
+
+    def read(self, name: str) -> bytes:
+        """Returns a part that is there."""
+        return self._store.read(f"{_DONE}/{name}")
+
+    def make(
+        self,
+        names: Sequence[str],
+        make_part: MakePart,
+        *,
+        workers: int,
+        beam_flags: Sequence[str] = (),
+        report: Callable[[int, int], None],
+        stop: threading.Event,
+    ) -> None:
+        """Makes the parts that are missing.
+
+        Args:
+          names: all parts; file names.
+          make_part: makes one.
+          workers: processes on this machine, if no other runner is chosen.
+          beam_flags: options of Beam, such as --runner=DataflowRunner.
+          report: told how many parts are done and how many there are.
+          stop: ends the work soon; what is under way is lost.
+
+        Raises:
+          BadInputError: a worker met bad input; its message is passed on.
+          StoppedError: asked to stop.
+        """
+        missing = sorted(set(names) - self.done())
+        for marker in (_STOP, _REFUSED):
+            self._store.delete(marker)
+        if missing:
+            options = pipeline_options(beam_flags, min(workers, len(missing)))
+            job = _Job(functools.partial(_run, missing, make_part, self.url, options))
+            with _quiet_workers():
+                self._follow(job, names, report, stop)
+            self._raise_refusal()
+            if stop.is_set():
+                raise StoppedError("stopped; the same command goes on from here")
+            job.raise_error()
+        report(len(names), len(names))
+
+    def _follow(
+        self,
+        job: "_Job",
+        names: Sequence[str],
+        report: Callable[[int, int], None],
+        stop: threading.Event,
+    ) -> None:
+        """Runs a job to its end and tells how far it is."""
+        told = -1
+        job.start()
+        while not job.wait(_POLL_SECONDS):
+            if job.killed_worker is not None:
+                self._store.write(_STOP, b"")
+                raise BadInputError(
+                    f"expected workers that live, but one was killed "
+                    f"({job.killed_worker}), "
+                    "perhaps for want of memory; run the same command again, which "
+                    "goes on from here, or take fewer --workers"
+                )
+            if stop.is_set():
+                self._store.write(_STOP, b"")
+            done = len(names) - len({*names} - self.done())
+            if told < done < len(names):
+                told = done
+                report(done, len(names))
+
+    def _raise_refusal(self) -> None:
+        if self._store.exists(_REFUSED):
+            raise BadInputError(json.loads(self._store.read(_REFUSED)))
+
+
+def pipeline_options(flags: Sequence[str], workers: int) -> PipelineOptions:
+    """Returns Beam's options: this machine's processes unless the flags name a runner.
+
+    Raises:
+      BadInputError: Beam has no such option.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for group in PipelineOptions.__subclasses__():
+        group._add_argparse_args(parser)
+    _, unknown = parser.parse_known_args(list(flags))
+    if unknown:
+        raise BadInputError(
+            f"expected options of realm prepare or of Apache Beam, got "
+            f"{' '.join(unknown)}; see realm prepare --help"
+        )
+    options = PipelineOptions(list(flags))
+    if any(flag.partition("=")[0] == "--runner" for flag in flags):
+        return options
+    mode = "multi_processing" if workers > 1 else "in_memory"
+    here = options.view_as(DirectOptions)
+    here.direct_num_workers = workers
+    here.direct_running_mode = mode
+    return PipelineOptions(
+        [
+            *flags,
+            "--runner=DirectRunner",
+            f"--direct_num_workers={workers}",
+            f"--direct_running_mode={mode}",
+            "--default_sdk_harness_log_level=CRITICAL",
+        ]
+    )
+
+
+def _run(
+    names: Sequence[str], make_part: MakePart, url: str, options: PipelineOptions
+) -> None:
+    with beam.Pipeline(options=options) as pipeline:
+        _ = (
+            pipeline
+            | "parts" >> beam.Create(names)
+            # Spreads them over the workers; fused with what is before, one has all.
+            | "spread" >> beam.Reshuffle()
+            | "make" >> beam.ParDo(_Make(make_part, url))
+        )
+
+
+class _Make(beam.DoFn):
+    """Makes a part where it is missing, and says in the folder what was refused."""
+
+    def __init__(self, make_part: MakePart, url: str):
+        self._make_part = make_part
+        self._url = url
+
+    def process(self, element: str) -> Iterator[str]:
+        store = open_store(self._url)
+
+        def check() -> None:
+            if store.exists(_STOP):
+                raise StoppedError("stopped")
+
+        try:
+            check()
+            if not store.exists(f"{_DONE}/{element}"):
+                part = self._make_part(element, check)
+                store.write(f"{_DONE}/{element}", part)
+        except StoppedError:
+            return
+        except BadInputError as error:
+            # Beam would wrap it into a traceback of its own.
+            store.write(_REFUSED, json.dumps(str(error)).encode())
+            store.write(_STOP, b"")
+            return
+        yield element
+
+
+class _Job(threading.Thread):
+    """Runs a function beside the main thread, which stays free for signals.
+
+    Processes that it starts inherit its signal mask: Ctrl-C in a terminal goes to the
+    main thread alone, which asks them to end.
+
+    Attributes:
+      killed_worker: what is known of a process of its that was killed. Beam notices
+        in a thread of its own, and waits for that process for ever.
+    """
+
+    def __init__(self, function: Callable[[], None]):
+        super().__init__(daemon=True)
+        self.killed_worker: str | None = None
+        self._function = function
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        before = threading.excepthook
+
+        def note(hook: threading.ExceptHookArgs) -> None:
+            if str(hook.exc_value).startswith(_BEAM_SAYS_KILLED):
+                self.killed_worker = str(hook.exc_value)
+            else:
+                before(hook)
+
+        threading.excepthook = note
+        try:
+            self._run()
+        finally:
+            threading.excepthook = before
+
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            self._function()
+        except BaseException as error:
+            self._error = error
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the function has ended, within so many seconds."""
+        self.join(seconds)
+        return not self.is_alive()
+
+    def raise_error(self) -> None:
+        """Raises what the function raised."""
+        if self._error is not None:
+            raise self._error
+
+
+@contextlib.contextmanager
+def _quiet_workers() -> Iterator[None]:
+    """Keeps what workers say of their own starting and ending off the screen.
+
+    They inherit this process's standard error, and log there before they know at which
+    level. An error in their work comes back through Beam.
+    """
+    sys.stderr.flush()
+    screen = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(screen, 2)
+            os.close(screen)
+
+
+def default_workers() -> int:
+    """One for each core this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,216 @@
+"""`realm tasks`: what it prints, and how it refuses."""
+
+import io
+import json
+import os
+import shlex
+import sys
+
+import pytest
+import seqio
+
+from realm_jax.cli import tasks as command
+from realm_jax.cli.main import main
+from realm_jax.data.corpus import build_corpus
+from realm_jax.data.documents import Document
+from realm_jax.data.salient_spans import RuleTagger
+from realm_jax.data.wordpiece import WordPiece
+
+BOLD = "\x1b[1;33m"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Two hundred towns, a block each."""
+    folder = tmp_path_factory.mktemp("towns")
+    documents = [
+        Document(
+            f"Town {i}", f"Town {i} was founded by Karel Dorm in {1200 + i}.", f"t{i}"
+        )
+        for i in range(200)
+    ]
+    vocabulary = WordPiece.train(
+        [document.text for document in documents], 300, folder / "vocab.txt"
+    )
+    build_corpus(
+        documents,
+        folder / "corpus",
+        vocabulary=vocabulary,
+        tagger=RuleTagger(),
+        chunk_length=40,
+    )
+    return folder / "corpus"
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch):
+    """Forgets after the test what it registers, imports and sets."""
+    before = set(seqio.TaskRegistry.names())
+    modules = set(sys.modules)
+    for name in ("CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL"):
+        monkeypatch.setenv(name, os.environ.get(name, "3"))
+    yield
+    for name in set(seqio.TaskRegistry.names()) - before:
+        seqio.TaskRegistry.remove(name)
+    for name in set(sys.modules) - modules:
+        if name.startswith("my_"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def realm(corpus, capsys):
+    """Runs `realm tasks` on the corpus; returns code, output and errors."""
+
+    def run(*arguments, registered=True):
+        capsys.readouterr()
+        given = [f"--corpus={corpus}", "--name=towns"] if registered else []
+        code = main(["tasks", *given, *arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def module_in(folder, name, corpus):
+    (folder / f"{name}.py").write_text(
+        "from tasks import corpora\n"
+        f"corpora.register({name[3:]!r}, {str(corpus)!r}, query_length=32)\n"
+    )
+
+
+def test_lists_tasks_with_splits_and_counts(realm):
+    code, out, err = realm()
+    assert (code, err) == (0, "")
+    rows = [line.split(maxsplit=2) for line in out.splitlines()]
+    assert sorted({row[0] for row in rows}) == [
+        f"towns_{kind}"
+        for kind in ("blocks", "ict", "random_spans", "random_tokens", "salient")
+    ]
+    counts = {}
+    for task, split, content in rows:
+        number, unit = content.split()
+        assert unit == "blocks"
+        counts.setdefault(task, {})[split] = int(number)
+    assert all(sum(splits.values()) == 200 for splits in counts.values())
+    assert [split for _, split, _ in rows[:2]] == ["train", "validation"]
+
+
+def test_shows_examples(realm):
+    code, out, err = realm("towns_salient", "--show=3")
+    assert (code, err) == (0, "")
+    examples = [block.splitlines() for block in out.split("\n\n")]
+    assert len(examples) == 3
+    for lines in examples:
+        assert [line.split()[0] for line in lines] == ["query", "answers", "from"]
+        assert "[MASK]" in lines[0]
+        assert "[MASK]" not in lines[1]
+    assert BOLD not in out
+    # Fewer than asked for is all there are.
+    _, out, _ = realm(
+        "towns_blocks", "--show=500", "--split=validation", registered=False
+    )
+    assert 0 < len(out.split("\n\n")) < 20
+
+
+def test_colour_is_for_terminals_only(realm, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _, out, _ = realm("towns_salient", "--show=1")
+    assert f"{BOLD}[MASK]\x1b[0m" in out
+    monkeypatch.setenv("NO_COLOR", "1")
+    _, out, _ = realm("towns_salient", "--show=1", registered=False)
+    assert BOLD not in out
+
+
+def test_questions_are_registered_with_the_corpus(realm, tmp_path):
+    path = tmp_path / "questions.jsonl"
+    record = {"id": "1", "question": "Town 3", "answers": ["1203"], "split": "train"}
+    path.write_text(json.dumps(record))
+    code, out, _ = realm(f"--questions={path}", "towns_questions", "--show=1")
+    assert code == 0
+    assert out.splitlines() == ["question  town 3", "answers   [1203]"]
+
+
+def test_modules_in_the_working_directory_register_their_own(
+    realm, corpus, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    module_in(tmp_path, "my_first", corpus)
+    module_in(tmp_path, "my_second", corpus)
+    code, out, _ = realm(
+        "--import_module=my_first", "--import_module=my_second", registered=False
+    )
+    assert code == 0
+    assert {line.split("_")[0] for line in out.splitlines()} == {"first", "second"}
+
+
+def test_one_task_alone_is_listed(realm):
+    code, out, _ = realm("towns_ict")
+    assert code == 0
+    assert {line.split()[0] for line in out.splitlines()} == {"towns_ict"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--name=more"], ["--corpus and --name together", "add --corpus"]),
+        (["--corpus=here"], ["together", "add --name"]),
+        (["--questions=q.jsonl"], ["--questions with the --corpus"]),
+        (["--show=0", "x"], ["at least 1", "got 0"]),
+        (["--show=-1", "x"], ["at least 1", "got -1"]),
+        (["--show=two", "x"], ["--show", "'two'", "realm tasks --help"]),
+        (["--show=3"], ["name of a task"]),
+        (["--split=train"], ["--split with --show"]),
+        (["--shwo=3"], ["--shwo=3"]),
+        (["--import_module=my_missing"], ["my_missing"]),
+        (["--corpus=/nowhere", "--name=x"], ["/nowhere", "realm prepare"]),
+        (["nothing"], ["registered", "'nothing'"]),
+        (["nothing", "--show=1"], ["registered", "'nothing'"]),
+        ([], ["none is registered", "--import_module"]),
+    ],
+    ids=" ".join,
+)
+def test_bad_input_is_one_line_and_code_2(realm, arguments, words):
+    code, out, err = realm(*arguments, registered=False)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert err.startswith("error: ")
+    assert all(word in err for word in words), err
+
+
+def test_an_unknown_split_is_refused(realm):
+    code, out, err = realm("towns_ict", "--show=1", "--split=test")
+    assert (code, out) == (2, "")
+    assert "train, validation), got 'test'" in err
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(corpus, monkeypatch, tmp_path):
+    class Closed(io.TextIOWrapper):
+        """What `| head` leaves behind."""
+
+        def write(self, text):
+            raise BrokenPipeError(32, "Broken pipe")
+
+    path = tmp_path / "out"
+    with Closed(path.open("wb")) as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main(["tasks", f"--corpus={corpus}", "--name=towns"]) == 0
+        # What others buffered goes nowhere, and flushing it at exit cannot fail.
+        os.write(closed.fileno(), b"buffered")
+    assert path.read_bytes() == b""
+
+
+def test_help_fits_the_screen_and_its_examples_parse(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as exit_:
+        main(["tasks", "--help"])
+    assert exit_.value.code == 0
+    said = capsys.readouterr().out
+    assert said.startswith("usage: realm tasks")
+    assert max(map(len, said.splitlines())) <= 80
+    examples = said.split("\nExample:\n")[1].split("\n\n")[0].splitlines()
+    assert len(examples) == 3
+    for line in examples:
+        words = shlex.split(line)
+        assert words[:2] == ["realm", "tasks"]
+        command._check(command._parser().parse_args(words[2:]))

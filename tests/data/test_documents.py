@@ -1,0 +1,176 @@
+"""One record of a file to one document, or to the reason why not."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm_jax.data.documents import (
+    GIVEN,
+    BadRecord,
+    ByteRanges,
+    Document,
+    RecordError,
+    document_from_bytes,
+    document_from_json,
+    is_article,
+)
+from realm_jax.data.salient_spans import Span
+from realm_jax.errors import BadInputError
+
+TEXT = st.text(alphabet=st.characters(codec="utf-8"))
+
+
+def from_json(**fields):
+    return document_from_json(json.dumps(fields).encode(), "a.jsonl, line 7")
+
+
+@given(TEXT, TEXT, st.booleans())
+def test_json_gives_back_any_text(title, text, escape):
+    line = json.dumps({"title": title, "text": text, "id": 4}, ensure_ascii=escape)
+    document = document_from_json(line.encode(), "here")
+    assert document == Document(title, text, "4")
+
+
+def test_an_article_without_id_is_identified_by_its_title():
+    assert from_json(title="Ávila", text="").source_id == "Ávila"
+    assert from_json(title="Ávila", text="", id=None).source_id == "Ávila"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_object():
+    line = b'\xef\xbb\xbf{"title": "a", "text": "b"}\r'
+    assert document_from_json(line, "here") == Document("a", "b", "a")
+
+
+def test_half_a_surrogate_pair_becomes_the_replacement_character():
+    line = rb'{"title": "a\ud800", "text": "\udc00b", "id": "\ud83d"}'
+    document = document_from_json(line, "here")
+    assert document == Document("a\ufffd", "\ufffdb", "\ufffd")
+
+
+def test_given_spans_keep_their_labels():
+    document = from_json(title="", text="Ávila, 1607", spans=[[0, 5], [7, 11, "DATE"]])
+    assert document.spans == (Span(0, 5, GIVEN), Span(7, 11, "DATE"))
+    assert from_json(title="", text="", spans=[]).spans == ()
+    assert from_json(title="", text="").spans is None
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"title": "a", "text": "b"', "one JSON object in UTF-8.*delimiter"),
+        (b'{"title": "\xff", "text": "b"}', "one JSON object in UTF-8.*0xff"),
+        (b"[" * 100_000, "one JSON object in UTF-8.*recursion"),
+        (b'["a", "b"]', r"a JSON object, got \[\"a\", \"b\"\]"),
+        (b'{"title": "a"}', "'title' and 'text'"),
+        (b'{"title": null, "text": "b"}', "'title' and 'text'"),
+        (b'{"title": "a", "text": "b", "id": []}', "'id'"),
+        (b'{"title": "a", "text": "b", "spans": [[0, 2]]}', "within the 1 char"),
+        (b'{"title": "a", "text": "b", "spans": [[-1, 1]]}', "within the 1 char"),
+        (b'{"title": "a", "text": "b", "spans": [[1, 1]]}', "within the 1 char"),
+        (b'{"title": "a", "text": "b", "spans": [[false, true]]}', "within the 1"),
+        (b'{"title": "a", "text": "b", "spans": [[0, 1, 2]]}', "within the 1 char"),
+        (b'{"title": "a", "text": "b", "spans": null}', "within the 1 char"),
+    ],
+)
+def test_what_is_no_document_is_one_line_with_place_and_reason(line, reason):
+    with pytest.raises(RecordError, match=reason) as caught:
+        document_from_json(line, "a.jsonl, line 7")
+    message = str(caught.value)
+    assert isinstance(caught.value, BadInputError)
+    assert message.startswith("a.jsonl, line 7: expected ")
+    assert "\n" not in message
+    assert len(message) < 300
+    assert caught.value.record == BadRecord(*message.split(": ", 1))
+
+
+@given(TEXT, st.data())
+def test_offsets_in_bytes_become_offsets_in_characters(text, data):
+    content = text.encode()
+    places = st.tuples(st.integers(0, len(text)), st.integers(0, len(text)))
+    spans = [tuple(sorted(p)) for p in data.draw(st.lists(places)) if p[0] != p[1]]
+    starts = [len(text[:start].encode()) for start, _ in spans]
+    limits = [len(text[:end].encode()) for _, end in spans]
+    labels = [f"label {i}".encode() for i in range(len(spans))]
+    document = document_from_bytes(
+        b"title", content, "here", spans=ByteRanges(starts, limits, labels)
+    )
+    assert document == Document(
+        "title",
+        text,
+        "title",
+        tuple(Span(*span, f"label {i}") for i, span in enumerate(spans)),
+    )
+
+
+@given(TEXT, st.integers(-3, 20), st.integers(-3, 20))
+def test_offsets_are_refused_just_where_the_bytes_between_are_no_text(
+    text, start, limit
+):
+    content = text.encode()
+
+    def borders(offset):
+        try:
+            return 0 <= offset <= len(content) and content[:offset].decode() is not None
+        except UnicodeDecodeError:
+            return False
+
+    whole = start < limit and borders(start) and borders(limit)
+    spans = ByteRanges([start], [limit])
+    if whole:
+        [span] = document_from_bytes(b"", content, "here", spans=spans).spans or ()
+        assert text[span.start : span.end].encode() == content[start:limit]
+    else:
+        with pytest.raises(RecordError, match=r"expected (every|no empty) span"):
+            document_from_bytes(b"", content, "here", spans=spans)
+
+
+def test_sentences_of_no_length_are_nothing():
+    sentences = ByteRanges([0, 3, 3], [3, 3, 6])
+    document = document_from_bytes(b"", b"Ab.Cd.", "here", sentences=sentences)
+    assert document.sentences == ((0, 3), (3, 6))
+    assert document.spans is None
+
+
+@pytest.mark.parametrize(
+    ("annotations", "reason"),
+    [
+        ({"sentences": ByteRanges([0, 2], [3, 6])}, "in order and disjoint"),
+        ({"sentences": ByteRanges([3, 0], [6, 3])}, "in order and disjoint"),
+        ({"sentences": ByteRanges([0], [7])}, "every sentence .*within the 6 bytes"),
+        ({"spans": ByteRanges([0, 3], [3])}, "a limit of every span, got 2 and 1"),
+        ({"spans": ByteRanges([0], [3], [b"A", b"B"])}, "types as spans, got 2 for 1"),
+        ({"spans": ByteRanges([0], [3], [b"\xff"])}, "type of a span in UTF-8"),
+    ],
+)
+def test_offsets_that_do_not_fit_are_refused(annotations, reason):
+    with pytest.raises(RecordError, match=f"^here: expected .*{reason}"):
+        document_from_bytes(b"", b"Ab.Cd.", "here", **annotations)
+
+
+def test_broken_utf8_of_a_record_is_refused():
+    with pytest.raises(RecordError, match=r"title in UTF-8.*0xff"):
+        document_from_bytes(b"\xff", b"", "here")
+    with pytest.raises(RecordError, match=r"text in UTF-8.*0xc3"):
+        document_from_bytes(b"", b"ab\xc3", "here")
+
+
+@pytest.mark.parametrize(
+    ("title", "kept"),
+    [
+        ("List of sovereign states", False),
+        ("Index of law articles", False),
+        ("Outline of geometry", False),
+        ("Mercury (disambiguation)", False),
+        ("Mercury (disambiguation) and more", False),
+        ("Mercury (planet)", True),
+        ("A List of Things", True),
+        ("Listeria", True),
+        ("List of ", True),
+        ("list of sovereign states", True),
+        ("", True),
+    ],
+)
+def test_pages_are_articles_by_the_authors_rule(title, kept):
+    assert is_article(title) is kept

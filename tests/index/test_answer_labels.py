@@ -1,0 +1,253 @@
+"""Labels of blocks and spans, against the texts of a small corpus."""
+
+import re
+
+import numpy as np
+import pytest
+
+from realm_jax.data.answer_spans import answer_spans
+from realm_jax.data.corpus import Document, build_corpus
+from realm_jax.data.questions import Question, question_examples
+from realm_jax.data.salient_spans import RuleTagger
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.errors import BadInputError
+from realm_jax.index.answer_labels import AnswerLabels
+from realm_jax.index.candidates import question_candidates
+from realm_jax.types import Neighbours, QuestionBatch
+
+MAX_SPAN = 4
+QUERY_LENGTH = 16
+TOWNS = ("Ansk", "Brel", "Čudo", "Dorm", "Écluse", "서울")
+FLAGS = re.IGNORECASE | re.MULTILINE
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """An article a town, in blocks of one or two sentences."""
+    folder = tmp_path_factory.mktemp("labels")
+    documents = [
+        Document(
+            title=town,
+            text=(
+                f"{town} was founded in {1191 + i} by Karel. It lies on the Hult.\n"
+                f"Its {10 + i} mills burnt down in February {1500 + i}, as was written "
+                f"down. The {town} of today is known for its bells."
+            ),
+            source_id=town,
+        )
+        for i, town in enumerate(TOWNS)
+    ]
+    vocabulary = WordPiece.train(
+        [document.text for document in documents], 250, folder / "vocab.txt"
+    )
+    return build_corpus(
+        documents,
+        folder / "corpus",
+        vocabulary=vocabulary,
+        tagger=RuleTagger(),
+        chunk_length=40,
+    )
+
+
+def batch_of(corpus, *asked):
+    """A batch of (answers, are they patterns?)."""
+    questions = [
+        Question(
+            f"q{i}", i, "When was it?", answers, "train", answers_are_patterns=regex
+        )
+        for i, (answers, regex) in enumerate(asked)
+    ]
+    arrays = question_examples(
+        questions, corpus.vocabulary, query_length=QUERY_LENGTH, max_pattern_length=40
+    )
+    return QuestionBatch(**arrays)
+
+
+def candidates_of(corpus, questions, block_ids, joined_length=64):
+    ids = np.array(block_ids, np.int32)
+    return question_candidates(
+        corpus,
+        Neighbours(ids=ids, scores=np.zeros(ids.shape, np.float32)),
+        questions.question_ids,
+        num_candidates=ids.shape[1],
+        document_length=32,
+        joined_length=joined_length,
+    )
+
+
+def everything(corpus, rows):
+    return np.tile(np.arange(corpus.num_blocks, dtype=np.int32), (rows, 1))
+
+
+def marked_texts(corpus, candidates, spans, row):
+    """The characters of the marked spans of each block that is read."""
+    found = {}
+    spans = spans[row].reshape(*candidates.joined_ids.shape[1:], MAX_SPAN)
+    for item, block in enumerate(candidates.block_ids[row]):
+        if block < 0:
+            assert not spans[item].any()
+            continue
+        body = corpus.text(int(block)).body
+        offsets = corpus.vocabulary.encode(body).offsets
+        start = int(np.argmax(candidates.joined_segment_ids[row, item]))
+        found[int(block)] = {
+            body[offsets[first - start, 0] : offsets[first - start + width, 1]]
+            for first, width in zip(*np.nonzero(spans[item]), strict=True)
+        }
+    return found
+
+
+def test_texts_are_labelled_by_their_wordpieces(corpus):
+    questions = batch_of(corpus, (("Hult", "Karel"), False), (("1502",), False))
+    labels = AnswerLabels(corpus, MAX_SPAN)
+    block_ids = everything(corpus, 2)
+    blocks = labels.blocks(questions, block_ids)
+    bodies = [corpus.text(block).body for block in block_ids[0]]
+    assert blocks[0].tolist() == ["Hult" in b or "Karel" in b for b in bodies]
+    assert blocks[1].tolist() == ["1502" in body for body in bodies]
+    candidates = candidates_of(corpus, questions, block_ids)
+    expected = answer_spans(candidates.joined_ids, questions.answer_ids, MAX_SPAN)
+    np.testing.assert_array_equal(labels.spans(questions, candidates), expected)
+    assert expected.any()
+
+
+def test_patterns_are_labelled_in_the_text(corpus):
+    asked = [
+        ((r"150[0-2]", "feb"), True),
+        (("Hult",), False),
+        ((r"\b11\b|ten",), True),
+        (("écluse|서울",), True),
+    ]
+    questions = batch_of(corpus, *asked)
+    labels = AnswerLabels(corpus, MAX_SPAN)
+    block_ids = everything(corpus, len(asked))
+    blocks = labels.blocks(questions, block_ids)
+    bodies = [corpus.text(block).body for block in block_ids[0]]
+    assert blocks[0].tolist() == ["February" in body for body in bodies]
+    assert blocks[1].tolist() == ["Hult" in body for body in bodies]
+    # "written" holds no "ten", and "1191" no "11".
+    assert blocks[2].tolist() == ["Its 11 mills" in body for body in bodies]
+    towns = ["Écluse" in body or "서울" in body for body in bodies]
+    assert blocks[3].tolist() == towns
+    candidates = candidates_of(corpus, questions, block_ids)
+    spans = labels.spans(questions, candidates)
+    for row, pattern in {
+        0: r"150[0-2]|feb",
+        2: r"\b11\b|ten",
+        3: "écluse|서울",
+    }.items():
+        for block, texts in marked_texts(corpus, candidates, spans, row).items():
+            assert bool(texts) == blocks[row, block]
+            assert all(re.match(pattern, text, FLAGS) for text in texts)
+    for block, texts in marked_texts(corpus, candidates, spans, 0).items():
+        years = set(re.findall("150[0-2]", bodies[block]))
+        assert {text for text in texts if text[0] == "1"} == years
+
+
+def test_the_question_itself_is_no_answer(corpus):
+    questions = batch_of(corpus, (("when", "it"), True))
+    candidates = candidates_of(corpus, questions, everything(corpus, 1))
+    spans = AnswerLabels(corpus, MAX_SPAN).spans(questions, candidates)
+    spans = spans.reshape(-1, candidates.joined_ids.shape[-1], MAX_SPAN)
+    body = candidates.joined_segment_ids[0].astype(bool)
+    assert spans.any()
+    assert not spans[~body].any()
+
+
+def test_spans_end_where_the_joined_row_does(corpus):
+    questions = batch_of(corpus, (("down",), True))
+    block_ids = everything(corpus, 1)
+    labels = AnswerLabels(corpus, MAX_SPAN)
+    query = np.count_nonzero(questions.question_ids)
+    whole = candidates_of(corpus, questions, block_ids)
+    whole_spans = labels.spans(questions, whole).reshape(1, corpus.num_blocks, -1)
+    for joined_length in range(QUERY_LENGTH + 1, 64, 5):
+        candidates = candidates_of(corpus, questions, block_ids, joined_length)
+        spans = labels.spans(questions, candidates)
+        spans = spans.reshape(corpus.num_blocks, joined_length, MAX_SPAN)
+        first, width = np.nonzero(spans.any(axis=0))
+        assert (first >= query).all()
+        # The last place is taken by [SEP].
+        assert (first + width < joined_length - 1).all()
+        kept = whole_spans.reshape(corpus.num_blocks, -1, MAX_SPAN)
+        np.testing.assert_array_equal(
+            spans[:, : joined_length - 1 - MAX_SPAN],
+            kept[:, : joined_length - 1 - MAX_SPAN],
+        )
+
+
+def test_empty_slots_have_no_answer(corpus):
+    questions = batch_of(corpus, ((".*",), True), (("Hult",), False))
+    block_ids = np.array([[3, -1, -1], [-1, -1, -1]])
+    labels = AnswerLabels(corpus, MAX_SPAN)
+    assert labels.blocks(questions, block_ids).tolist() == [
+        [True, False, False],
+        [False, False, False],
+    ]
+    candidates = candidates_of(corpus, questions, block_ids)
+    spans = labels.spans(questions, candidates)
+    assert spans[0, 0].any()
+    assert not spans[0, 1:].any()
+    assert not spans[1].any()
+
+
+def test_a_broken_pattern_never_matches_and_is_reported_once(corpus, caplog):
+    questions = batch_of(corpus, (("(Hult", "Karel"), True), (("(Hult",), True))
+    labels = AnswerLabels(corpus, MAX_SPAN)
+    block_ids = everything(corpus, 2)
+    for _ in range(2):
+        blocks = labels.blocks(questions, block_ids)
+        spans = labels.spans(questions, candidates_of(corpus, questions, block_ids))
+    assert blocks[0].any()
+    assert not blocks[1].any()
+    assert not spans[1].any()
+    assert [r.args[0] for r in caplog.records if r.args] == ["(Hult"]
+
+
+class CountingStore:
+    """A store that tells which texts were read."""
+
+    def __init__(self, store):
+        self.vocabulary = store.vocabulary
+        self.chunk_length = store.chunk_length
+        self.body_ids = store.body_ids
+        self.read = []
+        self._texts = store.texts
+
+    def texts(self, block_ids):
+        self.read += np.asarray(block_ids).tolist()
+        return self._texts(block_ids)
+
+
+def test_no_text_is_read_for_exact_answers_and_none_twice(corpus):
+    store = CountingStore(corpus)
+    labels = AnswerLabels(store, MAX_SPAN)
+    exact = batch_of(corpus, (("Hult",), False))
+    without = QuestionBatch(exact.question_ids, exact.answer_ids, exact.question_index)
+    for questions in (exact, without):
+        assert labels.blocks(questions, [[0, 1]]).shape == (1, 2)
+        labels.spans(questions, candidates_of(corpus, questions, [[0, 1]]))
+    assert store.read == []
+    asked = batch_of(corpus, (("Hult",), True))
+    first = labels.blocks(asked, [[4, 0, 2]])
+    second = labels.blocks(asked, [[0, 3, 4]])
+    assert sorted(store.read) == [0, 2, 3, 4]
+    fresh = AnswerLabels(corpus, MAX_SPAN)
+    np.testing.assert_array_equal(first, fresh.blocks(asked, [[4, 0, 2]]))
+    np.testing.assert_array_equal(second, fresh.blocks(asked, [[0, 3, 4]]))
+    # Another question has other matches.
+    other = batch_of(corpus, (("Karel",), True))
+    np.testing.assert_array_equal(
+        labels.blocks(other, [[0, 3, 4]]), fresh.blocks(other, [[0, 3, 4]])
+    )
+
+
+def test_a_text_with_other_wordpieces_is_refused(corpus):
+    class OtherTexts(CountingStore):
+        def texts(self, block_ids):
+            return [t._replace(body=t.body[5:]) for t in super().texts(block_ids)]
+
+    questions = batch_of(corpus, (("Hult",), True))
+    candidates = candidates_of(corpus, questions, [[2, 3]])
+    with pytest.raises(BadInputError, match="text of block 2 to have the wordpieces"):
+        AnswerLabels(OtherTexts(corpus), MAX_SPAN).spans(questions, candidates)

@@ -1,0 +1,209 @@
+import json
+import re
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm_jax.data.questions import Question
+from realm_jax.errors import BadInputError
+from tasks.closed_book import register_closed_book, text_of_pattern
+
+pytestmark = pytest.mark.usefixtures("registry")
+
+QUESTIONS = [
+    Question("a", 0, "Wo liegt Čudo?", ("am Hult", "Hult"), "train"),
+    Question("b", 1, "Who drew Ansk?", ("Maria Brel", "Brel"), "dev"),
+    # The same words, asked twice: other answers count.
+    Question("c", 2, "Who drew Ansk?", ("Karel",), "dev"),
+    Question("d", 3, "When?", ("Sept?(ember)?", "fall"), "dev", None, None, True),
+    Question("e", 4, "When?", ("17[5-9]\\d",), "train", None, None, True),
+]
+
+
+def load(name, split, **settings):
+    task = seqio.get_mixture_or_task(name)
+    dataset = task.get_dataset(split=split, shuffle=False, **settings)
+    return list(dataset.as_numpy_iterator())
+
+
+def test_examples_are_text_to_text_in_bytes():
+    assert register_closed_book("asked", QUESTIONS) == "asked"
+    first, second = load("asked", "train")
+    # ByT5: bytes behind three special ids, the end of the text is 1.
+    inputs = [byte + 3 for byte in "Wo liegt Čudo?".encode()]
+    assert first["inputs"].tolist() == [*inputs, 1]
+    assert first["targets"].tolist() == [byte + 3 for byte in b"am Hult"] + [1]
+    assert first["answers"].tolist() == [b"am Hult", b"Hult"]
+    assert second["targets_pretokenized"] == b"1750"
+
+
+def test_a_prompt_stands_in_front_of_every_question():
+    register_closed_book("asked", QUESTIONS, prompt="trivia question: ")
+    asked = [
+        example["inputs_pretokenized"].decode() for example in load("asked", "dev")
+    ]
+    assert asked == [f"trivia question: {q.question}" for q in QUESTIONS[1:4]]
+
+
+def test_any_vocabulary_will_do():
+    vocabulary = seqio.ByteVocabulary(extra_ids=7)
+    register_closed_book("asked", QUESTIONS, vocabulary)
+    task = seqio.get_mixture_or_task("asked")
+    assert task.output_features["inputs"].vocabulary is vocabulary
+    assert task.output_features["targets"].vocabulary is vocabulary
+
+
+def score(predictions):
+    """What SeqIO makes of predictions for the dev split, in its order."""
+    evaluator = seqio.Evaluator(
+        "asked",
+        seqio.EncDecFeatureConverter(pack=False),
+        eval_split="dev",
+        sequence_length={"inputs": 64, "targets": 32},
+    )
+    vocabulary = seqio.ByteVocabulary()
+
+    def predict(dataset):
+        ids = [vocabulary.encode(prediction) for prediction in predictions]
+        assert len(list(dataset)) == len(ids)
+        longest = max(map(len, ids))
+        return [(i, row + [0] * (longest - len(row))) for i, row in enumerate(ids)]
+
+    metrics, _ = evaluator.evaluate(compute_metrics=True, predict_fn=predict)
+    return metrics.result()["asked"]["exact_match"]
+
+
+@pytest.mark.parametrize(
+    ("predictions", "percent"),
+    [
+        (("maria brel", "Karel", "september"), 100.0),
+        # Any answer counts, in any spelling that normalises to it.
+        (("The Brel.", "karel", "Sep. or so"), 100.0),
+        # Those of the other question with the same words do not.
+        (("Karel", "Brel", "fall"), 100 / 3),
+        (("Maria", "Karel of Ansk", "in September"), 0.0),
+    ],
+)
+def test_exact_match_is_that_of_the_reader(predictions, percent):
+    register_closed_book("asked", QUESTIONS)
+    assert score(predictions) == pytest.approx(percent)
+
+
+def test_a_cache_holds_the_same_examples(tmp_path, monkeypatch):
+    register_closed_book("asked", QUESTIONS)
+    task = seqio.TaskRegistry.get("asked")
+    (tmp_path / "asked").mkdir()
+    directory = str(tmp_path / "asked")
+    for split in task.splits:
+        source = task.source.get_dataset(split, shuffle=False)
+        dataset = task.preprocess_precache(source, seed=42)
+        examples = list(dataset.as_numpy_iterator())
+        prefix = seqio.get_cached_tfrecord_prefix(directory, split)
+        with tf.io.TFRecordWriter(f"{prefix}-00000-of-00001") as writer:
+            for example in examples:
+                writer.write(seqio.dict_to_tfexample(example).SerializeToString())
+        features = {
+            # The caching tool expects lengths to differ, and notes none.
+            name: {"shape": [None] * spec.shape.rank, "dtype": spec.dtype.name}
+            for name, spec in dataset.element_spec.items()
+        }
+        info = {
+            "num_shards": 1,
+            "features": features,
+            "seqio_version": seqio.__version__,
+        }
+        with open(seqio.get_cached_info_path(directory, split), "w") as file:
+            json.dump(info, file)
+        with open(seqio.get_cached_stats_path(directory, split), "w") as file:
+            json.dump({"examples": len(examples)}, file)
+    (tmp_path / "asked/COMPLETED").touch()
+    monkeypatch.setattr(seqio.utils, "_GLOBAL_CACHE_DIRECTORIES", [str(tmp_path)])
+    for split in task.splits:
+        made, cached = load("asked", split), load("asked", split, use_cached=True)
+        for one, other in zip(made, cached, strict=True):
+            assert one.keys() == other.keys()
+            for name, value in one.items():
+                np.testing.assert_array_equal(value, other[name])
+
+
+def test_patterns_without_words_are_left_out_of_training(caplog):
+    odd = ("[^a-z]{3}", "(", "(a)\\1")
+    questions = [
+        Question("x", 0, "Who?", odd, "train", None, None, True),
+        Question("y", 1, "Who?", odd, "dev", None, None, True),
+        Question("z", 2, "Who?", (*odd, "Brel"), "train", None, None, True),
+    ]
+    register_closed_book("asked", questions)
+    assert [example["id"] for example in load("asked", "train")] == [b"z"]
+    assert [example["id"] for example in load("asked", "dev")] == [b"y"]
+    assert "asked: left out 1 questions" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("Saudi Arabia", "Saudi Arabia"),
+        ("Sept?(ember)?|Feb(ruary)?", "September"),
+        (r"New\s?York", "New York"),
+        (r"(5,?778|6,?[05]00)\s*K", "5,778 K"),
+        (r"\b134\b|56\.7", "134"),
+        (".*Eureka.*", "Eureka"),
+        ("Samuel.*Clemens", "Samuel Clemens"),
+        ("9[^0-9]*Aug(ust)?", "9 August"),
+        (r"U\.?S\.?A?", "U.S.A"),
+        ("D.C.", "D.C."),
+        ("(?:Dr )?Watson(?! Inc)", "Dr Watson"),
+        ("L[oø]n", "Lon"),
+        (r"1\d{3}", "1000"),
+        ("(?i:brel)", "brel"),
+        ("서울|부산", "서울"),
+        ("red( stripe| color)?$", "red stripe"),
+        ("Maria (?=Dorm)", None),  # Nothing that ends so can match.
+        ("(", None),
+        ("", None),
+        (r"(a)\1", None),
+        (r"\w+", None),
+        ("[^a]", None),
+    ],
+)
+def test_the_text_of_a_pattern(pattern, text):
+    assert text_of_pattern(pattern) == text
+
+
+atoms = st.sampled_from(
+    ["Ansk", "a", " ", ".", r"\s", r"\d", "[0-9]", "[xyz]", r"\.", "é", r"\b", "^", "$"]
+)
+expressions = st.recursive(
+    atoms,
+    lambda parts: st.one_of(
+        st.lists(parts, min_size=1, max_size=3).map("".join),
+        st.lists(parts, min_size=2, max_size=3).map("|".join),
+        parts.map("({})".format),
+        st.tuples(parts, st.sampled_from("?*+")).map(lambda p: f"(?:{p[0]}){p[1]}"),
+    ),
+    max_leaves=6,
+)
+
+
+@given(expressions)
+def test_a_text_of_a_pattern_is_always_a_right_answer(pattern):
+    text = text_of_pattern(pattern)
+    if text is not None:
+        flags = re.IGNORECASE | re.MULTILINE
+        assert re.compile(pattern, flags).match(text)
+        assert text == " ".join(text.split())
+
+
+@given(st.text(min_size=1).map(lambda text: " ".join(text.split())).filter(len))
+def test_plain_words_are_their_own_text(words):
+    assert text_of_pattern(re.escape(words)) == words
+
+
+def test_a_name_is_registered_once():
+    register_closed_book("asked", QUESTIONS)
+    with pytest.raises(BadInputError, match="got 'asked'"):
+        register_closed_book("asked", QUESTIONS)

@@ -1,0 +1,107 @@
+"""Preparing a corpus with Beam: the same bytes however it is done."""
+
+import hashlib
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests import tiny_run
+
+PREPARE = "prepare.PrepareConfig"
+
+
+def run(root, corpus, *flags, **macros):
+    """Runs `realm prepare` as a person would; returns what it said and its code."""
+    arguments = tiny_run.arguments("prepare", root, CORPUS=str(corpus), **macros)
+    done = subprocess.run(
+        [sys.executable, "-m", "realm_jax.cli.main", *arguments, *flags],
+        check=False,
+        cwd=tiny_run.ROOT,
+        env=tiny_run.environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def contents(folder):
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(pathlib.Path(folder).rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("prepare")
+    tiny_run.make_inputs(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def prepared(inputs):
+    """The corpus as one process makes it, in one part."""
+    code, said = run(inputs, inputs / "one", "--workers=1")
+    assert code == 0, said
+    return inputs / "one"
+
+
+def test_the_bytes_do_not_depend_on_workers_or_parts(inputs, prepared):
+    code, said = run(
+        inputs, inputs / "two", "--workers=2", f"--gin.{PREPARE}.part_bytes=2000"
+    )
+    assert code == 0, said
+    assert contents(inputs / "two") == contents(prepared)
+    assert not list(inputs.glob("two.parts*"))
+    assert "INFO" not in said
+    assert "Traceback" not in said
+
+
+def test_a_run_that_was_killed_makes_only_what_is_missing(inputs, prepared):
+    parts = inputs / "three.parts"
+    arguments = tiny_run.arguments("prepare", inputs, CORPUS=str(inputs / "three"))
+    arguments += ["--workers=1", f"--gin.{PREPARE}.part_bytes=2000"]
+    process = tiny_run.start(["realm_jax.cli.main", *arguments])
+    deadline = time.monotonic() + 120
+    while not list(parts.glob("*/done/*")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (inputs / "three" / "corpus.json").exists()
+    kept = {path: path.stat().st_mtime_ns for path in parts.glob("blocks-*/done/*")}
+    code, said = run(
+        inputs,
+        inputs / "three",
+        "--workers=1",
+        f"--gin.{PREPARE}.part_bytes=2000",
+    )
+    assert code == 0, said
+    assert kept
+    assert contents(inputs / "three") == contents(prepared)
+
+
+def test_a_damaged_line_is_named_before_anything_is_written(inputs):
+    lines = (inputs / "articles.jsonl").read_text().splitlines()
+    lines[7:7] = ["no JSON"]
+    (inputs / "damaged.jsonl").write_text("\n".join(lines))
+    source = {"SOURCE": str(inputs / "damaged.jsonl"), "QUESTIONS": ""}
+    code, said = run(inputs, inputs / "damaged", **source)
+    assert code == 2
+    assert "damaged.jsonl, line 8" in said
+    assert "--max_bad_lines=0" in said
+    assert not (inputs / "damaged").exists()
+
+
+def test_an_option_that_nobody_knows_is_refused(inputs):
+    code, said = run(inputs, inputs / "none", "--wrokers=2")
+    assert code == 2
+    assert "--wrokers=2" in said
+    assert not (inputs / "none").exists()

@@ -1,0 +1,59 @@
+"""Fine-tuning on answers that are regular expressions."""
+
+import dataclasses
+import re
+
+import numpy as np
+
+from realm_jax.data.examples import write_examples
+from realm_jax.data.questions import question_examples, read_questions
+from realm_jax.training import finetune
+from realm_jax.training.metrics import read_metrics
+from tests import tiny_world
+from tests.tiny_world import LENGTHS, NEVER, silent
+from tests.training.test_finetune import inputs_of
+
+
+def with_patterns(world, corpus, task):
+    """The same questions, with patterns that match what their answers are."""
+    questions = [
+        dataclasses.replace(
+            q,
+            answers=tuple(re.escape(a) for a in q.answers),
+            answers_are_patterns=True,
+        )
+        for q in read_questions(world.questions, "train")
+    ]
+    arrays = question_examples(
+        questions, corpus.vocabulary, query_length=LENGTHS.query, max_pattern_length=32
+    )
+    folder = corpus.directory / "examples" / task / "train"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {"vocabulary_fingerprint": corpus.vocabulary.fingerprint}
+    write_examples(folder, [arrays], metadata)
+
+
+def test_patterns_are_learned_from_as_the_answers_they_match(
+    world, corpus, tmp_path, monkeypatch
+):
+    with_patterns(world, corpus, "patterns")
+    exact = inputs_of(
+        monkeypatch, tiny_world.finetune_config(world, tmp_path / "exact")
+    )
+    found = inputs_of(
+        monkeypatch,
+        tiny_world.finetune_config(world, tmp_path / "found", task="patterns"),
+    )
+    assert not found.questions.answer_ids.any()
+    assert found.questions.answer_patterns is None
+    np.testing.assert_array_equal(found.block_has_answer, exact.block_has_answer)
+    np.testing.assert_array_equal(found.span_is_answer, exact.span_is_answer)
+    assert exact.block_has_answer.any(axis=1).all()
+
+
+def test_a_run_on_patterns_ends(world, corpus, tmp_path):
+    with_patterns(world, corpus, "whole_run")
+    config = tiny_world.finetune_config(world, tmp_path, task="whole_run")
+    assert finetune.run(config, silent, NEVER)
+    lines = list(read_metrics(str(tmp_path)))
+    assert [line["answer_retrieved"] for line in lines] == [1.0, 1.0, 1.0]

@@ -1,0 +1,279 @@
+"""The checkpoint tagger against NumPy in float64, from the tensors in the file."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from realm_jax.data.chunking import split_sentences
+from realm_jax.data.salient_spans import Span, date_spans, merge
+from realm_jax.errors import BadInputError
+from realm_jax.weights.token_classification import (
+    CheckpointTagger,
+    load_token_classifier,
+)
+from tests.weights.tiny_classifier import (
+    CONFIG,
+    HEADS,
+    HIDDEN,
+    LABELS,
+    LAYERS,
+    POSITIONS,
+    VOCABULARY,
+    tensors_of_torch,
+    write_checkpoint,
+)
+
+WORDS = ["Ansk", "burnt", "bells", "세종", "왕", "18", ",", "."]
+
+
+def plain_logits(tensors, ids):
+    """`BertForTokenClassification` of one sequence, head by head."""
+    t = {
+        name.removeprefix("bert."): x.astype(np.float64) for name, x in tensors.items()
+    }
+
+    def norm(x, name):
+        x = x - x.mean(-1, keepdims=True)
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-12)
+        return x * t[f"{name}.weight"] + t[f"{name}.bias"]
+
+    def linear(x, name):
+        return x @ t[f"{name}.weight"].T + t[f"{name}.bias"]
+
+    x = t["embeddings.word_embeddings.weight"][ids]
+    x = x + t["embeddings.position_embeddings.weight"][: len(ids)]
+    x = norm(
+        x + t["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm"
+    )
+    size = HIDDEN // HEADS
+    for layer in range(LAYERS):
+        p = f"encoder.layer.{layer}"
+        q, k, v = (
+            linear(x, f"{p}.attention.self.{n}") for n in ("query", "key", "value")
+        )
+        context = np.zeros_like(x)
+        for head, here in itertools.product(range(HEADS), range(len(ids))):
+            part = slice(head * size, (head + 1) * size)
+            scores = k[:, part] @ q[here, part] / math.sqrt(size)
+            weights = np.exp(scores - scores.max())
+            context[here, part] = weights / weights.sum() @ v[:, part]
+        x = norm(
+            x + linear(context, f"{p}.attention.output.dense"),
+            f"{p}.attention.output.LayerNorm",
+        )
+        hidden = linear(x, f"{p}.intermediate.dense")
+        hidden = hidden * 0.5 * (1 + np.vectorize(math.erf)(hidden / math.sqrt(2)))
+        x = norm(x + linear(hidden, f"{p}.output.dense"), f"{p}.output.LayerNorm")
+    return linear(x, "classifier")
+
+
+@pytest.fixture(scope="module")
+def tensors():
+    return tensors_of_torch()
+
+
+@pytest.fixture
+def folder(tmp_path, tensors):
+    return write_checkpoint(tmp_path, tensors)
+
+
+@pytest.fixture(scope="module")
+def tagger(tmp_path_factory, tensors):
+    return CheckpointTagger(
+        write_checkpoint(tmp_path_factory.mktemp("tagger"), tensors)
+    )
+
+
+def plain_names(tensors, vocabulary, text):
+    """Names of one text: a sentence at a time, a word at a time."""
+    names = []
+    for offset, sentence_end in split_sentences(text):
+        encoding = vocabulary.encode(text[offset:sentence_end])
+        words = []  # [start, end, label] in characters of the text
+        pieces = encoding.ids.tolist()
+        room = POSITIONS - 2
+        while pieces:
+            taken = pieces[:room]
+            while taken and len(pieces) > len(taken):
+                if not VOCABULARY[pieces[len(taken)]].startswith("##"):
+                    break
+                taken.pop()
+            taken = taken or pieces[:room]
+            done = len(encoding.ids) - len(pieces)
+            row = [vocabulary.cls, *taken, vocabulary.sep]
+            best = plain_logits(tensors, np.array(row))[1:-1].argmax(-1)
+            for place, (piece, label) in enumerate(zip(taken, best, strict=True)):
+                start, end = encoding.offsets[done + place] + offset
+                if VOCABULARY[piece].startswith("##"):
+                    words[-1][1] = end
+                else:
+                    words.append([start, end, LABELS[label]])
+            pieces = pieces[len(taken) :]
+        kind = None
+        for start, end, label in words:
+            if label[0] == "I" and label[2:] == kind:
+                names[-1] = Span(names[-1].start, int(end), kind)
+            elif label != "O":
+                names.append(Span(int(start), int(end), label[2:]))
+            kind = label[2:] if label != "O" else None
+    return names
+
+
+def test_logits_are_those_of_plain_bert(tagger, tensors):
+    rng = np.random.default_rng(1)
+    for length in (3, 9, 16):
+        ids = rng.integers(5, len(VOCABULARY), length)
+        padded = np.zeros((2, POSITIONS), np.int32)
+        padded[1, :length] = ids
+        found = np.asarray(tagger.classifier.logits(padded))[1, :length]
+        np.testing.assert_allclose(
+            found, plain_logits(tensors, ids), rtol=1e-4, atol=1e-4
+        )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    texts=st.lists(
+        st.lists(
+            st.sampled_from([*WORDS, "세종은", "1.", "8월 15일"]), max_size=30
+        ).map(" ".join),
+        max_size=4,
+    )
+)
+def test_spans_are_those_of_one_word_at_a_time(tagger, tensors, texts):
+    vocabulary = tagger.classifier.vocabulary
+    found = tagger.tag(texts)
+    assert len(found) == len(texts)
+    for text, spans in zip(texts, found, strict=True):
+        names = plain_names(tensors, vocabulary, text)
+        assert spans == merge(date_spans(text), names)
+
+
+def test_names_of_both_types_are_found(tagger):
+    spans = tagger.tag([" ".join(WORDS[first:] + WORDS[:first]) for first in range(8)])
+    assert {span.label for found in spans for span in found} == {"PER", "LOC"}
+
+
+def test_dates_are_found_by_the_pattern(tagger):
+    [spans] = tagger.tag(["왕 1945년 8월 15일"])
+    assert spans[-1].end == len("왕 1945년 8월 15일")
+    assert tagger.tag([]) == []
+    assert tagger.tag([""]) == [[]]
+
+
+def test_the_name_tells_checkpoints_apart(folder, tagger, tensors):
+    assert CheckpointTagger(folder).name == tagger.name
+    changed = {**tensors, "classifier.bias": tensors["classifier.bias"] + 1}
+    assert CheckpointTagger(write_checkpoint(folder, changed)).name != tagger.name
+    assert tagger.name.startswith("checkpoint-")
+    assert "dates-" in tagger.name
+
+
+@pytest.mark.parametrize(
+    ("settings_of_tokenizer", "lowercase", "strip_accents"),
+    [
+        (None, False, False),  # The vocabulary has an "A".
+        ({"do_lower_case": True}, True, True),
+        ({"do_lower_case": True, "strip_accents": False}, True, False),
+        ({"do_lower_case": False, "strip_accents": None}, False, False),
+    ],
+)
+def test_case_rule_comes_from_the_tokenizer_or_the_vocabulary(
+    folder, settings_of_tokenizer, lowercase, strip_accents
+):
+    if settings_of_tokenizer is not None:
+        path = folder / "tokenizer_config.json"
+        path.write_text(json.dumps(settings_of_tokenizer))
+    vocabulary = load_token_classifier(folder).vocabulary
+    assert vocabulary.lowercase == lowercase
+    assert vocabulary.strip_accents == strip_accents
+
+
+def test_a_vocabulary_without_capitals_is_lowercase(folder):
+    lower = ["a" if piece == "A" else piece for piece in VOCABULARY]
+    (folder / "vocab.txt").write_text("\n".join(lower) + "\n", "utf-8")
+    assert load_token_classifier(folder).vocabulary.lowercase
+
+
+def edit_tensors(folder, edit):
+    path = folder / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    edit(tensors)
+    safetensors.numpy.save_file(tensors, path)
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**CONFIG, **changes}))
+
+
+def test_a_pooler_and_position_ids_of_older_exports_are_accepted(folder, tagger):
+    def add(tensors):
+        tensors["bert.pooler.dense.weight"] = np.ones((HIDDEN, HIDDEN), np.float32)
+        tensors["bert.pooler.dense.bias"] = np.ones(HIDDEN, np.float32)
+        tensors["bert.embeddings.position_ids"] = np.arange(POSITIONS)[None]
+
+    edit_tensors(folder, add)
+    ids = np.arange(5, 15)[None]
+    np.testing.assert_array_equal(
+        load_token_classifier(folder).logits(ids), tagger.classifier.logits(ids)
+    )
+
+
+def test_all_that_does_not_fit_is_named_in_one_line(folder):
+    def damage(tensors):
+        del tensors["bert.encoder.layer.1.output.dense.bias"]
+        tensors["classifier.weight"] = np.zeros((3, HIDDEN), np.float32)
+        tensors["bert.embeddings.LayerNorm.bias"] = np.zeros(3, np.float32)
+        tensors["crf.transitions"] = np.zeros(3, np.float32)
+
+    edit_tensors(folder, damage)
+    with pytest.raises(BadInputError) as caught:
+        load_token_classifier(folder)
+    message = str(caught.value)
+    assert "encoder.layer.1.output.dense.bias is missing" in message
+    assert "classifier.weight is of shape (3, 8), not (5, 8)" in message
+    assert "embeddings.LayerNorm.bias has shape (3,)" in message
+    assert "crf.transitions is not known" in message
+    assert "4 in all" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "roberta"}, "model type 'bert'.*'roberta'"),
+        ({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}, "LABEL_0, LABEL_1"),
+        ({"id2label": {"0": "O", "2": "B-PER"}}, "got None"),
+        ({"id2label": None}, "got none"),
+        ({"vocab_size": 3}, "at most 3 wordpieces"),
+        ({"hidden_act": "relu"}, "configuration of a BERT"),
+    ],
+    ids=str,
+)
+def test_configurations_that_do_not_fit_are_refused(folder, changes, message):
+    edit_config(folder, **changes)
+    with pytest.raises(BadInputError, match=message):
+        load_token_classifier(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.txt", "model.safetensors"])
+def test_missing_or_damaged_files_are_refused(folder, name):
+    (folder / name).write_bytes(b"\xff\xfe")
+    with pytest.raises(BadInputError, match=name.replace(".", r"\.")):
+        load_token_classifier(folder)
+    (folder / name).unlink()
+    with pytest.raises(BadInputError, match=name.replace(".", r"\.")):
+        load_token_classifier(folder)
+
+
+def test_damaged_tokenizer_settings_are_refused(folder):
+    (folder / "tokenizer_config.json").write_text("[1")
+    with pytest.raises(BadInputError, match=r"tokenizer_config\.json"):
+        load_token_classifier(folder)
