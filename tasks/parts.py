@@ -140,7 +140,7 @@ def pipeline_options(flags: Sequence[str], workers: int) -> PipelineOptions:
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for group in PipelineOptions.__subclasses__():
-        group._add_argparse_args(parser)
+        group._add_argparse_args(parser)  # pyright: ignore[reportArgumentType]
     _, unknown = parser.parse_known_args(list(flags))
     if unknown:
         raise BadInputError(
