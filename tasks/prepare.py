@@ -146,6 +146,15 @@ def run(
     return store
 
 
+def make_blocks_of(config: PrepareConfig, workers: Workers = Workers()) -> BlockStore:
+    """Makes the block store alone, without any examples.
+
+    Raises:
+      BadInputError: as `run`.
+    """
+    return _make_blocks(config, lambda *_: None, threading.Event(), workers)
+
+
 def _scratch(config: PrepareConfig, name: str = "") -> str:
     root = config.scratch or f"{config.corpus.rstrip('/')}.parts"
     return f"{root}/{name}" if name else root

@@ -1,0 +1,268 @@
+"""How fast text becomes examples, and how much memory it takes.
+
+    python -m bench.data wordpiece articles.jsonl.gz --vocabulary vocab.txt
+    python -m bench.data blocks articles.jsonl.gz --vocabulary vocab.txt --repeat 1 10
+    python -m bench.data tags articles.jsonl.gz --vocabulary vocab.txt --tagger rules
+    python -m bench.data access --blocks 1000000
+    python -m bench.data examples runs/my/corpus/examples/my_salient/train
+
+Each prints one JSON object; --output writes it to a file as well.
+"""
+
+import argparse
+import datetime
+import gzip
+import itertools
+import json
+import os
+import pathlib
+import platform
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from tokenizers import BertWordPieceTokenizer
+
+from realm_jax.data.block_writer import Block, write_blocks
+from realm_jax.data.blocks import BlockStore, BlockText
+from realm_jax.data.corpus import chunk_documents
+from realm_jax.data.documents import Document
+from realm_jax.data.examples import Examples
+from realm_jax.data.salient_spans import PreAnnotated, tagger_by_name
+from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
+from tasks import prepare
+from tasks.documents.open import open_source
+from tasks.documents.source import read_all
+
+_BATCH = 512
+_CHUNK_LENGTH = 288
+
+
+def measure_wordpiece(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Token ids against `tokenizers`' own BERT, passage by passage, and both speeds."""
+    ours = WordPiece.load(arguments.vocabulary)
+    theirs = BertWordPieceTokenizer(arguments.vocabulary, lowercase=True)
+    texts = [document.text for document in _documents(arguments.corpus)]
+    seconds = {"ours": 0.0, "theirs": 0.0}
+    different = 0
+    for turn, batch in enumerate(_batched(texts)):
+        runs: list[tuple[str, Callable]] = [
+            ("ours", lambda batch=batch: [e.ids for e in ours.encode_batch(batch)]),
+            ("theirs", lambda batch=batch: _peer_ids(theirs, batch)),
+        ]
+        encoded = {}
+        # In turns, so that a busy machine slows down both alike.
+        for name, run in runs if turn % 2 else reversed(runs):
+            began = time.perf_counter()
+            encoded[name] = run()
+            seconds[name] += time.perf_counter() - began
+        different += sum(
+            not np.array_equal(mine, other)
+            for mine, other in zip(encoded["ours"], encoded["theirs"], strict=True)
+        )
+    return {
+        "passages": len(texts),
+        "different": different,
+        "seconds": seconds,
+        "speed_ratio": seconds["theirs"] / seconds["ours"],
+    }
+
+
+def measure_blocks(arguments: argparse.Namespace) -> dict[str, Any]:
+    """`realm prepare` without tags, on the corpus and on repetitions of it."""
+    measured = {}
+    with tempfile.TemporaryDirectory(dir=arguments.scratch) as folder:
+        for times in arguments.repeat:
+            source = _repeated(arguments.corpus, times, pathlib.Path(folder))
+            config = prepare.PrepareConfig(
+                corpus=f"{folder}/corpus_{times}",
+                source=str(source),
+                name="bench",
+                vocabulary=arguments.vocabulary,
+                chunk_length=_CHUNK_LENGTH,
+                tagger="given",
+            )
+            began = time.perf_counter()
+            store = prepare.make_blocks_of(config, prepare.Workers(arguments.workers))
+            measured[f"{times} x"] = {
+                "seconds": time.perf_counter() - began,
+                "blocks": store.num_blocks,
+                # The largest of all that ran so far; of kilobytes on Linux.
+                "worker_gib": _gib(resource.RUSAGE_CHILDREN),
+                "main_gib": _gib(resource.RUSAGE_SELF),
+            }
+    return {"workers": arguments.workers, "runs": measured}
+
+
+def measure_tags(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What tagging in blocks costs beyond the tagger itself."""
+    vocabulary = WordPiece.load(arguments.vocabulary)
+    tagger = tagger_by_name(arguments.tagger)
+    documents = list(itertools.islice(_documents(arguments.corpus), arguments.limit))
+    seconds = {"with_tags": 0.0, "without": 0.0, "tagger": 0.0}
+    for batch in _batched(documents):
+        began = time.perf_counter()
+        blocks = chunk_documents(batch, vocabulary, PreAnnotated(), _CHUNK_LENGTH)
+        seconds["without"] += time.perf_counter() - began
+        bodies = [block.text.body for block in blocks]
+        began = time.perf_counter()
+        tagger.tag(bodies)
+        seconds["tagger"] += time.perf_counter() - began
+        began = time.perf_counter()
+        chunk_documents(batch, vocabulary, tagger, _CHUNK_LENGTH)
+        seconds["with_tags"] += time.perf_counter() - began
+    added = seconds["with_tags"] - seconds["without"]
+    return {
+        "tagger": tagger.name,
+        "documents": len(documents),
+        "seconds": seconds,
+        "overhead": added / seconds["tagger"] - 1.0,
+    }
+
+
+def measure_access(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Random blocks of a large store, gathered as a training step gathers them."""
+    with tempfile.TemporaryDirectory(dir=arguments.scratch) as folder:
+        _random_store(pathlib.Path(folder) / "store", arguments.blocks)
+        before = _resident_mib()
+        began = time.perf_counter()
+        store = BlockStore.open(pathlib.Path(folder) / "store")
+        opened = time.perf_counter() - began
+        resident = _resident_mib() - before
+        generator = np.random.default_rng(0)
+        shape = (arguments.batches, 512, 8)
+        block_ids = generator.integers(store.num_blocks, size=shape)
+        began = time.perf_counter()
+        for batch in block_ids:
+            store.document_ids(batch, _CHUNK_LENGTH)
+        gathered = time.perf_counter() - began
+    return {
+        "blocks": arguments.blocks,
+        "open_seconds": opened,
+        "open_resident_mib": resident,
+        "blocks_per_second": block_ids.size / gathered,
+    }
+
+
+def measure_examples(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Batches of materialised examples."""
+    examples = Examples.open(arguments.examples)
+    batches = examples.batches(batch_size=_BATCH, seed=0)
+    next(batches)
+    began = time.perf_counter()
+    for _ in range(arguments.batches):
+        next(batches)
+    seconds = time.perf_counter() - began
+    return {
+        "examples": len(examples),
+        "examples_per_second": arguments.batches * _BATCH / seconds,
+    }
+
+
+def _documents(corpus: str) -> Iterator[Document]:
+    records = read_all(open_source(corpus))
+    return (record for record in records if isinstance(record, Document))
+
+
+def _batched(items) -> Iterator[list]:
+    iterator = iter(items)
+    while batch := list(itertools.islice(iterator, _BATCH)):
+        yield batch
+
+
+def _peer_ids(tokenizer: BertWordPieceTokenizer, texts: list[str]) -> list[list[int]]:
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in encodings]
+
+
+def _repeated(corpus: str, times: int, folder: pathlib.Path) -> pathlib.Path:
+    """The corpus so many times over, in one file: gzipped members follow each other."""
+    path = folder / f"{times}_x.jsonl.gz"
+    content = pathlib.Path(corpus).read_bytes()
+    if not corpus.endswith(".gz"):
+        content = gzip.compress(content, 1)
+    with path.open("wb") as file:
+        for _ in range(times):
+            file.write(content)
+    return path
+
+
+def _random_store(directory: pathlib.Path, num_blocks: int) -> None:
+    pieces = [*SPECIAL_PIECES, *(f"w{i}" for i in range(30_000))]
+    generator = np.random.default_rng(0)
+    ids = generator.integers(len(SPECIAL_PIECES), len(pieces), 1 << 20, np.uint16)
+    starts = generator.integers(len(ids) - 300, size=num_blocks)
+    lengths = generator.integers(120, 280, size=num_blocks)
+    text = BlockText("", "", "", [], [])
+    write_blocks(
+        directory,
+        (
+            Block(ids[start : start + 5], ids[start + 5 : start + length], text)
+            for start, length in zip(starts, lengths, strict=True)
+        ),
+        vocabulary=WordPiece(pieces),
+        chunk_length=_CHUNK_LENGTH,
+    )
+
+
+def _gib(who: int) -> float:
+    return resource.getrusage(who).ru_maxrss / (1 << 20)
+
+
+def _resident_mib() -> float:
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", help="write the JSON object here too")
+    parser.add_argument("--scratch", help="folder for what is built and dropped")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, run in {
+        "wordpiece": measure_wordpiece,
+        "blocks": measure_blocks,
+        "tags": measure_tags,
+    }.items():
+        command = commands.add_parser(name, help=run.__doc__)
+        command.set_defaults(run=run)
+        command.add_argument("corpus", help="JSON lines, plain or .gz")
+        command.add_argument("--vocabulary", required=True, help="a BERT vocab.txt")
+        if name == "blocks":
+            command.add_argument("--repeat", type=int, nargs="+", default=[1])
+            command.add_argument("--workers", type=int, default=2)
+        if name == "tags":
+            command.add_argument("--tagger", default="rules")
+            command.add_argument("--limit", type=int, default=20_000)
+    command = commands.add_parser("access", help=measure_access.__doc__)
+    command.set_defaults(run=measure_access)
+    command.add_argument("--blocks", type=int, default=1_000_000)
+    command.add_argument("--batches", type=int, default=200)
+    command = commands.add_parser("examples", help=measure_examples.__doc__)
+    command.set_defaults(run=measure_examples)
+    command.add_argument("examples", help="CORPUS/examples/TASK/SPLIT")
+    command.add_argument("--batches", type=int, default=500)
+    return parser
+
+
+def main() -> None:
+    """Runs one measurement."""
+    arguments = _parser().parse_args()
+    measured = {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        arguments.command: arguments.run(arguments),
+    }
+    text = json.dumps(measured, indent=1)
+    print(text)
+    if arguments.output:
+        pathlib.Path(arguments.output).write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
