@@ -26,6 +26,7 @@ from realm_jax.data.salient_spans import Tagger
 from realm_jax.data.splits import VALIDATION_FRACTION
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
+from realm_jax.types import NULL_BLOCK
 from tasks.sources import BlockSource
 from tasks.taggers import tagger_by_name
 
@@ -38,6 +39,7 @@ def register(
     *,
     tagger: str | Tagger | None = None,
     vocabulary: str | os.PathLike[str] | WordPiece | None = None,
+    knowledge: str | os.PathLike[str] | None = None,
     query_length: int = masking.QUERY_LENGTH,
     inverse_cloze_query_length: int = inverse_cloze.QUERY_LENGTH,
     document_length: int = inverse_cloze.DOCUMENT_LENGTH,
@@ -58,6 +60,9 @@ def register(
       vocabulary: what the corpus must have been prepared with, a `vocab.txt` or a
         tokenizer; None takes any. Blocks are stored as wordpieces: for another
         vocabulary prepare the corpus again.
+      knowledge: the prepared corpus that is searched for these sentences, where it is
+        another one (X and Z in REALM, section 4.3). Then only the tasks of masked
+        sentences are registered, which name no block of their own.
       query_length: wordpieces of a masked sentence, special pieces included.
       inverse_cloze_query_length: the same of an inverse cloze query.
       document_length: the same of a document.
@@ -81,6 +86,10 @@ def register(
     if isinstance(tagger, str):
         tagger = tagger_by_name(tagger)
     blocks = BlockSource(store, num_shards, validation_fraction)
+    if knowledge is not None:
+        searched = BlockStore.open(knowledge)
+        _require_vocabulary(store, searched.vocabulary)
+        blocks.provenance["corpus_fingerprint"] = searched.fingerprint
     tagged_blocks = _tagged_by(blocks, tagger)
     ict = {
         "query_length": inverse_cloze_query_length,
@@ -97,6 +106,12 @@ def register(
         ("random_tokens", random_token_examples, {**masks, "seed": seed}, of_masks),
         ("random_spans", random_span_examples, {**masks, "seed": seed}, of_masks),
     ]
+    if knowledge is not None:
+        tasks = [
+            (suffix, functools.partial(_of_no_block, make_examples), options, specs)
+            for suffix, make_examples, options, specs in tasks
+            if specs is of_masks
+        ]
     for suffix, make_examples, options, specs in tasks:
         add_task(
             f"{name}_{suffix}",
@@ -106,6 +121,15 @@ def register(
             store.vocabulary.size,
         )
     return [f"{name}_{suffix}" for suffix, *_ in tasks]
+
+
+def _of_no_block(
+    make_examples: Callable[..., Example], *args: object, **options: object
+) -> Example:
+    """Masked sentences that were taken from no block of the corpus that is searched."""
+    examples = make_examples(*args, **options)
+    source_block = np.full_like(examples["source_block"], NULL_BLOCK)
+    return {**examples, "source_block": source_block}
 
 
 def block_specs(document_length: int) -> FeatureSpecs:

@@ -30,6 +30,7 @@ class TaskSettings:
     max_masks: int
     validation_fraction: float
     seed: int
+    knowledge: str
     modules: tuple[str, ...]
     seqio_cache: str
 
@@ -55,6 +56,7 @@ def register(config: TaskSettings) -> None:
         inverse_cloze_query_length=config.inverse_cloze_query_length,
         document_length=config.document_length,
         max_masks=config.max_masks,
+        knowledge=config.knowledge or None,
         num_shards=_num_shards(store.num_blocks),
         validation_fraction=config.validation_fraction,
         seed=config.seed,

@@ -10,7 +10,9 @@ was killed goes on with the parts that are missing.
 """
 
 import dataclasses
+import hashlib
 import itertools
+import json
 import logging
 import pathlib
 import re
@@ -67,6 +69,9 @@ class PrepareConfig:
       max_masks: masked wordpieces that are scored.
       validation_fraction: share of the articles no training example is made from.
       more_tasks: registered SeqIO tasks and mixtures to materialise as well.
+      knowledge: the prepared corpus that is searched for the sentences of this one,
+        where it is another (X and Z in REALM, section 4.3), or "". Its vocabulary is
+        used, and the examples lie with it, where a trainer of it looks for them.
       modules: imported by every worker, for tasks of your own.
       seqio_cache: folder where SeqIO's caching tool has put examples, or "".
       seed: of random choices in making examples.
@@ -90,6 +95,7 @@ class PrepareConfig:
     max_masks: int = masking.MAX_MASKS
     validation_fraction: float = VALIDATION_FRACTION
     more_tasks: Sequence[str] = ()
+    knowledge: str = ""
     modules: Sequence[str] = ()
     seqio_cache: str = ""
     seed: int = 0
@@ -214,6 +220,7 @@ def _make_examples(
         max_masks=config.max_masks,
         validation_fraction=config.validation_fraction,
         seed=config.seed,
+        knowledge=config.knowledge,
         modules=tuple(config.modules),
         seqio_cache=config.seqio_cache,
     )
@@ -221,9 +228,12 @@ def _make_examples(
         (task, split): make_examples.part_names(tasks, task, split)
         for task, split, _ in missing
     }
-    settings = f"{store.fingerprint[:16]}-{config.validation_fraction}-{config.seed}"
+    settings = [dataclasses.asdict(tasks), store.info.get("settings_fingerprint")]
+    if config.questions:
+        settings.append(pathlib.Path(config.questions).read_text(encoding="utf-8"))
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     parts = _run_parts(
-        _scratch(config, f"examples-{settings}"),
+        _scratch(config, f"examples-{digest[:16]}"),
         list(itertools.chain.from_iterable(names.values())),
         make_examples.MakeExamples(tasks),
         "examples",
@@ -252,7 +262,9 @@ def examples_folder(corpus: str, task: str, split: str) -> pathlib.Path:
 
 
 def _wanted_examples(config: PrepareConfig) -> Iterator[tuple[str, str, pathlib.Path]]:
-    names = [f"{config.name}_ict", f"{config.name}_salient", *config.more_tasks]
+    names = [f"{config.name}_salient", *config.more_tasks]
+    if not config.knowledge:
+        names.insert(0, f"{config.name}_ict")
     # Validation first: too small a share of too few articles leaves it empty, which
     # must be refused before anything is trained on the rest.
     wanted = list(itertools.product(names, ("validation", "train")))
@@ -260,7 +272,8 @@ def _wanted_examples(config: PrepareConfig) -> Iterator[tuple[str, str, pathlib.
         splits = dict.fromkeys(q.split for q in read_questions(config.questions))
         wanted += [(f"{config.name}_questions", split) for split in splits]
     for task, split in wanted:
-        yield task, split, examples_folder(config.corpus, task, split)
+        corpus = config.knowledge or config.corpus
+        yield task, split, examples_folder(corpus, task, split)
 
 
 def _is_there(
@@ -279,7 +292,9 @@ def _is_there(
         return False
     expect: dict[str, object] = {"vocabulary_fingerprint": store.vocabulary.fingerprint}
     if task in (f"{config.name}_ict", f"{config.name}_salient"):
-        expect["corpus_fingerprint"] = store.fingerprint
+        expect["corpus_fingerprint"] = (
+            BlockStore.open(config.knowledge) if config.knowledge else store
+        ).fingerprint
         # The spans too: the corpus fingerprint does not know them.
         expect["settings_fingerprint"] = store.info.get("settings_fingerprint", "")
         expect["validation_fraction"] = config.validation_fraction
@@ -359,26 +374,28 @@ def _make_blocks(
         stop,
         workers,
     )
-    store = make_blocks.assemble(
-        config.corpus,
-        map(parts.read, names),
-        vocabulary=vocabulary,
-        chunk_length=config.chunk_length,
-        max_bad_lines=workers.max_bad_lines,
-        metadata={
-            "tagger": tagger,
-            "source": fingerprint,
-            "settings_fingerprint": settings,
-            "vocabulary_training": _vocabulary_training(config),
-        },
-    )
-    _clear_scratch(config)
-    return store
+    try:
+        return make_blocks.assemble(
+            config.corpus,
+            map(parts.read, names),
+            vocabulary=vocabulary,
+            chunk_length=config.chunk_length,
+            max_bad_lines=workers.max_bad_lines,
+            metadata={
+                "tagger": tagger,
+                "source": fingerprint,
+                "settings_fingerprint": settings,
+                "vocabulary_training": _vocabulary_training(config),
+            },
+        )
+    finally:
+        # If they cannot be put together, other text or more room is needed first.
+        _clear_scratch(config)
 
 
 def _vocabulary_training(config: PrepareConfig) -> dict[str, int | bool | None] | None:
     """How a vocabulary is trained on the text, None if one is given."""
-    if config.vocabulary:
+    if config.vocabulary or config.knowledge:
         return None
     return {
         "size": config.vocabulary_size,
@@ -392,6 +409,8 @@ def _vocabulary(
 ) -> WordPiece:
     """The vocabulary given, or one trained here and kept for a run that resumes."""
     rules = {"lowercase": config.lowercase, "strip_accents": config.strip_accents}
+    if config.knowledge:
+        return BlockStore.open(config.knowledge).vocabulary
     if config.vocabulary:
         return WordPiece.load(config.vocabulary, **rules)
     report("vocabulary", 0, 1)
@@ -421,7 +440,9 @@ def _require_same_settings(
     config: PrepareConfig, store: BlockStore, tagger: str, source: str
 ) -> None:
     vocabulary = store.vocabulary
-    if config.vocabulary:
+    if config.knowledge:
+        vocabulary = BlockStore.open(config.knowledge).vocabulary
+    elif config.vocabulary:
         vocabulary = WordPiece.load(
             config.vocabulary,
             lowercase=config.lowercase,

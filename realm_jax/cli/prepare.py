@@ -13,6 +13,7 @@ Macros:
   QUESTIONS   JSON lines of questions, or ""
   VOCABULARY  a BERT vocab.txt, or "" to train one on the text
   TAGGER      "auto", "spacy", "rules", "given" or "checkpoint:FOLDER"
+  KNOWLEDGE   another prepared corpus, which is searched for sentences of this one
   SCRATCH     where parts lie until all are done; "" for a folder beside CORPUS
 
 Any option of Beam may follow, such as --runner=DataflowRunner.

@@ -212,6 +212,7 @@ def test_info_counts(own_store):
         "num_wordpieces": 25,
         "num_sentences": 4,
         "num_spans": 4,
+        "num_duplicate_blocks": 0,
     }
     assert info["chunk_length"] == 16
     assert info["vocabulary_fingerprint"] == WORDPIECE.fingerprint
@@ -221,6 +222,7 @@ FILES = [
     "ids.npy",
     "offsets.npy",
     "title_lengths.npy",
+    "hashes.npy",
     "texts-00000.array_record",
     "vocab.txt",
 ]

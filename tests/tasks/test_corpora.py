@@ -6,6 +6,8 @@ import pytest
 import seqio
 import tensorflow as tf
 
+from realm_jax.data.corpus import build_corpus
+from realm_jax.data.documents import Document
 from realm_jax.data.inverse_cloze import inverse_cloze_examples
 from realm_jax.data.masking import salient_examples
 from realm_jax.data.random_masking import random_span_examples, random_token_examples
@@ -14,6 +16,7 @@ from realm_jax.data.splits import is_held_out
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from tasks import corpora
+from tasks.materialise import materialise
 
 pytestmark = pytest.mark.usefixtures("towns")
 
@@ -334,3 +337,46 @@ def test_an_empty_split_is_refused(store):
     corpora.register("all_train", store.directory, validation_fraction=0.0)
     with pytest.raises(BadInputError, match=r"split 'validation', got none .* of 0.0"):
         load("all_train_blocks", "validation")
+
+
+def test_sentences_of_one_corpus_over_the_blocks_of_another(store, tmp_path):
+    news = build_corpus(
+        [
+            Document(f"News {i}", f"Karel Dorm saw {i} mills in {1300 + i}.", f"n-{i}")
+            for i in range(40)
+        ],
+        tmp_path / "news",
+        vocabulary=store.vocabulary,
+        tagger=RuleTagger(),
+        chunk_length=40,
+    )
+    lengths = {"query_length": 32, "document_length": 40, "max_masks": 6}
+    names = corpora.register(
+        "news",
+        news.directory,
+        knowledge=store.directory,
+        validation_fraction=0.2,
+        **lengths,
+    )
+    assert names == ["news_salient", "news_random_tokens", "news_random_spans"]
+    examples = materialise("news_salient", "train", tmp_path / "examples")
+    assert (examples.features["source_block"] == -1).all()
+    # A trainer on the corpus that is searched takes them for its own.
+    assert examples.metadata["corpus_fingerprint"] == store.fingerprint
+    assert (
+        examples.metadata["settings_fingerprint"] == (news.info["settings_fingerprint"])
+    )
+
+
+def test_sentences_in_another_vocabulary_are_refused(store, tmp_path):
+    texts = ["Karel Dorm saw many mills in 1300."] * 3
+    vocabulary = WordPiece.train(texts, 100, tmp_path / "vocab.txt")
+    build_corpus(
+        [Document("News", texts[0], "n")],
+        tmp_path / "news",
+        vocabulary=vocabulary,
+        tagger=RuleTagger(),
+        chunk_length=40,
+    )
+    with pytest.raises(BadInputError, match="vocabulary"):
+        corpora.register("news", tmp_path / "news", knowledge=store.directory)
