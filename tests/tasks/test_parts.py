@@ -104,6 +104,7 @@ def test_a_bug_of_a_worker_keeps_its_traceback(parts, squares):
 
 
 # Beam's threads end on the connection that broke.
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_killed_worker_is_named_and_the_next_run_goes_on(parts, squares):
     def kill_one():

@@ -63,6 +63,7 @@ def test_the_bytes_do_not_depend_on_workers_or_parts(inputs, prepared):
     assert "Traceback" not in said
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_makes_only_what_is_missing(inputs, prepared):
     parts = inputs / "three.parts"
     arguments = tiny_run.arguments("prepare", inputs, CORPUS=str(inputs / "three"))
