@@ -25,11 +25,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from realm_jax.data import inverse_cloze, masking
+from realm_jax.data.block_writer import EmptyCorpusError
 from realm_jax.data.blocks import INFO_FILE, BlockStore
 from realm_jax.data.corpus import settings_fingerprint
 from realm_jax.data.documents import Document
 from realm_jax.data.examples import Examples
 from realm_jax.data.questions import pattern_length, question_examples, read_questions
+from realm_jax.data.records import read_text
 from realm_jax.data.splits import VALIDATION_FRACTION
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
@@ -76,8 +78,9 @@ class PrepareConfig:
       seqio_cache: folder where SeqIO's caching tool has put examples, or "".
       seed: of random choices in making examples.
       part_bytes: about how much of the source is one part.
-      scratch: where parts are kept until all are there, or "" for a folder beside the
-        corpus. On gs:// where Beam's workers are on other machines.
+      scratch: in which folder the corpus gets one of its own for parts until all are
+        there, or "" for one beside the corpus. On gs:// where Beam's workers are on
+        other machines.
     """
 
     corpus: str
@@ -162,13 +165,19 @@ def make_blocks_of(config: PrepareConfig, workers: Workers = Workers()) -> Block
 
 
 def _scratch(config: PrepareConfig, name: str = "") -> str:
-    root = config.scratch or f"{config.corpus.rstrip('/')}.parts"
+    """A folder of this corpus alone: it is removed in the end with all in it."""
+    corpus = pathlib.Path(config.corpus)
+    root = str(corpus.with_name(f"{corpus.name}.parts"))
+    if config.scratch:
+        whose = hashlib.sha256(str(corpus.absolute()).encode()).hexdigest()[:8]
+        root = f"{config.scratch.rstrip('/')}/{corpus.name}-{whose}.parts"
     return f"{root}/{name}" if name else root
 
 
 def _clear_scratch(config: PrepareConfig) -> None:
-    parent, _, name = _scratch(config).rpartition("/")
-    open_store(parent or ".").delete_folder(name)
+    store = open_store(_scratch(config))
+    for name in store.list():
+        store.delete(name)
     # On a disk folders outlive what was in them.
     shutil.rmtree(_scratch(config), ignore_errors=True)
 
@@ -230,7 +239,7 @@ def _make_examples(
     }
     settings = [dataclasses.asdict(tasks), store.info.get("settings_fingerprint")]
     if config.questions:
-        settings.append(pathlib.Path(config.questions).read_text(encoding="utf-8"))
+        settings.append(read_text(config.questions))
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     parts = _run_parts(
         _scratch(config, f"examples-{digest[:16]}"),
@@ -375,7 +384,7 @@ def _make_blocks(
         workers,
     )
     try:
-        return make_blocks.assemble(
+        store = make_blocks.assemble(
             config.corpus,
             map(parts.read, names),
             vocabulary=vocabulary,
@@ -388,9 +397,13 @@ def _make_blocks(
                 "vocabulary_training": _vocabulary_training(config),
             },
         )
-    finally:
-        # If they cannot be put together, other text or more room is needed first.
+    except EmptyCorpusError:
+        # Of no use to a later run. Whatever else goes wrong, such as a full disk, is
+        # mended without making the parts again.
         _clear_scratch(config)
+        raise
+    _clear_scratch(config)
+    return store
 
 
 def _vocabulary_training(config: PrepareConfig) -> dict[str, int | bool | None] | None:

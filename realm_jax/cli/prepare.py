@@ -14,7 +14,7 @@ Macros:
   VOCABULARY  a BERT vocab.txt, or "" to train one on the text
   TAGGER      "auto", "spacy", "rules", "given" or "checkpoint:FOLDER"
   KNOWLEDGE   another prepared corpus, which is searched for sentences of this one
-  SCRATCH     where parts lie until all are done; "" for a folder beside CORPUS
+  SCRATCH     where CORPUS gets a folder for parts until all are done; "" is beside it
 
 Any option of Beam may follow, such as --runner=DataflowRunner.
 

@@ -25,6 +25,10 @@ _BLOCKS_PER_TEXT_FILE = 1 << 16
 _MAX_TITLE_LENGTH = 65_535
 
 
+class EmptyCorpusError(BadInputError):
+    """There is not one block to write."""
+
+
 @dataclass(frozen=True)
 class Block:
     """A block to be written.
@@ -158,7 +162,7 @@ class BlockWriter:
     def _finish(self) -> None:
         num_blocks = len(self._title_lengths)
         if num_blocks == 0:
-            raise BadInputError(
+            raise EmptyCorpusError(
                 f"expected text for the corpus {self._directory}, got no block at all; "
                 "check that the source has documents with text."
             )

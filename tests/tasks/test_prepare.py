@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from realm_jax.errors import BadInputError
+from tasks import make_blocks, prepare
 from tests import tiny_run
 
 PREPARE = "prepare.PrepareConfig"
@@ -64,7 +66,7 @@ def test_the_bytes_do_not_depend_on_workers_or_parts(inputs, prepared):
 
 
 @pytest.mark.long
-def test_a_run_that_was_killed_makes_only_what_is_missing(inputs, prepared):
+def test_a_run_that_was_killed_goes_on_to_the_same_bytes(inputs, prepared):
     parts = inputs / "three.parts"
     arguments = tiny_run.arguments("prepare", inputs, CORPUS=str(inputs / "three"))
     arguments += ["--workers=1", f"--gin.{PREPARE}.part_bytes=2000"]
@@ -77,7 +79,6 @@ def test_a_run_that_was_killed_makes_only_what_is_missing(inputs, prepared):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (inputs / "three" / "corpus.json").exists()
-    kept = {path: path.stat().st_mtime_ns for path in parts.glob("blocks-*/done/*")}
     code, said = run(
         inputs,
         inputs / "three",
@@ -85,7 +86,6 @@ def test_a_run_that_was_killed_makes_only_what_is_missing(inputs, prepared):
         f"--gin.{PREPARE}.part_bytes=2000",
     )
     assert code == 0, said
-    assert kept
     assert contents(inputs / "three") == contents(prepared)
 
 
@@ -106,3 +106,48 @@ def test_an_option_that_nobody_knows_is_refused(inputs):
     assert code == 2
     assert "--wrokers=2" in said
     assert not (inputs / "none").exists()
+
+
+class TestScratch:
+    """Parts are removed with their folder, so the folder must be the corpus's own."""
+
+    def config(self, root, scratch=""):
+        return prepare.PrepareConfig(
+            corpus=str(root / "corpus"),
+            source=str(root / "articles.jsonl"),
+            name="towns",
+            vocabulary_size=300,
+            chunk_length=40,
+            tagger="rules",
+            scratch=str(scratch),
+        )
+
+    @pytest.fixture
+    def root(self, tmp_path):
+        tiny_run.make_inputs(tmp_path)
+        return tmp_path
+
+    def test_a_scratch_folder_keeps_what_else_is_in_it(self, root):
+        scratch = root / "scratch"
+        (scratch / "mine").mkdir(parents=True)
+        (scratch / "mine" / "thesis.txt").write_text("years of work")
+        (scratch / "corpus.txt").write_text("more of it")
+        before = contents(scratch)
+        prepare.make_blocks_of(self.config(root, scratch), prepare.Workers(1))
+        assert contents(scratch) == before
+        assert (root / "corpus" / "corpus.json").exists()
+
+    def test_parts_outlive_a_failure_to_put_them_together(self, root, monkeypatch):
+        def full_disk(*args, **kwargs):
+            raise BadInputError("the disk is full")
+
+        monkeypatch.setattr(make_blocks, "assemble", full_disk)
+        with pytest.raises(BadInputError, match="disk is full"):
+            prepare.make_blocks_of(self.config(root), prepare.Workers(1))
+        monkeypatch.undo()
+        assert len(list((root / "corpus.parts").glob("blocks-*/done/*"))) == 1
+        # The next run needs no worker at all.
+        monkeypatch.setattr(make_blocks.MakeBlocks, "__call__", full_disk)
+        store = prepare.make_blocks_of(self.config(root), prepare.Workers(1))
+        assert store.info["num_documents"] == 60
+        assert not (root / "corpus.parts").exists()
