@@ -33,6 +33,10 @@ _parse = importlib.import_module("re._parser").parse
 _log = logging.getLogger(__name__)
 
 
+class _UnspokenError(Exception):
+    """Part of a regular expression that has no text."""
+
+
 class References(NamedTuple):
     """What a prediction is compared with.
 
@@ -134,7 +138,7 @@ def text_of_pattern(pattern: str) -> str | None:
     """
     try:
         text = " ".join("".join(_spell(_parse(pattern))).split())
-    except (re.error, NotImplementedError, OverflowError, RecursionError):
+    except (re.error, _UnspokenError, OverflowError, RecursionError):
         return None
     return text if text and is_right(text, [pattern], are_patterns=True) else None
 
@@ -165,7 +169,7 @@ def _spell(parts: Any) -> Iterator[str]:
             case "AT" | "ASSERT" | "ASSERT_NOT":
                 pass
             case other:
-                raise NotImplementedError(other)
+                raise _UnspokenError(other)
 
 
 def _member(items: Any) -> str:
@@ -181,7 +185,7 @@ def _member(items: Any) -> str:
         case "CATEGORY", "CATEGORY_DIGIT":
             return "0"
         case other:
-            raise NotImplementedError(other)
+            raise _UnspokenError(other)
 
 
 def _is_anything(parts: Any) -> bool:

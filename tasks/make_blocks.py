@@ -10,7 +10,8 @@ from realm_jax.data.block_parts import Summary, pack_blocks, unpack_blocks
 from realm_jax.data.block_writer import Block, BlockWriter
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.corpus import chunk_documents
-from realm_jax.data.documents import BadRecord, Document, LeftOut
+from realm_jax.data.documents import Document, LeftOut
+from realm_jax.data.records import BadRecord
 from realm_jax.data.salient_spans import Tagger
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError

@@ -17,29 +17,24 @@ import logging
 import pathlib
 import re
 import shutil
-import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from realm_jax.data import inverse_cloze, masking
 from realm_jax.data.block_writer import EmptyCorpusError
 from realm_jax.data.blocks import INFO_FILE, BlockStore
 from realm_jax.data.corpus import settings_fingerprint
-from realm_jax.data.documents import Document
-from realm_jax.data.examples import Examples
-from realm_jax.data.questions import pattern_length, question_examples, read_questions
+from realm_jax.data.questions import read_questions
 from realm_jax.data.records import read_text
 from realm_jax.data.splits import VALIDATION_FRACTION
-from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.storage import open_store
 from tasks import make_blocks, make_examples
 from tasks.documents.open import open_source
-from tasks.documents.source import DocumentSource, read_all
+from tasks.made_examples import are_there, examples_folder
 from tasks.taggers import tagger_by_name
+from tasks.vocabularies import VocabularyChoice
 
 if TYPE_CHECKING:
     from tasks.parts import MakePart, Parts
@@ -142,16 +137,17 @@ def run(
     """
     stop = stop or threading.Event()
     # What costs nothing to check comes before hours of work.
-    wanted = list(_wanted_examples(config))
+    wanted = _wanted_examples(config)
     _require_task_name(config.name)
     store = _make_blocks(config, report, stop, workers)
+    tasks = _task_settings(config)
     missing = [
-        (task, split, folder)
-        for task, split, folder in wanted
-        if not _is_there(config, store, task, split, folder)
+        (task, split)
+        for task, split in wanted
+        if not are_there(tasks, store, task, split)
     ]
     if missing:
-        _make_examples(config, store, missing, report, stop, workers)
+        _make_examples(config, tasks, store, missing, report, stop, workers)
     return store
 
 
@@ -211,139 +207,12 @@ def _run_parts(
     return parts
 
 
-def _make_examples(
-    config: PrepareConfig,
-    store: BlockStore,
-    missing: Sequence[tuple[str, str, pathlib.Path]],
-    report: Report,
-    stop: threading.Event,
-    workers: Workers,
-) -> None:
-    tasks = make_examples.TaskSettings(
-        corpus=config.corpus,
-        name=config.name,
-        questions=config.questions,
-        document_length=config.chunk_length,
-        query_length=config.query_length,
-        inverse_cloze_query_length=config.inverse_cloze_query_length,
-        max_masks=config.max_masks,
-        validation_fraction=config.validation_fraction,
-        seed=config.seed,
-        knowledge=config.knowledge,
-        modules=tuple(config.modules),
-        seqio_cache=config.seqio_cache,
-    )
-    names = {
-        (task, split): make_examples.part_names(tasks, task, split)
-        for task, split, _ in missing
-    }
-    settings = [dataclasses.asdict(tasks), store.info.get("settings_fingerprint")]
-    if config.questions:
-        settings.append(read_text(config.questions))
-    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-    parts = _run_parts(
-        _scratch(config, f"examples-{digest[:16]}"),
-        list(itertools.chain.from_iterable(names.values())),
-        make_examples.MakeExamples(tasks),
-        "examples",
-        report,
-        stop,
-        workers,
-    )
-    for task, split, folder in missing:
-        if names[task, split]:
-            contents = map(parts.read, names[task, split])
-            make_examples.assemble(tasks, task, split, folder, contents)
-    _clear_scratch(config)
-
-
 def _require_task_name(name: str) -> None:
     if not re.fullmatch(r"\w+", name, re.ASCII):
         raise BadInputError(
             f"expected a NAME of letters, digits and underscores, got {name!r}; the "
             "SeqIO tasks are named after it"
         )
-
-
-def examples_folder(corpus: str, task: str, split: str) -> pathlib.Path:
-    """Where the examples of a task and split lie."""
-    return pathlib.Path(corpus) / "examples" / task / split
-
-
-def _wanted_examples(config: PrepareConfig) -> Iterator[tuple[str, str, pathlib.Path]]:
-    names = [f"{config.name}_salient", *config.more_tasks]
-    if not config.knowledge:
-        names.insert(0, f"{config.name}_ict")
-    # Validation first: too small a share of too few articles leaves it empty, which
-    # must be refused before anything is trained on the rest.
-    wanted = list(itertools.product(names, ("validation", "train")))
-    if config.questions:
-        splits = dict.fromkeys(q.split for q in read_questions(config.questions))
-        wanted += [(f"{config.name}_questions", split) for split in splits]
-    for task, split in wanted:
-        corpus = config.knowledge or config.corpus
-        yield task, split, examples_folder(corpus, task, split)
-
-
-def _is_there(
-    config: PrepareConfig,
-    store: BlockStore,
-    task: str,
-    split: str,
-    folder: pathlib.Path,
-) -> bool:
-    """Whether these very examples exist already.
-
-    Raises:
-      BadInputError: others do, and nothing is overwritten silently.
-    """
-    if not folder.exists():
-        return False
-    expect: dict[str, object] = {"vocabulary_fingerprint": store.vocabulary.fingerprint}
-    if task in (f"{config.name}_ict", f"{config.name}_salient"):
-        expect["corpus_fingerprint"] = (
-            BlockStore.open(config.knowledge) if config.knowledge else store
-        ).fingerprint
-        # The spans too: the corpus fingerprint does not know them.
-        expect["settings_fingerprint"] = store.info.get("settings_fingerprint", "")
-        expect["validation_fraction"] = config.validation_fraction
-        expect["seed"] = config.seed
-    examples = Examples.open(folder, expect=expect)
-    if not _fits(config, store, task, split, examples):
-        raise BadInputError(
-            f"expected {folder} to be absent or made with these settings, but its "
-            "examples are of other lengths or other questions; remove it to have it "
-            "made again"
-        )
-    return True
-
-
-def _fits(
-    config: PrepareConfig, store: BlockStore, task: str, split: str, examples: Examples
-) -> bool:
-    """Whether examples have the lengths, and questions the contents, of `config`."""
-    features = examples.features
-    if task == f"{config.name}_ict":
-        return (features["query_ids"].shape[1], features["document_ids"].shape[1]) == (
-            config.inverse_cloze_query_length,
-            config.chunk_length,
-        )
-    if task == f"{config.name}_salient":
-        return (features["query_ids"].shape[1], features["mask_ids"].shape[1]) == (
-            config.query_length,
-            config.max_masks,
-        )
-    if task != f"{config.name}_questions":
-        return True
-    made = question_examples(
-        read_questions(config.questions, split),
-        store.vocabulary,
-        query_length=config.query_length,
-        max_pattern_length=pattern_length(read_questions(config.questions)),
-    )
-    return features.keys() == made.keys() and all(
-        np.array_equal(features[name], made[name]) for name in made
-    )
 
 
 def _make_blocks(
@@ -359,7 +228,11 @@ def _make_blocks(
         return store
     source.prepare_shards(_scratch(config, "unpacked"))
     shards = source.shards()
-    vocabulary = _vocabulary(config, source, fingerprint, report)
+    choice = _vocabulary_choice(config)
+    vocabulary = choice.given()
+    if vocabulary is None:
+        report("vocabulary", 0, 1)
+        vocabulary = choice.train(source, fingerprint, open_store(_scratch(config)))
     settings = settings_fingerprint(
         vocabulary=vocabulary,
         tagger_name=tagger,
@@ -394,7 +267,7 @@ def _make_blocks(
                 "tagger": tagger,
                 "source": fingerprint,
                 "settings_fingerprint": settings,
-                "vocabulary_training": _vocabulary_training(config),
+                "vocabulary_training": choice.training(),
             },
         )
     except EmptyCorpusError:
@@ -406,70 +279,29 @@ def _make_blocks(
     return store
 
 
-def _vocabulary_training(config: PrepareConfig) -> dict[str, int | bool | None] | None:
-    """How a vocabulary is trained on the text, None if one is given."""
-    if config.vocabulary or config.knowledge:
-        return None
-    return {
-        "size": config.vocabulary_size,
-        "lowercase": config.lowercase,
-        "strip_accents": config.strip_accents,
-    }
-
-
-def _vocabulary(
-    config: PrepareConfig, source: DocumentSource, fingerprint: str, report: Report
-) -> WordPiece:
-    """The vocabulary given, or one trained here and kept for a run that resumes."""
-    rules = {"lowercase": config.lowercase, "strip_accents": config.strip_accents}
-    if config.knowledge:
-        return BlockStore.open(config.knowledge).vocabulary
-    if config.vocabulary:
-        return WordPiece.load(config.vocabulary, **rules)
-    report("vocabulary", 0, 1)
-    scratch = open_store(_scratch(config))
-    accents = "" if config.strip_accents is None else f"-{config.strip_accents}"
-    case = "lower" if config.lowercase else "cased"
-    name = f"vocab-{fingerprint[:16]}-{config.vocabulary_size}-{case}{accents}.txt"
-
-    def texts() -> Iterator[str]:
-        for record in read_all(source):
-            if isinstance(record, Document):
-                yield record.title
-                yield record.text
-
-    # The store keeps a copy of its own.
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "vocab.txt"
-        if scratch.exists(name):
-            path.write_bytes(scratch.read(name))
-            return WordPiece.load(path, **rules)
-        trained = WordPiece.train(texts(), config.vocabulary_size, path, **rules)
-        scratch.write(name, path.read_bytes())
-        return trained
+def _vocabulary_choice(config: PrepareConfig) -> VocabularyChoice:
+    return VocabularyChoice(
+        path=config.vocabulary,
+        knowledge=config.knowledge,
+        size=config.vocabulary_size,
+        lowercase=config.lowercase,
+        strip_accents=config.strip_accents,
+    )
 
 
 def _require_same_settings(
     config: PrepareConfig, store: BlockStore, tagger: str, source: str
 ) -> None:
-    vocabulary = store.vocabulary
-    if config.knowledge:
-        vocabulary = BlockStore.open(config.knowledge).vocabulary
-    elif config.vocabulary:
-        vocabulary = WordPiece.load(
-            config.vocabulary,
-            lowercase=config.lowercase,
-            strip_accents=config.strip_accents,
-        )
+    choice = _vocabulary_choice(config)
     wanted = settings_fingerprint(
-        vocabulary=vocabulary,
+        vocabulary=choice.given() or store.vocabulary,
         tagger_name=tagger,
         chunk_length=config.chunk_length,
         source=source,
     )
     trained = store.info.get("vocabulary_training")
     same = store.info.get("settings_fingerprint") == wanted
-    if not same or trained != _vocabulary_training(config):
+    if not same or trained != choice.training():
         raise BadInputError(
             f"expected {config.corpus} to be absent or made from {config.source} with "
             f"these settings, but it holds another corpus (tagger "
@@ -478,3 +310,68 @@ def _require_same_settings(
             f"{'trained on it' if trained else 'given'}); remove it or choose "
             "another CORPUS"
         )
+
+
+def _wanted_examples(config: PrepareConfig) -> list[tuple[str, str]]:
+    """The tasks and splits to materialise."""
+    names = [f"{config.name}_salient", *config.more_tasks]
+    if not config.knowledge:
+        names.insert(0, f"{config.name}_ict")
+    # Validation first: too small a share of too few articles leaves it empty, which
+    # must be refused before anything is trained on the rest.
+    wanted = [(name, split) for name in names for split in ("validation", "train")]
+    if config.questions:
+        splits = dict.fromkeys(q.split for q in read_questions(config.questions))
+        wanted += [(f"{config.name}_questions", split) for split in splits]
+    return wanted
+
+
+def _task_settings(config: PrepareConfig) -> make_examples.TaskSettings:
+    return make_examples.TaskSettings(
+        corpus=config.corpus,
+        name=config.name,
+        questions=config.questions,
+        document_length=config.chunk_length,
+        query_length=config.query_length,
+        inverse_cloze_query_length=config.inverse_cloze_query_length,
+        max_masks=config.max_masks,
+        validation_fraction=config.validation_fraction,
+        seed=config.seed,
+        knowledge=config.knowledge,
+        modules=tuple(config.modules),
+        seqio_cache=config.seqio_cache,
+    )
+
+
+def _make_examples(
+    config: PrepareConfig,
+    tasks: make_examples.TaskSettings,
+    store: BlockStore,
+    missing: Sequence[tuple[str, str]],
+    report: Report,
+    stop: threading.Event,
+    workers: Workers,
+) -> None:
+    names = {
+        (task, split): make_examples.part_names(tasks, task, split)
+        for task, split in missing
+    }
+    settings = [dataclasses.asdict(tasks), store.info.get("settings_fingerprint")]
+    if config.questions:
+        settings.append(read_text(config.questions))
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+    parts = _run_parts(
+        _scratch(config, f"examples-{digest[:16]}"),
+        list(itertools.chain.from_iterable(names.values())),
+        make_examples.MakeExamples(tasks),
+        "examples",
+        report,
+        stop,
+        workers,
+    )
+    for task, split in missing:
+        if names[task, split]:
+            folder = examples_folder(config.knowledge or config.corpus, task, split)
+            contents = map(parts.read, names[task, split])
+            make_examples.assemble(tasks, task, split, folder, contents)
+    _clear_scratch(config)

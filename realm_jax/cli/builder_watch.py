@@ -1,5 +1,6 @@
 """The index builder and its trainer as they see each other on one machine."""
 
+import abc
 import contextlib
 import os
 import threading
@@ -18,15 +19,16 @@ _POLL_SECONDS = 1.0
 _ALIVE_SECONDS = 60.0
 
 
-class _Watch:
+class _Watch(abc.ABC):
     """Calls `look` every second in the background; a context manager."""
 
     def __init__(self):
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
+    @abc.abstractmethod
     def look(self) -> None:
-        raise NotImplementedError
+        """Looks once, in the thread of the watch."""
 
     def __enter__(self) -> "_Watch":
         self._thread.start()

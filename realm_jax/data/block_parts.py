@@ -11,7 +11,7 @@ import numpy as np
 
 from realm_jax.data.block_writer import Block
 from realm_jax.data.blocks import decode_text, encode_text
-from realm_jax.data.documents import BadRecord
+from realm_jax.data.records import BadRecord
 
 _SHOWN = 20
 

@@ -6,7 +6,6 @@ corpus counts what was not used, and decides how much of it to bear.
 
 import json
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,8 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from realm_jax.data.records import (
+    BadRecord,
+    RecordError,
+    clean_text,
+    decode,
+    json_object,
+    shorten,
+)
 from realm_jax.data.salient_spans import Span
-from realm_jax.errors import BadInputError
 
 MAX_RECORD_BYTES = 1 << 24
 """Longest line or file that is read as one document: no text written by people."""
@@ -26,7 +32,6 @@ GIVEN = "GIVEN"
 NO_ARTICLE = "no article: a disambiguation page, list, index or outline"
 """Why a page of Wikipedia is left out."""
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
 # As in the authors' code (orqa/preprocessing/wiki_preprocessor.py).
 _NO_ARTICLE_TITLE = re.compile(r"(?:List|Index|Outline) of .+|.*\(disambiguation\)")
 
@@ -51,18 +56,6 @@ class Document:
     sentences: tuple[tuple[int, int], ...] | None = None
 
 
-class BadRecord(NamedTuple):
-    """A record that is damaged.
-
-    Attributes:
-      where: the file, or dataset, and the place in it.
-      reason: what was expected, what was there, and what to do.
-    """
-
-    where: str
-    reason: str
-
-
 class LeftOut(NamedTuple):
     """A record that is whole, but not wanted in a corpus.
 
@@ -76,17 +69,6 @@ class LeftOut(NamedTuple):
 
 
 Record = Document | BadRecord | LeftOut
-
-
-class RecordError(BadInputError):
-    """A record cannot be read as a document; `record` says where and why."""
-
-    def __init__(self, where: str, reason: str):
-        super().__init__(where, reason)
-        self.record = BadRecord(where, reason)
-
-    def __str__(self) -> str:
-        return f"{self.record.where}: {self.record.reason}"
 
 
 class ByteRanges(NamedTuple):
@@ -119,13 +101,7 @@ def document_from_json(line: bytes, where: str) -> Document:
       RecordError: it is no such object.
     """
     fields = json_object(line, where)
-    title, text = fields.get("title"), fields.get("text")
-    if not isinstance(title, str) or not isinstance(text, str):
-        raise RecordError(
-            where,
-            "expected an object with the strings 'title' and 'text', got "
-            f"{shorten(line)}; correct the line.",
-        )
+    title, text = title_and_text(fields, where)
     source_id = title if fields.get("id") is None else fields["id"]
     if not isinstance(source_id, str | int | float):
         raise RecordError(
@@ -136,9 +112,23 @@ def document_from_json(line: bytes, where: str) -> Document:
     spans = None
     if "spans" in fields:
         spans = _json_spans(fields["spans"], len(text), where)
-    return Document(
-        clean_text(title), clean_text(text), clean_text(str(source_id)), spans
-    )
+    return Document(title, text, clean_text(str(source_id)), spans)
+
+
+def title_and_text(fields: Mapping[str, Any], where: str) -> tuple[str, str]:
+    """Returns the fields `title` and `text`, which may be empty.
+
+    Raises:
+      RecordError: one is absent, or no string.
+    """
+    title, text = fields.get("title"), fields.get("text")
+    if not isinstance(title, str) or not isinstance(text, str):
+        raise RecordError(
+            where,
+            "expected an object with the strings 'title' and 'text', got "
+            f"{shorten(json.dumps(fields))}; correct the line.",
+        )
+    return clean_text(title), clean_text(text)
 
 
 def document_from_bytes(
@@ -174,53 +164,6 @@ def document_from_bytes(
             where, "expected sentences in order and disjoint; make the record anew."
         )
     return Document(name, body, name, given, parts)
-
-
-def json_object(line: bytes, where: str) -> Mapping[str, Any]:
-    """Parses a JSON object.
-
-    Raises:
-      RecordError: the line is broken UTF-8, no JSON, or no object.
-    """
-    try:
-        fields = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise RecordError(
-            where,
-            f"expected one JSON object in UTF-8, got something else ({error}); correct "
-            "the line.",
-        ) from error
-    if not isinstance(fields, dict):
-        raise RecordError(
-            where, f"expected a JSON object, got {shorten(line)}; correct the line."
-        )
-    return fields
-
-
-def decode(value: bytes, what: str, where: str) -> str:
-    """Decodes UTF-8.
-
-    Raises:
-      RecordError: it is broken.
-    """
-    try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        raise RecordError(
-            where, f"expected the {what} in UTF-8, got {error}; save it as UTF-8."
-        ) from error
-
-
-def clean_text(text: str) -> str:
-    """Replaces halves of surrogate pairs: JSON can spell them, UTF-8 cannot."""
-    return _SURROGATE.sub("\ufffd", text)
-
-
-def shorten(value: bytes | str) -> str:
-    """Returns as much of a value as fits into an error message."""
-    text = value[:400]
-    text = text.decode(errors="replace") if isinstance(text, bytes) else text
-    return textwrap.shorten(text, 80, placeholder="…")
 
 
 def too_long(where: str, length: int, max_bytes: int) -> BadRecord:

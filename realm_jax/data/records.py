@@ -1,17 +1,41 @@
-"""Text files and the fields of JSON records, with errors that name the place."""
+"""Text files, records and their fields, with errors that name the place."""
 
 import gzip
 import json
 import os
 import re
+import textwrap
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from realm_jax.errors import BadInputError
 from realm_jax.storage import UnavailableStoreError, open_store
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class BadRecord(NamedTuple):
+    """A record that is damaged.
+
+    Attributes:
+      where: the file, or dataset, and the place in it.
+      reason: what was expected, what was there, and what to do.
+    """
+
+    where: str
+    reason: str
+
+
+class RecordError(BadInputError):
+    """A record cannot be read as a document; `record` says where and why."""
+
+    def __init__(self, where: str, reason: str):
+        super().__init__(where, reason)
+        self.record = BadRecord(where, reason)
+
+    def __str__(self) -> str:
+        return f"{self.record.where}: {self.record.reason}"
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -41,46 +65,51 @@ def read_text(path: str | os.PathLike[str]) -> str:
         ) from error
 
 
-def json_object(line: str, place: str) -> dict[str, Any]:
-    """Returns the object that a line of JSON is.
+def json_object(line: str | bytes, where: str) -> dict[str, Any]:
+    """Parses a JSON object.
+
+    Args:
+      line: the object, as bytes in UTF-8.
+      where: names the line in errors.
 
     Raises:
-      BadInputError: it is none; `place` is named.
+      RecordError: the line is broken UTF-8, no JSON, or no object.
     """
     try:
-        record = json.loads(line)
+        record = json.loads(line if isinstance(line, str) else line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise BadInputError(
-            f"{place}: expected a JSON object, got {line!r:.60} ({error}); correct the "
-            "line."
+        raise RecordError(
+            where,
+            f"expected a JSON object in UTF-8, got {shorten(line)} ({error}); correct "
+            "the line.",
         ) from error
     if not isinstance(record, dict):
-        raise BadInputError(
-            f"{place}: expected a JSON object, got {line!r:.60}; correct the line."
+        raise RecordError(
+            where, f"expected a JSON object, got {shorten(line)}; correct the line."
         )
     return record
 
 
-def text_field(record: dict[str, Any], field: str, place: str) -> str:
+def text_field(record: dict[str, Any], field: str, where: str) -> str:
     """Returns a field that is a text and not blank.
 
     Raises:
-      BadInputError: it is something else; `place` is named.
+      RecordError: it is something else.
     """
     value = record.get(field)
     if not isinstance(value, str) or not value.strip():
-        raise BadInputError(
-            f"{place}: expected {field!r} to be a text, got {value!r:.60}; correct the "
-            "line."
+        raise RecordError(
+            where,
+            f"expected {field!r} to be a text, got {value!r:.60}; correct the line.",
         )
-    return _without_surrogates(value)
+    return clean_text(value)
 
 
-def answers_field(record: dict[str, Any], field: str, place: str) -> tuple[str, ...]:
+def answers_field(record: dict[str, Any], field: str, where: str) -> tuple[str, ...]:
     """Returns a field that is a list of texts, none blank, and at least one.
 
     Raises:
-      BadInputError: it is something else; `place` is named.
+      RecordError: it is something else.
     """
     answers = record.get(field)
     if (
@@ -88,11 +117,38 @@ def answers_field(record: dict[str, Any], field: str, place: str) -> tuple[str, 
         or not answers
         or not all(isinstance(answer, str) and answer.strip() for answer in answers)
     ):
-        raise BadInputError(
-            f"{place}: expected {field!r} to be a list of at least one text and none "
-            f"of them blank, got {answers!r:.60}; correct the line."
+        raise RecordError(
+            where,
+            f"expected {field!r} to be a list of at least one text and none of them "
+            f"blank, got {answers!r:.60}; correct the line.",
         )
-    return tuple(_without_surrogates(answer) for answer in answers)
+    return tuple(clean_text(answer) for answer in answers)
+
+
+def decode(value: bytes, what: str, where: str) -> str:
+    """Decodes UTF-8.
+
+    Raises:
+      RecordError: it is broken.
+    """
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise RecordError(
+            where, f"expected the {what} in UTF-8, got {error}; save it as UTF-8."
+        ) from error
+
+
+def clean_text(text: str) -> str:
+    """Replaces halves of surrogate pairs: JSON can spell them, UTF-8 cannot."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def shorten(value: bytes | str) -> str:
+    """Returns as much of a value as fits into an error message."""
+    text = value[:400]
+    text = text.decode(errors="replace") if isinstance(text, bytes) else text
+    return textwrap.shorten(text, 80, placeholder="…")
 
 
 def _read_bytes(location: str) -> bytes:
@@ -102,8 +158,3 @@ def _read_bytes(location: str) -> bytes:
     else:
         content = Path(location).expanduser().read_bytes()
     return gzip.decompress(content) if location.endswith(".gz") else content
-
-
-def _without_surrogates(text: str) -> str:
-    # Half of a pair of surrogates is no character and has no UTF-8.
-    return _SURROGATE.sub("\ufffd", text)

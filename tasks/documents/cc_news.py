@@ -8,13 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from realm_jax.data.documents import (
-    Document,
-    RecordError,
-    clean_text,
-    json_object,
-    shorten,
-)
+from realm_jax.data.documents import Document
+from realm_jax.data.records import RecordError, clean_text, json_object, shorten
 from tasks.documents.files import find_files
 from tasks.documents.lines import LineSource
 from tasks.documents.source import SHARD_BYTES

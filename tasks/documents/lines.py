@@ -11,9 +11,9 @@ from realm_jax.data.documents import (
     Document,
     LeftOut,
     Record,
-    RecordError,
     too_long,
 )
+from realm_jax.data.records import RecordError
 from tasks.documents import files
 from tasks.documents.source import SHARD_BYTES, Piece, Shard, pack
 

@@ -19,13 +19,8 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
-from realm_jax.data.documents import (
-    ByteRanges,
-    Document,
-    Record,
-    RecordError,
-    document_from_bytes,
-)
+from realm_jax.data.documents import ByteRanges, Document, Record, document_from_bytes
+from realm_jax.data.records import RecordError
 from realm_jax.errors import BadInputError
 from tasks.documents import files
 from tasks.documents.source import SHARD_BYTES, Shard, pack

@@ -6,14 +6,8 @@ from pathlib import PurePosixPath
 
 from etils import epath
 
-from realm_jax.data.documents import (
-    MAX_RECORD_BYTES,
-    Document,
-    Record,
-    RecordError,
-    decode,
-    too_long,
-)
+from realm_jax.data.documents import MAX_RECORD_BYTES, Document, Record, too_long
+from realm_jax.data.records import RecordError, decode
 from tasks.documents import files
 from tasks.documents.source import SHARD_BYTES, Piece, Shard, pack
 

@@ -24,11 +24,10 @@ from realm_jax.data.documents import (
     Document,
     LeftOut,
     Record,
-    RecordError,
-    decode,
     document_from_bytes,
     is_article,
 )
+from realm_jax.data.records import RecordError, decode
 from realm_jax.errors import BadInputError
 from tasks.documents import files
 from tasks.documents.cc_news import TEXT_FIELDS, article_from_fields

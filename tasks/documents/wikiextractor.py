@@ -8,12 +8,10 @@ from realm_jax.data.documents import (
     NO_ARTICLE,
     Document,
     LeftOut,
-    RecordError,
-    clean_text,
     is_article,
-    json_object,
-    shorten,
+    title_and_text,
 )
+from realm_jax.data.records import clean_text, json_object
 from tasks.documents.files import find_below, find_files
 from tasks.documents.lines import LineSource
 from tasks.documents.source import SHARD_BYTES
@@ -47,14 +45,7 @@ def page_from_json(line: bytes, where: str) -> Document | LeftOut:
       RecordError: it is no such object.
     """
     fields = json_object(line, where)
-    title, text = fields.get("title"), fields.get("text")
-    if not isinstance(title, str) or not isinstance(text, str):
-        raise RecordError(
-            where,
-            "expected a page with the strings 'title' and 'text', got "
-            f"{shorten(line)}; run WikiExtractor with --json.",
-        )
-    title, text = clean_text(html.unescape(title)), clean_text(html.unescape(text))
+    title, text = map(html.unescape, title_and_text(fields, where))
     if not is_article(title):
         return LeftOut(where, NO_ARTICLE)
     first_line, _, rest = text.partition("\n")

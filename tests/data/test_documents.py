@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from realm_jax.data.documents import (
     GIVEN,
-    BadRecord,
     ByteRanges,
     Document,
-    RecordError,
     document_from_bytes,
     document_from_json,
     is_article,
 )
+from realm_jax.data.records import BadRecord, RecordError
 from realm_jax.data.salient_spans import Span
 from realm_jax.errors import BadInputError
 
@@ -59,9 +58,9 @@ def test_given_spans_keep_their_labels():
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b'{"title": "a", "text": "b"', "one JSON object in UTF-8.*delimiter"),
-        (b'{"title": "\xff", "text": "b"}', "one JSON object in UTF-8.*0xff"),
-        (b"[" * 100_000, "one JSON object in UTF-8.*recursion"),
+        (b'{"title": "a", "text": "b"', "a JSON object in UTF-8.*delimiter"),
+        (b'{"title": "\xff", "text": "b"}', "a JSON object in UTF-8.*0xff"),
+        (b"[" * 100_000, "a JSON object in UTF-8.*recursion"),
         (b'["a", "b"]', r"a JSON object, got \[\"a\", \"b\"\]"),
         (b'{"title": "a"}', "'title' and 'text'"),
         (b'{"title": null, "text": "b"}', "'title' and 'text'"),

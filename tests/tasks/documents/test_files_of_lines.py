@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from realm_jax.data.documents import NO_ARTICLE, BadRecord, Document, LeftOut
+from realm_jax.data.documents import NO_ARTICLE, Document, LeftOut
+from realm_jax.data.records import BadRecord
 from realm_jax.errors import BadInputError
 from tasks.documents.cc_news import cc_news
 from tasks.documents.json_lines import json_lines

@@ -10,7 +10,8 @@ from etils import epath
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm_jax.data.documents import BadRecord, Document, RecordError
+from realm_jax.data.documents import Document
+from realm_jax.data.records import BadRecord, RecordError
 from realm_jax.errors import BadInputError
 from tasks.documents import files
 from tasks.documents.lines import LineSource

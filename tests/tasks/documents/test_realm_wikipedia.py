@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from realm_jax.data.documents import GIVEN, BadRecord, Document
+from realm_jax.data.documents import GIVEN, Document
+from realm_jax.data.records import BadRecord
 from realm_jax.data.salient_spans import Span
 from realm_jax.errors import BadInputError
 from tasks.documents.realm_wikipedia import RealmWikipedia

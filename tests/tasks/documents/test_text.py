@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from realm_jax.data.documents import BadRecord, Document
+from realm_jax.data.documents import Document
+from realm_jax.data.records import BadRecord
 from realm_jax.errors import BadInputError
 from tasks.documents.source import read_all
 from tasks.documents.text import TextFolder

@@ -6,7 +6,8 @@ import types
 
 import pytest
 
-from realm_jax.data.documents import NO_ARTICLE, BadRecord, Document, LeftOut
+from realm_jax.data.documents import NO_ARTICLE, Document, LeftOut
+from realm_jax.data.records import BadRecord
 from realm_jax.data.salient_spans import Span
 from realm_jax.errors import BadInputError
 from tasks.documents.source import read_all
