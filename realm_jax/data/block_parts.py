@@ -102,7 +102,8 @@ def unpack_arrays(part: bytes) -> dict[str, np.ndarray]:
 
 
 def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.zeros(0, np.uint16), *parts]).astype(np.uint16)
+    ids = np.concatenate([np.zeros(0, np.int32), *parts])
+    return ids.astype(np.min_scalar_type(ids.max(initial=0)))
 
 
 def _blocks(arrays: Mapping[str, np.ndarray]) -> Iterator[Block]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from realm_jax.data import blocks
@@ -112,7 +113,7 @@ class BlockWriter:
         shutil.rmtree(self._partial, ignore_errors=True)
         self._partial.mkdir(parents=True)
         self._ids_file = (self._partial / blocks.IDS_FILE).open("wb")
-        _write_array_header(self._ids_file, np.uint16, 0)
+        _write_array_header(self._ids_file, self._vocabulary.id_dtype, 0)
         return self
 
     def __exit__(self, exception_type, exception, traceback) -> None:
@@ -137,7 +138,8 @@ class BlockWriter:
         index = len(self._title_lengths)
         if index % _BLOCKS_PER_TEXT_FILE == 0:
             self._open_text_file(index // _BLOCKS_PER_TEXT_FILE)
-        ids = np.concatenate([block.title_ids, block.body_ids]).astype(np.uint16)
+        ids = np.concatenate([block.title_ids, block.body_ids])
+        ids = ids.astype(self._vocabulary.id_dtype)
         self._hashes += content_hash(len(block.title_ids), ids)
         self._ids_file.write(ids.tobytes())
         self._text_writer.write(blocks.encode_text(block.text))
@@ -168,7 +170,9 @@ class BlockWriter:
             )
         self._close_text_file()
         self._ids_file.seek(0)
-        _write_array_header(self._ids_file, np.uint16, self._offsets[-1])
+        _write_array_header(
+            self._ids_file, self._vocabulary.id_dtype, self._offsets[-1]
+        )
         self._ids_file.close()
         np.save(self._partial / blocks.OFFSETS_FILE, np.array(self._offsets, np.int64))
         np.save(
@@ -237,7 +241,7 @@ def _has_entries(directory: Path) -> bool:
     return directory.is_dir() and any(directory.iterdir())
 
 
-def _write_array_header(file, dtype: type, size: int) -> None:
+def _write_array_header(file, dtype: npt.DTypeLike, size: int) -> None:
     """Writes a .npy header; NumPy pads it so that a larger size fits in place."""
     header = {
         "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),

@@ -4,7 +4,8 @@ A store is a directory:
 
     corpus.json                  counts, fingerprints, size and checksum of every file
     vocab.txt                    the vocabulary the ids belong to
-    ids.npy                      uint16: title and body of block 0, of block 1, ...
+    ids.npy                      uint16 or uint32, see `WordPiece.id_dtype`: title and
+                                 body of block 0, of block 1, ...
     offsets.npy                  int64: where each block starts in `ids`, and the end
     title_lengths.npy            uint16: how many of a block's ids are its title
     hashes.npy                   uint8: 16 bytes of each block's content, for refreshes
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
+import numpy.typing as npt
 from array_record.python.array_record_module import ArrayRecordReader
 from jaxtyping import Int, Int32, Int64
 
@@ -108,7 +110,7 @@ class BlockStore:
         self.chunk_length: int = info["chunk_length"]
         self.fingerprint: str = info["fingerprint"]
         num_ids = info["num_wordpieces"]
-        self._ids = _map_array(directory / IDS_FILE, np.uint16, num_ids)
+        self._ids = _map_array(directory / IDS_FILE, vocabulary.id_dtype, num_ids)
         self._offsets = _map_array(
             directory / OFFSETS_FILE, np.int64, self.num_blocks + 1
         )
@@ -389,7 +391,7 @@ def _check_size(path: Path, size: int) -> None:
         )
 
 
-def _map_array(path: Path, dtype: type, size: int) -> np.ndarray:
+def _map_array(path: Path, dtype: npt.DTypeLike, size: int) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:

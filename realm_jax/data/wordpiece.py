@@ -19,9 +19,6 @@ from realm_jax.errors import BadInputError
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)
 
-MAX_PIECES = 65_536
-"""Block stores keep wordpieces as uint16."""
-
 # BERT's `tokenization.py` gives up on longer words; ports that say 100 differ from it.
 _MAX_WORD_LENGTH = 200
 # Characters a trained vocabulary knows: this many, and more where the text needs them
@@ -56,6 +53,8 @@ class WordPiece:
     Attributes:
       pad, unk, cls, sep, mask: ids of the special pieces; pad is always 0.
       size: pieces in the vocabulary.
+      id_dtype: the unsigned integer that ids are stored as, the smallest that holds
+        all: uint16 up to 65,536 pieces.
       lowercase: whether text is lowercased.
       strip_accents: whether accents are removed.
       fingerprint: SHA-256 (hex) of the vocabulary and of the rules for case and
@@ -68,7 +67,6 @@ class WordPiece:
         *,
         lowercase: bool = True,
         strip_accents: bool | None = None,
-        max_pieces: int = MAX_PIECES,
     ):
         """Makes a tokenizer of `pieces`, listed in the order of their ids.
 
@@ -80,16 +78,16 @@ class WordPiece:
             a Korean syllable becomes two or three letters, each at least a wordpiece.
             Vocabularies whose pieces are whole syllables want False here, as do
             languages to which accents matter.
-          max_pieces: the most pieces allowed.
 
         Raises:
           BadInputError: the vocabulary cannot serve (see `load`).
         """
-        vocabulary = _checked_vocabulary(pieces, max_pieces)
+        vocabulary = _checked_vocabulary(pieces)
         self.pieces = tuple(pieces)
         self.lowercase = lowercase
         self.strip_accents = lowercase if strip_accents is None else strip_accents
         self.size = len(pieces)
+        self.id_dtype = np.min_scalar_type(self.size - 1)
         self.pad, self.unk, self.cls, self.sep, self.mask = (
             vocabulary[piece] for piece in SPECIAL_PIECES
         )
@@ -105,7 +103,6 @@ class WordPiece:
         lowercase: bool = True,
         *,
         strip_accents: bool | None = None,
-        max_pieces: int = MAX_PIECES,
     ) -> "WordPiece":
         """Reads `vocab.txt`: one piece a line, the line number is the id.
 
@@ -113,11 +110,10 @@ class WordPiece:
           vocab_file: UTF-8.
           lowercase: as in `__init__`, and so are the rest.
           strip_accents: None as BERT does.
-          max_pieces: the most pieces allowed.
 
         Raises:
           BadInputError: the file is missing or not UTF-8, a special piece is missing,
-            [PAD] is not piece 0, a piece occurs twice, or there are too many.
+            [PAD] is not piece 0, or a piece occurs twice.
         """
         try:
             text = Path(vocab_file).read_text(encoding="utf-8")
@@ -131,7 +127,6 @@ class WordPiece:
                 _lines(text),
                 lowercase=lowercase,
                 strip_accents=strip_accents,
-                max_pieces=max_pieces,
             )
         except BadInputError as error:
             raise BadInputError(f"{vocab_file}: {error}") from error
@@ -223,7 +218,7 @@ def _case_rule(lowercase: bool, strip_accents: bool) -> str:
     return f"{rule}, accents {'stripped' if strip_accents else 'kept'}"
 
 
-def _checked_vocabulary(pieces: Sequence[str], max_pieces: int) -> dict[str, int]:
+def _checked_vocabulary(pieces: Sequence[str]) -> dict[str, int]:
     vocabulary = {piece: index for index, piece in enumerate(pieces)}
     missing = [piece for piece in SPECIAL_PIECES if piece not in vocabulary]
     if missing:
@@ -242,11 +237,6 @@ def _checked_vocabulary(pieces: Sequence[str], max_pieces: int) -> dict[str, int
         raise BadInputError(
             f"expected every piece once, but {repeated!r} occurs more often; remove "
             "the repeated lines."
-        )
-    if len(pieces) > max_pieces:
-        raise BadInputError(
-            f"expected at most {max_pieces} pieces (ids are stored as uint16), got "
-            f"{len(pieces)}; pass a smaller vocabulary."
         )
     return vocabulary
 
@@ -279,10 +269,10 @@ def _bert_tokenizer(
 def _train_pieces(
     texts: Sequence[str], size: int, normalizer: normalizers.BertNormalizer
 ) -> list[str]:
-    if not len(SPECIAL_PIECES) < size <= MAX_PIECES:
+    if size <= len(SPECIAL_PIECES):
         raise BadInputError(
-            f"expected a vocabulary size above {len(SPECIAL_PIECES)} and at most "
-            f"{MAX_PIECES}, got {size}; choose one in that range."
+            f"expected a vocabulary size above {len(SPECIAL_PIECES)}, got {size}; "
+            "choose a larger one."
         )
     if not any(text.strip() for text in texts):
         raise BadInputError(

@@ -192,11 +192,14 @@ def share_of_grams(
     size = min(GRAM_SIZE, len(sentence))
     if size == 0 or size > bodies.shape[-1]:
         return np.zeros(len(bodies))
+    # Numbered anew, so that a gram is one integer whatever the vocabulary.
+    pieces = np.unique(sentence)
+    ranks, body_ranks = _rank(pieces, sentence), _rank(pieces, bodies)
     known = np.lib.stride_tricks.sliding_window_view(sentence != _UNKNOWN, size)
-    wanted = np.unique(_grams(sentence, size)[known.all(axis=-1)])
+    wanted = np.unique(_grams(ranks, size)[known.all(axis=-1)])
     if not len(wanted):
         return np.zeros(len(bodies))
-    present = _grams(bodies, size)
+    present = _grams(body_ranks, size)
     nearest = np.searchsorted(wanted, present).clip(max=len(wanted) - 1)
     rows, columns = np.nonzero(wanted[nearest] == present)
     found = np.zeros((len(bodies), len(wanted)), bool)
@@ -204,9 +207,15 @@ def share_of_grams(
     return found.mean(axis=1)
 
 
-def _grams(ids: Int[np.ndarray, "*dims length"], size: int) -> np.ndarray:
-    """Returns every run of `size` wordpieces as one integer of 16 bits a piece."""
-    pieces = np.lib.stride_tricks.sliding_window_view(ids.astype(np.uint64), size, -1)
+def _rank(pieces: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Returns the places of `ids` in the sorted `pieces`, their number for others."""
+    nearest = np.searchsorted(pieces, ids).clip(max=len(pieces) - 1)
+    return np.where(pieces[nearest] == ids, nearest, len(pieces))
+
+
+def _grams(ranks: Int[np.ndarray, "*dims length"], size: int) -> np.ndarray:
+    """Returns every run of `size` pieces as one integer of 16 bits a piece."""
+    pieces = np.lib.stride_tricks.sliding_window_view(ranks.astype(np.uint64), size, -1)
     shifts = 16 * np.arange(size, dtype=np.uint64)
     return np.bitwise_or.reduce(pieces << shifts, axis=-1)
 

@@ -210,7 +210,6 @@ def _vocabulary(folder: pathlib.Path) -> WordPiece:
         WordPiece.load,
         path,
         strip_accents=settings.get("strip_accents"),
-        max_pieces=2**31,
     )
     lowercase = settings.get("do_lower_case")
     if lowercase is None:

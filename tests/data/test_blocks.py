@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.data import block_writer, blocks
+from realm_jax.data.block_parts import Summary, pack_blocks, unpack_blocks
 from realm_jax.data.block_writer import Block, write_blocks
 from realm_jax.data.blocks import BlockStore, BlockText
 from realm_jax.data.salient_spans import Span
@@ -127,13 +128,17 @@ def test_bodies_and_lengths(store):
     assert store.title_lengths(block_ids).tolist() == [[2, 0], [1, 9]]
 
 
-def test_ids_up_to_65535_survive(tmp_path):
-    vocabulary = WordPiece([*SPECIAL_PIECES, *(f"w{i}" for i in range(65_531))])
-    block = Block(np.array([5]), np.array([65_535]), make_block(0).text)
-    store = write_blocks(
-        tmp_path / "store", [block], vocabulary=vocabulary, chunk_length=16
-    )
-    assert store.body_ids(np.array([0]), 1).tolist() == [[65_535]]
+@pytest.mark.parametrize("size", [65_536, 65_537, 119_547])  # Multilingual BERT's.
+def test_the_last_id_of_a_large_vocabulary_survives(size, tmp_path):
+    vocabulary = WordPiece([*SPECIAL_PIECES, *(f"w{i}" for i in range(size - 5))])
+    block = Block(np.array([5]), np.array([size - 1, 6]), make_block(0).text)
+    part = pack_blocks([block], Summary())
+    read, _ = unpack_blocks(part)
+    write_blocks(tmp_path / "store", read, vocabulary=vocabulary, chunk_length=16)
+    store = BlockStore.open(tmp_path / "store")
+    assert store.body_ids(np.array([0]), 2).tolist() == [[size - 1, 6]]
+    expected = [vocabulary.cls, 5, vocabulary.sep, size - 1, 6, vocabulary.sep]
+    assert store.document_ids(np.array([0]), 6)[0].tolist() == [expected]
 
 
 def test_texts_come_back_as_written(store):
