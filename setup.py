@@ -27,7 +27,8 @@ TRAINING = [
 # ScaNN 1.4.2 is built against TensorFlow 2.20 and does not import beside 2.21.
 CORPORA = [
     "apache-beam",
-    "etils[epath]",
+    # With gcsfs, which reads gs:// as it reads an emulator.
+    "etils[epath-gcs]",
     # 0.2.3 was generated for protobuf 7, Apache Beam needs 6.
     "sentencepiece<0.2.2",
     "seqio",

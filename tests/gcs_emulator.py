@@ -6,7 +6,6 @@ import socket
 import subprocess
 import time
 import urllib.request
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,6 @@ def environment(server: str) -> dict[str, str]:
         "STORAGE_EMULATOR_HOST": server,
         "TENSORSTORE_GCS_HTTP_URL": server,
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "offline",
-        "EPATH_USE_TF": "false",
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
         "FSSPEC_GCS": '{"use_listings_cache": false}',
     }
@@ -33,9 +31,6 @@ def environment(server: str) -> dict[str, str]:
 def emulated_bucket(folder: Path, name: str) -> Iterator[str]:
     """Yields the gs:// address of an empty bucket; skips where there is no server."""
     binary = _binary()
-    with warnings.catch_warnings(action="ignore", category=ImportWarning):
-        # The client warns, once, of a package that would only improve its messages.
-        importlib.import_module("google.cloud.storage")
     (folder / "objects" / name).mkdir(parents=True)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

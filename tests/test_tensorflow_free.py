@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from tests import tiny_run
+
 CODE = """
 import pathlib, sys, tempfile
 
@@ -30,7 +32,11 @@ print("trained")
 
 def test_stages_leave_tensorflow_alone():
     done = subprocess.run(
-        [sys.executable, "-c", CODE], capture_output=True, text=True, check=False
+        [sys.executable, "-c", CODE],
+        env=tiny_run.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "trained" in done.stdout

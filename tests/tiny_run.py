@@ -4,6 +4,7 @@ The run files are those of gin/; only sizes are taken down, by one file given la
 person would do it.
 """
 
+import fcntl
 import json
 import os
 import pathlib
@@ -258,15 +259,20 @@ def launch(chain: pathlib.Path) -> subprocess.Popen[str]:
 
 def finished(factory: pytest.TempPathFactory) -> pathlib.Path:
     """The folder of a chain that was run to its end, once a session; read only."""
-    root = factory.getbasetemp() / "finished"
-    if root.exists():
-        return root
-    root.mkdir()
-    make_inputs(root)
-    launcher = launch(write_chain(root, list(CHAIN)))
-    said, _ = launcher.communicate(timeout=500)
-    (root / "said.txt").write_text(said)
-    assert launcher.returncode == 0, said
+    base = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # All workers of the session share it.
+    root = base / "finished"
+    with (base / "finished.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (root / "said.txt").exists():
+            return root
+        root.mkdir()
+        make_inputs(root)
+        launcher = launch(write_chain(root, list(CHAIN)))
+        said, _ = launcher.communicate(timeout=500)
+        assert launcher.returncode == 0, said
+        (root / "said.txt").write_text(said)
     return root
 
 

@@ -6,6 +6,7 @@ The commands run in this process; those whose death is of interest in their own.
 import json
 import pathlib
 import resource
+import shutil
 import subprocess
 import sys
 
@@ -174,7 +175,9 @@ class TestPrepare:
         refuse(tiny_run.arguments("prepare", inputs, NAME="my-towns"), "'my-towns'")
         assert files_below(inputs) == before
 
-    def test_no_article_for_validation(self, inputs):
+    def test_no_article_for_validation(self, finished, tmp_path):
+        inputs = tiny_run.copy(finished, tmp_path, "corpus")
+        shutil.rmtree(inputs / "corpus" / "examples")
         fraction = "prepare.PrepareConfig.validation_fraction"
         arguments = replaced(tiny_run.arguments("prepare", inputs), fraction, 1e-9)
         # Its own process: what it registers with SeqIO would stay in this one.

@@ -10,8 +10,10 @@ import time
 import pytest
 
 from realm_jax.errors import BadInputError
+from realm_jax.storage import open_store
 from tasks import make_blocks, prepare
 from tests import tiny_run
+from tests.gcs_emulator import emulated_bucket
 
 PREPARE = "prepare.PrepareConfig"
 
@@ -39,34 +41,44 @@ def contents(folder):
     }
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    root = tmp_path_factory.mktemp("prepare")
-    tiny_run.make_inputs(root)
-    return root
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """The folder of a finished chain; its corpus was made in one part."""
+    return tiny_run.finished(tmp_path_factory)
 
 
-@pytest.fixture(scope="module")
-def prepared(inputs):
-    """The corpus as one process makes it, in one part."""
-    code, said = run(inputs, inputs / "one", "--workers=1")
-    assert code == 0, said
-    return inputs / "one"
+@pytest.fixture
+def inputs(finished, tmp_path):
+    return tiny_run.copy(finished, tmp_path)
 
 
-def test_the_bytes_do_not_depend_on_workers_or_parts(inputs, prepared):
-    code, said = run(
-        inputs, inputs / "two", "--workers=2", f"--gin.{PREPARE}.part_bytes=2000"
-    )
-    assert code == 0, said
-    assert contents(inputs / "two") == contents(prepared)
-    assert not list(inputs.glob("two.parts*"))
+def test_the_bytes_do_not_depend_on_workers_parts_or_where_they_lie(
+    finished, inputs, tmp_path
+):
+    """Two processes that share no disk, only a bucket, as on several machines."""
+    (tmp_path / "server").mkdir()
+    with emulated_bucket(tmp_path / "server", "towns") as bucket:
+        for name in ("articles.jsonl", "questions.jsonl"):
+            open_store(bucket).write(name, (inputs / name).read_bytes())
+        code, said = run(
+            inputs,
+            inputs / "two",
+            "--workers=2",
+            f"--gin.{PREPARE}.part_bytes=5000",
+            SOURCE=f"{bucket}/articles.jsonl",
+            QUESTIONS=f"{bucket}/questions.jsonl",
+            SCRATCH=f"{bucket}/scratch",
+        )
+        assert code == 0, said
+        assert open_store(bucket).list() == ["articles.jsonl", "questions.jsonl"]
+    assert contents(inputs / "two") == contents(finished / "corpus")
+    assert not list(inputs.glob("*.parts"))
     assert "INFO" not in said
     assert "Traceback" not in said
 
 
 @pytest.mark.long
-def test_a_run_that_was_killed_goes_on_to_the_same_bytes(inputs, prepared):
+def test_a_run_that_was_killed_goes_on_to_the_same_bytes(finished, inputs):
     parts = inputs / "three.parts"
     arguments = tiny_run.arguments("prepare", inputs, CORPUS=str(inputs / "three"))
     arguments += ["--workers=1", f"--gin.{PREPARE}.part_bytes=2000"]
@@ -86,7 +98,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(inputs, prepared):
         f"--gin.{PREPARE}.part_bytes=2000",
     )
     assert code == 0, said
-    assert contents(inputs / "three") == contents(prepared)
+    assert contents(inputs / "three") == contents(finished / "corpus")
 
 
 def test_a_damaged_line_is_named_before_anything_is_written(inputs):
