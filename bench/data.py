@@ -33,9 +33,10 @@ from realm_jax.data.documents import Document
 from realm_jax.data.examples import Examples
 from realm_jax.data.salient_spans import PreAnnotated, tagger_by_name
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
-from tasks import prepare
 from tasks.documents.open import open_source
 from tasks.documents.source import read_all
+from tasks.prepare_blocks import BlocksConfig, prepare_blocks
+from tasks.scratch import Workers
 
 _BATCH = 512
 _CHUNK_LENGTH = 288
@@ -77,16 +78,15 @@ def measure_blocks(arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as folder:
         for times in arguments.repeat:
             source = _repeated(arguments.corpus, times, pathlib.Path(folder))
-            config = prepare.PrepareConfig(
+            config = BlocksConfig(
                 corpus=f"{folder}/corpus_{times}",
                 source=str(source),
-                name="bench",
-                vocabulary=arguments.vocabulary,
+                vocabulary=WordPiece.load(arguments.vocabulary),
                 chunk_length=_CHUNK_LENGTH,
                 tagger="given",
             )
             began = time.perf_counter()
-            store = prepare.make_blocks_of(config, prepare.Workers(arguments.workers))
+            store = prepare_blocks(config, workers=Workers(arguments.workers))
             measured[f"{times} x"] = {
                 "seconds": time.perf_counter() - began,
                 "blocks": store.num_blocks,

@@ -1,11 +1,18 @@
-"""Registers a prepared corpus with SeqIO: one call, five tasks.
+"""Registers a corpus with SeqIO: one call, five tasks.
 
     tasks.corpora.register("vital", source="runs/vital/corpus")
 
-gives `vital_blocks` (the documents), `vital_ict` (sentences and their blocks),
-`vital_salient` (sentences with a salient span masked), `vital_random_tokens` and
-`vital_random_spans` (sentences with random masks, for comparison), each with the splits
-train and validation. Importing this module imports TensorFlow.
+of a corpus that `realm prepare` has made, or
+
+    tasks.corpora.register(
+        "mine", source="articles.jsonl", corpus="runs/mine/corpus", tagger="spacy"
+    )
+
+of documents, whose blocks are then made by the first call. It gives `vital_blocks` (the
+documents), `vital_ict` (sentences and their blocks), `vital_salient` (sentences with a
+salient span masked), `vital_random_tokens` and `vital_random_spans` (sentences with
+random masks, for comparison), each with the splits train and validation. Importing this
+module imports TensorFlow.
 """
 
 import copy
@@ -27,8 +34,10 @@ from realm_jax.data.splits import VALIDATION_FRACTION
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.types import NULL_BLOCK
+from tasks.prepare_blocks import BlocksConfig, prepare_blocks
 from tasks.sources import BlockSource
 from tasks.taggers import tagger_by_name
+from tasks.vocabularies import VocabularyTraining
 
 NUM_SHARDS = 64
 
@@ -37,6 +46,7 @@ def register(
     name: str,
     source: str | os.PathLike[str],
     *,
+    corpus: str | os.PathLike[str] | None = None,
     tagger: str | Tagger | None = None,
     vocabulary: str | os.PathLike[str] | WordPiece | None = None,
     knowledge: str | os.PathLike[str] | None = None,
@@ -52,14 +62,20 @@ def register(
 
     Args:
       name: letters, digits and underscores.
-      source: directory of the corpus, as `realm prepare` makes it.
-      tagger: None masks the spans that `realm prepare` found. Otherwise the salient
+      source: directory of a corpus, as `realm prepare` makes it; or, with `corpus`,
+        documents, see `tasks.documents.open.open_source`.
+      corpus: None if `source` is prepared. Otherwise the directory of the blocks made
+        of its documents. The first call makes them on all cores, which takes as long as
+        `realm prepare` takes for them; later ones open them.
+      tagger: None masks the spans that were found in preparing. Otherwise the salient
         task has those that this tagger finds in the blocks, whatever is stored: it runs
         when examples are made, shard by shard, and the corpus stays as it is. A name
-        (see `tasks.taggers`) or an object; its model is loaded here.
+        (see `tasks.taggers`) or an object; its model is loaded here. With `corpus` the
+        name of what tags the documents, None for "auto".
       vocabulary: what the corpus must have been prepared with, a `vocab.txt` or a
         tokenizer; None takes any. Blocks are stored as wordpieces: for another
-        vocabulary prepare the corpus again.
+        vocabulary prepare the corpus again. With `corpus` what it is made with, None to
+        train one on the text.
       knowledge: the prepared corpus that is searched for these sentences, where it is
         another one (X and Z in REALM, section 4.3). Then only the tasks of masked
         sentences are registered, which name no block of their own.
@@ -77,14 +93,18 @@ def register(
 
     Raises:
       BadInputError: there is no corpus at `source`, it has another vocabulary, there
-        is no such tagger, a length leaves no room for an example, or a task of this
-        name is registered already.
+        is no such tagger, a length leaves no room for an example, a task of this name
+        is registered already, or documents cannot be made into blocks.
     """
-    store = BlockStore.open(source)
-    if vocabulary is not None:
-        _require_vocabulary(store, vocabulary)
-    if isinstance(tagger, str):
-        tagger = tagger_by_name(tagger)
+    if corpus is None:
+        store = BlockStore.open(source)
+        if vocabulary is not None:
+            _require_vocabulary(store, vocabulary)
+        if isinstance(tagger, str):
+            tagger = tagger_by_name(tagger)
+    else:
+        store = _prepared(source, corpus, tagger, vocabulary, document_length)
+        tagger = None
     blocks = BlockSource(store, num_shards, validation_fraction)
     if knowledge is not None:
         searched = BlockStore.open(knowledge)
@@ -121,6 +141,31 @@ def register(
             store.vocabulary.size,
         )
     return [f"{name}_{suffix}" for suffix, *_ in tasks]
+
+
+def _prepared(
+    source: str | os.PathLike[str],
+    corpus: str | os.PathLike[str],
+    tagger: str | Tagger | None,
+    vocabulary: str | os.PathLike[str] | WordPiece | None,
+    document_length: int,
+) -> BlockStore:
+    """Makes blocks of documents, or opens those that were made of them before."""
+    if not isinstance(tagger, str | None):
+        raise BadInputError(
+            f"expected the name of a tagger for documents, got an object "
+            f"({tagger.name}): processes that tag load it for themselves."
+        )
+    if vocabulary is not None and not isinstance(vocabulary, WordPiece):
+        vocabulary = WordPiece.load(vocabulary)
+    config = BlocksConfig(
+        corpus=os.fspath(corpus),
+        source=os.fspath(source),
+        vocabulary=vocabulary or VocabularyTraining(),
+        tagger=tagger or "auto",
+        chunk_length=document_length,
+    )
+    return prepare_blocks(config)
 
 
 def _of_no_block(

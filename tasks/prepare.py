@@ -13,34 +13,22 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import logging
-import pathlib
 import re
-import shutil
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from realm_jax.data import inverse_cloze, masking
-from realm_jax.data.block_writer import EmptyCorpusError
-from realm_jax.data.blocks import INFO_FILE, BlockStore
-from realm_jax.data.corpus import settings_fingerprint
+from realm_jax.data.blocks import BlockStore
 from realm_jax.data.questions import read_questions
 from realm_jax.data.records import read_text
 from realm_jax.data.splits import VALIDATION_FRACTION
+from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
-from realm_jax.storage import open_store
-from tasks import make_blocks, make_examples
-from tasks.documents.open import open_source
+from tasks import make_examples, vocabularies
 from tasks.made_examples import are_there, examples_folder
-from tasks.taggers import tagger_by_name
-from tasks.vocabularies import VocabularyChoice
-
-if TYPE_CHECKING:
-    from tasks.parts import MakePart, Parts
-
-Report = Callable[[str, int, int | None], None]
-"""Called with (what is being made, how many are done, how many there are)."""
+from tasks.prepare_blocks import PART_BYTES, BlocksConfig, prepare_blocks
+from tasks.scratch import ALL_CORES, Report, Scratch, Workers
+from tasks.vocabularies import VocabularyTraining
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +70,7 @@ class PrepareConfig:
     source: str
     name: str
     vocabulary: str = ""
-    vocabulary_size: int = 8192
+    vocabulary_size: int = vocabularies.SIZE
     lowercase: bool = True
     strip_accents: bool | None = None
     chunk_length: int = inverse_cloze.DOCUMENT_LENGTH
@@ -97,30 +85,15 @@ class PrepareConfig:
     modules: Sequence[str] = ()
     seqio_cache: str = ""
     seed: int = 0
-    part_bytes: int = 2 << 20
+    part_bytes: int = PART_BYTES
     scratch: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Workers:
-    """Who does the work; nothing that is made depends on it.
-
-    Attributes:
-      count: processes on this machine; 0 for one a core.
-      beam_flags: options of Apache Beam, such as --runner=DataflowRunner.
-      max_bad_lines: damaged records to leave out before giving up.
-    """
-
-    count: int = 0
-    beam_flags: Sequence[str] = ()
-    max_bad_lines: int = 0
 
 
 def run(
     config: PrepareConfig,
     report: Report,
     stop: threading.Event | None = None,
-    workers: Workers = Workers(),
+    workers: Workers = ALL_CORES,
 ) -> BlockStore:
     """Makes what is missing of the corpus and its examples.
 
@@ -139,7 +112,7 @@ def run(
     # What costs nothing to check comes before hours of work.
     wanted = _wanted_examples(config)
     _require_task_name(config.name)
-    store = _make_blocks(config, report, stop, workers)
+    store = prepare_blocks(_blocks_config(config), report, stop, workers)
     tasks = _task_settings(config)
     missing = [
         (task, split)
@@ -151,62 +124,6 @@ def run(
     return store
 
 
-def make_blocks_of(config: PrepareConfig, workers: Workers = Workers()) -> BlockStore:
-    """Makes the block store alone, without any examples.
-
-    Raises:
-      BadInputError: as `run`.
-    """
-    return _make_blocks(config, lambda *_: None, threading.Event(), workers)
-
-
-def _scratch(config: PrepareConfig, name: str = "") -> str:
-    """A folder of this corpus alone: it is removed in the end with all in it."""
-    corpus = pathlib.Path(config.corpus)
-    root = str(corpus.with_name(f"{corpus.name}.parts"))
-    if config.scratch:
-        whose = hashlib.sha256(str(corpus.absolute()).encode()).hexdigest()[:8]
-        root = f"{config.scratch.rstrip('/')}/{corpus.name}-{whose}.parts"
-    return f"{root}/{name}" if name else root
-
-
-def _clear_scratch(config: PrepareConfig) -> None:
-    store = open_store(_scratch(config))
-    for name in store.list():
-        store.delete(name)
-    # On a disk folders outlive what was in them.
-    shutil.rmtree(_scratch(config), ignore_errors=True)
-
-
-def _run_parts(
-    scratch: str,
-    names: Sequence[str],
-    make_part: "MakePart",
-    what: str,
-    report: Report,
-    stop: threading.Event,
-    workers: Workers,
-) -> "Parts":
-    # Beam takes seconds to import; a corpus that is complete does not need it. It warns
-    # of clients for Google Cloud that are not there, and not needed.
-    logging.disable(logging.WARNING)
-    try:
-        from tasks.parts import Parts, default_workers
-    finally:
-        logging.disable(logging.NOTSET)
-
-    parts = Parts(scratch)
-    parts.make(
-        names,
-        make_part,
-        workers=workers.count or default_workers(),
-        beam_flags=workers.beam_flags,
-        report=lambda done, total: report(what, done, total),
-        stop=stop,
-    )
-    return parts
-
-
 def _require_task_name(name: str) -> None:
     if not re.fullmatch(r"\w+", name, re.ASCII):
         raise BadInputError(
@@ -215,101 +132,25 @@ def _require_task_name(name: str) -> None:
         )
 
 
-def _make_blocks(
-    config: PrepareConfig, report: Report, stop: threading.Event, workers: Workers
-) -> BlockStore:
-    source = open_source(config.source, shard_bytes=config.part_bytes)
-    tagger = tagger_by_name(config.tagger).name
-    fingerprint = source.fingerprint()
-    if (pathlib.Path(config.corpus) / INFO_FILE).exists():
-        store = BlockStore.open(config.corpus)
-        _require_same_settings(config, store, tagger, fingerprint)
-        report("blocks", store.num_blocks, store.num_blocks)
-        return store
-    source.prepare_shards(_scratch(config, "unpacked"))
-    shards = source.shards()
-    choice = _vocabulary_choice(config)
-    vocabulary = choice.given()
-    if vocabulary is None:
-        report("vocabulary", 0, 1)
-        vocabulary = choice.train(source, fingerprint, open_store(_scratch(config)))
-    settings = settings_fingerprint(
-        vocabulary=vocabulary,
-        tagger_name=tagger,
+def _blocks_config(config: PrepareConfig) -> BlocksConfig:
+    return BlocksConfig(
+        corpus=config.corpus,
+        source=config.source,
+        vocabulary=_vocabulary(config),
+        tagger=config.tagger,
         chunk_length=config.chunk_length,
-        source=fingerprint,
-    )
-    names = make_blocks.part_names(len(shards))
-    parts = _run_parts(
-        _scratch(config, f"blocks-{settings[:16]}-{config.part_bytes}"),
-        names,
-        make_blocks.MakeBlocks(
-            source,
-            dict(zip(names, shards, strict=True)),
-            vocabulary,
-            config.tagger,
-            config.chunk_length,
-            workers.max_bad_lines,
-        ),
-        "blocks",
-        report,
-        stop,
-        workers,
-    )
-    try:
-        store = make_blocks.assemble(
-            config.corpus,
-            map(parts.read, names),
-            vocabulary=vocabulary,
-            chunk_length=config.chunk_length,
-            max_bad_lines=workers.max_bad_lines,
-            metadata={
-                "tagger": tagger,
-                "source": fingerprint,
-                "settings_fingerprint": settings,
-                "vocabulary_training": choice.training(),
-            },
-        )
-    except EmptyCorpusError:
-        # Of no use to a later run. Whatever else goes wrong, such as a full disk, is
-        # mended without making the parts again.
-        _clear_scratch(config)
-        raise
-    _clear_scratch(config)
-    return store
-
-
-def _vocabulary_choice(config: PrepareConfig) -> VocabularyChoice:
-    return VocabularyChoice(
-        path=config.vocabulary,
-        knowledge=config.knowledge,
-        size=config.vocabulary_size,
-        lowercase=config.lowercase,
-        strip_accents=config.strip_accents,
+        part_bytes=config.part_bytes,
+        scratch=config.scratch,
     )
 
 
-def _require_same_settings(
-    config: PrepareConfig, store: BlockStore, tagger: str, source: str
-) -> None:
-    choice = _vocabulary_choice(config)
-    wanted = settings_fingerprint(
-        vocabulary=choice.given() or store.vocabulary,
-        tagger_name=tagger,
-        chunk_length=config.chunk_length,
-        source=source,
-    )
-    trained = store.info.get("vocabulary_training")
-    same = store.info.get("settings_fingerprint") == wanted
-    if not same or trained != choice.training():
-        raise BadInputError(
-            f"expected {config.corpus} to be absent or made from {config.source} with "
-            f"these settings, but it holds another corpus (tagger "
-            f"{store.info.get('tagger')!r}, {store.chunk_length} wordpieces a block, "
-            f"{store.vocabulary.size} in a vocabulary that was "
-            f"{'trained on it' if trained else 'given'}); remove it or choose "
-            "another CORPUS"
-        )
+def _vocabulary(config: PrepareConfig) -> WordPiece | VocabularyTraining:
+    rules = {"lowercase": config.lowercase, "strip_accents": config.strip_accents}
+    if config.knowledge:
+        return BlockStore.open(config.knowledge).vocabulary
+    if config.vocabulary:
+        return WordPiece.load(config.vocabulary, **rules)
+    return VocabularyTraining(config.vocabulary_size, **rules)
 
 
 def _wanted_examples(config: PrepareConfig) -> list[tuple[str, str]]:
@@ -360,18 +201,19 @@ def _make_examples(
     if config.questions:
         settings.append(read_text(config.questions))
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-    parts = _run_parts(
-        _scratch(config, f"examples-{digest[:16]}"),
+    scratch = Scratch(config.corpus, config.scratch)
+    parts = scratch.make_parts(
+        f"examples-{digest[:16]}",
         list(itertools.chain.from_iterable(names.values())),
         make_examples.MakeExamples(tasks),
-        "examples",
-        report,
-        stop,
-        workers,
+        what="examples",
+        report=report,
+        stop=stop,
+        workers=workers,
     )
     for task, split in missing:
         if names[task, split]:
             folder = examples_folder(config.knowledge or config.corpus, task, split)
             contents = map(parts.read, names[task, split])
             make_examples.assemble(tasks, task, split, folder, contents)
-    _clear_scratch(config)
+    scratch.clear()

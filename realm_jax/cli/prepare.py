@@ -57,6 +57,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     )
     flags, beam_flags = configuration.parse_known(parser, argv)
     from tasks import prepare
+    from tasks.scratch import Workers
 
     config = configuration.configured(prepare.PrepareConfig)
     config = dataclasses.replace(
@@ -69,7 +70,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
                 raise StoppedError(f"stopped while making {what}")
             progress(done, total, what=what)
 
-        workers = prepare.Workers(flags.workers, beam_flags, flags.max_bad_lines)
+        workers = Workers(flags.workers, beam_flags, flags.max_bad_lines)
         store = prepare.run(config, report, stop, workers)
         for line in summary(store.info):
             progress.note(line)

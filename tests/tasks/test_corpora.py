@@ -6,6 +6,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
+from realm_jax.data.blocks import BlockStore
 from realm_jax.data.corpus import build_corpus
 from realm_jax.data.documents import Document
 from realm_jax.data.inverse_cloze import inverse_cloze_examples
@@ -331,6 +332,42 @@ def test_a_missing_corpus_is_refused(tmp_path):
     with pytest.raises(BadInputError, match="expected a prepared corpus at"):
         corpora.register("nowhere", tmp_path)
     assert "nowhere_blocks" not in seqio.TaskRegistry.names()
+
+
+def test_one_call_makes_a_corpus_of_documents(store, tmp_path):
+    """The tasks are those of the corpus that was built another way, block by block."""
+    texts = {}
+    for text in store.texts(range(store.num_blocks)):
+        texts.setdefault((text.source_id, text.title), []).append(text.body)
+    with (tmp_path / "towns.jsonl").open("w") as file:
+        for (source_id, title), bodies in texts.items():
+            fields = {"id": source_id, "title": title, "text": " ".join(bodies)}
+            file.write(json.dumps(fields) + "\n")
+
+    def register(name, **options):
+        corpora.register(
+            name,
+            tmp_path / "towns.jsonl",
+            corpus=tmp_path / "corpus",
+            tagger="rules",
+            vocabulary=store.vocabulary,
+            **({"document_length": 40, "validation_fraction": 0.2} | options),
+            query_length=32,
+            max_masks=6,
+            num_shards=5,
+        )
+
+    register("made")
+    assert BlockStore.open(tmp_path / "corpus").fingerprint == store.fingerprint
+    assert fingerprints(load("made_salient")) == fingerprints(load("towns_salient"))
+    made = (tmp_path / "corpus" / "corpus.json").stat().st_mtime_ns
+    register("opened")
+    assert (tmp_path / "corpus" / "corpus.json").stat().st_mtime_ns == made
+    with pytest.raises(BadInputError, match="holds another corpus"):
+        register("shorter", document_length=30)
+    with pytest.raises(BadInputError, match="expected the name of a tagger"):
+        corpora.register("object", "x.jsonl", corpus=tmp_path, tagger=RuleTagger())
+    assert "object_blocks" not in seqio.TaskRegistry.names()
 
 
 def test_an_empty_split_is_refused(store):

@@ -9,9 +9,7 @@ import time
 
 import pytest
 
-from realm_jax.errors import BadInputError
 from realm_jax.storage import open_store
-from tasks import make_blocks, prepare
 from tests import tiny_run
 from tests.gcs_emulator import emulated_bucket
 
@@ -118,48 +116,3 @@ def test_an_option_that_nobody_knows_is_refused(inputs):
     assert code == 2
     assert "--wrokers=2" in said
     assert not (inputs / "none").exists()
-
-
-class TestScratch:
-    """Parts are removed with their folder, so the folder must be the corpus's own."""
-
-    def config(self, root, scratch=""):
-        return prepare.PrepareConfig(
-            corpus=str(root / "corpus"),
-            source=str(root / "articles.jsonl"),
-            name="towns",
-            vocabulary_size=300,
-            chunk_length=40,
-            tagger="rules",
-            scratch=str(scratch),
-        )
-
-    @pytest.fixture
-    def root(self, tmp_path):
-        tiny_run.make_inputs(tmp_path)
-        return tmp_path
-
-    def test_a_scratch_folder_keeps_what_else_is_in_it(self, root):
-        scratch = root / "scratch"
-        (scratch / "mine").mkdir(parents=True)
-        (scratch / "mine" / "thesis.txt").write_text("years of work")
-        (scratch / "corpus.txt").write_text("more of it")
-        before = contents(scratch)
-        prepare.make_blocks_of(self.config(root, scratch), prepare.Workers(1))
-        assert contents(scratch) == before
-        assert (root / "corpus" / "corpus.json").exists()
-
-    def test_parts_outlive_a_failure_to_put_them_together(self, root, monkeypatch):
-        def full_disk(*args, **kwargs):
-            raise BadInputError("the disk is full")
-
-        monkeypatch.setattr(make_blocks, "assemble", full_disk)
-        with pytest.raises(BadInputError, match="disk is full"):
-            prepare.make_blocks_of(self.config(root), prepare.Workers(1))
-        monkeypatch.undo()
-        assert len(list((root / "corpus.parts").glob("blocks-*/done/*"))) == 1
-        # The next run needs no worker at all.
-        monkeypatch.setattr(make_blocks.MakeBlocks, "__call__", full_disk)
-        store = prepare.make_blocks_of(self.config(root), prepare.Workers(1))
-        assert store.info["num_documents"] == 60
-        assert not (root / "corpus.parts").exists()
