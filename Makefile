@@ -12,6 +12,9 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # it again are 40 % of a step on a CPU; huge pages make them few.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
+# One process a core, each with whole files: what a file sets up, it sets up once.
+PYTEST_FLAGS ?= --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+
 .PHONY: help env data quickstart test test-long lint format lock clean
 
 help: ## Show the targets.
@@ -38,10 +41,10 @@ quickstart: $(ENV_STAMP) $(DATA_STAMP) ## Run the whole chain on real Wikipedia 
 	$(BIN)/python -m tpu_launch local --gin_file=gin/runs/quickstart.gin
 
 test: $(ENV_STAMP) $(DATA_STAMP) ## Run the everyday tests.
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not long"
 
 test-long: $(ENV_STAMP) $(DATA_STAMP) ## Run the long tests too.
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 lint: $(ENV_STAMP) ## Check format, lint and types.
 	$(BIN)/ruff format --check .

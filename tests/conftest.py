@@ -1,4 +1,4 @@
-"""What every test runs under."""
+"""What every test runs under, and in which order files are handed to processes."""
 
 import os
 
@@ -10,3 +10,15 @@ from jaxtyping import install_import_hook
 
 # Shapes in signatures are checked at run time in tests, and only there.
 install_import_hook("realm_jax.objectives", "beartype.beartype")
+
+# Minutes each: one left for the end would have a process to itself and others idle.
+_LONGEST = ("test_learning", "test_bad_input", "test_local", "test_run", "test_prepare")
+
+
+def pytest_collection_modifyitems(items: list) -> None:
+    """Puts the longest files first; the order in a file stays."""
+    items.sort(key=lambda item: _place(item.path.stem))
+
+
+def _place(file: str) -> int:
+    return _LONGEST.index(file) if file in _LONGEST else len(_LONGEST)
