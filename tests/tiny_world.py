@@ -226,7 +226,7 @@ def differing(left: Any, right: Any) -> set[str]:
 # A step is traced anew for each optimizer that is made, though it be the same.
 _TRACED_ONCE = {
     name: functools.cache(getattr(stage, name))
-    for name in ("make_optimizer", "make_step")
+    for name in ("make_optimizer", "plain_step")
 }
 
 

@@ -8,9 +8,11 @@ Macros:
   CORPUS           prepared corpus
   TASK             masked sentences, e.g. "my_salient"
   WARM_START       model directory of `realm warm-start`
-  REFRESH_MODE     "async", "blocking" or "off"
+  REFRESH_MODE     "async", "blocking", "rolling" or "off"
   REFRESH_PERIOD   steps between two indexes
-  SEARCHER         "device" (exact) or "scann"
+  MAX_STALENESS_STEPS, WHEN_STALE
+                   how old an index may become, and then "wait", "warn" or "stop"
+  SEARCHER         "device" (inside the step) or "scann" (on the host)
   QUESTIONS        held-out questions for recall@5 at every refresh, or ""
   NUM_CANDIDATES, TRAIN_STEPS, BATCH_SIZE, SEED
 

@@ -245,6 +245,18 @@ class BlockStore:
         segments = _segment_ids(query_lengths, ends + 1, length)
         return ids.reshape(*shape, length), segments.reshape(*shape, length)
 
+    def title_ids(
+        self, block_ids: Int[np.ndarray, "*batch"], length: int
+    ) -> Int32[np.ndarray, "*batch length"]:
+        """Returns titles without special pieces, cut or padded to `length`.
+
+        Raises:
+          BadInputError: an id is out of range.
+        """
+        starts, titles, _ = self._extents(block_ids)
+        ids = self._place(starts, np.minimum(titles, length), 0, length)
+        return ids.reshape(*np.shape(block_ids), length)
+
     def body_ids(
         self, block_ids: Int[np.ndarray, "*batch"], length: int
     ) -> Int32[np.ndarray, "*batch length"]:

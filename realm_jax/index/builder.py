@@ -27,7 +27,13 @@ from realm_jax.index.embed import (
     embed_shards,
     shard_ranges,
 )
-from realm_jax.index.heartbeat import Heartbeat, JobStatus, State, read_heartbeat
+from realm_jax.index.heartbeat import (
+    Heartbeat,
+    JobStatus,
+    Listener,
+    State,
+    read_heartbeat,
+)
 from realm_jax.index.retrievers import (
     PARAMS_CRC32C,
     RETRIEVER_SERIES,
@@ -309,12 +315,12 @@ class IndexBuilder:
         self._beat("finished")
 
     def _follow(self, stop: threading.Event) -> None:
-        trainer = _TrainerWatch(self._store, self._config.patience_seconds)
+        trainer = Listener(self._store, TRAINER_ROLE)
         self._index_step = self._indexes.latest_step()
         while not stop.is_set():
             # Asked before looking for work, so that what the trainer published just
             # before it ended is found.
-            trainer_is_done = trainer.is_done()
+            trainer_is_done = self._is_done(*trainer.listen())
             step = self._newest_step()
             if step is not None:
                 self._build(step, stop)
@@ -322,6 +328,12 @@ class IndexBuilder:
                 return
             else:
                 self._wait(stop)
+
+    def _is_done(self, trainer: JobStatus | None, silent_seconds: float) -> bool:
+        """Whether no more retrievers will come."""
+        if trainer is not None and trainer.state != "running":
+            return True
+        return silent_seconds > self._config.patience_seconds
 
     def _wait(self, stop: threading.Event) -> None:
         self._beat("running", activity="waiting")
@@ -410,27 +422,3 @@ class IndexBuilder:
             refused={str(step): reason for step, reason in self._refused.items()},
             **extra,
         )
-
-
-class _TrainerWatch:
-    """Tells when no more retrievers will come.
-
-    Only changes count, on this machine's clock: the heartbeat found at first may be
-    that of a run that ended days ago, before the trainer now starting.
-    """
-
-    def __init__(self, store: Store, patience_seconds: float):
-        self._store = store
-        self._patience_seconds = patience_seconds
-        self._first: JobStatus | None = read_heartbeat(store, TRAINER_ROLE)
-        self._last = self._first
-        self._last_change = time.monotonic()
-
-    def is_done(self) -> bool:
-        """Returns whether the trainer ended, or was silent for too long."""
-        status = read_heartbeat(self._store, TRAINER_ROLE)
-        if status != self._last:
-            self._last, self._last_change = status, time.monotonic()
-        if status is not None and status != self._first and status.state != "running":
-            return True
-        return time.monotonic() - self._last_change > self._patience_seconds

@@ -119,5 +119,32 @@ def read_heartbeat(store: Store, role: str) -> JobStatus | None:
     return status
 
 
+class Listener:
+    """Listens for a job, on this machine's clock.
+
+    Only changes count: the heartbeat found at first may be that of a run that ended
+    days ago, before the job that is now starting, and clocks of machines differ.
+    """
+
+    def __init__(self, store: Store, role: str):
+        """Reads what the job said last."""
+        self._store = store
+        self._role = role
+        self._first = read_heartbeat(store, role)
+        self._last = self._first
+        self._last_change = time.monotonic()
+
+    def listen(self) -> tuple[JobStatus | None, float]:
+        """Returns what the job has said since, and for how many seconds nothing more.
+
+        None if it has said nothing since this listener began.
+        """
+        status = read_heartbeat(self._store, self._role)
+        if status != self._last:
+            self._last, self._last_change = status, time.monotonic()
+        silent = time.monotonic() - self._last_change
+        return (None if status == self._first else status), silent
+
+
 def _name(role: str) -> str:
     return f"jobs/{role}.json"

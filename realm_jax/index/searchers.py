@@ -1,12 +1,11 @@
 """Maximum inner product search over the block embeddings, behind one interface.
 
-`device` is exact and runs on the accelerator; `scann` is approximate above a few
-thousand blocks and runs on the threads of the host. Both answer with the same
+`device` runs on the accelerators, exactly if asked to; `scann` is approximate above a
+few thousand blocks and runs on the threads of the host. Both answer with the same
 `Neighbours`, so nothing downstream knows which one ran.
 """
 
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -16,22 +15,22 @@ import tempfile
 from types import ModuleType
 from typing import Any, Protocol
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jax.sharding import Mesh
+from jaxtyping import Float
 
 from realm_jax.errors import BadInputError
+from realm_jax.index import device_search
+from realm_jax.index.device_search import (
+    EmbeddingTable,
+    Precision,
+    place_embeddings,
+    single_device_mesh,
+)
 from realm_jax.types import Neighbours
 
 SEARCHERS = ("device", "scann")
-
-# Rows scored at once: the scores of a batch then stay in the cache of a CPU core, and
-# no more than [batch, CHUNK_ROWS] of them exist on any backend.
-CHUNK_ROWS = 8192
-# Rows that share one maximum. Ranking maxima first and ranking only the rows of the
-# best groups is exact, and nearly twice as fast as ranking every row.
-GROUP_ROWS = 32
 
 _ABOUT = "searcher.json"
 
@@ -60,8 +59,34 @@ class Searcher(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True)
+class DeviceConfig:
+    """How the devices search.
+
+    Attributes:
+      precision: "float32" (exact), "bfloat16", or "int8" with bfloat16 rescoring.
+      approximate: whether chunks are ranked by `approx_max_k`, for TPUs.
+    """
+
+    precision: str = "float32"
+    approximate: bool = False
+
+    def __post_init__(self):
+        known = [precision.value for precision in Precision]
+        if self.precision not in known:
+            raise BadInputError(
+                f"expected a precision out of {', '.join(known)}, got "
+                f"{self.precision!r}; set DeviceConfig.precision to one of them."
+            )
+
+
 def make_searcher(
-    name: str, embeddings: Float[Any, "block projection"], step: int = 0
+    name: str,
+    embeddings: Float[Any, "block projection"],
+    step: int = 0,
+    *,
+    mesh: Mesh | None = None,
+    device: DeviceConfig = DeviceConfig(),
 ) -> Searcher:
     """Returns the searcher called `name` over these embeddings.
 
@@ -69,12 +94,14 @@ def make_searcher(
       name: `device` or `scann`.
       embeddings: row i embeds block i.
       step: training step of the retriever that embedded them.
+      mesh: of `device`: where the embeddings lie; None is one device.
+      device: how `device` searches.
 
     Raises:
       BadInputError: the name is unknown, or the embeddings are not a non-empty matrix.
     """
     if name == "device":
-        return ExactSearcher(embeddings, step)
+        return DeviceSearcher(embeddings, step, mesh=mesh, config=device)
     if name == "scann":
         return ScannSearcher(np.asarray(embeddings, np.float32), step)
     raise BadInputError(
@@ -83,107 +110,90 @@ def make_searcher(
     )
 
 
-class ExactSearcher:
-    """Exact search on the accelerator, streamed over the rows.
+class DeviceSearcher:
+    """Search on the accelerators, streamed over rows that are split over a mesh.
 
-    Equal scores are ordered by block id, so that the answer is a function of its
-    input on every backend.
+    In float32 it is exact, and equal scores are ordered by block id, so that the answer
+    is a function of its input on every backend.
+
+    Attributes:
+      table: the embeddings, for steps that search within themselves.
+      mesh: the devices.
+      config: as given.
     """
 
-    def __init__(self, embeddings: Float[Any, "block projection"], step: int = 0):
-        """Places the embeddings on the device, in the precision they come in.
+    def __init__(
+        self,
+        embeddings: Float[Any, "block projection"],
+        step: int = 0,
+        *,
+        mesh: Mesh | None = None,
+        config: DeviceConfig = DeviceConfig(),
+    ):
+        """Places the embeddings on the devices.
+
+        Args:
+          embeddings: row i embeds block i.
+          step: training step of the retriever that embedded them.
+          mesh: where to; None is one device.
+          config: precision and ranking.
 
         Raises:
           BadInputError: the embeddings are not a non-empty matrix.
         """
         _check_embeddings(embeddings)
+        mesh = mesh or single_device_mesh()
+        num_blocks, dimension = embeddings.shape
+        table = place_embeddings(
+            lambda start, stop: np.asarray(embeddings[start:stop]),
+            num_blocks,
+            dimension,
+            mesh,
+            Precision(config.precision),
+        )
+        self._search_in(table, num_blocks, step, mesh, config)
+
+    @classmethod
+    def over(
+        cls,
+        table: EmbeddingTable,
+        num_blocks: int,
+        step: int,
+        mesh: Mesh,
+        config: DeviceConfig,
+    ) -> "DeviceSearcher":
+        """Returns a searcher of embeddings that are on the devices already."""
+        searcher = cls.__new__(cls)
+        searcher._search_in(table, num_blocks, step, mesh, config)
+        return searcher
+
+    def _search_in(
+        self,
+        table: EmbeddingTable,
+        num_blocks: int,
+        step: int,
+        mesh: Mesh,
+        config: DeviceConfig,
+    ) -> None:
+        self.table = table
+        self.num_blocks = num_blocks
         self.step = step
-        self.num_blocks, self._dimension = embeddings.shape
-        chunk_rows = min(CHUNK_ROWS, _round_up(self.num_blocks, GROUP_ROWS))
-        padding = _round_up(self.num_blocks, chunk_rows) - self.num_blocks
-        padded = np.pad(np.asarray(embeddings), ((0, padding), (0, 0)))
-        # [chunk, rows of a chunk, projection]
-        self._chunks = jnp.asarray(padded.reshape(-1, chunk_rows, self._dimension))
+        self.mesh = mesh
+        self.config = config
+        self._dimension = table.rows.shape[1]
 
     def search(
         self, query_embeddings: Float[Any, "batch projection"], k: int
     ) -> Neighbours:
         """See `Searcher.search`."""
         _check_query(query_embeddings.shape, self._dimension, k)
-        queries = jnp.asarray(query_embeddings)
-        return exact_neighbours(queries, self._chunks, self.num_blocks, k)
-
-
-@functools.partial(jax.jit, static_argnames=("k",))
-def exact_neighbours(
-    query_embeddings: Float[Array, "batch projection"],
-    chunks: Float[Array, "chunk row projection"],
-    num_blocks: Int[Any, ""],
-    k: int,
-) -> Neighbours:
-    """Returns the k best blocks of each query, equal scores ordered by id.
-
-    Args:
-      query_embeddings: one row a query.
-      chunks: block embeddings in order, cut into chunks of a multiple of `GROUP_ROWS`
-        rows; rows from `num_blocks` on are padding.
-      num_blocks: blocks in `chunks`. An array, so that a grown corpus of the same
-        padded size is searched without compiling anew.
-      k: neighbours wanted.
-    """
-    batch_size, chunk_rows = query_embeddings.shape[0], chunks.shape[1]
-    queries = query_embeddings.astype(chunks.dtype)
-
-    def merge_chunk(best, numbered_chunk):
-        first_id, chunk = numbered_chunk
-        scores = jnp.einsum(
-            "bp,rp->br",
-            queries,
-            chunk,
-            precision=jax.lax.Precision.HIGHEST,
-            preferred_element_type=jnp.float32,
+        return device_search.search(
+            self.table,
+            jnp.asarray(query_embeddings),
+            k,
+            mesh=self.mesh,
+            approximate=self.config.approximate,
         )
-        ids = first_id + jnp.arange(chunk_rows, dtype=jnp.int32)
-        scores = jnp.where(ids < num_blocks, scores, -jnp.inf)
-        chunk_scores, rows = _top_k_by_groups(scores, k)
-        # The earlier chunks stand first: top_k prefers the lower position, which is
-        # then the lower id.
-        merged_scores = jnp.concatenate([best[0], chunk_scores], axis=1)
-        merged_ids = jnp.concatenate([best[1], first_id + rows], axis=1)
-        top_scores, positions = jax.lax.top_k(merged_scores, k)
-        top_ids = jnp.take_along_axis(merged_ids, positions, axis=1)
-        return (top_scores, top_ids), None
-
-    nothing = (
-        jnp.full((batch_size, k), -jnp.inf, jnp.float32),
-        jnp.full((batch_size, k), -1, jnp.int32),
-    )
-    first_ids = chunk_rows * jnp.arange(chunks.shape[0], dtype=jnp.int32)
-    (scores, ids), _ = jax.lax.scan(merge_chunk, nothing, (first_ids, chunks))
-    return Neighbours(ids=jnp.where(scores > -jnp.inf, ids, -1), scores=scores)
-
-
-def _top_k_by_groups(
-    scores: Float[Array, "batch row"], k: int
-) -> tuple[Float[Array, "batch best"], Int[Array, "batch best"]]:
-    """Returns scores and positions of the min(k, rows) best, ties by position.
-
-    The k best elements lie in the k groups with the best maxima: an element outside
-    of them is preceded by k maxima.
-    """
-    batch_size, num_rows = scores.shape
-    num_groups = num_rows // GROUP_ROWS
-    if k >= num_groups:
-        return jax.lax.top_k(scores, min(k, num_rows))
-    grouped = scores.reshape(batch_size, num_groups, GROUP_ROWS)
-    _, groups = jax.lax.top_k(grouped.max(axis=-1), k)
-    # In the order of their positions, so that ties still fall to the lowest.
-    groups = jnp.sort(groups, axis=1)
-    kept = jnp.take_along_axis(grouped, groups[:, :, None], axis=1)
-    positions = groups[:, :, None] * GROUP_ROWS + jnp.arange(GROUP_ROWS)
-    best, chosen = jax.lax.top_k(kept.reshape(batch_size, -1), k)
-    positions = positions.reshape(batch_size, -1)
-    return best, jnp.take_along_axis(positions, chosen, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,7 +351,3 @@ def _check_query(shape: tuple[int, ...], dimension: int, k: int) -> None:
         )
     if k < 1:
         raise BadInputError(f"expected k of at least 1 neighbour, got {k}; raise it.")
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

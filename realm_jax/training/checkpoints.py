@@ -18,6 +18,7 @@ import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from realm_jax.errors import BadInputError
+from realm_jax.index.device_search import EmbeddingTable
 from realm_jax.storage import Store
 from realm_jax.training.state import TrainState
 
@@ -25,6 +26,9 @@ _FOLDER = "checkpoints"
 
 KEPT_CHECKPOINTS = 2
 """How many of the newest checkpoints remain."""
+
+HOLDS_INDEX = "holds_index"
+"""In a checkpoint's details: whether the index is part of the state."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +82,14 @@ class Checkpointer:
             "optimizer_state": state.optimizer_state,
             "key": state.key,
         }
+        items = {"params": state.params, "rest": rest}
+        if state.index is not None:
+            items["index"] = _index_item(state.index)
+        args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
         self._orbax.save(
-            self._store.url(f"{_FOLDER}/{step}"),
-            ocp.args.Composite(
-                params=ocp.args.StandardSave(state.params),
-                rest=ocp.args.StandardSave(rest),
-            ),
+            self._store.url(f"{_FOLDER}/{step}"), ocp.args.Composite(**args)
         )
-        self._unfinished = (step, dict(details))
+        self._unfinished = (step, {**details, HOLDS_INDEX: state.index is not None})
 
     def wait(self) -> None:
         """Finishes the checkpoint under way: manifest last, then drops old ones."""
@@ -132,27 +136,36 @@ def restore_state(store: Store, template: TrainState) -> Restored | None:
 
     Args:
       store: the model directory.
-      template: a state with the shapes, dtypes and shardings to restore to.
+      template: a state with the shapes, dtypes and shardings to restore to. Its index,
+        if any, is only restored from checkpoints that hold one; else it stays.
 
     Raises:
       BadInputError: every checkpoint is damaged, or holds other shapes.
     """
 
-    def read(url: str) -> TrainState:
-        rest = {
-            "step": template.step,
-            "optimizer_state": template.optimizer_state,
-            "key": template.key,
+    def read(url: str, details: Mapping[str, Any]) -> TrainState:
+        items = {
+            "params": template.params,
+            "rest": {
+                "step": template.step,
+                "optimizer_state": template.optimizer_state,
+                "key": template.key,
+            },
         }
-        read = _restore(url, params=template.params, rest=rest)
-        return TrainState(params=read["params"], **read["rest"])
+        index = template.index
+        if index is not None and details.get(HOLDS_INDEX):
+            items["index"] = _index_item(index)
+        read = _restore(url, **items)
+        if "index" in items:
+            index = index.replace(**read["index"])
+        return TrainState(params=read["params"], index=index, **read["rest"])
 
     return _newest(store, read)
 
 
 def restore_params(store: Store, template: PyTree | None = None) -> Restored | None:
     """Reads the parameters alone; see `restore_state`."""
-    return _newest(store, lambda url: _restore(url, params=template)["params"])
+    return _newest(store, lambda url, _: _restore(url, params=template)["params"])
 
 
 def _newest(store: Store, read) -> Restored | None:
@@ -160,8 +173,9 @@ def _newest(store: Store, read) -> Restored | None:
     for step in reversed(finished_steps(store)):
         problem = _find_damage(store, step)
         if problem is None:
-            tree = read(store.url(f"{_FOLDER}/{step}"))
-            return Restored(step, tree, _read_manifest(store, step)["details"])
+            details = _read_manifest(store, step)["details"]
+            tree = read(store.url(f"{_FOLDER}/{step}"), details)
+            return Restored(step, tree, details)
         damaged.append(problem)
         logging.warning("checkpoint %d is damaged: %s; trying an older", step, problem)
     if damaged:
@@ -197,6 +211,12 @@ def _read_manifest(store: Store, step: int) -> dict[str, Any]:
 
 def _manifest_name(step: int) -> str:
     return f"{_FOLDER}/{step}.json"
+
+
+def _index_item(index: EmbeddingTable) -> dict[str, jax.Array]:
+    """The arrays of an index; how many blocks it has the corpus knows."""
+    arrays = {"rows": index.rows, "codes": index.codes, "scales": index.scales}
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def _restore(url: str, **items: PyTree) -> dict[str, PyTree]:

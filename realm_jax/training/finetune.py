@@ -158,6 +158,7 @@ class _Inputs:
             stage.retriever_config,
             config.embed.at_length(config.models.lengths.document),
             config.searcher,
+            stage.mesh,
         )
         self._index = _open_index(stage, config, source, stop)
         self._embeddings = source.series.read_array(self._index.manifest, EMBEDDINGS)

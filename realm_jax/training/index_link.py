@@ -1,16 +1,20 @@
 """How a trainer meets the index: it publishes, builds, follows, and says it lives."""
 
 import dataclasses
+import logging
 import threading
+import time
 from types import TracebackType
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.builder import (
+    BUILDER_ROLE,
     INDEX_SERIES,
     RETRIEVER_CRC32C,
     TRAINER_ROLE,
@@ -20,7 +24,7 @@ from realm_jax.index.builder import (
 )
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import IndexFollower, LoadedIndex, load_index
-from realm_jax.index.heartbeat import Heartbeat
+from realm_jax.index.heartbeat import Heartbeat, Listener
 from realm_jax.index.manifest import (
     AlreadyCommittedError,
     Expectation,
@@ -33,13 +37,16 @@ from realm_jax.index.retrievers import (
     TrainedRetriever,
     publish_retriever,
 )
-from realm_jax.index.searchers import Searcher, make_searcher
+from realm_jax.index.searchers import DeviceConfig, Searcher, make_searcher
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.models.retriever import RetrieverConfig
-from realm_jax.storage import Store
+from realm_jax.storage import MissingObjectError, Store
 
 _BEAT_SECONDS = 2.0
+_LISTEN_SECONDS = 10.0
 _KEEP = 2
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +59,8 @@ class IndexSource:
       config: of the retriever.
       embed: how blocks are embedded here.
       searcher: "device" or "scann".
+      mesh: the devices of the searcher "device".
+      device: how they search.
     """
 
     model_store: Store
@@ -59,6 +68,8 @@ class IndexSource:
     config: RetrieverConfig
     embed: EmbedConfig
     searcher: str
+    mesh: Mesh | None = None
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
 
     @property
     def series(self) -> SnapshotSeries:
@@ -80,7 +91,13 @@ class IndexSource:
 
     def make_searcher(self, manifest: Manifest, embeddings: np.ndarray) -> Searcher:
         """Places embeddings where they are searched."""
-        return make_searcher(self.searcher, embeddings, manifest.step)
+        return make_searcher(
+            self.searcher,
+            embeddings,
+            manifest.step,
+            mesh=self.mesh,
+            device=self.device,
+        )
 
     def load(self, step: int) -> LoadedIndex | None:
         """The committed index of a step, None if there is none (any more).
@@ -139,8 +156,24 @@ class IndexLink:
     with "finished" or "failed", which tells the builder to end too.
     """
 
-    def __init__(self, source: IndexSource, stop: threading.Event):
+    def __init__(
+        self,
+        source: IndexSource,
+        stop: threading.Event,
+        builder_patience_seconds: float = 300.0,
+    ):
+        """Prepares the link.
+
+        Args:
+          source: what indexes are made of.
+          stop: set when the process was asked to stop.
+          builder_patience_seconds: for how long an index builder may be silent.
+        """
         self._source = source
+        self._patience_seconds = builder_patience_seconds
+        self._builder: Listener | None = None
+        self._listened = 0.0
+        self._warned_of = ""
         self._stop = stop
         self._heartbeat = Heartbeat(source.model_store, TRAINER_ROLE, _BEAT_SECONDS)
         self._follower: IndexFollower | None = None
@@ -169,6 +202,28 @@ class IndexLink:
         """Says that the trainer lives; at most every few seconds."""
         self._step = step
         self._heartbeat.beat(step, "running", **self._in_use)
+        now = time.monotonic()
+        if self._builder is not None and now - self._listened >= _LISTEN_SECONDS:
+            self._listened = now
+            problem = self._builder_problem()
+            if problem and problem.rpartition(",")[0] != self._warned_of:
+                _log.warning("%s; training goes on with the index it has", problem)
+            self._warned_of = problem.rpartition(",")[0]
+
+    def _builder_problem(self) -> str:
+        """Says of a builder that is gone which one it is; "" if one is there."""
+        assert self._builder is not None
+        status, silent_seconds = self._builder.listen()
+        # One that ended or failed may be started again.
+        if silent_seconds <= self._patience_seconds:
+            return ""
+        heard = f"last heard of {silent_seconds:.0f} s ago"
+        if status is None:
+            return f"no index builder has given a sign of life, {heard}"
+        return (
+            f"the index builder (process {status.pid} on {status.host}, "
+            f"{status.state}) is silent at step {status.step}, {heard}"
+        )
 
     def use(self, index_step: int, kept: tuple[int, ...] = ()) -> None:
         """Names the index in use and those that checkpoints resume with."""
@@ -184,6 +239,21 @@ class IndexLink:
     def load(self, step: int) -> LoadedIndex | None:
         """The committed index of a step, None if there is none (any more)."""
         return self._source.load(step)
+
+    def manifest(self, step: int) -> Manifest:
+        """What the index of a step was committed with.
+
+        Raises:
+          BadInputError: it is gone.
+        """
+        try:
+            return self._source.series.read_manifest(step)
+        except MissingObjectError as error:
+            raise BadInputError(
+                f"expected the manifest of the index of step {step}, from which the "
+                f"one in the checkpoint was made, in {self._source.series.store.url()}"
+                "; use another MODEL_DIR"
+            ) from error
 
     def forget_after(self, step: int) -> None:
         """Drops the snapshots of a lost run's later steps, which are run again."""
@@ -212,6 +282,7 @@ class IndexLink:
 
     def follow(self, newer_than: int) -> None:
         """Starts to look for newer indexes in the background."""
+        self._builder = Listener(self._source.model_store, BUILDER_ROLE)
         self._follower = IndexFollower(
             self._source.series,
             self._source.expectation(),
@@ -243,25 +314,28 @@ class IndexLink:
         return None if self._follower is None else self._follower.take()
 
     def wait(self, seconds: float) -> LoadedIndex:
-        """Waits for the builder's first index.
+        """Waits for the builder's next index.
 
         Raises:
           StoppedError: the process was asked to stop.
-          BadInputError: none came in time.
+          BadInputError: none came in time, or the builder is gone; it is named.
         """
         assert self._follower is not None
+        problem = ""
 
         def alive() -> bool:
             # Its patience is shorter than the embedding of a large corpus.
             self.beat(self._step)
-            return not self._stop.is_set()
+            nonlocal problem
+            problem = self._builder_problem()
+            return not (problem or self._stop.is_set())
 
         try:
             return self._follower.wait_for_first(seconds, alive=alive)
         except BadInputError as error:
             if self._stop.is_set():
                 raise StoppedError("stopped while waiting for an index") from error
-            raise
+            raise BadInputError(f"{error} {problem}".strip()) from error
 
     def finish(self, step: int, params: PyTree) -> None:
         """Publishes the last retriever; the heartbeat will end with "finished"."""

@@ -18,6 +18,10 @@ Report = Callable[[int, int, Mapping[str, float]], None]
 """Called with (steps done, steps in all, metrics) for a person to look at."""
 
 
+ReplaceState = Callable[[int, TrainState], TrainState]
+"""Called with (steps done, state); returns the state to go on with."""
+
+
 class Hook(Protocol):
     """Something that happens after an update; never changes the state."""
 
@@ -34,6 +38,7 @@ def train(
     total_steps: int,
     hooks: Sequence[Hook],
     stop: threading.Event,
+    replace_state: ReplaceState = lambda step, state: state,
 ) -> TrainState:
     """Runs updates until `total_steps` or until asked to stop.
 
@@ -50,6 +55,8 @@ def train(
       total_steps: updates in all.
       hooks: called after every update.
       stop: set when the process was asked to stop; seen between two steps.
+      replace_state: exchanges what is no parameter, such as an index, before the inputs
+        of an update are made; may raise `StoppedError` too.
 
     Returns:
       The state after the last update.
@@ -58,6 +65,7 @@ def train(
         if stop.is_set():
             break
         try:
+            state = replace_state(done, state)
             inputs = inputs_at(done, state)
         except StoppedError:
             # Embedding may take longer than training; what was learned is to be saved.

@@ -11,7 +11,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Int, PyTree
+from jaxtyping import Float, Int, PyTree
 
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
@@ -53,7 +53,14 @@ class PretrainLoss:
         self, params: PyTree, inputs: PretrainInputs, key: jax.Array
     ) -> tuple[Array, Means]:
         """Averages over scored masks or examples; metrics are means over examples."""
-        likelihood, log_retrieval = self.likelihood(params, inputs, key)
+        loss, metrics, _ = self.with_embeddings(params, inputs, key)
+        return loss, metrics
+
+    def with_embeddings(
+        self, params: PyTree, inputs: PretrainInputs, key: jax.Array
+    ) -> tuple[Array, Means, Float[Array, "batch candidate projection"]]:
+        """Returns the candidates' embeddings, too, which the step computes anyway."""
+        likelihood, log_retrieval, embeddings = self._forward(params, inputs, key)
         weights, count = likelihood.weights, likelihood.weights.sum()
         loss = likelihood.loss_total / jnp.maximum(likelihood.loss_count, 1.0)
 
@@ -63,7 +70,7 @@ class PretrainLoss:
         entropy = -jnp.where(
             inputs.candidates.valid, jnp.exp(log_retrieval) * log_retrieval, 0.0
         ).sum(axis=-1)
-        return loss, {
+        metrics = {
             "loss": mean_of(likelihood.loss_total, likelihood.loss_count),
             "retrieval_utility": per_example(likelihood.retrieval_utility),
             "likelihood": per_example(jnp.exp(likelihood.log_marginal)),
@@ -71,13 +78,28 @@ class PretrainLoss:
             "null_retrieval": per_example(jnp.exp(log_retrieval[:, 0])),
             "retrieval_entropy": per_example(entropy),
         }
+        return loss, metrics, embeddings
 
     def likelihood(
         self, params: PyTree, inputs: PretrainInputs, key: jax.Array | None
     ) -> tuple[masked_lm.MaskedLikelihood, Array]:
         """Returns the likelihoods and log p(z|x); `key` None switches dropout off."""
+        likelihood, log_retrieval, _ = self._forward(params, inputs, key)
+        return likelihood, log_retrieval
+
+    def _forward(
+        self, params: PyTree, inputs: PretrainInputs, key: jax.Array | None
+    ) -> tuple[masked_lm.MaskedLikelihood, Array, Array]:
         batch, candidates = inputs.batch, inputs.candidates
         queries, documents, reading = _keys(key, 3)
+        embeddings = _apply(
+            self.retriever,
+            params["retriever"],
+            candidates.document_ids,
+            candidates.document_segment_ids,
+            method="embed_documents",
+            key=documents,
+        )
         log_retrieval = retrieval.retrieval_log_probs(
             _apply(
                 self.retriever,
@@ -86,14 +108,7 @@ class PretrainLoss:
                 method="embed_queries",
                 key=queries,
             ),
-            _apply(
-                self.retriever,
-                params["retriever"],
-                candidates.document_ids,
-                candidates.document_segment_ids,
-                method="embed_documents",
-                key=documents,
-            ),
+            embeddings,
             candidates.valid,
         )
         log_tokens = _apply(
@@ -110,7 +125,7 @@ class PretrainLoss:
         likelihood = masked_lm.marginal_likelihood(
             log_retrieval, log_tokens, batch.mask_weights, self.marginalization
         )
-        return likelihood, log_retrieval
+        return likelihood, log_retrieval, embeddings
 
 
 @flax.struct.dataclass

@@ -5,6 +5,7 @@ import math
 
 import flax.core
 import jax
+import numpy as np
 from flax.linen import partitioning as flax_partitioning
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
@@ -66,13 +67,18 @@ def parameter_shardings(mesh: Mesh, params_axes: PyTree) -> PyTree:
 
 
 def place_batch(mesh: Mesh, inputs: PyTree) -> PyTree:
-    """Splits the leading axis of every array over the batch's mesh axes.
+    """Splits the leading axis of every host array over the batch's mesh axes.
 
     Args:
       mesh: where to.
-      inputs: this process's share of the batch, host arrays.
+      inputs: this process's share of the batch. What lies on the devices already, such
+        as an index, stays where it is.
     """
     sharding = NamedSharding(mesh, axes.partition_spec("batch"))
-    return jax.tree.map(
-        lambda array: jax.make_array_from_process_local_data(sharding, array), inputs
-    )
+
+    def place(array: jax.Array | np.ndarray) -> jax.Array:
+        if isinstance(array, jax.Array):
+            return array
+        return jax.make_array_from_process_local_data(sharding, array)
+
+    return jax.tree.map(place, inputs)

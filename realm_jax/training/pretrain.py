@@ -1,32 +1,50 @@
 """REALM pre-training: masked sentences, retrieved documents, an index kept fresh."""
 
 import dataclasses
+import functools
 import logging
 import threading
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 from jaxtyping import PyTree
 
 from realm_jax.data.examples import batch_rows
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.curves import Level, health, read_curves
-from realm_jax.index.candidates import num_neighbours, pretrain_candidates
+from realm_jax.index.device_search import EmbeddingTable, Precision
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import LoadedIndex
+from realm_jax.index.searchers import DeviceConfig, DeviceSearcher, Searcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.objectives.masked_lm import Marginalization
-from realm_jax.training.checkpoints import KEPT_CHECKPOINTS, all_details
-from realm_jax.training.held_out import HeldOutQuestions, query_embedder
+from realm_jax.training.checkpoints import (
+    HOLDS_INDEX,
+    KEPT_CHECKPOINTS,
+    all_details,
+)
+from realm_jax.training.held_out import HeldOutQuestions
 from realm_jax.training.index_link import IndexLink, IndexSource
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.training.metrics import Means
-from realm_jax.training.refresh import Refresher, RefreshMode
+from realm_jax.training.refresh import (
+    Refresher,
+    RefreshMode,
+    StalenessBound,
+    WhenStale,
+)
+from realm_jax.training.renewal import Renewal, make_renewing_step
+from realm_jax.training.retrieving import (
+    DeviceSearch,
+    HostSearch,
+    RetrievingInputs,
+    StepInputs,
+)
 from realm_jax.training.stage import Stage, StageConfig, require_one_of
 from realm_jax.training.state import TrainState
+from realm_jax.training.step import MakeStep
 from realm_jax.types import PretrainBatch
 
 NAME = "pretrain"
@@ -39,9 +57,15 @@ class PretrainConfig(StageConfig):
     Attributes:
       task: masked sentences.
       num_candidates: documents per example, the null document included.
-      refresh_mode: "off", "blocking" or "async" (`realm build-index` beside this job).
+      refresh_mode: "off", "blocking", "async" (`realm build-index` beside this job) or
+        "rolling"; see `refresh.py`.
       refresh_period: steps between two refreshes.
-      searcher: "device" (exact) or "scann".
+      write_back: whether the embeddings that a step computes of its candidates replace
+        their rows in the index; see `renewal.py`.
+      max_staleness_steps: how old the index of "async" may become, None for any age.
+      when_stale: "wait" for a newer one, "warn" or "stop".
+      searcher: "device" (inside the step) or "scann" (on the host).
+      device: how "device" searches.
       marginalization: "per_span" (the paper) or "per_token" (the authors' code).
       questions: JSON lines of held-out questions for recall@5, or "".
       questions_split: the split of them that is searched.
@@ -53,7 +77,11 @@ class PretrainConfig(StageConfig):
     num_candidates: int = 8
     refresh_mode: str = "async"
     refresh_period: int = 500
+    write_back: bool = False
+    max_staleness_steps: int | None = None
+    when_stale: str = "wait"
     searcher: str = "device"
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
     marginalization: str = "per_span"
     questions: str = ""
     questions_split: str = "dev"
@@ -63,12 +91,24 @@ class PretrainConfig(StageConfig):
 
     def __post_init__(self):
         require_one_of("REFRESH_MODE", self.refresh_mode, RefreshMode)
+        require_one_of("when_stale", self.when_stale, WhenStale)
+        if self.index_in_state and self.searcher != "device":
+            raise BadInputError(
+                'expected SEARCHER="device" for REFRESH_MODE="rolling" and for '
+                f"write_back, got {self.searcher!r}: rows of a ScaNN index cannot be "
+                "replaced; change one of them"
+            )
         require_one_of("marginalization", self.marginalization, Marginalization)
         if self.num_candidates < 2:
             raise BadInputError(
                 f"expected NUM_CANDIDATES of at least 2 (the null document and one "
                 f"that is retrieved), got {self.num_candidates}"
             )
+
+    @property
+    def index_in_state(self) -> bool:
+        """Whether the steps themselves renew the index, which checkpoints then hold."""
+        return self.write_back or self.refresh_mode == RefreshMode.ROLLING.value
 
 
 def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
@@ -77,13 +117,21 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
     Raises:
       BadInputError: as `Stage`, or the index cannot be had.
     """
-    stage = Stage(NAME, config, KnowledgeEncoder, frozen=tuple(config.frozen))
+    stage = Stage(
+        NAME,
+        config,
+        KnowledgeEncoder,
+        frozen=tuple(config.frozen),
+        index=Precision(config.device.precision) if config.index_in_state else None,
+    )
     source = IndexSource(
         stage.model_store,
         stage.corpus,
         stage.retriever_config,
         config.embed.at_length(config.models.lengths.document),
         config.searcher,
+        stage.mesh,
+        config.device,
     )
     try:
         with IndexLink(source, stop) as link:
@@ -111,7 +159,6 @@ class _Pretraining:
         self._config = config
         self._link = link
         self._examples = stage.open_examples(config.task, "train")
-        self._embed_queries = query_embedder(stage.retriever_config)
         self._questions = (
             HeldOutQuestions(
                 stage.corpus,
@@ -122,7 +169,18 @@ class _Pretraining:
             if config.questions
             else None
         )
+        loss = PretrainLoss(
+            stage.retriever, stage.reader, Marginalization(config.marginalization)
+        )
+        of_all = (loss, stage.corpus, config.models.lengths, config.num_candidates)
+        self._step_inputs: StepInputs = (
+            DeviceSearch(*of_all, stage.mesh, config.device.approximate)
+            if config.searcher == "device"
+            else HostSearch(*of_all)
+        )
         self._recall: dict[str, float] = {}
+        self._index_in_use: LoadedIndex | None = None
+        self._is_rolling = config.refresh_mode == RefreshMode.ROLLING.value
         # Of the checkpoints that are kept, which garbage collection must not take.
         self._saved: deque[int] = deque(maxlen=KEPT_CHECKPOINTS)
         self._refresher = Refresher(
@@ -131,6 +189,9 @@ class _Pretraining:
             link,
             wait_seconds=config.wait_seconds,
             on_swap=self._on_swap,
+            bound=StalenessBound(
+                config.max_staleness_steps, WhenStale(config.when_stale)
+            ),
         )
 
     def run(self, report: Report, stop: threading.Event) -> None:
@@ -140,13 +201,16 @@ class _Pretraining:
         self._saved.extend(
             details["index_step"] for details in all_details(stage.model_store)
         )
-        refresher.start(step, stage.state.params["retriever"], saved)
+        retriever = stage.state.params["retriever"]
+        held = stage.details is not None and stage.details.get(HOLDS_INDEX)
+        if held and saved is not None and stage.state.index is not None:
+            searcher = self._searcher_of(stage.state.index, saved)
+            index = LoadedIndex(searcher, self._link.manifest(saved))
+            refresher.adopt(step, retriever, index)
+        else:
+            refresher.start(step, retriever, saved)
         stage.train(
-            PretrainLoss(
-                stage.retriever,
-                stage.reader,
-                Marginalization(self._config.marginalization),
-            ),
+            self._step_inputs.loss,
             self._inputs_at,
             report=report,
             stop=stop,
@@ -155,37 +219,72 @@ class _Pretraining:
             log_due=lambda: bool(self._recall),
             checkpoint_details=self._checkpoint_details,
             hooks=[self._beat],
+            replace_state=self._refresh,
+            make_step=self._make_step(),
         )
         logging.info("swapped to a newer index %d times", refresher.num_swaps)
+        if refresher.failure is not None:
+            raise refresher.failure
 
-    def _inputs_at(self, step: int, state: TrainState) -> PretrainInputs:
-        config, lengths = self._config, self._config.models.lengths
-        index = self._refresher.before_step(step, state.params["retriever"])
+    def _make_step(self) -> MakeStep | None:
+        config = self._config
+        if not config.index_in_state:
+            return None
+        renewal = Renewal(
+            config.refresh_period if self._is_rolling else None,
+            config.write_back,
+            config.embed.batch_size,
+        )
+        return functools.partial(make_renewing_step, renewal=renewal)
+
+    def _searcher_of(self, table: EmbeddingTable, step: int) -> DeviceSearcher:
+        stage, config = self._stage, self._config
+        return DeviceSearcher.over(
+            table, stage.corpus.num_blocks, step, stage.mesh, config.device
+        )
+
+    def _refresh(self, step: int, state: TrainState) -> TrainState:
+        """Gets the index of the next update; puts it into the state if it lives there.
+
+        Raises:
+          StoppedError: none can be had that is fresh enough.
+        """
+        retriever = state.params["retriever"]
+        before, index = self._index_in_use, self._refresher.before_step(step, retriever)
+        self._index_in_use = index
+        if state.index is None:
+            return state
+        if index is not before:
+            # It changes with every update: the one in memory is the state's.
+            return state.replace(index=index.searcher.table)
+        if self._is_rolling and step % self._config.refresh_period == 0:
+            # All its rows are others than a period ago.
+            self._measure(step, retriever, self._searcher_of(state.index, step))
+        return state
+
+    def _inputs_at(
+        self, step: int, state: TrainState
+    ) -> PretrainInputs | RetrievingInputs:
+        config = self._config
         rows = batch_rows(
             len(self._examples), step, batch_size=config.batch_size, seed=config.seed
         )
         batch = PretrainBatch(**self._examples.batch(rows))
-        neighbours = index.searcher.search(
-            self._embed_queries(state.params["retriever"], batch.query_ids),
-            num_neighbours(config.num_candidates),
+        inputs = self._step_inputs(
+            state.params["retriever"], self._refresher.index, batch
         )
-        candidates = pretrain_candidates(
-            self._stage.corpus,
-            jax.device_get(neighbours),
-            batch,
-            num_candidates=config.num_candidates,
-            document_length=lengths.document,
-            joined_length=lengths.joined,
-        )
-        return PretrainInputs(batch, candidates)
+        return inputs.replace(embeddings=None) if config.index_in_state else inputs
 
     def _on_swap(self, step: int, params: PyTree, index: LoadedIndex) -> None:
         """Measures the new index at once, with the query tower of this moment."""
         self._link.use(index.manifest.step, tuple(self._saved))
+        self._measure(step, params, index.searcher)
+
+    def _measure(self, step: int, params: PyTree, searcher: Searcher) -> None:
         if self._questions is None:
             return
         recall = self._questions.recall(
-            self._stage.retriever_config, params, index.searcher, k=5
+            self._stage.retriever_config, params, searcher, k=5
         )
         self._recall = {"recall_at_5": float(recall.mean())}
         self._warn_of_collapse(step)

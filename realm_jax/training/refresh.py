@@ -4,16 +4,22 @@ off       the index of the first step stays
 blocking  every REFRESH_PERIOD steps training waits while the corpus is embedded anew
 async     every REFRESH_PERIOD steps the retriever is published; the index builder, a
           separate job, embeds the corpus, and its index is taken up when it is there
+rolling   every step embeds a slice of the corpus anew, in REFRESH_PERIOD steps all of
+          it (`renewal.py`)
+
+MAX_STALENESS_STEPS bounds the age of the index in `async`: beyond it the trainer waits
+for a newer one, warns, or stops.
 """
 
+import dataclasses
 import enum
 import logging
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from jaxtyping import PyTree
 
-from realm_jax.errors import BadInputError
+from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.follower import LoadedIndex
 
 
@@ -23,6 +29,32 @@ class RefreshMode(enum.Enum):
     OFF = "off"
     BLOCKING = "blocking"
     ASYNC = "async"
+    ROLLING = "rolling"
+
+
+class WhenStale(enum.Enum):
+    """What the trainer does when its index is as old as it may be."""
+
+    WAIT = "wait"
+    WARN = "warn"
+    STOP = "stop"
+
+
+@dataclasses.dataclass(frozen=True)
+class StalenessBound:
+    """How old an index may become.
+
+    Attributes:
+      max_steps: updates since its encoder was published; None: any age.
+      action: what to do when it is reached.
+    """
+
+    max_steps: int | None = None
+    action: WhenStale = WhenStale.WAIT
+
+
+ANY_AGE = StalenessBound()
+"""No bound."""
 
 
 class Link(Protocol):
@@ -49,7 +81,7 @@ class Link(Protocol):
         ...
 
     def wait(self, seconds: float) -> LoadedIndex:
-        """Waits for the builder's first index."""
+        """Waits for the builder's next index."""
         ...
 
     def take(self) -> LoadedIndex | None:
@@ -67,6 +99,8 @@ class Refresher:
     Attributes:
       index: the index in use.
       num_swaps: how many times it was replaced while training ran.
+      failure: why training was stopped for want of a fresh index, to be raised when
+        what was learned is saved.
     """
 
     def __init__(
@@ -77,6 +111,7 @@ class Refresher:
         *,
         wait_seconds: float,
         on_swap: OnSwap,
+        bound: StalenessBound = ANY_AGE,
     ):
         """Remembers how to refresh; `start` gets the first index.
 
@@ -84,24 +119,33 @@ class Refresher:
           mode: who refreshes.
           period: steps between two refreshes.
           link: the model directory.
-          wait_seconds: how long `async` waits for the first index.
+          wait_seconds: how long `async` waits for an index.
           on_swap: called after every swap, the first included.
+          bound: how old the index of `async` may become.
 
         Raises:
-          BadInputError: the period is not positive.
+          BadInputError: the period is not positive, or longer than an index may live.
         """
         if period < 1:
             raise BadInputError(
                 f"expected a REFRESH_PERIOD of at least 1 step, got {period}; to keep "
                 'the first index set REFRESH_MODE="off"'
             )
+        if bound.max_steps is not None and bound.max_steps < period:
+            raise BadInputError(
+                f"expected MAX_STALENESS_STEPS of at least REFRESH_PERIOD ({period}), "
+                f"got {bound.max_steps}; no index could ever be young enough"
+            )
         self._mode = mode
+        self._bound = bound
+        self._warned_of = -1
         self._period = period
         self._link = link
         self._wait_seconds = wait_seconds
         self._on_swap = on_swap
         self.index: LoadedIndex
         self.num_swaps = 0
+        self.failure: BadInputError | None = None
 
     def start(self, step: int, params: PyTree, saved: int | None) -> None:
         """Gets the index to begin with: never an empty one.
@@ -133,6 +177,13 @@ class Refresher:
             index = self._link.build(step, params)
         self._swap(step, params, index)
 
+    def adopt(self, step: int, params: PyTree, index: LoadedIndex) -> None:
+        """Goes on with the index that a checkpoint held; instead of `start`."""
+        self._link.forget_after(step)
+        if self._mode is RefreshMode.ASYNC:
+            self._link.follow(newer_than=index.manifest.step)
+        self._swap(step, params, index)
+
     def before_step(self, step: int, params: PyTree) -> LoadedIndex:
         """Returns the index that the next update searches; `step` updates are done.
 
@@ -150,14 +201,57 @@ class Refresher:
             if newer is not None:
                 self._swap(step, params, newer)
                 self.num_swaps += 1
+            self._keep_fresh(step, params)
         return self.index
 
+    def _keep_fresh(self, step: int, params: PyTree) -> None:
+        """Does what was asked for when the index is as old as it may be.
+
+        Raises:
+          StoppedError: training is to end here; `failure` says why.
+        """
+        bound = self._bound
+        while bound.max_steps is not None and self._age(step) >= bound.max_steps:
+            age = (
+                f"the index of step {self.index.manifest.step} is {self._age(step)} "
+                f"steps old at step {step}, as old as it may be"
+            )
+            if bound.action is WhenStale.WARN:
+                if self._warned_of != self.index.manifest.step:
+                    self._warned_of = self.index.manifest.step
+                    logging.warning("%s; is the index builder alive?", age)
+                return
+            if bound.action is WhenStale.STOP:
+                self._fail(
+                    BadInputError(
+                        f"expected a newer index in time, but {age}; look at the log "
+                        "of the index builder, and start this run again to go on"
+                    )
+                )
+            try:
+                newer = self._link.wait(self._wait_seconds)
+            except BadInputError as error:
+                self._fail(error)
+            else:
+                self._swap(step, params, newer)
+                self.num_swaps += 1
+
+    def _fail(self, error: BadInputError) -> NoReturn:
+        self.failure = error
+        raise StoppedError(str(error)) from error
+
+    def _age(self, step: int) -> int:
+        return step - self.index.manifest.step
+
     def staleness(self, step: int) -> Mapping[str, float]:
-        """Version and age of the index, as metrics."""
+        """Version and age of the index, as metrics; of its oldest row in `rolling`."""
         age = self.index.staleness(step)
+        steps = age.steps
+        if self._mode is RefreshMode.ROLLING:
+            steps = min(steps, self._period)
         return {
-            "index_step": self.index.manifest.step,
-            "index_age_steps": age.steps,
+            "index_step": step - steps,
+            "index_age_steps": steps,
             "index_age_seconds": age.seconds,
         }
 

@@ -12,18 +12,20 @@ from jax.sharding import Mesh
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
 from realm_jax.errors import BadInputError
+from realm_jax.index.device_search import Precision, empty_table
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.storage import Store, open_store
 from realm_jax.training import checkpoints, initialization, loop, partitioning
 from realm_jax.training.checkpoints import Checkpointer
 from realm_jax.training.initialization import ModelFactory, Reader
-from realm_jax.training.loop import Hook, LogMetrics, Report
+from realm_jax.training.loop import Hook, LogMetrics, ReplaceState, Report
 from realm_jax.training.metrics import MetricsFile
 from realm_jax.training.optimizers import OptimizerConfig, make_optimizer
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.state import TrainState, create_state, place_state
-from realm_jax.training.step import Loss, make_step
+from realm_jax.training.step import Loss, MakeStep
+from realm_jax.training.step import make_step as plain_step
 
 ReaderT = TypeVar("ReaderT", bound=Reader)
 
@@ -89,8 +91,17 @@ class Stage(Generic[ReaderT]):
         config: StageConfig,
         make_reader: Callable[[BertConfig], ReaderT],
         frozen: tuple[str, ...] = (),
+        index: Precision | None = None,
     ):
         """Opens corpus and model directory; draws, warm-starts or restores the state.
+
+        Args:
+          name: of the stage.
+          config: of the run.
+          make_reader: makes the stage's reader.
+          frozen: parameter paths that stay as they are.
+          index: how an index in the state is kept, None if it is no part of it. It is
+            all zeros until it is replaced, but in a state that was restored with one.
 
         Raises:
           BadInputError: the corpus is missing, or the model directory holds a run of
@@ -112,7 +123,7 @@ class Stage(Generic[ReaderT]):
         self._mesh = partitioning.make_mesh(config.mesh)
         self._check_resumable()
         self._checkpointer = Checkpointer(self.model_store)
-        self.state, self.details = self._restore_or_create()
+        self.state, self.details = self._restore_or_create(index)
 
     @property
     def is_done(self) -> bool:
@@ -151,6 +162,8 @@ class Stage(Generic[ReaderT]):
         log_due: Callable[[], bool] = lambda: False,
         checkpoint_details: Callable[[], Mapping[str, Any]] = dict,
         hooks: Sequence[Hook] = (),
+        replace_state: ReplaceState = lambda step, state: state,
+        make_step: MakeStep | None = None,
     ) -> bool:
         """Trains from where the state stands, and leaves a checkpoint behind.
 
@@ -163,6 +176,8 @@ class Stage(Generic[ReaderT]):
           log_due: asks for a line of metrics between two of them.
           checkpoint_details: more facts for each checkpoint.
           hooks: run after metrics and before the checkpoint.
+          replace_state: (updates done, state) -> the state to go on with.
+          make_step: of the loss and the optimizer; None for the plain one.
 
         Returns:
           Whether all updates are done.
@@ -189,8 +204,9 @@ class Stage(Generic[ReaderT]):
         with jax.set_mesh(self._mesh):
             self.state = loop.train(
                 self.state,
-                make_step(loss, self._optimizer),
+                (make_step or plain_step)(loss, self._optimizer),
                 inputs_on_devices,
+                replace_state=replace_state,
                 total_steps=config.train_steps,
                 hooks=[log, *hooks, loop.every(config.checkpoint_period, save)],
                 stop=stop,
@@ -228,7 +244,9 @@ class Stage(Generic[ReaderT]):
                     "that run was started with"
                 )
 
-    def _restore_or_create(self) -> tuple[TrainState, Mapping[str, Any] | None]:
+    def _restore_or_create(
+        self, index: Precision | None
+    ) -> tuple[TrainState, Mapping[str, Any] | None]:
         config = self.config
         params, params_axes = initialization.initial_params(
             self.retriever, self.reader, config.models.lengths, config.seed
@@ -246,6 +264,15 @@ class Stage(Generic[ReaderT]):
             partitioning.parameter_shardings(self._mesh, params_axes),
             self._mesh,
         )
+        if index is not None:
+            state = state.replace(
+                index=empty_table(
+                    self.corpus.num_blocks,
+                    self.retriever_config.projection_size,
+                    self._mesh,
+                    index,
+                )
+            )
         restored = checkpoints.restore_state(self.model_store, state)
         if restored is None:
             return state, None

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import DictKey
 from jaxtyping import Int, PyTree
 
+from realm_jax.index.device_search import EmbeddingTable
 from realm_jax.types import Array
 
 
@@ -23,12 +24,15 @@ class TrainState:
       optimizer_state: moments and counts of the optimizer.
       key: the run's random key. A step folds its number into it, so that a resumed
         run draws what the uninterrupted one would have drawn.
+      index: the embeddings that are searched, where steps renew them (`renewal.py`);
+        None where they come from snapshots.
     """
 
     step: Int[jax.Array, ""]
     params: PyTree
     optimizer_state: PyTree
     key: jax.Array
+    index: EmbeddingTable | None = None
 
 
 def create_state(

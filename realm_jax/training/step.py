@@ -27,6 +27,8 @@ class Loss(Protocol):
 
 
 Step = Callable[[TrainState, Any], tuple[TrainState, metrics_lib.Means]]
+MakeStep = Callable[[Any, optax.GradientTransformation], Step]
+"""(loss, optimizer) -> the jitted step, such as `make_step`."""
 
 
 def make_step(loss: Loss, optimizer: optax.GradientTransformation) -> Step:
@@ -36,17 +38,32 @@ def make_step(loss: Loss, optimizer: optax.GradientTransformation) -> Step:
     """
 
     def step(state: TrainState, inputs: Any) -> tuple[TrainState, metrics_lib.Means]:
-        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+        key = step_key(state)
         gradient, metrics = jax.grad(loss, has_aux=True)(state.params, inputs, key)
-        updates, optimizer_state = optimizer.update(
-            gradient, state.optimizer_state, state.params
-        )
-        metrics["gradient_norm"] = metrics_lib.mean_of(optax.global_norm(gradient), 1.0)
-        state = state.replace(
-            step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
-            optimizer_state=optimizer_state,
-        )
-        return state, metrics
+        return apply_gradient(state, gradient, metrics, optimizer)
 
     return jax.jit(step, donate_argnums=0)
+
+
+def step_key(state: TrainState) -> jax.Array:
+    """Returns the random key of the next update: a function of its number."""
+    return jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+
+
+def apply_gradient(
+    state: TrainState,
+    gradient: PyTree,
+    metrics: metrics_lib.Means,
+    optimizer: optax.GradientTransformation,
+) -> tuple[TrainState, metrics_lib.Means]:
+    """Returns the state after an update, and the metrics with the gradient's norm."""
+    updates, optimizer_state = optimizer.update(
+        gradient, state.optimizer_state, state.params
+    )
+    norm = metrics_lib.mean_of(optax.global_norm(gradient), 1.0)
+    state = state.replace(
+        step=state.step + 1,
+        params=optax.apply_updates(state.params, updates),
+        optimizer_state=optimizer_state,
+    )
+    return state, metrics | {"gradient_norm": norm}

@@ -12,7 +12,7 @@ import pytest
 from realm_jax.data.block_writer import Block, write_blocks
 from realm_jax.data.blocks import BlockText
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
-from realm_jax.index import builder
+from realm_jax.index import builder, heartbeat
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
 from realm_jax.index.retrievers import (
@@ -354,9 +354,9 @@ def test_a_silent_trainer_ends_the_job_and_waiting_does_not_spin(
     store, blocks, monkeypatch
 ):
     looks = []
-    read = builder.read_heartbeat
+    read = heartbeat.read_heartbeat
     monkeypatch.setattr(
-        builder, "read_heartbeat", lambda *args: looks.append(args) or read(*args)
+        heartbeat, "read_heartbeat", lambda *args: looks.append(args) or read(*args)
     )
     config = dataclasses.replace(CONFIG, poll_seconds=0.1, patience_seconds=0.5)
     builder.IndexBuilder(store, blocks, config).run(threading.Event())

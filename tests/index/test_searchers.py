@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from realm_jax.errors import BadInputError
-from realm_jax.index import searchers
+from realm_jax.index import device_search, searchers
 from realm_jax.types import Neighbours
 
 
@@ -40,7 +40,7 @@ def small_integers(shape, seed):
 def test_exact_search_equals_a_sort_with_ties_by_id(num_blocks, k, seed):
     embeddings = small_integers((num_blocks, 4), seed)
     queries = small_integers((2, 4), seed + 1)
-    found = searchers.ExactSearcher(embeddings).search(queries, k)
+    found = searchers.DeviceSearcher(embeddings).search(queries, k)
     ids, scores = slow_neighbours(queries, embeddings, k)
     np.testing.assert_array_equal(found.ids, ids)
     np.testing.assert_array_equal(found.scores, scores)
@@ -48,22 +48,24 @@ def test_exact_search_equals_a_sort_with_ties_by_id(num_blocks, k, seed):
 
 @pytest.mark.parametrize("k", [1, 7, 64, 700])
 def test_exact_search_over_several_chunks(monkeypatch, k):
-    monkeypatch.setattr(searchers, "CHUNK_ROWS", 8 * searchers.GROUP_ROWS)
+    monkeypatch.setattr(device_search, "CHUNK_ROWS", 8 * device_search.GROUP_ROWS)
     embeddings = small_integers((1000, 4), seed=3)
     queries = small_integers((5, 4), seed=4)
-    found = searchers.ExactSearcher(embeddings).search(queries, k)
+    found = searchers.DeviceSearcher(embeddings).search(queries, k)
     ids, scores = slow_neighbours(queries, embeddings, k)
     np.testing.assert_array_equal(found.ids, ids)
     np.testing.assert_array_equal(found.scores, scores)
 
 
 def test_exact_search_in_bfloat16_ranks_the_rounded_embeddings():
-    embeddings = jnp.asarray(small_integers((500, 8), seed=1), jnp.bfloat16)
+    embeddings = np.random.default_rng(1).standard_normal((500, 8), np.float32)
     queries = small_integers((3, 8), seed=2)
-    found = searchers.ExactSearcher(embeddings).search(queries, 10)
-    ids, scores = slow_neighbours(queries, np.asarray(embeddings, np.float32), 10)
+    config = searchers.DeviceConfig(precision="bfloat16")
+    found = searchers.DeviceSearcher(embeddings, config=config).search(queries, 10)
+    rounded = embeddings.astype(jnp.bfloat16).astype(np.float32)
+    ids, scores = slow_neighbours(queries, rounded, 10)
     np.testing.assert_array_equal(found.ids, ids)
-    np.testing.assert_array_equal(found.scores, scores)
+    np.testing.assert_allclose(found.scores, scores, rtol=1e-6)
     assert found.scores.dtype == np.float32
 
 

@@ -34,7 +34,8 @@ def save(store, *steps, keep=2):
 def test_what_was_saved_comes_back(store):
     save(store, 7)
     restored = checkpoints.restore_state(store, make_state())
-    assert (restored.step, restored.details) == (7, {"index_step": 6})
+    assert restored.step == 7
+    assert restored.details == {"index_step": 6, checkpoints.HOLDS_INDEX: False}
     jax.tree.map(np.testing.assert_array_equal, restored.tree, make_state(7))
     params = checkpoints.restore_params(store).tree
     jax.tree.map(np.testing.assert_array_equal, params, make_state(7).params)

@@ -1,7 +1,9 @@
 import contextlib
 import dataclasses
+import os
 import pathlib
 import threading
+import time
 
 import jax
 import numpy as np
@@ -10,8 +12,8 @@ import pytest
 from bench.invented_world import WorldConfig
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.index.builder import INDEX_SERIES, TRAINER_ROLE
-from realm_jax.index.heartbeat import read_heartbeat
+from realm_jax.index.builder import BUILDER_ROLE, INDEX_SERIES, TRAINER_ROLE
+from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
 from realm_jax.index.manifest import (
     AlreadyCommittedError,
     DamagedSnapshotError,
@@ -249,3 +251,29 @@ def test_waiting_in_vain_is_bad_input_and_asked_to_stop_is_not(source):
         link.follow(newer_than=-1)
         with pytest.raises(StoppedError):
             link.wait(30.0)
+
+
+def test_a_builder_that_fell_silent_is_named(source, caplog, monkeypatch):
+    monkeypatch.setattr("realm_jax.training.index_link._LISTEN_SECONDS", 0.0)
+    builder = Heartbeat(source.model_store, BUILDER_ROLE)
+    builder.beat(0, "failed")  # Of a run long ago.
+    with IndexLink(source, NEVER, builder_patience_seconds=0.3) as link:
+        link.follow(newer_than=-1)
+        link.beat(1)
+        assert not caplog.messages
+        builder.beat(7)
+        link.beat(2)
+        assert not caplog.messages
+        time.sleep(0.4)
+        link.beat(3)
+        link.beat(4)
+        (warning,) = caplog.messages
+        assert f"process {os.getpid()} on" in warning
+        assert "running) is silent at step 7, last heard of" in warning
+        with pytest.raises(BadInputError, match=r"has ended without.*silent at step 7"):
+            link.wait(30.0)
+        builder.beat(8)
+        link.beat(5)
+        time.sleep(0.4)
+        link.beat(6)
+        assert len(caplog.messages) == 2

@@ -3,6 +3,7 @@ import shutil
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -266,28 +267,34 @@ def test_a_frozen_retriever_stays_to_the_last_bit(world, uninterrupted, tmp_path
     assert all(name.startswith("reader/") for name in changed)
 
 
+@pytest.mark.parametrize("searcher", ["device", "scann"])
 def test_candidate_0_is_the_null_document_of_every_step(
-    world, corpus, tmp_path, monkeypatch
+    world, corpus, tmp_path, monkeypatch, searcher
 ):
     seen = []
 
     def look(stage, loss, inputs_at, **others):
-        seen.extend(inputs_at(step, stage.state) for step in range(2))
+        for step in range(2):
+            inputs = inputs_at(step, stage.state)
+            if searcher == "device":
+                found = loss.candidates(stage.state.params["retriever"], inputs)
+            else:
+                found = inputs.candidates
+            seen.append((inputs.batch, jax.device_get(found)))
 
     monkeypatch.setattr(Stage, "train", look)
-    pretrain.run(config_of(world, tmp_path, refresh_mode="off"), silent, NEVER)
+    config = config_of(world, tmp_path, refresh_mode="off", searcher=searcher)
+    pretrain.run(config, silent, NEVER)
     cls, sep = corpus.vocabulary.cls, corpus.vocabulary.sep
-    for inputs in seen:
-        found = inputs.candidates
+    assert len(seen) == 2
+    for batch, found in seen:
         assert found.block_ids.shape == (4, 4)
         assert (found.block_ids[:, 0] == NULL_BLOCK).all()
         assert (found.block_ids[:, 1:] != NULL_BLOCK).all()
         assert found.valid.all()
         for row in found.document_ids[:, 0]:
             assert row[:4].tolist() == [cls, sep, sep, 0]
-        for joined, query in zip(
-            found.joined_ids[:, 0], inputs.batch.query_ids, strict=True
-        ):
+        for joined, query in zip(found.joined_ids[:, 0], batch.query_ids, strict=True):
             pieces = [*query[query != 0], sep]
             expected = np.pad(pieces, (0, LENGTHS.joined - len(pieces)))
             np.testing.assert_array_equal(joined, expected)

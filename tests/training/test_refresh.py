@@ -2,9 +2,15 @@ import types
 
 import pytest
 
-from realm_jax.errors import BadInputError
+from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.follower import LoadedIndex, Staleness
-from realm_jax.training.refresh import Refresher, RefreshMode
+from realm_jax.training.refresh import (
+    ANY_AGE,
+    Refresher,
+    RefreshMode,
+    StalenessBound,
+    WhenStale,
+)
 
 
 class Index:
@@ -53,7 +59,7 @@ class RecordingLink:
         return None if arrived is None else Index(arrived)
 
 
-def run(mode, link, *, first=0, last=7, saved=None, period=3):
+def run(mode, link, *, first=0, last=7, saved=None, period=3, bound=ANY_AGE):
     """Returns the index step that each update searched, and the swaps."""
     swaps = []
     refresher = Refresher(
@@ -62,6 +68,7 @@ def run(mode, link, *, first=0, last=7, saved=None, period=3):
         link,
         wait_seconds=9.0,
         on_swap=lambda step, params, index: swaps.append((step, index.manifest.step)),
+        bound=bound,
     )
     refresher.start(first, f"p{first}", saved)
     used = [
@@ -153,3 +160,68 @@ def test_the_real_index_answers_as_the_stand_in_does():
     age = LoadedIndex(None, manifest).staleness(5)
     assert age.steps == 3
     assert age.seconds > 0
+
+
+class WaitingLink(RecordingLink):
+    """A builder that finishes each index when it is waited for."""
+
+    def wait(self, seconds):
+        self.calls.append(("wait", seconds))
+        published = [call[1] for call in self.calls if call[0] == "publish"]
+        return Index(published[-1])
+
+
+def test_beyond_the_bound_the_trainer_waits_for_what_it_published_last():
+    link = WaitingLink()
+    used, swaps, refresher = run("async", link, last=9, bound=StalenessBound(4))
+    # At 4 the index of 0 is too old, and 3 is the newest retriever; at 7 so is that.
+    assert used == [0, 0, 0, 0, 3, 3, 3, 6, 6]
+    assert swaps == [(0, 0), (4, 3), (7, 6)]
+    assert refresher.num_swaps == 2
+    assert refresher.failure is None
+
+
+def test_beyond_the_bound_it_warns_once_an_index(caplog):
+    bound = StalenessBound(3, WhenStale.WARN)
+    used, _, _ = run("async", RecordingLink(arrivals={5: 3}), bound=bound)
+    assert used == [0, 0, 0, 0, 0, 3, 3]
+    warnings = [line for line in caplog.messages if "as old as it may be" in line]
+    assert [line.split(" steps old")[0][-1] for line in warnings] == ["3", "3"]
+    assert "index of step 0" in warnings[0]
+    assert "index of step 3" in warnings[1]
+
+
+def test_beyond_the_bound_it_stops_and_says_why_later():
+    bound = StalenessBound(5, WhenStale.STOP)
+    refresher = Refresher(
+        RefreshMode.ASYNC,
+        3,
+        RecordingLink(),
+        wait_seconds=9.0,
+        on_swap=lambda *_: None,
+        bound=bound,
+    )
+    refresher.start(0, "p0", None)
+    for step in range(5):
+        refresher.before_step(step, f"p{step}")
+    with pytest.raises(StoppedError):
+        refresher.before_step(5, "p5")
+    assert "expected a newer index in time, but the index of step 0" in str(
+        refresher.failure
+    )
+
+
+def test_waiting_in_vain_stops_too():
+    class DeadLink(RecordingLink):
+        def wait(self, seconds):
+            if any(call[0] == "wait" for call in self.calls):
+                raise BadInputError("expected an index; the builder is gone")
+            return super().wait(seconds)
+
+    with pytest.raises(StoppedError, match="builder is gone"):
+        run("async", DeadLink(), bound=StalenessBound(3))
+
+
+def test_a_bound_below_the_period_is_refused():
+    with pytest.raises(BadInputError, match=r"at least REFRESH_PERIOD \(3\), got 2"):
+        run("async", RecordingLink(), bound=StalenessBound(2))

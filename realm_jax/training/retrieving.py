@@ -1,0 +1,195 @@
+"""How a pre-training step gets its candidates: on the host before it, or within it.
+
+Within it there is no way over the host: embed the queries, search the embeddings on the
+devices, take out what is trivial, lay the documents out from the wordpieces there, and
+then score, read and marginalise, in one program. Both give the same candidates.
+"""
+
+import dataclasses
+from typing import Protocol
+
+import flax.struct
+import jax
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.index import device_search, device_tokens
+from realm_jax.index.candidates import num_neighbours, pretrain_candidates
+from realm_jax.index.device_search import EmbeddingTable
+from realm_jax.index.device_tokens import DocumentLayout, TokenTable, place_tokens
+from realm_jax.index.follower import LoadedIndex
+from realm_jax.models.retriever import Retriever
+from realm_jax.training.held_out import query_embedder
+from realm_jax.training.initialization import Lengths
+from realm_jax.training.losses import PretrainInputs, PretrainLoss
+from realm_jax.training.metrics import Means
+from realm_jax.training.step import Loss
+from realm_jax.types import Array, Candidates, PretrainBatch
+
+
+@flax.struct.dataclass
+class RetrievingInputs:
+    """A step's masked sentences, and the corpus to search for them.
+
+    Attributes:
+      batch: the masked sentences.
+      embeddings: the index; None where it is part of the state (`renewal.py`).
+      tokens: the wordpieces of the same blocks.
+    """
+
+    batch: PretrainBatch
+    embeddings: EmbeddingTable | None
+    tokens: TokenTable
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievingLoss:
+    """`PretrainLoss` over what a search in the same program finds.
+
+    Attributes:
+      loss: of the candidates.
+      num_candidates: documents per example, the null document included.
+      layout: lengths and special wordpieces of the documents.
+      mesh: the devices that hold the corpus.
+      approximate: see `device_search.search`.
+    """
+
+    loss: PretrainLoss
+    num_candidates: int
+    layout: DocumentLayout
+    mesh: Mesh
+    approximate: bool = False
+
+    def __call__(
+        self, params: PyTree, inputs: RetrievingInputs, key: jax.Array
+    ) -> tuple[Array, Means]:
+        """See `PretrainLoss`; no gradient flows through the choice of candidates."""
+        candidates = self.candidates(params["retriever"], inputs)
+        return self.loss(params, PretrainInputs(inputs.batch, candidates), key)
+
+    def with_embeddings(
+        self, params: PyTree, inputs: RetrievingInputs, key: jax.Array
+    ) -> tuple[Array, tuple[Means, Candidates, Array]]:
+        """Returns loss, metrics, the candidates, and their live embeddings."""
+        candidates = self.candidates(params["retriever"], inputs)
+        loss, metrics, embeddings = self.loss.with_embeddings(
+            params, PretrainInputs(inputs.batch, candidates), key
+        )
+        return loss, (metrics, candidates, embeddings)
+
+    def candidates(self, retriever: PyTree, inputs: RetrievingInputs) -> Candidates:
+        """Searches with the live query tower, without dropout."""
+        queries = self.loss.retriever.apply(
+            {"params": jax.lax.stop_gradient(retriever)},
+            inputs.batch.query_ids,
+            method=Retriever.embed_queries,
+        )
+        neighbours = device_search.search(
+            inputs.embeddings,
+            queries,  # pyright: ignore[reportArgumentType]
+            num_neighbours(self.num_candidates),
+            mesh=self.mesh,
+            approximate=self.approximate,
+        )
+        return device_tokens.pretrain_candidates(
+            inputs.tokens,
+            neighbours,
+            inputs.batch,
+            num_candidates=self.num_candidates,
+            layout=self.layout,
+            mesh=self.mesh,
+        )
+
+
+class StepInputs(Protocol):
+    """What a step is given, and the loss that can take it.
+
+    Attributes:
+      loss: of the inputs.
+    """
+
+    loss: Loss
+
+    def __call__(
+        self, retriever: PyTree, index: LoadedIndex, batch: PretrainBatch
+    ) -> PretrainInputs | RetrievingInputs:
+        """Returns the inputs of a step.
+
+        Args:
+          retriever: its parameters of this moment.
+          index: to search.
+          batch: the masked sentences.
+        """
+        ...
+
+
+class HostSearch:
+    """Searches before the step and gathers documents from the block store.
+
+    Attributes:
+      loss: `PretrainLoss`.
+    """
+
+    def __init__(
+        self,
+        loss: PretrainLoss,
+        corpus: BlockStore,
+        lengths: Lengths,
+        num_candidates: int,
+    ):
+        """Keeps what documents are gathered from, and how."""
+        self.loss = loss
+        self._corpus = corpus
+        self._lengths = lengths
+        self._num_candidates = num_candidates
+        self._embed_queries = query_embedder(loss.retriever.config)
+
+    def __call__(
+        self, retriever: PyTree, index: LoadedIndex, batch: PretrainBatch
+    ) -> PretrainInputs:
+        """See `StepInputs`."""
+        neighbours = index.searcher.search(
+            self._embed_queries(retriever, batch.query_ids),
+            num_neighbours(self._num_candidates),
+        )
+        candidates = pretrain_candidates(
+            self._corpus,
+            jax.device_get(neighbours),
+            batch,
+            num_candidates=self._num_candidates,
+            document_length=self._lengths.document,
+            joined_length=self._lengths.joined,
+        )
+        return PretrainInputs(batch, candidates)
+
+
+class DeviceSearch:
+    """Leaves all of it to the step; places the corpus's wordpieces once.
+
+    Attributes:
+      loss: `RetrievingLoss`.
+    """
+
+    def __init__(
+        self,
+        loss: PretrainLoss,
+        corpus: BlockStore,
+        lengths: Lengths,
+        num_candidates: int,
+        mesh: Mesh,
+        approximate: bool,
+    ):
+        """Places the wordpieces of the corpus on the devices."""
+        vocabulary = corpus.vocabulary
+        layout = DocumentLayout(
+            lengths.document, lengths.joined, vocabulary.cls, vocabulary.sep
+        )
+        self.loss = RetrievingLoss(loss, num_candidates, layout, mesh, approximate)
+        self._tokens = place_tokens(corpus, layout, mesh)
+
+    def __call__(
+        self, retriever: PyTree, index: LoadedIndex, batch: PretrainBatch
+    ) -> RetrievingInputs:
+        """See `StepInputs`."""
+        return RetrievingInputs(batch, index.searcher.table, self._tokens)

@@ -1,0 +1,79 @@
+"""The step that searches within itself against one that is given its candidates."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.data.examples import Examples
+from realm_jax.index.embed import document_embedder, embed_blocks
+from realm_jax.index.follower import LoadedIndex
+from realm_jax.index.searchers import DeviceSearcher
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever
+from realm_jax.training import initialization
+from realm_jax.training.losses import PretrainLoss
+from realm_jax.training.partitioning import MeshConfig, make_mesh
+from realm_jax.training.retrieving import DeviceSearch, HostSearch
+from realm_jax.types import PretrainBatch
+from tests import tiny_world
+from tests.tiny_world import EMBED, LENGTHS
+
+KEY = jax.random.key(5)
+NUM_CANDIDATES = 4
+
+
+@pytest.fixture(scope="module")
+def both(corpus):
+    """The two ways to a step's inputs, parameters, an index, and masked sentences."""
+    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    retriever, reader = Retriever(config), KnowledgeEncoder(config.bert)
+    params, _ = initialization.initial_params(retriever, reader, LENGTHS, seed=3)
+    params = jax.tree.map(lambda x: 8 * np.asarray(x) if x.ndim > 1 else x, params)
+    mesh = make_mesh(MeshConfig())
+    embeddings = embed_blocks(
+        document_embedder(config),
+        params["retriever"],
+        corpus,
+        np.arange(corpus.num_blocks),
+        EMBED,
+    )
+    index = LoadedIndex(DeviceSearcher(embeddings, mesh=mesh), None)
+    loss = PretrainLoss(retriever, reader)
+    on_host = HostSearch(loss, corpus, LENGTHS, NUM_CANDIDATES)
+    within = DeviceSearch(loss, corpus, LENGTHS, NUM_CANDIDATES, mesh, False)
+    examples = Examples.open(corpus.directory / "examples" / "asked" / "train")
+    batch = PretrainBatch(**examples.batch(np.arange(16)))
+    return on_host, within, params, index, batch
+
+
+def test_the_candidates_are_the_same(both):
+    on_host, within, params, index, batch = both
+    expected = on_host(params["retriever"], index, batch).candidates
+    inputs = within(params["retriever"], index, batch)
+    found = jax.jit(within.loss.candidates)(params["retriever"], inputs)
+    for field in dataclasses.fields(expected):
+        np.testing.assert_array_equal(
+            getattr(found, field.name), getattr(expected, field.name), field.name
+        )
+    assert (np.asarray(expected.block_ids)[:, 1:] >= 0).all()
+
+
+def test_loss_and_gradient_are_the_same(both):
+    on_host, within, params, index, batch = both
+
+    def run(search):
+        inputs = search(params["retriever"], index, batch)
+        gradient, metrics = jax.jit(jax.grad(search.loss, has_aux=True))(
+            params, inputs, KEY
+        )
+        return gradient, metrics["loss"].total
+
+    (gradient, loss), (expected_gradient, expected_loss) = run(within), run(on_host)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
+        gradient,
+        expected_gradient,
+    )
