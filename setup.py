@@ -21,6 +21,7 @@ TRAINING = [
     "rich",
     "safetensors",
     "scann",
+    "scipy",
     "tensorstore",
     "tokenizers",
 ]
@@ -54,7 +55,6 @@ EXTRAS = {
         "pytest-timeout",
         "pytest-xdist",
         "ruff",
-        "scipy",
     ],
 }
 

@@ -84,6 +84,30 @@ _CHARTS = (
         include_zero=True,
     ),
     _Chart(
+        "index_drift",
+        "Drift of the embeddings",
+        "Distance of a block's embedding in the index from a fresh one, as a share of "
+        "its length, when the index was replaced.",
+        value_format="{:.0%}".format,
+        smooth=False,
+        include_zero=True,
+    ),
+    _Chart(
+        "kept_neighbours",
+        "Neighbours that stayed",
+        "Share of the first 8 blocks of a query that a new index finds, too.",
+        value_format="{:.0%}".format,
+        smooth=False,
+    ),
+    _Chart(
+        "retrieval_kl",
+        "Divergence of p(z|x)",
+        "KL of p(z|x) by the index from that by live embeddings, in nats, when the "
+        "index was replaced.",
+        smooth=False,
+        include_zero=True,
+    ),
+    _Chart(
         "in_batch_accuracy",
         "Right block in the batch",
         "How often a sentence ranks its own block first among those of its batch.",

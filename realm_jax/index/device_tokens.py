@@ -7,19 +7,17 @@ over the host.
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import Bool, Int
 
-from realm_jax import axes
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index.candidates import GRAM_SIZE, TRIVIAL_SHARE
-from realm_jax.index.device_search import place_rows
+from realm_jax.index.device_search import gather_rows, place_rows
 from realm_jax.types import NULL_BLOCK, Array, Candidates, Neighbours, PretrainBatch
 
 # Stands for a wordpiece that was masked and is not among those scored.
@@ -117,41 +115,6 @@ class _Rows:
 def _parts(start: int, stop: int) -> Iterator[tuple[int, int]]:
     for first in range(start, stop, _READ_BLOCKS):
         yield first, min(first + _READ_BLOCKS, stop)
-
-
-def gather_rows(table: Any, block_ids: Int[Array, "*dims"], mesh: Mesh) -> Any:
-    """Returns the rows of blocks, from whichever devices they lie on.
-
-    Args:
-      table: arrays over the mesh, of which row i is block i.
-      block_ids: -1 gives zeros.
-      mesh: the devices.
-
-    Returns:
-      Arrays [*dims, ...] of int32, or of float32 where the table has floats.
-    """
-
-    def on_each_device(table: Any, block_ids: Array) -> Any:
-        def rows(array: Array) -> Array:
-            num_rows = array.shape[0]
-            places = block_ids - jax.lax.axis_index(axes.MESH_AXES) * num_rows
-            mine = (places >= 0) & (places < num_rows) & (block_ids >= 0)
-            found = array[jnp.clip(places, 0, num_rows - 1)]
-            wide = jnp.issubdtype(found.dtype, jnp.integer)
-            found = found.astype(jnp.int32 if wide else jnp.float32)
-            mine = mine.reshape(*mine.shape, *([1] * (found.ndim - mine.ndim)))
-            # One device has the row, the others add nothing.
-            return jax.lax.psum(jnp.where(mine, found, 0), axes.MESH_AXES)
-
-        return jax.tree.map(rows, table)
-
-    return jax.shard_map(
-        on_each_device,
-        mesh=mesh,
-        in_specs=(axes.partition_spec("block"), PartitionSpec()),
-        out_specs=PartitionSpec(),
-        check_vma=False,
-    )(table, block_ids)
 
 
 def pretrain_candidates(

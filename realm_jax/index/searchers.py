@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from realm_jax.errors import BadInputError
 from realm_jax.index import device_search
@@ -33,6 +33,8 @@ from realm_jax.types import Neighbours
 SEARCHERS = ("device", "scann")
 
 _ABOUT = "searcher.json"
+_SAMPLE = "sample.npy"
+_SAMPLED_BLOCKS = 64
 
 
 class Searcher(Protocol):
@@ -58,6 +60,10 @@ class Searcher(Protocol):
         """
         ...
 
+    def sample(self) -> Float[np.ndarray, "sample projection"]:
+        """Returns the embeddings of `sampled_blocks(num_blocks)`."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class DeviceConfig:
@@ -78,6 +84,12 @@ class DeviceConfig:
                 f"expected a precision out of {', '.join(known)}, got "
                 f"{self.precision!r}; set DeviceConfig.precision to one of them."
             )
+
+
+def sampled_blocks(num_blocks: int) -> Int[np.ndarray, " sample"]:
+    """Returns ids of a few blocks, spread over a corpus of so many."""
+    spread = np.linspace(0, num_blocks - 1, min(_SAMPLED_BLOCKS, num_blocks))
+    return np.unique(spread.astype(np.int64))
 
 
 def make_searcher(
@@ -195,6 +207,11 @@ class DeviceSearcher:
             approximate=self.config.approximate,
         )
 
+    def sample(self) -> Float[np.ndarray, "sample projection"]:
+        """See `Searcher.sample`."""
+        ids = jnp.asarray(sampled_blocks(self.num_blocks), jnp.int32)
+        return np.asarray(device_search.gather_rows(self.table.rows, ids, self.mesh))
+
 
 @dataclasses.dataclass(frozen=True)
 class ScannConfig:
@@ -230,6 +247,8 @@ class ScannSearcher:
         self.step = step
         self.config = config
         self.num_blocks, self._dimension = embeddings.shape
+        # A copy: ScaNN keeps the embeddings for itself, and gives none back.
+        self._sample = np.array(embeddings[sampled_blocks(self.num_blocks)])
         self._scann = _train_scann(embeddings, config)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
@@ -253,6 +272,7 @@ class ScannSearcher:
             unfinished = pathlib.Path(scratch) / "searcher"
             unfinished.mkdir()
             self._scann.serialize(str(unfinished), relative_path=True)
+            np.save(unfinished / _SAMPLE, self._sample)
             (unfinished / _ABOUT).write_text(json.dumps(about))
             os.replace(unfinished, directory)
 
@@ -266,6 +286,7 @@ class ScannSearcher:
         directory = pathlib.Path(directory)
         try:
             about = json.loads((directory / _ABOUT).read_text())
+            sample = np.load(directory / _SAMPLE)
             trained = _import_scann_pybind().load_searcher(str(directory))
         except (OSError, ValueError, RuntimeError) as error:
             raise BadInputError(
@@ -277,6 +298,7 @@ class ScannSearcher:
         searcher.num_blocks = about["num_blocks"]
         searcher.config = ScannConfig(**about["config"])
         searcher._dimension = about["dimension"]
+        searcher._sample = sample
         searcher._scann = trained
         return searcher
 
@@ -296,6 +318,10 @@ class ScannSearcher:
             ids=np.where(found, ids.astype(np.int32), np.int32(-1)),
             scores=np.where(found, scores, np.float32(-np.inf)),
         )
+
+    def sample(self) -> Float[np.ndarray, "sample projection"]:
+        """See `Searcher.sample`."""
+        return self._sample
 
 
 def _train_scann(

@@ -8,15 +8,15 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from jaxtyping import PyTree
 
-from realm_jax.data.examples import batch_rows
+from realm_jax.data.examples import Examples, batch_rows
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation.curves import Level, health, read_curves
 from realm_jax.index.device_search import EmbeddingTable, Precision
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import LoadedIndex
-from realm_jax.index.searchers import DeviceConfig, DeviceSearcher, Searcher
+from realm_jax.index.searchers import DeviceConfig, DeviceSearcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.training.checkpoints import (
@@ -26,9 +26,11 @@ from realm_jax.training.checkpoints import (
 )
 from realm_jax.training.held_out import HeldOutQuestions
 from realm_jax.training.index_link import IndexLink, IndexSource
+from realm_jax.training.index_metrics import IndexMetrics
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.training.metrics import Means
+from realm_jax.training.probe import NUM_QUERIES, Probe
 from realm_jax.training.refresh import (
     Refresher,
     RefreshMode,
@@ -146,6 +148,25 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
     return stage.is_done
 
 
+def _index_metrics(
+    stage: Stage[KnowledgeEncoder], config: PretrainConfig, examples: Examples
+) -> IndexMetrics:
+    lengths = config.models.lengths
+    rows = np.arange(min(NUM_QUERIES, len(examples)))
+    probe = Probe(
+        stage.corpus,
+        stage.retriever_config,
+        examples.batch(rows)["query_ids"],
+        lengths.document,
+    )
+    questions = None
+    if config.questions:
+        questions = HeldOutQuestions(
+            stage.corpus, config.questions, config.questions_split, lengths.query
+        )
+    return IndexMetrics(config.model_dir, stage.retriever_config, probe, questions)
+
+
 class _Pretraining:
     """The parts of a run that refer to each other."""
 
@@ -159,16 +180,6 @@ class _Pretraining:
         self._config = config
         self._link = link
         self._examples = stage.open_examples(config.task, "train")
-        self._questions = (
-            HeldOutQuestions(
-                stage.corpus,
-                config.questions,
-                config.questions_split,
-                config.models.lengths.query,
-            )
-            if config.questions
-            else None
-        )
         loss = PretrainLoss(
             stage.retriever, stage.reader, Marginalization(config.marginalization)
         )
@@ -178,8 +189,10 @@ class _Pretraining:
             if config.searcher == "device"
             else HostSearch(*of_all)
         )
-        self._recall: dict[str, float] = {}
+        self._metrics = _index_metrics(stage, config, self._examples)
         self._index_in_use: LoadedIndex | None = None
+        # The index that the state holds, before it is replaced.
+        self._renewed: EmbeddingTable | None = None
         self._is_rolling = config.refresh_mode == RefreshMode.ROLLING.value
         # Of the checkpoints that are kept, which garbage collection must not take.
         self._saved: deque[int] = deque(maxlen=KEPT_CHECKPOINTS)
@@ -216,7 +229,7 @@ class _Pretraining:
             stop=stop,
             log_extra=self._log_extra,
             # A line for every index, so that none of them goes without its recall.
-            log_due=lambda: bool(self._recall),
+            log_due=lambda: self._metrics.is_due,
             checkpoint_details=self._checkpoint_details,
             hooks=[self._beat],
             replace_state=self._refresh,
@@ -250,8 +263,8 @@ class _Pretraining:
           StoppedError: none can be had that is fresh enough.
         """
         retriever = state.params["retriever"]
-        before, index = self._index_in_use, self._refresher.before_step(step, retriever)
-        self._index_in_use = index
+        self._renewed, before = state.index, self._index_in_use
+        index = self._index_in_use = self._refresher.before_step(step, retriever)
         if state.index is None:
             return state
         if index is not before:
@@ -259,7 +272,8 @@ class _Pretraining:
             return state.replace(index=index.searcher.table)
         if self._is_rolling and step % self._config.refresh_period == 0:
             # All its rows are others than a period ago.
-            self._measure(step, retriever, self._searcher_of(state.index, step))
+            renewed = self._searcher_of(state.index, step)
+            self._metrics.of_renewal(step, retriever, renewed)
         return state
 
     def _inputs_at(
@@ -275,30 +289,25 @@ class _Pretraining:
         )
         return inputs.replace(embeddings=None) if config.index_in_state else inputs
 
-    def _on_swap(self, step: int, params: PyTree, index: LoadedIndex) -> None:
-        """Measures the new index at once, with the query tower of this moment."""
+    def _on_swap(
+        self,
+        step: int,
+        params: PyTree,
+        index: LoadedIndex,
+        replaced: LoadedIndex | None,
+    ) -> None:
         self._link.use(index.manifest.step, tuple(self._saved))
-        self._measure(step, params, index.searcher)
-
-    def _measure(self, step: int, params: PyTree, searcher: Searcher) -> None:
-        if self._questions is None:
+        if replaced is None:
+            self._metrics.of_first(step, params, index.searcher)
             return
-        recall = self._questions.recall(
-            self._stage.retriever_config, params, searcher, k=5
-        )
-        self._recall = {"recall_at_5": float(recall.mean())}
-        self._warn_of_collapse(step)
-
-    def _warn_of_collapse(self, step: int) -> None:
-        """Says early what the report would say late: collapse is money wasted."""
-        for finding in health(read_curves([self._config.model_dir])):
-            if finding.level is Level.ALARM:
-                logging.warning("step %d: %s %s", step, finding.text, finding.advice)
+        old = replaced.searcher
+        if self._renewed is not None:
+            old = self._searcher_of(self._renewed, step)
+        self._metrics.of_swap(step, params, old, index.searcher)
 
     def _log_extra(self, step: int) -> Mapping[str, float]:
-        """Staleness, and recall on the first line after a refresh."""
-        recall, self._recall = self._recall, {}
-        return dict(self._refresher.staleness(step)) | recall
+        """Staleness, and on the first line after a refresh what was measured then."""
+        return {**self._refresher.staleness(step), **self._metrics.take()}
 
     def _checkpoint_details(self) -> Mapping[str, Any]:
         step = self._refresher.index.manifest.step

@@ -89,15 +89,15 @@ class Link(Protocol):
         ...
 
 
-OnSwap = Callable[[int, PyTree, LoadedIndex], None]
-"""Called with (updates done, retriever parameters, the index now in use)."""
+OnSwap = Callable[[int, PyTree, LoadedIndex, LoadedIndex | None], None]
+"""Called with (updates done, retriever parameters, the index now in use, the index
+that it replaces); the last is None at first."""
 
 
 class Refresher:
     """Hands every step the index it searches.
 
     Attributes:
-      index: the index in use.
       num_swaps: how many times it was replaced while training ran.
       failure: why training was stopped for want of a fresh index, to be raised when
         what was learned is saved.
@@ -143,9 +143,15 @@ class Refresher:
         self._link = link
         self._wait_seconds = wait_seconds
         self._on_swap = on_swap
-        self.index: LoadedIndex
+        self._index: LoadedIndex | None = None
         self.num_swaps = 0
         self.failure: BadInputError | None = None
+
+    @property
+    def index(self) -> LoadedIndex:
+        """The index in use; there is one once `start` or `adopt` has returned."""
+        assert self._index is not None
+        return self._index
 
     def start(self, step: int, params: PyTree, saved: int | None) -> None:
         """Gets the index to begin with: never an empty one.
@@ -245,16 +251,21 @@ class Refresher:
 
     def staleness(self, step: int) -> Mapping[str, float]:
         """Version and age of the index, as metrics; of its oldest row in `rolling`."""
-        age = self.index.staleness(step)
+        age, version = self.index.staleness(step), self.index.manifest.step
         steps = age.steps
         if self._mode is RefreshMode.ROLLING:
-            steps = min(steps, self._period)
+            # A version is a round over all rows, as if it were made at its beginning.
+            rounds = (step - 1) // self._period
+            steps, version = (
+                min(steps, self._period),
+                max(version, rounds * self._period),
+            )
         return {
-            "index_step": step - steps,
+            "index_step": version,
             "index_age_steps": steps,
             "index_age_seconds": age.seconds,
         }
 
     def _swap(self, step: int, params: PyTree, index: LoadedIndex) -> None:
-        self.index = index
-        self._on_swap(step, params, index)
+        replaced, self._index = self._index, index
+        self._on_swap(step, params, index, replaced)

@@ -47,12 +47,19 @@ def create_state(
     )
 
 
-def place_state(
-    state: TrainState,
-    shardings: PyTree,
-    mesh: Mesh,
-) -> TrainState:
-    """Moves a state to the mesh; moments lie with the parameters they belong to."""
+def place_state(state: TrainState, shardings: PyTree, mesh: Mesh) -> TrainState:
+    """Moves a state to the mesh; see `state_shardings`."""
+    return jax.device_put(state, state_shardings(state, shardings, mesh))
+
+
+def state_shardings(state: TrainState, shardings: PyTree, mesh: Mesh) -> TrainState:
+    """Returns where each array of a state lies; moments with their parameters.
+
+    Args:
+      state: without an index, which brings its own places.
+      shardings: of the parameters.
+      mesh: the devices.
+    """
     replicated = NamedSharding(mesh, PartitionSpec())
     places_by_path: dict[Any, Any] = flax.traverse_util.flatten_dict(shardings)
 
@@ -66,10 +73,9 @@ def place_state(
         )
 
     # The same tree with a place for every array.
-    places = state.replace(
+    return state.replace(
         step=replicated,
         params=shardings,
         optimizer_state=jax.tree_util.tree_map_with_path(place, state.optimizer_state),
         key=replicated,
     )
-    return jax.device_put(state, places)

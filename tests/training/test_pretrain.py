@@ -59,7 +59,7 @@ def assert_same_run(folder, other):
     one, two = states_of(folder), states_of(other)
     assert one.keys() == two.keys() == {4, 8}
     assert_same_bits(one, two)
-    timing = ("steps_per_second", "index_age_seconds")
+    timing = ("steps_per_second", "index_age_seconds", "search_seconds")
     told = [
         [{k: v for k, v in line.items() if k not in timing} for line in lines_of(path)]
         for path in (folder, other)

@@ -67,7 +67,9 @@ def run(mode, link, *, first=0, last=7, saved=None, period=3, bound=ANY_AGE):
         period,
         link,
         wait_seconds=9.0,
-        on_swap=lambda step, params, index: swaps.append((step, index.manifest.step)),
+        on_swap=lambda step, params, index, old: swaps.append(
+            (step, index.manifest.step)
+        ),
         bound=bound,
     )
     refresher.start(first, f"p{first}", saved)

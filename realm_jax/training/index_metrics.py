@@ -1,0 +1,77 @@
+"""What is measured of an index when it is replaced or renewed, for the metrics file."""
+
+import logging
+from collections.abc import Mapping
+
+from jaxtyping import PyTree
+
+from realm_jax.evaluation.curves import Level, health, read_curves
+from realm_jax.index.searchers import Searcher
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.training.held_out import HeldOutQuestions
+from realm_jax.training.probe import Probe
+
+
+class IndexMetrics:
+    """Measures indexes, always with the towers of the moment.
+
+    Attributes:
+      is_due: whether something was measured that is not written yet, so that no index
+        goes without its line.
+    """
+
+    def __init__(
+        self,
+        model_dir: str,
+        config: RetrieverConfig,
+        probe: Probe,
+        questions: HeldOutQuestions | None,
+    ):
+        """Prepares to measure.
+
+        Args:
+          model_dir: of the run, whose metrics tell whether it is collapsing.
+          config: of the retriever.
+          probe: a sample of queries and blocks.
+          questions: held-out questions for recall, if there are any.
+        """
+        self._model_dir = model_dir
+        self._config = config
+        self._probe = probe
+        self._questions = questions
+        self._measured: dict[str, float] = {}
+
+    @property
+    def is_due(self) -> bool:
+        """See the class."""
+        return bool(self._measured)
+
+    def take(self) -> Mapping[str, float]:
+        """Returns what was measured since the last call."""
+        measured, self._measured = self._measured, {}
+        return measured
+
+    def of_first(self, step: int, params: PyTree, searcher: Searcher) -> None:
+        """Measures the index a process begins with."""
+        self._measure_recall(step, params, searcher)
+
+    def of_swap(self, step: int, params: PyTree, old: Searcher, new: Searcher) -> None:
+        """Measures the old index at its oldest, and the new one."""
+        self._measured |= self._probe.of_index(params, old)
+        self._measured |= self._probe.of_refresh(params, old, new)
+        self._measure_recall(step, params, new)
+
+    def of_renewal(self, step: int, params: PyTree, searcher: Searcher) -> None:
+        """Measures an index that was renewed row by row."""
+        self._measured |= self._probe.of_index(params, searcher)
+        self._measure_recall(step, params, searcher)
+
+    def _measure_recall(self, step: int, params: PyTree, searcher: Searcher) -> None:
+        if self._questions is None:
+            return
+        recall = self._questions.recall(self._config, params, searcher, k=5)
+        self._measured["recall_at_5"] = float(recall.mean())
+        # Says early what the report would say late: collapse is money wasted.
+        for finding in health(read_curves([self._model_dir])):
+            if finding.level is Level.ALARM:
+                logging.warning("step %d: %s %s", step, finding.text, finding.advice)
