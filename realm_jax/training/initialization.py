@@ -20,6 +20,7 @@ from realm_jax.models.span_reader import SpanReader
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.weights import bert as bert_weights
+from realm_jax.weights.tensors import weights_file
 
 # Settings that the same parameters can be used with, whatever they are.
 _FREE = (
@@ -124,7 +125,7 @@ def warm_start_params(
     if not source:
         return params
     folder = pathlib.Path(source)
-    if (folder / "model.safetensors").exists():
+    if weights_file(folder) is not None:
         encoder = bert_weights.load_bert(folder, config.bert)
         if (folder / "vocab.txt").exists():
             theirs = WordPiece.load(

@@ -1,4 +1,4 @@
-"""BERT in the names of `transformers` (safetensors), MiniLM among them.
+"""BERT in the names of `transformers`, MiniLM among them.
 
 One table says which tensor is which parameter. PyTorch keeps a dense layer's matrix as
 [output, input]; here it is [input, output], split into heads where there are heads, and
@@ -13,14 +13,13 @@ from typing import Literal
 import flax.traverse_util
 import jax
 import numpy as np
-import safetensors
 import safetensors.numpy
 from jaxtyping import PyTree
 
 from realm_jax.errors import BadInputError
 from realm_jax.models.bert import Bert, BertConfig
+from realm_jax.weights.tensors import read_tensors, weights_file
 
-WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 
 # Parameter -> tensor; {layer} is filled with the number of each layer.
@@ -81,10 +80,10 @@ def config_from_json(folder: str | pathlib.Path) -> BertConfig:
 
 
 def load_bert(folder: str | pathlib.Path, config: BertConfig) -> PyTree:
-    """Reads the parameters of `models.bert.Bert` from `model.safetensors`.
+    """Reads the parameters of `models.bert.Bert` from a checkpoint's folder.
 
     Args:
-      folder: holds the file.
+      folder: holds the file, see `tensors.py`.
       config: the encoder they are for. A numerical setting that the file's own
         `config.json` has otherwise (its activation) is refused too.
 
@@ -95,14 +94,7 @@ def load_bert(folder: str | pathlib.Path, config: BertConfig) -> PyTree:
       BadInputError: the file is missing or damaged, lacks a tensor, has one too many,
         or one of another shape; all of them are named.
     """
-    path = pathlib.Path(folder) / WEIGHTS_FILE
-    try:
-        tensors = safetensors.numpy.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise BadInputError(
-            f"expected BERT weights in {path}, but they cannot be read ({error}); "
-            "fetch them again"
-        ) from error
+    tensors = read_tensors(folder)
     _check_activation(folder, config)
     tensors = {
         name.removeprefix("bert."): tensor
@@ -130,8 +122,8 @@ def load_bert(folder: str | pathlib.Path, config: BertConfig) -> PyTree:
     if problems:
         raise BadInputError(
             f"expected the weights of a BERT of {config.num_layers} layers of "
-            f"{config.hidden_size} with {config.vocab_size} wordpieces in {path}, but "
-            f"{'; '.join(problems[:5])} ({len(problems)} in all); use the model file "
+            f"{config.hidden_size} with {config.vocab_size} wordpieces in "
+            f"{weights_file(folder)}, but {'; '.join(problems[:5])} ({len(problems)} in all); use the model file "
             "that fits these weights, and their vocabulary for the corpus"
         )
     return flax.traverse_util.unflatten_dict(params, sep="/")

@@ -1,8 +1,8 @@
 """A tagger from a BERT that was trained to classify tokens, as `transformers` saves it.
 
-The folder holds config.json (a BERT, with `id2label`), vocab.txt, model.safetensors and
-perhaps tokenizer_config.json. The paper's tagger is one of these: BERT trained on
-CoNLL-2003 (§3.4).
+The folder holds config.json (a BERT, with `id2label`), vocab.txt, model.safetensors or
+flax_model.msgpack, and perhaps tokenizer_config.json. The paper's tagger is one of
+these: BERT trained on CoNLL-2003 (§3.4).
 """
 
 import dataclasses
@@ -17,8 +17,6 @@ import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
-import safetensors.numpy
 from jaxtyping import Float, Int, PyTree
 
 from realm_jax.data import dates
@@ -31,12 +29,14 @@ from realm_jax.errors import BadInputError
 from realm_jax.models.bert import Bert, BertConfig
 from realm_jax.types import Array
 from realm_jax.weights import bert as bert_weights
+from realm_jax.weights.tensors import FLAX_FILE, SAFETENSORS_FILE, read_tensors
 
 VOCABULARY_FILE = "vocab.txt"
 TOKENIZER_FILE = "tokenizer_config.json"
 _CLASSIFIER = ("classifier.weight", "classifier.bias")
 _FILES = (
-    bert_weights.WEIGHTS_FILE,
+    SAFETENSORS_FILE,
+    FLAX_FILE,
     bert_weights.CONFIG_FILE,
     VOCABULARY_FILE,
     TOKENIZER_FILE,
@@ -148,7 +148,7 @@ def load_token_classifier(folder: str | pathlib.Path) -> TokenClassifier:
     """Reads a `BertForTokenClassification` of `transformers`.
 
     Args:
-      folder: holds config.json, vocab.txt and model.safetensors. Without
+      folder: holds config.json, vocab.txt and the weights. Without
         tokenizer_config.json a vocabulary with capitals counts as cased.
 
     Raises:
@@ -166,7 +166,7 @@ def load_token_classifier(folder: str | pathlib.Path) -> TokenClassifier:
             f"{folder / VOCABULARY_FILE}, which is what config.json says, got "
             f"{vocabulary.size}; use the vocabulary that came with the weights."
         )
-    params = _load_params(folder / bert_weights.WEIGHTS_FILE, config, len(labels))
+    params = _load_params(folder, config, len(labels))
     return TokenClassifier(config, labels, vocabulary, params)
 
 
@@ -218,14 +218,8 @@ def _vocabulary(folder: pathlib.Path) -> WordPiece:
     return load(lowercase=bool(lowercase))
 
 
-def _load_params(path: pathlib.Path, config: BertConfig, num_labels: int) -> PyTree:
-    try:
-        tensors = safetensors.numpy.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise BadInputError(
-            f"expected the weights of a token classifier in {path}, but they cannot be "
-            f"read ({error}); fetch them again or convert them to safetensors."
-        ) from error
+def _load_params(folder: pathlib.Path, config: BertConfig, num_labels: int) -> PyTree:
+    tensors = read_tensors(folder)
     problems = []
     wanted = ((num_labels, config.hidden_size), (num_labels,))
     head = [tensors.pop(name, None) for name in _CLASSIFIER]
@@ -238,8 +232,8 @@ def _load_params(path: pathlib.Path, config: BertConfig, num_labels: int) -> PyT
     problems += more_problems
     if problems:
         raise BadInputError(
-            f"expected in {path} the token classifier that its config.json describes, "
-            f"but {'; '.join(problems[:5])} ({len(problems)} in all); use the files of "
+            f"expected in {folder} the token classifier of its config.json, but "
+            f"{'; '.join(problems[:5])} ({len(problems)} in all); use the files of "
             "one checkpoint of BertForTokenClassification."
         )
     kernel, bias = (np.asarray(tensor, np.float32) for tensor in head)

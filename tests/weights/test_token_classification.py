@@ -4,6 +4,8 @@ import itertools
 import json
 import math
 
+import flax.serialization
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -76,6 +78,32 @@ def plain_logits(tensors, ids):
 @pytest.fixture(scope="module")
 def tensors():
     return tensors_of_torch()
+
+
+def test_weights_that_flax_saved_are_the_same(tensors, tmp_path):
+    """As `FlaxBertForTokenClassification` names and turns them."""
+    folder = write_checkpoint(tmp_path, tensors)
+    expected = load_token_classifier(folder).params
+    tree = {}
+    for name, tensor in tensors.items():
+        *module, leaf = name.split(".")
+        if leaf == "weight":
+            kind = "kernel" if tensor.ndim == 2 else "scale"
+            leaf = "embedding" if module[-1].endswith("embeddings") else kind
+        value = tensor.T if leaf == "kernel" else tensor
+        node = tree
+        for part in module:
+            node = node.setdefault(part, {})
+        node[leaf] = np.ascontiguousarray(value)
+    (folder / "model.safetensors").unlink()
+    (folder / "flax_model.msgpack").write_bytes(
+        flax.serialization.msgpack_serialize(tree)
+    )
+    found = load_token_classifier(folder).params
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    (folder / "flax_model.msgpack").write_bytes(b"\xc1no msgpack")
+    with pytest.raises(BadInputError, match=r"weights in .*flax_model.msgpack"):
+        load_token_classifier(folder)
 
 
 @pytest.fixture

@@ -1,0 +1,63 @@
+"""The tensors of a checkpoint of `transformers`, whichever library it was saved with.
+
+    model.safetensors     PyTorch's names and shapes
+    flax_model.msgpack    Flax's: `kernel` [input, output], `scale`, `embedding`
+
+Both are handed on under PyTorch's names, in which all tables here are written.
+"""
+
+import pathlib
+from typing import Any
+
+import flax.serialization
+import flax.traverse_util
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from realm_jax.errors import BadInputError
+
+SAFETENSORS_FILE = "model.safetensors"
+FLAX_FILE = "flax_model.msgpack"
+
+_LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight"}
+
+
+def weights_file(folder: str | pathlib.Path) -> pathlib.Path | None:
+    """Returns the file with the weights in a folder, None if there is none."""
+    paths = (pathlib.Path(folder) / name for name in (SAFETENSORS_FILE, FLAX_FILE))
+    return next((path for path in paths if path.exists()), None)
+
+
+def read_tensors(folder: str | pathlib.Path) -> dict[str, np.ndarray]:
+    """Reads the weights in a folder.
+
+    Raises:
+      BadInputError: there are none, or the file is damaged.
+    """
+    path = weights_file(folder)
+    if path is None:
+        raise BadInputError(
+            f"expected {SAFETENSORS_FILE} or {FLAX_FILE} in {folder}, found neither; "
+            "give the folder of a checkpoint"
+        )
+    try:
+        if path.name == SAFETENSORS_FILE:
+            return safetensors.numpy.load_file(path)
+        return _from_flax(flax.serialization.msgpack_restore(path.read_bytes()))
+    except (OSError, ValueError, AttributeError, safetensors.SafetensorError) as error:
+        raise BadInputError(
+            f"expected weights in {path}, but they cannot be read ({error}); fetch "
+            "them again"
+        ) from error
+
+
+def _from_flax(tree: Any) -> dict[str, np.ndarray]:
+    tensors = {}
+    for path, value in flax.traverse_util.flatten_dict(tree).items():
+        *module, leaf = map(str, path)
+        array = np.asarray(value)
+        if leaf == "kernel":
+            array = array.T
+        tensors[".".join([*module, _LEAVES.get(leaf, leaf)])] = array
+    return tensors
