@@ -123,7 +123,8 @@ def load_bert(folder: str | pathlib.Path, config: BertConfig) -> PyTree:
         raise BadInputError(
             f"expected the weights of a BERT of {config.num_layers} layers of "
             f"{config.hidden_size} with {config.vocab_size} wordpieces in "
-            f"{weights_file(folder)}, but {'; '.join(problems[:5])} ({len(problems)} in all); use the model file "
+            f"{weights_file(folder)}, but {'; '.join(problems[:5])} ({len(problems)} "
+            "in all); use the model file "
             "that fits these weights, and their vocabulary for the corpus"
         )
     return flax.traverse_util.unflatten_dict(params, sep="/")
