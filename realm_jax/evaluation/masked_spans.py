@@ -14,11 +14,11 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
 from realm_jax.evaluation.report_data import ExampleDocument, MaskedExample
 from realm_jax.index.candidates import num_neighbours, pretrain_candidates
+from realm_jax.index.embed import query_embedder
 from realm_jax.index.searchers import Searcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.masked_lm import Marginalization
-from realm_jax.training.held_out import query_embedder
 from realm_jax.training.initialization import Lengths
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.types import NULL_BLOCK, Array, Candidates, PretrainBatch

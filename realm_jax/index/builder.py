@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from realm_jax.index.embed import (
     document_embedder,
     embed_blocks,
     embed_shards,
+    query_embedder,
     shard_ranges,
 )
 from realm_jax.index.heartbeat import (
@@ -41,6 +42,7 @@ from realm_jax.index.retrievers import (
     check_reads,
     load_retriever,
 )
+from realm_jax.index.scann_assets import LowRecallError, ScannAssets, write_assets
 from realm_jax.index.snapshot_writer import data_folder
 from realm_jax.index.snapshots import (
     EMBEDDINGS,
@@ -64,6 +66,8 @@ OnProgress = Callable[[int, int], None]
 # Between two ways to batch the same block. bfloat16 rounds at 2^-8 in every layer, an
 # embedding of another block is off by about 1.
 _SAMPLE_TOLERANCE = 0.1
+# Wordpieces of the queries that ScaNN is judged on.
+_QUERY_LENGTH = 32
 # A bucket takes about one write a second to an object.
 _BEAT_SECONDS = 1.0
 
@@ -84,6 +88,7 @@ class BuilderConfig:
       poll_seconds: how often to look for a new retriever.
       patience_seconds: how long to wait without a sign of life from a trainer.
       sampled_blocks: blocks that are read back and embedded again before a commit.
+      scann: what is made for trainers that search with ScaNN, None for nothing.
     """
 
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
@@ -91,6 +96,7 @@ class BuilderConfig:
     poll_seconds: float = 1.0
     patience_seconds: float = 600.0
     sampled_blocks: int = 16
+    scann: ScannAssets | None = None
 
 
 def build_once(
@@ -122,6 +128,7 @@ def build_once(
       MismatchedSnapshotError: the retriever cannot read the corpus.
       DivergedRetrieverError: embeddings are not finite.
       DamagedSnapshotError: what was written is not what was computed.
+      LowRecallError: ScaNN finds too little; the attempt is deleted.
       AlreadyCommittedError: the step has the index of another retriever.
       BadInputError: the disk is full.
     """
@@ -131,7 +138,9 @@ def build_once(
     metadata = _metadata(retriever, config)
     if step in series.steps():
         manifest = series.read_manifest(step)
-        if (manifest.corpus_fingerprint, manifest.metadata) == (corpus, metadata):
+        # What was measured stands beside what was asked for.
+        found = {name: manifest.metadata.get(name) for name in metadata}
+        if (manifest.corpus_fingerprint, found) == (corpus, metadata):
             return manifest
     writer = series.resume(step, corpus_fingerprint=corpus, metadata=metadata)
     if writer is None:
@@ -143,18 +152,22 @@ def build_once(
         if stop and stop.is_set() and done < blocks.num_blocks:
             return None
     build.verify_sample()
+    measured = build.write_scann_assets()
     require_wanted()
-    return writer.commit()
+    return writer.commit(measured)
 
 
 def _metadata(retriever: TrainedRetriever, config: BuilderConfig) -> dict[str, Any]:
     """What must agree for a shard of one attempt to fit another's."""
-    return {
+    metadata = {
         RETRIEVER_CRC32C: retriever.params_crc32c(),
         "retriever": dataclasses.asdict(retriever.config),
         "vocabulary_fingerprint": retriever.vocabulary_fingerprint,
         "embed": dataclasses.asdict(config.embed),
     }
+    if config.scann is not None:
+        metadata["scann"] = dataclasses.asdict(config.scann)
+    return metadata
 
 
 class _Build:
@@ -172,6 +185,7 @@ class _Build:
         # Once: an array of the host would be copied again with every batch.
         self._params: PyTree = jax.device_put(retriever.params)
         self._embed = document_embedder(retriever.config)
+        self._embed_queries = query_embedder(retriever.config)
         self._blocks = blocks
         self._store = store
         self._config = config
@@ -224,10 +238,50 @@ class _Build:
         if wrong.any():
             raise self._damaged(f"another embedding of block {block_ids[wrong][0]}")
 
+    def write_scann_assets(self) -> Mapping[str, float]:
+        """Has ScaNN trained and judged, if it is wanted; returns what was measured.
+
+        Raises:
+          LowRecallError: it finds too little; the attempt is deleted.
+        """
+        assets = self._config.scann
+        if assets is None:
+            return {}
+        try:
+            return write_assets(
+                self._writer, self._read_rows(), self._queries(assets), assets
+            )
+        except LowRecallError:
+            self._writer.discard()
+            raise
+
+    def _queries(self, assets: ScannAssets) -> Float[np.ndarray, "query projection"]:
+        """The beginnings of blocks, as if they were asked for."""
+        num_queries = min(assets.num_queries, self._blocks.num_blocks)
+        spread = np.linspace(0, self._blocks.num_blocks - 1, num_queries)
+        vocabulary = self._blocks.vocabulary
+        bodies = self._blocks.body_ids(spread.astype(np.int64), _QUERY_LENGTH - 2)
+        ids = np.zeros((num_queries, _QUERY_LENGTH), np.int32)
+        ids[:, 0] = vocabulary.cls
+        ids[:, 1:-1] = bodies
+        ids[np.arange(num_queries), 1 + np.count_nonzero(bodies, axis=1)] = (
+            vocabulary.sep
+        )
+        return np.asarray(self._embed_queries(self._params, ids), np.float32)
+
+    def _read_rows(self) -> Float[np.ndarray, "block projection"]:
+        try:
+            return self._read(0, self._blocks.num_blocks)
+        except ValueError as error:
+            raise self._damaged(str(error)) from error
+
     def _read_row(self, row: int) -> Float[np.ndarray, "1 projection"]:
+        return self._read(row, row + 1)
+
+    def _read(self, start: int, stop: int) -> Float[np.ndarray, "row projection"]:
         attempt = data_folder(INDEX_SERIES, self._writer.step, self._writer.attempt)
         folder = f"{attempt}/{EMBEDDINGS}"
-        return arrays.read_rows(self._store, folder, self._record, row, row + 1)
+        return arrays.read_rows(self._store, folder, self._record, start, stop)
 
     def _damaged(self, found: str) -> DamagedSnapshotError:
         self._writer.discard()
@@ -393,7 +447,7 @@ class IndexBuilder:
             _log.warning("step %d was withdrawn: %s", step, error)
             self._wait(stop)
             return
-        except (DamagedSnapshotError, DivergedRetrieverError) as error:
+        except (DamagedSnapshotError, DivergedRetrieverError, LowRecallError) as error:
             self._refused[step] = str(error)
             _log.warning("no index for step %d: %s", step, error)
             return

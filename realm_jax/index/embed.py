@@ -90,6 +90,18 @@ def document_embedder(config: RetrieverConfig) -> EmbedFn:
     return embed
 
 
+@functools.cache
+def query_embedder(config: RetrieverConfig) -> Callable[[Any, Any], jax.Array]:
+    """Returns the query tower of this configuration, jitted, without dropout."""
+    retriever = Retriever(config)
+
+    @jax.jit
+    def embed(params, ids):
+        return retriever.apply({"params": params}, ids, method=Retriever.embed_queries)
+
+    return embed
+
+
 def shard_ranges(num_blocks: int, shard_blocks: int) -> list[range]:
     """Returns the row ranges of the shards, in order; the last may be shorter."""
     starts = range(0, num_blocks, shard_blocks)

@@ -13,11 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from realm_jax.errors import BadInputError
 from realm_jax.index.manifest import (
-    EMBEDDINGS,
     DamagedSnapshotError,
     Expectation,
     Manifest,
@@ -29,8 +26,8 @@ from realm_jax.storage import MissingObjectError
 _log = logging.getLogger(__name__)
 
 SearcherT = TypeVar("SearcherT")
-Load = Callable[[Manifest, np.ndarray], SearcherT]
-"""Makes a searcher of a manifest and its embeddings, [block, projection]."""
+Load = Callable[[SnapshotSeries, Manifest], SearcherT]
+"""Makes a searcher of a snapshot; reads what it needs of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +74,7 @@ def load_index(
       DamagedSnapshotError: it is not what was committed.
     """
     series.verify(manifest, expected)
-    embeddings = series.read_array(manifest, EMBEDDINGS)
-    return LoadedIndex(load(manifest, embeddings), manifest)
+    return LoadedIndex(load(series, manifest), manifest)
 
 
 class IndexFollower(Generic[SearcherT]):

@@ -104,7 +104,7 @@ def make_searcher(
 
     Args:
       name: `device` or `scann`.
-      embeddings: row i embeds block i.
+      embeddings: row i embeds block i; whatever has a shape and gives slices.
       step: training step of the retriever that embedded them.
       mesh: of `device`: where the embeddings lie; None is one device.
       device: how `device` searches.
@@ -115,7 +115,7 @@ def make_searcher(
     if name == "device":
         return DeviceSearcher(embeddings, step, mesh=mesh, config=device)
     if name == "scann":
-        return ScannSearcher(np.asarray(embeddings, np.float32), step)
+        return ScannSearcher(np.asarray(embeddings[:], np.float32), step)
     raise BadInputError(
         f"unknown searcher {name!r}; expected one of: {', '.join(SEARCHERS)}. "
         "Set SEARCHER to one of them."

@@ -140,8 +140,11 @@ class SnapshotWriter:
         ranges = [n.rpartition("/")[2].split("-") for n in names]
         return sorted((int(start), int(stop)) for start, stop in ranges)
 
-    def commit(self) -> Manifest:
+    def commit(self, measured: Mapping[str, Any] | None = None) -> Manifest:
         """Makes the snapshot visible, as one step.
+
+        Args:
+          measured: of the snapshot; its readers find it in the metadata.
 
         Raises:
           BadInputError: an array has rows nobody wrote.
@@ -159,7 +162,7 @@ class SnapshotWriter:
             arrays={name: record for name, (record, _) in self._arrays.items()},
             committed=now,
             build_seconds=max(0.0, now - self.began),
-            metadata=self.metadata,
+            metadata={**self.metadata, **(measured or {})},
         )
         name = commit_name(self._series, self.step)
         try:

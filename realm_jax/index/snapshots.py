@@ -9,6 +9,7 @@ pointer to flip and none to tear.
 """
 
 import contextlib
+import dataclasses
 import json
 import re
 import time
@@ -53,6 +54,7 @@ __all__ = [
     "FileRecord",
     "Manifest",
     "MismatchedSnapshotError",
+    "SnapshotArray",
     "SnapshotSeries",
     "SnapshotWriter",
     "read_params",
@@ -244,6 +246,17 @@ class SnapshotSeries:
         except ValueError as error:
             raise self._damaged(manifest, name, str(error)) from error
 
+    def array(self, manifest: Manifest, name: str) -> "SnapshotArray":
+        """Returns an array of a snapshot whose rows are read when they are asked for.
+
+        Raises:
+          DamagedSnapshotError: the manifest has no such array.
+        """
+        record = manifest.arrays.get(name)
+        if record is None:
+            raise self._damaged(manifest, name, "no such array in the manifest")
+        return SnapshotArray(self, manifest, name, record.shape)
+
     def forget_after(self, step: int) -> None:
         """Withdraws the snapshots of later steps, highest first.
 
@@ -328,6 +341,20 @@ class SnapshotSeries:
             f"delete {self.store.url(commit_name(self.name, manifest.step))} and the "
             "snapshot will be made anew."
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotArray:
+    """An array of a snapshot, not yet read; a slice of it is an array of NumPy."""
+
+    series: SnapshotSeries
+    manifest: Manifest
+    name: str
+    shape: tuple[int, ...]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Reads rows; see `SnapshotSeries.read_array`."""
+        return self.series.read_array(self.manifest, self.name, rows)
 
 
 def write_params(writer: SnapshotWriter, params: Mapping[str, Any]) -> None:

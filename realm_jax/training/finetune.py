@@ -15,13 +15,12 @@ from realm_jax.data.examples import batch_rows
 from realm_jax.errors import BadInputError
 from realm_jax.index.answer_labels import AnswerLabels
 from realm_jax.index.candidates import question_candidates
-from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.embed import EmbedConfig, query_embedder
 from realm_jax.index.follower import LoadedIndex
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
-from realm_jax.training.held_out import query_embedder
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import FinetuneInputs, FinetuneLoss

@@ -5,8 +5,6 @@ can be compared with each other and with those of another (zero-shot recall, REA
 section 4.3).
 """
 
-import functools
-
 import jax
 import numpy as np
 from jaxtyping import Float, PyTree
@@ -19,23 +17,12 @@ from realm_jax.data.questions import (
     read_questions,
 )
 from realm_jax.evaluation.retrieval import recall_at_k, relevant_blocks
+from realm_jax.index.embed import query_embedder
 from realm_jax.index.searchers import Searcher
-from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.types import Neighbours
 
 _BATCH = 64
-
-
-@functools.cache
-def query_embedder(config: RetrieverConfig):
-    """The query tower of this configuration, jitted, without dropout."""
-    retriever = Retriever(config)
-
-    @jax.jit
-    def embed(params, ids):
-        return retriever.apply({"params": params}, ids, method=Retriever.embed_queries)
-
-    return embed
 
 
 def search_questions(

@@ -7,7 +7,6 @@ import time
 from types import TracebackType
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
@@ -26,6 +25,7 @@ from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import IndexFollower, LoadedIndex, load_index
 from realm_jax.index.heartbeat import Heartbeat, Listener
 from realm_jax.index.manifest import (
+    EMBEDDINGS,
     AlreadyCommittedError,
     Expectation,
     Manifest,
@@ -37,6 +37,7 @@ from realm_jax.index.retrievers import (
     TrainedRetriever,
     publish_retriever,
 )
+from realm_jax.index.scann_assets import load_assets
 from realm_jax.index.searchers import DeviceConfig, Searcher, make_searcher
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.models.retriever import RetrieverConfig
@@ -89,11 +90,18 @@ class IndexSource:
             count=self.corpus.num_blocks,
         )
 
-    def make_searcher(self, manifest: Manifest, embeddings: np.ndarray) -> Searcher:
-        """Places embeddings where they are searched."""
+    def make_searcher(self, series: SnapshotSeries, manifest: Manifest) -> Searcher:
+        """Places embeddings where they are searched; each process reads its own rows.
+
+        Of `scann`, what the builder has trained is taken; else it is trained here.
+        """
+        if self.searcher == "scann":
+            trained = load_assets(series, manifest)
+            if trained is not None:
+                return trained
         return make_searcher(
             self.searcher,
-            embeddings,
+            series.array(manifest, EMBEDDINGS),
             manifest.step,
             mesh=self.mesh,
             device=self.device,

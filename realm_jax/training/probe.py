@@ -13,10 +13,9 @@ import scipy.special
 from jaxtyping import Float, Int, PyTree
 
 from realm_jax.data.blocks import BlockStore
-from realm_jax.index.embed import document_embedder
+from realm_jax.index.embed import document_embedder, query_embedder
 from realm_jax.index.searchers import Searcher, sampled_blocks
 from realm_jax.models.retriever import RetrieverConfig
-from realm_jax.training.held_out import query_embedder
 from realm_jax.types import NULL_BLOCK, Neighbours
 
 NUM_QUERIES = 64

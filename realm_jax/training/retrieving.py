@@ -18,9 +18,9 @@ from realm_jax.index import device_search, device_tokens
 from realm_jax.index.candidates import num_neighbours, pretrain_candidates
 from realm_jax.index.device_search import EmbeddingTable
 from realm_jax.index.device_tokens import DocumentLayout, TokenTable, place_tokens
+from realm_jax.index.embed import query_embedder
 from realm_jax.index.follower import LoadedIndex
 from realm_jax.models.retriever import Retriever
-from realm_jax.training.held_out import query_embedder
 from realm_jax.training.initialization import Lengths
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.training.metrics import Means

@@ -57,9 +57,8 @@ def damage(series, manifest):
     path.write_bytes(path.read_bytes()[::-1])
 
 
-def keep_embeddings(manifest, embeddings):
-    del manifest
-    return embeddings
+def keep_embeddings(series, manifest):
+    return series.read_array(manifest, EMBEDDINGS)
 
 
 def follow(series, load=keep_embeddings, **options):
@@ -95,9 +94,9 @@ def test_takes_each_index_once(model_store):
 def test_skips_to_the_newest(series):
     loaded = []
 
-    def load(manifest, embeddings):
+    def load(series, manifest):
         loaded.append(manifest.step)
-        return embeddings
+        return keep_embeddings(series, manifest)
 
     for step in (1, 2, 10):
         publish(series, step)
@@ -128,10 +127,10 @@ def test_take_does_not_wait_for_a_load(series):
     go_on = threading.Event()
     loading = threading.Event()
 
-    def load(manifest, embeddings):
+    def load(series, manifest):
         loading.set()
         assert go_on.wait(SECONDS)
-        return embeddings
+        return keep_embeddings(series, manifest)
 
     publish(series, 1)
     with follow(series, load) as follower:
@@ -224,7 +223,7 @@ def test_a_store_that_is_away_is_asked_again(series, monkeypatch):
 
 
 def test_a_failure_of_load_reaches_the_trainer(series):
-    def load(manifest, embeddings):
+    def load(series, manifest):
         raise ZeroDivisionError("a bug")
 
     publish(series, 1)
