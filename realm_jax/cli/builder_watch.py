@@ -8,9 +8,10 @@ from types import TracebackType
 
 from realm_jax.cli.progress import StageProgress
 from realm_jax.errors import BadInputError
-from realm_jax.index.builder import BUILDER_ROLE, INDEX_SERIES
+from realm_jax.index.builder import BUILDER_ROLE
 from realm_jax.index.heartbeat import JobStatus, read_heartbeat
 from realm_jax.index.retrievers import RETRIEVER_SERIES
+from realm_jax.index.reuse import INDEX_SERIES
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.storage import Store, UnavailableStoreError, open_store
 

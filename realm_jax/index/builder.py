@@ -10,12 +10,12 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Float, Int, PyTree
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
@@ -42,6 +42,13 @@ from realm_jax.index.retrievers import (
     check_reads,
     load_retriever,
 )
+from realm_jax.index.reuse import (
+    HASHES,
+    INDEX_SERIES,
+    KnownRows,
+    find_known,
+    index_series,
+)
 from realm_jax.index.scann_assets import LowRecallError, ScannAssets, write_assets
 from realm_jax.index.snapshot_writer import data_folder
 from realm_jax.index.snapshots import (
@@ -54,7 +61,6 @@ from realm_jax.index.snapshots import (
 )
 from realm_jax.storage import MissingObjectError, Store
 
-INDEX_SERIES = "index"
 BUILDER_ROLE = "index_builder"
 TRAINER_ROLE = "trainer"
 RETRIEVER_CRC32C = "retriever_crc32c"
@@ -133,8 +139,8 @@ def build_once(
       BadInputError: the disk is full.
     """
     check_reads(retriever, blocks, config.embed.document_length)
-    series = SnapshotSeries(store, INDEX_SERIES)
     step, corpus = retriever.step, blocks.fingerprint
+    series = index_series(store, corpus)
     metadata = _metadata(retriever, config)
     if step in series.steps():
         manifest = series.read_manifest(step)
@@ -145,13 +151,16 @@ def build_once(
     writer = series.resume(step, corpus_fingerprint=corpus, metadata=metadata)
     if writer is None:
         writer = series.begin(step, corpus_fingerprint=corpus, metadata=metadata)
-    build = _Build(retriever, blocks, store, config, writer)
+    known = find_known(store, metadata, corpus)
+    build = _Build(retriever, blocks, series, config, writer, known)
     for done in build.write_shards():
         if on_progress:
             on_progress(done, blocks.num_blocks)
         if stop and stop.is_set() and done < blocks.num_blocks:
             return None
     build.verify_sample()
+    if build.num_reused:
+        _log.info("step %d: %d blocks as they were", step, build.num_reused)
     measured = build.write_scann_assets()
     require_wanted()
     return writer.commit(measured)
@@ -177,9 +186,10 @@ class _Build:
         self,
         retriever: TrainedRetriever,
         blocks: BlockStore,
-        store: Store,
+        series: SnapshotSeries,
         config: BuilderConfig,
         writer: SnapshotWriter,
+        known: KnownRows | None,
     ):
         self._step = retriever.step
         # Once: an array of the host would be copied again with every batch.
@@ -187,11 +197,13 @@ class _Build:
         self._embed = document_embedder(retriever.config)
         self._embed_queries = query_embedder(retriever.config)
         self._blocks = blocks
-        self._store = store
+        self._series = series
         self._config = config
         self._writer = writer
+        self._known = known
         shape = (blocks.num_blocks, retriever.config.projection_size)
         self._record = ArrayRecord(shape, "float32")
+        self.num_reused = 0
 
     def write_shards(self) -> Iterator[int]:
         """Writes the shards that are missing, yields the blocks done after each."""
@@ -199,6 +211,8 @@ class _Build:
         self._writer.create_array(
             EMBEDDINGS, self._record.shape, self._record.dtype, shard_blocks
         )
+        hashes = self._blocks.content_hashes
+        self._writer.create_array(HASHES, hashes.shape, "uint8", shard_blocks)
         completed = set(self._writer.completed_rows(EMBEDDINGS))
         missing = [
             shard
@@ -209,13 +223,47 @@ class _Build:
         if done:
             _log.info("step %d: resuming at %d blocks", self._step, done)
             yield done
-        for start, embeddings in embed_shards(
-            self._embed, self._params, self._blocks, missing, self._config.embed
-        ):
+        for start, embeddings in self._embeddings_of(missing):
             self._check_finite(start, embeddings)
+            stop = start + len(embeddings)
+            # First, for the shard counts as done with its embeddings.
+            self._writer.write_rows(HASHES, start, hashes[start:stop])
             self._writer.write_rows(EMBEDDINGS, start, embeddings)
             done += len(embeddings)
             yield done
+
+    def _embeddings_of(
+        self, shards: Sequence[range]
+    ) -> Iterator[tuple[int, Float[np.ndarray, "block projection"]]]:
+        """Yields first row and embeddings of shards; embeds only what is not known."""
+        unknown = []
+        for shard in shards:
+            rows = self._known_rows(shard)
+            if (rows < 0).all():
+                unknown.append(shard)
+                continue
+            assert self._known is not None
+            embeddings = np.empty((len(shard), self._record.shape[1]), np.float32)
+            embeddings[rows >= 0] = self._known.read(rows[rows >= 0])
+            changed = shard.start + np.flatnonzero(rows < 0)
+            if len(changed):
+                embeddings[rows < 0] = embed_blocks(
+                    self._embed,
+                    self._params,
+                    self._blocks,
+                    changed,
+                    self._config.embed,
+                )
+            self.num_reused += int((rows >= 0).sum())
+            yield shard.start, embeddings
+        yield from embed_shards(
+            self._embed, self._params, self._blocks, unknown, self._config.embed
+        )
+
+    def _known_rows(self, shard: range) -> Int[np.ndarray, " block"]:
+        if self._known is None:
+            return np.full(len(shard), -1)
+        return self._known.find(self._blocks.content_hashes[shard.start : shard.stop])
 
     def verify_sample(self) -> None:
         """Reads rows back and compares them with their blocks, embedded anew.
@@ -279,9 +327,10 @@ class _Build:
         return self._read(row, row + 1)
 
     def _read(self, start: int, stop: int) -> Float[np.ndarray, "row projection"]:
-        attempt = data_folder(INDEX_SERIES, self._writer.step, self._writer.attempt)
+        name = self._series.name
+        attempt = data_folder(name, self._writer.step, self._writer.attempt)
         folder = f"{attempt}/{EMBEDDINGS}"
-        return arrays.read_rows(self._store, folder, self._record, start, stop)
+        return arrays.read_rows(self._series.store, folder, self._record, start, stop)
 
     def _damaged(self, found: str) -> DamagedSnapshotError:
         self._writer.discard()
@@ -343,7 +392,7 @@ class IndexBuilder:
         self._config = config
         self._on_progress = on_progress
         self._retrievers = SnapshotSeries(store, RETRIEVER_SERIES)
-        self._indexes = SnapshotSeries(store, INDEX_SERIES)
+        self._indexes = index_series(store, blocks.fingerprint)
         self._heartbeat = Heartbeat(store, BUILDER_ROLE, every_seconds=_BEAT_SECONDS)
         self._last_progress_beat = 0.0
         self._step = 0

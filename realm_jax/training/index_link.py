@@ -14,7 +14,6 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.builder import (
     BUILDER_ROLE,
-    INDEX_SERIES,
     RETRIEVER_CRC32C,
     TRAINER_ROLE,
     BuilderConfig,
@@ -37,6 +36,7 @@ from realm_jax.index.retrievers import (
     TrainedRetriever,
     publish_retriever,
 )
+from realm_jax.index.reuse import INDEX_SERIES, index_series
 from realm_jax.index.scann_assets import load_assets
 from realm_jax.index.searchers import DeviceConfig, Searcher, make_searcher
 from realm_jax.index.snapshots import SnapshotSeries
@@ -74,8 +74,8 @@ class IndexSource:
 
     @property
     def series(self) -> SnapshotSeries:
-        """The index snapshots of the model directory."""
-        return SnapshotSeries(self.model_store, INDEX_SERIES)
+        """The index snapshots of the corpus in the model directory."""
+        return index_series(self.model_store, self.corpus.fingerprint)
 
     def retriever(self, step: int, params: PyTree) -> TrainedRetriever:
         """The retriever of a step, on the host."""

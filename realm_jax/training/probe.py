@@ -18,7 +18,7 @@ from realm_jax.index.searchers import Searcher, sampled_blocks
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.types import NULL_BLOCK, Neighbours
 
-NUM_QUERIES = 64
+NUM_QUERIES = 32
 NEIGHBOURS = 8
 
 

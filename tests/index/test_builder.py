@@ -12,7 +12,7 @@ import pytest
 from realm_jax.data.block_writer import Block, write_blocks
 from realm_jax.data.blocks import BlockText
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
-from realm_jax.index import builder, heartbeat
+from realm_jax.index import builder, heartbeat, reuse
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
 from realm_jax.index.retrievers import (
@@ -112,7 +112,7 @@ def publish(store, blocks, retriever):
 
 
 def index_series(store):
-    return SnapshotSeries(store, builder.INDEX_SERIES)
+    return SnapshotSeries(store, reuse.INDEX_SERIES)
 
 
 def read_embeddings(store, step):
@@ -256,7 +256,7 @@ def test_what_was_written_wrong_is_never_committed(
     monkeypatch.setattr(builder, "embed_shards", shifted)
     with pytest.raises(DamagedSnapshotError, match=r"another embedding of block \d+"):
         builder.build_once(retriever_at(3), blocks, store, CONFIG)
-    assert store.list(builder.INDEX_SERIES) == []
+    assert store.list(reuse.INDEX_SERIES) == []
 
 
 def test_a_retriever_that_diverged_is_refused_and_the_next_is_built(

@@ -12,7 +12,7 @@ import pytest
 from bench.invented_world import WorldConfig
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.index.builder import BUILDER_ROLE, INDEX_SERIES, TRAINER_ROLE
+from realm_jax.index.builder import BUILDER_ROLE, TRAINER_ROLE
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
 from realm_jax.index.manifest import (
     AlreadyCommittedError,
@@ -20,6 +20,7 @@ from realm_jax.index.manifest import (
     MismatchedSnapshotError,
 )
 from realm_jax.index.retrievers import RETRIEVER_SERIES, load_retriever
+from realm_jax.index.reuse import INDEX_SERIES
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
@@ -113,11 +114,18 @@ def test_a_damaged_index_is_named(source, params, tmp_path):
         source.load(0)
 
 
-def test_an_index_of_another_corpus_or_model_is_refused(source, params, tmp_path):
+def test_another_corpus_has_indexes_of_its_own(source, params, tmp_path):
     source.build(0, params)
     other = tiny_world.make(tmp_path, WorldConfig(12, 6, 20, 12, seed=1))
-    with pytest.raises(MismatchedSnapshotError, match="corpus"):
-        make_source(source.model_store, BlockStore.open(other.corpus)).load(0)
+    of_other = make_source(source.model_store, BlockStore.open(other.corpus))
+    assert of_other.load(0) is None
+    of_other.build(0, params)
+    for found, wanted in ((source, source.corpus), (of_other, of_other.corpus)):
+        assert found.load(0).manifest.corpus_fingerprint == wanted.fingerprint
+
+
+def test_an_index_of_another_model_is_refused(source, params):
+    source.build(0, params)
     wider = dataclasses.replace(source.config, projection_size=16)
     with pytest.raises(MismatchedSnapshotError, match="16"):
         dataclasses.replace(source, config=wider).load(0)

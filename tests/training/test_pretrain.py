@@ -9,13 +9,13 @@ import pytest
 
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.builder import (
-    INDEX_SERIES,
     TRAINER_ROLE,
     BuilderConfig,
     IndexBuilder,
 )
 from realm_jax.index.heartbeat import read_heartbeat
 from realm_jax.index.manifest import DamagedSnapshotError
+from realm_jax.index.reuse import INDEX_SERIES
 from realm_jax.index.snapshot_writer import SnapshotWriter
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.storage import open_store
