@@ -12,6 +12,7 @@ Macros:
   WARM_STARTED, PRETRAINED, FINETUNED   model directories of the stages
   MASKED_TASK  masked sentences, e.g. "my_salient"
   SPLIT        of the questions
+  ANOTHER_CORPUS   True: CORPUS is a later version of the one that was trained on
 
 Example:
   realm evaluate --gin_file=gin/models/base.gin --gin_file=gin/runs/evaluate.gin \\

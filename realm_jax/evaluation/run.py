@@ -71,6 +71,9 @@ class EvaluateConfig:
       num_candidates: documents per masked sentence, the null document included.
       searcher: "device" (exact) or "scann".
       embed: how a missing index is made.
+      another_corpus: whether the corpus may be another than the models were trained
+        on, such as a later version of it, in the same vocabulary. Its indexes are made
+        where they are missing.
       title: of the report.
       attribution: source and licence of the text.
     """
@@ -88,6 +91,7 @@ class EvaluateConfig:
     num_candidates: int = 8
     searcher: str = "device"
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
+    another_corpus: bool = False
     title: str = "REALM"
     attribution: str = ""
 
@@ -134,6 +138,12 @@ class _Evaluation:
             per_question[report_data.AFTER_REALM] = self._recall(model.tree, searcher)
             if config.masked_task:
                 masked = self._masked_spans(model.tree, searcher)
+        if config.another_corpus and self._retriever_config.shared:
+            raise BadInputError(
+                "expected two towers to answer questions over another corpus, got a "
+                "shared one: fine-tuning moved it away from the index it began with; "
+                "fine-tune over the new corpus"
+            )
         model = self._open(config.finetuned.model_dir, finetune.NAME)
         parameters = {name: count_parameters(tree) for name, tree in model.tree.items()}
         answered = self._answer(model.tree)
@@ -172,9 +182,11 @@ class _Evaluation:
         wanted = {
             "stage": stage,
             "model": describe(self._retriever_config),
-            "corpus_fingerprint": self._corpus.fingerprint,
+            "vocabulary_fingerprint": self._corpus.vocabulary.fingerprint,
             "lengths": dataclasses.asdict(self._config.models.lengths),
         }
+        if not self._config.another_corpus:
+            wanted["corpus_fingerprint"] = self._corpus.fingerprint
         if stage == finetune.NAME:
             finetuned = self._config.finetuned
             wanted["lengths"] = dataclasses.asdict(finetuned.models.lengths)
@@ -252,7 +264,10 @@ class _Evaluation:
             params,
             corpus=self._corpus,
             searcher=self._index(
-                finetuned.model_dir, finetune.INDEX_STEP, params, build=False
+                finetuned.model_dir,
+                finetune.INDEX_STEP,
+                params,
+                build=self._config.another_corpus,
             ),
             questions=self._questions.questions,
             num_read=finetuned.num_read,

@@ -66,6 +66,9 @@ TRAINER_ROLE = "trainer"
 RETRIEVER_CRC32C = "retriever_crc32c"
 """In the metadata of an index: the parameters that embedded it."""
 
+DOCUMENT_CRC32C = "document_crc32c"
+"""In the metadata of an index: those of the parameters that embed documents."""
+
 OnProgress = Callable[[int, int], None]
 """(blocks embedded, blocks in all), after every shard."""
 
@@ -151,7 +154,9 @@ def build_once(
     writer = series.resume(step, corpus_fingerprint=corpus, metadata=metadata)
     if writer is None:
         writer = series.begin(step, corpus_fingerprint=corpus, metadata=metadata)
-    known = find_known(store, metadata, corpus)
+    made_by = {DOCUMENT_CRC32C: retriever.document_crc32c()}
+    same = {name: metadata[name] for name in ("vocabulary_fingerprint", "embed")}
+    known = find_known(store, made_by | same, corpus)
     build = _Build(retriever, blocks, series, config, writer, known)
     for done in build.write_shards():
         if on_progress:
@@ -163,7 +168,7 @@ def build_once(
         _log.info("step %d: %d blocks as they were", step, build.num_reused)
     measured = build.write_scann_assets()
     require_wanted()
-    return writer.commit(measured)
+    return writer.commit({**measured, **made_by})
 
 
 def _metadata(retriever: TrainedRetriever, config: BuilderConfig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from realm_jax.index.snapshots import (
     write_params,
 )
 from realm_jax.models.bert import BertConfig
-from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.models.retriever import QUERY_TOWER, Retriever, RetrieverConfig
 from realm_jax.storage import Store
 
 RETRIEVER_SERIES = "retriever"
@@ -48,12 +48,24 @@ class TrainedRetriever:
 
         It tells apart two retrievers of the same step, of a run and of its rerun.
         """
-        checksum = google_crc32c.Checksum()
+        return _crc32c(flax.traverse_util.flatten_dict(self.params, sep="/"))
+
+    def document_crc32c(self) -> int:
+        """Returns a checksum of the parameters that documents are embedded with.
+
+        Fine-tuning changes the query tower alone, and so no embedding of a document.
+        """
         flat = flax.traverse_util.flatten_dict(self.params, sep="/")
-        for name in sorted(flat):
-            checksum.update(name.encode())
-            checksum.update(np.ascontiguousarray(flat[name]).tobytes())
-        return int.from_bytes(checksum.digest(), "big")
+        of_queries = f"{QUERY_TOWER}/"
+        return _crc32c({k: v for k, v in flat.items() if not k.startswith(of_queries)})
+
+
+def _crc32c(flat: Mapping[str, Any]) -> int:
+    checksum = google_crc32c.Checksum()
+    for name in sorted(flat):
+        checksum.update(name.encode())
+        checksum.update(np.ascontiguousarray(flat[name]).tobytes())
+    return int.from_bytes(checksum.digest(), "big")
 
 
 def publish_retriever(

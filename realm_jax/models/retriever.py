@@ -16,6 +16,9 @@ from realm_jax.errors import BadInputError
 from realm_jax.models import layers
 from realm_jax.models.bert import PAD_ID, Bert, BertConfig
 
+QUERY_TOWER = "query_tower"
+"""In the parameters, where there are two: all others embed documents."""
+
 
 @dataclass(frozen=True)
 class RetrieverConfig:
@@ -106,6 +109,7 @@ class Retriever(nn.Module):
         if self.config.shared:
             self.tower = Tower(self.config)
         else:
+            # Its name is QUERY_TOWER.
             self.query_tower = Tower(self.config)
             self.document_tower = Tower(self.config)
 

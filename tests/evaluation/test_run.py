@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.corpus import build_corpus
+from realm_jax.data.documents import Document
 from realm_jax.data.questions import question_examples, read_questions
+from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.evaluation import report_data, run
 from realm_jax.evaluation.retrieval import recall_at_k, relevant_blocks
 from realm_jax.index.embed import document_embedder, embed_blocks
+from realm_jax.index.reuse import index_series
 from realm_jax.index.searchers import make_searcher
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
@@ -217,3 +221,34 @@ def test_the_time_of_a_stage_adds_up_over_a_resumption(tmp_path):
         report_data.StageTime("pretrain", 4.0, 14),
         report_data.StageTime("finetune", 2.0, 6),
     ]
+
+
+def test_a_later_version_of_the_corpus_is_searched_without_training(chain, tmp_path):
+    world, folder, _ = chain
+    old = BlockStore.open(world.corpus)
+    documents = [
+        Document(text.title, text.body, text.source_id)
+        for text in old.texts(range(old.num_blocks))
+    ]
+    first = documents[0]
+    documents[0] = dataclasses.replace(first, text=f"{first.text} {first.text}")
+    build_corpus(
+        documents[:-1],
+        tmp_path / "later",
+        vocabulary=old.vocabulary,
+        tagger=RuleTagger(),
+        chunk_length=old.chunk_length,
+    )
+    changes = {"corpus": str(tmp_path / "later"), "masked_task": ""}
+    with pytest.raises(BadInputError, match="corpus_fingerprint"):
+        run.run(config_of(chain, tmp_path / "a", **changes), silent, NEVER)
+    config = config_of(chain, tmp_path / "b", another_corpus=True, **changes)
+    data = run.run(config, silent, NEVER)
+    assert data.run.corpus.num_blocks < old.num_blocks + 3
+    later = BlockStore.open(tmp_path / "later").fingerprint
+    for stage in ("warm_start", "pretrain", "finetune"):
+        store = open_store(folder / stage)
+        series = index_series(store, later)
+        assert series.name.startswith("other_index/")
+        (step,) = series.steps()
+        assert series.read_manifest(step).corpus_fingerprint == later
