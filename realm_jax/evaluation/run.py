@@ -29,8 +29,12 @@ from realm_jax.evaluation.open_qa import (
 )
 from realm_jax.evaluation.report import write_report
 from realm_jax.evaluation.report_data import ReportData
+from realm_jax.index.builder import RETRIEVER_CRC32C
 from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.retrievers import TrainedRetriever
+from realm_jax.index.reuse import INDEX_SERIES
 from realm_jax.index.searchers import Searcher
+from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.open_qa import AnswerMarginalization
@@ -131,22 +135,18 @@ class _Evaluation:
             model = self._open(config.warm_started, warm_start.NAME)
             searcher = self._index(config.warm_started, model.step, model.tree)
             per_question[report_data.AFTER_ICT] = self._recall(model.tree, searcher)
-        masked = None
+        masked = pretrained = None
         if config.pretrained:
             model = self._open(config.pretrained, pretrain.NAME)
+            pretrained = model.tree
             searcher = self._index(config.pretrained, model.step, model.tree)
             per_question[report_data.AFTER_REALM] = self._recall(model.tree, searcher)
             if config.masked_task:
                 masked = self._masked_spans(model.tree, searcher)
-        if config.another_corpus and self._retriever_config.shared:
-            raise BadInputError(
-                "expected two towers to answer questions over another corpus, got a "
-                "shared one: fine-tuning moved it away from the index it began with; "
-                "fine-tune over the new corpus"
-            )
         model = self._open(config.finetuned.model_dir, finetune.NAME)
         parameters = {name: count_parameters(tree) for name, tree in model.tree.items()}
-        answered = self._answer(model.tree)
+        encoder = self._document_encoder(model.tree, pretrained)
+        answered = self._answer(model.tree, encoder)
         per_question[report_data.AFTER_FINETUNING] = {
             **{report_data.recall_name(k): hits for k, hits in answered.recall.items()},
             report_data.EXACT_MATCH: answered.exact_match,
@@ -256,7 +256,38 @@ class _Evaluation:
             max_examples=config.max_masked,
         )
 
-    def _answer(self, params: PyTree) -> OpenQaEvaluation:
+    def _document_encoder(self, params: PyTree, pretrained: PyTree | None) -> PyTree:
+        """The parameters that embedded the index which fine-tuning kept.
+
+        Args:
+          params: of the fine-tuned model. Its document tower is still the same, if it
+            has one of its own; a shared tower moved on.
+          pretrained: of the model it began as, if that is given.
+
+        Raises:
+          BadInputError: they are gone, and the index has to be made for another corpus.
+        """
+        if not (self._config.another_corpus and self._retriever_config.shared):
+            return params
+        where = self._config.finetuned.model_dir
+        own = SnapshotSeries(open_store(where), INDEX_SERIES)
+        made_by = own.read_manifest(finetune.INDEX_STEP).metadata[RETRIEVER_CRC32C]
+        if pretrained is not None:
+            began_as = TrainedRetriever(
+                finetune.INDEX_STEP,
+                self._retriever_config,
+                jax.device_get(pretrained["retriever"]),
+                self._corpus.vocabulary.fingerprint,
+            )
+            if began_as.params_crc32c() == made_by:
+                return pretrained
+        raise BadInputError(
+            f"expected in PRETRAINED the model that {where} was fine-tuned from, got "
+            f"{self._config.pretrained!r}: its one tower has moved since, and only "
+            "that model can embed another corpus as it was embedded then"
+        )
+
+    def _answer(self, params: PyTree, encoder: PyTree) -> OpenQaEvaluation:
         finetuned = self._config.finetuned
         return evaluate_open_qa(
             self._retriever,
@@ -266,7 +297,7 @@ class _Evaluation:
             searcher=self._index(
                 finetuned.model_dir,
                 finetune.INDEX_STEP,
-                params,
+                encoder,
                 build=self._config.another_corpus,
             ),
             questions=self._questions.questions,
