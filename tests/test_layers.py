@@ -35,6 +35,7 @@ LAYERS = {
     "realm_jax.training.pretrain": 4,
     "realm_jax.training.finetune": 4,
     "realm_jax.training.index_link": 4,
+    "realm_jax.index.build": 4,
     "realm_jax.index.builder": 4,
     "realm_jax.evaluation.open_qa": 4,
     "realm_jax.evaluation.masked_spans": 4,

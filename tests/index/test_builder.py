@@ -12,7 +12,7 @@ import pytest
 from realm_jax.data.block_writer import Block, write_blocks
 from realm_jax.data.blocks import BlockText
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
-from realm_jax.index import builder, heartbeat, reuse
+from realm_jax.index import build, builder, heartbeat, reuse
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
 from realm_jax.index.retrievers import (
@@ -167,14 +167,14 @@ def test_a_stopped_build_resumes_with_the_shards_it_lacks(
     store, blocks, retriever_at, monkeypatch
 ):
     embedded = []
-    embed_shards = builder.embed_shards
+    embed_shards = build.embed_shards
 
     def watched(embed, params, blocks, shards, config):
         for start, rows in embed_shards(embed, params, blocks, shards, config):
             embedded.append(start)
             yield start, rows
 
-    monkeypatch.setattr(builder, "embed_shards", watched)
+    monkeypatch.setattr(build, "embed_shards", watched)
     stop = threading.Event()
     progress = []
 
@@ -247,13 +247,13 @@ def test_a_committed_index_is_returned_but_never_that_of_another_retriever(
 def test_what_was_written_wrong_is_never_committed(
     store, blocks, retriever_at, monkeypatch
 ):
-    embed_shards = builder.embed_shards
+    embed_shards = build.embed_shards
 
     def shifted(*args):
         for start, rows in embed_shards(*args):
             yield start, np.roll(rows, 1, axis=0)
 
-    monkeypatch.setattr(builder, "embed_shards", shifted)
+    monkeypatch.setattr(build, "embed_shards", shifted)
     with pytest.raises(DamagedSnapshotError, match=r"another embedding of block \d+"):
         builder.build_once(retriever_at(3), blocks, store, CONFIG)
     assert store.list(reuse.INDEX_SERIES) == []

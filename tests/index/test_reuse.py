@@ -10,6 +10,7 @@ from realm_jax.data.corpus import build_corpus
 from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import WordPiece
+from realm_jax.index import build as attempt
 from realm_jax.index import builder, reuse
 from realm_jax.index.embed import EmbedConfig, document_embedder, embed_blocks
 from realm_jax.index.retrievers import TrainedRetriever
@@ -85,11 +86,11 @@ def embedded(monkeypatch):
         return call
 
     monkeypatch.setattr(
-        builder,
+        attempt,
         "embed_shards",
-        counting(builder.embed_shards, lambda shards: sum(map(len, shards))),
+        counting(attempt.embed_shards, lambda shards: sum(map(len, shards))),
     )
-    monkeypatch.setattr(builder, "embed_blocks", counting(builder.embed_blocks, len))
+    monkeypatch.setattr(attempt, "embed_blocks", counting(attempt.embed_blocks, len))
     return counts
 
 

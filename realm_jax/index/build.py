@@ -1,0 +1,231 @@
+"""One attempt at an index: shards of embeddings, read back and compared, and ScaNN.
+
+What is written here counts when `builder.build_once` commits it.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int, PyTree
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.errors import BadInputError
+from realm_jax.index import arrays
+from realm_jax.index.embed import (
+    EmbedConfig,
+    document_embedder,
+    embed_blocks,
+    embed_shards,
+    query_embedder,
+    shard_ranges,
+)
+from realm_jax.index.retrievers import TrainedRetriever
+from realm_jax.index.reuse import HASHES, KnownRows
+from realm_jax.index.scann_assets import LowRecallError, ScannAssets, write_assets
+from realm_jax.index.snapshot_writer import data_folder
+from realm_jax.index.snapshots import (
+    EMBEDDINGS,
+    ArrayRecord,
+    DamagedSnapshotError,
+    SnapshotSeries,
+    SnapshotWriter,
+)
+
+# Between two ways to batch the same block. bfloat16 rounds at 2^-8 in every layer, an
+# embedding of another block is off by about 1.
+_SAMPLE_TOLERANCE = 0.1
+# Wordpieces of the queries that ScaNN is judged on.
+_QUERY_LENGTH = 32
+
+_log = logging.getLogger(__name__)
+
+
+class DivergedRetrieverError(BadInputError):
+    """A retriever whose embeddings are not finite numbers."""
+
+
+class IndexBuild:
+    """One attempt at one index.
+
+    Attributes:
+      num_reused: blocks whose embeddings an older index had.
+    """
+
+    def __init__(
+        self,
+        retriever: TrainedRetriever,
+        blocks: BlockStore,
+        series: SnapshotSeries,
+        writer: SnapshotWriter,
+        *,
+        embed: EmbedConfig,
+        known: KnownRows | None = None,
+    ):
+        """Prepares the attempt.
+
+        Args:
+          retriever: embeds the blocks.
+          blocks: the corpus.
+          series: of index snapshots.
+          writer: of the attempt.
+          embed: how blocks are embedded.
+          known: rows that need not be embedded again.
+        """
+        self._step = retriever.step
+        # Once: an array of the host would be copied again with every batch.
+        self._params: PyTree = jax.device_put(retriever.params)
+        self._embed = document_embedder(retriever.config)
+        self._embed_queries = query_embedder(retriever.config)
+        self._blocks = blocks
+        self._series = series
+        self._embed_config = embed
+        self._writer = writer
+        self._known = known
+        shape = (blocks.num_blocks, retriever.config.projection_size)
+        self._record = ArrayRecord(shape, "float32")
+        self.num_reused = 0
+
+    def write_shards(self) -> Iterator[int]:
+        """Writes the shards that are missing, yields the blocks done after each."""
+        shard_blocks = self._embed_config.shard_blocks
+        self._writer.create_array(
+            EMBEDDINGS, self._record.shape, self._record.dtype, shard_blocks
+        )
+        hashes = self._blocks.content_hashes
+        self._writer.create_array(HASHES, hashes.shape, "uint8", shard_blocks)
+        completed = set(self._writer.completed_rows(EMBEDDINGS))
+        missing = [
+            shard
+            for shard in shard_ranges(self._blocks.num_blocks, shard_blocks)
+            if (shard.start, shard.stop) not in completed
+        ]
+        done = self._blocks.num_blocks - sum(map(len, missing))
+        if done:
+            _log.info("step %d: resuming at %d blocks", self._step, done)
+            yield done
+        for start, embeddings in self._embeddings_of(missing):
+            self._check_finite(start, embeddings)
+            stop = start + len(embeddings)
+            # First, for the shard counts as done with its embeddings.
+            self._writer.write_rows(HASHES, start, hashes[start:stop])
+            self._writer.write_rows(EMBEDDINGS, start, embeddings)
+            done += len(embeddings)
+            yield done
+
+    def _embeddings_of(
+        self, shards: Sequence[range]
+    ) -> Iterator[tuple[int, Float[np.ndarray, "block projection"]]]:
+        """Yields first row and embeddings of shards; embeds only what is not known."""
+        unknown = []
+        for shard in shards:
+            rows = self._known_rows(shard)
+            if (rows < 0).all():
+                unknown.append(shard)
+                continue
+            assert self._known is not None
+            embeddings = np.empty((len(shard), self._record.shape[1]), np.float32)
+            embeddings[rows >= 0] = self._known.read(rows[rows >= 0])
+            changed = shard.start + np.flatnonzero(rows < 0)
+            if len(changed):
+                embeddings[rows < 0] = embed_blocks(
+                    self._embed,
+                    self._params,
+                    self._blocks,
+                    changed,
+                    self._embed_config,
+                )
+            self.num_reused += int((rows >= 0).sum())
+            yield shard.start, embeddings
+        yield from embed_shards(
+            self._embed, self._params, self._blocks, unknown, self._embed_config
+        )
+
+    def _known_rows(self, shard: range) -> Int[np.ndarray, " block"]:
+        if self._known is None:
+            return np.full(len(shard), -1)
+        return self._known.find(self._blocks.content_hashes[shard.start : shard.stop])
+
+    def verify_sample(self, num_sampled: int) -> None:
+        """Reads rows back and compares them with their blocks, embedded anew.
+
+        Args:
+          num_sampled: how many, spread over the corpus.
+
+        Raises:
+          DamagedSnapshotError: they differ; the attempt is deleted.
+        """
+        num_sampled = min(num_sampled, self._blocks.num_blocks)
+        spread = np.linspace(0, self._blocks.num_blocks - 1, num_sampled)
+        block_ids = spread.astype(np.int64)
+        expected = embed_blocks(
+            self._embed, self._params, self._blocks, block_ids, self._embed_config
+        )
+        try:
+            written = np.concatenate([self._read_row(row) for row in block_ids])
+        except ValueError as error:
+            raise self._damaged(str(error)) from error
+        distance = np.linalg.norm(written - expected, axis=-1)
+        wrong = distance > _SAMPLE_TOLERANCE * np.linalg.norm(expected, axis=-1)
+        if wrong.any():
+            raise self._damaged(f"another embedding of block {block_ids[wrong][0]}")
+
+    def write_scann_assets(self, assets: ScannAssets) -> Mapping[str, float]:
+        """Has ScaNN trained and judged; returns what was measured.
+
+        Raises:
+          LowRecallError: it finds too little; the attempt is deleted.
+        """
+        try:
+            return write_assets(
+                self._writer, self._read_rows(), self._queries(assets), assets
+            )
+        except LowRecallError:
+            self._writer.discard()
+            raise
+
+    def _queries(self, assets: ScannAssets) -> Float[np.ndarray, "query projection"]:
+        """The beginnings of blocks, as if they were asked for."""
+        num_queries = min(assets.num_queries, self._blocks.num_blocks)
+        spread = np.linspace(0, self._blocks.num_blocks - 1, num_queries)
+        vocabulary = self._blocks.vocabulary
+        bodies = self._blocks.body_ids(spread.astype(np.int64), _QUERY_LENGTH - 2)
+        ids = np.zeros((num_queries, _QUERY_LENGTH), np.int32)
+        ids[:, 0] = vocabulary.cls
+        ids[:, 1:-1] = bodies
+        ids[np.arange(num_queries), 1 + np.count_nonzero(bodies, axis=1)] = (
+            vocabulary.sep
+        )
+        return np.asarray(self._embed_queries(self._params, ids), np.float32)
+
+    def _read_rows(self) -> Float[np.ndarray, "block projection"]:
+        try:
+            return self._read(0, self._blocks.num_blocks)
+        except ValueError as error:
+            raise self._damaged(str(error)) from error
+
+    def _read_row(self, row: int) -> Float[np.ndarray, "1 projection"]:
+        return self._read(row, row + 1)
+
+    def _read(self, start: int, stop: int) -> Float[np.ndarray, "row projection"]:
+        name = self._series.name
+        attempt = data_folder(name, self._writer.step, self._writer.attempt)
+        folder = f"{attempt}/{EMBEDDINGS}"
+        return arrays.read_rows(self._series.store, folder, self._record, start, stop)
+
+    def _damaged(self, found: str) -> DamagedSnapshotError:
+        self._writer.discard()
+        return DamagedSnapshotError(
+            f"expected to read the index of step {self._step} back as it was written, "
+            f"got {found}; check the disk. The attempt was deleted."
+        )
+
+    def _check_finite(self, start: int, embeddings: np.ndarray) -> None:
+        finite = np.isfinite(embeddings).all(axis=-1)
+        if not finite.all():
+            raise DivergedRetrieverError(
+                f"expected finite embeddings from the retriever of step {self._step}, "
+                f"got nan or inf for block {start + np.argmin(finite)}; training has "
+                "diverged: lower the learning rate."
+            )
