@@ -8,6 +8,8 @@ import subprocess
 import time
 from collections.abc import Callable
 
+import pytest
+
 from realm_jax.training.metrics import read_metrics
 from tests import tiny_run
 
@@ -41,6 +43,7 @@ def test_run_again_says_that_it_is_done(finished, tmp_path):
     assert time.monotonic() - began < 100
 
 
+@pytest.mark.long
 def test_killed_and_interrupted_runs_go_on(finished, tmp_path):
     root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start")
     tiny_run.write_sizes(root, pretrain_steps=1_000_000, refresh_period=100)
