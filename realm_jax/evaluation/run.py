@@ -271,15 +271,15 @@ class _Evaluation:
             return params
         where = self._config.finetuned.model_dir
         own = SnapshotSeries(open_store(where), INDEX_SERIES)
-        made_by = own.read_manifest(finetune.INDEX_STEP).metadata[RETRIEVER_CRC32C]
-        if pretrained is not None:
+        if pretrained is not None and finetune.INDEX_STEP in own.steps():
+            manifest = own.read_manifest(finetune.INDEX_STEP)
             began_as = TrainedRetriever(
                 finetune.INDEX_STEP,
                 self._retriever_config,
                 jax.device_get(pretrained["retriever"]),
                 self._corpus.vocabulary.fingerprint,
             )
-            if began_as.params_crc32c() == made_by:
+            if began_as.params_crc32c() == manifest.metadata[RETRIEVER_CRC32C]:
                 return pretrained
         raise BadInputError(
             f"expected in PRETRAINED the model that {where} was fine-tuned from, got "

@@ -95,7 +95,9 @@ class IndexBuild:
         )
         hashes = self._blocks.content_hashes
         self._writer.create_array(HASHES, hashes.shape, "uint8", shard_blocks)
+        # Both, for an attempt may be one that was begun without hashes.
         completed = set(self._writer.completed_rows(EMBEDDINGS))
+        completed &= set(self._writer.completed_rows(HASHES))
         missing = [
             shard
             for shard in shard_ranges(self._blocks.num_blocks, shard_blocks)
@@ -108,7 +110,6 @@ class IndexBuild:
         for start, embeddings in self._embeddings_of(missing):
             self._check_finite(start, embeddings)
             stop = start + len(embeddings)
-            # First, for the shard counts as done with its embeddings.
             self._writer.write_rows(HASHES, start, hashes[start:stop])
             self._writer.write_rows(EMBEDDINGS, start, embeddings)
             done += len(embeddings)

@@ -15,9 +15,7 @@ from typing import Any
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index.build import DivergedRetrieverError, IndexBuild
-from realm_jax.index.embed import (
-    EmbedConfig,
-)
+from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.heartbeat import (
     Heartbeat,
     JobStatus,
@@ -130,8 +128,10 @@ def build_once(
     if writer is None:
         writer = series.begin(step, corpus_fingerprint=corpus, metadata=metadata)
     made_by = {DOCUMENT_CRC32C: retriever.document_crc32c()}
-    same = {name: metadata[name] for name in ("vocabulary_fingerprint", "embed")}
-    known = find_known(store, made_by | same, corpus)
+    # All but the query tower. The configuration counts too: pooling and the type of
+    # activations change embeddings, and leave no trace in the parameters.
+    same = ("retriever", "vocabulary_fingerprint", "embed")
+    known = find_known(store, {n: metadata[n] for n in same} | made_by, corpus)
     build = IndexBuild(
         retriever, blocks, series, writer, embed=config.embed, known=known
     )

@@ -1,6 +1,7 @@
 """Two versions of a corpus: only what changed is embedded, and all of it is found."""
 
 import dataclasses
+import threading
 
 import jax
 import numpy as np
@@ -152,10 +153,14 @@ def test_another_encoder_or_length_reuses_nothing(
         retriever,
         params=jax.tree.map(lambda x: x * np.float32(1.5), retriever.params),
     )
+    # The same parameters, and other embeddings.
+    pooled = dataclasses.replace(
+        retriever, config=dataclasses.replace(retriever.config, pooling="mean")
+    )
     shorter = dataclasses.replace(CONFIG.embed, document_length=30)
-    for step, changes in enumerate(({}, {"embed": shorter}), start=6):
+    cases = [(other, {}), (pooled, {}), (retriever, {"embed": shorter})]
+    for step, (source, changes) in enumerate(cases, start=6):
         embedded.clear()
-        source = other if not changes else retriever
         at_step = dataclasses.replace(source, step=step)
         build(new, model_store, at_step, sampled_blocks=1, **changes)
         assert sum(embedded) == new.num_blocks + 1
@@ -171,3 +176,19 @@ def test_a_damaged_index_is_not_reused(versions, model_store, retriever, embedde
     embedded.clear()
     build(new, model_store, retriever, sampled_blocks=1)
     assert sum(embedded) == new.num_blocks + 1
+
+
+def test_an_attempt_that_was_begun_without_hashes_goes_on(
+    versions, model_store, retriever
+):
+    old, _ = versions
+    stop = threading.Event()
+    stop.set()
+    assert builder.build_once(retriever, old, model_store, CONFIG, stop=stop) is None
+    for name in model_store.list("index/data"):
+        if reuse.HASHES in name:
+            model_store.delete(name)
+    manifest = build(old, model_store, retriever)
+    series = reuse.index_series(model_store, old.fingerprint)
+    found = series.read_array(manifest, reuse.HASHES)
+    np.testing.assert_array_equal(found, old.content_hashes)
