@@ -4,9 +4,10 @@ Each index keeps the content hashes of its blocks. An index of another version o
 corpus by the same encoder then gives the rows of every block that is in both, whatever
 its id (a block's hash is that of its wordpieces, see `data/blocks.py`).
 
-A model directory has the indexes of the corpus it was trained on under `index/`, and
-those of any other corpus under `other_index/<fingerprint>/`: the ones that checkpoints
-resume with are never replaced.
+A model directory has the indexes of the corpus that was indexed there first under
+`index/`, which is the one it was trained on wherever training searches, and those of any
+other corpus under `other_index/<fingerprint>/`: the ones that checkpoints resume with are
+never replaced.
 """
 
 import contextlib

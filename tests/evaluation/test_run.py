@@ -15,6 +15,7 @@ from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.evaluation import report_data, run
 from realm_jax.evaluation.retrieval import recall_at_k, relevant_blocks
 from realm_jax.index.embed import document_embedder, embed_blocks
+from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.reuse import index_series
 from realm_jax.index.searchers import make_searcher
 from realm_jax.storage import open_store
@@ -223,8 +224,8 @@ def test_the_time_of_a_stage_adds_up_over_a_resumption(tmp_path):
     ]
 
 
-def test_a_later_version_of_the_corpus_is_searched_without_training(chain, tmp_path):
-    world, folder, _ = chain
+def later_version(world, folder):
+    """The corpus with its first block changed and its last one gone."""
     old = BlockStore.open(world.corpus)
     documents = [
         Document(text.title, text.body, text.source_id)
@@ -232,23 +233,61 @@ def test_a_later_version_of_the_corpus_is_searched_without_training(chain, tmp_p
     ]
     first = documents[0]
     documents[0] = dataclasses.replace(first, text=f"{first.text} {first.text}")
-    build_corpus(
+    return build_corpus(
         documents[:-1],
-        tmp_path / "later",
+        folder / "later",
         vocabulary=old.vocabulary,
         tagger=RuleTagger(),
         chunk_length=old.chunk_length,
     )
+
+
+def test_a_later_version_of_the_corpus_is_searched_without_training(chain, tmp_path):
+    world, folder, _ = chain
+    old, later = BlockStore.open(world.corpus), later_version(world, tmp_path)
     changes = {"corpus": str(tmp_path / "later"), "masked_task": ""}
     with pytest.raises(BadInputError, match="corpus_fingerprint"):
         run.run(config_of(chain, tmp_path / "a", **changes), silent, NEVER)
     config = config_of(chain, tmp_path / "b", another_corpus=True, **changes)
     data = run.run(config, silent, NEVER)
     assert data.run.corpus.num_blocks < old.num_blocks + 3
-    later = BlockStore.open(tmp_path / "later").fingerprint
     for stage in ("warm_start", "pretrain", "finetune"):
         store = open_store(folder / stage)
-        series = index_series(store, later)
-        assert series.name.startswith("other_index/")
+        series = index_series(store, later.fingerprint)
+        # A warm start has no index of its own before it is evaluated.
+        if stage != "warm_start":
+            assert series.name.startswith("other_index/")
         (step,) = series.steps()
-        assert series.read_manifest(step).corpus_fingerprint == later
+        assert series.read_manifest(step).corpus_fingerprint == later.fingerprint
+
+
+def test_one_tower_needs_the_model_it_began_as(chain, tmp_path):
+    world, *_ = chain
+    models, first = tiny_world.models(shared=True), tmp_path / "pretrain"
+    began = tiny_world.pretrain_config(world, first, train_steps=1, models=models)
+    assert pretrain.run(began, silent, NEVER)
+    finetuned = tiny_world.finetune_config(
+        world, tmp_path / "finetune", models=models, warm_start=str(first)
+    )
+    assert finetune.run(finetuned, silent, NEVER)
+    later = later_version(world, tmp_path)
+    changes = {
+        "corpus": str(later.directory),
+        "finetuned": finetuned,
+        "models": models,
+        "warm_started": "",
+        "masked_task": "",
+        "another_corpus": True,
+    }
+    without = config_of(chain, tmp_path / "a", pretrained="", **changes)
+    with pytest.raises(BadInputError, match="expected in PRETRAINED the model"):
+        run.run(without, silent, NEVER)
+    given = config_of(chain, tmp_path / "b", pretrained=str(first), **changes)
+    run.run(given, silent, NEVER)
+    stores = [open_store(finetuned.model_dir), open_store(first)]
+    rows = [
+        series.read_array(series.read_manifest(series.steps()[-1]), EMBEDDINGS)
+        for series in (index_series(store, later.fingerprint) for store in stores)
+    ]
+    # Embedded by the tower as it was, not as fine-tuning left it.
+    np.testing.assert_allclose(rows[0], rows[1], atol=1e-5)
