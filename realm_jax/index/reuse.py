@@ -5,9 +5,9 @@ corpus by the same encoder then gives the rows of every block that is in both, w
 its id (a block's hash is that of its wordpieces, see `data/blocks.py`).
 
 A model directory has the indexes of the corpus that was indexed there first under
-`index/`, which is the one it was trained on wherever training searches, and those of any
-other corpus under `other_index/<fingerprint>/`: the ones that checkpoints resume with are
-never replaced.
+`index/`, which is the one it was trained on wherever training searches. Those of any
+other corpus lie under `other_index/<fingerprint>/`: the ones that checkpoints resume
+with are never replaced.
 """
 
 import contextlib
