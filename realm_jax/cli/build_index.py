@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from realm_jax import hosts
 from realm_jax.cli import configuration
 from realm_jax.cli.progress import StageProgress
 
@@ -53,6 +54,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     from realm_jax.storage import open_store
 
     logging.getLogger("realm_jax").setLevel(logging.INFO)
+    hosts.join(configuration.configured_if_bound(hosts.HostsConfig))
     config = configuration.configured(BuildIndexConfig)
     store = open_store(config.model_dir)
     watch = contextlib.nullcontext()

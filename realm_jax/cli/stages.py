@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
+from realm_jax import hosts
 from realm_jax.cli import configuration
 from realm_jax.cli.progress import StageProgress
 from realm_jax.training.loop import Report
@@ -37,6 +38,7 @@ def run_stage(
     """
     parser = configuration.make_parser(f"realm {command}", description)
     configuration.parse(parser, argv)
+    hosts.join(configuration.configured_if_bound(hosts.HostsConfig))
     config = configuration.configured(config_class)
     with StageProgress(command, stop) as progress:
         with watch(config, progress):

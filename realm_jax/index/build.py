@@ -1,6 +1,7 @@
 """One attempt at an index: shards of embeddings, read back and compared, and ScaNN.
 
-What is written here counts when `builder.build_once` commits it.
+Of a job of several processes each writes shards of its own; the first then reads back
+and compares. What is written here counts when `builder.build_once` commits it.
 """
 
 import logging
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
+from realm_jax import hosts
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
 from realm_jax.index import arrays
@@ -18,6 +20,8 @@ from realm_jax.index.embed import (
     document_embedder,
     embed_blocks,
     embed_shards,
+    local_mesh,
+    place_locally,
     query_embedder,
     shard_ranges,
 )
@@ -50,7 +54,8 @@ class IndexBuild:
     """One attempt at one index.
 
     Attributes:
-      num_reused: blocks whose embeddings an older index had.
+      num_own: blocks that this process embeds.
+      num_reused: those of them whose embeddings an older index had.
     """
 
     def __init__(
@@ -75,7 +80,7 @@ class IndexBuild:
         """
         self._step = retriever.step
         # Once: an array of the host would be copied again with every batch.
-        self._params: PyTree = jax.device_put(retriever.params)
+        self._params: PyTree = place_locally(retriever.params)
         self._embed = document_embedder(retriever.config)
         self._embed_queries = query_embedder(retriever.config)
         self._blocks = blocks
@@ -85,10 +90,13 @@ class IndexBuild:
         self._known = known
         shape = (blocks.num_blocks, retriever.config.projection_size)
         self._record = ArrayRecord(shape, "float32")
+        shards = shard_ranges(blocks.num_blocks, embed.shard_blocks)
+        self._own = shards[hosts.number() :: hosts.count()]
+        self.num_own = sum(map(len, self._own))
         self.num_reused = 0
 
     def write_shards(self) -> Iterator[int]:
-        """Writes the shards that are missing, yields the blocks done after each."""
+        """Writes what this process has to, yields its blocks done after each shard."""
         shard_blocks = self._embed_config.shard_blocks
         self._writer.create_array(
             EMBEDDINGS, self._record.shape, self._record.dtype, shard_blocks
@@ -98,12 +106,8 @@ class IndexBuild:
         # Both, for an attempt may be one that was begun without hashes.
         completed = set(self._writer.completed_rows(EMBEDDINGS))
         completed &= set(self._writer.completed_rows(HASHES))
-        missing = [
-            shard
-            for shard in shard_ranges(self._blocks.num_blocks, shard_blocks)
-            if (shard.start, shard.stop) not in completed
-        ]
-        done = self._blocks.num_blocks - sum(map(len, missing))
+        missing = [s for s in self._own if (s.start, s.stop) not in completed]
+        done = self.num_own - sum(map(len, missing))
         if done:
             _log.info("step %d: resuming at %d blocks", self._step, done)
             yield done
@@ -198,7 +202,8 @@ class IndexBuild:
         ids[np.arange(num_queries), 1 + np.count_nonzero(bodies, axis=1)] = (
             vocabulary.sep
         )
-        return np.asarray(self._embed_queries(self._params, ids), np.float32)
+        with jax.set_mesh(local_mesh()):
+            return np.asarray(self._embed_queries(self._params, ids), np.float32)
 
     def _read_rows(self) -> Float[np.ndarray, "block projection"]:
         try:

@@ -3,6 +3,9 @@
 An index is filled shard by shard and committed last, so a builder that is stopped or
 killed anywhere leaves what its successor resumes. The trainer's `blocking` mode calls
 the same `build_once`.
+
+Several processes work as one job: the first decides and commits, each embeds shards of
+its own, and they meet when those are done.
 """
 
 import contextlib
@@ -13,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from realm_jax import hosts
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index.build import DivergedRetrieverError, IndexBuild
 from realm_jax.index.embed import EmbedConfig
@@ -56,6 +60,8 @@ OnProgress = Callable[[int, int], None]
 
 # A bucket takes about one write a second to an object.
 _BEAT_SECONDS = 1.0
+# What the processes of a job tell each other: (attempt, blocks embedded).
+_EMBEDDED = "blocks_embedded"
 
 _log = logging.getLogger(__name__)
 
@@ -116,17 +122,13 @@ def build_once(
     """
     check_reads(retriever, blocks, config.embed.document_length)
     step, corpus = retriever.step, blocks.fingerprint
-    series = index_series(store, corpus)
+    name = hosts.first_does(lambda: index_series(store, corpus).name)
+    series = SnapshotSeries(store, name)
     metadata = _metadata(retriever, config)
-    if step in series.steps():
-        manifest = series.read_manifest(step)
-        # What was measured stands beside what was asked for.
-        found = {name: manifest.metadata.get(name) for name in metadata}
-        if (manifest.corpus_fingerprint, found) == (corpus, metadata):
-            return manifest
-    writer = series.resume(step, corpus_fingerprint=corpus, metadata=metadata)
-    if writer is None:
-        writer = series.begin(step, corpus_fingerprint=corpus, metadata=metadata)
+    attempt = hosts.first_does(lambda: _begin(series, step, corpus, metadata))
+    if attempt is None:
+        return series.read_manifest(step)
+    writer = series.join(step, attempt)
     made_by = {DOCUMENT_CRC32C: retriever.document_crc32c()}
     # All but the query tower. The configuration counts too: pooling and the type of
     # activations change embeddings, and leave no trace in the parameters.
@@ -135,17 +137,53 @@ def build_once(
     build = IndexBuild(
         retriever, blocks, series, writer, embed=config.embed, known=known
     )
-    for done in build.write_shards():
-        if on_progress:
-            on_progress(done, blocks.num_blocks)
-        if stop and stop.is_set() and done < blocks.num_blocks:
-            return None
-    build.verify_sample(config.sampled_blocks)
+
+    def write_shards() -> bool:
+        """Returns whether this process has written all of its own."""
+        for done in build.write_shards():
+            hosts.post(_EMBEDDED, (attempt, done))
+            if on_progress:
+                on_progress(_embedded(attempt, done), blocks.num_blocks)
+            if stop and stop.is_set() and done < build.num_own:
+                return False
+        return True
+
+    if not all(hosts.gather(hosts.together(write_shards))):
+        return None
+
+    def verify_and_commit() -> None:
+        build.verify_sample(config.sampled_blocks)
+        measured = build.write_scann_assets(config.scann) if config.scann else {}
+        require_wanted()
+        writer.commit({**measured, **made_by})
+
+    hosts.first_does(verify_and_commit)
     if build.num_reused:
         _log.info("step %d: %d blocks as they were", step, build.num_reused)
-    measured = build.write_scann_assets(config.scann) if config.scann else {}
-    require_wanted()
-    return writer.commit({**measured, **made_by})
+    return series.read_manifest(step)
+
+
+def _begin(
+    series: SnapshotSeries, step: int, corpus: str, metadata: dict[str, Any]
+) -> str | None:
+    """Returns the attempt to go on with, None if that index is committed."""
+    if step in series.steps():
+        manifest = series.read_manifest(step)
+        # What was measured stands beside what was asked for.
+        found = {name: manifest.metadata.get(name) for name in metadata}
+        if (manifest.corpus_fingerprint, found) == (corpus, metadata):
+            return None
+    writer = series.resume(step, corpus_fingerprint=corpus, metadata=metadata)
+    if writer is None:
+        writer = series.begin(step, corpus_fingerprint=corpus, metadata=metadata)
+    return writer.attempt
+
+
+def _embedded(attempt: str, done: int) -> int:
+    """In the first process: how many blocks all of them have embedded."""
+    others = dict(hosts.posted(_EMBEDDED))
+    others.pop(hosts.number(), None)
+    return done + sum(count for name, count in others.values() if name == attempt)
 
 
 def _metadata(retriever: TrainedRetriever, config: BuilderConfig) -> dict[str, Any]:
@@ -232,11 +270,15 @@ class IndexBuilder:
     def _follow(self, stop: threading.Event) -> None:
         trainer = Listener(self._store, TRAINER_ROLE)
         self._index_step = self._indexes.latest_step()
-        while not stop.is_set():
-            # Asked before looking for work, so that what the trainer published just
-            # before it ended is found.
-            trainer_is_done = self._is_done(*trainer.listen())
-            step = self._newest_step()
+
+        def look() -> tuple[bool, int | None]:
+            # The trainer first, so that what it published just before it ended is
+            # found.
+            return self._is_done(*trainer.listen()), self._newest_step()
+
+        asked_to_stop = hosts.StopRequest(stop)
+        while not asked_to_stop.is_set():
+            trainer_is_done, step = hosts.first_does(look)
             if step is not None:
                 self._build(step, stop)
             elif trainer_is_done:
@@ -285,7 +327,10 @@ class IndexBuilder:
         self._step = step
         began = time.monotonic()
         try:
-            attempt = self._retrievers.read_manifest(step).attempt
+            # The newest may be another by now; all go on with what the first has read.
+            attempt = hosts.first_does(
+                lambda: self._retrievers.read_manifest(step).attempt
+            )
 
             def require_published() -> None:
                 if self._retrievers.read_manifest(step).attempt != attempt:
@@ -295,7 +340,7 @@ class IndexBuilder:
                     )
 
             manifest = build_once(
-                load_retriever(self._store, step),
+                hosts.together(lambda: load_retriever(self._store, step)),
                 self._blocks,
                 self._store,
                 self._config,
@@ -318,7 +363,8 @@ class IndexBuilder:
         self._index_step = step
         seconds = time.monotonic() - began
         _log.info("step %d: %d blocks in %.1f s", step, manifest.count, seconds)
-        collect_garbage(self._store, self._config.keep)
+        if hosts.is_first():
+            collect_garbage(self._store, self._config.keep)
 
     def _report(self, done: int, num_blocks: int) -> None:
         if self._on_progress:
@@ -329,6 +375,8 @@ class IndexBuilder:
             self._beat("running", activity="embedding", blocks_done=done)
 
     def _beat(self, state: State, **extra: Any) -> None:
+        if not hosts.is_first():
+            return
         self._heartbeat.beat(
             self._step,
             state,

@@ -130,8 +130,10 @@ def place_embeddings(
     rows = place_rows(read, num_blocks, (dimension,), exact, mesh)
     codes = scales = None
     if precision is Precision.INT8:
-        codes, scales = _quantize_on(row_sharding(mesh))(rows)
-    count = jax.device_put(np.int32(num_blocks), NamedSharding(mesh, PartitionSpec()))
+        codes, scales = _quantize_shards(rows)
+    count = jax.make_array_from_callback(
+        (), NamedSharding(mesh, PartitionSpec()), lambda _: np.int32(num_blocks)
+    )
     return EmbeddingTable(rows, codes, scales, count)
 
 
@@ -146,9 +148,17 @@ def empty_table(
     return place_embeddings(zeros, num_blocks, dimension, mesh, precision)
 
 
-@functools.lru_cache
-def _quantize_on(sharding: NamedSharding) -> Callable[..., tuple[Array, Array]]:
-    return jax.jit(quantize, out_shardings=(sharding, sharding))
+def _quantize_shards(rows: jax.Array) -> list[jax.Array]:
+    """Quantizes the rows of each device there: a thread may not run a program that all
+    processes share, for they would have to run it in the same order as all others.
+    """
+    parts = [_quantize(shard.data) for shard in rows.addressable_shards]
+    return [
+        jax.make_array_from_single_device_arrays(
+            (rows.shape[0], *arrays[0].shape[1:]), rows.sharding, list(arrays)
+        )
+        for arrays in zip(*parts, strict=True)
+    ]
 
 
 def quantize(
@@ -159,6 +169,9 @@ def quantize(
     scales = jnp.abs(rows).max(axis=-1) / 127.0
     codes = jnp.round(rows / jnp.where(scales > 0, scales, 1.0)[..., None])
     return codes.astype(jnp.int8), scales
+
+
+_quantize = jax.jit(quantize)
 
 
 def gather_rows(table: Any, block_ids: Int[Array, "*dims"], mesh: Mesh) -> Any:

@@ -1,4 +1,8 @@
-"""Embeds the blocks of a corpus with the document tower."""
+"""Embeds the blocks of a corpus with the document tower.
+
+Each process embeds on its own devices, a batch split over all of them: documents need
+nothing of each other, so hosts need not wait for each other either.
+"""
 
 import dataclasses
 import functools
@@ -8,8 +12,10 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int, PyTree
 
+from realm_jax import axes
 from realm_jax.errors import BadInputError
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 
@@ -51,8 +57,8 @@ class EmbedConfig:
 
     Attributes:
       document_length: wordpieces of the longest input; longer documents are cut.
-      batch_size: documents per call of the device. The default suits a CPU, whose
-        caches larger batches overflow (a quarter of the speed at 256).
+      batch_size: documents per call, over all devices of a process. The default suits
+        a CPU, whose caches larger batches overflow (a quarter of the speed at 256).
       shard_blocks: blocks per shard, the unit that is written and resumed.
     """
 
@@ -91,15 +97,40 @@ def document_embedder(config: RetrieverConfig) -> EmbedFn:
 
 
 @functools.cache
-def query_embedder(config: RetrieverConfig) -> Callable[[Any, Any], jax.Array]:
-    """Returns the query tower of this configuration, jitted, without dropout."""
-    retriever = Retriever(config)
+def query_embedder(
+    config: RetrieverConfig, mesh: Mesh | None = None
+) -> Callable[[Any, Any], jax.Array]:
+    """Returns the query tower of this configuration, jitted, without dropout.
 
-    @jax.jit
+    Args:
+      config: of the retriever.
+      mesh: over which queries and embeddings are split; None: wherever they lie.
+    """
+    retriever = Retriever(config)
+    by_row = mesh and NamedSharding(mesh, axes.partition_spec("batch"))
+
+    @functools.partial(jax.jit, out_shardings=by_row)
     def embed(params, ids):
         return retriever.apply({"params": params}, ids, method=Retriever.embed_queries)
 
     return embed
+
+
+@functools.cache
+def local_mesh() -> Mesh:
+    """Returns the devices of this process as a mesh that splits batches alone."""
+    devices = jax.local_devices()
+    return jax.make_mesh(
+        (len(devices), 1, 1),
+        axes.MESH_AXES,
+        axis_types=(AxisType.Auto,) * 3,
+        devices=devices,
+    )
+
+
+def place_locally(params: PyTree) -> PyTree:
+    """Copies parameters from the host to every device of this process."""
+    return jax.device_put(params, NamedSharding(local_mesh(), PartitionSpec()))
 
 
 def shard_ranges(num_blocks: int, shard_blocks: int) -> list[range]:
@@ -135,7 +166,7 @@ def embed_blocks(
 
     Args:
       embed: from `document_embedder`.
-      params: its parameters, on the device.
+      params: its parameters; see `place_locally`.
       store: the blocks.
       block_ids: at least one; -1 is the null document.
       config: lengths and sizes.
@@ -149,33 +180,40 @@ def embed_blocks(
         rows.append(batch_rows)
         embeddings.append(np.asarray(batch_embeddings)[: len(batch_rows)])
 
-    for batch_rows, ids, segment_ids in _batches(store, block_ids, config):
-        in_flight.append((batch_rows, embed(params, ids, segment_ids)))
-        if len(in_flight) > _IN_FLIGHT:
+    mesh = local_mesh()
+    by_row = NamedSharding(mesh, axes.partition_spec("batch"))
+    with jax.set_mesh(mesh):
+        for batch_rows, *inputs in _batches(store, block_ids, config, mesh.size):
+            in_flight.append(
+                (batch_rows, embed(params, *jax.device_put(inputs, by_row)))
+            )
+            if len(in_flight) > _IN_FLIGHT:
+                collect()
+        while in_flight:
             collect()
-    while in_flight:
-        collect()
     order = np.argsort(np.concatenate(rows))
     return np.concatenate(embeddings)[order]
 
 
 def _batches(
-    store: DocumentStore, block_ids: np.ndarray, config: EmbedConfig
+    store: DocumentStore, block_ids: np.ndarray, config: EmbedConfig, num_devices: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yields rows of `block_ids` of like length, with their ids and segment ids.
 
-    Every batch has `batch_size` rows, the last one filled up with null documents, and
-    the length of a bucket: few shapes, so little is compiled.
+    Every batch has `batch_size` rows or a few more, as many for every device, the last
+    one filled up with null documents, and the length of a bucket: few shapes, so little
+    is compiled.
     """
+    batch_size = -(-config.batch_size // num_devices) * num_devices
     lengths = 3 + store.title_lengths(block_ids) + store.body_lengths(block_ids)
     lengths = np.minimum(lengths, config.document_length)
     buckets = np.array(length_buckets(config.document_length))
     # Longest first: what does not fit in memory fails at once.
     by_length = np.argsort(-lengths, kind="stable")
-    for start in range(0, len(by_length), config.batch_size):
-        rows = by_length[start : start + config.batch_size]
+    for start in range(0, len(by_length), batch_size):
+        rows = by_length[start : start + batch_size]
         length = int(buckets[np.searchsorted(buckets, lengths[rows[0]])])
-        filled = np.full(config.batch_size, -1, np.int64)
+        filled = np.full(batch_size, -1, np.int64)
         filled[: len(rows)] = block_ids[rows]
         yield rows, *store.document_ids(filled, length)
 

@@ -3,6 +3,9 @@
 A thread polls for a commit, verifies it, and loads it beside the index in use; the
 trainer takes it between two steps, without waiting. What does not fit is refused,
 once and aloud, and training keeps the index it has.
+
+Of a job of several processes the first looks for commits and the others load what it
+has loaded. When all have it, all take it at the same call of `take`.
 """
 
 import dataclasses
@@ -13,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from realm_jax.errors import BadInputError
+from realm_jax import hosts
+from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.manifest import (
     DamagedSnapshotError,
     Expectation,
@@ -28,6 +32,10 @@ _log = logging.getLogger(__name__)
 SearcherT = TypeVar("SearcherT")
 Load = Callable[[SnapshotSeries, Manifest], SearcherT]
 """Makes a searcher of a snapshot; reads what it needs of it."""
+
+# What the followers of a job's processes tell each other: (step, attempt).
+_Version = tuple[int, str]
+_LOADED, _REFUSED = "index_loaded", "index_refused"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +121,7 @@ class IndexFollower(Generic[SearcherT]):
         self._poll_seconds = poll_seconds
         self._newest = newer_than
         self._skipped: dict[int, str] = {}
+        self._last_tried: _Version | None = None
         # Guards what follows, which both threads use; notified when it changes.
         self._changed = threading.Condition()
         self._pending: LoadedIndex[SearcherT] | None = None
@@ -157,8 +166,8 @@ class IndexFollower(Generic[SearcherT]):
     @property
     def ready_step(self) -> int | None:
         """The step of the index that waits to be taken."""
-        with self._changed:
-            return None if self._pending is None else self._pending.manifest.step
+        ready = self._ready_version()
+        return None if ready is None else ready[0]
 
     def ready(self) -> bool:
         """Returns whether an index waits to be taken. Does not block."""
@@ -167,51 +176,92 @@ class IndexFollower(Generic[SearcherT]):
     def take(self) -> LoadedIndex[SearcherT] | None:
         """Returns the index that waits, None if there is none. Does not block.
 
+        All processes of a job must call it, and get the same index or none.
+
         Raises:
           Exception: what ended the thread, such as a failure of `load`.
         """
+        version = hosts.from_first(self._ready_everywhere())
         with self._changed:
             if self._failure is not None:
                 raise self._failure
+            if version is None:
+                return None
             taken, self._pending = self._pending, None
             self._changed.notify_all()
             return taken
 
     def wait_for_first(
-        self, timeout_seconds: float, alive: Callable[[], bool] = lambda: True
+        self,
+        timeout_seconds: float,
+        problem: Callable[[], str] = lambda: "",
+        stopped: Callable[[], bool] = lambda: False,
     ) -> LoadedIndex[SearcherT]:
         """Waits until there is an index, and takes it.
 
         Args:
           timeout_seconds: how long to wait.
-          alive: whether the index builder still runs; asked at every poll.
+          problem: what is wrong with the index builder, "" while it runs; asked at
+            every poll, in the first process.
+          stopped: whether this process, or in the first one any, was asked to stop.
 
         Raises:
           BadInputError: the time is over, or the builder is gone.
+          StoppedError: asked to stop.
           Exception: as `take`.
         """
         deadline = time.monotonic() + timeout_seconds
         looks_when_gone: int | None = None
         while (taken := self.take()) is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise self._no_index(f"none came within {timeout_seconds:g} s")
-            if looks_when_gone is None and not alive():
+            left, why, asked = deadline - time.monotonic(), "", stopped()
+            if hosts.is_first() and not asked:
+                why = problem()
+            if why and looks_when_gone is None:
                 looks_when_gone = self._looks
+            if left <= 0:
+                why = self._no_index(f"none came within {timeout_seconds:g} s", why)
             # A builder may commit and end at once. The look under way may have begun
             # before that; the one after it has not.
-            if looks_when_gone is not None and self._looks >= looks_when_gone + 2:
-                raise self._no_index("the index builder has ended without one")
+            elif looks_when_gone is None or self._looks < looks_when_gone + 2:
+                why = ""
+            else:
+                why = self._no_index("the index builder has ended without one", why)
+            asked, why = hosts.from_first((asked, why))
+            if asked:
+                raise StoppedError("stopped while waiting for an index")
+            if why:
+                raise BadInputError(why)
             with self._changed:
-                self._changed.wait(min(left, self._poll_seconds))
+                self._changed.wait(max(0.0, min(left, self._poll_seconds)))
         return taken
 
-    def _no_index(self, found: str) -> BadInputError:
+    def _no_index(self, found: str, problem: str) -> str:
         refused = "".join(f"; refused: {why}" for why in self.refused.values())
-        return BadInputError(
+        return (
             f"expected an index snapshot in {self._series.store.url(self._series.name)}"
-            f", but {found}{refused}; look at the log of the index builder."
-        )
+            f", but {found}{refused}; look at the log of the index builder. {problem}"
+        ).strip()
+
+    def _ready_version(self) -> _Version | None:
+        with self._changed:
+            return None if self._pending is None else _version(self._pending.manifest)
+
+    def _ready_everywhere(self) -> _Version | None:
+        """In the first process: the index that waits in all of them."""
+        version = self._ready_version()
+        if version is None or not hosts.is_first() or hosts.count() == 1:
+            return version
+        refused = [
+            why for found, why in hosts.posted(_REFUSED).values() if found == version
+        ]
+        if refused:
+            step, attempt = version
+            self._refuse(step, attempt, refused[0])
+            with self._changed:
+                self._pending = None
+            return None
+        loaded = list(hosts.posted(_LOADED).values())
+        return version if loaded == [version] * hosts.count() else None
 
     def _follow(self) -> None:
         while not self._stop.is_set():
@@ -232,8 +282,18 @@ class IndexFollower(Generic[SearcherT]):
             self._stop.wait(self._poll_seconds)
 
     def _look(self) -> None:
-        if self.ready():
+        if hosts.is_first():
+            if not self.ready():
+                self._look_for_newer()
             return
+        wanted = hosts.posted(_LOADED).get(0)
+        if wanted is None or wanted == self._last_tried:
+            return
+        with self._changed:
+            self._pending = None  # Not taken, so the first has dropped it.
+        self._load_step(wanted[0])
+
+    def _look_for_newer(self) -> None:
         committed = self._series.steps()
         # A refused step may be deleted and made anew.
         skipped = {
@@ -242,7 +302,10 @@ class IndexFollower(Generic[SearcherT]):
         wanted = [s for s in committed if s > self._newest and s not in skipped]
         if not wanted:
             return
-        step, attempt = max(wanted), ""
+        self._load_step(max(wanted))
+
+    def _load_step(self, step: int) -> None:
+        attempt = ""
         try:
             manifest = self._series.read_manifest(step)
             attempt = manifest.attempt
@@ -252,11 +315,12 @@ class IndexFollower(Generic[SearcherT]):
             return  # Collected since it was listed.
         except (DamagedSnapshotError, MismatchedSnapshotError) as error:
             if step in self._series.steps():  # Else it was collected while being read.
-                self._refuse(step, attempt, error)
+                self._refuse(step, attempt, str(error))
             return
-        self._newest = step
+        self._newest, self._last_tried = step, _version(manifest)
         with self._changed:
             self._pending = index
+        hosts.post(_LOADED, self._last_tried)
 
     def _is_new_attempt(self, step: int, committed: Sequence[int]) -> bool:
         """Whether a refused snapshot was replaced, or is gone."""
@@ -268,8 +332,14 @@ class IndexFollower(Generic[SearcherT]):
         except (DamagedSnapshotError, MissingObjectError):
             return False
 
-    def _refuse(self, step: int, attempt: str, error: BadInputError) -> None:
-        _log.warning("Refused the index of step %d: %s", step, error)
+    def _refuse(self, step: int, attempt: str, why: str) -> None:
+        _log.warning("Refused the index of step %d: %s", step, why)
         self._skipped[step] = attempt
+        self._last_tried = (step, attempt)
         with self._changed:
-            self._refused[step] = str(error)
+            self._refused[step] = why
+        hosts.post(_REFUSED, (self._last_tried, why))
+
+
+def _version(manifest: Manifest) -> _Version:
+    return manifest.step, manifest.attempt

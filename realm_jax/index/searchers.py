@@ -15,7 +15,7 @@ import tempfile
 from types import ModuleType
 from typing import Any, Protocol
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
@@ -199,9 +199,12 @@ class DeviceSearcher:
     ) -> Neighbours:
         """See `Searcher.search`."""
         _check_query(query_embeddings.shape, self._dimension, k)
+        if not isinstance(query_embeddings, jax.Array):
+            # Of the same values in every process; an array of JAX lies in one of them.
+            query_embeddings = np.asarray(query_embeddings)
         return device_search.search(
             self.table,
-            jnp.asarray(query_embeddings),
+            query_embeddings,  # pyright: ignore[reportArgumentType]
             k,
             mesh=self.mesh,
             approximate=self.config.approximate,
@@ -209,8 +212,11 @@ class DeviceSearcher:
 
     def sample(self) -> Float[np.ndarray, "sample projection"]:
         """See `Searcher.sample`."""
-        ids = jnp.asarray(sampled_blocks(self.num_blocks), jnp.int32)
-        return np.asarray(device_search.gather_rows(self.table.rows, ids, self.mesh))
+        ids = sampled_blocks(self.num_blocks).astype(np.int32)
+        return np.asarray(_gather_rows(self.table.rows, ids, self.mesh))
+
+
+_gather_rows = jax.jit(device_search.gather_rows, static_argnames="mesh")
 
 
 @dataclasses.dataclass(frozen=True)

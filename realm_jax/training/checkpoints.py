@@ -5,18 +5,23 @@
 
 Orbax does not checksum arrays: a flipped bit would restore silently wrong. The manifest
 is written last, so a checkpoint without one was never finished and does not count.
+
+Every process saves and restores its own shards; the first writes manifests, deletes,
+and says which checkpoint is restored.
 """
 
 import dataclasses
 import json
 import logging
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
+from realm_jax import hosts
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import EmbeddingTable
 from realm_jax.storage import Store
@@ -58,7 +63,8 @@ class Checkpointer:
         self._store = store
         self._keep = keep
         self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
-        self._unfinished: tuple[int, Mapping[str, Any]] | None = None
+        self._finishing: Future[None] | None = None
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def save(self, state: TrainState, details: Mapping[str, Any]) -> None:
         """Starts writing; returns when the state has been copied off the device.
@@ -72,11 +78,8 @@ class Checkpointer:
         """
         self.wait()
         step = int(state.step)
-        if step in finished_steps(self._store):
-            if _find_damage(self._store, step) is None:
-                return
-            self._store.delete(_manifest_name(step))
-        self._store.delete_folder(f"{_FOLDER}/{step}")
+        if not hosts.first_does(lambda: self._make_room(step)):
+            return
         rest = {
             "step": state.step,
             "optimizer_state": state.optimizer_state,
@@ -89,14 +92,29 @@ class Checkpointer:
         self._orbax.save(
             self._store.url(f"{_FOLDER}/{step}"), ocp.args.Composite(**args)
         )
-        self._unfinished = (step, {**details, HOLDS_INDEX: state.index is not None})
+        if hosts.is_first():
+            details = {**details, HOLDS_INDEX: state.index is not None}
+            # In the background: a run that is killed then goes on from here.
+            self._finishing = self._threads.submit(self._finish, step, details)
 
     def wait(self) -> None:
-        """Finishes the checkpoint under way: manifest last, then drops old ones."""
+        """Waits until the checkpoint under way is finished."""
         self._orbax.wait_until_finished()
-        if self._unfinished is None:
-            return
-        (step, details), self._unfinished = self._unfinished, None
+        finishing, self._finishing = self._finishing, None
+        hosts.first_does(lambda: finishing and finishing.result())
+
+    def _make_room(self, step: int) -> bool:
+        """Returns whether the checkpoint is to be written; drops a damaged one."""
+        if step in finished_steps(self._store):
+            if _find_damage(self._store, step) is None:
+                return False
+            self._store.delete(_manifest_name(step))
+        self._store.delete_folder(f"{_FOLDER}/{step}")
+        return True
+
+    def _finish(self, step: int, details: Mapping[str, Any]) -> None:
+        """Writes the manifest when all processes have written; drops old ones."""
+        self._orbax.wait_until_finished()
         files = {
             name: {"size": stat.size, "crc32c": stat.crc32c}
             for name, stat in self._store.stats(f"{_FOLDER}/{step}").items()
@@ -108,9 +126,10 @@ class Checkpointer:
             self._store.delete_folder(f"{_FOLDER}/{old}")
 
     def close(self) -> None:
-        """Waits, then releases Orbax's threads."""
+        """Waits, then releases the threads."""
         self.wait()
         self._orbax.close()
+        self._threads.shutdown()
 
 
 def finished_steps(store: Store) -> list[int]:
@@ -169,13 +188,19 @@ def restore_params(store: Store, template: PyTree | None = None) -> Restored | N
 
 
 def _newest(store: Store, read) -> Restored | None:
+    step = hosts.first_does(lambda: _newest_undamaged(store))
+    if step is None:
+        return None
+    details = _read_manifest(store, step)["details"]
+    return Restored(step, read(store.url(f"{_FOLDER}/{step}"), details), details)
+
+
+def _newest_undamaged(store: Store) -> int | None:
     damaged = []
     for step in reversed(finished_steps(store)):
         problem = _find_damage(store, step)
         if problem is None:
-            details = _read_manifest(store, step)["details"]
-            tree = read(store.url(f"{_FOLDER}/{step}"), details)
-            return Restored(step, tree, details)
+            return step
         damaged.append(problem)
         logging.warning("checkpoint %d is damaged: %s; trying an older", step, problem)
     if damaged:

@@ -8,10 +8,8 @@ import dataclasses
 import threading
 from typing import Any
 
-import jax
 import numpy as np
 
-from realm_jax.data.examples import batch_rows
 from realm_jax.errors import BadInputError
 from realm_jax.index.answer_labels import AnswerLabels
 from realm_jax.index.candidates import question_candidates
@@ -24,9 +22,11 @@ from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import FinetuneInputs, FinetuneLoss
+from realm_jax.training.partitioning import place_batch
+from realm_jax.training.retrieving import search_local
 from realm_jax.training.stage import Stage, StageConfig, require_one_of
 from realm_jax.training.state import TrainState
-from realm_jax.types import Neighbours, QuestionBatch
+from realm_jax.types import QuestionBatch
 
 NAME = "finetune"
 INDEX_STEP = 0
@@ -149,7 +149,7 @@ class _Inputs:
         self._stage = stage
         self._config = config
         self._examples = stage.open_examples(config.task, "train", of_corpus=False)
-        self._embed_queries = query_embedder(stage.retriever_config)
+        self._embed_queries = query_embedder(stage.retriever_config, stage.mesh)
         self._labels = AnswerLabels(stage.corpus, config.max_span)
         source = IndexSource(
             stage.model_store,
@@ -166,16 +166,16 @@ class _Inputs:
         """The inputs of the next update."""
         config, lengths = self._config, self._config.models.lengths
         num_blocks = self._stage.corpus.num_blocks
-        rows = batch_rows(
-            len(self._examples), step, batch_size=config.batch_size, seed=config.seed
-        )
-        questions = QuestionBatch(**self._examples.batch(rows))
-        neighbours: Neighbours = jax.device_get(
-            self._index.searcher.search(
-                self._embed_queries(state.params["retriever"], questions.question_ids),
-                # A tiny corpus may have fewer blocks than are read: empty slots.
-                max(config.num_read, min(config.num_retrieved, num_blocks)),
-            )
+        questions = QuestionBatch(**self._stage.batch(self._examples, step))
+        neighbours = search_local(
+            self._index.searcher,
+            self._embed_queries(
+                state.params["retriever"],
+                place_batch(self._stage.mesh, questions.question_ids),
+            ),
+            # A tiny corpus may have fewer blocks than are read: empty slots.
+            max(config.num_read, min(config.num_retrieved, num_blocks)),
+            self._stage.mesh,
         )
         candidates = question_candidates(
             self._stage.corpus,

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 
+from realm_jax import hosts
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.questions import (
     MAX_ANSWER_LENGTH,
@@ -46,7 +47,8 @@ def search_questions(
     for start in range(0, len(question_ids), _BATCH):
         rows = question_ids[start : start + _BATCH]
         padded = np.pad(rows, ((0, _BATCH - len(rows)), (0, 0)))
-        found.append(jax.device_get(searcher.search(embed(params, padded), k)))
+        queries = hosts.fetch(embed(params, padded))
+        found.append(jax.device_get(searcher.search(queries, k)))
     return jax.tree.map(
         lambda *parts: np.concatenate(parts)[: len(question_ids)], *found
     )

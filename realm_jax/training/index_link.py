@@ -1,4 +1,7 @@
-"""How a trainer meets the index: it publishes, builds, follows, and says it lives."""
+"""How a trainer meets the index: it publishes, builds, follows, and says it lives.
+
+Of several processes the first writes and speaks for all; each loads its own rows.
+"""
 
 import dataclasses
 import logging
@@ -6,10 +9,10 @@ import threading
 import time
 from types import TracebackType
 
-import jax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
+from realm_jax import hosts
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.builder import (
@@ -22,7 +25,7 @@ from realm_jax.index.builder import (
 )
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import IndexFollower, LoadedIndex, load_index
-from realm_jax.index.heartbeat import Heartbeat, Listener
+from realm_jax.index.heartbeat import Heartbeat, Listener, State
 from realm_jax.index.manifest import (
     EMBEDDINGS,
     AlreadyCommittedError,
@@ -78,9 +81,9 @@ class IndexSource:
         return index_series(self.model_store, self.corpus.fingerprint)
 
     def retriever(self, step: int, params: PyTree) -> TrainedRetriever:
-        """The retriever of a step, on the host."""
+        """The retriever of a step, on the host; all processes take part."""
         fingerprint = self.corpus.vocabulary.fingerprint
-        return TrainedRetriever(step, self.config, jax.device_get(params), fingerprint)
+        return TrainedRetriever(step, self.config, hosts.fetch(params), fingerprint)
 
     def expectation(self) -> Expectation:
         """What a snapshot must be to be searched by this run."""
@@ -114,7 +117,7 @@ class IndexSource:
           DamagedSnapshotError: it is not what was committed.
           MismatchedSnapshotError: it is of another corpus or model.
         """
-        if step not in self.series.steps():
+        if not hosts.first_does(lambda: step in self.series.steps()):
             return None
         manifest = self.series.read_manifest(step)
         return load_index(self.series, manifest, self.expectation(), self.make_searcher)
@@ -203,13 +206,12 @@ class IndexLink:
     ) -> None:
         if self._follower is not None:
             self._follower.stop()
-        state = "finished" if self._finished else "failed"
-        self._heartbeat.beat(self._step, state, **self._in_use)
+        self._say("finished" if self._finished else "failed")
 
     def beat(self, step: int) -> None:
         """Says that the trainer lives; at most every few seconds."""
         self._step = step
-        self._heartbeat.beat(step, "running", **self._in_use)
+        self._say("running")
         now = time.monotonic()
         if self._builder is not None and now - self._listened >= _LISTEN_SECONDS:
             self._listened = now
@@ -217,6 +219,10 @@ class IndexLink:
             if problem and problem.rpartition(",")[0] != self._warned_of:
                 _log.warning("%s; training goes on with the index it has", problem)
             self._warned_of = problem.rpartition(",")[0]
+
+    def _say(self, state: State) -> None:
+        if hosts.is_first():
+            self._heartbeat.beat(self._step, state, **self._in_use)
 
     def _builder_problem(self) -> str:
         """Says of a builder that is gone which one it is; "" if one is there."""
@@ -236,12 +242,13 @@ class IndexLink:
     def use(self, index_step: int, kept: tuple[int, ...] = ()) -> None:
         """Names the index in use and those that checkpoints resume with."""
         self._in_use = {"index_step": index_step, "kept_index_steps": list(kept)}
-        self._heartbeat.beat(self._step, "running", **self._in_use)
+        self._say("running")
 
     def build(self, step: int, params: PyTree) -> LoadedIndex:
         """Embeds the corpus in this process, then drops what nobody needs."""
         index = self._source.build(step, params, self._stop)
-        collect_garbage(self._source.model_store, _KEEP)
+        if hosts.is_first():
+            collect_garbage(self._source.model_store, _KEEP)
         return index
 
     def load(self, step: int) -> LoadedIndex | None:
@@ -266,9 +273,13 @@ class IndexLink:
     def forget_after(self, step: int) -> None:
         """Drops the snapshots of a lost run's later steps, which are run again."""
         self._resumed_at = step
-        # Retrievers first: one without its index would be embedded again.
-        for name in (RETRIEVER_SERIES, INDEX_SERIES):
-            SnapshotSeries(self._source.model_store, name).forget_after(step)
+
+        def forget() -> None:
+            # Retrievers first: one without its index would be embedded again.
+            for name in (RETRIEVER_SERIES, INDEX_SERIES):
+                SnapshotSeries(self._source.model_store, name).forget_after(step)
+
+        hosts.first_does(forget)
 
     def publish(self, step: int, params: PyTree) -> None:
         """Hands the retriever to the builder; once a step.
@@ -280,8 +291,10 @@ class IndexLink:
         retriever = self._source.retriever(step, params)
         try:
             # What this run published before it was resumed is the same to the last bit.
-            manifest = publish_retriever(
-                store, retriever, self._source.corpus.fingerprint
+            manifest = hosts.first_does(
+                lambda: publish_retriever(
+                    store, retriever, self._source.corpus.fingerprint
+                )
             )
         except AlreadyCommittedError as error:
             series = SnapshotSeries(store, RETRIEVER_SERIES)
@@ -290,7 +303,8 @@ class IndexLink:
 
     def follow(self, newer_than: int) -> None:
         """Starts to look for newer indexes in the background."""
-        self._builder = Listener(self._source.model_store, BUILDER_ROLE)
+        if hosts.is_first():
+            self._builder = Listener(self._source.model_store, BUILDER_ROLE)
         self._follower = IndexFollower(
             self._source.series,
             self._source.expectation(),
@@ -329,21 +343,15 @@ class IndexLink:
           BadInputError: none came in time, or the builder is gone; it is named.
         """
         assert self._follower is not None
-        problem = ""
 
-        def alive() -> bool:
+        def problem() -> str:
             # Its patience is shorter than the embedding of a large corpus.
             self.beat(self._step)
-            nonlocal problem
-            problem = self._builder_problem()
-            return not (problem or self._stop.is_set())
+            return self._builder_problem()
 
-        try:
-            return self._follower.wait_for_first(seconds, alive=alive)
-        except BadInputError as error:
-            if self._stop.is_set():
-                raise StoppedError("stopped while waiting for an index") from error
-            raise BadInputError(f"{error} {problem}".strip()) from error
+        return self._follower.wait_for_first(
+            seconds, problem, hosts.StopRequest(self._stop).asked
+        )
 
     def finish(self, step: int, params: PyTree) -> None:
         """Publishes the last retriever; the heartbeat will end with "finished"."""

@@ -1,7 +1,6 @@
 """The loop around the step: what happens between two updates, and in which order."""
 
 import functools
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -22,6 +21,14 @@ ReplaceState = Callable[[int, TrainState], TrainState]
 """Called with (steps done, state); returns the state to go on with."""
 
 
+class Stop(Protocol):
+    """Whether to end between two updates, such as a `threading.Event`."""
+
+    def is_set(self) -> bool:
+        """Says whether; all processes of a job hear the same."""
+        ...
+
+
 class Hook(Protocol):
     """Something that happens after an update; never changes the state."""
 
@@ -37,7 +44,7 @@ def train(
     *,
     total_steps: int,
     hooks: Sequence[Hook],
-    stop: threading.Event,
+    stop: Stop,
     replace_state: ReplaceState = lambda step, state: state,
 ) -> TrainState:
     """Runs updates until `total_steps` or until asked to stop.
@@ -80,7 +87,7 @@ class LogMetrics:
     """Adds metrics up and writes them every so many steps.
 
     Args:
-      file: where they are written.
+      file: where they are written; None in all processes but the first.
       report: shows them to a person.
       every: steps between two lines; also written at the last step.
       total_steps: updates in all.
@@ -90,7 +97,7 @@ class LogMetrics:
 
     def __init__(
         self,
-        file: MetricsFile,
+        file: MetricsFile | None,
         report: Report,
         *,
         every: int,
@@ -120,7 +127,8 @@ class LogMetrics:
         now = time.monotonic()
         values["steps_per_second"] = len(self._kept) / max(now - self._since, 1e-9)
         values |= self._extra(step)
-        self._file.write(step, values)
+        if self._file is not None:
+            self._file.write(step, values)
         self._report(step, self._total_steps, values)
         self._kept, self._since = [], now
 

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import flax.core
 import jax
 import numpy as np
 from flax.linen import partitioning as flax_partitioning
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import PyTree
+from jaxtyping import Int, PyTree
 
 from realm_jax import axes
 from realm_jax.errors import BadInputError
@@ -66,19 +67,49 @@ def parameter_shardings(mesh: Mesh, params_axes: PyTree) -> PyTree:
     )
 
 
+def place(tree: PyTree, shardings: PyTree) -> PyTree:
+    """Places arrays that every process holds whole; each copies what it is to keep."""
+
+    def place_leaf(leaf: Any, sharding: NamedSharding) -> jax.Array:
+        array = np.asarray(leaf)
+        return jax.make_array_from_callback(
+            array.shape, sharding, lambda index: array[index]
+        )
+
+    return jax.tree.map(place_leaf, tree, shardings)
+
+
+def local_rows(mesh: Mesh, batch_size: int) -> Int[np.ndarray, " row"]:
+    """Returns which rows of a batch this process's devices hold, in order.
+
+    Raises:
+      BadInputError: the batch does not split evenly over the devices.
+    """
+    num_parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    if batch_size % num_parts:
+        raise BadInputError(
+            f"expected a batch size that {num_parts} (data x fsdp of the mesh) divides,"
+            f" got {batch_size}; change BATCH_SIZE or MeshConfig"
+        )
+    sharding = NamedSharding(mesh, axes.partition_spec("batch"))
+    indices = sharding.addressable_devices_indices_map((batch_size,)).values()
+    every = np.arange(batch_size)
+    return np.unique(np.concatenate([every[index] for index in indices if index]))
+
+
 def place_batch(mesh: Mesh, inputs: PyTree) -> PyTree:
     """Splits the leading axis of every host array over the batch's mesh axes.
 
     Args:
       mesh: where to.
-      inputs: this process's share of the batch. What lies on the devices already, such
+      inputs: the `local_rows` of the batch. What lies on the devices already, such
         as an index, stays where it is.
     """
     sharding = NamedSharding(mesh, axes.partition_spec("batch"))
 
-    def place(array: jax.Array | np.ndarray) -> jax.Array:
+    def place_rows(array: jax.Array | np.ndarray) -> jax.Array:
         if isinstance(array, jax.Array):
             return array
         return jax.make_array_from_process_local_data(sharding, array)
 
-    return jax.tree.map(place, inputs)
+    return jax.tree.map(place_rows, inputs)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from realm_jax.data.examples import Examples, batch_rows
+from realm_jax.data.examples import Examples
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import EmbeddingTable, Precision
 from realm_jax.index.embed import EmbedConfig
@@ -183,9 +183,12 @@ class _Pretraining:
         loss = PretrainLoss(
             stage.retriever, stage.reader, Marginalization(config.marginalization)
         )
-        of_all = (loss, stage.corpus, config.models.lengths, config.num_candidates)
+        of_all = (
+            *(loss, stage.corpus, config.models.lengths, config.num_candidates),
+            stage.mesh,
+        )
         self._step_inputs: StepInputs = (
-            DeviceSearch(*of_all, stage.mesh, config.device.approximate)
+            DeviceSearch(*of_all, config.device.approximate)
             if config.searcher == "device"
             else HostSearch(*of_all)
         )
@@ -279,15 +282,13 @@ class _Pretraining:
     def _inputs_at(
         self, step: int, state: TrainState
     ) -> PretrainInputs | RetrievingInputs:
-        config = self._config
-        rows = batch_rows(
-            len(self._examples), step, batch_size=config.batch_size, seed=config.seed
-        )
-        batch = PretrainBatch(**self._examples.batch(rows))
+        batch = PretrainBatch(**self._stage.batch(self._examples, step))
         inputs = self._step_inputs(
             state.params["retriever"], self._refresher.index, batch
         )
-        return inputs.replace(embeddings=None) if config.index_in_state else inputs
+        if self._config.index_in_state:
+            return inputs.replace(embeddings=None)
+        return inputs
 
     def _on_swap(
         self,

@@ -12,6 +12,7 @@ import numpy as np
 import scipy.special
 from jaxtyping import Float, Int, PyTree
 
+from realm_jax import hosts
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index.embed import document_embedder, query_embedder
 from realm_jax.index.searchers import Searcher, sampled_blocks
@@ -64,13 +65,13 @@ class Probe:
         fresh = self._documents(params, self._block_ids)
         distance = np.linalg.norm(stale - fresh, axis=-1)
         length = np.maximum(np.linalg.norm(fresh, axis=-1), 1e-9)
-        queries = self._embed_queries(params, self._query_ids)
+        queries = self._queries(params)
         self._search(searcher, queries)  # Compiles; the next one is measured.
         began = time.perf_counter()
         found = self._search(searcher, queries)
         seconds = time.perf_counter() - began
         documents = self._documents(params, np.asarray(found.ids))
-        live = np.einsum("qp,qkp->qk", np.asarray(queries, np.float32), documents)
+        live = np.einsum("qp,qkp->qk", queries, documents)
         return {
             "index_drift": float((distance / length).mean()),
             "retrieval_kl": mean_kl(found.scores, live, found.ids != NULL_BLOCK),
@@ -86,7 +87,7 @@ class Probe:
           `same_neighbours`: the share of queries whose `NEIGHBOURS` best blocks are the
           same set by both; `kept_neighbours`: the share of blocks that both find.
         """
-        queries = self._embed_queries(params, self._query_ids)
+        queries = self._queries(params)
         stale, fresh = (
             np.sort(self._search(searcher, queries).ids, axis=1)
             for searcher in (old, new)
@@ -104,7 +105,13 @@ class Probe:
         self, params: PyTree, block_ids: Int[np.ndarray, "*dims"]
     ) -> Float[np.ndarray, "*dims projection"]:
         ids, segments = self._corpus.document_ids(block_ids, self._document_length)
-        return np.asarray(self._embed_documents(params, ids, segments), np.float32)
+        return self._whole(self._embed_documents(params, ids, segments))
+
+    def _queries(self, params: PyTree) -> Float[np.ndarray, "sample projection"]:
+        return self._whole(self._embed_queries(params, self._query_ids))
+
+    def _whole(self, embeddings: jax.Array) -> np.ndarray:
+        return hosts.fetch(embeddings).astype(np.float32)
 
 
 def mean_kl(stale, live, valid) -> float:

@@ -11,8 +11,9 @@ from typing import Protocol
 import flax.struct
 import jax
 from jax.sharding import Mesh
-from jaxtyping import PyTree
+from jaxtyping import Float, PyTree
 
+from realm_jax import hosts
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index import device_search, device_tokens
 from realm_jax.index.candidates import num_neighbours, pretrain_candidates
@@ -20,12 +21,14 @@ from realm_jax.index.device_search import EmbeddingTable
 from realm_jax.index.device_tokens import DocumentLayout, TokenTable, place_tokens
 from realm_jax.index.embed import query_embedder
 from realm_jax.index.follower import LoadedIndex
+from realm_jax.index.searchers import DeviceSearcher, Searcher
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.initialization import Lengths
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.training.metrics import Means
+from realm_jax.training.partitioning import local_rows, place_batch
 from realm_jax.training.step import Loss
-from realm_jax.types import Array, Candidates, PretrainBatch
+from realm_jax.types import Array, Candidates, Neighbours, PretrainBatch
 
 
 @flax.struct.dataclass
@@ -102,6 +105,27 @@ class RetrievingLoss:
         )
 
 
+def search_local(
+    searcher: Searcher,
+    queries: Float[jax.Array, "batch projection"],
+    k: int,
+    mesh: Mesh,
+) -> Neighbours:
+    """Returns the neighbours of this process's rows of a batch, on the host.
+
+    Args:
+      searcher: the index; of "scann" each process asks its own.
+      queries: split over the mesh.
+      k: neighbours wanted.
+      mesh: of the queries.
+    """
+    if isinstance(searcher, DeviceSearcher):
+        rows = local_rows(mesh, len(queries))
+        found = jax.device_get(searcher.search(queries, k))
+        return jax.tree.map(lambda array: array[rows], found)
+    return searcher.search(hosts.local_rows(queries), k)
+
+
 class StepInputs(Protocol):
     """What a step is given, and the loss that can take it.
 
@@ -119,7 +143,7 @@ class StepInputs(Protocol):
         Args:
           retriever: its parameters of this moment.
           index: to search.
-          batch: the masked sentences.
+          batch: this process's masked sentences.
         """
         ...
 
@@ -137,25 +161,29 @@ class HostSearch:
         corpus: BlockStore,
         lengths: Lengths,
         num_candidates: int,
+        mesh: Mesh,
     ):
         """Keeps what documents are gathered from, and how."""
         self.loss = loss
+        self._mesh = mesh
         self._corpus = corpus
         self._lengths = lengths
         self._num_candidates = num_candidates
-        self._embed_queries = query_embedder(loss.retriever.config)
+        self._embed_queries = query_embedder(loss.retriever.config, mesh)
 
     def __call__(
         self, retriever: PyTree, index: LoadedIndex, batch: PretrainBatch
     ) -> PretrainInputs:
         """See `StepInputs`."""
-        neighbours = index.searcher.search(
-            self._embed_queries(retriever, batch.query_ids),
-            num_neighbours(self._num_candidates),
+        queries = self._embed_queries(
+            retriever, place_batch(self._mesh, batch.query_ids)
+        )
+        neighbours = search_local(
+            index.searcher, queries, num_neighbours(self._num_candidates), self._mesh
         )
         candidates = pretrain_candidates(
             self._corpus,
-            jax.device_get(neighbours),
+            neighbours,
             batch,
             num_candidates=self._num_candidates,
             document_length=self._lengths.document,

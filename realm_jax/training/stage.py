@@ -9,8 +9,10 @@ from typing import Any, Generic, TypeVar
 import jax
 from jax.sharding import Mesh
 
+from realm_jax import hosts
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.examples import Examples
+from realm_jax.data.examples import Examples, batch_rows
+from realm_jax.data.features import Example
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import Precision, empty_table
 from realm_jax.models.bert import BertConfig
@@ -121,6 +123,7 @@ class Stage(Generic[ReaderT]):
             config.optimizer(total_steps=config.train_steps), frozen
         )
         self._mesh = partitioning.make_mesh(config.mesh)
+        partitioning.local_rows(self._mesh, config.batch_size)
         self._check_resumable()
         self._checkpointer = Checkpointer(self.model_store)
         self.state, self.details = self._restore_or_create(index)
@@ -151,6 +154,24 @@ class Stage(Generic[ReaderT]):
         """
         return open_examples(self.corpus, task, split, of_corpus=of_corpus)
 
+    def batch(
+        self, examples: Examples, step: int, batch_size: int | None = None
+    ) -> Example:
+        """Returns what this process's devices see of the batch of an update.
+
+        Args:
+          examples: to train on.
+          step: updates done.
+          batch_size: examples over all devices; None: that of the configuration.
+
+        Raises:
+          BadInputError: the batch does not split evenly over the devices.
+        """
+        config = self.config
+        size = batch_size or config.batch_size
+        rows = batch_rows(len(examples), step, batch_size=size, seed=config.seed)
+        return examples.batch(rows[partitioning.local_rows(self._mesh, size)])
+
     def train(
         self,
         loss: Loss,
@@ -169,7 +190,8 @@ class Stage(Generic[ReaderT]):
 
         Args:
           loss: what is optimised.
-          inputs_at: (updates done, state) -> host arrays of the next update.
+          inputs_at: (updates done, state) -> host arrays of the next update, as made
+            of `batch`.
           report: shows progress to a person.
           stop: ends training between two steps.
           log_extra: more values for each line of metrics.
@@ -183,8 +205,11 @@ class Stage(Generic[ReaderT]):
           Whether all updates are done.
         """
         config = self.config
+        step = int(self.state.step)
         log = LogMetrics(
-            MetricsFile(config.model_dir, self.name, int(self.state.step)),
+            MetricsFile(config.model_dir, self.name, step)
+            if hosts.is_first()
+            else None,
             report,
             every=config.log_period,
             total_steps=config.train_steps,
@@ -209,7 +234,7 @@ class Stage(Generic[ReaderT]):
                 replace_state=replace_state,
                 total_steps=config.train_steps,
                 hooks=[log, *hooks, loop.every(config.checkpoint_period, save)],
-                stop=stop,
+                stop=hosts.StopRequest(stop),
             )
         last = int(self.state.step)
         if last > first and last % config.checkpoint_period:
@@ -251,7 +276,7 @@ class Stage(Generic[ReaderT]):
         params, params_axes = initialization.initial_params(
             self.retriever, self.reader, config.models.lengths, config.seed
         )
-        newest = checkpoints.finished_steps(self.model_store)
+        newest = hosts.first_does(lambda: checkpoints.finished_steps(self.model_store))
         if not newest:
             params = initialization.warm_start_params(
                 params,

@@ -11,6 +11,7 @@ from jax.tree_util import DictKey
 from jaxtyping import Int, PyTree
 
 from realm_jax.index.device_search import EmbeddingTable
+from realm_jax.training import partitioning
 from realm_jax.types import Array
 
 
@@ -48,8 +49,8 @@ def create_state(
 
 
 def place_state(state: TrainState, shardings: PyTree, mesh: Mesh) -> TrainState:
-    """Moves a state to the mesh; see `state_shardings`."""
-    return jax.device_put(state, state_shardings(state, shardings, mesh))
+    """Places a state that every process holds whole; see `state_shardings`."""
+    return partitioning.place(state, state_shardings(state, shardings, mesh))
 
 
 def state_shardings(state: TrainState, shardings: PyTree, mesh: Mesh) -> TrainState:

@@ -8,8 +8,6 @@ import dataclasses
 import threading
 from typing import Any
 
-from realm_jax.data.examples import Examples, batch_rows
-from realm_jax.data.features import Example
 from realm_jax.errors import BadInputError
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.training.loop import Report
@@ -63,19 +61,14 @@ def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:
         )
 
     def inputs_at(step: int, state: TrainState) -> WarmStartInputs:
-        def rows(examples: Examples, batch_size: int) -> Example:
-            return examples.batch(
-                batch_rows(len(examples), step, batch_size=batch_size, seed=config.seed)
-            )
-
-        masked = rows(sentences, config.reader_batch_size)
+        masked = stage.batch(sentences, step, config.reader_batch_size)
         joined_ids, joined_segment_ids = stage.corpus.joined_ids(
             masked["query_ids"],
             masked["source_block"][:, None],
             config.models.lengths.joined,
         )
         return WarmStartInputs(
-            pairs=InverseClozeBatch(**rows(pairs, config.batch_size)),
+            pairs=InverseClozeBatch(**stage.batch(pairs, step)),
             batch=PretrainBatch(**masked),
             joined_ids=joined_ids[:, 0],
             joined_segment_ids=joined_segment_ids[:, 0],

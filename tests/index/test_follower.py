@@ -256,17 +256,17 @@ def test_does_not_wait_for_a_dead_builder(series):
         follow(series) as follower,
         pytest.raises(BadInputError, match="index builder has ended"),
     ):
-        follower.wait_for_first(10 * SECONDS, alive=lambda: False)
+        follower.wait_for_first(10 * SECONDS, problem=lambda: "gone")
     assert time.monotonic() - began < SECONDS
 
 
 def test_finds_what_a_builder_committed_last_of_all(series):
-    def alive():
+    def problem():
         publish(series, 1)  # And ends.
-        return False
+        return "gone"
 
     with follow(series) as follower:
-        assert follower.wait_for_first(SECONDS, alive).manifest.step == 1
+        assert follower.wait_for_first(SECONDS, problem).manifest.step == 1
 
 
 def test_stops_at_once_though_it_polls_rarely(series):

@@ -1,0 +1,82 @@
+"""Programs that run as several processes of one job, on this machine."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def free_port() -> int:
+    """Returns a port of this machine that nobody listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def environment(process_id: int, num_processes: int, port: int, devices: int):
+    """What tells a process of a job who it is."""
+    return os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": str(num_processes),
+        "JAX_PROCESS_ID": str(process_id),
+    }
+
+
+class Group:
+    """The processes of a job, each with a log of its own."""
+
+    def __init__(self, arguments: Sequence[str], num_processes: int, devices: int):
+        """Starts `python -m …` so many times."""
+        port = free_port()
+        self.logs = [tempfile.TemporaryFile("w+") for _ in range(num_processes)]
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                cwd=ROOT,
+                env=environment(i, num_processes, port, devices),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            for i, log in enumerate(self.logs)
+        ]
+
+    def wait(self, seconds: float = 240.0) -> list[str]:
+        """Waits until all have ended well; returns what each has said."""
+        for process in self.processes:
+            process.wait(seconds)
+        said = []
+        for log in self.logs:
+            log.seek(0)
+            said.append(log.read())
+        codes = [process.returncode for process in self.processes]
+        assert not any(codes), (codes, *said)
+        return said
+
+    def kill(self) -> None:
+        """Ends all that still run."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+
+
+@contextlib.contextmanager
+def started(
+    arguments: Sequence[str], num_processes: int, devices: int = 1
+) -> Iterator[Group]:
+    """A job that is killed at the end, if it has not ended by then."""
+    group = Group(arguments, num_processes, devices)
+    try:
+        yield group
+    finally:
+        group.kill()
