@@ -22,6 +22,7 @@ TRAINING = [
     "safetensors",
     "scann",
     "scipy",
+    "tensorboard",
     "tensorstore",
     "tokenizers",
 ]

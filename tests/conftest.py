@@ -6,13 +6,23 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import pytest
 from jaxtyping import install_import_hook
 
 # Shapes in signatures are checked at run time in tests, and only there.
 install_import_hook("realm_jax.objectives", "beartype.beartype")
 
+from tests.gcs_emulator import emulated_bucket
+
 # Minutes each: one left for the end would have a process to itself and others idle.
 _LONGEST = ("test_learning", "test_bad_input", "test_local", "test_run", "test_prepare")
+
+
+@pytest.fixture(scope="session")
+def bucket(tmp_path_factory):
+    """The gs:// address of a bucket; each test takes a folder of its own."""
+    with emulated_bucket(tmp_path_factory.mktemp("gcs"), "realm-tests") as url:
+        yield url
 
 
 def pytest_collection_modifyitems(items: list) -> None:

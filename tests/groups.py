@@ -38,13 +38,16 @@ class Group:
     def __init__(self, arguments: Sequence[str], num_processes: int, devices: int):
         """Starts `python -m …` so many times."""
         port = free_port()
-        self.logs = [tempfile.TemporaryFile("w+") for _ in range(num_processes)]
+        self._folder = tempfile.TemporaryDirectory()
+        self.logs = [
+            pathlib.Path(self._folder.name, f"{i}.log") for i in range(num_processes)
+        ]
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-m", *arguments],
                 cwd=ROOT,
                 env=environment(i, num_processes, port, devices),
-                stdout=log,
+                stdout=log.open("w"),
                 stderr=subprocess.STDOUT,
             )
             for i, log in enumerate(self.logs)
@@ -54,10 +57,7 @@ class Group:
         """Waits until all have ended well; returns what each has said."""
         for process in self.processes:
             process.wait(seconds)
-        said = []
-        for log in self.logs:
-            log.seek(0)
-            said.append(log.read())
+        said = [log.read_text() for log in self.logs]
         codes = [process.returncode for process in self.processes]
         assert not any(codes), (codes, *said)
         return said
@@ -68,6 +68,7 @@ class Group:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
+        self._folder.cleanup()
 
 
 @contextlib.contextmanager

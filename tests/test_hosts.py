@@ -53,7 +53,7 @@ def _main() -> None:
     assert hosts.first_does(lambda: f"by {number}") == "by 0"
     for failing, action in ((0, hosts.first_does), (1, hosts.together)):
         with pytest.raises(BadInputError, match=f"failed {failing}"):
-            action(lambda: number == failing and _fail(str(number)))
+            action(lambda at=failing: number == at and _fail(str(number)))
     hosts.post("note", number)
     hosts.post("note", 10 * number)
     hosts.gather(None)

@@ -19,13 +19,6 @@ from realm_jax.storage import (
     UnavailableStoreError,
     open_store,
 )
-from tests.gcs_emulator import emulated_bucket
-
-
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory):
-    with emulated_bucket(tmp_path_factory.mktemp("gcs"), "store-tests") as url:
-        yield url
 
 
 @pytest.fixture(params=["local", "gs"])

@@ -18,7 +18,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from jaxtyping import PyTree
 
 from realm_jax import hosts
@@ -182,9 +184,17 @@ def restore_state(store: Store, template: TrainState) -> Restored | None:
     return _newest(store, read)
 
 
-def restore_params(store: Store, template: PyTree | None = None) -> Restored | None:
-    """Reads the parameters alone; see `restore_state`."""
-    return _newest(store, lambda url, _: _restore(url, params=template)["params"])
+def restore_params(store: Store) -> Restored | None:
+    """Reads the parameters alone; see `restore_state`.
+
+    They come to this process's first device, whichever devices they were saved from.
+    """
+    return _newest(store, lambda url, _: jax.device_put(_read_on_host(url, "params")))
+
+
+def read_item(store: Store, step: int, item: str) -> PyTree:
+    """Returns one item of a checkpoint ("params", "rest", "index") as NumPy arrays."""
+    return _read_on_host(store.url(f"{_FOLDER}/{step}"), item)
 
 
 def _newest(store: Store, read) -> Restored | None:
@@ -244,13 +254,26 @@ def _index_item(index: EmbeddingTable) -> dict[str, jax.Array]:
     return {name: array for name, array in arrays.items() if array is not None}
 
 
+def _read_on_host(url: str, item: str) -> PyTree:
+    saved = ocp.StandardCheckpointHandler().metadata(epath.Path(url) / item)
+    # A template of NumPy arrays that take no memory.
+    template = jax.tree.map(
+        lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape),
+        getattr(saved, "tree", saved),
+    )
+    return _restore(url, **{item: template})[item]
+
+
+def _describe(leaf: jax.Array | np.ndarray) -> jax.ShapeDtypeStruct | np.ndarray:
+    """What Orbax is to restore a leaf as: on the same devices, or on the host."""
+    if isinstance(leaf, jax.Array):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+    return leaf
+
+
 def _restore(url: str, **items: PyTree) -> dict[str, PyTree]:
     args = {
-        name: ocp.args.StandardRestore(
-            None
-            if tree is None
-            else jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
-        )
+        name: ocp.args.StandardRestore(jax.tree.map(_describe, tree))
         for name, tree in items.items()
     }
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as orbax:

@@ -12,6 +12,7 @@ from realm_jax.training import metrics as metrics_lib
 from realm_jax.training.metrics import Means, MetricsFile
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Step
+from realm_jax.training.tensorboard import EventFile
 
 Report = Callable[[int, int, Mapping[str, float]], None]
 """Called with (steps done, steps in all, metrics) for a person to look at."""
@@ -87,7 +88,7 @@ class LogMetrics:
     """Adds metrics up and writes them every so many steps.
 
     Args:
-      file: where they are written; None in all processes but the first.
+      files: where they are written; none in any process but the first.
       report: shows them to a person.
       every: steps between two lines; also written at the last step.
       total_steps: updates in all.
@@ -97,7 +98,7 @@ class LogMetrics:
 
     def __init__(
         self,
-        file: MetricsFile | None,
+        files: Sequence[MetricsFile | EventFile],
         report: Report,
         *,
         every: int,
@@ -105,7 +106,7 @@ class LogMetrics:
         extra: Callable[[int], Mapping[str, float]] = lambda step: {},
         due: Callable[[], bool] = lambda: False,
     ):
-        self._file = file
+        self._files = files
         self._report = report
         self._every = every
         self._total_steps = total_steps
@@ -127,8 +128,8 @@ class LogMetrics:
         now = time.monotonic()
         values["steps_per_second"] = len(self._kept) / max(now - self._since, 1e-9)
         values |= self._extra(step)
-        if self._file is not None:
-            self._file.write(step, values)
+        for file in self._files:
+            file.write(step, values)
         self._report(step, self._total_steps, values)
         self._kept, self._since = [], now
 

@@ -28,6 +28,7 @@ from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.state import TrainState, create_state, place_state
 from realm_jax.training.step import Loss, MakeStep
 from realm_jax.training.step import make_step as plain_step
+from realm_jax.training.tensorboard import EventFile
 
 ReaderT = TypeVar("ReaderT", bound=Reader)
 
@@ -205,11 +206,10 @@ class Stage(Generic[ReaderT]):
           Whether all updates are done.
         """
         config = self.config
-        step = int(self.state.step)
+        first = int(self.state.step)
+        of_run = (config.model_dir, self.name, first)
         log = LogMetrics(
-            MetricsFile(config.model_dir, self.name, step)
-            if hosts.is_first()
-            else None,
+            [MetricsFile(*of_run), EventFile(*of_run)] if hosts.is_first() else [],
             report,
             every=config.log_period,
             total_steps=config.train_steps,
@@ -225,7 +225,6 @@ class Stage(Generic[ReaderT]):
         def inputs_on_devices(step: int, state: TrainState) -> Any:
             return partitioning.place_batch(self._mesh, inputs_at(step, state))
 
-        first = int(self.state.step)
         with jax.set_mesh(self._mesh):
             self.state = loop.train(
                 self.state,

@@ -1,13 +1,6 @@
 import pytest
 
 from realm_jax.storage import open_store
-from tests.gcs_emulator import emulated_bucket
-
-
-@pytest.fixture(scope="session")
-def bucket(tmp_path_factory):
-    with emulated_bucket(tmp_path_factory.mktemp("gcs"), "index-tests") as url:
-        yield url
 
 
 @pytest.fixture(params=["local", "gs"])

@@ -104,7 +104,7 @@ def test_every_calls_at_multiples_only():
 def log_losses(tmp_path, losses, *, every, extra=lambda step: {}, due=lambda: False):
     reports = []
     log = loop.LogMetrics(
-        MetricsFile(str(tmp_path), "pretrain", 0),
+        [MetricsFile(str(tmp_path), "pretrain", 0)],
         lambda *line: reports.append(line),
         every=every,
         total_steps=len(losses),

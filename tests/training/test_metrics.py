@@ -3,9 +3,12 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from realm_jax.training import metrics
+from realm_jax.storage import open_store
 from realm_jax.training.metrics import MetricsFile, mean_of, read_metrics
+from realm_jax.training.tensorboard import EventFile
 
 
 def test_means_are_of_terms_and_not_of_batches():
@@ -57,6 +60,31 @@ def test_a_resumed_run_repeats_no_step_and_leaves_other_stages_alone(tmp_path):
         ("pretrain", 4),
         ("pretrain", 5),
     ]
+
+
+def test_tensorboard_reads_them_and_drops_what_a_lost_run_had_shown(tmp_path):
+    lost = EventFile(str(tmp_path), "pretrain", 0)
+    for step in (1, 2, 3):
+        lost.write(step, {"loss": 10.0 * step, "index_step": 0})
+    resumed = EventFile(str(tmp_path), "pretrain", 1)
+    resumed.write(2, {"loss": 0.5})
+    found = EventAccumulator(str(tmp_path / "tensorboard" / "pretrain")).Reload()
+    scalars = [(event.step, event.value) for event in found.Scalars("loss")]
+    assert scalars == [(1, 10.0), (2, 0.5)]
+    assert [event.step for event in found.Scalars("index_step")] == [1]
+
+
+def test_a_bucket_has_the_whole_file(tmp_path, bucket):
+    url = f"{bucket}/run"
+    events = EventFile(url, "pretrain", 0)
+    for step in (1, 2):
+        events.write(step, {"loss": 1.0 / step})
+    (name,) = open_store(url).list("tensorboard/pretrain")
+    copy = tmp_path / name
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(open_store(url).read(name))
+    found = EventAccumulator(str(copy.parent)).Reload()
+    assert [event.value for event in found.Scalars("loss")] == [1.0, 0.5]
 
 
 def test_no_metrics_yet(tmp_path):

@@ -47,7 +47,7 @@ def states_of(folder):
     store = open_store(folder)
     return {
         step: {
-            item: checkpoints._restore(store.url(f"checkpoints/{step}"), **{item: None})
+            item: checkpoints.read_item(store, step, item)
             for item in ("params", "rest")
         }
         for step in finished_steps(store)

@@ -113,7 +113,7 @@ def config_of(world, folder, **changes):
 def state_of(folder):
     store = open_store(folder)
     return {
-        item: checkpoints._restore(store.url("checkpoints/8"), **{item: None})
+        item: checkpoints.read_item(store, 8, item)
         for item in ("params", "rest", "index")
     }
 

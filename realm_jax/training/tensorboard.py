@@ -1,0 +1,94 @@
+"""Metrics as TensorBoard reads them: `tensorboard --logdir MODEL_DIR`.
+
+`metrics.jsonl` stays the record; these files show it while a run goes on. They are
+written without TensorFlow, which a trainer does not import.
+"""
+
+import io
+import logging
+import os
+import pathlib
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from realm_jax.storage import open_store
+
+_FOLDER = "tensorboard"
+
+
+class EventFile:
+    """The scalars of one stage, from one start of a process to its end."""
+
+    def __init__(self, model_dir: str, stage: str, first_step: int):
+        """Begins a file in MODEL_DIR/tensorboard/STAGE.
+
+        Args:
+          model_dir: folder or gs:// of the run.
+          stage: shown as a run of its own.
+          first_step: steps after it that a lost run had shown are taken again;
+            TensorBoard then drops them.
+        """
+        self._store = open_store(model_dir)
+        began = f"{time.time():.6f}".replace(".", "")
+        who = f"{socket.gethostname()}.{os.getpid()}"
+        self._name = f"{_FOLDER}/{stage}/events.out.tfevents.{began}.{who}"
+        self._events = _make_events(first_step)
+
+    def write(self, step: int, values: Mapping[str, float | int]) -> None:
+        """Adds the values of a step."""
+        if self._events is None:
+            return
+        new = self._events.add(step, values)
+        url = self._store.url(self._name)
+        if url.startswith("gs://"):
+            # Objects cannot grow; TensorBoard reads the new one from where it was.
+            self._store.write(self._name, self._events.all())
+            return
+        path = pathlib.Path(url)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # TensorBoard keeps the file open, so it is not replaced but added to.
+        with path.open("ab") as file:
+            file.write(new)
+
+
+class _Events:
+    """Events as bytes."""
+
+    def __init__(self, first_step: int, protos: Any, record_writer: Any):
+        self._protos = protos
+        self._buffer = io.BytesIO()
+        self._writer = record_writer(self._buffer)
+        self._told = 0
+        event = protos.event_pb2.Event
+        start = protos.event_pb2.SessionLog.START
+        self._add(event(file_version="brain.Event:2"))
+        self._add(event(step=first_step + 1, session_log={"status": start}))
+
+    def add(self, step: int, values: Mapping[str, float | int]) -> bytes:
+        """Adds a step; returns the bytes since the last call."""
+        scalars = [{"tag": k, "simple_value": float(v)} for k, v in values.items()]
+        summary = self._protos.summary_pb2.Summary(value=scalars)
+        self._add(self._protos.event_pb2.Event(step=step, summary=summary))
+        told, self._told = self._told, self._buffer.tell()
+        return self._buffer.getvalue()[told:]
+
+    def all(self) -> bytes:
+        """All bytes so far."""
+        return self._buffer.getvalue()
+
+    def _add(self, event: Any) -> None:
+        event.wall_time = time.time()
+        self._writer.write(event.SerializeToString())
+
+
+def _make_events(first_step: int) -> _Events | None:
+    try:
+        from tensorboard.compat import proto
+        from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: F401
+        from tensorboard.summary.writer.record_writer import RecordWriter
+    except ImportError as error:
+        logging.info("no files for TensorBoard: %s", error)
+        return None
+    return _Events(first_step, proto, RecordWriter)

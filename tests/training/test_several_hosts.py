@@ -1,0 +1,95 @@
+"""Trainers and builders of several processes do what a single one does."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.index.reuse import INDEX_SERIES
+from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.storage import open_store
+from realm_jax.training import pretrain
+from realm_jax.training.checkpoints import finished_steps, restore_params
+from realm_jax.training.metrics import read_metrics
+from tests import groups, tiny_world
+from tests.training import hosts_program
+
+PROGRAM = "tests.training.hosts_program"
+
+
+def trainer(world, model_dir, **changes):
+    folder = world.corpus.removesuffix("/corpus")
+    return [PROGRAM, "pretrain", folder, str(model_dir), json.dumps(changes)]
+
+
+def losses(model_dir):
+    return [line["loss"] for line in read_metrics(str(model_dir))]
+
+
+@pytest.fixture(scope="module")
+def alone(world, tmp_path_factory):
+    """The same run by one process on one device, per searcher."""
+    folders = {}
+    for searcher in ("device", "scann"):
+        folders[searcher] = tmp_path_factory.mktemp(searcher)
+        config = tiny_world.pretrain_config(
+            world,
+            folders[searcher],
+            questions=world.questions,
+            searcher=searcher,
+            optimizer=hosts_program.smooth,
+        )
+        assert pretrain.run(config, tiny_world.silent, tiny_world.NEVER)
+    return folders
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "devices", "searcher", "mesh"),
+    [
+        (2, 2, "device", {"data": 2, "fsdp": 2}),
+        (2, 1, "scann", {}),
+    ],
+)
+def test_processes_train_as_one_does(
+    world, alone, tmp_path, num_processes, devices, searcher, mesh
+):
+    arguments = trainer(world, tmp_path, searcher=searcher, mesh=mesh)
+    with groups.started(arguments, num_processes, devices) as group:
+        group.wait()
+    np.testing.assert_allclose(losses(tmp_path), losses(alone[searcher]), rtol=1e-5)
+    store = open_store(tmp_path)
+    assert finished_steps(store) == [4, 8]
+    one, other = (
+        restore_params(open_store(path)).tree for path in (alone[searcher], tmp_path)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), one, other
+    )
+    used = [
+        [line["index_step"] for line in read_metrics(str(path))]
+        for path in (alone[searcher], tmp_path)
+    ]
+    assert used[0] == used[1] == [0, 0, 0, 3, 3, 3, 6, 6]
+
+
+def test_all_processes_swap_at_the_same_step(world, tmp_path):
+    arguments = trainer(world, tmp_path, refresh_mode="async", train_steps=60)
+    build = [PROGRAM, "build-index", arguments[2], str(tmp_path), "{}"]
+    with (
+        groups.started(arguments, num_processes=2) as trainers,
+        groups.started(build, num_processes=2) as builders,
+    ):
+        trainers.wait()
+        builders.wait()
+    seen = [
+        (tmp_path / f"index_of_steps-{number}.jsonl").read_text() for number in (0, 1)
+    ]
+    assert seen[0] == seen[1]
+    used = [json.loads(line)[1] for line in seen[0].splitlines()]
+    assert len(used) == 60
+    assert len(set(used)) > 2
+    assert used == sorted(used)
+    committed = SnapshotSeries(open_store(tmp_path), INDEX_SERIES).steps()
+    assert set(used) <= set(committed)
+    assert committed[-1] == 60
