@@ -1,0 +1,130 @@
+"""Versions of a corpus: each names the one that came after it.
+
+    <corpus>/successor.json   in an old version: where the next one is, and what it is
+    <corpus>/parent.json      in a new version: what it was made from
+
+A corpus is never changed, for indexes and checkpoints are bound to its fingerprint. It
+has at most one successor, so that there is always one newest version. Both files stand
+beside corpus.json and not in it: a corpus that was changed is the one that preparing
+the changed text makes.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from realm_jax.data.blocks import read_info
+from realm_jax.errors import BadInputError
+from realm_jax.storage import AlreadyExistsError, open_store
+
+SUCCESSOR_FILE = "successor.json"
+PARENT_FILE = "parent.json"
+
+
+def newest_version(corpus: str | os.PathLike[str]) -> Path:
+    """Returns the newest version of a corpus, which is itself if it has no successor.
+
+    Raises:
+      BadInputError: there is no corpus, a successor is missing, is another corpus than
+        the one that was made, or leads back to where it came from.
+    """
+    path = Path(corpus)
+    read_info(path)
+    seen = {path.resolve()}
+    while (following := successor(path)) is not None:
+        if following in seen:
+            raise BadInputError(
+                f"expected a newer version of {corpus} than those before it, got "
+                f"{following} again in {path / SUCCESSOR_FILE}; remove the file that "
+                "is wrong."
+            )
+        seen.add(following)
+        path = following
+    return path
+
+
+def successor(corpus: str | os.PathLike[str]) -> Path | None:
+    """Returns the version that came right after a corpus, None if there is none.
+
+    Raises:
+      BadInputError: it is missing, or another corpus than the one that was made.
+    """
+    pointer = Path(corpus) / SUCCESSOR_FILE
+    if not pointer.exists():
+        return None
+    try:
+        named = json.loads(pointer.read_text(encoding="utf-8"))
+        place, fingerprint = str(named["corpus"]), str(named["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInputError(
+            f"expected where the next version of {corpus} is in {pointer}, but it "
+            f"cannot be read ({error}); restore or remove it."
+        ) from error
+    path = (Path(corpus).resolve() / place).resolve()
+    try:
+        found = read_info(path)["fingerprint"]
+    except (BadInputError, KeyError) as error:
+        raise BadInputError(
+            f"expected the next version of {corpus} at {path}, which {pointer} names, "
+            f"but it cannot be read ({error}); move it there or correct the file."
+        ) from error
+    if found != fingerprint:
+        raise BadInputError(
+            f"expected the corpus {fingerprint[:12]} at {path}, which {pointer} names "
+            f"as the next version of {corpus}, got {found[:12]}; move the right one "
+            "there or correct the file."
+        )
+    return path
+
+
+def require_no_other_successor(
+    corpus: str | os.PathLike[str], output: str | os.PathLike[str]
+) -> None:
+    """Checks that nothing but `output` succeeds a corpus.
+
+    Raises:
+      BadInputError: another version does.
+    """
+    pointer = Path(corpus) / SUCCESSOR_FILE
+    if pointer.exists():
+        following = successor(corpus)
+        if following != Path(output).resolve():
+            raise _second_successor(corpus, str(following))
+
+
+def link_versions(
+    corpus: str | os.PathLike[str], output: str | os.PathLike[str]
+) -> None:
+    """Makes a complete corpus the successor of another; once more does nothing.
+
+    Raises:
+      BadInputError: the other has a successor already.
+    """
+    old, new = Path(corpus).resolve(), Path(output).resolve()
+    # Relative, so that both may be moved together.
+    parent = _pointer(os.path.relpath(old, new), read_info(old)["fingerprint"])
+    following = _pointer(os.path.relpath(new, old), read_info(new)["fingerprint"])
+    # The successor last: who follows it finds a version that is complete.
+    try:
+        open_store(new).create(PARENT_FILE, parent)
+    except AlreadyExistsError as error:
+        raise BadInputError(
+            f"expected {output} to be made from {corpus}, but its {PARENT_FILE} names "
+            "another corpus; choose another folder for the new version."
+        ) from error
+    try:
+        open_store(old).create(SUCCESSOR_FILE, following)
+    except AlreadyExistsError as error:
+        raise _second_successor(corpus, "another one") from error
+
+
+def _pointer(place: str, fingerprint: str) -> bytes:
+    text = json.dumps({"corpus": place, "fingerprint": fingerprint}, indent=2)
+    return f"{text}\n".encode()
+
+
+def _second_successor(corpus: str | os.PathLike[str], found: str) -> BadInputError:
+    return BadInputError(
+        f"expected {corpus} to have no successor yet, got {found}; change that "
+        f"version, the newest one, or remove {Path(corpus) / SUCCESSOR_FILE}."
+    )
