@@ -2,6 +2,7 @@
 
     python -m bench.data wordpiece articles.jsonl.gz --vocabulary vocab.txt
     python -m bench.data blocks articles.jsonl.gz --vocabulary vocab.txt --repeat 1 10
+    python -m bench.data update articles.jsonl.gz --vocabulary vocab.txt --changed 10
     python -m bench.data tags articles.jsonl.gz --vocabulary vocab.txt --tagger rules
     python -m bench.data access --blocks 1000000
     python -m bench.data examples runs/my/corpus/examples/my_salient/train
@@ -33,10 +34,12 @@ from realm_jax.data.documents import Document
 from realm_jax.data.examples import Examples
 from realm_jax.data.salient_spans import PreAnnotated, tagger_by_name
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
+from tasks import update_corpus
 from tasks.documents.open import open_source
 from tasks.documents.source import read_all
 from tasks.prepare_blocks import BlocksConfig, prepare_blocks
 from tasks.scratch import Workers
+from tasks.update_corpus import UpdateConfig
 
 _BATCH = 512
 _CHUNK_LENGTH = 288
@@ -95,6 +98,57 @@ def measure_blocks(arguments: argparse.Namespace) -> dict[str, Any]:
                 "main_gib": _gib(resource.RUSAGE_SELF),
             }
     return {"workers": arguments.workers, "runs": measured}
+
+
+def measure_update(arguments: argparse.Namespace) -> dict[str, Any]:
+    """A new version of a corpus with some documents changed, and preparing it anew."""
+    seconds = {}
+    with tempfile.TemporaryDirectory(dir=arguments.scratch) as name:
+        folder = pathlib.Path(name)
+        lines = gzip.open(arguments.corpus).read().splitlines(keepends=True)
+        changes = _changed(lines, arguments.changed)
+        edited = [changes.get(number, line) for number, line in enumerate(lines)]
+        for path, content in {"old": lines, "anew": edited}.items():
+            (folder / f"{path}.jsonl").write_bytes(b"".join(content))
+            began = time.perf_counter()
+            config = BlocksConfig(
+                corpus=str(folder / path),
+                source=str(folder / f"{path}.jsonl"),
+                vocabulary=WordPiece.load(arguments.vocabulary),
+                chunk_length=_CHUNK_LENGTH,
+                tagger=arguments.tagger,
+            )
+            prepared = prepare_blocks(config, workers=Workers(arguments.workers))
+            seconds[path] = time.perf_counter() - began
+        (folder / "changes.jsonl").write_bytes(b"".join(changes.values()))
+        began = time.perf_counter()
+        update = update_corpus.run(
+            UpdateConfig(
+                str(folder / "old"), str(folder / "changes.jsonl"), str(folder / "new")
+            )
+        )
+        seconds["update"] = time.perf_counter() - began
+    if update.store.fingerprint != prepared.fingerprint:
+        raise RuntimeError("the new version is another corpus than the one made anew")
+    return {
+        "documents": len(lines),
+        "changed": update.replaced,
+        "blocks": prepared.num_blocks,
+        "new_blocks": update.new_blocks,
+        "seconds": seconds,
+        # The largest so far; what the copying needs lies below.
+        "main_gib": _gib(resource.RUSAGE_SELF),
+    }
+
+
+def _changed(lines: list[bytes], count: int) -> dict[int, bytes]:
+    """Another last sentence for some documents, spread evenly, by their lines."""
+    changed = {}
+    for number in range(0, len(lines), len(lines) // count)[:count]:
+        record = json.loads(lines[number])
+        record["text"] += " Maria Brel wrote this in 2026."
+        changed[number] = json.dumps(record).encode() + b"\n"
+    return changed
 
 
 def measure_tags(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -227,17 +281,22 @@ def _parser() -> argparse.ArgumentParser:
     for name, run in {
         "wordpiece": measure_wordpiece,
         "blocks": measure_blocks,
+        "update": measure_update,
         "tags": measure_tags,
     }.items():
         command = commands.add_parser(name, help=run.__doc__)
         command.set_defaults(run=run)
         command.add_argument("corpus", help="JSON lines, plain or .gz")
         command.add_argument("--vocabulary", required=True, help="a BERT vocab.txt")
+        if name in ("blocks", "update"):
+            command.add_argument("--workers", type=int, default=2)
         if name == "blocks":
             command.add_argument("--repeat", type=int, nargs="+", default=[1])
-            command.add_argument("--workers", type=int, default=2)
-        if name == "tags":
+        if name in ("update", "tags"):
             command.add_argument("--tagger", default="rules")
+        if name == "update":
+            command.add_argument("--changed", type=int, default=10)
+        if name == "tags":
             command.add_argument("--limit", type=int, default=20_000)
     command = commands.add_parser("access", help=measure_access.__doc__)
     command.set_defaults(run=measure_access)

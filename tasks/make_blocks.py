@@ -1,25 +1,29 @@
 """Documents to blocks, part by part: what `realm prepare` has its workers do first."""
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from realm_jax.data.block_parts import Summary, pack_blocks, unpack_blocks
 from realm_jax.data.block_writer import Block, BlockWriter
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.corpus import chunk_documents
+from realm_jax.data.corpus import chunk_each
+from realm_jax.data.document_table import document_rows
 from realm_jax.data.documents import Document, LeftOut
 from realm_jax.data.records import BadRecord
-from realm_jax.data.salient_spans import Tagger
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from tasks.documents.source import DocumentSource, Shard
-from tasks.taggers import tagger_by_name
+from tasks.taggers import loaded_tagger
 
 # Enough for the tokenizer and the tagger to work in batches, little to keep in memory.
 _DOCUMENTS_PER_BATCH = 512
+
+PART_VERSION = 2
+"""Of the format of parts: a killed run goes on with those of the same one only."""
 
 
 def part_names(num_shards: int) -> list[str]:
@@ -54,15 +58,16 @@ class MakeBlocks:
           BadInputError: the source cannot be read, or has too many damaged records.
         """
         summary, blocks = Summary(), list[Block]()
+        rows = [document_rows([], [])]
         documents = self._documents(self.shards[name], summary)
-        tagger = _tagger(self.tagger)
+        tagger = loaded_tagger(self.tagger)
         while batch := list(itertools.islice(documents, _DOCUMENTS_PER_BATCH)):
             check()
-            made = chunk_documents(batch, self.vocabulary, tagger, self.chunk_length)
-            with_text = {block.text.source_id for block in made}
-            summary.without_text += sum(d.source_id not in with_text for d in batch)
-            blocks += made
-        return pack_blocks(blocks, summary)
+            made = chunk_each(batch, self.vocabulary, tagger, self.chunk_length)
+            summary.without_text += sum(not of_one for of_one in made)
+            blocks += itertools.chain.from_iterable(made)
+            rows.append(document_rows(batch, list(map(len, made))))
+        return pack_blocks(blocks, np.concatenate(rows), summary)
 
     def _documents(self, shard: Shard, summary: Summary) -> Iterator[Document]:
         for record in self.source.read(shard):
@@ -110,10 +115,11 @@ def assemble(
     total = Summary()
     with BlockWriter(directory, vocabulary, chunk_length) as writer:
         for part in parts:
-            blocks, summary = unpack_blocks(part)
+            blocks, documents, summary = unpack_blocks(part)
             total.add(summary)
             for block in blocks:
                 writer.add(block)
+            writer.add_documents(documents)
         require_few_bad(total, max_bad_lines)
         writer.metadata |= {
             **metadata,
@@ -121,9 +127,3 @@ def assemble(
             "summary": total.to_json(),
         }
     return BlockStore.open(directory)
-
-
-@functools.lru_cache(maxsize=1)
-def _tagger(name: str) -> Tagger:
-    """One a process: a model takes seconds to load."""
-    return tagger_by_name(name)

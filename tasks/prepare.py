@@ -38,7 +38,8 @@ class PrepareConfig:
     Attributes:
       corpus: folder to make.
       source: of the documents, see `tasks.documents.open.open_source`; most simply
-        JSON lines with `title` and `text`, plain or gzipped.
+        JSON lines with `title` and `text`, plain or gzipped. "" where the corpus is
+        there, made by `update_corpus`: only examples are made then.
       name: of the corpus; its tasks are `<name>_ict`, `<name>_salient` and, with
         questions, `<name>_questions`.
       vocabulary: a BERT `vocab.txt`, or "" to train one on the text.
@@ -112,7 +113,10 @@ def run(
     # What costs nothing to check comes before hours of work.
     wanted = _wanted_examples(config)
     _require_task_name(config.name)
-    store = prepare_blocks(_blocks_config(config), report, stop, workers)
+    if config.source:
+        store = prepare_blocks(_blocks_config(config), report, stop, workers)
+    else:
+        store = _existing(config)
     tasks = _task_settings(config)
     missing = [
         (task, split)
@@ -130,6 +134,17 @@ def _require_task_name(name: str) -> None:
             f"expected a NAME of letters, digits and underscores, got {name!r}; the "
             "SeqIO tasks are named after it"
         )
+
+
+def _existing(config: PrepareConfig) -> BlockStore:
+    """Opens a corpus that is there, and whose source nobody has as one."""
+    store = BlockStore.open(config.corpus)
+    if store.chunk_length != config.chunk_length:
+        raise BadInputError(
+            f"expected the chunk_length {store.chunk_length} of {config.corpus}, got "
+            f"{config.chunk_length}; set it, or give a SOURCE to prepare another corpus"
+        )
+    return store
 
 
 def _blocks_config(config: PrepareConfig) -> BlocksConfig:

@@ -3,18 +3,19 @@
 import dataclasses
 import pathlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from realm_jax.data.block_writer import EmptyCorpusError
 from realm_jax.data.blocks import INFO_FILE, BlockStore
 from realm_jax.data.corpus import settings_fingerprint
 from realm_jax.data.wordpiece import WordPiece
-from realm_jax.errors import BadInputError
+from realm_jax.errors import BadInputError, StoppedError
 from tasks import make_blocks
 from tasks.documents.open import open_source
+from tasks.documents.source import DocumentSource
 from tasks.scratch import ALL_CORES, Report, Scratch, Workers
-from tasks.taggers import tagger_by_name
+from tasks.taggers import loaded_tagger
 from tasks.vocabularies import VocabularyTraining
 
 PART_BYTES = 2 << 20
@@ -27,7 +28,7 @@ class BlocksConfig:
 
     Attributes:
       corpus: folder to make.
-      source: of the documents, see `tasks.documents.open.open_source`.
+      source: of the documents, or how `tasks.documents.open.open_source` calls it.
       vocabulary: the tokenizer, or how one is trained on the text.
       tagger: of salient spans, see `tasks.taggers.tagger_by_name`.
       chunk_length: wordpieces of a block with its title and special pieces.
@@ -36,7 +37,7 @@ class BlocksConfig:
     """
 
     corpus: str
-    source: str
+    source: str | DocumentSource
     vocabulary: WordPiece | VocabularyTraining
     tagger: str
     chunk_length: int
@@ -57,8 +58,10 @@ def prepare_blocks(
         another corpus.
       StoppedError: asked to stop.
     """
-    source = open_source(config.source, shard_bytes=config.part_bytes)
-    tagger = tagger_by_name(config.tagger).name
+    source = config.source
+    if isinstance(source, str):
+        source = open_source(source, shard_bytes=config.part_bytes)
+    tagger = loaded_tagger(config.tagger).name
     fingerprint = source.fingerprint()
     if (pathlib.Path(config.corpus) / INFO_FILE).exists():
         store = BlockStore.open(config.corpus)
@@ -79,26 +82,20 @@ def prepare_blocks(
         source=fingerprint,
     )
     names = make_blocks.part_names(len(shards))
-    parts = scratch.make_parts(
-        f"blocks-{settings[:16]}-{config.part_bytes}",
-        names,
-        make_blocks.MakeBlocks(
-            source,
-            dict(zip(names, shards, strict=True)),
-            vocabulary,
-            config.tagger,
-            config.chunk_length,
-            workers.max_bad_lines,
-        ),
-        what="blocks",
-        report=report,
-        stop=stop or threading.Event(),
-        workers=workers,
+    make = make_blocks.MakeBlocks(
+        source,
+        dict(zip(names, shards, strict=True)),
+        vocabulary,
+        config.tagger,
+        config.chunk_length,
+        workers.max_bad_lines,
     )
+    folder = f"blocks-{settings[:16]}-{config.part_bytes}-{make_blocks.PART_VERSION}"
+    parts = _parts(names, make, scratch, folder, report, stop, workers)
     try:
         store = make_blocks.assemble(
             config.corpus,
-            map(parts.read, names),
+            parts,
             vocabulary=vocabulary,
             chunk_length=config.chunk_length,
             max_bad_lines=workers.max_bad_lines,
@@ -116,6 +113,33 @@ def prepare_blocks(
         raise
     scratch.clear()
     return store
+
+
+def _parts(
+    names: Sequence[str],
+    make: make_blocks.MakeBlocks,
+    scratch: Scratch,
+    folder: str,
+    report: Report,
+    stop: threading.Event | None,
+    workers: Workers,
+) -> Iterator[bytes]:
+    """Makes the parts in a folder of the scratch folder, and reads them in order."""
+    stop = stop or threading.Event()
+    if len(names) == 1 and not workers.beam_flags:
+        # Beam takes seconds to start, and one part has work for one process.
+
+        def check() -> None:
+            if stop.is_set():
+                raise StoppedError("stopped; the same command begins anew")
+
+        part = make(names[0], check)
+        report("blocks", 1, 1)
+        return iter([part])
+    parts = scratch.make_parts(
+        folder, names, make, what="blocks", report=report, stop=stop, workers=workers
+    )
+    return map(parts.read, names)
 
 
 def _training(config: BlocksConfig) -> Mapping[str, Any] | None:

@@ -13,6 +13,7 @@ from tests import tiny_run
 # Run file -> what its command asks gin for.
 CONFIGURATIONS = {
     "prepare": "tasks.prepare.PrepareConfig",
+    "update-corpus": "tasks.update_corpus.UpdateConfig",
     "warm-start": "realm_jax.training.warm_start.WarmStartConfig",
     "pretrain": "realm_jax.training.pretrain.PretrainConfig",
     "build-index": "realm_jax.cli.build_index.BuildIndexConfig",
@@ -55,8 +56,10 @@ def test_stages_compose_with_every_model_and_hardware(stage, tmp_path):
             assert config.optimizer(total_steps=config.train_steps).learning_rate > 0
 
 
-def test_prepare_and_build_index_need_no_model_file(tmp_path):
+def test_corpora_and_build_index_need_no_model_file(tmp_path):
     assert read("prepare", [run_file("prepare")], tmp_path).name == "towns"
+    update = read("update-corpus", [run_file("update-corpus")], tmp_path)
+    assert update.output == f"{tmp_path}/corpus2"
     for hardware in HARDWARE:
         files = [hardware, run_file("build-index")]
         config = read("build-index", files, tmp_path)

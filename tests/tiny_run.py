@@ -119,6 +119,11 @@ STAGES: Mapping[str, Mapping[str, str]] = {
         "NAME": "towns",
         "QUESTIONS": "{root}/questions.jsonl",
     },
+    "update-corpus": {
+        "CORPUS": "{root}/corpus",
+        "CHANGES": "{root}/changes.jsonl",
+        "OUTPUT": "{root}/corpus2",
+    },
     "warm-start": {
         "MODEL_DIR": "{root}/warm_start",
         "CORPUS": "{root}/corpus",
@@ -192,7 +197,7 @@ def gin_files(stage: str) -> list[str]:
     """The model, hardware and run file of a stage, as its header names them."""
     run = str(GIN / "runs" / f"{stage.replace('-', '_')}.gin")
     hardware = str(GIN / "hardware" / "cpu.gin")
-    if stage == "prepare":
+    if stage in ("prepare", "update-corpus"):
         return [run]
     if stage == "build-index":
         return [hardware, run]

@@ -20,6 +20,7 @@ from realm_jax.errors import BadInputError, StoppedError
 # Command -> (module, purpose), in the order of the stages.
 COMMANDS = {
     "prepare": ("prepare", "turn a corpus into blocks, tagged spans and examples"),
+    "update-corpus": ("update_corpus", "add, replace and delete documents of a corpus"),
     "warm-start": ("warm_start", "start the retriever (ICT) and the reader (MLM)"),
     "pretrain": ("pretrain", "train retriever and reader together (REALM)"),
     "build-index": ("build_index", "follow the newest retriever, publish its index"),
@@ -161,7 +162,7 @@ def _fail(message: str) -> int:
 
 
 def _usage() -> str:
-    rows = [f"  {name:<12} {purpose}" for name, (_, purpose) in COMMANDS.items()]
+    rows = [f"  {name:<13} {purpose}" for name, (_, purpose) in COMMANDS.items()]
     return "\n".join([str(__doc__).strip(), "", "Commands:", *rows])
 
 

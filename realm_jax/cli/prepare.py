@@ -8,7 +8,8 @@ and what was killed goes on.
 Macros:
   CORPUS      folder to make
   SOURCE      JSON lines with `title` and `text`, plain or .gz; or kind:path with a
-              kind out of json, text, wikiextractor, tfds, realm_wikipedia, cc_news
+              kind out of json, text, wikiextractor, tfds, realm_wikipedia, cc_news;
+              "" for the examples of a CORPUS that is there
   NAME        of the corpus; tasks are NAME_ict, NAME_salient, NAME_questions
   QUESTIONS   JSON lines of questions, or ""
   VOCABULARY  a BERT vocab.txt, or "" to train one on the text

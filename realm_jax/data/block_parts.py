@@ -5,7 +5,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,8 +67,24 @@ class Summary:
         return cls(**fields)
 
 
-def pack_blocks(blocks: Sequence[Block], summary: Summary) -> bytes:
-    """Returns blocks and counts as bytes; the same ones give the same bytes."""
+class Part(NamedTuple):
+    """What was made of a part of a source.
+
+    Attributes:
+      blocks: in order; read once.
+      documents: the rows of its documents, see `document_rows`.
+      summary: what became of its records.
+    """
+
+    blocks: Iterator[Block]
+    documents: np.ndarray
+    summary: Summary
+
+
+def pack_blocks(
+    blocks: Sequence[Block], documents: np.ndarray, summary: Summary
+) -> bytes:
+    """Returns a part as bytes; the same one gives the same bytes."""
     texts = [encode_text(block.text) for block in blocks]
     arrays = {
         "title_lengths": np.array([len(b.title_ids) for b in blocks], np.int32),
@@ -76,16 +92,17 @@ def pack_blocks(blocks: Sequence[Block], summary: Summary) -> bytes:
         "text_lengths": np.array([len(text) for text in texts], np.int32),
         "ids": _joined(ids for b in blocks for ids in (b.title_ids, b.body_ids)),
         "texts": np.frombuffer(b"".join(texts), np.uint8),
+        "documents": documents,
         "summary": np.frombuffer(json.dumps(summary.to_json()).encode(), np.uint8),
     }
     return pack_arrays(arrays)
 
 
-def unpack_blocks(part: bytes) -> tuple[Iterator[Block], Summary]:
+def unpack_blocks(part: bytes) -> Part:
     """Inverts `pack_blocks`."""
     arrays = unpack_arrays(part)
     summary = Summary.from_json(json.loads(arrays["summary"].tobytes()))
-    return _blocks(arrays), summary
+    return Part(_blocks(arrays), arrays["documents"], summary)
 
 
 def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:

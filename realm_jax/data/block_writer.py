@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from realm_jax.data import blocks
 from realm_jax.data.blocks import BlockStore, BlockText
+from realm_jax.data.document_table import DOCUMENT
+from realm_jax.data.store_files import file_checksum
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 
@@ -24,6 +26,7 @@ from realm_jax.errors import BadInputError
 _TEXT_OPTIONS = "group_size:16"
 _BLOCKS_PER_TEXT_FILE = 1 << 16
 _MAX_TITLE_LENGTH = 65_535
+_COPIED_AT_ONCE = 1 << 12
 
 
 class EmptyCorpusError(BadInputError):
@@ -64,7 +67,7 @@ def write_blocks(
 
 
 class BlockWriter:
-    """Writes blocks one after another; memory stays bounded by 26 bytes a block.
+    """Writes blocks one after another; memory grows by 26 bytes a block.
 
     A context manager. The directory appears when the context ends without an
     exception; otherwise nothing is left.
@@ -98,15 +101,12 @@ class BlockWriter:
         self._offsets = array("q", [0])
         self._title_lengths = array("H")
         self._hashes = bytearray()
+        self._documents = bytearray()
         self._num_sentences = 0
         self._num_spans = 0
         self._fingerprint = hashlib.sha256(vocabulary.fingerprint.encode())
         self._text_writer = None
-        if self._directory.is_file() or _has_entries(self._directory):
-            raise BadInputError(
-                f"expected {self._directory} to be absent or empty, but it holds "
-                "something; remove it or choose another directory."
-            )
+        require_free(self._directory)
 
     def __enter__(self) -> "BlockWriter":
         # What a killed run left; two writers of one corpus are not supported.
@@ -135,21 +135,71 @@ class BlockWriter:
                 f"expected titles of at most {_MAX_TITLE_LENGTH} wordpieces, got "
                 f"{len(block.title_ids)} in {block.text.source_id!r}; shorten it."
             )
-        index = len(self._title_lengths)
-        if index % _BLOCKS_PER_TEXT_FILE == 0:
-            self._open_text_file(index // _BLOCKS_PER_TEXT_FILE)
         ids = np.concatenate([block.title_ids, block.body_ids])
         ids = ids.astype(self._vocabulary.id_dtype)
-        self._hashes += content_hash(len(block.title_ids), ids)
-        self._ids_file.write(ids.tobytes())
-        self._text_writer.write(blocks.encode_text(block.text))
-        self._offsets.append(self._offsets[-1] + len(ids))
-        self._title_lengths.append(len(block.title_ids))
-        self._num_sentences += len(block.text.sentences)
-        self._num_spans += len(block.text.spans)
-        content = (block.text.title, block.text.body, block.text.source_id)
-        self._fingerprint.update(json.dumps([len(block.title_ids), *content]).encode())
-        self._fingerprint.update(ids.tobytes())
+        title_length = len(block.title_ids)
+        content = content_hash(title_length, ids)
+        record = blocks.encode_text(block.text)
+        self._append(title_length, ids.tobytes(), content, record, block.text)
+
+    def copy(self, source: BlockStore, start: int, stop: int) -> None:
+        """Appends blocks of another store as they are, from `start` up to `stop`.
+
+        Raises:
+          BadInputError: a file of the other store is damaged.
+        """
+        width = self._vocabulary.id_dtype.itemsize
+        for first in range(start, stop, _COPIED_AT_ONCE):
+            stored = source.stored(first, min(first + _COPIED_AT_ONCE, stop))
+            ids, begin = stored.ids.tobytes(), 0
+            for end, title_length, content, record in zip(
+                (stored.ends * width).tolist(),
+                stored.title_lengths.tolist(),
+                map(bytes, stored.hashes),
+                stored.texts,
+                strict=True,
+            ):
+                text = json.loads(record)
+                self._append(title_length, ids[begin:end], content, record, text)
+                begin = end
+
+    def add_documents(self, rows: np.ndarray) -> None:
+        """Appends the documents whose blocks were added, see `document_rows`."""
+        self._documents += rows.tobytes()
+
+    @property
+    def documents(self) -> np.ndarray:
+        """The documents so far."""
+        return np.frombuffer(bytes(self._documents), DOCUMENT)
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks there are so far."""
+        return len(self._title_lengths)
+
+    def _append(
+        self,
+        title_length: int,
+        ids: bytes,
+        content: bytes,
+        record: bytes,
+        text: Sequence[Any],
+    ) -> None:
+        """Appends a block: wordpieces, their hash, the text's record and its fields."""
+        if self.num_blocks % _BLOCKS_PER_TEXT_FILE == 0:
+            self._open_text_file(self.num_blocks // _BLOCKS_PER_TEXT_FILE)
+        self._hashes += content
+        self._ids_file.write(ids)
+        self._text_writer.write(record)
+        width = self._vocabulary.id_dtype.itemsize
+        self._offsets.append(self._offsets[-1] + len(ids) // width)
+        self._title_lengths.append(title_length)
+        title, body, source_id, sentences, spans = text
+        self._num_sentences += len(sentences)
+        self._num_spans += len(spans)
+        named = [title_length, title, body, source_id]
+        self._fingerprint.update(json.dumps(named).encode())
+        self._fingerprint.update(ids)
 
     def _open_text_file(self, index: int) -> None:
         self._close_text_file()
@@ -162,8 +212,7 @@ class BlockWriter:
             self._text_writer = None
 
     def _finish(self) -> None:
-        num_blocks = len(self._title_lengths)
-        if num_blocks == 0:
+        if self.num_blocks == 0:
             raise EmptyCorpusError(
                 f"expected text for the corpus {self._directory}, got no block at all; "
                 "check that the source has documents with text."
@@ -182,6 +231,8 @@ class BlockWriter:
         np.save(
             self._partial / blocks.HASHES_FILE, np.frombuffer(self._hashes, np.uint8)
         )
+        if self._documents:
+            np.save(self._partial / blocks.DOCUMENTS_FILE, self.documents)
         self._vocabulary.save(self._partial / blocks.VOCABULARY_FILE)
         info = self._info()
         info_text = json.dumps(info, indent=2, sort_keys=True, ensure_ascii=False)
@@ -194,14 +245,14 @@ class BlockWriter:
         files = {
             path.name: {
                 "size": path.stat().st_size,
-                "crc32c": blocks.file_checksum(path),
+                "crc32c": file_checksum(path),
             }
             for path in sorted(self._partial.iterdir())
         }
         return {
             **self.metadata,
             "format_version": blocks.FORMAT_VERSION,
-            "num_blocks": len(self._title_lengths),
+            "num_blocks": self.num_blocks,
             "num_wordpieces": self._offsets[-1],
             "num_sentences": self._num_sentences,
             "num_spans": self._num_spans,
@@ -237,8 +288,17 @@ def content_hash(title_length: int, ids: np.ndarray) -> bytes:
     return digest.digest()
 
 
-def _has_entries(directory: Path) -> bool:
-    return directory.is_dir() and any(directory.iterdir())
+def require_free(directory: Path) -> None:
+    """Checks that a store may be written to a folder.
+
+    Raises:
+      BadInputError: something is there.
+    """
+    if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
+        raise BadInputError(
+            f"expected {directory} to be absent or empty, but it holds something; "
+            "remove it or choose another directory."
+        )
 
 
 def _write_array_header(file, dtype: npt.DTypeLike, size: int) -> None:

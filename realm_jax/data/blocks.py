@@ -9,6 +9,8 @@ A store is a directory:
     offsets.npy                  int64: where each block starts in `ids`, and the end
     title_lengths.npy            uint16: how many of a block's ids are its title
     hashes.npy                   uint8: 16 bytes of each block's content, for refreshes
+    documents.npy                how many blocks each document gave, see
+                                 `document_table.py`
     texts-NNNNN.array_record     JSON records: title, body, source, sentences, spans
 
 Arrays are memory-mapped. `block_writer.py` makes stores; this file reads them.
@@ -21,13 +23,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import google_crc32c
 import numpy as np
-import numpy.typing as npt
 from array_record.python.array_record_module import ArrayRecordReader
 from jaxtyping import Int, Int32, Int64
 
 from realm_jax.data.salient_spans import Span
+from realm_jax.data.store_files import check_size, file_checksum, map_array
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.types import NULL_BLOCK
@@ -39,9 +40,9 @@ IDS_FILE = "ids.npy"
 OFFSETS_FILE = "offsets.npy"
 TITLE_LENGTHS_FILE = "title_lengths.npy"
 HASHES_FILE = "hashes.npy"
+DOCUMENTS_FILE = "documents.npy"
 HASH_BYTES = 16
 
-_READ_BYTES = 1 << 22
 _OPEN_TEXT_FILES = 16
 
 
@@ -61,6 +62,24 @@ class BlockText(NamedTuple):
     source_id: str
     sentences: list[tuple[int, int]]
     spans: list[Span]
+
+
+class StoredBlocks(NamedTuple):
+    """Neighbouring blocks as they lie in a store.
+
+    Attributes:
+      ids: wordpieces of title and body of the first block, of the second, ...
+      ends: int64 [block], where each block ends in `ids`.
+      title_lengths: [block], how many of a block's ids are its title.
+      hashes: uint8 [block, 16], see `BlockStore.content_hashes`.
+      texts: the record of each block, see `encode_text`.
+    """
+
+    ids: np.ndarray
+    ends: np.ndarray
+    title_lengths: np.ndarray
+    hashes: np.ndarray
+    texts: list[bytes]
 
 
 def text_file(index: int) -> str:
@@ -110,14 +129,14 @@ class BlockStore:
         self.chunk_length: int = info["chunk_length"]
         self.fingerprint: str = info["fingerprint"]
         num_ids = info["num_wordpieces"]
-        self._ids = _map_array(directory / IDS_FILE, vocabulary.id_dtype, num_ids)
-        self._offsets = _map_array(
+        self._ids = map_array(directory / IDS_FILE, vocabulary.id_dtype, num_ids)
+        self._offsets = map_array(
             directory / OFFSETS_FILE, np.int64, self.num_blocks + 1
         )
-        self._title_lengths = _map_array(
+        self._title_lengths = map_array(
             directory / TITLE_LENGTHS_FILE, np.uint16, self.num_blocks
         )
-        hashes = _map_array(
+        hashes = map_array(
             directory / HASHES_FILE, np.uint8, self.num_blocks * HASH_BYTES
         )
         self.content_hashes = hashes.reshape(-1, HASH_BYTES)
@@ -135,7 +154,7 @@ class BlockStore:
         directory = Path(directory)
         info = read_info(directory)
         for name, expected in info["files"].items():
-            _check_size(directory / name, expected["size"])
+            check_size(directory / name, expected["size"])
         vocabulary = WordPiece.load(
             directory / VOCABULARY_FILE,
             lowercase=info["lowercase"],
@@ -301,6 +320,26 @@ class BlockStore:
         """Returns the texts of blocks in the order given; see `text`."""
         rows = np.asarray(block_ids, np.int64).reshape(-1)
         _check_ids(rows, 0, self.num_blocks)
+        return [decode_text(record) for record in self._records(rows)]
+
+    def stored(self, start: int, stop: int) -> StoredBlocks:
+        """Returns the blocks from `start` up to `stop`, one at least, as they lie here.
+
+        Raises:
+          BadInputError: an id is out of range or a text file is damaged.
+        """
+        rows = np.arange(start, stop)
+        _check_ids(rows, 0, self.num_blocks)
+        edges = np.asarray(self._offsets[start : stop + 1])
+        return StoredBlocks(
+            ids=self._ids[edges[0] : edges[-1]],
+            ends=edges[1:] - edges[0],
+            title_lengths=self._title_lengths[start:stop],
+            hashes=self.content_hashes[start:stop],
+            texts=self._records(rows),
+        )
+
+    def _records(self, rows: np.ndarray) -> list[bytes]:
         per_file = self.info["blocks_per_text_file"]
         records: list[bytes] = [b""] * len(rows)
         for index in np.unique(rows // per_file):
@@ -308,7 +347,7 @@ class BlockStore:
             found = self._read_records(int(index), rows[wanted] % per_file)
             for position, record in zip(wanted, found, strict=True):
                 records[position] = record
-        return [decode_text(record) for record in records]
+        return records
 
     def _read_records(self, index: int, positions: np.ndarray) -> list[bytes]:
         try:
@@ -369,15 +408,6 @@ def read_info(directory: str | os.PathLike[str]) -> dict[str, Any]:
     return info
 
 
-def file_checksum(path: Path) -> str:
-    """Returns the crc32c of a file as 8 hexadecimal digits."""
-    checksum = google_crc32c.Checksum()
-    with path.open("rb") as file:
-        while chunk := file.read(_READ_BYTES):
-            checksum.update(chunk)
-    return checksum.hexdigest().decode()
-
-
 def _segment_ids(starts: np.ndarray, ends: np.ndarray, length: int) -> np.ndarray:
     column = np.arange(length)
     inside = (column >= starts[:, None]) & (column < ends[:, None])
@@ -391,29 +421,3 @@ def _check_ids(rows: np.ndarray, lowest: int, num_blocks: int) -> None:
             f"expected block ids from {lowest} to {num_blocks - 1}, got {wrong}; do "
             "these ids come from another corpus?"
         )
-
-
-def _check_size(path: Path, size: int) -> None:
-    found = path.stat().st_size if path.exists() else None
-    if found != size:
-        state = "is missing" if found is None else f"has {found} bytes"
-        raise BadInputError(
-            f"expected {path} with {size} bytes, but it {state}; prepare the corpus "
-            "again."
-        )
-
-
-def _map_array(path: Path, dtype: npt.DTypeLike, size: int) -> np.ndarray:
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise BadInputError(
-            f"expected a NumPy array in {path}, but it cannot be read ({error}); "
-            "prepare the corpus again."
-        ) from error
-    if array.dtype != dtype or array.shape != (size,):
-        raise BadInputError(
-            f"expected {size} values of {np.dtype(dtype).name} in {path}, got shape "
-            f"{array.shape} of {array.dtype.name}; prepare the corpus again."
-        )
-    return np.asarray(array)

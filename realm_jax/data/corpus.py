@@ -12,6 +12,7 @@ import numpy as np
 from realm_jax.data.block_writer import Block, BlockWriter
 from realm_jax.data.blocks import FORMAT_VERSION, BlockStore, BlockText
 from realm_jax.data.chunking import pack, split_at, split_sentences
+from realm_jax.data.document_table import document_rows
 from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import Span, Tagger
 from realm_jax.data.wordpiece import WordPiece
@@ -53,8 +54,10 @@ def build_corpus(
     num_documents = 0
     with BlockWriter(directory, vocabulary, chunk_length) as writer:
         for batch in _batched(documents, _DOCUMENTS_PER_BATCH):
-            for block in chunk_documents(batch, vocabulary, tagger, chunk_length):
+            made = chunk_each(batch, vocabulary, tagger, chunk_length)
+            for block in itertools.chain.from_iterable(made):
                 writer.add(block)
+            writer.add_documents(document_rows(batch, list(map(len, made))))
             num_documents += len(batch)
             if progress is not None:
                 progress(num_documents)
@@ -96,7 +99,18 @@ def chunk_documents(
     tagger: Tagger,
     chunk_length: int,
 ) -> list[Block]:
-    """Returns the blocks of documents, in order; a block has at least one wordpiece.
+    """Returns the blocks of documents, in order; see `chunk_each`."""
+    made = chunk_each(documents, vocabulary, tagger, chunk_length)
+    return list(itertools.chain.from_iterable(made))
+
+
+def chunk_each(
+    documents: Sequence[Document],
+    vocabulary: WordPiece,
+    tagger: Tagger,
+    chunk_length: int,
+) -> list[list[Block]]:
+    """Returns the blocks of each document; a block has at least one wordpiece.
 
     Its wordpieces are those of its sentences, one after the other; these are also
     those of its body as a whole (see `split_sentences`).
@@ -112,20 +126,24 @@ def chunk_documents(
             ]
         )
     )
-    drafts = []
+    drafts: list[_Draft] = []
+    counts = []
     for document, ranges, title in zip(documents, sentences, titles, strict=True):
+        before = len(drafts)
         pieces = [encoding.ids for encoding in itertools.islice(encodings, len(ranges))]
         for block in pack(len(title), [len(ids) for ids in pieces], chunk_length):
             body_ids = np.concatenate(pieces[block.start : block.stop])
             if len(body_ids):
                 ranges_here = ranges[block.start : block.stop]
                 drafts.append(_Draft(document, ranges_here, title.ids, body_ids))
+        counts.append(len(drafts) - before)
     untagged = [draft.body for draft in drafts if draft.document.spans is None]
     tags = iter(tagger.tag(untagged))
-    return [
+    made = (
         draft.finish(next(tags) if draft.document.spans is None else draft.given_spans)
         for draft in drafts
-    ]
+    )
+    return [list(itertools.islice(made, count)) for count in counts]
 
 
 def _sentences(document: Document) -> list[tuple[int, int]]:

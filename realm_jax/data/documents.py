@@ -100,19 +100,37 @@ def document_from_json(line: bytes, where: str) -> Document:
     Raises:
       RecordError: it is no such object.
     """
-    fields = json_object(line, where)
+    return document_from_fields(json_object(line, where), where)
+
+
+def document_from_fields(fields: Mapping[str, Any], where: str) -> Document:
+    """Does what `document_from_json` does, of an object that is parsed.
+
+    Raises:
+      RecordError: it is no such object.
+    """
     title, text = title_and_text(fields, where)
-    source_id = title if fields.get("id") is None else fields["id"]
-    if not isinstance(source_id, str | int | float):
-        raise RecordError(
-            where,
-            "expected 'id' to be a string or a number, got "
-            f"{shorten(json.dumps(source_id))}; correct the line.",
-        )
     spans = None
     if "spans" in fields:
         spans = _json_spans(fields["spans"], len(text), where)
-    return Document(title, text, clean_text(str(source_id)), spans)
+    name = title if fields.get("id") is None else id_field(fields, where)
+    return Document(title, text, name, spans)
+
+
+def id_field(fields: Mapping[str, Any], where: str) -> str:
+    """Returns the field `id`, which may be a number, as a text.
+
+    Raises:
+      RecordError: it is something else.
+    """
+    value = fields["id"]
+    if not isinstance(value, str | int | float):
+        raise RecordError(
+            where,
+            "expected 'id' to be a string or a number, got "
+            f"{shorten(json.dumps(value))}; correct the line.",
+        )
+    return clean_text(str(value))
 
 
 def title_and_text(fields: Mapping[str, Any], where: str) -> tuple[str, str]:

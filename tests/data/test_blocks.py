@@ -13,6 +13,7 @@ from realm_jax.data import block_writer, blocks
 from realm_jax.data.block_parts import Summary, pack_blocks, unpack_blocks
 from realm_jax.data.block_writer import Block, write_blocks
 from realm_jax.data.blocks import BlockStore, BlockText
+from realm_jax.data.document_table import document_rows
 from realm_jax.data.salient_spans import Span
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.errors import BadInputError
@@ -132,9 +133,10 @@ def test_bodies_and_lengths(store):
 def test_the_last_id_of_a_large_vocabulary_survives(size, tmp_path):
     vocabulary = WordPiece([*SPECIAL_PIECES, *(f"w{i}" for i in range(size - 5))])
     block = Block(np.array([5]), np.array([size - 1, 6]), make_block(0).text)
-    part = pack_blocks([block], Summary())
-    read, _ = unpack_blocks(part)
-    write_blocks(tmp_path / "store", read, vocabulary=vocabulary, chunk_length=16)
+    part = unpack_blocks(pack_blocks([block], document_rows([], []), Summary()))
+    write_blocks(
+        tmp_path / "store", part.blocks, vocabulary=vocabulary, chunk_length=16
+    )
     store = BlockStore.open(tmp_path / "store")
     assert store.body_ids(np.array([0]), 2).tolist() == [[size - 1, 6]]
     expected = [vocabulary.cls, 5, vocabulary.sep, size - 1, 6, vocabulary.sep]

@@ -110,7 +110,7 @@ def test_a_part_is_a_function_of_its_records(inputs, vocabulary, tmp_path):
     make = make_blocks.MakeBlocks(source, {"x": shard}, vocabulary, "rules", 40, 0)
     part = make("x", lambda: None)
     assert part == make("x", lambda: None)
-    blocks, counts = unpack_blocks(part)
+    blocks, rows, counts = unpack_blocks(part)
     titles = [block.text.title for block in blocks]
     assert titles == sorted(titles, key=lambda title: int(title[4:]))
-    assert counts.documents == 60
+    assert counts.documents == len(rows) == 60

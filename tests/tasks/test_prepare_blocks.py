@@ -1,5 +1,7 @@
 """Making a block store: what stays of a run that failed, and what else stays."""
 
+import sys
+
 import pytest
 
 from realm_jax.errors import BadInputError
@@ -18,7 +20,7 @@ def root(tmp_path):
     return tmp_path
 
 
-def config(root, scratch=""):
+def config(root, scratch="", **others):
     return BlocksConfig(
         corpus=str(root / "corpus"),
         source=str(root / "articles.jsonl"),
@@ -26,6 +28,7 @@ def config(root, scratch=""):
         tagger="rules",
         chunk_length=40,
         scratch=str(scratch),
+        **others,
     )
 
 
@@ -45,17 +48,29 @@ def test_parts_outlive_a_failure_to_put_them_together(root, monkeypatch):
     def full_disk(*args, **kwargs):
         raise BadInputError("the disk is full")
 
+    two_parts = config(root, part_bytes=8000)
     monkeypatch.setattr(make_blocks, "assemble", full_disk)
     with pytest.raises(BadInputError, match="disk is full"):
-        prepare_blocks(config(root), workers=HERE)
+        prepare_blocks(two_parts, workers=HERE)
     monkeypatch.undo()
-    assert len(list((root / "corpus.parts").glob("blocks-*/done/*"))) == 1
+    assert len(list((root / "corpus.parts").glob("blocks-*/done/*"))) == 2
     # The next run needs no worker at all.
     monkeypatch.setattr(make_blocks.MakeBlocks, "__call__", full_disk)
-    store = prepare_blocks(config(root), workers=HERE)
+    store = prepare_blocks(two_parts, workers=HERE)
     assert store.info["num_documents"] == 60
     assert not (root / "corpus.parts").exists()
 
 
 def files(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_one_part_is_made_without_beam_and_the_same(root, monkeypatch):
+    several = prepare_blocks(config(root, part_bytes=2000), workers=HERE)
+    (root / "corpus").rename(root / "several")
+    monkeypatch.setitem(sys.modules, "tasks.parts", None)
+    prepare_blocks(config(root), workers=HERE)
+    assert several.num_blocks > 60
+    assert [path.read_bytes() for path in sorted((root / "several").iterdir())] == [
+        path.read_bytes() for path in sorted((root / "corpus").iterdir())
+    ]

@@ -1,0 +1,74 @@
+"""Adds, replaces and deletes documents of a prepared corpus, as a new version of it.
+
+Each line of CHANGES is {"id", "title", "text"}, which adds the document or replaces the
+one with that id, or {"id", "deleted": true}. The new version is what `realm prepare`
+would make of the changed text with the same vocabulary, chunk length and tagger, but
+only changed documents are tokenized and tagged. CORPUS stays as it is, and names OUTPUT
+as its successor. Examples refer to blocks by number and are not carried over: see
+docs/data.md for how to make them anew.
+
+Macros:
+  CORPUS   the prepared corpus there is
+  CHANGES  JSON lines, plain or .gz; a file or a pattern of files
+  OUTPUT   folder of the new version
+  TAGGER   "checkpoint:FOLDER" if CORPUS was tagged by a checkpoint; "" is as CORPUS
+  SCRATCH  where parts lie until all are done; "" is beside OUTPUT
+
+Any option of Beam may follow, such as --runner=DataflowRunner.
+
+Example:
+  realm update-corpus --gin_file=gin/runs/update_corpus.gin \\
+    --gin.CORPUS='"runs/my/corpus"' --gin.CHANGES='"changes.jsonl"' \\
+    --gin.OUTPUT='"runs/my/corpus2"'
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+
+from realm_jax.cli import configuration
+from realm_jax.cli.progress import StageProgress
+from realm_jax.errors import StoppedError
+
+
+def main(argv: Sequence[str], stop: threading.Event) -> None:
+    """Runs the command."""
+    # As in `prepare`: TensorFlow reports every accelerator that it does not find.
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    parser = configuration.make_parser("realm update-corpus", __doc__)
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes on this machine; one a core if left out",
+    )
+    flags, beam_flags = configuration.parse_known(parser, argv)
+    from tasks import update_corpus
+    from tasks.scratch import Workers
+
+    config = configuration.configured(update_corpus.UpdateConfig)
+    with StageProgress("update-corpus", stop) as progress:
+
+        def report(what: str, done: int, total: int | None) -> None:
+            if stop.is_set():
+                raise StoppedError(f"stopped while making {what}")
+            progress(done, total, what=what)
+
+        workers = Workers(flags.workers, beam_flags)
+        update = update_corpus.run(config, report, stop, workers)
+        progress.note(
+            f"documents: {update.added:,} added, {update.replaced:,} replaced, "
+            f"{update.deleted:,} deleted; {update.new_blocks:,} blocks are new"
+        )
+        progress.note(
+            f"done, {update.store.num_blocks:,} blocks in {config.output}, now the "
+            f"successor of {config.corpus}; examples are not carried over"
+        )
+
+
+if __name__ == "__main__":
+    from realm_jax.cli.main import main as realm
+
+    sys.exit(realm(["update-corpus", *sys.argv[1:]]))

@@ -1,0 +1,171 @@
+"""Changes to a corpus: documents that are added, replaced and deleted.
+
+A change is a line of JSON, a document with its `id` or `{"id": ..., "deleted": true}`.
+The blocks of what is new are made as those of any corpus. Here they are put in the
+place of the old ones: a document that replaces another stands where that one stood, new
+ones stand at the end, in the order given.
+
+An id names an article, which may be several records of a source. They are replaced and
+deleted together, and what replaces them stands where the first of them stood.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from realm_jax.data.block_writer import BlockWriter
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.documents import Document, document_from_fields, id_field
+from realm_jax.data.records import RecordError, json_object, shorten
+
+_ROWS_AT_ONCE = 1 << 20
+# Between two of them the work may be stopped.
+_DOCUMENTS_AT_ONCE = 1 << 12
+
+
+class Deletion(Document):
+    """A document that shall be no more: one without title and text."""
+
+
+def change_from_json(line: bytes, where: str) -> Document:
+    """Reads a document with an `id`, or the `Deletion` of one.
+
+    Args:
+      line: an object in UTF-8: `id`, and either `"deleted": true` or what
+        `document_from_json` reads.
+      where: names the line in errors.
+
+    Raises:
+      RecordError: it is no such object.
+    """
+    fields = json_object(line, where)
+    deleted = fields.get("deleted", False)
+    if fields.get("id") is None or not isinstance(deleted, bool):
+        raise RecordError(
+            where,
+            "expected an 'id' with 'title' and 'text' or with 'deleted': true, got "
+            f"{shorten(json.dumps(fields))}; correct the line.",
+        )
+    if deleted:
+        return Deletion("", "", id_field(fields, where))
+    return document_from_fields(fields, where)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What to change, in the order given.
+
+    Attributes:
+      rows: of the documents, see `document_table.DOCUMENT`; deletions have one too,
+        without blocks. No two are of one id.
+      deleted: bool [change], which are deletions.
+      store: the blocks of the rows, or None if there are none.
+    """
+
+    rows: np.ndarray
+    deleted: np.ndarray
+    store: BlockStore | None
+
+    def find(self, documents: np.ndarray) -> "Places":
+        """Returns where the changed documents stand in the table of a corpus."""
+        order = np.argsort(self.rows["id_hash"], kind="stable")
+        wanted = self.rows["id_hash"][order]
+        matches = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        for first in range(0, len(documents) if len(wanted) else 0, _ROWS_AT_ONCE):
+            hashes = documents["id_hash"][first : first + _ROWS_AT_ONCE]
+            places = np.searchsorted(wanted, hashes).clip(max=len(wanted) - 1)
+            found = np.flatnonzero(wanted[places] == hashes)
+            matches.append((first + found, order[places[found]]))
+        old, change = map(np.concatenate, zip(*matches, strict=True))
+        return Places(old, change)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which documents of a corpus are changed.
+
+    Attributes:
+      documents: int64 [match], their places in its table, ascending.
+      changes: int64 [match], by which change.
+    """
+
+    documents: np.ndarray
+    changes: np.ndarray
+
+
+def write_changed(
+    writer: BlockWriter,
+    corpus: BlockStore,
+    documents: np.ndarray,
+    changes: Changes,
+    places: Places,
+    progress: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Writes a corpus with changes; what is in neither of the two is not made anew.
+
+    Args:
+      writer: of the new version; its vocabulary is that of both.
+      corpus: the version there is.
+      documents: its table.
+      changes: what to change.
+      places: of the changes in the table.
+      progress: called with the number of blocks written so far.
+    """
+    unchanged = _Unchanged(writer, corpus, documents, progress)
+    ends = np.cumsum(changes.rows["num_blocks"], dtype=np.int64)
+
+    def put(change: int) -> None:
+        row = changes.rows[change : change + 1]
+        if changes.store is not None:
+            start = int(ends[change] - row["num_blocks"][0])
+            writer.copy(changes.store, start, int(ends[change]))
+        writer.add_documents(row)
+
+    seen = np.zeros(len(changes.rows), bool)
+    for document, change in zip(
+        places.documents.tolist(), places.changes.tolist(), strict=True
+    ):
+        unchanged.copy_until(document)
+        unchanged.skip_document()
+        if not (changes.deleted[change] or seen[change]):
+            put(change)
+        seen[change] = True
+    unchanged.copy_until(len(documents))
+    for change in np.flatnonzero(~(seen | changes.deleted)).tolist():
+        put(change)
+
+
+class _Unchanged:
+    """Goes through the documents of a corpus once, and keeps only where it is."""
+
+    def __init__(
+        self,
+        writer: BlockWriter,
+        corpus: BlockStore,
+        documents: np.ndarray,
+        progress: Callable[[int], None],
+    ):
+        self._writer = writer
+        self._corpus = corpus
+        self._documents = documents
+        self._progress = progress
+        self._document = 0
+        self._block = 0
+
+    def copy_until(self, document: int) -> None:
+        """Copies the documents from here on, up to this one."""
+        for first in range(self._document, document, _DOCUMENTS_AT_ONCE):
+            rows = self._documents[first : min(first + _DOCUMENTS_AT_ONCE, document)]
+            stop = self._block + int(rows["num_blocks"].sum(dtype=np.int64))
+            self._writer.copy(self._corpus, self._block, stop)
+            self._writer.add_documents(rows)
+            self._block = stop
+            self._progress(self._writer.num_blocks)
+        self._document = document
+
+    def skip_document(self) -> None:
+        """Passes over the next one."""
+        self._block += int(self._documents["num_blocks"][self._document])
+        self._document += 1
