@@ -105,7 +105,8 @@ def measure_update(arguments: argparse.Namespace) -> dict[str, Any]:
     seconds = {}
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as name:
         folder = pathlib.Path(name)
-        lines = gzip.open(arguments.corpus).read().splitlines(keepends=True)
+        with gzip.open(arguments.corpus) as file:
+            lines = file.readlines()
         changes = _changed(lines, arguments.changed)
         edited = [changes.get(number, line) for number, line in enumerate(lines)]
         for path, content in {"old": lines, "anew": edited}.items():

@@ -47,8 +47,8 @@ def read_documents(store: BlockStore) -> np.ndarray:
     if DOCUMENTS_FILE not in store.info["files"]:
         raise BadInputError(
             f"expected {DOCUMENTS_FILE} in {store.directory}, which says where its "
-            "documents are, but it was prepared before there was such a file; prepare "
-            "the corpus again."
+            "documents are, but it was prepared before there was such a file; remove "
+            "the corpus and prepare it again, which keeps its fingerprint."
         )
     path = store.directory / DOCUMENTS_FILE
     return map_array(path, DOCUMENT, store.info["num_documents"])

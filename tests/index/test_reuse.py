@@ -1,67 +1,86 @@
 """Two versions of a corpus: only what changed is embedded, and all of it is found."""
 
 import dataclasses
+import json
+import pathlib
 import threading
 
 import jax
 import numpy as np
 import pytest
 
+from realm_jax.data.blocks import BlockStore
 from realm_jax.data.corpus import build_corpus
 from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import RuleTagger
+from realm_jax.data.versions import newest_version
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.index import build as attempt
 from realm_jax.index import builder, reuse
-from realm_jax.index.embed import EmbedConfig, document_embedder, embed_blocks
+from realm_jax.index.embed import (
+    EmbedConfig,
+    document_embedder,
+    embed_blocks,
+    query_embedder,
+)
 from realm_jax.index.retrievers import TrainedRetriever
 from realm_jax.index.searchers import DeviceSearcher
 from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.storage import open_store
+from realm_jax.weights import bert as weights
+from tasks import update_corpus
+from tasks.update_corpus import UpdateConfig
 
+MINILM = pathlib.Path(__file__).parents[2] / ".cache/data/minilm-l6"
 LENGTH = 40
 CONFIG = builder.BuilderConfig(
     embed=EmbedConfig(document_length=LENGTH, batch_size=4, shard_blocks=7)
 )
 
 
-def articles(*, changed=False):
-    """Thirty towns; in the second version one has another mayor, one is gone, one new.
+def town(i, mayor):
+    return {
+        "id": f"town-{i}",
+        "title": f"Town {i}",
+        "text": f"Town {i} lies on the river Fosk. The mayor of Town {i} is {mayor}. "
+        f"It has {i} mills and was founded in {1200 + i}.",
+    }
 
-    As between two snapshots of Wikipedia (REALM, section 4.5).
-    """
-    mayors = {i: f"Karel Dorm the {i}th" for i in range(30)}
-    if changed:
-        mayors[11] = "Maria Brel"
-        del mayors[3]
-        mayors[30] = "Anna Fosk"
-    return [
-        Document(
-            f"Town {i}",
-            f"Town {i} lies on the river Fosk. The mayor of Town {i} is {mayor}. It "
-            f"has {i} mills and was founded in {1200 + i}.",
-            f"town-{i}",
-        )
-        for i, mayor in mayors.items()
-    ]
+
+TOWNS = [town(i, f"Karel Dorm the {i}th") for i in range(30)]
+# As between two snapshots of Wikipedia (REALM, section 4.5): one has another mayor, one
+# is gone, one is new.
+CHANGED = [
+    town(11, "Maria Brel"),
+    {"id": "town-3", "deleted": True},
+    town(30, "Anna Fosk"),
+]
+
+
+def make_versions(folder, records, changed, vocabulary):
+    """Returns a corpus, and what `realm update-corpus` makes of it."""
+    old = build_corpus(
+        [Document(r["title"], r["text"], r["id"]) for r in records],
+        folder / "old",
+        vocabulary=vocabulary,
+        tagger=RuleTagger(),
+        chunk_length=LENGTH,
+    )
+    changes = folder / "changes.jsonl"
+    changes.write_text("".join(f"{json.dumps(change)}\n" for change in changed))
+    config = UpdateConfig(str(old.directory), str(changes), str(folder / "new"))
+    return old, update_corpus.run(config)
 
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory):
     folder = tmp_path_factory.mktemp("versions")
-    texts = [document.text for document in articles() + articles(changed=True)]
+    texts = [record["text"] for record in [*TOWNS, *CHANGED] if "text" in record]
     vocabulary = WordPiece.train(texts, 300, folder / "vocab.txt")
-    return [
-        build_corpus(
-            articles(changed=changed),
-            folder / str(changed),
-            vocabulary=vocabulary,
-            tagger=RuleTagger(),
-            chunk_length=LENGTH,
-        )
-        for changed in (False, True)
-    ]
+    old, update = make_versions(folder, TOWNS, CHANGED, vocabulary)
+    return old, update.store
 
 
 @pytest.fixture(scope="module")
@@ -192,3 +211,57 @@ def test_an_attempt_that_was_begun_without_hashes_goes_on(
     series = reuse.index_series(model_store, old.fingerprint)
     found = series.read_array(manifest, reuse.HASHES)
     np.testing.assert_array_equal(found, old.content_hashes)
+
+
+def prize(name, winner):
+    return {
+        "id": name,
+        "title": f"{name} Prize",
+        "text": f"The {name} Prize of 2018 was awarded to {winner}.",
+    }
+
+
+def test_an_answer_that_changed_is_found_in_the_newest_version(tmp_path, embedded):
+    """The paper's case: the same encoder, and a fact that is another one by now."""
+    names = ("Abel", "Booker", "Fermi", "Kavli", "Lasker", "Turing", "Wolf")
+    records = [prize(name, "Karel Dorm") for name in names]
+    changed = [
+        prize("Fermi", "Maria Brel"),
+        prize("Shaw", "Anna Fosk"),
+        {"id": "Wolf", "deleted": True},
+    ]
+    vocabulary = WordPiece.load(MINILM / "vocab.txt")
+    old, update = make_versions(tmp_path, records, changed, vocabulary)
+    retriever = sentence_encoder(vocabulary)
+    store = open_store(tmp_path / "model")
+    build(old, store, retriever)
+    assert sum(embedded) >= old.num_blocks == len(records)
+    embedded.clear()
+    newest = BlockStore.open(newest_version(old.directory))
+    build(newest, store, retriever, sampled_blocks=1)
+    assert update.new_blocks == 2
+    assert sum(embedded) == 2 + 1  # The sample that is compared.
+    question = "Who was awarded the Fermi Prize in 2018?"
+    answers = {
+        corpus: ask(question, corpus, store, retriever) for corpus in (old, newest)
+    }
+    assert answers == {old: records[2]["text"], newest: changed[0]["text"]}
+
+
+def sentence_encoder(vocabulary):
+    """MiniLM as it was trained, to bring questions and sentences together."""
+    bert = weights.config_from_json(MINILM)
+    size = bert.hidden_size
+    config = RetrieverConfig(bert, size, pooling="mean", layer_norm=False)
+    projection = {"kernel": np.eye(size, dtype=np.float32), "bias": np.zeros(size)}
+    params = {"bert": weights.load_bert(MINILM, bert), "projection": projection}
+    return TrainedRetriever(5, config, {"tower": params}, vocabulary.fingerprint)
+
+
+def ask(question, corpus, store, retriever):
+    """Returns the body of the block that is found first."""
+    vocabulary = corpus.vocabulary
+    ids = [vocabulary.cls, *vocabulary.encode(question).ids, vocabulary.sep]
+    query = query_embedder(retriever.config)(retriever.params, np.array([ids]))
+    found = DeviceSearcher(read(store, corpus)).search(np.asarray(query), 1)
+    return corpus.text(int(np.asarray(found.ids)[0, 0])).body
