@@ -9,10 +9,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import pytest
 from jaxtyping import install_import_hook
 
+from tests.gcs_emulator import emulated_bucket
+
 # Shapes in signatures are checked at run time in tests, and only there.
 install_import_hook("realm_jax.objectives", "beartype.beartype")
-
-from tests.gcs_emulator import emulated_bucket
 
 # Minutes each: one left for the end would have a process to itself and others idle.
 _LONGEST = ("test_learning", "test_bad_input", "test_local", "test_run", "test_prepare")

@@ -108,6 +108,31 @@ _CHARTS = (
         include_zero=True,
     ),
     _Chart(
+        "search_seconds",
+        "Search",
+        "Seconds to search an index for 32 queries, when it was replaced.",
+        value_format="{:.3f}".format,
+        smooth=False,
+        include_zero=True,
+    ),
+    _Chart(
+        "swap_seconds",
+        "Swap",
+        "Seconds that training stood still for a new index to take its place; with "
+        "blocking refreshes, for all of it to be made.",
+        value_format="{:.3f}".format,
+        smooth=False,
+        include_zero=True,
+    ),
+    _Chart(
+        "builder_share",
+        "Progress of the index builder",
+        "How much of the next index was embedded.",
+        value_format="{:.0%}".format,
+        smooth=False,
+        include_zero=True,
+    ),
+    _Chart(
         "in_batch_accuracy",
         "Right block in the batch",
         "How often a sentence ranks its own block first among those of its batch.",

@@ -19,11 +19,11 @@ from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
+from realm_jax.training.host_search import search_local
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import FinetuneInputs, FinetuneLoss
 from realm_jax.training.partitioning import place_batch
-from realm_jax.training.retrieving import search_local
 from realm_jax.training.stage import Stage, StageConfig, require_one_of
 from realm_jax.training.state import TrainState
 from realm_jax.types import QuestionBatch

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from types import TracebackType
 
 from jax.sharding import Mesh
@@ -25,7 +26,7 @@ from realm_jax.index.builder import (
 )
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import IndexFollower, LoadedIndex, load_index
-from realm_jax.index.heartbeat import Heartbeat, Listener, State
+from realm_jax.index.heartbeat import Heartbeat, JobStatus, Listener, State
 from realm_jax.index.manifest import (
     EMBEDDINGS,
     AlreadyCommittedError,
@@ -47,7 +48,7 @@ from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.storage import MissingObjectError, Store
 
 _BEAT_SECONDS = 2.0
-_LISTEN_SECONDS = 10.0
+_LISTEN_SECONDS = 5.0
 _KEEP = 2
 
 _log = logging.getLogger(__name__)
@@ -183,6 +184,7 @@ class IndexLink:
         self._source = source
         self._patience_seconds = builder_patience_seconds
         self._builder: Listener | None = None
+        self._builder_said: JobStatus | None = None
         self._listened = 0.0
         self._warned_of = ""
         self._stop = stop
@@ -228,6 +230,7 @@ class IndexLink:
         """Says of a builder that is gone which one it is; "" if one is there."""
         assert self._builder is not None
         status, silent_seconds = self._builder.listen()
+        self._builder_said = status
         # One that ended or failed may be started again.
         if silent_seconds <= self._patience_seconds:
             return ""
@@ -238,6 +241,14 @@ class IndexLink:
             f"the index builder (process {status.pid} on {status.host}, "
             f"{status.state}) is silent at step {status.step}, {heard}"
         )
+
+    def builder_progress(self) -> Mapping[str, float]:
+        """Which retriever is being embedded, and how much of it, as metrics."""
+        said = self._builder_said
+        if said is None or said.extra.get("activity") != "embedding":
+            return {}
+        share = said.extra["blocks_done"] / said.extra["num_blocks"]
+        return {"builder_step": said.step, "builder_share": share}
 
     def use(self, index_step: int, kept: tuple[int, ...] = ()) -> None:
         """Names the index in use and those that checkpoints resume with."""

@@ -1,6 +1,7 @@
 """What is measured of an index when it is replaced or renewed, for the metrics file."""
 
 import logging
+import time
 from collections.abc import Mapping
 
 from jaxtyping import PyTree
@@ -51,15 +52,21 @@ class IndexMetrics:
         measured, self._measured = self._measured, {}
         return measured
 
+    def add(self, name: str, value: float) -> None:
+        """Adds what was measured elsewhere."""
+        self._measured[name] = value
+
     def of_first(self, step: int, params: PyTree, searcher: Searcher) -> None:
         """Measures the index a process begins with."""
         self._measure_recall(step, params, searcher)
 
     def of_swap(self, step: int, params: PyTree, old: Searcher, new: Searcher) -> None:
         """Measures the old index at its oldest, and the new one."""
+        began = time.perf_counter()
         self._measured |= self._probe.of_index(params, old)
         self._measured |= self._probe.of_refresh(params, old, new)
         self._measure_recall(step, params, new)
+        self._measured["measuring_seconds"] = time.perf_counter() - began
 
     def of_renewal(self, step: int, params: PyTree, searcher: Searcher) -> None:
         """Measures an index that was renewed row by row."""

@@ -2,10 +2,11 @@
 
 `metrics.jsonl` in the model directory holds one JSON object a line. Words used there:
 `step`, `stage`, `loss`, `retrieval_utility` (nats), `index_step` (the encoder step of
-the index in use), `index_age_steps`, `index_age_seconds`, `steps_per_second`; and only
-on lines after a new index `recall_at_5` of the held-out questions and, of the index it
-replaced (`probe.py`), `index_drift`, `retrieval_kl` (nats), `same_neighbours`,
-`kept_neighbours`, `search_seconds`.
+the index in use), `index_age_steps`, `index_age_seconds`, `steps_per_second`; while the
+index builder embeds, `builder_step` and `builder_share`; and only on lines after a new
+index `recall_at_5` of the held-out questions, of the index it replaced (`probe.py`)
+`index_drift`, `retrieval_kl` (nats), `same_neighbours`, `kept_neighbours` and
+`search_seconds`, and `swap_seconds` and `measuring_seconds`, for which training stood.
 """
 
 import json

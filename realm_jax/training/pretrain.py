@@ -25,6 +25,7 @@ from realm_jax.training.checkpoints import (
     all_details,
 )
 from realm_jax.training.held_out import HeldOutQuestions
+from realm_jax.training.host_search import HostSearch
 from realm_jax.training.index_link import IndexLink, IndexSource
 from realm_jax.training.index_metrics import IndexMetrics
 from realm_jax.training.loop import Report
@@ -40,7 +41,6 @@ from realm_jax.training.refresh import (
 from realm_jax.training.renewal import Renewal, make_renewing_step
 from realm_jax.training.retrieving import (
     DeviceSearch,
-    HostSearch,
     RetrievingInputs,
     StepInputs,
 )
@@ -67,6 +67,8 @@ class PretrainConfig(StageConfig):
       max_staleness_steps: how old the index of "async" may become, None for any age.
       when_stale: "wait" for a newer one, "warn" or "stop".
       searcher: "device" (inside the step) or "scann" (on the host).
+      search_ahead: whether "scann" searches for the next update while one is running;
+        see `host_search.py`.
       device: how "device" searches.
       marginalization: "per_span" (the paper) or "per_token" (the authors' code).
       questions: JSON lines of held-out questions for recall@5, or "".
@@ -83,6 +85,7 @@ class PretrainConfig(StageConfig):
     max_staleness_steps: int | None = None
     when_stale: str = "wait"
     searcher: str = "device"
+    search_ahead: bool = True
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
     marginalization: str = "per_span"
     questions: str = ""
@@ -190,7 +193,7 @@ class _Pretraining:
         self._step_inputs: StepInputs = (
             DeviceSearch(*of_all, config.device.approximate)
             if config.searcher == "device"
-            else HostSearch(*of_all)
+            else HostSearch(*of_all, config.batch_size, config.search_ahead)
         )
         self._metrics = _index_metrics(stage, config, self._examples)
         self._index_in_use: LoadedIndex | None = None
@@ -218,6 +221,7 @@ class _Pretraining:
             details["index_step"] for details in all_details(stage.model_store)
         )
         retriever = stage.state.params["retriever"]
+        self._step_inputs.resume(stage.details or {}, self._batch_at)
         held = stage.details is not None and stage.details.get(HOLDS_INDEX)
         if held and saved is not None and stage.state.index is not None:
             searcher = self._searcher_of(stage.state.index, saved)
@@ -282,13 +286,15 @@ class _Pretraining:
     def _inputs_at(
         self, step: int, state: TrainState
     ) -> PretrainInputs | RetrievingInputs:
-        batch = PretrainBatch(**self._stage.batch(self._examples, step))
         inputs = self._step_inputs(
-            state.params["retriever"], self._refresher.index, batch
+            step, state.params["retriever"], self._refresher.index, self._batch_at
         )
         if self._config.index_in_state:
             return inputs.replace(embeddings=None)
         return inputs
+
+    def _batch_at(self, step: int) -> PretrainBatch:
+        return PretrainBatch(**self._stage.batch(self._examples, step))
 
     def _on_swap(
         self,
@@ -305,16 +311,21 @@ class _Pretraining:
         if self._renewed is not None:
             old = self._searcher_of(self._renewed, step)
         self._metrics.of_swap(step, params, old, index.searcher)
+        self._metrics.add("swap_seconds", self._refresher.swap_seconds)
 
     def _log_extra(self, step: int) -> Mapping[str, float]:
-        """Staleness, and on the first line after a refresh what was measured then."""
-        return {**self._refresher.staleness(step), **self._metrics.take()}
+        """Staleness, the builder, and after a refresh what was measured then."""
+        return {
+            **self._refresher.staleness(step),
+            **self._link.builder_progress(),
+            **self._metrics.take(),
+        }
 
     def _checkpoint_details(self) -> Mapping[str, Any]:
         step = self._refresher.index.manifest.step
         self._saved.append(step)
         self._link.use(step, tuple(self._saved))
-        return {"index_step": step}
+        return {"index_step": step, **self._step_inputs.details()}
 
     def _beat(self, step: int, state: TrainState, metrics: Means) -> None:
         self._link.beat(step)

@@ -14,6 +14,7 @@ for a newer one, warns, or stops.
 import dataclasses
 import enum
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn, Protocol
 
@@ -99,6 +100,7 @@ class Refresher:
 
     Attributes:
       num_swaps: how many times it was replaced while training ran.
+      swap_seconds: for how long no update could begin when it was replaced last.
       failure: why training was stopped for want of a fresh index, to be raised when
         what was learned is saved.
     """
@@ -144,7 +146,9 @@ class Refresher:
         self._wait_seconds = wait_seconds
         self._on_swap = on_swap
         self._index: LoadedIndex | None = None
+        self._asked = 0.0
         self.num_swaps = 0
+        self.swap_seconds = 0.0
         self.failure: BadInputError | None = None
 
     @property
@@ -196,6 +200,7 @@ class Refresher:
         Publishing comes before the update, so that a snapshot holds exactly the
         parameters its step names; swapping comes before the search.
         """
+        self._asked = time.perf_counter()
         due = step % self._period == 0 and self.index.manifest.step != step
         if self._mode is RefreshMode.BLOCKING and due:
             self._swap(step, params, self._link.build(step, params))
@@ -268,4 +273,5 @@ class Refresher:
 
     def _swap(self, step: int, params: PyTree, index: LoadedIndex) -> None:
         replaced, self._index = self._index, index
+        self.swap_seconds = time.perf_counter() - self._asked
         self._on_swap(step, params, index, replaced)

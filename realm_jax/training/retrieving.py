@@ -1,34 +1,33 @@
-"""How a pre-training step gets its candidates: on the host before it, or within it.
+"""How a pre-training step gets its candidates: within it, or on the host before it.
 
 Within it there is no way over the host: embed the queries, search the embeddings on the
 devices, take out what is trivial, lay the documents out from the wordpieces there, and
-then score, read and marginalise, in one program. Both give the same candidates.
+then score, read and marginalise, in one program. `host_search.py` is the other way; of
+the same queries both give the same candidates.
 """
 
 import dataclasses
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import flax.struct
 import jax
 from jax.sharding import Mesh
-from jaxtyping import Float, PyTree
+from jaxtyping import PyTree
 
-from realm_jax import hosts
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index import device_search, device_tokens
-from realm_jax.index.candidates import num_neighbours, pretrain_candidates
+from realm_jax.index.candidates import num_neighbours
 from realm_jax.index.device_search import EmbeddingTable
 from realm_jax.index.device_tokens import DocumentLayout, TokenTable, place_tokens
-from realm_jax.index.embed import query_embedder
 from realm_jax.index.follower import LoadedIndex
-from realm_jax.index.searchers import DeviceSearcher, Searcher
 from realm_jax.models.retriever import Retriever
+from realm_jax.training.host_search import BatchAt
 from realm_jax.training.initialization import Lengths
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.training.metrics import Means
-from realm_jax.training.partitioning import local_rows, place_batch
 from realm_jax.training.step import Loss
-from realm_jax.types import Array, Candidates, Neighbours, PretrainBatch
+from realm_jax.types import Array, Candidates, PretrainBatch
 
 
 @flax.struct.dataclass
@@ -105,27 +104,6 @@ class RetrievingLoss:
         )
 
 
-def search_local(
-    searcher: Searcher,
-    queries: Float[jax.Array, "batch projection"],
-    k: int,
-    mesh: Mesh,
-) -> Neighbours:
-    """Returns the neighbours of this process's rows of a batch, on the host.
-
-    Args:
-      searcher: the index; of "scann" each process asks its own.
-      queries: split over the mesh.
-      k: neighbours wanted.
-      mesh: of the queries.
-    """
-    if isinstance(searcher, DeviceSearcher):
-        rows = local_rows(mesh, len(queries))
-        found = jax.device_get(searcher.search(queries, k))
-        return jax.tree.map(lambda array: array[rows], found)
-    return searcher.search(hosts.local_rows(queries), k)
-
-
 class StepInputs(Protocol):
     """What a step is given, and the loss that can take it.
 
@@ -136,60 +114,25 @@ class StepInputs(Protocol):
     loss: Loss
 
     def __call__(
-        self, retriever: PyTree, index: LoadedIndex, batch: PretrainBatch
+        self, step: int, retriever: PyTree, index: LoadedIndex, batch_at: BatchAt
     ) -> PretrainInputs | RetrievingInputs:
-        """Returns the inputs of a step.
+        """Returns the inputs of the next update.
 
         Args:
+          step: updates done.
           retriever: its parameters of this moment.
           index: to search.
-          batch: this process's masked sentences.
+          batch_at: this process's masked sentences.
         """
         ...
 
+    def details(self) -> Mapping[str, Any]:
+        """Returns what a checkpoint must hold so that a resumed run goes on alike."""
+        ...
 
-class HostSearch:
-    """Searches before the step and gathers documents from the block store.
-
-    Attributes:
-      loss: `PretrainLoss`.
-    """
-
-    def __init__(
-        self,
-        loss: PretrainLoss,
-        corpus: BlockStore,
-        lengths: Lengths,
-        num_candidates: int,
-        mesh: Mesh,
-    ):
-        """Keeps what documents are gathered from, and how."""
-        self.loss = loss
-        self._mesh = mesh
-        self._corpus = corpus
-        self._lengths = lengths
-        self._num_candidates = num_candidates
-        self._embed_queries = query_embedder(loss.retriever.config, mesh)
-
-    def __call__(
-        self, retriever: PyTree, index: LoadedIndex, batch: PretrainBatch
-    ) -> PretrainInputs:
-        """See `StepInputs`."""
-        queries = self._embed_queries(
-            retriever, place_batch(self._mesh, batch.query_ids)
-        )
-        neighbours = search_local(
-            index.searcher, queries, num_neighbours(self._num_candidates), self._mesh
-        )
-        candidates = pretrain_candidates(
-            self._corpus,
-            neighbours,
-            batch,
-            num_candidates=self._num_candidates,
-            document_length=self._lengths.document,
-            joined_length=self._lengths.joined,
-        )
-        return PretrainInputs(batch, candidates)
+    def resume(self, details: Mapping[str, Any], batch_at: BatchAt) -> None:
+        """Goes on from the details of a checkpoint."""
+        ...
 
 
 class DeviceSearch:
@@ -217,7 +160,14 @@ class DeviceSearch:
         self._tokens = place_tokens(corpus, layout, mesh)
 
     def __call__(
-        self, retriever: PyTree, index: LoadedIndex, batch: PretrainBatch
+        self, step: int, retriever: PyTree, index: LoadedIndex, batch_at: BatchAt
     ) -> RetrievingInputs:
         """See `StepInputs`."""
-        return RetrievingInputs(batch, index.searcher.table, self._tokens)
+        return RetrievingInputs(batch_at(step), index.searcher.table, self._tokens)
+
+    def details(self) -> Mapping[str, Any]:
+        """See `StepInputs`: the step finds the same again."""
+        return {}
+
+    def resume(self, details: Mapping[str, Any], batch_at: BatchAt) -> None:
+        """See `StepInputs`."""

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from realm_jax.training import metrics
 from realm_jax.storage import open_store
+from realm_jax.training import metrics
 from realm_jax.training.metrics import MetricsFile, mean_of, read_metrics
 from realm_jax.training.tensorboard import EventFile
 

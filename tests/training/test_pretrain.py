@@ -59,7 +59,13 @@ def assert_same_run(folder, other):
     one, two = states_of(folder), states_of(other)
     assert one.keys() == two.keys() == {4, 8}
     assert_same_bits(one, two)
-    timing = ("steps_per_second", "index_age_seconds", "search_seconds")
+    timing = (
+        "steps_per_second",
+        "index_age_seconds",
+        "search_seconds",
+        "swap_seconds",
+        "measuring_seconds",
+    )
     told = [
         [{k: v for k, v in line.items() if k not in timing} for line in lines_of(path)]
         for path in (folder, other)
@@ -168,6 +174,24 @@ def test_a_stop_while_embedding_leaves_no_index_and_no_checkpoint(world, tmp_pat
     assert finished_steps(store) == []
     assert SnapshotSeries(store, INDEX_SERIES).steps() == []
     assert store.list("index/data")  # The shard that the next run goes on from.
+
+
+@pytest.mark.parametrize("steps", [4, 5])
+def test_what_was_found_ahead_is_read_after_a_resume_too(world, tmp_path, steps):
+    """At a checkpoint, and between two, where stopping makes one."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert pretrain.run(config_of(world, whole, searcher="scann"), silent, NEVER)
+    stop, report = tiny_world.stop_after(steps)
+    assert not pretrain.run(config_of(world, parts, searcher="scann"), report, stop)
+    assert pretrain.run(config_of(world, parts, searcher="scann"), silent, NEVER)
+    store = open_store(whole), open_store(parts)
+    assert_same_bits(*(checkpoints.read_item(s, 8, "params") for s in store))
+    # It is not what a search at its own step finds.
+    beside = tmp_path / "beside"
+    config = config_of(world, beside, searcher="scann", search_ahead=False)
+    assert pretrain.run(config, silent, NEVER)
+    other = checkpoints.read_item(open_store(beside), 8, "params")
+    assert differing(checkpoints.read_item(store[0], 8, "params"), other)
 
 
 def test_the_index_of_the_checkpoint_damaged_is_refused_by_name(

@@ -1,6 +1,8 @@
 """The step that searches within itself against one that is given its candidates."""
 
 import dataclasses
+import threading
+import types
 
 import jax
 import numpy as np
@@ -13,10 +15,11 @@ from realm_jax.index.searchers import DeviceSearcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.training import initialization
+from realm_jax.training.host_search import HostSearch
 from realm_jax.training.losses import PretrainLoss
 from realm_jax.training.partitioning import MeshConfig, make_mesh
-from realm_jax.training.retrieving import DeviceSearch, HostSearch
-from realm_jax.types import PretrainBatch
+from realm_jax.training.retrieving import DeviceSearch
+from realm_jax.types import Neighbours, PretrainBatch
 from tests import tiny_world
 from tests.tiny_world import EMBED, LENGTHS
 
@@ -41,7 +44,7 @@ def both(corpus):
     )
     index = LoadedIndex(DeviceSearcher(embeddings, mesh=mesh), None)
     loss = PretrainLoss(retriever, reader)
-    on_host = HostSearch(loss, corpus, LENGTHS, NUM_CANDIDATES)
+    on_host = HostSearch(loss, corpus, LENGTHS, NUM_CANDIDATES, mesh, 16, ahead=False)
     within = DeviceSearch(loss, corpus, LENGTHS, NUM_CANDIDATES, mesh, False)
     examples = Examples.open(corpus.directory / "examples" / "asked" / "train")
     batch = PretrainBatch(**examples.batch(np.arange(16)))
@@ -50,8 +53,8 @@ def both(corpus):
 
 def test_the_candidates_are_the_same(both):
     on_host, within, params, index, batch = both
-    expected = on_host(params["retriever"], index, batch).candidates
-    inputs = within(params["retriever"], index, batch)
+    of_step = (0, params["retriever"], index, lambda step: batch)
+    expected, inputs = on_host(*of_step).candidates, within(*of_step)
     found = jax.jit(within.loss.candidates)(params["retriever"], inputs)
     for field in dataclasses.fields(expected):
         np.testing.assert_array_equal(
@@ -64,7 +67,7 @@ def test_loss_and_gradient_are_the_same(both):
     on_host, within, params, index, batch = both
 
     def run(search):
-        inputs = search(params["retriever"], index, batch)
+        inputs = search(0, params["retriever"], index, lambda step: batch)
         gradient, metrics = jax.jit(jax.grad(search.loss, has_aux=True))(
             params, inputs, KEY
         )
@@ -77,3 +80,41 @@ def test_loss_and_gradient_are_the_same(both):
         gradient,
         expected_gradient,
     )
+
+
+class SlowSearcher:
+    """Finds blocks 0 to k, once it may."""
+
+    def __init__(self):
+        self.may = threading.Event()
+        self.asked = threading.Event()
+
+    def search(self, queries, k):
+        self.asked.set()
+        assert self.may.wait(60)
+        ids = np.tile(np.arange(k, dtype=np.int32), (len(queries), 1))
+        return Neighbours(ids, np.zeros(ids.shape, np.float32))
+
+
+def test_the_next_search_goes_on_while_a_step_runs(both, corpus):
+    on_host, _, params, _, batch = both
+    searcher = SlowSearcher()
+    manifest = types.SimpleNamespace(step=0)
+    index = LoadedIndex(searcher, manifest)
+    search = HostSearch(
+        on_host.loss, corpus, LENGTHS, NUM_CANDIDATES, make_mesh(MeshConfig()), 16
+    )
+    searcher.may.set()
+    search(0, params["retriever"], index, lambda step: batch)
+    search.details()
+    searcher.may.clear()
+    searcher.asked.clear()
+    search(1, params["retriever"], index, lambda step: batch)
+    assert searcher.asked.wait(60)  # Now the step would run.
+    searcher.may.set()
+    assert search.details()["found_ahead"]["step"] == 2
+    # With another index in use it is searched anew.
+    other = LoadedIndex(SlowSearcher(), types.SimpleNamespace(step=5))
+    other.searcher.may.set()
+    search(2, params["retriever"], other, lambda step: batch)
+    assert other.searcher.asked.is_set()

@@ -1,0 +1,186 @@
+"""Candidates found on the host, while the devices are busy with the update before.
+
+The search for update n + 1 begins before update n does and embeds its queries with the
+parameters of that moment, which are one update old when the candidates are read. What
+is found ahead goes into checkpoints: a resumed run reads the same candidates.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float, PyTree
+
+from realm_jax import hosts
+from realm_jax.data.blocks import BlockStore
+from realm_jax.index.candidates import num_neighbours, pretrain_candidates
+from realm_jax.index.embed import query_embedder
+from realm_jax.index.follower import LoadedIndex
+from realm_jax.index.searchers import DeviceSearcher, Searcher
+from realm_jax.training.initialization import Lengths
+from realm_jax.training.losses import PretrainInputs, PretrainLoss
+from realm_jax.training.partitioning import local_rows, place_batch
+from realm_jax.types import Neighbours, PretrainBatch
+
+FOUND_AHEAD = "found_ahead"
+"""In a checkpoint's details: what was found for the update after it."""
+
+BatchAt = Callable[[int], PretrainBatch]
+"""Updates done -> this process's masked sentences of the next one."""
+
+_Found = tuple[PretrainInputs, Neighbours]
+"""Inputs of an update, and the neighbours they were made of."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ahead:
+    """A search under way for an update to come.
+
+    Attributes:
+      step: updates done before that one.
+      index_step: version of the index that is searched.
+      found: what it gives.
+    """
+
+    step: int
+    index_step: int
+    found: Future[_Found]
+
+
+class HostSearch:
+    """Searches before the step and gathers documents from the block store.
+
+    Attributes:
+      loss: `PretrainLoss`.
+    """
+
+    def __init__(
+        self,
+        loss: PretrainLoss,
+        corpus: BlockStore,
+        lengths: Lengths,
+        num_candidates: int,
+        mesh: Mesh,
+        batch_size: int,
+        ahead: bool = True,
+    ):
+        """Keeps what documents are gathered from, and how.
+
+        Args:
+          loss: of the candidates.
+          corpus: the blocks.
+          lengths: of documents and joined inputs.
+          num_candidates: documents per example, the null document included.
+          mesh: over which a batch is split.
+          batch_size: over all devices.
+          ahead: whether to search for the next update while one is running.
+        """
+        self.loss = loss
+        self._mesh = mesh
+        self._corpus = corpus
+        self._lengths = lengths
+        self._num_candidates = num_candidates
+        self._embed_queries = query_embedder(loss.retriever.config, mesh)
+        self._threads = ThreadPoolExecutor(1, "search") if ahead else None
+        self._rows = local_rows(mesh, batch_size)
+        self._ahead: _Ahead | None = None
+
+    def __call__(
+        self, step: int, retriever: PyTree, index: LoadedIndex, batch_at: BatchAt
+    ) -> PretrainInputs:
+        """See `StepInputs`."""
+        inputs = self._found_for(step, index)
+        if inputs is None:
+            batch = batch_at(step)
+            queries = self._queries(retriever, batch)
+            inputs, _ = self._search(index.searcher, queries, batch)
+        if self._threads is not None:
+            batch = batch_at(step + 1)
+            # Dispatched here: all processes embed in the same order.
+            queries = self._queries(retriever, batch)
+            found = self._threads.submit(self._search, index.searcher, queries, batch)
+            self._ahead = _Ahead(step + 1, index.manifest.step, found)
+        return inputs
+
+    def details(self) -> Mapping[str, Any]:
+        """See `StepInputs`; waits for the search under way."""
+        if self._ahead is None:
+            return {}
+        _, neighbours = self._ahead.found.result()
+        parts = hosts.gather((self._rows, np.asarray(neighbours.ids)))
+        rows = np.concatenate([rows for rows, _ in parts])
+        ids = np.concatenate([ids for _, ids in parts])
+        # Processes that share rows have found the same.
+        _, first = np.unique(rows, return_index=True)
+        ahead = {
+            "step": self._ahead.step,
+            "index_step": self._ahead.index_step,
+            "ids": ids[first].tolist(),
+        }
+        return {FOUND_AHEAD: ahead}
+
+    def resume(self, details: Mapping[str, Any], batch_at: BatchAt) -> None:
+        """See `StepInputs`."""
+        ahead = details.get(FOUND_AHEAD)
+        if ahead is None or self._threads is None:
+            return
+        step, ids = ahead["step"], np.array(ahead["ids"], np.int32)[self._rows]
+        # Documents are chosen by rank; how they scored is not kept.
+        neighbours = Neighbours(ids, np.where(ids < 0, -np.inf, 0.0))
+        found = self._threads.submit(self._gather, neighbours, batch_at(step))
+        self._ahead = _Ahead(step, ahead["index_step"], found)
+
+    def _found_for(self, step: int, index: LoadedIndex) -> PretrainInputs | None:
+        """What was found for this update, unless the index was replaced since."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.step != step:
+            return None
+        if ahead.index_step != index.manifest.step:
+            return None
+        inputs, _ = ahead.found.result()
+        return inputs
+
+    def _queries(self, retriever: PyTree, batch: PretrainBatch) -> jax.Array:
+        return self._embed_queries(retriever, place_batch(self._mesh, batch.query_ids))
+
+    def _search(
+        self, searcher: Searcher, queries: jax.Array, batch: PretrainBatch
+    ) -> _Found:
+        wanted = num_neighbours(self._num_candidates)
+        return self._gather(search_local(searcher, queries, wanted, self._mesh), batch)
+
+    def _gather(self, neighbours: Neighbours, batch: PretrainBatch) -> _Found:
+        candidates = pretrain_candidates(
+            self._corpus,
+            neighbours,
+            batch,
+            num_candidates=self._num_candidates,
+            document_length=self._lengths.document,
+            joined_length=self._lengths.joined,
+        )
+        return PretrainInputs(batch, candidates), neighbours
+
+
+def search_local(
+    searcher: Searcher,
+    queries: Float[jax.Array, "batch projection"],
+    k: int,
+    mesh: Mesh,
+) -> Neighbours:
+    """Returns the neighbours of this process's rows of a batch, on the host.
+
+    Args:
+      searcher: the index; of "scann" each process asks its own.
+      queries: split over the mesh.
+      k: neighbours wanted.
+      mesh: of the queries.
+    """
+    if isinstance(searcher, DeviceSearcher):
+        rows = local_rows(mesh, len(queries))
+        found = jax.device_get(searcher.search(queries, k))
+        return jax.tree.map(lambda array: array[rows], found)
+    return searcher.search(hosts.local_rows(queries), k)
