@@ -1,6 +1,5 @@
 """Writes one attempt at a snapshot: files and arrays first, the commit last."""
 
-import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -160,15 +159,17 @@ class SnapshotWriter:
         notes = [n.removeprefix(prefix) for n in self._store.list(prefix.rstrip("/"))]
         for name in sorted({n.rpartition("/")[0] for n in notes if "/" in n}):
             folder = f"{other._folder}/{name}"
-            with contextlib.suppress(ValueError, UnavailableStoreError):
+            try:
                 record, chunk_rows = arrays.read_layout(self._store, folder)
-                self.create_array(name, record.shape, record.dtype, chunk_rows)
-            if name not in self._arrays:
+            except (ValueError, UnavailableStoreError):
                 continue
+            self.create_array(name, record.shape, record.dtype, chunk_rows)
             for start, stop in other.completed_rows(name):
-                with contextlib.suppress(ValueError, UnavailableStoreError):
+                try:
                     rows = arrays.read_rows(self._store, folder, record, start, stop)
-                    self.write_rows(name, start, rows)
+                except (ValueError, UnavailableStoreError):
+                    continue
+                self.write_rows(name, start, rows)
 
     def commit(self, measured: Mapping[str, Any] | None = None) -> Manifest:
         """Makes the snapshot visible, as one step.
