@@ -136,8 +136,6 @@ class Job:
         expected = (None, 0, 128 + signal.SIGTERM if self._asked else 0)
         said = self.log.read_text()[-4000:]
         assert code in expected, f"{self.log.name}: code {code}\n{said}"
-            f"{self.log.name}: code {code}\n{self.log.read_text()[-4000:]}"
-        )
         return code is not None
 
     def kill(self) -> bool:
