@@ -221,7 +221,7 @@ class Chronicle:
 
     def is_up_to_date(self) -> bool:
         """Whether the last retriever has its index."""
-        return self._series["index"].latest_step() == self._run.steps
+        return self._run.steps in self._series["index"].steps()
 
     def steps(self) -> dict[str, list[int]]:
         """The steps of what the directory holds."""

@@ -35,13 +35,17 @@ class Kills:
         return sorted(found)
 
 
-def run_to_the_end(run: Run, nursery: Nursery, kills: Kills | None = None) -> Chronicle:
-    """Runs trainer (and builder, in async) to the end; the chronicle has looked on."""
+def run_to_the_end(
+    run: Run, nursery: Nursery, kills: Kills | None = None, *, num_builders: int = 1
+) -> Chronicle:
+    """Runs the trainer (and builders, in async) to the end; the chronicle looks on."""
     chronicle = Chronicle(run)
     jobs = {"trainer": Job("pretrain", run, nursery)}
     chronicle.begins(jobs["trainer"])
     if run.mode == "async":
-        jobs["builder"] = Job("build-index", run, nursery)
+        for number in range(num_builders):
+            name = f"builder {number}" if number else "builder"
+            jobs[name] = Job("build-index", run, nursery)
     moments = kills.moments(run.steps) if kills else []
     rng = random.Random(kills.seed if kills else 0)
     deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -55,10 +59,10 @@ def run_to_the_end(run: Run, nursery: Nursery, kills: Kills | None = None) -> Ch
                 jobs[who].start()
                 if who == "trainer":
                     chronicle.begins(jobs[who])
-        builder = jobs.get("builder")
-        if builder and jobs["trainer"].has_ended and chronicle.is_up_to_date():
-            # One that was started after the trainer had ended would wait for another.
-            builder.ask_to_end()
+        if jobs["trainer"].has_ended and chronicle.is_up_to_date():
+            # A builder that was started after that would wait for another trainer.
+            for name in jobs.keys() - {"trainer"}:
+                jobs[name].ask_to_end()
         time.sleep(_LOOK_SECONDS)
     chronicle.look()
     assert not moments, f"it ended before {moments}"

@@ -80,6 +80,15 @@ def test_seventy_kills(make_run, nursery):
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
+def test_four_builders_beside_one_trainer(make_run, nursery):
+    run = make_run("crowded", steps=60, period=4)
+    kills = Kills(SEED, builder=2, trainer=2)
+    check_async(run, run_to_the_end(run, nursery, kills, num_builders=4))
+    assert "Traceback" not in (run.scratch / "build-index.log").read_text()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
 def test_twenty_kills_change_no_bit(make_run, nursery):
     run, twin = (
         make_run(name, mode="blocking", steps=100, period=5)
