@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Sequence
 
@@ -116,6 +117,8 @@ def _fork(arguments: list[str], log: str, loaded: str) -> int:
 
         _watch(pathlib.Path(loaded))
         code = main(arguments)
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
