@@ -1,14 +1,7 @@
 import pytest
 
-from tests.gcs_emulator import emulated_bucket
 from tests.soak import jobs
 from tests.soak.nursery import Nursery
-
-
-@pytest.fixture(scope="session")
-def bucket(tmp_path_factory):
-    with emulated_bucket(tmp_path_factory.mktemp("gcs"), "soak-tests") as url:
-        yield url
 
 
 @pytest.fixture(scope="session")
