@@ -206,6 +206,8 @@ class Chronicle:
         for step in finished_steps(self._store):
             named.add(f"checkpoints/{step}.json")
             named |= {f for f in self._all() if f.startswith(f"checkpoints/{step}/")}
+        # One file of these for every process.
+        named |= {f for f in self._all() if f.startswith("tensorboard/")}
         return sorted(set(self._all()) - named)
 
     def _in_use(self) -> list[int]:
@@ -213,11 +215,13 @@ class Chronicle:
         return [extra["index_step"], *extra["kept_index_steps"]]
 
     def _all(self) -> list[str]:
-        """Every file there is, those that are no objects too."""
+        """Every file there is, those of TensorStore that are no objects too."""
         top = pathlib.Path(self._run.model_dir)
         if "://" in self._run.model_dir:
             return self._store.list()
-        return [str(p.relative_to(top)) for p in top.rglob("*") if p.is_file()]
+        # A writer that was killed before its file had its name leaves a hidden one.
+        files = (p for p in top.rglob("*") if p.is_file() and p.name[0] != ".")
+        return [str(path.relative_to(top)) for path in files]
 
     def is_up_to_date(self) -> bool:
         """Whether the last retriever has its index."""
