@@ -46,7 +46,7 @@ test: $(ENV_STAMP) $(DATA_STAMP) ## Run the everyday tests.
 test-long: $(ENV_STAMP) $(DATA_STAMP) ## Run the long tests too.
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not soak"
 
-soak: $(ENV_STAMP) ## Kill builder and trainer many times, damage every file (about 25 minutes).
+soak: $(ENV_STAMP) ## Kill builder and trainer many times, damage every file (about half an hour).
 	$(BIN)/python -m pytest tests/soak tests/index/test_index_damage.py tests/index/test_builder_races.py --durations=0
 
 lint: $(ENV_STAMP) ## Check format, lint and types.
