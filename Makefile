@@ -15,7 +15,7 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 # One process a core, each with whole files: what a file sets up, it sets up once.
 PYTEST_FLAGS ?= --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: help env data quickstart test test-long lint format lock clean
+.PHONY: help env data quickstart test test-long soak lint format lock clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,10 +41,13 @@ quickstart: $(ENV_STAMP) $(DATA_STAMP) ## Run the whole chain on real Wikipedia 
 	$(BIN)/python -m tpu_launch local --gin_file=gin/runs/quickstart.gin
 
 test: $(ENV_STAMP) $(DATA_STAMP) ## Run the everyday tests.
-	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not long"
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not long and not soak"
 
 test-long: $(ENV_STAMP) $(DATA_STAMP) ## Run the long tests too.
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not soak"
+
+soak: $(ENV_STAMP) ## Kill builder and trainer many times, damage every file (about half an hour).
+	$(BIN)/python -m pytest tests/soak tests/index/test_index_damage.py tests/index/test_builder_races.py --durations=0
 
 lint: $(ENV_STAMP) ## Check format, lint and types.
 	$(BIN)/ruff format --check .

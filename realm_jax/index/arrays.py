@@ -92,12 +92,31 @@ def read_rows(
     Raises:
       ValueError: a chunk is missing or damaged, or it is not the array of `record`.
     """
-    try:
+    with _value_errors():
         array = tensorstore.open(_spec(store, folder), open=True).result()
         found = ArrayRecord(tuple(array.shape), array.dtype.name)
         if found != record:
             raise ValueError(f"{found} instead of {record}")
         return array[start:stop].read().result()
+
+
+def read_layout(store: Store, folder: str) -> tuple[ArrayRecord, int]:
+    """Returns shape and dtype of an array, and how many rows a file of it holds.
+
+    Raises:
+      ValueError: it is missing or damaged.
+    """
+    with _value_errors():
+        array = tensorstore.open(_spec(store, folder), open=True).result()
+        record = ArrayRecord(tuple(array.shape), array.dtype.name)
+        return record, rows_per_chunk(array)
+
+
+@contextlib.contextmanager
+def _value_errors() -> Iterator[None]:
+    # A store that is away is no damage.
+    try:
+        yield
     except ValueError as error:
         reason = _reason(error)
         if reason.startswith(_TRANSIENT):

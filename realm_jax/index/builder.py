@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from realm_jax import hosts
@@ -41,6 +41,7 @@ from realm_jax.index.reuse import (
 )
 from realm_jax.index.scann_assets import LowRecallError, ScannAssets
 from realm_jax.index.snapshots import (
+    AlreadyCommittedError,
     DamagedSnapshotError,
     Manifest,
     SnapshotSeries,
@@ -99,8 +100,9 @@ def build_once(
 ) -> Manifest | None:
     """Embeds every block and commits the index; returns its manifest.
 
-    Resumes what an interrupted call with the same arguments left, at most one shard of
-    work is done again. An index that is already committed is returned as it is.
+    Takes over what an interrupted call with the same arguments left, at most one shard
+    of work is done again. An index that is already committed is returned as it is, also
+    if another builder commits it meanwhile.
 
     Args:
       retriever: embeds the blocks.
@@ -152,10 +154,16 @@ def build_once(
         return None
 
     def verify_and_commit() -> None:
-        build.verify_sample(config.sampled_blocks)
-        measured = build.write_scann_assets(config.scann) if config.scann else {}
-        require_wanted()
-        writer.commit({**measured, **made_by})
+        try:
+            build.verify_sample(config.sampled_blocks)
+            measured = build.write_scann_assets(config.scann) if config.scann else {}
+            require_wanted()
+            writer.commit({**measured, **made_by})
+        except (AlreadyCommittedError, DamagedSnapshotError):
+            # Another builder may have been first; its collection takes what lost.
+            if not _is_committed(series, step, corpus, metadata):
+                raise
+            _log.info("step %d: another builder was first", step)
 
     hosts.first_does(verify_and_commit)
     if build.num_reused:
@@ -167,16 +175,24 @@ def _begin(
     series: SnapshotSeries, step: int, corpus: str, metadata: dict[str, Any]
 ) -> str | None:
     """Returns the attempt to go on with, None if that index is committed."""
-    if step in series.steps():
-        manifest = series.read_manifest(step)
-        # What was measured stands beside what was asked for.
-        found = {name: manifest.metadata.get(name) for name in metadata}
-        if (manifest.corpus_fingerprint, found) == (corpus, metadata):
-            return None
+    if _is_committed(series, step, corpus, metadata):
+        return None
     writer = series.resume(step, corpus_fingerprint=corpus, metadata=metadata)
     if writer is None:
         writer = series.begin(step, corpus_fingerprint=corpus, metadata=metadata)
     return writer.attempt
+
+
+def _is_committed(
+    series: SnapshotSeries, step: int, corpus: str, metadata: Mapping[str, Any]
+) -> bool:
+    """Whether the step has an index that was made as it is to be made."""
+    if step not in series.steps():
+        return False
+    manifest = series.read_manifest(step)
+    # What was measured stands beside what was asked for.
+    found = {name: manifest.metadata.get(name) for name in metadata}
+    return (manifest.corpus_fingerprint, found) == (corpus, metadata)
 
 
 def _embedded(attempt: str, done: int) -> int:
@@ -315,9 +331,10 @@ class IndexBuilder:
             return False
         try:
             made_by = self._indexes.read_manifest(step).metadata.get(RETRIEVER_CRC32C)
+            wanted = self._retrievers.read_manifest(step).metadata.get(PARAMS_CRC32C)
         except DamagedSnapshotError:
             return True  # Named by who reads it; a person is to delete it.
-        if made_by == self._retrievers.read_manifest(step).metadata.get(PARAMS_CRC32C):
+        if made_by == wanted:
             return True
         _log.warning("step %d: dropping the index of a retriever that is gone", step)
         self._indexes.forget(step)
@@ -348,8 +365,9 @@ class IndexBuilder:
                 on_progress=self._report,
                 require_wanted=require_published,
             )
-        except MissingObjectError as error:
-            # A trainer that resumes from an older checkpoint withdraws later steps.
+        except (MissingObjectError, AlreadyCommittedError) as error:
+            # A trainer that resumes from an older checkpoint withdraws later steps,
+            # and another builder may have embedded what it published there anew.
             _log.warning("step %d was withdrawn: %s", step, error)
             self._wait(stop)
             return

@@ -8,6 +8,7 @@ import flax.traverse_util
 import google_crc32c
 import jax
 import numpy as np
+import safetensors.numpy
 from jaxtyping import PyTree
 
 from realm_jax.data.blocks import BlockStore
@@ -15,8 +16,7 @@ from realm_jax.index.snapshots import (
     Manifest,
     MismatchedSnapshotError,
     SnapshotSeries,
-    read_params,
-    write_params,
+    SnapshotWriter,
 )
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import QUERY_TOWER, Retriever, RetrieverConfig
@@ -25,6 +25,8 @@ from realm_jax.storage import Store
 RETRIEVER_SERIES = "retriever"
 PARAMS_CRC32C = "params_crc32c"
 """In the metadata of a retriever snapshot; an index snapshot names it as well."""
+
+_PARAMS = "params.safetensors"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +128,28 @@ def load_retriever(store: Store, step: int) -> TrainedRetriever:
         ) from error
     _check_params(config, params, step)
     return TrainedRetriever(step, config, params, vocabulary_fingerprint)
+
+
+def write_params(writer: SnapshotWriter, params: Mapping[str, Any]) -> None:
+    """Writes a parameter tree into a snapshot, as one safetensors file.
+
+    Args:
+      writer: of the snapshot.
+      params: nested dictionaries of arrays.
+    """
+    flat = flax.traverse_util.flatten_dict(dict(params), sep="/")
+    arrays = {k: np.asarray(v, order="C") for k, v in jax.device_get(flat).items()}
+    writer.write_file(_PARAMS, safetensors.numpy.save(arrays))
+
+
+def read_params(series: SnapshotSeries, manifest: Manifest) -> dict[str, Any]:
+    """Returns the parameter tree of a snapshot: nested dictionaries of numpy arrays.
+
+    Raises:
+      DamagedSnapshotError: the file is missing or was changed.
+    """
+    flat = safetensors.numpy.load(series.read_file(manifest, _PARAMS))
+    return flax.traverse_util.unflatten_dict(flat, sep="/")
 
 
 def check_reads(

@@ -17,7 +17,7 @@ from realm_jax.index.manifest import (
     FileRecord,
     Manifest,
 )
-from realm_jax.storage import AlreadyExistsError, Store
+from realm_jax.storage import AlreadyExistsError, Store, UnavailableStoreError
 
 PROGRESS_FOLDER = "progress"
 """What writers tell their successors; no part of the snapshot."""
@@ -29,7 +29,9 @@ ATTEMPT_FILE = f"{PROGRESS_FOLDER}/attempt.json"
 class SnapshotWriter:
     """Writes one attempt; nothing of it is seen by readers until `commit`.
 
-    Several hosts may write to one attempt; one of them commits, when all are done.
+    Several hosts of one job may write to one attempt; one of them commits, when all
+    are done. Another job never does: whoever wrote on into an attempt that is committed
+    would damage it.
 
     Attributes:
       step: of the encoder.
@@ -84,7 +86,7 @@ class SnapshotWriter:
         dtype: str = "float32",
         chunk_rows: int | None = None,
     ) -> None:
-        """Creates an array, or opens it where another host or a crash left it.
+        """Creates an array, or opens it where another host or `take_over` made it.
 
         Args:
           name: of the array.
@@ -140,6 +142,35 @@ class SnapshotWriter:
         ranges = [n.rpartition("/")[2].split("-") for n in names]
         return sorted((int(start), int(stop)) for start, stop in ranges)
 
+    def num_notes(self) -> int:
+        """Returns how many pieces of the attempt were finished."""
+        return len(self._store.list(f"{self._folder}/{PROGRESS_FOLDER}"))
+
+    def take_over(self, other: "SnapshotWriter") -> None:
+        """Copies the rows that an unfinished attempt has finished.
+
+        Its writer may be alive, or collection at work on it: what cannot be read is
+        left to be made anew.
+
+        Raises:
+          BadInputError: they cannot be written, such as on a full disk.
+        """
+        prefix = f"{other._folder}/{PROGRESS_FOLDER}/"
+        notes = [n.removeprefix(prefix) for n in self._store.list(prefix.rstrip("/"))]
+        for name in sorted({n.rpartition("/")[0] for n in notes if "/" in n}):
+            folder = f"{other._folder}/{name}"
+            try:
+                record, chunk_rows = arrays.read_layout(self._store, folder)
+            except (ValueError, UnavailableStoreError):
+                continue
+            self.create_array(name, record.shape, record.dtype, chunk_rows)
+            for start, stop in other.completed_rows(name):
+                try:
+                    rows = arrays.read_rows(self._store, folder, record, start, stop)
+                except (ValueError, UnavailableStoreError):
+                    continue
+                self.write_rows(name, start, rows)
+
     def commit(self, measured: Mapping[str, Any] | None = None) -> Manifest:
         """Makes the snapshot visible, as one step.
 
@@ -151,20 +182,23 @@ class SnapshotWriter:
           DamagedSnapshotError: something is not there as it was written.
           AlreadyCommittedError: another attempt was first.
         """
-        for name, (record, _) in self._arrays.items():
-            self._require_complete(name, record.shape[0])
+        name = commit_name(self._series, self.step)
+        if self._store.exists(name):
+            # Before anything is missed: collection may have taken what lost the race.
+            raise already_committed(self._store, self._series, self.step)
+        for array, (record, _) in self._arrays.items():
+            self._require_complete(array, record.shape[0])
         now = time.time()
         manifest = Manifest(
             step=self.step,
             attempt=self.attempt,
             corpus_fingerprint=self.corpus_fingerprint,
             files=self._files(),
-            arrays={name: record for name, (record, _) in self._arrays.items()},
+            arrays={array: record for array, (record, _) in self._arrays.items()},
             committed=now,
             build_seconds=max(0.0, now - self.began),
             metadata={**self.metadata, **(measured or {})},
         )
-        name = commit_name(self._series, self.step)
         try:
             self._store.create(name, manifest.to_bytes())
         except AlreadyExistsError as error:

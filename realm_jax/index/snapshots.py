@@ -17,11 +17,8 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-import flax.traverse_util
 import google_crc32c
-import jax
 import numpy as np
-import safetensors.numpy
 
 from realm_jax.index.arrays import read_rows
 from realm_jax.index.manifest import (
@@ -57,11 +54,7 @@ __all__ = [
     "SnapshotArray",
     "SnapshotSeries",
     "SnapshotWriter",
-    "read_params",
-    "write_params",
 ]
-
-_PARAMS = "params.safetensors"
 
 
 class SnapshotSeries:
@@ -94,13 +87,16 @@ class SnapshotSeries:
         Raises:
           AlreadyCommittedError: the step has a snapshot.
         """
-        if self.store.exists(commit_name(self.name, step)):
-            raise already_committed(self.store, self.name, step)
         header = {
             "corpus_fingerprint": corpus_fingerprint,
             "metadata": dict(metadata or {}),
             "began": time.time(),
         }
+        return self._begin(step, header)
+
+    def _begin(self, step: int, header: Mapping[str, Any]) -> SnapshotWriter:
+        if self.store.exists(commit_name(self.name, step)):
+            raise already_committed(self.store, self.name, step)
         attempt = uuid.uuid4().hex[:12]
         data = json.dumps(header, indent=1).encode()
         self.store.create(f"{self._folder(step, attempt)}/{ATTEMPT_FILE}", data)
@@ -126,10 +122,12 @@ class SnapshotSeries:
         corpus_fingerprint: str,
         metadata: Mapping[str, Any] | None = None,
     ) -> SnapshotWriter | None:
-        """Returns a writer to the newest unfinished attempt with these very settings.
+        """Starts an attempt that takes over what an unfinished one has finished.
 
-        `SnapshotWriter.completed_rows` then tells what need not be written again.
-        Returns None if there is no such attempt, or if the step is committed.
+        Of those with these very settings, the one with the most rows. It is copied, not
+        continued, for its writer may be alive. `SnapshotWriter.completed_rows` then
+        tells what need not be written again. Returns None if there is no such attempt,
+        or if the step is committed.
         """
         if self.store.exists(commit_name(self.name, step)):
             return None
@@ -146,7 +144,17 @@ class SnapshotSeries:
             if writer.corpus_fingerprint == corpus_fingerprint
             and writer.metadata == wanted
         ]
-        return max(fitting, key=lambda writer: writer.began, default=None)
+        best = max(fitting, key=lambda w: (w.num_notes(), w.began), default=None)
+        if best is None:
+            return None
+        header = {
+            "corpus_fingerprint": corpus_fingerprint,
+            "metadata": wanted,
+            "began": best.began,
+        }
+        writer = self._begin(step, header)
+        writer.take_over(best)
+        return writer
 
     def steps(self) -> list[int]:
         """Returns the steps with a committed snapshot, lowest first."""
@@ -276,7 +284,7 @@ class SnapshotSeries:
         in_use: Collection[int] = (),
         attempt_age_seconds: float = 3600.0,
     ) -> list[str]:
-        """Deletes old snapshots and dead attempts.
+        """Deletes old snapshots, dead attempts, and those that lost their race.
 
         Args:
           keep: how many of the newest snapshots stay.
@@ -290,18 +298,21 @@ class SnapshotSeries:
         committed = self.steps()
         newest = committed[max(0, len(committed) - keep) :]
         retired = [s for s in committed if s not in newest and s not in in_use]
-        retired_folders = self._committed_folders(retired)
+        manifests = self._manifests(committed)
         for step in retired:
             # The commit goes first: no reader may find one without its data.
             self.store.delete(commit_name(self.name, step))
-        live_folders = self._committed_folders(self.steps())
+        live_folders = {
+            self._folder(step, manifest.attempt)
+            for step, manifest in self._manifests(self.steps()).items()
+        }
         removed = []
         for step, attempt in self._attempts():
             folder = self._folder(step, attempt)
             if folder in live_folders:
                 continue
-            dead = self._idle_seconds(folder) >= attempt_age_seconds
-            if dead or folder in retired_folders:
+            idle = self._idle_seconds(folder) >= attempt_age_seconds
+            if idle or self._is_settled(step, attempt, manifests.get(step)):
                 # Without its header, nobody resumes an attempt that is half deleted.
                 self.store.delete(f"{folder}/{ATTEMPT_FILE}")
                 self.store.delete_folder(folder)
@@ -317,13 +328,25 @@ class SnapshotSeries:
         matches = filter(None, map(pattern.fullmatch, names))
         return sorted({(int(m.group(1)), m.group(2)) for m in matches})
 
-    def _committed_folders(self, steps: Iterable[int]) -> set[str]:
-        folders = set()
+    def _manifests(self, steps: Iterable[int]) -> dict[int, Manifest]:
+        manifests = {}
         for step in steps:
             # A manifest nobody can read protects nothing: its snapshot is lost.
             with contextlib.suppress(MissingObjectError, DamagedSnapshotError):
-                folders.add(self._folder(step, self.read_manifest(step).attempt))
-        return folders
+                manifests[step] = self.read_manifest(step)
+        return manifests
+
+    def _is_settled(self, step: int, attempt: str, manifest: Manifest | None) -> bool:
+        """Whether an attempt was committed, or never can be: another of it was."""
+        if manifest is None:
+            return False
+        if manifest.attempt == attempt:
+            return True
+        try:
+            # A younger one may be for a step that was withdrawn since.
+            return self.join(step, attempt).began <= manifest.committed
+        except MissingObjectError:
+            return True
 
     def _idle_seconds(self, folder: str) -> float:
         # Each write of rows ends with a note there; the notes are small, the rows not.
@@ -355,25 +378,3 @@ class SnapshotArray:
     def __getitem__(self, rows: slice) -> np.ndarray:
         """Reads rows; see `SnapshotSeries.read_array`."""
         return self.series.read_array(self.manifest, self.name, rows)
-
-
-def write_params(writer: SnapshotWriter, params: Mapping[str, Any]) -> None:
-    """Writes a parameter tree into a snapshot, as one safetensors file.
-
-    Args:
-      writer: of the snapshot.
-      params: nested dictionaries of arrays.
-    """
-    flat = flax.traverse_util.flatten_dict(dict(params), sep="/")
-    arrays = {k: np.asarray(v, order="C") for k, v in jax.device_get(flat).items()}
-    writer.write_file(_PARAMS, safetensors.numpy.save(arrays))
-
-
-def read_params(series: SnapshotSeries, manifest: Manifest) -> dict[str, Any]:
-    """Returns the parameter tree of a snapshot: nested dictionaries of numpy arrays.
-
-    Raises:
-      DamagedSnapshotError: the file is missing or was changed.
-    """
-    flat = safetensors.numpy.load(series.read_file(manifest, _PARAMS))
-    return flax.traverse_util.unflatten_dict(flat, sep="/")

@@ -3,151 +3,40 @@
 import dataclasses
 import logging
 import threading
-import time
 
-import jax
 import numpy as np
 import pytest
 
-from realm_jax.data.block_writer import Block, write_blocks
-from realm_jax.data.blocks import BlockText
-from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.index import build, builder, heartbeat, reuse
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
 from realm_jax.index.retrievers import (
     RETRIEVER_SERIES,
-    TrainedRetriever,
     load_retriever,
-    publish_retriever,
 )
-from realm_jax.index.scann_assets import (
-    RECALL,
-    LowRecallError,
-    ScannAssets,
-    load_assets,
-)
-from realm_jax.index.searchers import DeviceSearcher
 from realm_jax.index.snapshots import (
-    EMBEDDINGS,
     AlreadyCommittedError,
     DamagedSnapshotError,
     MismatchedSnapshotError,
     SnapshotSeries,
 )
-from realm_jax.models.bert import BertConfig
-from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.storage import open_store
-
-WORDS = [f"word{number}" for number in range(40)]
-VOCABULARY = WordPiece([*SPECIAL_PIECES, *WORDS])
-RETRIEVER = RetrieverConfig(
-    BertConfig(
-        vocab_size=VOCABULARY.size,
-        hidden_size=16,
-        num_layers=1,
-        num_heads=2,
-        mlp_size=32,
-        max_positions=32,
-        initializer_range=0.5,
-    ),
-    projection_size=8,
+from tests.index.tiny_builder import (
+    CONFIG,
+    NUM_BLOCKS,
+    RETRIEVER,
+    index_series,
+    publish,
+    read_embeddings,
+    run_in_thread,
+    slow_embeddings,
+    wait_until,
 )
-NUM_BLOCKS = 23
-CONFIG = builder.BuilderConfig(
-    embed=EmbedConfig(document_length=24, batch_size=4, shard_blocks=5),
-    poll_seconds=0.01,
-    patience_seconds=30.0,
-)
-
-
-@pytest.fixture(scope="module")
-def blocks(tmp_path_factory):
-    generator = np.random.default_rng(0)
-
-    def block(number):
-        ids = generator.integers(len(SPECIAL_PIECES), VOCABULARY.size, 20)
-        text = BlockText(f"title {number}", "body", str(number), [], [])
-        return Block(ids[:2], ids[2 : 8 + number % 12], text)
-
-    return write_blocks(
-        tmp_path_factory.mktemp("corpus") / "blocks",
-        map(block, range(NUM_BLOCKS)),
-        vocabulary=VOCABULARY,
-        chunk_length=24,
-    )
 
 
 @pytest.fixture
 def store(tmp_path):
     return open_store(tmp_path / "model")
-
-
-@pytest.fixture(scope="module")
-def initial_params():
-    # Of the right shapes; to initialise would be to compile.
-    ids = jax.ShapeDtypeStruct((1, 8), np.int32)
-    init = Retriever(RETRIEVER).init
-    shapes = jax.eval_shape(init, jax.random.key(0), ids, ids, ids)["params"]
-    generator = np.random.default_rng(1)
-    return jax.tree.map(
-        lambda leaf: generator.normal(0, 0.5, leaf.shape).astype(np.float32), shapes
-    )
-
-
-@pytest.fixture
-def retriever_at(initial_params):
-    """Makes a retriever whose parameters depend on its step."""
-
-    def make(step, scale=1.0):
-        factor = scale * (1 + step / 1000)
-        params = jax.tree.map(lambda array: array * np.float32(factor), initial_params)
-        return TrainedRetriever(step, RETRIEVER, params, VOCABULARY.fingerprint)
-
-    return make
-
-
-def publish(store, blocks, retriever):
-    return publish_retriever(store, retriever, blocks.fingerprint)
-
-
-def index_series(store):
-    return SnapshotSeries(store, reuse.INDEX_SERIES)
-
-
-def read_embeddings(store, step):
-    series = index_series(store)
-    manifest = series.read_manifest(step)
-    series.verify(manifest)
-    return series.read_array(manifest, EMBEDDINGS)
-
-
-@jax.jit
-def embed_one(params, ids, segment_ids):
-    return Retriever(RETRIEVER).apply(
-        {"params": params}, ids, segment_ids, method=Retriever.embed_documents
-    )
-
-
-def slow_embeddings(retriever, blocks):
-    """Each document by itself, at the full length."""
-    documents = [blocks.document_ids(np.array([b]), 24) for b in range(NUM_BLOCKS)]
-    return np.concatenate([embed_one(retriever.params, *each) for each in documents])
-
-
-def run_in_thread(store, blocks, config=CONFIG):
-    stop = threading.Event()
-    job = builder.IndexBuilder(store, blocks, config)
-    thread = threading.Thread(target=job.run, args=(stop,), daemon=True)
-    thread.start()
-    return thread, stop
-
-
-def wait_until(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def test_index_holds_every_block_embedded_by_the_published_retriever(
@@ -452,56 +341,3 @@ def test_the_index_of_another_retriever_is_dropped_and_made_anew(
     wait_until(is_right)
     stop.set()
     thread.join(20)
-
-
-SCANN = dataclasses.replace(CONFIG, scann=ScannAssets(num_queries=8))
-
-
-def test_scann_is_trained_judged_and_loaded_as_it_was(store, blocks, retriever_at):
-    manifest = builder.build_once(retriever_at(1), blocks, store, SCANN)
-    series = index_series(store)
-    assert manifest.metadata[RECALL] == 1.0
-    assert series.read_manifest(1).metadata[RECALL] == 1.0
-    series.verify(manifest)
-    loaded = load_assets(series, manifest)
-    embeddings = read_embeddings(store, 1)
-    queries = embeddings[::5] + np.float32(0.01)
-    found = loaded.search(queries, 4)
-    expected = DeviceSearcher(embeddings).search(queries, 4)
-    np.testing.assert_array_equal(found.ids, expected.ids)
-    np.testing.assert_array_equal(loaded.sample(), DeviceSearcher(embeddings).sample())
-    # A second call finds it there.
-    again = builder.build_once(retriever_at(1), blocks, store, SCANN)
-    assert again.attempt == manifest.attempt
-    assert (
-        load_assets(series, builder.build_once(retriever_at(2), blocks, store, CONFIG))
-        is None
-    )
-
-
-def test_an_index_in_which_scann_finds_too_little_is_not_published(
-    store, blocks, retriever_at
-):
-    config = dataclasses.replace(CONFIG, scann=ScannAssets(min_recall=1.1))
-    publish(store, blocks, retriever_at(1))
-    with pytest.raises(LowRecallError, match=r"110% of the 8 best .* it finds 100\.0%"):
-        builder.build_once(retriever_at(1), blocks, store, config)
-    assert index_series(store).steps() == []
-    assert not store.list("index/data")
-    Heartbeat(store, builder.TRAINER_ROLE).beat(0, "running")
-    job_config = dataclasses.replace(config, patience_seconds=0.2)
-    job = builder.IndexBuilder(store, blocks, job_config)
-    job.run(threading.Event())
-    status = read_heartbeat(store, builder.BUILDER_ROLE)
-    assert "raise ScannConfig" in status.extra["refused"]["1"]
-
-
-def test_a_damaged_asset_is_refused_by_name(store, blocks, retriever_at):
-    manifest = builder.build_once(retriever_at(1), blocks, store, SCANN)
-    folder = f"index/data/1-{manifest.attempt}"
-    for name in [n for n in manifest.files if n.startswith("scann/")]:
-        data = store.read(f"{folder}/{name}")
-        store.write(f"{folder}/{name}", data[:-1] + bytes([data[-1] ^ 1]))
-        with pytest.raises(DamagedSnapshotError, match=name):
-            load_assets(index_series(store), manifest)
-        store.write(f"{folder}/{name}", data)

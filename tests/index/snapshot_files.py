@@ -1,0 +1,82 @@
+"""Snapshots of a few rows, and what can happen to their files."""
+
+from pathlib import Path
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+
+from realm_jax.index.snapshots import (
+    EMBEDDINGS,
+)
+
+CORPUS = "0123abcd"
+
+
+ROWS = np.random.default_rng(0).normal(size=(23, 4)).astype(np.float32)
+
+
+no_fixture_check = settings(
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def write_snapshot(series, step=7, rows=ROWS, **metadata):
+    writer = series.begin(step, corpus_fingerprint=CORPUS, metadata=metadata)
+    writer.create_array(EMBEDDINGS, rows.shape, rows.dtype.name, chunk_rows=8)
+    writer.write_file("scann/assets.bin", b"assets of step %d" % step)
+    for start in range(0, len(rows), 8):
+        writer.write_rows(EMBEDDINGS, start, rows[start : start + 8])
+    return writer.commit()
+
+
+def data_files(series):
+    """Files of snapshots on the local disk, without what only writers read."""
+    top = Path(series.store.url("index/data"))
+    files = [path for path in top.rglob("*") if path.is_file()]
+    return sorted(path for path in files if "progress" not in path.parts)
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def lengthen(path):
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+class Killed(BaseException):
+    pass
+
+
+class MortalStore:
+    """A store whose process dies before one of its writes or deletions."""
+
+    def __init__(self, store, lives):
+        self._store = store
+        self.lives = lives
+
+    def delete_folder(self, folder):
+        # One by one, as in a bucket.
+        for name in self._store.list(folder):
+            self.delete(name)
+
+    def __getattr__(self, name):
+        method = getattr(self._store, name)
+        if name not in ("write", "create", "delete"):
+            return method
+
+        def mortal(*args):
+            if self.lives == 0:
+                raise Killed
+            self.lives -= 1
+            return method(*args)
+
+        return mortal

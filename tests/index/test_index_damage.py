@@ -1,0 +1,140 @@
+"""Every file that a builder and a trainer write, damaged in turn.
+
+Whatever is damaged is refused by its name, and what is in use serves on.
+"""
+
+import random
+import threading
+
+import pytest
+
+from realm_jax.index import builder
+from realm_jax.index.follower import IndexFollower
+from realm_jax.index.heartbeat import read_heartbeat
+from realm_jax.index.manifest import EMBEDDINGS
+from realm_jax.index.retrievers import RETRIEVER_SERIES, load_retriever
+from realm_jax.index.scann_assets import load_assets
+from realm_jax.index.snapshots import (
+    DamagedSnapshotError,
+    Expectation,
+    SnapshotSeries,
+)
+from tests.index.tiny_builder import (
+    CONFIG,
+    SCANN,
+    index_series,
+    publish,
+    run_in_thread,
+    wait_until,
+)
+
+RNG = random.Random(0)
+
+
+def flip(store, name):
+    data = bytearray(store.read(name))
+    # The bit that makes no white space of another and no capital of a letter.
+    data[RNG.randrange(len(data))] ^= 1
+    store.write(name, bytes(data))
+
+
+def truncate(store, name):
+    data = store.read(name)
+    store.write(name, data[: RNG.randrange(len(data))])
+
+
+def remove(store, name):
+    store.delete(name)
+
+
+@pytest.fixture(params=[flip, truncate, remove])
+def damage(request):
+    return request.param
+
+
+def load(series, manifest):
+    searcher = load_assets(series, manifest)
+    assert searcher is not None
+    return searcher, series.read_array(manifest, EMBEDDINGS)
+
+
+def follow(series, blocks):
+    expected = Expectation(blocks.fingerprint, dimension=8, count=blocks.num_blocks)
+    return IndexFollower(series, expected, load, poll_seconds=0.01, newer_than=1)
+
+
+def test_every_file_of_an_index_is_refused_by_name(
+    model_store, blocks, retriever_at, damage
+):
+    builder.build_once(retriever_at(1), blocks, model_store, CONFIG)
+    manifest = builder.build_once(retriever_at(2), blocks, model_store, SCANN)
+    series = index_series(model_store)
+    folder = f"index/data/2-{manifest.attempt}"
+    commit = "index/commits/2.json"
+    names = [*(f"{folder}/{name}" for name in manifest.files), commit]
+    written = [n for n in model_store.list() if n.startswith((folder, commit))]
+    assert set(written) - set(names) == {n for n in written if "/progress/" in n}
+    for part in ("embeddings/zarr.json", "block_hashes/c/4/0", "scann/"):
+        assert any(part in name for name in names)
+    for name in names:
+        sound = model_store.read(name)
+        damage(model_store, name)
+        with follow(series, blocks) as follower:
+            if (name, damage) == (commit, remove):
+                # Without its commit there is no snapshot.
+                wait_until(lambda f=follower: f._looks >= 2)
+                assert follower.refused == {}
+            else:
+                wait_until(lambda f=follower: f.refused)
+                assert model_store.url(name) in follower.refused[2]
+                assert "\n" not in follower.refused[2]
+            # The trainer keeps index 1.
+            assert follower.take() is None
+        model_store.write(name, sound)
+    with follow(series, blocks) as follower:
+        assert follower.wait_for_first(20).manifest == manifest
+        assert follower.refused == {}
+
+
+def test_every_file_of_a_retriever_is_refused_by_name(
+    model_store, blocks, retriever_at, damage
+):
+    manifest = publish(model_store, blocks, retriever_at(2))
+    commit = f"{RETRIEVER_SERIES}/commits/2.json"
+    names = [commit]
+    names += [f"retriever/data/2-{manifest.attempt}/{n}" for n in manifest.files]
+    assert len(names) == 2
+    for name in names:
+        sound = model_store.read(name)
+        damage(model_store, name)
+        if (name, damage) != (commit, remove):
+            with pytest.raises(DamagedSnapshotError) as caught:
+                load_retriever(model_store, 2)
+            assert model_store.url(name) in str(caught.value)
+        stop = threading.Event()
+        job = builder.IndexBuilder(model_store, blocks, CONFIG)
+        timer = threading.Timer(0.3, stop.set)
+        timer.start()
+        job.run(stop)
+        refused = read_heartbeat(model_store, builder.BUILDER_ROLE).extra["refused"]
+        if (name, damage) != (commit, remove):
+            assert model_store.url(name) in refused["2"]
+        assert index_series(model_store).steps() == []
+        model_store.write(name, sound)
+    assert load_retriever(model_store, 2).params_crc32c() == (
+        retriever_at(2).params_crc32c()
+    )
+
+
+def test_a_retriever_damaged_after_its_index_was_made_does_not_end_the_job(
+    model_store, blocks, retriever_at
+):
+    publish(model_store, blocks, retriever_at(1))
+    builder.build_once(retriever_at(1), blocks, model_store, CONFIG)
+    flip(model_store, f"{RETRIEVER_SERIES}/commits/1.json")
+    thread, stop = run_in_thread(model_store, blocks)
+    publish(model_store, blocks, retriever_at(2))
+    wait_until(lambda: 2 in index_series(model_store).steps())
+    assert SnapshotSeries(model_store, RETRIEVER_SERIES).latest_step() == 2
+    stop.set()
+    thread.join(20)

@@ -1,0 +1,95 @@
+"""A block store of words, a retriever of one layer, and a builder that polls often."""
+
+import dataclasses
+import threading
+import time
+
+import jax
+import numpy as np
+
+from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
+from realm_jax.index import builder, reuse
+from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.retrievers import (
+    publish_retriever,
+)
+from realm_jax.index.scann_assets import ScannAssets
+from realm_jax.index.snapshots import (
+    EMBEDDINGS,
+    SnapshotSeries,
+)
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+
+WORDS = [f"word{number}" for number in range(40)]
+
+
+VOCABULARY = WordPiece([*SPECIAL_PIECES, *WORDS])
+
+
+RETRIEVER = RetrieverConfig(
+    BertConfig(
+        vocab_size=VOCABULARY.size,
+        hidden_size=16,
+        num_layers=1,
+        num_heads=2,
+        mlp_size=32,
+        max_positions=32,
+        initializer_range=0.5,
+    ),
+    projection_size=8,
+)
+
+
+NUM_BLOCKS = 23
+
+
+CONFIG = builder.BuilderConfig(
+    embed=EmbedConfig(document_length=24, batch_size=4, shard_blocks=5),
+    poll_seconds=0.01,
+    patience_seconds=30.0,
+)
+SCANN = dataclasses.replace(CONFIG, scann=ScannAssets(num_queries=8))
+
+
+def publish(store, blocks, retriever):
+    return publish_retriever(store, retriever, blocks.fingerprint)
+
+
+def index_series(store):
+    return SnapshotSeries(store, reuse.INDEX_SERIES)
+
+
+def read_embeddings(store, step):
+    series = index_series(store)
+    manifest = series.read_manifest(step)
+    series.verify(manifest)
+    return series.read_array(manifest, EMBEDDINGS)
+
+
+@jax.jit
+def embed_one(params, ids, segment_ids):
+    return Retriever(RETRIEVER).apply(
+        {"params": params}, ids, segment_ids, method=Retriever.embed_documents
+    )
+
+
+def slow_embeddings(retriever, blocks):
+    """Each document by itself, at the full length."""
+    documents = [blocks.document_ids(np.array([b]), 24) for b in range(NUM_BLOCKS)]
+    return np.concatenate([embed_one(retriever.params, *each) for each in documents])
+
+
+def run_in_thread(store, blocks, config=CONFIG):
+    stop = threading.Event()
+    job = builder.IndexBuilder(store, blocks, config)
+    thread = threading.Thread(target=job.run, args=(stop,), daemon=True)
+    thread.start()
+    return thread, stop
+
+
+def wait_until(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)

@@ -1,0 +1,20 @@
+import pytest
+
+from tests.soak import jobs
+from tests.soak.nursery import Nursery
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory):
+    return jobs.make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture
+def nursery(compiled):
+    with Nursery(compiled) as started:
+        yield started

@@ -1,0 +1,88 @@
+"""Kills trainer and builder at random moments, and starts them again at once."""
+
+import dataclasses
+import random
+import time
+
+from realm_jax.index.builder import BUILDER_ROLE
+from realm_jax.index.heartbeat import read_heartbeat
+from realm_jax.storage import open_store
+from tests.soak.chronicle import Chronicle
+from tests.soak.jobs import Job, Run
+from tests.soak.nursery import Nursery
+
+# Twice as long as the whole takes on a busy machine.
+_PATIENCE_SECONDS = 3600.0
+_LOOK_SECONDS = 0.05
+_BUSY_SECONDS = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Kills:
+    """How often each is killed, and the seed of when."""
+
+    seed: int
+    builder: int
+    trainer: int
+
+    def moments(self, steps: int) -> list[tuple[int, str]]:
+        """(trainer's step, who), each kill somewhere in a stretch of its own."""
+        rng = random.Random(self.seed)
+        found = []
+        for who, count in (("builder", self.builder), ("trainer", self.trainer)):
+            for i in range(count):
+                found.append((int(steps * 0.95 * (i + rng.random()) / count), who))
+        return sorted(found)
+
+
+def run_to_the_end(
+    run: Run, nursery: Nursery, kills: Kills | None = None, *, num_builders: int = 1
+) -> Chronicle:
+    """Runs the trainer (and builders, in async) to the end; the chronicle looks on."""
+    chronicle = Chronicle(run)
+    jobs = {"trainer": Job("pretrain", run, nursery)}
+    chronicle.begins(jobs["trainer"])
+    if run.mode == "async":
+        for number in range(num_builders):
+            name = f"builder {number}" if number else "builder"
+            jobs[name] = Job("build-index", run, nursery)
+    moments = kills.moments(run.steps) if kills else []
+    rng = random.Random(kills.seed if kills else 0)
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not all(job.has_ended for job in jobs.values()):
+        assert time.monotonic() < deadline, f"at step {chronicle.step}"
+        chronicle.look()
+        if moments and chronicle.step >= moments[0][0]:
+            _, who = moments.pop(0)
+            _wait_for_a_moment(run, rng, chronicle, jobs, who)
+            if jobs[who].kill():
+                jobs[who].start()
+                if who == "trainer":
+                    chronicle.begins(jobs[who])
+        if jobs["trainer"].has_ended and chronicle.is_up_to_date():
+            # A builder that was started after that would wait for another trainer.
+            for name in jobs.keys() - {"trainer"}:
+                jobs[name].ask_to_end()
+        time.sleep(_LOOK_SECONDS)
+    chronicle.look()
+    assert not moments, f"it ended before {moments}"
+    return chronicle
+
+
+def _wait_for_a_moment(
+    run: Run, rng: random.Random, chronicle: Chronicle, jobs: dict[str, Job], who: str
+) -> None:
+    """Half of the time anywhere, else amid the work."""
+    deadline = time.monotonic() + rng.choice([0.0, _BUSY_SECONDS])
+    store = open_store(run.model_dir)
+    while time.monotonic() < deadline:
+        chronicle.look()
+        if who == "trainer":
+            if chronicle.step > 0:
+                break
+        else:
+            status = read_heartbeat(store, BUILDER_ROLE)
+            mine = status is not None and status.pid == jobs[who].pid
+            if mine and status.extra.get("activity") == "embedding":
+                break
+    time.sleep(rng.uniform(0.0, 0.5))

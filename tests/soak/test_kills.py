@@ -1,0 +1,108 @@
+"""Trainer and builder killed many times: no wrong index is loaded, nothing is lost.
+
+SOAK_SEED chooses the moments.
+"""
+
+import os
+
+import numpy as np
+import pytest
+
+from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
+from realm_jax.storage import open_store
+from realm_jax.training import checkpoints
+from tests.soak.jobs import Run
+from tests.soak.supervisor import Kills, run_to_the_end
+from tests.tiny_world import assert_same_bits
+
+SEED = int(os.environ.get("SOAK_SEED", "0"))
+
+
+@pytest.fixture(params=["local", "gs"])
+def make_run(request, tmp_path, world):
+    """Makes runs that differ in their name and mode alone."""
+    root = str(tmp_path)
+    if request.param == "gs":
+        root = f"{request.getfixturevalue('bucket')}/{tmp_path.name}"
+
+    def make(name, **options):
+        return Run(f"{root}/{name}", tmp_path / f"{name}-logs", world.corpus, **options)
+
+    return make
+
+
+def check_async(run, chronicle):
+    assert chronicle.check_loaded() >= 3
+    found = chronicle.steps()
+    period = run.checkpoint_period
+    # As of a run that nobody disturbed: the last two, and what they resume with.
+    assert found["checkpoints"] == [run.steps - period, run.steps]
+    assert found["retriever"][-1] == found["index"][-1] == run.steps
+    assert len(found["retriever"]) <= 2
+    assert len(found["index"]) <= 5
+    assert chronicle.leftovers() == []
+
+
+def check_blocking(run, chronicle, twin, of_twin):
+    # Retrievers are not published here: what was loaded must be what the twin loaded.
+    expected = dict(_loaded(twin))
+    assert len(expected) >= 3
+    for step, rows in _loaded(run):
+        np.testing.assert_array_equal(rows, expected[step])
+    assert chronicle.steps() == of_twin.steps()
+    assert chronicle.leftovers() == of_twin.leftovers() == []
+    assert_same_bits(_last_state(run), _last_state(twin))
+    one, other = (
+        SnapshotSeries(open_store(each.model_dir), "index") for each in (run, twin)
+    )
+    for step in one.steps():
+        np.testing.assert_array_equal(
+            one.read_array(one.read_manifest(step), EMBEDDINGS),
+            other.read_array(other.read_manifest(step), EMBEDDINGS),
+        )
+
+
+def _loaded(run):
+    for path in run.loaded.glob("*.npy"):
+        yield int(path.stem.split("-")[2]), np.load(path)
+
+
+def _last_state(run):
+    store = open_store(run.model_dir)
+    return [
+        checkpoints.read_item(store, run.steps, item) for item in ("params", "rest")
+    ]
+
+
+def test_a_few_kills(tmp_path, world, nursery):
+    run = Run(str(tmp_path / "model"), tmp_path / "logs", world.corpus, steps=20)
+    kills = Kills(SEED, builder=2, trainer=1)
+    check_async(run, run_to_the_end(run, nursery, kills))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_seventy_kills(make_run, nursery):
+    run = make_run("killed", steps=200, period=4)
+    kills = Kills(SEED, builder=50, trainer=20)
+    check_async(run, run_to_the_end(run, nursery, kills))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_four_builders_beside_one_trainer(make_run, nursery):
+    run = make_run("crowded", steps=60, period=4)
+    kills = Kills(SEED, builder=2, trainer=2)
+    check_async(run, run_to_the_end(run, nursery, kills, num_builders=4))
+    assert "Traceback" not in (run.scratch / "build-index.log").read_text()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_twenty_kills_change_no_bit(make_run, nursery):
+    run, twin = (
+        make_run(name, mode="blocking", steps=100, period=5)
+        for name in ("killed", "twin")
+    )
+    chronicle = run_to_the_end(run, nursery, Kills(SEED, builder=0, trainer=20))
+    check_blocking(run, chronicle, twin, run_to_the_end(twin, nursery))
