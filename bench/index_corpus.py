@@ -58,11 +58,11 @@ def embed_corpus(
       The files, and blocks per second; 0 if they were there.
     """
     store = BlockStore.open(corpus)
-    source = (
-        f"{store.num_blocks:,} blocks of {pathlib.Path(corpus).name} by "
-        f"{pathlib.Path(retriever).name}, {document_length} wordpieces"
-    )
-    blocks, queries = folder / "corpus_blocks.npy", folder / "corpus_queries.npy"
+    made_by = f"{pathlib.Path(retriever).name}, {document_length} wordpieces"
+    source = f"{pathlib.Path(corpus).name} by {made_by}"
+    # Named by what it is of, so that another corpus is not taken for this one.
+    name = f"{store.fingerprint[:12]}_{made_by.replace(', ', '_').replace(' ', '_')}"
+    blocks, queries = folder / f"{name}_blocks.npy", folder / f"{name}_queries.npy"
     files = EmbeddingFiles(str(blocks), str(queries), source)
     if blocks.exists() and queries.exists():
         return files, 0.0

@@ -42,6 +42,8 @@ _TASK = "invented"
 _TRAINER_CORE, _BUILDER_CORE = 0, 1
 # Steps that compile, and the first swaps, which compile what is measured of an index.
 _WARM_STEPS, _WARM_SWAPS = 5, 1
+# In a phase, however busy the machine is: two make a step that lies wholly in it.
+_FEWEST_STEPS = 4
 _PATIENCE_SECONDS = 600.0
 
 
@@ -110,8 +112,11 @@ def measure_beside_builder(plan: RefreshPlan) -> dict[str, Any]:
             for number in range(2 * plan.num_pairs):
                 running = bool(number % 2)
                 jobs.signal(signal.SIGCONT if running else signal.SIGSTOP)
-                began = time.time()
-                while time.time() - began < plan.phase_seconds:
+                began, before = time.time(), len(jobs.steps)
+                while (
+                    time.time() - began < plan.phase_seconds
+                    or len(jobs.steps) - before < _FEWEST_STEPS
+                ):
                     jobs.next_event()
                 phases.append((began, time.time()))
         finally:
