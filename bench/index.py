@@ -35,6 +35,8 @@ from realm_jax.errors import BadInputError
 _MODELS = ("tiny", "mini", "minilm", "toy")
 # More rows than this are searched by one process at a time: they fill the memory.
 _MOST_IN_TURNS = 2_000_000
+# Each takes tens of seconds.
+_EMBED_REPETITIONS = 3
 _INVENTED_BLOCKS = 8192
 _MEAN_WORDPIECES = 150
 
@@ -90,7 +92,7 @@ def measure_embed(arguments: argparse.Namespace, folder: Folder) -> dict[str, An
             store,
             model,
             document_length=arguments.document_length,
-            repetitions=arguments.repetitions,
+            repetitions=min(_EMBED_REPETITIONS, arguments.repetitions),
         )
         for model in arguments.models
     }

@@ -21,9 +21,9 @@ from realm_jax.training.initialization import Lengths, initial_params
 # As gin/models has them: hidden size, layers, heads, MLP; and blocks that are embedded.
 MODELS = {
     "toy": ((16, 1, 2, 32), 64),
-    "tiny": ((128, 2, 2, 512), 4096),
-    "mini": ((256, 4, 4, 1024), 1024),
-    "minilm": ((384, 6, 12, 1536), 512),
+    "tiny": ((128, 2, 2, 512), 2048),
+    "mini": ((256, 4, 4, 1024), 512),
+    "minilm": ((384, 6, 12, 1536), 256),
 }
 
 

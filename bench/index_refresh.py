@@ -121,8 +121,13 @@ def measure_beside_builder(plan: RefreshPlan) -> dict[str, Any]:
                 phases.append((began, time.time()))
         finally:
             jobs.signal(signal.SIGCONT)
-    rates = [_rate(jobs.steps, *phase) for phase in phases]
-    medians = [_median_step(jobs.steps, *phase) for phase in phases]
+    steps, cpu_seconds = np.array(jobs.steps), np.array(jobs.cpu_seconds)
+    rates, medians, costs = [], [], []
+    for began, ended in phases:
+        within = (began <= steps) & (steps <= ended)
+        rates.append(1.0 / np.diff(steps[within]).mean())
+        medians.append(np.median(np.diff(steps[within])))
+        costs.append(np.median(np.diff(cpu_seconds[within])))
     return {
         "blocks": plan.trained_blocks,
         "phase_seconds": plan.phase_seconds,
@@ -133,16 +138,9 @@ def measure_beside_builder(plan: RefreshPlan) -> dict[str, Any]:
         "rate_ratio": spread(np.divide(rates[1::2], rates[::2])),
         # Of the median step: without what a swap adds to one in many.
         "step_ratio": spread(np.divide(medians[::2], medians[1::2])),
+        # Memory is shared whatever the cores do; other work on them is not counted.
+        "cpu_ratio": spread(np.divide(costs[::2], costs[1::2])),
     }
-
-
-def _rate(steps: Sequence[float], began: float, ended: float) -> float:
-    within = [at for at in steps if began <= at <= ended]
-    return (len(within) - 1) / (within[-1] - within[0])
-
-
-def _median_step(steps: Sequence[float], began: float, ended: float) -> float:
-    return float(np.median(np.diff([at for at in steps if began <= at <= ended])))
 
 
 class _Jobs:
@@ -150,6 +148,7 @@ class _Jobs:
 
     Attributes:
       steps: when each step was done, in Unix seconds.
+      cpu_seconds: of the trainer until then.
     """
 
     def __init__(self, plan: RefreshPlan, folder: pathlib.Path, num_blocks: int, other):
@@ -165,6 +164,7 @@ class _Jobs:
             context.Process(target=other, args=(config, self._stop), daemon=True),
         ]
         self.steps: list[float] = []
+        self.cpu_seconds: list[float] = []
 
     def __enter__(self) -> "_Jobs":
         for job in self._jobs:
@@ -182,8 +182,8 @@ class _Jobs:
         for job in self._jobs:
             job.join(_PATIENCE_SECONDS)
 
-    def next_event(self) -> float | Mapping[str, float]:
-        """The time of the next step, also kept in `steps`, or what a swap was like."""
+    def next_event(self) -> tuple[float, float] | Mapping[str, float]:
+        """The times of the next step, which are kept, or what a swap was like."""
         waited = 0.0
         while not self._events.poll(1.0):
             waited += 1.0
@@ -191,8 +191,9 @@ class _Jobs:
             if dead or waited > _PATIENCE_SECONDS:
                 raise RuntimeError(f"no step for {waited:.0f} s, exit codes {dead}")
         event = self._events.recv()
-        if isinstance(event, float):
-            self.steps.append(event)
+        if isinstance(event, tuple):
+            self.steps.append(event[0])
+            self.cpu_seconds.append(event[1])
         return event
 
     def signal(self, number: int) -> None:
@@ -254,7 +255,7 @@ def _train(config: pretrain.PretrainConfig, events: Connection, stop: _Event) ->
     pretrain.Refresher = _TimedRefresher
 
     def report(step: int, total: int, values: Mapping[str, float]) -> None:
-        events.send(time.time())
+        events.send((time.time(), time.process_time()))
 
     pretrain.run(config, report, _as_threading(stop))
 

@@ -104,6 +104,7 @@ def _trainer(measured: Mapping[str, Any]) -> str:
         ["steps/s beside the builder", _number(rates["beside"])],
         ["ratio of steps/s", _number(measured["rate_ratio"])],
         ["ratio of median steps", _number(measured["step_ratio"])],
+        ["ratio of their CPU seconds", _number(measured["cpu_ratio"])],
     ]
     return _table(["", "median (least to most)"], rows)
 
