@@ -13,7 +13,7 @@ import pathlib
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
