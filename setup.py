@@ -46,6 +46,8 @@ EXTRAS = {
     "t5x": ["t5x @ git+https://github.com/google-research/t5x"],
     # The independent BERT that the imported MiniLM weights are compared with.
     "peers": ["torch", "transformers"],
+    # What `bench/index.py` compares search with.
+    "bench": ["faiss-cpu"],
     "dev": [
         "beartype",
         # The gs:// emulator that storage is tested against.

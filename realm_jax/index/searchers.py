@@ -223,6 +223,9 @@ _gather_rows = jax.jit(device_search.gather_rows, static_argnames="mesh")
 class ScannConfig:
     """How ScaNN searches; the defaults follow the tuning guide in its documentation.
 
+    But for the share of the leaves: questions lie otherwise than the blocks that the
+    tree is trained on, and 0.2 finds too little for them (docs/benchmarks.md).
+
     Attributes:
       brute_force_below: with fewer blocks every block is scored, exactly: a tree only
         pays above.
@@ -231,7 +234,7 @@ class ScannConfig:
     """
 
     brute_force_below: int = 20_000
-    searched_share: float = 0.2
+    searched_share: float = 0.3
     reordered: int = 200
 
 

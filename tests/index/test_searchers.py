@@ -5,6 +5,7 @@ import sys
 
 import hypothesis
 import hypothesis.strategies as st
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -67,6 +68,18 @@ def test_exact_search_in_bfloat16_ranks_the_rounded_embeddings():
     np.testing.assert_array_equal(found.ids, ids)
     np.testing.assert_allclose(found.scores, scores, rtol=1e-6)
     assert found.scores.dtype == np.float32
+
+
+def test_a_new_index_of_the_same_size_compiles_nothing(caplog):
+    """At every swap the trainer would wait for it."""
+    searchers.DeviceSearcher(small_integers((100, 4), seed=6)).sample()
+    embeddings = small_integers((100, 4), seed=7)
+    newer = searchers.DeviceSearcher(embeddings)
+    with jax.log_compiles():
+        sample = newer.sample()
+    assert not [m for m in caplog.messages if "Compiling" in m]
+    ids = searchers.sampled_blocks(100)
+    np.testing.assert_array_equal(sample, embeddings[ids])
 
 
 def share_found(found: Neighbours, ids) -> float:

@@ -1,0 +1,236 @@
+"""The index at size: search, recall, embedding, refresh, and what a builder takes away.
+
+    python -m bench.index --output index.json
+    python -m bench.index --corpus runs/my/corpus --retriever .cache/data/minilm-l6 \
+        --questions dev.jsonl --folder runs/bench --output index.json
+    python -m bench.index --markdown index.json
+
+Parts: `search` (needs FAISS: the extra `bench`), `recall` (of real text; needs
+--corpus, --retriever and --questions), `embed`, `publish` and `trainer` (two cores).
+All are run but those that lack what they need. The result is one JSON object, written
+after every part; --markdown prints the tables of docs/benchmarks.md.
+"""
+
+import argparse
+import datetime
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bench import index_tables
+from bench.index_embeddings import EmbeddingFiles, invent
+from bench.index_search import SEARCHERS, SearchPlan, measure_searchers
+from realm_jax.errors import BadInputError
+
+# Each process that searches imports this file, to learn what it is to do: what needs
+# JAX is imported by the part that needs it.
+
+_MODELS = ("tiny", "mini", "minilm", "toy")
+# More rows than this are searched by one process at a time: they fill the memory.
+_MOST_IN_TURNS = 2_000_000
+# Each takes tens of seconds.
+_EMBED_REPETITIONS = 3
+_INVENTED_BLOCKS = 8192
+_MEAN_WORDPIECES = 150
+
+Folder = pathlib.Path
+
+
+def measure_search(arguments: argparse.Namespace, folder: Folder) -> list[Any]:
+    """Every searcher on corpora of every size."""
+    if arguments.embeddings:
+        files = EmbeddingFiles(arguments.embeddings, arguments.queries, "given")
+        return [measure_searchers(files, _search_plan(arguments, in_turns=True))]
+    measured = []
+    for num_blocks in arguments.blocks:
+        plan = _search_plan(arguments, in_turns=num_blocks <= _MOST_IN_TURNS)
+        files = invent(folder, num_blocks, max(arguments.batches))
+        measured.append(measure_searchers(files, plan))
+        pathlib.Path(files.blocks).unlink()
+    return measured
+
+
+def measure_recall(arguments: argparse.Namespace, folder: Folder) -> dict[str, Any]:
+    """Every searcher on embeddings of real text, asked real questions."""
+    from bench.index_corpus import embed_corpus
+
+    files, speed = embed_corpus(
+        folder,
+        arguments.corpus,
+        arguments.retriever,
+        arguments.questions,
+        document_length=arguments.document_length,
+        num_queries=max(arguments.batches),
+    )
+    measured = measure_searchers(files, _search_plan(arguments, in_turns=True))
+    return {**measured, "embedded_blocks_per_second": speed}
+
+
+def measure_embed(arguments: argparse.Namespace, folder: Folder) -> dict[str, Any]:
+    """Blocks per second with and without length buckets, for every model."""
+    from bench.index_embed import invent_blocks, measure_embedding
+    from realm_jax.data.blocks import BlockStore
+
+    if arguments.corpus:
+        store = BlockStore.open(arguments.corpus)
+    else:
+        store = invent_blocks(
+            folder / "embedded",
+            _INVENTED_BLOCKS,
+            _MEAN_WORDPIECES,
+            arguments.document_length,
+        )
+    return {
+        model: measure_embedding(
+            store,
+            model,
+            document_length=arguments.document_length,
+            repetitions=min(_EMBED_REPETITIONS, arguments.repetitions),
+        )
+        for model in arguments.models
+    }
+
+
+def measure_publish(arguments: argparse.Namespace, folder: Folder) -> dict[str, Any]:
+    """From the builder's commit to the trainer's swap."""
+    from bench.index_refresh import RefreshPlan, measure_publishing
+
+    return measure_publishing(
+        RefreshPlan(
+            folder,
+            arguments.model,
+            publish_blocks=arguments.publish_blocks,
+            num_swaps=arguments.num_swaps,
+        )
+    )
+
+
+def measure_trainer(arguments: argparse.Namespace, folder: Folder) -> dict[str, Any]:
+    """Steps per second with and without a builder on another core."""
+    from bench.index_refresh import RefreshPlan, measure_beside_builder
+
+    return measure_beside_builder(
+        RefreshPlan(
+            folder,
+            arguments.model,
+            trained_blocks=arguments.trained_blocks,
+            phase_seconds=arguments.phase_seconds,
+            num_pairs=arguments.num_pairs,
+        )
+    )
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Folder], Any]] = {
+    "search": measure_search,
+    "recall": measure_recall,
+    "embed": measure_embed,
+    "publish": measure_publish,
+    "trainer": measure_trainer,
+}
+
+
+def _search_plan(arguments: argparse.Namespace, *, in_turns: bool) -> SearchPlan:
+    return SearchPlan(
+        arguments.searchers, arguments.batches, arguments.repetitions, in_turns
+    )
+
+
+def _missing(part: str, arguments: argparse.Namespace) -> str:
+    """Says what a part lacks, "" if nothing."""
+    searches = part in ("search", "recall")
+    of_faiss = any(name.startswith("faiss") for name in arguments.searchers)
+    if searches and of_faiss and importlib.util.find_spec("faiss") is None:
+        return "FAISS; install the extra `bench`, or choose other --searchers"
+    if part == "recall" and not (
+        arguments.corpus and arguments.retriever and arguments.questions
+    ):
+        return "--corpus, --retriever and --questions"
+    if part in ("publish", "trainer") and len(os.sched_getaffinity(0)) < 2:
+        return "two cores, one for the trainer and one beside it"
+    return ""
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Runs the parts and writes what was measured after each.
+
+    Raises:
+      BadInputError: a part that was asked for lacks what it needs.
+    """
+    measured: dict[str, Any] = {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "command": "python -m bench.index " + " ".join(sys.argv[1:]),
+        # Beside the parts, what else the machine was busy with, to be judged.
+        "load_before": {},
+        "minutes": {},
+    }
+    lacking = {part: _missing(part, arguments) for part in arguments.parts or PARTS}
+    for part, what in lacking.items():
+        if what and arguments.parts:
+            raise BadInputError(f"expected what `{part}` needs: {what}")
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as scratch:
+        for part in [part for part, what in lacking.items() if not what]:
+            folder = arguments.folder if part == "recall" else None
+            began = time.monotonic()
+            measured["load_before"][part] = os.getloadavg()[0]
+            measured[part] = PARTS[part](arguments, Folder(folder or scratch))
+            measured["minutes"][part] = (time.monotonic() - began) / 60
+            if arguments.output:
+                text = json.dumps(measured, indent=1) + "\n"
+                pathlib.Path(arguments.output).write_text(text)
+    return measured
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--markdown", metavar="JSON", help="print the tables of a result, and no more")
+    add("--output", help="write the JSON object here")
+    add("--folder", help="keeps the embeddings of `recall`; scratch for the rest")
+    add("--parts", nargs="+", choices=list(PARTS))
+    add("--blocks", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    add("--searchers", nargs="+", default=list(SEARCHERS), choices=list(SEARCHERS))
+    add("--batches", type=int, nargs="+", default=[64, 512])
+    add("--repetitions", type=int, default=5)
+    add("--embeddings", default="", help="of `search`: .npy, instead of invented ones")
+    add("--queries", default="", help="of `search`: .npy, with --embeddings")
+    add("--corpus", default="", help="of `recall` and `embed`: a prepared corpus")
+    add("--retriever", default="", help="of `recall`: BERT's weights, or a MODEL_DIR")
+    add("--questions", nargs="+", default=[], help="of `recall`: JSON lines")
+    add("--document_length", type=int, default=288)
+    add("--models", nargs="+", default=["tiny", "mini", "minilm"], choices=_MODELS)
+    # Of `publish` and `trainer`; see index_refresh.RefreshPlan.
+    add("--model", default="tiny", choices=_MODELS)
+    add("--publish_blocks", type=int, default=100_000)
+    add("--num_swaps", type=int, default=6)
+    add("--trained_blocks", type=int, default=50_000)
+    add("--phase_seconds", type=float, default=15.0)
+    add("--num_pairs", type=int, default=5)
+    return parser
+
+
+def main(command_line: Sequence[str] | None = None) -> None:
+    """Measures, or prints what was measured."""
+    parser = _parser()
+    arguments = parser.parse_args(command_line)
+    if arguments.markdown:
+        measured = json.loads(pathlib.Path(arguments.markdown).read_text())
+        print(index_tables.markdown(measured))
+        return
+    try:
+        print(json.dumps(run(arguments), indent=1))
+    except BadInputError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Embeddings of real text, and of real questions."""
+
+import json
+import pathlib
+import time
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Int, PyTree
+
+from bench.index_embeddings import DIMENSION, EmbeddingFiles
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.features import query_row
+from realm_jax.errors import BadInputError
+from realm_jax.index.embed import (
+    EmbedConfig,
+    document_embedder,
+    embed_blocks,
+    query_embedder,
+)
+from realm_jax.index.retrievers import RETRIEVER_SERIES, load_retriever
+from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.storage import open_store
+from realm_jax.training.initialization import (
+    Lengths,
+    initial_params,
+    warm_start_params,
+)
+from realm_jax.weights.bert import config_from_json
+from realm_jax.weights.tensors import weights_file
+
+_QUERY_LENGTH = 64
+
+
+def embed_corpus(
+    folder: pathlib.Path,
+    corpus: str,
+    retriever: str,
+    questions: Sequence[str],
+    *,
+    document_length: int,
+    num_queries: int,
+) -> tuple[EmbeddingFiles, float]:
+    """Embeds a prepared corpus and real questions, unless `folder` has them already.
+
+    Args:
+      folder: where the embeddings are kept.
+      corpus: the prepared corpus.
+      retriever: see `load_towers`.
+      questions: JSON lines with a field `question`.
+      document_length: wordpieces of a document; longer ones are cut.
+      num_queries: how many, in equal shares of the files.
+
+    Returns:
+      The files, and blocks per second; 0 if they were there.
+    """
+    store = BlockStore.open(corpus)
+    made_by = f"{pathlib.Path(retriever).name}, {document_length} wordpieces"
+    source = f"{pathlib.Path(corpus).name} by {made_by}"
+    # Named by what it is of, so that another corpus is not taken for this one.
+    name = f"{store.fingerprint[:12]}_{made_by.replace(', ', '_').replace(' ', '_')}"
+    blocks, queries = folder / f"{name}_blocks.npy", folder / f"{name}_queries.npy"
+    files = EmbeddingFiles(str(blocks), str(queries), source)
+    if blocks.exists() and queries.exists():
+        return files, 0.0
+    config, params = load_towers(retriever, store)
+    ids = _question_ids(store, questions, num_queries)
+    np.save(queries, np.asarray(query_embedder(config)(params, ids), np.float32))
+    began = time.perf_counter()
+    embeddings = embed_blocks(
+        document_embedder(config),
+        params,
+        store,
+        np.arange(store.num_blocks),
+        EmbedConfig(document_length),
+    )
+    speed = store.num_blocks / (time.perf_counter() - began)
+    np.save(blocks, embeddings)
+    return files, speed
+
+
+def load_towers(folder: str, store: BlockStore) -> tuple[RetrieverConfig, PyTree]:
+    """Reads a retriever, and puts it on the device.
+
+    Args:
+      folder: the model directory of a pre-training run, whose newest published
+        retriever is taken, or a folder with the weights of a BERT: the towers that a
+        run starts with (mean pooling, a projection drawn at random).
+      store: the corpus it is to read.
+
+    Raises:
+      BadInputError: neither is there.
+    """
+    if weights_file(pathlib.Path(folder)) is not None:
+        config = RetrieverConfig(config_from_json(folder), DIMENSION, pooling="mean")
+        drawn, _ = initial_params(
+            Retriever(config), KnowledgeEncoder(config.bert), Lengths(), seed=0
+        )
+        params = warm_start_params(drawn, folder, config, store.vocabulary)
+        return config, jax.device_put(params["retriever"])
+    published = open_store(folder)
+    step = SnapshotSeries(published, RETRIEVER_SERIES).latest_step()
+    if step is None:
+        raise BadInputError(
+            f"expected model.safetensors or a published retriever in {folder}, found "
+            "neither; give weights, or the MODEL_DIR of a pre-training run"
+        )
+    trained = load_retriever(published, step)
+    return trained.config, jax.device_put(trained.params)
+
+
+def _question_ids(
+    store: BlockStore, files: Sequence[str], count: int
+) -> Int[np.ndarray, "query length"]:
+    share = -(-count // len(files))
+    texts = []
+    for path in files:
+        lines = pathlib.Path(path).read_text().splitlines()
+        # Spread over the file: neighbours are often about one article.
+        picked = np.linspace(0, len(lines) - 1, min(share, len(lines))).astype(int)
+        texts += [json.loads(lines[line])["question"] for line in np.unique(picked)]
+    rows = [
+        query_row(encoding.ids, _QUERY_LENGTH, store.vocabulary)
+        for encoding in store.vocabulary.encode_batch(texts[:count])
+    ]
+    return np.stack(rows)

@@ -1,0 +1,63 @@
+"""Embeddings that searchers are measured on: files, and invented ones.
+
+Every searcher's process imports this, so JAX is not imported here.
+"""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+from jaxtyping import Float
+
+DIMENSION = 128
+# Of the invented corpus: topics, and rows that are made at once.
+_TOPICS = 2000
+_CHUNK = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingFiles:
+    """Embeddings on disk: so many processes read them without a copy each.
+
+    Attributes:
+      blocks: .npy, float32 [block, projection].
+      queries: .npy, float32 [query, projection]; no row of `blocks`.
+      source: what they are, in words.
+    """
+
+    blocks: str
+    queries: str
+    source: str
+
+
+def invent(
+    folder: pathlib.Path, num_blocks: int, num_queries: int, seed: int = 0
+) -> EmbeddingFiles:
+    """Invents embeddings as clustered as those of text are.
+
+    Topics of very unequal size, near which blocks lie, in fewer dimensions than there
+    are (variance falls with the square root of the rank), turned at random, of equal
+    length as the LayerNorm of a tower makes them. Queries are drawn like blocks.
+    """
+    generator = np.random.default_rng(seed)
+    spectrum = np.arange(1, DIMENSION + 1) ** -0.5
+    turn, _ = np.linalg.qr(generator.normal(size=(DIMENSION, DIMENSION)))
+    axes = (spectrum[:, None] * turn).astype(np.float32)
+    topics = generator.standard_normal((_TOPICS, DIMENSION), np.float32)
+    sizes = np.arange(1, _TOPICS + 1) ** -0.7
+
+    def draw(count: int) -> Float[np.ndarray, "block projection"]:
+        topic = generator.choice(_TOPICS, count, p=sizes / sizes.sum())
+        noise = generator.standard_normal((count, DIMENSION), np.float32)
+        rows = (topics[topic] + noise) @ axes
+        return np.sqrt(DIMENSION) * rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+    queries, blocks = folder / f"queries_{num_blocks}.npy", folder / f"{num_blocks}.npy"
+    np.save(queries, draw(num_queries))
+    rows = np.lib.format.open_memmap(
+        blocks, "w+", dtype=np.float32, shape=(num_blocks, DIMENSION)
+    )
+    for start in range(0, num_blocks, _CHUNK):
+        rows[start : start + _CHUNK] = draw(min(_CHUNK, num_blocks - start))
+    rows.flush()
+    return EmbeddingFiles(str(blocks), str(queries), "invented")

@@ -1,0 +1,352 @@
+"""What a refresh costs the trainer: the way of an index, the swap, and the neighbour.
+
+The trainer is `realm pretrain`'s own, in a process on core 0; beside it, on core 1,
+runs the index builder, or a process that publishes indexes as fast as they are wanted.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import multiprocessing
+import os
+import pathlib
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+import numpy as np
+
+from bench.index_embed import bert_config, invent_blocks
+from bench.index_search import spread
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.examples import write_examples
+from realm_jax.index.builder import RETRIEVER_CRC32C, BuilderConfig, IndexBuilder
+from realm_jax.index.embed import EmbedConfig, shard_ranges
+from realm_jax.index.manifest import EMBEDDINGS, Manifest
+from realm_jax.index.retrievers import PARAMS_CRC32C, RETRIEVER_SERIES
+from realm_jax.index.reuse import HASHES, index_series
+from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.storage import Store, open_store
+from realm_jax.training import pretrain, refresh
+from realm_jax.training.initialization import Lengths, ModelFactory
+from realm_jax.training.optimizers import OptimizerConfig
+
+# As the quickstart trains.
+LENGTHS = Lengths(query=64, document=96, joined=128)
+_BATCH, _CANDIDATES, _MASKS, _EXAMPLES = 16, 5, 10, 512
+_TASK = "invented"
+_TRAINER_CORE, _BUILDER_CORE = 0, 1
+# Steps that compile, and the first swaps, which compile what is measured of an index.
+_WARM_STEPS, _WARM_SWAPS = 5, 1
+# In a phase, however busy the machine is: two make a step that lies wholly in it.
+_FEWEST_STEPS = 4
+_PATIENCE_SECONDS = 600.0
+
+
+class _Event(Protocol):
+    def is_set(self) -> bool: ...
+    def set(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class RefreshPlan:
+    """What is trained, and for how long.
+
+    Attributes:
+      folder: where corpora and model directories are made.
+      model: of both towers and the reader, by its name in `index_embed`.
+      publish_blocks: blocks of the indexes whose way is measured.
+      num_swaps: indexes that are taken.
+      trained_blocks: blocks that the builder embeds beside the trainer.
+      refresh_period: steps between two retrievers, few enough to keep the builder busy.
+      phase_seconds: how long the builder runs, and then rests.
+      num_pairs: how often it does both.
+    """
+
+    folder: pathlib.Path
+    model: str = "tiny"
+    publish_blocks: int = 100_000
+    num_swaps: int = 6
+    trained_blocks: int = 50_000
+    refresh_period: int = 10
+    phase_seconds: float = 15.0
+    num_pairs: int = 5
+
+
+def measure_publishing(plan: RefreshPlan) -> dict[str, Any]:
+    """From the commit of an index to its use, and what the swap adds to a step."""
+    folder = plan.folder / "publish"
+    with _Jobs(plan, folder, plan.publish_blocks, _publish_indexes) as jobs:
+        steps, swaps = jobs.steps, []
+        while len(swaps) < plan.num_swaps + _WARM_SWAPS:
+            event = jobs.next_event()
+            if isinstance(event, Mapping):
+                swaps.append(event)
+    measured = swaps[_WARM_SWAPS:]
+    return {
+        "blocks": plan.publish_blocks,
+        "swaps": len(measured),
+        "step_seconds": spread(np.diff(steps)[_WARM_STEPS:]),
+        **{name: spread([swap[name] for swap in measured]) for name in measured[0]},
+        "first_swap": swaps[0],
+    }
+
+
+def measure_beside_builder(plan: RefreshPlan) -> dict[str, Any]:
+    """Steps per second while the builder runs, against those while it is stopped.
+
+    One trainer, one builder, stopped and continued by signals: so both halves of a pair
+    are the same processes, seconds apart.
+    """
+    folder = plan.folder / "trainer"
+    phases: list[tuple[float, float]] = []
+    with _Jobs(plan, folder, plan.trained_blocks, _build_indexes) as jobs:
+        while len(jobs.steps) < _WARM_STEPS:
+            jobs.next_event()
+        try:
+            for number in range(2 * plan.num_pairs):
+                running = bool(number % 2)
+                jobs.signal(signal.SIGCONT if running else signal.SIGSTOP)
+                began, before = time.time(), len(jobs.steps)
+                while (
+                    time.time() - began < plan.phase_seconds
+                    or len(jobs.steps) - before < _FEWEST_STEPS
+                ):
+                    jobs.next_event()
+                phases.append((began, time.time()))
+        finally:
+            jobs.signal(signal.SIGCONT)
+    steps, cpu_seconds = np.array(jobs.steps), np.array(jobs.cpu_seconds)
+    rates, medians, costs = [], [], []
+    for began, ended in phases:
+        within = (began <= steps) & (steps <= ended)
+        rates.append(1.0 / np.diff(steps[within]).mean())
+        medians.append(np.median(np.diff(steps[within])))
+        costs.append(np.median(np.diff(cpu_seconds[within])))
+    return {
+        "blocks": plan.trained_blocks,
+        "phase_seconds": plan.phase_seconds,
+        "steps_per_second": {
+            "alone": spread(rates[::2]),
+            "beside": spread(rates[1::2]),
+        },
+        "rate_ratio": spread(np.divide(rates[1::2], rates[::2])),
+        # Of the median step: without what a swap adds to one in many.
+        "step_ratio": spread(np.divide(medians[::2], medians[1::2])),
+        # Memory is shared whatever the cores do; other work on them is not counted.
+        "cpu_ratio": spread(np.divide(costs[::2], costs[1::2])),
+    }
+
+
+class _Jobs:
+    """A trainer and its neighbour; a context manager.
+
+    Attributes:
+      steps: when each step was done, in Unix seconds.
+      cpu_seconds: of the trainer until then.
+    """
+
+    def __init__(self, plan: RefreshPlan, folder: pathlib.Path, num_blocks: int, other):
+        corpus = _invent_corpus(folder / "corpus", num_blocks)
+        context = multiprocessing.get_context("spawn")
+        self._events, self._theirs = context.Pipe(duplex=False)
+        self._stop = context.Event()
+        config = _config(plan, str(folder / "model"), corpus)
+        self._jobs = [
+            context.Process(
+                target=_train, args=(config, self._theirs, self._stop), daemon=True
+            ),
+            context.Process(target=other, args=(config, self._stop), daemon=True),
+        ]
+        self.steps: list[float] = []
+        self.cpu_seconds: list[float] = []
+
+    def __enter__(self) -> "_Jobs":
+        for job in self._jobs:
+            job.start()
+        # So that the pipe ends when the trainer does.
+        self._theirs.close()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._stop.set()
+        # A pipe that nobody reads would hold the trainer up.
+        with contextlib.suppress(EOFError):
+            while True:
+                self._events.recv()
+        for job in self._jobs:
+            job.join(_PATIENCE_SECONDS)
+
+    def next_event(self) -> tuple[float, float] | Mapping[str, float]:
+        """The times of the next step, which are kept, or what a swap was like."""
+        waited = 0.0
+        while not self._events.poll(1.0):
+            waited += 1.0
+            dead = [job.exitcode for job in self._jobs if job.exitcode is not None]
+            if dead or waited > _PATIENCE_SECONDS:
+                raise RuntimeError(f"no step for {waited:.0f} s, exit codes {dead}")
+        event = self._events.recv()
+        if isinstance(event, tuple):
+            self.steps.append(event[0])
+            self.cpu_seconds.append(event[1])
+        return event
+
+    def signal(self, number: int) -> None:
+        """Stops or continues the trainer's neighbour."""
+        pid = self._jobs[1].pid
+        assert pid is not None
+        os.kill(pid, number)
+
+
+class _TimedRefresher(refresh.Refresher):
+    """Says of every swap how old the index was, and for how long training waited."""
+
+    events: Connection
+
+    def __init__(self, mode, period, link, *, on_swap, **others):
+        self._elsewhere: dict[str, float] = {}
+        link.publish = self._timed("publish_seconds", link.publish)
+        timed = self._timed("measure_seconds", self._noted(on_swap))
+        super().__init__(mode, period, link, on_swap=timed, **others)
+
+    def _timed(self, name, function):
+        @functools.wraps(function)
+        def call(*arguments):
+            began = time.perf_counter()
+            function(*arguments)
+            self._elsewhere[name] = time.perf_counter() - began
+
+        return call
+
+    def _noted(self, on_swap):
+        def call(step, params, index, replaced):
+            self._elsewhere["age"] = time.time() - index.manifest.committed
+            on_swap(step, params, index, replaced)
+
+        return call
+
+    def before_step(self, step, params):
+        swaps, self._elsewhere = self.num_swaps, {}
+        began = time.perf_counter()
+        index = super().before_step(step, params)
+        seconds = time.perf_counter() - began
+        if self.num_swaps > swaps:
+            measure = self._elsewhere["measure_seconds"]
+            publish = self._elsewhere.get("publish_seconds", 0.0)
+            self.events.send(
+                {
+                    "commit_to_swap_seconds": self._elsewhere["age"],
+                    "swap_seconds": seconds - measure - publish,
+                    "measure_seconds": measure,
+                }
+            )
+        return index
+
+
+def _train(config: pretrain.PretrainConfig, events: Connection, stop: _Event) -> None:
+    """Trains until told to stop; says when each step was done."""
+    os.sched_setaffinity(0, {_TRAINER_CORE})
+    _TimedRefresher.events = events
+    pretrain.Refresher = _TimedRefresher
+
+    def report(step: int, total: int, values: Mapping[str, float]) -> None:
+        events.send((time.time(), time.process_time()))
+
+    pretrain.run(config, report, _as_threading(stop))
+
+
+def _build_indexes(config: pretrain.PretrainConfig, stop: _Event) -> None:
+    """The index builder itself."""
+    os.sched_setaffinity(0, {_BUILDER_CORE})
+    store, corpus = open_store(config.model_dir), BlockStore.open(config.corpus)
+    builder = BuilderConfig(embed=config.embed)
+    IndexBuilder(store, corpus, builder).run(_as_threading(stop))
+
+
+def _publish_indexes(config: pretrain.PretrainConfig, stop: _Event) -> None:
+    """Publishes an index of random rows for every retriever, without embedding."""
+    os.sched_setaffinity(0, {_BUILDER_CORE})
+    store, corpus = open_store(config.model_dir), BlockStore.open(config.corpus)
+    retrievers, done = SnapshotSeries(store, RETRIEVER_SERIES), None
+    while not stop.wait(0.05):
+        step = retrievers.latest_step()
+        if step is not None and step != done:
+            _publish(store, corpus, retrievers.read_manifest(step), config.embed)
+            done = step
+
+
+def _publish(
+    store: Store, corpus: BlockStore, retriever: Manifest, embed: EmbedConfig
+) -> None:
+    writer = index_series(store, corpus.fingerprint).begin(
+        retriever.step,
+        corpus_fingerprint=corpus.fingerprint,
+        metadata={
+            RETRIEVER_CRC32C: retriever.metadata[PARAMS_CRC32C],
+            "embed": dataclasses.asdict(embed),
+        },
+    )
+    generator = np.random.default_rng(retriever.step)
+    rows = generator.standard_normal((corpus.num_blocks, 128), np.float32)
+    for name, array in {EMBEDDINGS: rows, HASHES: corpus.content_hashes}.items():
+        writer.create_array(name, array.shape, array.dtype.name, embed.shard_blocks)
+        for shard in shard_ranges(corpus.num_blocks, embed.shard_blocks):
+            writer.write_rows(name, shard.start, array[shard.start : shard.stop])
+    writer.commit()
+
+
+def _as_threading(stop: _Event) -> threading.Event:
+    """An event of this process that follows one of all processes."""
+    mine = threading.Event()
+
+    def follow() -> None:
+        stop.wait()
+        mine.set()
+
+    threading.Thread(target=follow, daemon=True).start()
+    return mine
+
+
+def _config(plan: RefreshPlan, model_dir: str, corpus: str) -> pretrain.PretrainConfig:
+    return pretrain.PretrainConfig(
+        model_dir=model_dir,
+        corpus=corpus,
+        task=_TASK,
+        train_steps=1_000_000,
+        batch_size=_BATCH,
+        num_candidates=_CANDIDATES,
+        refresh_period=plan.refresh_period,
+        models=ModelFactory(
+            functools.partial(bert_config, plan.model), RetrieverConfig, LENGTHS
+        ),
+        optimizer=OptimizerConfig,
+        embed=EmbedConfig(LENGTHS.document),
+        checkpoint_period=1_000_000,
+        # Every line waits for its step, so that a step's end is seen as it is.
+        log_period=1,
+    )
+
+
+def _invent_corpus(folder: pathlib.Path, num_blocks: int) -> str:
+    store = invent_blocks(folder, num_blocks, 70, LENGTHS.document)
+    generator = np.random.default_rng(0)
+    shape = (_EXAMPLES, LENGTHS.query)
+    query_ids = generator.integers(10, store.vocabulary.size, shape, np.int32)
+    query_ids[:, 1 : 1 + _MASKS] = store.vocabulary.mask
+    masks = np.ones((_EXAMPLES, _MASKS), np.int32)
+    examples = {
+        "query_ids": query_ids,
+        "mask_positions": masks * np.arange(1, 1 + _MASKS, dtype=np.int32),
+        "mask_ids": query_ids[:, -_MASKS:].copy(),
+        "mask_weights": masks.astype(np.float32),
+        "source_block": np.full(_EXAMPLES, -1, np.int32),
+    }
+    place = folder / "examples" / _TASK / "train"
+    place.parent.mkdir(parents=True)
+    write_examples(place, [examples], {"corpus_fingerprint": store.fingerprint})
+    return str(folder)

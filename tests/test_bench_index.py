@@ -1,0 +1,112 @@
+"""The bench of the index, at toy size: what it counts, and that it runs to its end."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from bench import index, index_search
+from bench.index_embed import invent_blocks, time_both_ways
+from bench.index_embeddings import invent
+from realm_jax.index.embed import EmbedConfig
+from tests.tiny_run import ROOT, environment
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """As a person runs it: the processes it starts import its main file."""
+    return subprocess.run(
+        [sys.executable, "-m", "bench.index", *arguments],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_exact_neighbours_over_several_chunks_are_those_of_a_sort(monkeypatch):
+    monkeypatch.setattr(index_search, "_EXACT_CHUNK", 50)
+    generator = np.random.default_rng(0)
+    embeddings = generator.standard_normal((333, 8), np.float32)
+    queries = generator.standard_normal((5, 8), np.float32)
+    found = index_search.exact_neighbours(embeddings, queries)
+    scores = queries.astype(np.float64) @ embeddings.astype(np.float64).T
+    expected = np.argsort(-scores, axis=1)[:, : index_search.K]
+    np.testing.assert_array_equal(np.sort(found, axis=1), np.sort(expected, axis=1))
+
+
+def test_share_found_counts_what_is_among_the_found():
+    found = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
+    exact = np.array([[4, 3, 2, 9], [0, 1, 2, 3]])
+    assert index_search.share_found(found, exact) == 3 / 8
+
+
+def test_invented_queries_are_no_rows_of_the_index(tmp_path):
+    files = invent(tmp_path, num_blocks=300, num_queries=10)
+    scores = np.load(files.queries) @ np.load(files.blocks).T
+    # All have the length of the square root of 128, so a copy would score 128.
+    assert 30 < scores.max() < 127.9
+
+
+def test_padding_is_what_buckets_save(tmp_path):
+    store = invent_blocks(tmp_path / "blocks", 64, mean_length=20, longest=96)
+
+    def first_wordpieces(params, ids, segment_ids):
+        return ids[:, :8]
+
+    measured = time_both_ways(
+        first_wordpieces, None, store, np.arange(64), EmbedConfig(96), repetitions=1
+    )
+    ids, _ = store.document_ids(np.arange(64), 96)
+    padding = float((ids == 0).mean())
+    assert measured["full length"]["padding_share"] == pytest.approx(padding)
+    assert measured["buckets"]["padding_share"] < 0.7 * padding
+
+
+def test_search_is_measured_and_tabulated(tmp_path, capsys):
+    output = tmp_path / "index.json"
+    arguments = "--parts search --searchers scann --blocks 500 --batches 4 8"
+    said = bench(*arguments.split(), "--repetitions", "2", "--output", str(output))
+    assert said.returncode == 0, said.stderr
+    (corpus,) = json.loads(output.read_text())["search"]
+    measured = corpus["searchers"]["scann"]
+    assert measured["recall_at_8"] == 1.0
+    assert 0 < measured["seconds"]["4"]["least"] <= measured["seconds"]["4"]["most"]
+    index.main(["--markdown", str(output)])
+    assert "| scann | 1.000 | " in capsys.readouterr().out
+
+
+def test_a_part_that_lacks_its_input_is_refused_in_one_line(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        index.main(["--parts", "recall", "--searchers", "scann"])
+    assert "--corpus, --retriever and --questions" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_the_whole_bench_runs_to_its_end(tmp_path, capsys):
+    output = tmp_path / "index.json"
+    sizes = "--publish_blocks 2000 --num_swaps 2 --trained_blocks 2000"
+    search = "--parts search embed publish trainer --blocks 500 --batches 8"
+    searchers = ["--searchers", "scann", "device float32", "device int8"]
+    said = bench(
+        *search.split(),
+        *searchers,
+        *sizes.split(),
+        *("--models", "toy", "--model", "toy"),
+        *("--phase_seconds", "4", "--num_pairs", "1"),
+        *("--folder", str(tmp_path), "--output", str(output)),
+    )
+    assert said.returncode == 0, said.stderr
+    measured = json.loads(output.read_text())
+    searchers = measured["search"][0]["searchers"]
+    assert searchers["device float32"]["recall_at_8"] == 1.0
+    # float32 rows in whole groups of 32; int8 keeps bfloat16 rows and a scale beside.
+    row = searchers["device float32"]["device_mib"] / (512 * 128 * 4 / 2**20)
+    assert row == pytest.approx(1.0, abs=0.01)
+    assert measured["publish"]["swaps"] == 2
+    assert measured["publish"]["commit_to_swap_seconds"]["least"] > 0
+    assert measured["trainer"]["steps_per_second"]["beside"]["median"] > 0
+    index.main(["--markdown", str(output)])
+    assert "ratio of median steps" in capsys.readouterr().out
