@@ -1,35 +1,20 @@
-"""Answers questions from the corpus, with the text each answer was read in.
-
-What is predicted is the original text of the best span, never its wordpieces put back
-together: case, accents and spacing are those of the document.
-"""
+"""Asks a model questions whose answers are known, and says how often it is right."""
 
 import dataclasses
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Collection, Mapping, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Float
 
-from realm_jax.data.blocks import BlockStore, BlockText
-from realm_jax.data.questions import Question, question_examples
-from realm_jax.errors import BadInputError
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.questions import Question
+from realm_jax.evaluation.answering import Answer, Answerer
 from realm_jax.evaluation.answers import is_right
 from realm_jax.evaluation.report_data import AnsweredQuestion
 from realm_jax.evaluation.retrieval import recall_at_k, relevant_blocks
-from realm_jax.index.searchers import Searcher
-from realm_jax.models.retriever import Retriever
-from realm_jax.models.span_reader import SpanReader, SpanScores, span_bounds
-from realm_jax.objectives.open_qa import AnswerMarginalization, span_log_probs
-from realm_jax.training.held_out import search_questions
-from realm_jax.training.initialization import Lengths
-from realm_jax.types import NULL_BLOCK, Array, Neighbours
 
-_BATCH = 8
 _CONTEXT_CHARACTERS = 160
 
 
@@ -94,65 +79,32 @@ class OpenQaEvaluation:
 
 
 def evaluate_open_qa(
-    retriever: Retriever,
-    reader: SpanReader,
-    params: PyTree,
-    *,
-    corpus: BlockStore,
-    searcher: Searcher,
+    answerer: Answerer,
     questions: Sequence[Question],
-    num_read: int,
-    lengths: Lengths,
+    *,
     recall_at: Sequence[int] = (1, 5, 20),
-    marginalization: AnswerMarginalization = AnswerMarginalization.JOINT_SOFTMAX,
 ) -> OpenQaEvaluation:
     """Retrieves, reads the best blocks, and takes the best span over all of them.
 
     Args:
-      retriever: the towers; the query tower is used.
-      reader: the span scorer.
-      params: {"retriever": ..., "reader": ...}.
-      corpus: the blocks.
-      searcher: the frozen index that the reader was trained with.
+      answerer: the model with its corpus and index.
       questions: what is asked.
-      num_read: blocks that are read per question (5 in the paper).
-      lengths: padded lengths.
       recall_at: the values of k.
-      marginalization: as in training.
 
     Raises:
       BadInputError: a block's text and its wordpieces do not belong together.
     """
-    question_ids = question_examples(
-        questions, corpus.vocabulary, query_length=lengths.query
-    )["question_ids"]
-    found = search_questions(
-        retriever.config,
-        params["retriever"],
-        searcher,
-        question_ids,
-        max(num_read, *recall_at),
-    )
-    relevant = relevant_blocks(corpus, questions, among=np.asarray(found.ids))
-    to_read = jax.tree.map(lambda values: np.asarray(values)[:, :num_read], found)
-    spans = _read(
-        reader,
-        params["reader"],
-        corpus,
-        question_ids,
-        to_read,
-        lengths.joined,
-        marginalization,
-    )
+    question_ids = answerer.question_ids([q.question for q in questions])
+    found = answerer.search(question_ids, max(answerer.num_read, *recall_at))
+    ids = np.asarray(found.ids)
+    relevant = relevant_blocks(answerer.corpus, questions, among=ids)
+    answers = answerer.read(question_ids, found)
     predictions = [
-        _predict(corpus, question, span, Neighbours(ids, scores), blocks)
-        for question, span, ids, scores, blocks in zip(
-            questions, spans, to_read.ids, to_read.scores, relevant, strict=True
-        )
+        _predict(question, answer, blocks)
+        for question, answer, blocks in zip(questions, answers, relevant, strict=True)
     ]
     return OpenQaEvaluation(
-        predictions,
-        {k: recall_at_k(np.asarray(found.ids), relevant, k) for k in recall_at},
+        predictions, {k: recall_at_k(ids, relevant, k) for k in recall_at}
     )
 
 
@@ -210,125 +162,24 @@ def predictions_as_lines(predictions: Sequence[Prediction]) -> str:
     )
 
 
-class _Span(NamedTuple):
-    """The best span of a question: pieces first..last of the body of a block."""
-
-    block_id: int
-    first: int
-    last: int
-    log_probability: float
-
-
-_NO_SPAN = _Span(NULL_BLOCK, 0, 0, -math.inf)
-
-
-def _read(
-    reader: SpanReader,
-    params: PyTree,
-    corpus: BlockStore,
-    question_ids: Int[np.ndarray, "question query"],
-    found: Neighbours,
-    joined_length: int,
-    marginalization: AnswerMarginalization,
-) -> list[_Span]:
-    """Finds the best span of each question over the blocks found for it."""
-
-    @jax.jit
-    def best_span(params: PyTree, ids: Array, segment_ids: Array, scores: Array):
-        spans = cast(SpanScores, reader.apply({"params": params}, ids, segment_ids))
-        found_any = jnp.isfinite(scores)[:, :, None]
-        log_probs = span_log_probs(
-            scores, spans.logits, spans.valid & found_any, marginalization
-        )
-        flat = log_probs.reshape(len(scores), -1)
-        return flat.argmax(axis=-1), flat.max(axis=-1)
-
-    block_ids, scores = np.asarray(found.ids), np.asarray(found.scores)
-    bounds = span_bounds(joined_length, reader.max_span)
-    spans = []
-    for start in range(0, len(question_ids), _BATCH):
-        rows = np.arange(start, min(start + _BATCH, len(question_ids)))
-        # The last batch is filled up, so that one shape is compiled.
-        filled = np.pad(rows, (0, _BATCH - len(rows)), mode="edge")
-        joined = corpus.joined_ids(
-            question_ids[filled], block_ids[filled], joined_length
-        )
-        best = jax.device_get(best_span(params, *joined, scores[filled]))
-        spans += [
-            _locate(int(place), float(value), block_ids[row], segment_ids, bounds)
-            for row, segment_ids, place, value in zip(
-                rows, joined[1], *best, strict=False
-            )
-        ]
-    return spans
-
-
-def _locate(
-    place: int,
-    log_probability: float,
-    block_ids: Int[np.ndarray, " read"],
-    segment_ids: Int[np.ndarray, "read joined"],
-    bounds: tuple[Int[np.ndarray, " span"], Int[np.ndarray, " span"]],
-) -> _Span:
-    """Turns a number among the spans of all blocks into pieces of one block's body."""
-    if not math.isfinite(log_probability):
-        return _NO_SPAN
-    document, span = divmod(place, len(bounds[0]))
-    body_start = int(np.argmax(segment_ids[document]))
-    first, last = (int(bound[span]) - body_start for bound in bounds)
-    return _Span(int(block_ids[document]), first, last, log_probability)
-
-
 def _predict(
-    corpus: BlockStore,
-    question: Question,
-    span: _Span,
-    found: Neighbours,
-    relevant: Collection[int],
+    question: Question, answer: Answer, relevant: Collection[int]
 ) -> Prediction:
     documents = [
-        RetrievedDocument(block, text.title, float(score), block in relevant)
-        for block, score, text in _with_texts(corpus, found)
+        RetrievedDocument(d.block_id, d.title, d.score, d.block_id in relevant)
+        for d in answer.documents
     ]
-    if span is _NO_SPAN:
-        answer, start, end = "", 0, 0
-    else:
-        answer, start, end = _original_text(corpus, span)
     return Prediction(
         question=question,
-        answer=answer,
-        correct=bool(answer)
-        and is_right(answer, question.answers, question.answers_are_patterns),
-        log_probability=span.log_probability,
-        block_id=span.block_id,
-        start=start,
-        end=end,
+        answer=answer.text,
+        correct=bool(answer.text)
+        and is_right(answer.text, question.answers, question.answers_are_patterns),
+        log_probability=answer.log_probability,
+        block_id=answer.block_id,
+        start=answer.start,
+        end=answer.end,
         documents=documents,
     )
-
-
-def _with_texts(
-    corpus: BlockStore, found: Neighbours
-) -> Iterator[tuple[int, float, BlockText]]:
-    real = np.flatnonzero(np.asarray(found.ids) != NULL_BLOCK)
-    blocks = np.asarray(found.ids)[real]
-    for row, block, text in zip(real, blocks, corpus.texts(blocks), strict=True):
-        yield int(block), float(found.scores[row]), text
-
-
-def _original_text(corpus: BlockStore, span: _Span) -> tuple[str, int, int]:
-    """The characters that pieces of a body stand for, and where they stand."""
-    body = corpus.text(span.block_id).body
-    encoding = corpus.vocabulary.encode(body)
-    stored = corpus.body_ids(np.asarray([span.block_id]), span.last + 1)[0]
-    if not np.array_equal(stored, encoding.ids[: span.last + 1]):
-        raise BadInputError(
-            f"expected the text of block {span.block_id} to have the wordpieces stored "
-            f"for it in {corpus.directory}, but it has others; prepare the corpus again"
-        )
-    start = int(encoding.offsets[span.first, 0])
-    end = int(encoding.offsets[span.last, 1])
-    return body[start:end], start, end
 
 
 def _last_words(text: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from realm_jax.data.blocks import BlockStore
-from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.errors import StoppedError
 from realm_jax.evaluation import report_data
 from realm_jax.evaluation.curves import read_curves
 from realm_jax.evaluation.masked_spans import (
@@ -29,18 +29,14 @@ from realm_jax.evaluation.open_qa import (
 )
 from realm_jax.evaluation.report import write_report
 from realm_jax.evaluation.report_data import ReportData
-from realm_jax.index.builder import RETRIEVER_CRC32C
+from realm_jax.evaluation.trained import FinetunedModel, open_finished
 from realm_jax.index.embed import EmbedConfig
-from realm_jax.index.retrievers import TrainedRetriever
-from realm_jax.index.reuse import INDEX_SERIES
 from realm_jax.index.searchers import Searcher
-from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
-from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.storage import open_store
-from realm_jax.training import finetune, pretrain, warm_start
-from realm_jax.training.checkpoints import Restored, read_details, restore_params
+from realm_jax.training import pretrain, warm_start
+from realm_jax.training.checkpoints import Restored
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.held_out import HeldOutQuestions
 from realm_jax.training.index_link import IndexSource
@@ -130,23 +126,23 @@ class _Evaluation:
     def measure(self) -> ReportData:
         config = self._config
         per_question: dict[str, dict[str, np.ndarray]] = {}
-        parameters: dict[str, int] = {}
         if config.warm_started:
             model = self._open(config.warm_started, warm_start.NAME)
-            searcher = self._index(config.warm_started, model.step, model.tree)
+            searcher = self._index(config.warm_started, model)
             per_question[report_data.AFTER_ICT] = self._recall(model.tree, searcher)
         masked = pretrained = None
         if config.pretrained:
             model = self._open(config.pretrained, pretrain.NAME)
             pretrained = model.tree
-            searcher = self._index(config.pretrained, model.step, model.tree)
+            searcher = self._index(config.pretrained, model)
             per_question[report_data.AFTER_REALM] = self._recall(model.tree, searcher)
             if config.masked_task:
                 masked = self._masked_spans(model.tree, searcher)
-        model = self._open(config.finetuned.model_dir, finetune.NAME)
-        parameters = {name: count_parameters(tree) for name, tree in model.tree.items()}
-        encoder = self._document_encoder(model.tree, pretrained)
-        answered = self._answer(model.tree, encoder)
+        finetuned = self._open_finetuned(pretrained)
+        parameters = {
+            name: count_parameters(tree) for name, tree in finetuned.run.tree.items()
+        }
+        answered = self._answer(finetuned)
         per_question[report_data.AFTER_FINETUNING] = {
             **{report_data.recall_name(k): hits for k, hits in answered.recall.items()},
             report_data.EXACT_MATCH: answered.exact_match,
@@ -172,49 +168,16 @@ class _Evaluation:
     def _open(self, model_dir: str, stage: str) -> Restored:
         """The parameters a finished stage ended with."""
         self._tick()
-        store = open_store(model_dir)
-        found = read_details(store)
-        if found is None:
-            raise BadInputError(
-                f"expected a finished {stage} run in {model_dir}, found no checkpoint; "
-                f"run that stage first"
-            )
         wanted = {
-            "stage": stage,
             "model": describe(self._retriever_config),
             "vocabulary_fingerprint": self._corpus.vocabulary.fingerprint,
             "lengths": dataclasses.asdict(self._config.models.lengths),
         }
         if not self._config.another_corpus:
             wanted["corpus_fingerprint"] = self._corpus.fingerprint
-        if stage == finetune.NAME:
-            finetuned = self._config.finetuned
-            wanted["lengths"] = dataclasses.asdict(finetuned.models.lengths)
-            wanted |= finetuned.reading()
-        for name, value in wanted.items():
-            if found[1].get(name) != value:
-                raise BadInputError(
-                    f"expected a run with {name} {value!r} in {model_dir}, got "
-                    f"{found[1].get(name)!r}; give the model file, corpus and settings "
-                    "it has"
-                )
-        if found[0] < found[1].get("train_steps", 0):
-            raise BadInputError(
-                f"expected a finished {stage} run in {model_dir}, found step "
-                f"{found[0]} of {found[1]['train_steps']}; let it end first"
-            )
-        restored = restore_params(store)
-        assert restored is not None
-        if restored.step != found[0]:
-            raise BadInputError(
-                f"expected checkpoint {found[0]} of {model_dir} as it was written, but "
-                f"it is damaged; run {stage} again, which replaces it"
-            )
-        return restored
+        return open_finished(model_dir, stage, wanted)
 
-    def _index(
-        self, model_dir: str, step: int, params: PyTree, build: bool = True
-    ) -> Searcher:
+    def _index(self, model_dir: str, model: Restored) -> Searcher:
         source = IndexSource(
             open_store(model_dir),
             self._corpus,
@@ -222,15 +185,11 @@ class _Evaluation:
             self._config.embed.at_length(self._config.models.lengths.document),
             self._config.searcher,
         )
-        index = source.load(step)
-        if index is not None and build:
-            source.require_made_by(index, step, params["retriever"])
-        if index is None and not build:
-            raise BadInputError(
-                f"expected the index of step {step} in {model_dir}, found none; "
-                "fine-tune again"
-            )
-        index = index or source.build(step, params["retriever"], self._stop)
+        params = model.tree["retriever"]
+        index = source.load(model.step)
+        if index is not None:
+            source.require_made_by(index, model.step, params)
+        index = index or source.build(model.step, params, self._stop)
         self._tick()
         return index.searcher
 
@@ -256,55 +215,26 @@ class _Evaluation:
             max_examples=config.max_masked,
         )
 
-    def _document_encoder(self, params: PyTree, pretrained: PyTree | None) -> PyTree:
-        """The parameters that embedded the index which fine-tuning kept.
-
-        Args:
-          params: of the fine-tuned model. Its document tower is still the same, if it
-            has one of its own; a shared tower moved on.
-          pretrained: of the model it began as, if that is given.
-
-        Raises:
-          BadInputError: they are gone, and the index has to be made for another corpus.
-        """
-        if not (self._config.another_corpus and self._retriever_config.shared):
-            return params
-        where = self._config.finetuned.model_dir
-        own = SnapshotSeries(open_store(where), INDEX_SERIES)
-        if pretrained is not None and finetune.INDEX_STEP in own.steps():
-            manifest = own.read_manifest(finetune.INDEX_STEP)
-            began_as = TrainedRetriever(
-                finetune.INDEX_STEP,
-                self._retriever_config,
-                jax.device_get(pretrained["retriever"]),
-                self._corpus.vocabulary.fingerprint,
-            )
-            if began_as.params_crc32c() == manifest.metadata[RETRIEVER_CRC32C]:
-                return pretrained
-        raise BadInputError(
-            f"expected in PRETRAINED the model that {where} was fine-tuned from, got "
-            f"{self._config.pretrained!r}: its one tower has moved since, and only "
-            "that model can embed another corpus as it was embedded then"
+    def _open_finetuned(self, pretrained: PyTree | None) -> FinetunedModel:
+        self._tick()
+        config = self._config
+        return FinetunedModel.open(
+            config.finetuned,
+            self._corpus,
+            searcher=config.searcher,
+            embed=config.embed,
+            another_corpus=config.another_corpus,
+            began_as=pretrained and pretrained["retriever"],
+            pretrained=config.pretrained,
         )
 
-    def _answer(self, params: PyTree, encoder: PyTree) -> OpenQaEvaluation:
-        finetuned = self._config.finetuned
+    def _answer(self, model: FinetunedModel) -> OpenQaEvaluation:
+        index = model.index(self._corpus, self._stop)
+        self._tick()
         return evaluate_open_qa(
-            self._retriever,
-            finetuned.make_reader(self._retriever_config.bert),
-            params,
-            corpus=self._corpus,
-            searcher=self._index(
-                finetuned.model_dir,
-                finetune.INDEX_STEP,
-                encoder,
-                build=self._config.another_corpus,
-            ),
-            questions=self._questions.questions,
-            num_read=finetuned.num_read,
-            lengths=finetuned.models.lengths,
+            model.answerer(self._corpus, index),
+            self._questions.questions,
             recall_at=RECALL_AT,
-            marginalization=AnswerMarginalization(finetuned.marginalization),
         )
 
     def _model_dirs(self) -> Sequence[str]:

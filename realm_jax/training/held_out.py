@@ -32,6 +32,8 @@ def search_questions(
     searcher: Searcher,
     question_ids: np.ndarray,
     k: int,
+    *,
+    batch_size: int = _BATCH,
 ) -> Neighbours:
     """Embeds and searches any number of questions, a batch of one shape at a time.
 
@@ -41,12 +43,13 @@ def search_questions(
       searcher: the index.
       question_ids: int32 [question, query].
       k: neighbours per question.
+      batch_size: questions at a time.
     """
     embed = query_embedder(config)
     found = []
-    for start in range(0, len(question_ids), _BATCH):
-        rows = question_ids[start : start + _BATCH]
-        padded = np.pad(rows, ((0, _BATCH - len(rows)), (0, 0)))
+    for start in range(0, len(question_ids), batch_size):
+        rows = question_ids[start : start + batch_size]
+        padded = np.pad(rows, ((0, batch_size - len(rows)), (0, 0)))
         queries = hosts.fetch(embed(params, padded))
         found.append(jax.device_get(searcher.search(queries, k)))
     return jax.tree.map(

@@ -9,6 +9,7 @@ import pytest
 
 from realm_jax.data.questions import Question, question_examples
 from realm_jax.errors import BadInputError
+from realm_jax.evaluation.answering import Answerer
 from realm_jax.evaluation.answers import has_answer
 from realm_jax.evaluation.open_qa import (
     answered_question,
@@ -134,20 +135,23 @@ class FixedSearcher:
 
 
 def evaluate(models, corpus, questions, searcher, **changes):
-    arguments = {
+    answerer = make_answerer(models, corpus, searcher, **changes)
+    return evaluate_open_qa(answerer, questions, recall_at=(1, 3, 5))
+
+
+def make_answerer(models, corpus, searcher, **changes):
+    values = {
+        "reader": models.reader,
         "num_read": NUM_READ,
-        "lengths": LENGTHS,
-        "recall_at": (1, 3, 5),
-    } | changes
-    reader = arguments.pop("reader", models.reader)
-    return evaluate_open_qa(
-        models.retriever,
-        reader,
-        models.params,
+        "marginalization": AnswerMarginalization.JOINT_SOFTMAX,
+    }
+    return Answerer(
+        retriever=models.retriever.config,
+        params=models.params,
         corpus=corpus,
         searcher=searcher,
-        questions=questions,
-        **arguments,
+        lengths=LENGTHS,
+        **(values | changes),
     )
 
 
@@ -277,8 +281,8 @@ def test_a_text_with_other_wordpieces_is_refused(models, corpus, questions):
         def __getattr__(self, name):
             return getattr(corpus, name)
 
-        def text(self, block_id):
-            return corpus.text((block_id + 1) % corpus.num_blocks)
+        def texts(self, block_ids):
+            return corpus.texts((block_ids + 1) % corpus.num_blocks)
 
     with pytest.raises(BadInputError, match="prepare the corpus again"):
         evaluate(

@@ -1,0 +1,321 @@
+"""Answers questions from a corpus: search, read, and the best span over all blocks.
+
+What is answered is the original text of the best span, never its wordpieces put back
+together: case, accents and spacing are those of the document.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int, PyTree
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.features import query_row
+from realm_jax.errors import BadInputError
+from realm_jax.index.searchers import Searcher
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.models.span_reader import SpanReader, SpanScores
+from realm_jax.objectives.open_qa import AnswerMarginalization, span_log_probs
+from realm_jax.training.held_out import search_questions
+from realm_jax.training.initialization import Lengths
+from realm_jax.types import NULL_BLOCK, Array, Neighbours
+
+Characters = tuple[int, int]
+"""[start, end) of a part of a block's body."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadDocument:
+    """A block that was read for a question.
+
+    Attributes:
+      block_id: of the block.
+      title: of its article.
+      source_id: identifies the article.
+      body: the text that was read, or whose beginning was.
+      score: f(x, z), the inner product.
+      probability: p(z|x) among the blocks that were read.
+      answer_probability: p(y|z,x): of all spans with the answer's wordpieces.
+      places: where the answer stands in `body`, in order.
+    """
+
+    block_id: int
+    title: str
+    source_id: str
+    body: str
+    score: float
+    probability: float
+    answer_probability: float
+    places: Sequence[Characters]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What was answered to a question, and from where.
+
+    Attributes:
+      text: the original characters of the best span; empty if there was none.
+      log_probability: log p(z, span|x) of the best span; -inf if there was none.
+      block_id: where it was read; -1 if nowhere.
+      start: first character of the answer in the block's body.
+      end: one past its last character.
+      documents: the blocks that were read, best first.
+    """
+
+    text: str
+    log_probability: float
+    block_id: int
+    start: int
+    end: int
+    documents: Sequence[ReadDocument]
+
+    @property
+    def marginal(self) -> float:
+        """p(y|x): the answer's probability in all blocks that were read."""
+        return sum(d.probability * d.answer_probability for d in self.documents)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answerer:
+    """A fine-tuned model with a corpus and its index: what an answer is a function of.
+
+    Attributes:
+      retriever: the towers; the query tower is used.
+      reader: the span scorer.
+      params: {"retriever": ..., "reader": ...}.
+      corpus: the blocks.
+      searcher: the index of this corpus.
+      num_read: blocks that are read per question (5 in the paper).
+      lengths: padded lengths, as in training.
+      marginalization: as in training.
+      batch_size: questions that are searched and read at once; the last batch is filled
+        up, so that one shape is compiled.
+    """
+
+    retriever: RetrieverConfig
+    reader: SpanReader
+    params: PyTree
+    corpus: BlockStore
+    searcher: Searcher
+    num_read: int
+    lengths: Lengths
+    marginalization: AnswerMarginalization
+    batch_size: int = 8
+
+    def answer(self, questions: Sequence[str]) -> list[Answer]:
+        """Answers questions, in the order asked.
+
+        Raises:
+          BadInputError: a block's text and its wordpieces do not belong together.
+        """
+        ids = self.question_ids(questions)
+        return self.read(ids, self.search(ids, self.num_read))
+
+    def question_ids(
+        self, questions: Sequence[str]
+    ) -> Int[np.ndarray, "question query"]:
+        """Returns `[CLS] question [SEP]`; what does not fit is cut."""
+        vocabulary, length = self.corpus.vocabulary, self.lengths.query
+        encoded = vocabulary.encode_batch(questions)
+        return np.stack([query_row(e.ids, length, vocabulary) for e in encoded])
+
+    def part_that_fits(self, question: str) -> str:
+        """Returns as much of a question as the model reads: mostly all of it."""
+        encoding = self.corpus.vocabulary.encode(question)
+        room = self.lengths.query - 2
+        if len(encoding.ids) <= room:
+            return question
+        return question[: int(encoding.offsets[room - 1, 1])]
+
+    def search(
+        self, question_ids: Int[np.ndarray, "question query"], k: int
+    ) -> Neighbours:
+        """Returns the k best blocks of each question, on the host."""
+        found = search_questions(
+            self.retriever,
+            self.params["retriever"],
+            self.searcher,
+            question_ids,
+            k,
+            batch_size=self.batch_size,
+        )
+        return Neighbours(np.asarray(found.ids), np.asarray(found.scores))
+
+    def read(
+        self, question_ids: Int[np.ndarray, "question query"], found: Neighbours
+    ) -> list[Answer]:
+        """Takes the best span of each question over the best blocks found for it.
+
+        Args:
+          question_ids: from `question_ids`.
+          found: at least `num_read` neighbours of each.
+
+        Raises:
+          BadInputError: a block's text and its wordpieces do not belong together.
+        """
+        answers = []
+        for start in range(0, len(question_ids), self.batch_size):
+            rows = np.arange(start, min(start + self.batch_size, len(question_ids)))
+            filled = np.pad(rows, (0, self.batch_size - len(rows)), mode="edge")
+            to_read = Neighbours(
+                found.ids[filled, : self.num_read],
+                found.scores[filled, : self.num_read],
+            )
+            answers += self._read_batch(question_ids[filled], to_read)[: len(rows)]
+        return answers
+
+    def _read_batch(
+        self, question_ids: Int[np.ndarray, "question query"], found: Neighbours
+    ) -> list[Answer]:
+        block_ids, scores = np.asarray(found.ids), np.asarray(found.scores)
+        ids, segment_ids = self.corpus.joined_ids(
+            question_ids, block_ids, self.lengths.joined
+        )
+        spans = jax.device_get(
+            _find_spans(
+                self.reader,
+                self.marginalization,
+                self.params["reader"],
+                ids,
+                segment_ids,
+                scores,
+            )
+        )
+        body_starts = segment_ids.argmax(axis=-1)
+        rows = zip(block_ids, scores, body_starts, *spans, strict=True)
+        return [self._answer(*row) for row in rows]
+
+    def _answer(
+        self,
+        block_ids: Int[np.ndarray, " read"],
+        scores: Float[np.ndarray, " read"],
+        body_starts: Int[np.ndarray, " read"],
+        best: int,
+        log_probability: float,
+        documents: Float[np.ndarray, " read"],
+        answers: Float[np.ndarray, " read"],
+        begins: Bool[np.ndarray, "read joined"],
+    ) -> Answer:
+        """Turns the numbers of one question, as `_Spans` has them, into text."""
+        row, span = divmod(int(best), self.lengths.joined * self.reader.max_span)
+        start, width = divmod(span, self.reader.max_span)
+        real = np.flatnonzero(block_ids != NULL_BLOCK)
+        read = {}
+        for i, text in zip(real, self.corpus.texts(block_ids[real]), strict=True):
+            block = int(block_ids[i])
+            pieces = np.flatnonzero(begins[i]) - body_starts[i]
+            read[i] = ReadDocument(
+                block_id=block,
+                title=text.title,
+                source_id=text.source_id,
+                body=text.body,
+                score=float(scores[i]),
+                probability=_probability(documents[i]),
+                answer_probability=_probability(answers[i]),
+                places=self._places(block, text.body, pieces, width),
+            )
+        if not math.isfinite(log_probability):
+            return Answer("", -math.inf, NULL_BLOCK, 0, 0, list(read.values()))
+        document = read[row]
+        start, end = document.places[np.count_nonzero(begins[row, :start])]
+        return Answer(
+            text=document.body[start:end],
+            log_probability=float(log_probability),
+            block_id=document.block_id,
+            start=start,
+            end=end,
+            documents=list(read.values()),
+        )
+
+    def _places(
+        self, block_id: int, body: str, pieces: Int[np.ndarray, " place"], width: int
+    ) -> list[Characters]:
+        """The characters that `width + 1` pieces of a body stand for, from each on."""
+        if not len(pieces):
+            return []
+        encoding = self.corpus.vocabulary.encode(body)
+        num_pieces = int(pieces.max()) + width + 1
+        stored = self.corpus.body_ids(np.asarray([block_id]), num_pieces)[0]
+        if not np.array_equal(stored, encoding.ids[:num_pieces]):
+            raise BadInputError(
+                f"expected the text of block {block_id} to have the wordpieces stored "
+                f"for it in {self.corpus.directory}, but it has others; prepare the "
+                "corpus again"
+            )
+        offsets = encoding.offsets
+        return [(int(offsets[p, 0]), int(offsets[p + width, 1])) for p in pieces]
+
+
+class _Spans(NamedTuple):
+    """What is found in the blocks of each question.
+
+    Attributes:
+      best: the number of the best span, counted over all blocks.
+      log_probability: log p(z, span|x) of it.
+      log_documents: log p(z|x) of each block.
+      log_answers: log p(y|z,x) of each block, y being the best span's wordpieces.
+      begins: where in each block these wordpieces begin.
+    """
+
+    best: Int[Array, " question"]
+    log_probability: Float[Array, " question"]
+    log_documents: Float[Array, "question read"]
+    log_answers: Float[Array, "question read"]
+    begins: Bool[Array, "question read joined"]
+
+
+# Static by value: a new index or corpus compiles no reader anew.
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _find_spans(
+    reader: SpanReader,
+    marginalization: AnswerMarginalization,
+    params: PyTree,
+    ids: Int[Array, "question read joined"],
+    segment_ids: Int[Array, "question read joined"],
+    scores: Float[Array, "question read"],
+) -> _Spans:
+    spans = cast(SpanScores, reader.apply({"params": params}, ids, segment_ids))
+    valid = spans.valid & jnp.isfinite(scores)[:, :, None]
+    log_probs = span_log_probs(scores, spans.logits, valid, marginalization)
+    flat = log_probs.reshape(len(scores), -1)
+    best = flat.argmax(axis=-1)
+    same = valid & _same_pieces(ids, best, reader.max_span)
+    log_documents = jax.nn.logsumexp(log_probs, axis=-1)
+    log_joint = jax.nn.logsumexp(jnp.where(same, log_probs, -jnp.inf), axis=-1)
+    return _Spans(
+        best,
+        flat.max(axis=-1),
+        log_documents,
+        log_joint - log_documents,
+        same.reshape(*ids.shape, -1).any(axis=-1),
+    )
+
+
+def _same_pieces(
+    ids: Int[Array, "question read joined"],
+    best: Int[Array, " question"],
+    max_span: int,
+) -> Bool[Array, "question read span"]:
+    """True for the spans with the wordpieces of the best one, itself included."""
+    length = ids.shape[-1]
+    padded = jnp.pad(ids, ((0, 0), (0, 0), (0, max_span - 1)))
+    windows = jnp.stack([padded[..., w : w + length] for w in range(max_span)], -1)
+    document, span = jnp.divmod(best, length * max_span)
+    start, width = jnp.divmod(span, max_span)
+    wanted = windows[jnp.arange(len(ids)), document, start][:, None, None]
+    widths = jnp.arange(max_span)
+    beyond = widths > width[:, None, None, None]
+    begins = ((windows == wanted) | beyond).all(axis=-1)
+    same = begins[..., None] & (widths == width[:, None, None, None])
+    return same.reshape(*ids.shape[:-1], -1)
+
+
+def _probability(log_probability: float) -> float:
+    """exp, and 0 where nothing could be read, of which no logarithm is a number."""
+    return math.exp(log_probability) if math.isfinite(log_probability) else 0.0
