@@ -4,6 +4,7 @@ from setuptools import find_packages, setup
 
 TRAINING = [
     "absl-py",
+    "aiohttp",
     "array-record",
     "blingfire",
     "clu",

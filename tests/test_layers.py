@@ -38,7 +38,10 @@ LAYERS = {
     "realm_jax.index.build": 4,
     "realm_jax.index.builder": 4,
     "realm_jax.evaluation.answering": 4,
+    "realm_jax.evaluation.ask": 4,
+    "realm_jax.evaluation.following": 4,
     "realm_jax.evaluation.open_qa": 4,
+    "realm_jax.evaluation.page": 4,
     "realm_jax.evaluation.trained": 4,
     "realm_jax.evaluation.masked_spans": 4,
     "realm_jax.evaluation.report": 4,
@@ -54,6 +57,7 @@ ROOMS = {
     "scann": ("realm_jax.index.searchers",),
     "orbax": ("realm_jax.training.checkpoints",),
     "gin": ("realm_jax.cli", "tpu_launch"),
+    "aiohttp": ("realm_jax.evaluation.page",),
     "rich": ("realm_jax.cli", "tpu_launch"),
 }
 

@@ -19,6 +19,7 @@ CONFIGURATIONS = {
     "build-index": "realm_jax.cli.build_index.BuildIndexConfig",
     "finetune": "realm_jax.training.finetune.FinetuneConfig",
     "evaluate": "realm_jax.evaluation.run.EvaluateConfig",
+    "ask": "realm_jax.evaluation.ask.AskConfig",
 }
 MODELS = sorted((tiny_run.GIN / "models").glob("*.gin"))
 HARDWARE = sorted((tiny_run.GIN / "hardware").glob("*.gin"))
@@ -54,6 +55,20 @@ def test_stages_compose_with_every_model_and_hardware(stage, tmp_path):
         assert config.corpus == f"{tmp_path}/corpus"
         if stage != "evaluate":
             assert config.optimizer(total_steps=config.train_steps).learning_rate > 0
+
+
+def test_ask_reads_a_model_as_it_was_fine_tuned(tmp_path):
+    for model, hardware in itertools.product(MODELS, HARDWARE):
+        finetuned, asked = (
+            read(stage, [model, hardware, run_file(stage)], tmp_path)
+            for stage in ("finetune", "ask")
+        )
+        assert asked.corpus == f"{tmp_path}/corpus"
+        assert asked.finetuned.model_dir == f"{tmp_path}/finetune"
+        assert asked.finetuned.models.lengths == finetuned.models.lengths
+        assert asked.finetuned.reading() == finetuned.reading()
+        assert asked.finetuned.num_read == finetuned.num_read
+        assert asked.embed == finetuned.embed
 
 
 def test_corpora_and_build_index_need_no_model_file(tmp_path):
@@ -106,3 +121,18 @@ def test_quickstart_reads_for_every_stage():
             assert read_as == [initialization.Lengths(64, 96, 128), 4096]
         if stage.command == "evaluate":
             assert config.finetuned.models.lengths == config.models.lengths
+
+
+def test_what_the_quickstart_trained_can_be_asked(tmp_path):
+    files = [
+        tiny_run.GIN / "models" / "tiny.gin",
+        tiny_run.GIN / "hardware" / "cpu.gin",
+    ]
+    quickstart = tiny_run.GIN / "runs" / "quickstart.gin"
+    asked, finetuned = (
+        read(stage, [*files, run_file(stage), quickstart], tmp_path)
+        for stage in ("ask", "finetune")
+    )
+    assert asked.finetuned.models.lengths == finetuned.models.lengths
+    assert asked.embed == finetuned.embed
+    assert asked.finetuned.models.retriever_config(100).pooling == "mean"

@@ -8,8 +8,9 @@ from tests import tiny_run
 CODE = """
 import pathlib, sys, tempfile
 
-from realm_jax.cli import build_index, evaluate, finetune, pretrain, warm_start
-from realm_jax.evaluation import run
+from realm_jax.cli import ask, build_index, evaluate, finetune, pretrain, warm_start
+from realm_jax.evaluation import following, page, run
+from realm_jax.evaluation.ask import AskConfig, Respondent
 from realm_jax.index import builder, searchers
 from realm_jax.training import finetune as finetuning
 from realm_jax.training import pretrain as pretraining
@@ -24,9 +25,12 @@ for stage, config in (
     (finetuning, tiny.finetune_config(world, folder / "f")),
 ):
     assert stage.run(config, tiny.silent, tiny.NEVER)
+finetuned = tiny.finetune_config(world, folder / "f")
+asked = AskConfig(world.corpus, finetuned, embed=tiny.EMBED)
+assert Respondent(asked, tiny.NEVER).answer("who").answer.documents
 heavy = {"tensorflow", "seqio", "tensorflow_datasets"} & set(sys.modules)
 assert not heavy, heavy
-print("trained")
+print("trained and asked")
 """
 
 
@@ -39,4 +43,4 @@ def test_stages_leave_tensorflow_alone():
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "trained" in done.stdout
+    assert "trained and asked" in done.stdout

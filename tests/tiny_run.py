@@ -153,6 +153,11 @@ STAGES: Mapping[str, Mapping[str, str]] = {
         "FINETUNED": "{root}/finetune",
         "MASKED_TASK": "towns_salient",
     },
+    "ask": {
+        "CORPUS": "{root}/corpus",
+        "FINETUNED": "{root}/finetune",
+        "PRETRAINED": "{root}/pretrain",
+    },
 }
 
 

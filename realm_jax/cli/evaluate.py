@@ -3,7 +3,8 @@
 Recall@1, @5 and @20 after ICT, after REALM and after fine-tuning, exact match, masked
 spans with retrieval against the null document alone, curves, and examples with their
 sources; every figure with its 95 % bootstrap interval. predictions.jsonl has an answer
-for every question, by its id.
+for every question, by its id. With FOLLOW it measures again whenever the corpus has a
+later version or a stage a later checkpoint that it ended with, until Ctrl-C.
 
 Macros:
   MODEL_DIR    folder for the report
@@ -13,6 +14,7 @@ Macros:
   MASKED_TASK  masked sentences, e.g. "my_salient"
   SPLIT        of the questions
   ANOTHER_CORPUS   True: CORPUS is a later version of the one that was trained on
+  FOLLOW       True: go on with later versions
 
 Example:
   realm evaluate --gin_file=gin/models/base.gin --gin_file=gin/runs/evaluate.gin \\
@@ -28,19 +30,31 @@ from realm_jax.cli import configuration
 from realm_jax.cli.progress import StageProgress
 
 
-def main(argv: Sequence[str], stop: threading.Event) -> None:
-    """Runs the command."""
+def main(argv: Sequence[str], stop: threading.Event) -> int | None:
+    """Runs the command; being stopped is the ordinary end of one that follows."""
     configuration.parse(configuration.make_parser("realm evaluate", __doc__), argv)
     from realm_jax.evaluation import run
+    from realm_jax.evaluation.following import follow
     from realm_jax.evaluation.report import HTML_NAME
     from realm_jax.evaluation.verdicts import verdicts
 
     config = configuration.configured(run.EvaluateConfig)
     with StageProgress("evaluate", stop) as progress:
-        data = run.run(config, progress, stop)
-        for finding in verdicts(data):
-            progress.note(finding.text)
-        progress.note(f"the report is in {config.model_dir}/{HTML_NAME}")
+        if config.follow:
+            reports = follow(config, progress, stop)
+        else:
+            reports = [run.run(config, progress, stop)]
+        for data in reports:
+            for finding in verdicts(data):
+                progress.note(finding.text)
+            progress.note(f"the report is in {config.model_dir}/{HTML_NAME}")
+            if config.follow:
+                corpus = data.run.corpus
+                progress.note(
+                    f"that was {corpus.name} ({corpus.fingerprint[:12]}); waiting for "
+                    "something newer, Ctrl-C ends it"
+                )
+    return 0 if config.follow else None
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 `realm --help` lists the commands, `realm COMMAND --help` shows the purpose, macros and
 an example of each. Exit codes: 0 done, 2 bad input (one line says what), 130 stopped by
-Ctrl-C and 143 by SIGTERM (both leave a directory that the same command resumes).
+Ctrl-C and 143 by SIGTERM (both leave a directory that the same command resumes; `ask`,
+which only ends so, exits with 0).
 """
 
 import errno
@@ -26,6 +27,7 @@ COMMANDS = {
     "build-index": ("build_index", "follow the newest retriever, publish its index"),
     "finetune": ("finetune", "train on questions over the frozen document index"),
     "evaluate": ("evaluate", "measure recall and exact match, write report.html"),
+    "ask": ("ask", "question a trained model, on a page or the command line"),
     "tasks": ("tasks", "list the SeqIO tasks, print examples as the model sees them"),
 }
 _BAD_INPUT = 2
@@ -59,25 +61,27 @@ def main(argv: Sequence[str]) -> int:
             f"unknown command {argv[0]!r}; expected one of {', '.join(COMMANDS)}"
         )
 
-    def command(stop: threading.Event) -> None:
+    def command(stop: threading.Event) -> int | None:
         # Imported here, for that takes seconds and may be interrupted too.
         module = importlib.import_module(f"realm_jax.cli.{COMMANDS[argv[0]][0]}")
-        module.main(argv[1:], stop)
+        return module.main(argv[1:], stop)
 
     return guard(command)
 
 
-def guard(command: Callable[[threading.Event], None]) -> int:
+def guard(command: Callable[[threading.Event], int | None]) -> int:
     """Runs a command that may be interrupted; bad input becomes one line and code 2.
 
     Args:
       command: takes the event that is set when the process was asked to stop; it then
-        saves what it has and returns.
+        saves what it has and returns. One whose ordinary end that is returns 0.
     """
     with _stop_signals() as (stop, received):
         try:
             _log_to_screen()
-            command(stop)
+            code = command(stop)
+            if code is not None:
+                return code
         except BadInputError as error:
             return _fail(str(error))
         except StoppedError as error:

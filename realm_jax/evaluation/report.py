@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jinja2
 import numpy as np
 from markupsafe import Markup, escape
 
@@ -29,6 +28,7 @@ from realm_jax.evaluation.report_data import (
     recall_name,
 )
 from realm_jax.evaluation.retrieval import Interval
+from realm_jax.evaluation.templates import page_environment
 from realm_jax.evaluation.verdicts import duration, nats, percent, points, verdicts
 from realm_jax.storage import open_store
 from realm_jax.types import NULL_BLOCK
@@ -179,19 +179,11 @@ def render_json(data: ReportData) -> str:
 
 def render_html(data: ReportData) -> str:
     """Returns the report as one page that needs nothing else."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("realm_jax", "evaluation"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_environment()
     environment.filters |= {
         "percent": percent,
         "duration": duration,
-        "probability": probability,
         "mark": _mark,
-        "position": _position,
         "stage": _stage_name,
     }
     environment.globals |= {"points": points, "nats": nats}
@@ -290,19 +282,6 @@ def _charts_by_stage(curves: Sequence[Curve]) -> dict[str, list[_Figure]]:
 
 def _stage_name(stage: str) -> str:
     return _STAGES.get(stage.replace("-", "_"), stage)
-
-
-def _position(rate: float) -> str:
-    """A rate as a length in CSS."""
-    return f"{100 * min(max(rate, 0.0), 1.0):.2f}%"
-
-
-def probability(value: float) -> Markup:
-    """A probability with three digits, however small."""
-    if value == 0 or value >= 0.001:
-        return Markup(f"{value:.3f}")
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return Markup(f"{mantissa} × 10<sup>−{int(exponent[1:])}</sup>")
 
 
 def _mark(text: str, part: str) -> Markup:

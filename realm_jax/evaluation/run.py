@@ -76,6 +76,8 @@ class EvaluateConfig:
         where they are missing.
       title: of the report.
       attribution: source and licence of the text.
+      follow: whether to measure again whenever there is something newer; see
+        `following.py`, for `run` measures once.
     """
 
     model_dir: str
@@ -94,6 +96,13 @@ class EvaluateConfig:
     another_corpus: bool = False
     title: str = "REALM"
     attribution: str = ""
+    follow: bool = False
+
+    @property
+    def model_dirs(self) -> Sequence[str]:
+        """Those of the stages that are measured, in their order."""
+        found = (self.warm_started, self.pretrained, self.finetuned.model_dir)
+        return [model_dir for model_dir in found if model_dir]
 
 
 def run(config: EvaluateConfig, report: Report, stop: threading.Event) -> ReportData:
@@ -153,7 +162,7 @@ class _Evaluation:
         )
         return ReportData(
             run=self._describe_run(parameters),
-            curves=read_curves(self._model_dirs()),
+            curves=read_curves(self._config.model_dirs),
             comparison=report_data.compare(per_question),
             masked_accuracy=masked
             and report_data.masked_accuracy(
@@ -237,11 +246,6 @@ class _Evaluation:
             recall_at=RECALL_AT,
         )
 
-    def _model_dirs(self) -> Sequence[str]:
-        config = self._config
-        found = (config.warm_started, config.pretrained, config.finetuned.model_dir)
-        return [model_dir for model_dir in found if model_dir]
-
     def _describe_run(self, parameters: Mapping[str, int]) -> report_data.RunInfo:
         config, bert = self._config, self._retriever_config.bert
         return report_data.RunInfo(
@@ -265,13 +269,13 @@ class _Evaluation:
             },
             machine=_machine(),
             versions={name: importlib.metadata.version(name) for name in _VERSIONS},
-            stages=[time for d in self._model_dirs() for time in stage_times(d)],
+            stages=[time for d in self._config.model_dirs for time in stage_times(d)],
         )
 
     def _tick(self) -> None:
         if self._stop.is_set():
             raise StoppedError("stopped; nothing was written")
-        total = 2 * len(self._model_dirs()) + 1
+        total = 2 * len(self._config.model_dirs) + 1
         self._report(min(self._done, total), total, {})
         self._done += 1
 

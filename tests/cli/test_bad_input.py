@@ -7,6 +7,7 @@ import json
 import pathlib
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -316,6 +317,34 @@ class TestEvaluate:
     def test_missing_questions(self, refuse, finished):
         arguments = tiny_run.arguments("evaluate", finished, QUESTIONS="none.jsonl")
         refuse(arguments, "none.jsonl")
+
+
+class TestAsk:
+    def test_model_that_was_not_trained(self, refuse, finished, tmp_path):
+        root = tiny_run.copy(finished, tmp_path, "corpus", "pretrain")
+        arguments = [*tiny_run.arguments("ask", root), '--gin.QUESTION="who"']
+        refuse(arguments, f"{root}/finetune", "first")
+        assert not (root / "finetune").exists()
+
+    def test_question_and_port(self, refuse, finished):
+        arguments = tiny_run.arguments("ask", finished, QUESTION="who")
+        refuse([*arguments, "--gin.PORT=8000"], "QUESTION", "PORT")
+        refuse(tiny_run.arguments("ask", finished, QUESTION=" "), "question")
+
+    def test_port_in_use(self, refuse, finished):
+        arguments = tiny_run.arguments("ask", finished)
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            refuse([*arguments, f"--gin.PORT={port}"], f"127.0.0.1:{port}", "in use")
+        refuse([*arguments, "--gin.PORT=99999"], "99999")
+        nowhere = [*arguments, "--gin.PORT=8000", '--gin.HOST="192.0.2.1"']
+        refuse(nowhere, "192.0.2.1", "HOST")
+
+    def test_another_corpus_than_was_trained_on(self, refuse, finished, tmp_path):
+        other_corpus(finished, tmp_path)
+        corpus = str(tmp_path / "corpus")
+        arguments = tiny_run.arguments("ask", finished, CORPUS=corpus, QUESTION="who")
+        refuse(arguments, "corpus_fingerprint", f"{finished}/finetune")
 
 
 def run_program(arguments, largest_file=None):

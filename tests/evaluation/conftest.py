@@ -1,13 +1,20 @@
 """A small corpus of invented articles, made once."""
 
+import functools
+import types
+
+import jax
+import numpy as np
 import pytest
 
 from realm_jax.data.corpus import build_corpus
 from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import WordPiece
-
-TOWNS = ("Ansk", "Brel", "Čudo", "Dorm", "Élan", "Fosk", "Gant", "Hult")
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.models.span_reader import SpanReader
+from tests.evaluation.tiny_reader import LENGTHS, TOWNS
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +41,37 @@ def corpus(tmp_path_factory):
         tagger=RuleTagger(),
         chunk_length=56,
     )
+
+
+@pytest.fixture(scope="session")
+def models(corpus):
+    bert = BertConfig(
+        vocab_size=corpus.vocabulary.size,
+        hidden_size=16,
+        num_layers=1,
+        num_heads=2,
+        mlp_size=32,
+        max_positions=64,
+        initializer_range=0.5,
+    )
+    retriever = Retriever(RetrieverConfig(bert, projection_size=8))
+    reader = SpanReader(bert, max_span=4)
+    ids = np.ones((1, 8), np.int32)
+    params = {
+        "retriever": jax.jit(retriever.init)(jax.random.key(0), ids, ids, ids),
+        "reader": jax.jit(reader.init)(jax.random.key(1), ids, ids),
+    }
+    return types.SimpleNamespace(
+        retriever=retriever,
+        reader=reader,
+        params={name: variables["params"] for name, variables in params.items()},
+        read_one=jax.jit(reader.apply),
+    )
+
+
+@pytest.fixture(scope="session")
+def embeddings(corpus, models):
+    ids, segments = corpus.document_ids(np.arange(corpus.num_blocks), LENGTHS.document)
+    embed = functools.partial(models.retriever.apply, method=Retriever.embed_documents)
+    variables = {"params": models.params["retriever"]}
+    return np.asarray(jax.jit(embed)(variables, ids, segments))

@@ -1,7 +1,5 @@
-import functools
 import json
 import math
-import types
 
 import jax
 import numpy as np
@@ -9,7 +7,6 @@ import pytest
 
 from realm_jax.data.questions import Question, question_examples
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation.answering import Answerer
 from realm_jax.evaluation.answers import has_answer
 from realm_jax.evaluation.open_qa import (
     answered_question,
@@ -18,16 +15,16 @@ from realm_jax.evaluation.open_qa import (
     sample_answers,
 )
 from realm_jax.index.searchers import make_searcher
-from realm_jax.models.bert import BertConfig
-from realm_jax.models.retriever import Retriever, RetrieverConfig
-from realm_jax.models.span_reader import SpanReader, SpanScores, span_bounds
+from realm_jax.models.retriever import Retriever
+from realm_jax.models.span_reader import SpanScores, span_bounds
 from realm_jax.objectives.open_qa import AnswerMarginalization
-from realm_jax.training.initialization import Lengths
-from realm_jax.types import Neighbours
-
-LENGTHS = Lengths(query=16, document=56, joined=64)
-NUM_READ = 3
-TOWNS = ("Ansk", "Brel", "Čudo", "Dorm", "Élan", "Fosk", "Gant", "Hult")
+from tests.evaluation.tiny_reader import (
+    LENGTHS,
+    NUM_READ,
+    TOWNS,
+    FixedSearcher,
+    make_answerer,
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,40 +43,6 @@ def questions():
     ]
     asked_twice = Question("again", 8, founded[0].question, ("Nobody",), "test")
     return [*founded, asked_twice]
-
-
-@pytest.fixture(scope="module")
-def models(corpus):
-    bert = BertConfig(
-        vocab_size=corpus.vocabulary.size,
-        hidden_size=16,
-        num_layers=1,
-        num_heads=2,
-        mlp_size=32,
-        max_positions=64,
-        initializer_range=0.5,
-    )
-    retriever = Retriever(RetrieverConfig(bert, projection_size=8))
-    reader = SpanReader(bert, max_span=4)
-    ids = np.ones((1, 8), np.int32)
-    params = {
-        "retriever": jax.jit(retriever.init)(jax.random.key(0), ids, ids, ids),
-        "reader": jax.jit(reader.init)(jax.random.key(1), ids, ids),
-    }
-    return types.SimpleNamespace(
-        retriever=retriever,
-        reader=reader,
-        params={name: variables["params"] for name, variables in params.items()},
-        read_one=jax.jit(reader.apply),
-    )
-
-
-@pytest.fixture(scope="module")
-def embeddings(corpus, models):
-    ids, segments = corpus.document_ids(np.arange(corpus.num_blocks), LENGTHS.document)
-    embed = functools.partial(models.retriever.apply, method=Retriever.embed_documents)
-    variables = {"params": models.params["retriever"]}
-    return np.asarray(jax.jit(embed)(variables, ids, segments))
 
 
 class PlantedReader:
@@ -120,39 +83,9 @@ class PlantedReader:
         )
 
 
-class FixedSearcher:
-    """Finds given blocks: a row of ids for each question, or one row for all."""
-
-    step = 0
-
-    def __init__(self, ids, num_blocks):
-        self.ids, self.num_blocks = np.atleast_2d(ids).astype(int), num_blocks
-
-    def search(self, query_embeddings, k):
-        rows = np.arange(len(query_embeddings)) % len(self.ids)
-        ids = np.pad(self.ids, ((0, 0), (0, k)), constant_values=-1)[rows, :k]
-        return Neighbours(ids, np.where(ids >= 0, 1.0, -np.inf).astype(np.float32))
-
-
 def evaluate(models, corpus, questions, searcher, **changes):
     answerer = make_answerer(models, corpus, searcher, **changes)
     return evaluate_open_qa(answerer, questions, recall_at=(1, 3, 5))
-
-
-def make_answerer(models, corpus, searcher, **changes):
-    values = {
-        "reader": models.reader,
-        "num_read": NUM_READ,
-        "marginalization": AnswerMarginalization.JOINT_SOFTMAX,
-    }
-    return Answerer(
-        retriever=models.retriever.config,
-        params=models.params,
-        corpus=corpus,
-        searcher=searcher,
-        lengths=LENGTHS,
-        **(values | changes),
-    )
 
 
 def slow_answer(models, corpus, question_ids, embeddings, marginalization):

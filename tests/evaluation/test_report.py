@@ -8,12 +8,7 @@ import pytest
 
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.curves import Level, curves_from_lines
-from realm_jax.evaluation.report import (
-    probability,
-    render_html,
-    render_json,
-    write_report,
-)
+from realm_jax.evaluation.report import render_html, render_json, write_report
 from realm_jax.evaluation.report_data import (
     AFTER_FINETUNING,
     AFTER_ICT,
@@ -28,6 +23,7 @@ from realm_jax.evaluation.report_data import (
     compare,
     masked_accuracy,
 )
+from realm_jax.evaluation.templates import probability
 from realm_jax.evaluation.verdicts import duration, points, verdicts
 
 HOSTILE = "<script>alert('x')</script> & \"more\""

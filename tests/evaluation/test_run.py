@@ -11,8 +11,10 @@ from realm_jax.data.corpus import build_corpus
 from realm_jax.data.documents import Document
 from realm_jax.data.questions import question_examples, read_questions
 from realm_jax.data.salient_spans import RuleTagger
+from realm_jax.data.versions import link_versions
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.evaluation import report_data, run
+from realm_jax.evaluation.following import follow
 from realm_jax.evaluation.retrieval import recall_at_k, relevant_blocks
 from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.index.manifest import EMBEDDINGS
@@ -291,3 +293,61 @@ def test_one_tower_needs_the_model_it_began_as(chain, tmp_path):
     ]
     # Embedded by the tower as it was, not as fine-tuning left it.
     np.testing.assert_allclose(rows[0], rows[1], atol=1e-5)
+
+
+def test_following_measures_every_newer_version_until_it_is_stopped(chain, tmp_path):
+    world, folder, finetuned = chain
+    shutil.copytree(world.corpus, tmp_path / "corpus")
+    shutil.copytree(folder / "finetune", tmp_path / "finetune")
+    moved = dataclasses.replace(
+        finetuned,
+        model_dir=str(tmp_path / "finetune"),
+        corpus=str(tmp_path / "corpus"),
+    )
+    config = config_of(
+        chain,
+        tmp_path / "out",
+        corpus=str(tmp_path / "corpus"),
+        finetuned=moved,
+        warm_started="",
+        follow=True,
+    )
+    stop = threading.Event()
+    reports = follow(config, silent, stop, poll_seconds=0.01)
+    first = next(reports)
+    assert first.run.corpus.fingerprint == BlockStore.open(world.corpus).fingerprint
+    assert first.masked_accuracy is not None
+
+    later = later_version(world, tmp_path)
+    link_versions(tmp_path / "corpus", later.directory)
+    second = next(reports)
+    assert second.run.corpus.fingerprint == later.fingerprint
+    written = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert written["run"]["corpus"]["fingerprint"] == later.fingerprint
+
+    more = dataclasses.replace(moved, train_steps=finetuned.train_steps + 1)
+    assert finetune.run(more, silent, NEVER)
+    third = next(reports)
+    assert third.run.corpus.fingerprint == later.fingerprint
+    assert third.run.stages[-1].steps == more.train_steps
+    stop.set()
+    assert list(reports) == []
+
+
+def test_what_follows_waits_while_a_stage_trains_on(chain, tmp_path):
+    _, folder, finetuned = chain
+    shutil.copytree(folder / "finetune", tmp_path / "finetune")
+    moved = dataclasses.replace(finetuned, model_dir=str(tmp_path / "finetune"))
+    config = config_of(
+        chain, tmp_path / "out", finetuned=moved, warm_started="", pretrained=""
+    )
+    stop = threading.Event()
+    reports = follow(config, silent, stop, poll_seconds=0.01)
+    next(reports)
+    more = dataclasses.replace(
+        moved, train_steps=finetuned.train_steps + 2, checkpoint_period=1
+    )
+    stopped, report = tiny_world.stop_after(finetuned.train_steps + 1)
+    assert not finetune.run(more, report, stopped)
+    threading.Timer(0.5, stop.set).start()
+    assert list(reports) == []

@@ -1,0 +1,354 @@
+"""Answers questions with a trained model, from the newest version of its corpus.
+
+A version is a corpus with its index, loaded and warm. It is replaced as a whole,
+between two questions: no answer ever mixes two. What replaces it is made in a thread,
+while the old one goes on answering: of a later version of the corpus
+(`data/versions.py`) only the blocks that changed are embedded, see `index/reuse.py`.
+"""
+
+import dataclasses
+import datetime
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.versions import newest_version
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.evaluation.answering import Answer, Answerer
+from realm_jax.evaluation.trained import FinetunedModel, open_finished
+from realm_jax.index.builder import DOCUMENT_CRC32C
+from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.follower import IndexFollower, LoadedIndex
+from realm_jax.index.manifest import Manifest, MismatchedSnapshotError
+from realm_jax.training import pretrain
+from realm_jax.training.finetune import FinetuneConfig
+from realm_jax.training.initialization import describe
+
+MAX_CHARACTERS = 2000
+"""Of a question; what the model reads of it is shorter still."""
+
+# Any question: it compiles what every other one runs.
+_WARM_UP = "who?"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class AskConfig:
+    """Which model is asked, and where.
+
+    Attributes:
+      corpus: the prepared corpus that the model was fine-tuned on; its newest version
+        answers.
+      finetuned: how the reader was fine-tuned, and where (`model_dir`).
+      pretrained: model directory that fine-tuning began with, or ""; needed to embed
+        later versions of the corpus with a model of one tower.
+      question: one question, or "" to ask at a prompt or on a page.
+      host: the address that the page is served on.
+      port: its port; 0 for no page.
+      searcher: "device" (exact) or "scann".
+      embed: how a missing index is made.
+      another_corpus: whether `corpus` may be another one than the model was trained on,
+        in the same vocabulary.
+      poll_seconds: pause between two looks for a newer version.
+    """
+
+    corpus: str
+    finetuned: FinetuneConfig
+    pretrained: str = ""
+    question: str = ""
+    host: str = "127.0.0.1"
+    port: int = 0
+    searcher: str = "device"
+    embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
+    another_corpus: bool = False
+    poll_seconds: float = 2.0
+
+    def __post_init__(self):
+        if not 0 <= self.port < 1 << 16:
+            raise BadInputError(
+                f"expected a PORT from 1 to 65535, or 0 for no page, got {self.port}"
+            )
+        if self.port and self.question:
+            raise BadInputError(
+                f"expected a QUESTION or a PORT, got both ({self.question!r}, "
+                f"{self.port}); leave one out"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Version:
+    """A corpus with its index: what answers are made from, all of one version."""
+
+    answerer: Answerer
+    index: LoadedIndex
+
+    @property
+    def corpus(self) -> BlockStore:
+        """The blocks."""
+        return self.answerer.corpus
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the version as JSON has it."""
+        manifest = self.index.manifest
+        began = datetime.datetime.fromtimestamp(manifest.began, datetime.UTC)
+        return {
+            "corpus": str(self.corpus.directory),
+            "fingerprint": self.corpus.fingerprint,
+            "num_blocks": self.corpus.num_blocks,
+            "index_step": manifest.step,
+            "index_began": began.isoformat(timespec="seconds"),
+            "index_age_seconds": round(max(0.0, time.time() - manifest.began), 1),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """An answer with the question and the version it was made from.
+
+    Attributes:
+      question: as asked.
+      read_as: the part of it that the model reads.
+      answer: the answer.
+      version: that answered.
+      seconds: it took.
+    """
+
+    question: str
+    read_as: str
+    answer: Answer
+    version: Version
+    seconds: float
+
+    @property
+    def note(self) -> str:
+        """Says of a question that was too long where it was cut; else ""."""
+        if self.read_as == self.question:
+            return ""
+        length = self.version.answerer.lengths.query - 2
+        return (
+            f"The model reads {length} wordpieces of a question; this one is longer "
+            f"and was read up to “… {self.read_as[-40:].lstrip()}”."
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the reply as JSON has it."""
+        return {
+            "question": self.question,
+            "note": self.note,
+            "answer": self.answer.text,
+            "marginal": self.answer.marginal,
+            "documents": [
+                {
+                    "block": document.block_id,
+                    "title": document.title,
+                    "source_id": document.source_id,
+                    "passage": document.body,
+                    "answer_at": [list(place) for place in document.places],
+                    "document_probability": document.probability,
+                    "answer_probability": document.answer_probability,
+                }
+                for document in self.answer.documents
+            ],
+            "version": self.version.describe(),
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def require_question(question: Any) -> str:
+    """Returns a question without the space around it.
+
+    Raises:
+      BadInputError: it is no text, has no words, or is endless.
+    """
+    if not isinstance(question, str) or not question.strip():
+        raise BadInputError(
+            f"expected a question, a text that is not empty, got {question!r:.60}"
+        )
+    question = question.strip()
+    if len(question) > MAX_CHARACTERS:
+        raise BadInputError(
+            f"expected a question of at most {MAX_CHARACTERS:,} characters, got "
+            f"{len(question):,}; shorten it"
+        )
+    return question
+
+
+class Respondent:
+    """Answers from the newest version; a context manager, which follows it.
+
+    Outside of the context it answers too, and stays with the version it opened.
+    """
+
+    def __init__(
+        self,
+        config: AskConfig,
+        stop: threading.Event,
+        note: Callable[[str], None] = lambda text: None,
+    ):
+        """Opens the model and the newest version of its corpus.
+
+        Args:
+          config: which model.
+          stop: ends following, and an index that is being made; set at the end of the
+            context, too.
+          note: told, in a sentence, what version is made and used; from any thread.
+
+        Raises:
+          BadInputError: the model, corpus or index is missing, damaged or of another
+            model; or the index has to be made and cannot be.
+          StoppedError: asked to stop while the index was made.
+        """
+        self._config = config
+        self._stop = stop
+        self._note = note
+        self._problem = ""
+        corpus = BlockStore.open(config.corpus)
+        self._model = _open_model(config, corpus)
+        newest = newest_version(config.corpus)
+        if newest.resolve() != Path(config.corpus).resolve():
+            corpus = BlockStore.open(newest)
+        self._version = self._open(corpus)
+        self._indexes = self._follow_indexes(self._version)
+        self._thread = threading.Thread(
+            target=self._follow, name="version-follower", daemon=True
+        )
+
+    @property
+    def version(self) -> Version:
+        """The version that answers now."""
+        return self._version
+
+    @property
+    def problem(self) -> str:
+        """Why a newer version is not used; "" if there is none that could be."""
+        refused = list(self._indexes.refused.values())
+        return self._problem or (refused[-1] if refused else "")
+
+    def answer(self, question: str) -> Reply:
+        """Answers one question; one call at a time.
+
+        Raises:
+          BadInputError: as `require_question`.
+        """
+        question, version = require_question(question), self._version
+        began = time.monotonic()
+        (answer,) = version.answerer.answer([question])
+        read_as = version.answerer.part_that_fits(question)
+        return Reply(question, read_as, answer, version, time.monotonic() - began)
+
+    def __enter__(self) -> "Respondent":
+        self._indexes.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # An index that is being made ends after the shard at work.
+        self._stop.set()
+        self._thread.join()
+        self._indexes.stop()
+
+    def _open(self, corpus: BlockStore) -> Version:
+        """Loads or makes the index of a corpus, and compiles what answers need."""
+        if not self._model.has_index(corpus):
+            self._note(f"making the index of {corpus.directory}")
+        return self._warm(corpus, self._model.index(corpus, self._stop))
+
+    def _warm(self, corpus: BlockStore, index: LoadedIndex) -> Version:
+        answerer = self._model.answerer(corpus, index, batch_size=1)
+        answerer.answer([_WARM_UP])
+        return Version(answerer, index)
+
+    def _follow(self) -> None:
+        while not self._stop.wait(self._config.poll_seconds):
+            try:
+                newer = self._newer()
+            except StoppedError:
+                return
+            except (BadInputError, OSError) as error:
+                # What there is goes on answering; said once.
+                if str(error) != self._problem:
+                    _log.warning("no newer version: %s", error)
+                self._problem = str(error)
+            except Exception as error:
+                self._problem = f"following has ended: {error!r}"
+                _log.exception("following has ended; this version goes on answering")
+                return
+            else:
+                self._problem = ""
+                if newer is not None:
+                    self._version = newer
+                    self._note(f"answering from {_name(newer)} now")
+
+    def _newer(self) -> Version | None:
+        """A later corpus with its index, or a later index of this one, if any."""
+        corpus = self._version.corpus
+        newest = newest_version(corpus.directory)
+        if newest.resolve() != corpus.directory.resolve():
+            version = self._open(BlockStore.open(newest))
+            self._indexes.stop()
+            self._indexes = self._follow_indexes(version).start()
+            return version
+        index = self._indexes.take()
+        return None if index is None else self._warm(corpus, index)
+
+    def _follow_indexes(self, version: Version) -> IndexFollower:
+        """Looks for indexes of this corpus that are newer than the one in use."""
+        source = self._model.source(version.corpus)
+        made_by = version.index.manifest.metadata.get(DOCUMENT_CRC32C)
+
+        def require_same_tower(manifest: Manifest) -> None:
+            if manifest.metadata.get(DOCUMENT_CRC32C) != made_by:
+                raise MismatchedSnapshotError(
+                    "expected an index of the document tower that this model was "
+                    f"trained with, that of step {manifest.step} is of another; ask "
+                    "the model that it belongs to."
+                )
+
+        return IndexFollower(
+            source.series,
+            source.expectation(),
+            source.make_searcher,
+            check=require_same_tower,
+            poll_seconds=self._config.poll_seconds,
+            newer_than=version.index.manifest.step,
+        )
+
+
+def _name(version: Version) -> str:
+    step = version.index.manifest.step
+    return (
+        f"{version.corpus.directory} ({version.corpus.fingerprint[:12]}, "
+        f"{version.corpus.num_blocks:,} blocks), index of step {step}"
+    )
+
+
+def _open_model(config: AskConfig, corpus: BlockStore) -> FinetunedModel:
+    began_as = None
+    if config.pretrained:
+        models, vocabulary = config.finetuned.models, corpus.vocabulary
+        wanted = {
+            "model": describe(models.retriever_config(vocabulary.size)),
+            "vocabulary_fingerprint": vocabulary.fingerprint,
+        }
+        run = open_finished(config.pretrained, pretrain.NAME, wanted)
+        began_as = run.tree["retriever"]
+    return FinetunedModel.open(
+        config.finetuned,
+        corpus,
+        searcher=config.searcher,
+        embed=config.embed,
+        another_corpus=config.another_corpus,
+        began_as=began_as,
+        pretrained=config.pretrained,
+    )

@@ -1,0 +1,356 @@
+"""A trained model is questioned, and follows the newest version of its corpus."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import jax
+import pytest
+
+from realm_jax.cli import configuration
+from realm_jax.cli.main import main
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.corpus import build_corpus
+from realm_jax.data.documents import Document
+from realm_jax.data.salient_spans import RuleTagger
+from realm_jax.data.versions import SUCCESSOR_FILE, link_versions
+from realm_jax.evaluation.ask import AskConfig
+from realm_jax.index.builder import BuilderConfig, build_once
+from realm_jax.index.retrievers import TrainedRetriever
+from realm_jax.storage import open_store
+from realm_jax.training.checkpoints import restore_params
+from tests import tiny_run
+
+OFTEN = "--gin.ask.AskConfig.poll_seconds=0.1"
+PATIENCE_SECONDS = 120.0
+
+
+class Server:
+    """`realm ask` with a page, in a process of its own, on a copy of a chain."""
+
+    def __init__(self, root):
+        self.root = root
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        arguments = [*tiny_run.arguments("ask", root), f"--gin.PORT={self.port}", OFTEN]
+        self.process = tiny_run.start(["realm_jax.cli.main", *arguments])
+
+    def get(self, path, data=None):
+        """Returns code and body; `data` is posted."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def ask(self, question):
+        code, body = self.get("/answer", json.dumps({"question": question}).encode())
+        assert code == 200, body
+        return json.loads(body)
+
+    def status(self):
+        return json.loads(self.get("/status")[1])
+
+    def wait_for(self, what):
+        """Waits until `what` holds of the status."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(self.process.communicate()[0])
+            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                if what(status := self.status()):
+                    return status
+            time.sleep(0.05)
+        raise AssertionError(f"waited in vain; {self.status()}")
+
+
+@pytest.fixture(scope="module")
+def server(finished, tmp_path_factory):
+    root = tmp_path_factory.mktemp("asked")
+    tiny_run.copy(finished, root, "corpus", "pretrain", "finetune", "evaluate")
+    server = Server(root)
+    try:
+        server.wait_for(lambda status: True)
+        yield server
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.process.pid, signal.SIGKILL)
+        server.process.communicate()
+
+
+def predictions(root):
+    lines = (root / "evaluate" / "predictions.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def config_of(root):
+    arguments = tiny_run.arguments("ask", root)[1:]
+    configuration.parse(configuration.make_parser("realm ask", ""), arguments)
+    return configuration.configured(AskConfig)
+
+
+def test_answers_are_those_that_were_evaluated(server):
+    asked = predictions(server.root)
+    assert len(asked) == 20
+    for expected in asked:
+        reply = server.ask(expected["question"])
+        assert reply["answer"] == expected["prediction"]
+        documents = reply["documents"]
+        assert [d["block"] for d in documents] == expected["retrieved"]
+        (read,) = [d for d in documents if d["block"] == expected["block"]]
+        assert [expected["start"], expected["end"]] in read["answer_at"]
+        products = [
+            d["document_probability"] * d["answer_probability"] for d in documents
+        ]
+        assert reply["marginal"] == pytest.approx(sum(products))
+        assert sum(d["document_probability"] for d in documents) == pytest.approx(1.0)
+
+
+def test_the_page_shows_the_answer_in_its_sources(server):
+    expected = predictions(server.root)[0]
+    query = urllib.parse.quote(expected["question"])
+    code, page = server.get(f"/?question={query}")
+    assert code == 200
+    assert f'<p class="answer">{expected["prediction"]}</p>' in page
+    assert f"<mark>{expected['prediction']}</mark>" in page
+    store = BlockStore.open(server.root / "corpus")
+    for block in expected["retrieved"]:
+        text = store.text(block)
+        assert text.title in page
+        assert text.source_id in page
+    assert store.fingerprint[:12] in page
+    # Nothing is loaded from elsewhere.
+    assert not re.findall(r"""(?:src|href|url\(|@import)[\s=("']""", page)
+    assert server.get("/")[0] == 200
+
+
+def test_a_question_is_text_and_never_markup(server):
+    hostile = "<script>alert('x')</script> \"who\" & why"
+    code, page = server.get(f"/?question={urllib.parse.quote(hostile)}")
+    assert code == 200
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"who",
+        b"[]",
+        b"{}",
+        b'{"question": 3}',
+        b'{"question": "  "}',
+        b'{"question": "who", "k": 3}',
+        b"\xff\xfe",
+        json.dumps({"question": "who " * 1000}).encode(),
+        b"x" * (1 << 17),
+    ],
+)
+def test_bad_requests_are_told_in_one_line(server, data):
+    code, body = server.get("/answer", data)
+    assert code == 400
+    error = json.loads(body)["error"]
+    assert error.startswith("expected ")
+    assert "\n" not in error
+    assert "Traceback" not in body
+
+
+def test_the_page_tells_what_is_wrong_with_a_question(server):
+    code, page = server.get("/?question=+")
+    assert code == 400
+    assert "expected a question" in page
+
+
+def test_a_long_question_is_cut_and_the_reader_told(server):
+    long = "When was Town3 founded by the river " * 12
+    reply = server.ask(long)
+    assert "30 wordpieces" in reply["note"]
+    cut = reply["note"].rpartition("… ")[2].rstrip("”.")
+    assert cut in long
+    assert reply["note"] in server.get(f"/?question={urllib.parse.quote(long)}")[1]
+    assert server.ask("When was Town3 founded?")["note"] == ""
+
+
+def test_requests_at_once_are_all_answered(server):
+    asked = predictions(server.root)
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        replies = list(pool.map(lambda p: server.ask(p["question"]), asked * 2))
+    answers = [reply["answer"] for reply in replies]
+    assert answers == [p["prediction"] for p in asked] * 2
+
+
+def test_a_port_in_use_is_refused_before_a_model_is_loaded(server, capsys):
+    arguments = tiny_run.arguments("ask", server.root, FINETUNED="nowhere")
+    assert main([*arguments, f"--gin.PORT={server.port}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"127.0.0.1:{server.port}" in line
+
+
+def commit_index(root, step, params):
+    """Commits an index of the corpus as if a builder had."""
+    config, corpus = config_of(root), BlockStore.open(root / "corpus")
+    vocabulary = corpus.vocabulary
+    retriever = TrainedRetriever(
+        step,
+        config.finetuned.models.retriever_config(vocabulary.size),
+        params,
+        vocabulary.fingerprint,
+    )
+    embed = config.embed.at_length(config.finetuned.models.lengths.document)
+    store = open_store(str(root / "finetune"))
+    assert build_once(retriever, corpus, store, BuilderConfig(embed=embed))
+
+
+def test_a_newer_index_is_taken_over_if_the_tower_is_the_same(server):
+    question = predictions(server.root)[0]["question"]
+    before = server.ask(question)
+    assert before["version"]["index_step"] == 0
+    params = jax.device_get(
+        restore_params(open_store(str(server.root / "pretrain"))).tree["retriever"]
+    )
+    commit_index(server.root, 7, params)
+    server.wait_for(lambda status: status["index_step"] == 7)
+    after = server.ask(question)
+    assert after["version"]["index_step"] == 7
+    assert after["documents"] == before["documents"]
+    others = jax.tree.map(lambda values: values + 1, params)
+    commit_index(server.root, 9, others)
+    status = server.wait_for(lambda status: status["problem"])
+    assert "step 9" in status["problem"]
+    assert server.ask(question)["version"]["index_step"] == 7
+
+
+def changed_corpus(root, source_id):
+    """The corpus with one article changed, in a folder of its own."""
+    old = BlockStore.open(root / "corpus")
+    texts = {}
+    for text in old.texts(range(old.num_blocks)):
+        texts.setdefault((text.source_id, text.title), []).append(text.body)
+    documents = [
+        Document(title, " ".join(bodies), source)
+        for (source, title), bodies in texts.items()
+    ]
+    documents = [
+        dataclasses.replace(d, text=d.text.replace("mills", "old mills"))
+        if d.source_id == source_id
+        else d
+        for d in documents
+    ]
+    return build_corpus(
+        documents,
+        root / "later",
+        vocabulary=old.vocabulary,
+        tagger=RuleTagger(),
+        chunk_length=old.chunk_length,
+    )
+
+
+def test_a_later_corpus_is_served_without_a_restart(server):
+    root = server.root
+    question = predictions(root)[0]["question"]
+    source_id = server.ask(question)["documents"][0]["source_id"]
+    broken = root / "corpus" / SUCCESSOR_FILE
+    broken.write_text('{"corpus": "../nowhere", "fingerprint": "0"}')
+    status = server.wait_for(lambda status: "nowhere" in status["problem"])
+    old, later = BlockStore.open(root / "corpus"), changed_corpus(root, source_id)
+    stores = {store.fingerprint: store for store in (old, later)}
+    assert status["fingerprint"] == server.ask(question)["version"]["fingerprint"]
+    assert status["fingerprint"] == old.fingerprint
+    broken.unlink()
+    link_versions(root / "corpus", root / "later")
+    seen = []
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline and seen.count(later.fingerprint) < 3:
+        reply = server.ask(question)
+        fingerprint = reply["version"]["fingerprint"]
+        seen.append(fingerprint)
+        # All of an answer is of the version that it names.
+        for document in reply["documents"]:
+            text = stores[fingerprint].text(document["block"])
+            assert document["passage"] == text.body
+    switched = seen.index(later.fingerprint)
+    assert switched > 0
+    assert set(seen[:switched]) == {old.fingerprint}
+    assert set(seen[switched:]) == {later.fingerprint}
+    assert server.status()["problem"] == ""
+
+
+def test_ctrl_c_ends_it_and_frees_the_port(server):
+    os.kill(server.process.pid, signal.SIGINT)
+    said = server.process.communicate(timeout=PATIENCE_SECONDS)[0]
+    assert server.process.returncode == 0, said
+    assert "Traceback" not in said
+    assert str(server.root / "later") in said
+    with pytest.raises(ConnectionError):
+        socket.create_connection(("127.0.0.1", server.port), timeout=5)
+
+
+def test_one_question_on_the_command_line(finished, capsys):
+    expected = predictions(finished)[1]
+    arguments = tiny_run.arguments("ask", finished, QUESTION=expected["question"])
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[0] == expected["prediction"]
+    title = BlockStore.open(finished / "corpus").text(expected["block"]).title
+    assert title in said
+
+
+@contextlib.contextmanager
+def standard_input(descriptor):
+    kept = os.dup(0)
+    os.dup2(descriptor, 0)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+
+
+def test_questions_are_read_from_standard_input(finished, capsys):
+    asked = predictions(finished)[:2]
+    reading, writing = os.pipe()
+    text = "\n\n".join(p["question"] for p in asked)
+    os.write(writing, text.encode())
+    os.close(writing)
+    with standard_input(reading):
+        assert main(tiny_run.arguments("ask", finished)) == 0
+    said = capsys.readouterr().out.splitlines()
+    answers = [p["prediction"] for p in asked]
+    assert [line for line in said if line in answers] == answers
+
+
+def test_ctrl_c_at_the_prompt_is_its_ordinary_end(finished, capfd):
+    terminal, line = pty.openpty()
+    expected = predictions(finished)[0]
+    os.write(terminal, f"{expected['question']}\n".encode())
+
+    def interrupt_when_answered():
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        said = ""
+        while time.monotonic() < deadline and "p(y|x)" not in said:
+            said += capfd.readouterr().out
+            time.sleep(0.1)
+        heard.append(said)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    heard = []
+    interrupt = threading.Thread(target=interrupt_when_answered)
+    interrupt.start()
+    with standard_input(line):
+        assert main(tiny_run.arguments("ask", finished)) == 0
+    interrupt.join()
+    assert heard[0].startswith("\n? ")
+    assert expected["prediction"] in heard[0]
