@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pty
@@ -25,7 +26,7 @@ from realm_jax.data.corpus import build_corpus
 from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.versions import SUCCESSOR_FILE, link_versions
-from realm_jax.evaluation.ask import AskConfig
+from realm_jax.evaluation.ask import AskConfig, Respondent
 from realm_jax.index.builder import BuilderConfig, build_once
 from realm_jax.index.retrievers import TrainedRetriever
 from realm_jax.storage import open_store
@@ -107,15 +108,35 @@ def test_answers_are_those_that_were_evaluated(server):
     for expected in asked:
         reply = server.ask(expected["question"])
         assert reply["answer"] == expected["prediction"]
-        documents = reply["documents"]
-        assert [d["block"] for d in documents] == expected["retrieved"]
-        (read,) = [d for d in documents if d["block"] == expected["block"]]
-        assert [expected["start"], expected["end"]] in read["answer_at"]
-        products = [
-            d["document_probability"] * d["answer_probability"] for d in documents
+        scores = all_scores(server.root, expected["question"])
+        documents = {d["block"]: d for d in reply["documents"]}
+        # Sixty towns are much alike: where scores are equal but for the rounding of
+        # another batch size, either block may come first.
+        assert [scores[block] for block in documents] == pytest.approx(
+            [scores[block] for block in expected["retrieved"]], abs=1e-5
+        )
+        if expected["block"] in documents:
+            place = [expected["start"], expected["end"]]
+            assert place in documents[expected["block"]]["answer_at"]
+        chances = [
+            (d["document_probability"], d["answer_probability"])
+            for d in documents.values()
         ]
-        assert reply["marginal"] == pytest.approx(sum(products))
-        assert sum(d["document_probability"] for d in documents) == pytest.approx(1.0)
+        assert reply["marginal"] == pytest.approx(sum(p * q for p, q in chances))
+        assert sum(p for p, _ in chances) == pytest.approx(1.0)
+
+
+def all_scores(root, question):
+    """f(x, z) of every block, from the model in this process."""
+    answerer = respondent(root).version.answerer
+    ids = answerer.question_ids([question])
+    found = answerer.search(ids, answerer.corpus.num_blocks)
+    return dict(zip(found.ids[0].tolist(), found.scores[0].tolist(), strict=True))
+
+
+@functools.cache
+def respondent(root):
+    return Respondent(config_of(root), threading.Event())
 
 
 def test_the_page_shows_the_answer_in_its_sources(server):
