@@ -108,7 +108,7 @@ def test_answers_are_those_that_were_evaluated(server):
     for expected in asked:
         reply = server.ask(expected["question"])
         assert reply["answer"] == expected["prediction"]
-        scores = all_scores(server.root, expected["question"])
+        scores = all_scores(respondent(server.root), expected["question"])
         documents = {d["block"]: d for d in reply["documents"]}
         # Sixty towns are much alike: where scores are equal but for the rounding of
         # another batch size, either block may come first.
@@ -126,9 +126,9 @@ def test_answers_are_those_that_were_evaluated(server):
         assert sum(p for p, _ in chances) == pytest.approx(1.0)
 
 
-def all_scores(root, question):
+def all_scores(respondent, question):
     """f(x, z) of every block, from the model in this process."""
-    answerer = respondent(root).version.answerer
+    answerer = respondent.version.answerer
     ids = answerer.question_ids([question])
     found = answerer.search(ids, answerer.corpus.num_blocks)
     return dict(zip(found.ids[0].tolist(), found.scores[0].tolist(), strict=True))
@@ -271,7 +271,7 @@ def changed_corpus(root, source_id):
         for d in documents
     ]
     return build_corpus(
-        documents,
+        documents[::-1],  # No block keeps its id, so no index fits the other corpus.
         root / "later",
         vocabulary=old.vocabulary,
         tagger=RuleTagger(),
@@ -307,6 +307,13 @@ def test_a_later_corpus_is_served_without_a_restart(server):
     assert set(seen[:switched]) == {old.fingerprint}
     assert set(seen[switched:]) == {later.fingerprint}
     assert server.status()["problem"] == ""
+    # What it found is what a model that is opened now finds best.
+    fresh = Respondent(config_of(root), threading.Event())
+    assert fresh.version.corpus.fingerprint == later.fingerprint
+    scores = all_scores(fresh, question)
+    blocks = [document["block"] for document in server.ask(question)["documents"]]
+    best = sorted(scores.values(), reverse=True)[: len(blocks)]
+    assert [scores[block] for block in blocks] == pytest.approx(best, abs=1e-5)
 
 
 def test_ctrl_c_ends_it_and_frees_the_port(server):
