@@ -133,7 +133,7 @@ class Reply:
         length = self.version.answerer.lengths.query - 2
         return (
             f"The model reads {length} wordpieces of a question; this one is longer "
-            f"and was read up to “… {self.read_as[-40:].lstrip()}”."
+            f"and was read up to “… {self.read_as[-40:].partition(' ')[2]}”."
         )
 
     def describe(self) -> dict[str, Any]:
