@@ -3,8 +3,8 @@
 Prints the answer with the documents it was read in, and how likely each is. With PORT
 it serves a page, and JSON: POST /answer {"question": ...}, GET /status. Without PORT
 and QUESTION it reads questions from the terminal or standard input, one a line. It
-answers from the newest version of CORPUS: a later one that appears while it runs is
-taken over between two questions. Ctrl-C ends it.
+answers from the newest version of CORPUS: one that `realm update-corpus` makes while
+it runs is taken over between two questions. Ctrl-C ends it.
 
 Macros:
   CORPUS       prepared corpus that the model was fine-tuned on

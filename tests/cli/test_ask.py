@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -22,10 +21,7 @@ import pytest
 from realm_jax.cli import configuration
 from realm_jax.cli.main import main
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.corpus import build_corpus
-from realm_jax.data.documents import Document
-from realm_jax.data.salient_spans import RuleTagger
-from realm_jax.data.versions import SUCCESSOR_FILE, link_versions
+from realm_jax.data.versions import SUCCESSOR_FILE
 from realm_jax.evaluation.ask import AskConfig, Respondent
 from realm_jax.index.builder import BuilderConfig, build_once
 from realm_jax.index.retrievers import TrainedRetriever
@@ -254,64 +250,60 @@ def test_a_newer_index_is_taken_over_if_the_tower_is_the_same(server):
     assert server.ask(question)["version"]["index_step"] == 7
 
 
-def changed_corpus(root, source_id):
-    """The corpus with one article changed, in a folder of its own."""
-    old = BlockStore.open(root / "corpus")
-    texts = {}
-    for text in old.texts(range(old.num_blocks)):
-        texts.setdefault((text.source_id, text.title), []).append(text.body)
-    documents = [
-        Document(title, " ".join(bodies), source)
-        for (source, title), bodies in texts.items()
-    ]
-    documents = [
-        dataclasses.replace(d, text=d.text.replace("mills", "old mills"))
-        if d.source_id == source_id
-        else d
-        for d in documents
-    ]
-    return build_corpus(
-        documents[::-1],  # No block keeps its id, so no index fits the other corpus.
-        root / "later",
-        vocabulary=old.vocabulary,
-        tagger=RuleTagger(),
-        chunk_length=old.chunk_length,
-    )
+def write_changes(root, source_id):
+    """Changes one article and deletes another, so that few blocks keep their ids."""
+    lines = (root / "articles.jsonl").read_text().splitlines()
+    articles = [json.loads(line) for line in lines]
+    (changed,) = [article for article in articles if article["id"] == source_id]
+    changed["text"] = changed["text"].replace("mills", "old mills")
+    deleted = next(a["id"] for a in articles if a["id"] != source_id)
+    changes = [changed, {"id": deleted, "deleted": True}]
+    (root / "changes.jsonl").write_text("".join(f"{json.dumps(c)}\n" for c in changes))
+
+
+def test_what_is_wrong_with_a_later_corpus_is_told_and_the_old_one_served(server):
+    before = server.status()["fingerprint"]
+    broken = server.root / "corpus" / SUCCESSOR_FILE
+    broken.write_text('{"corpus": "../nowhere", "fingerprint": "0"}')
+    server.wait_for(lambda status: "nowhere" in status["problem"])
+    assert server.ask("When was Town3 founded?")["version"]["fingerprint"] == before
+    broken.unlink()
+    server.wait_for(lambda status: "nowhere" not in status["problem"])
 
 
 def test_a_later_corpus_is_served_without_a_restart(server):
     root = server.root
     question = predictions(root)[0]["question"]
-    source_id = server.ask(question)["documents"][0]["source_id"]
-    broken = root / "corpus" / SUCCESSOR_FILE
-    broken.write_text('{"corpus": "../nowhere", "fingerprint": "0"}')
-    status = server.wait_for(lambda status: "nowhere" in status["problem"])
-    old, later = BlockStore.open(root / "corpus"), changed_corpus(root, source_id)
-    stores = {store.fingerprint: store for store in (old, later)}
-    assert status["fingerprint"] == server.ask(question)["version"]["fingerprint"]
-    assert status["fingerprint"] == old.fingerprint
-    broken.unlink()
-    link_versions(root / "corpus", root / "later")
-    seen = []
+    old = BlockStore.open(root / "corpus")
+    write_changes(root, server.ask(question)["documents"][0]["source_id"])
+    arguments = tiny_run.arguments("update-corpus", root)
+    update = tiny_run.start(["realm_jax.cli.main", *arguments])
+    replies = [server.ask(question)]
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline and seen.count(later.fingerprint) < 3:
-        reply = server.ask(question)
-        fingerprint = reply["version"]["fingerprint"]
-        seen.append(fingerprint)
+    while time.monotonic() < deadline and (
+        replies[-1]["version"]["fingerprint"] == old.fingerprint
+    ):
+        replies.append(server.ask(question))
+    replies += [server.ask(question) for _ in range(3)]
+    said, _ = update.communicate()
+    assert update.returncode == 0, said
+    later = BlockStore.open(root / "corpus2")
+    seen = [reply["version"]["fingerprint"] for reply in replies]
+    assert seen == [old.fingerprint] * (len(seen) - 4) + [later.fingerprint] * 4
+    stores = {store.fingerprint: store for store in (old, later)}
+    for reply, fingerprint in zip(replies, seen, strict=True):
         # All of an answer is of the version that it names.
         for document in reply["documents"]:
             text = stores[fingerprint].text(document["block"])
             assert document["passage"] == text.body
-    switched = seen.index(later.fingerprint)
-    assert switched > 0
-    assert set(seen[:switched]) == {old.fingerprint}
-    assert set(seen[switched:]) == {later.fingerprint}
+    changed = replies[0]["documents"][0]["passage"]
+    assert changed not in [d["passage"] for d in replies[-1]["documents"]]
     assert server.status()["problem"] == ""
     # What it found is what a model that is opened now finds best.
     fresh = Respondent(config_of(root), threading.Event())
     assert fresh.version.corpus.fingerprint == later.fingerprint
     scores = all_scores(fresh, question)
-    blocks = [document["block"] for document in server.ask(question)["documents"]]
+    blocks = [document["block"] for document in replies[-1]["documents"]]
     best = sorted(scores.values(), reverse=True)[: len(blocks)]
     assert [scores[block] for block in blocks] == pytest.approx(best, abs=1e-5)
 
@@ -321,7 +313,7 @@ def test_ctrl_c_ends_it_and_frees_the_port(server):
     said = server.process.communicate(timeout=PATIENCE_SECONDS)[0]
     assert server.process.returncode == 0, said
     assert "Traceback" not in said
-    assert str(server.root / "later") in said
+    assert str(server.root / "corpus2") in said
     with pytest.raises(ConnectionError):
         socket.create_connection(("127.0.0.1", server.port), timeout=5)
 
