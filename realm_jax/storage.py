@@ -11,7 +11,6 @@ import dataclasses
 import errno
 import os
 import re
-import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -210,11 +209,13 @@ class _LocalStore:
 
     def delete_folder(self, folder: str) -> None:
         path = self._path(folder)
-        with (
-            _bad_input_on_os_error(path),
-            contextlib.suppress(FileNotFoundError),
-        ):
-            shutil.rmtree(path)
+        with _bad_input_on_os_error(path):
+            for parent, _, files in os.walk(path, topdown=False):
+                for file in files:
+                    Path(parent, file).unlink(missing_ok=True)
+                # As in a bucket, what somebody writes there meanwhile is no error.
+                with contextlib.suppress(OSError):
+                    os.rmdir(parent)
 
     def url(self, name: str = "") -> str:
         return str(self._path(name) if name else self._root)

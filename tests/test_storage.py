@@ -102,6 +102,34 @@ def test_deletes_only_what_it_is_told(store):
     assert store.list() == ["ab/1"]
 
 
+def test_deletes_a_folder_that_is_being_written_to(store, root):
+    stop = threading.Event()
+    errors = []
+
+    def write():
+        other, number = open_store(root), 0
+        while not stop.is_set():
+            number += 1
+            try:
+                other.write(f"a/b/{number % 50}", b"x")
+            except MissingObjectError:
+                pass  # Its folder went away under its hands.
+            except BaseException as error:
+                errors.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(50):
+            store.delete_folder("a")
+    finally:
+        stop.set()
+        writer.join()
+    assert errors == []
+    store.delete_folder("a")
+    assert store.list() == []
+
+
 def test_create_does_not_overwrite(store):
     store.create("commits/1", b"mine")
     with pytest.raises(AlreadyExistsError, match="commits/1"):

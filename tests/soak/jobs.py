@@ -134,8 +134,9 @@ class Job:
         """Whether it ended by itself, and well."""
         code = self._nursery.code(self.pid)
         expected = (None, 0, 128 + signal.SIGTERM if self._asked else 0)
-        said = self.log.read_text()[-4000:]
-        assert code in expected, f"{self.log.name}: code {code}\n{said}"
+        if code not in expected:
+            said = self.log.read_text()[-4000:]
+            raise AssertionError(f"{self.log.name}: code {code}\n{said}")
         return code is not None
 
     def kill(self) -> bool:
