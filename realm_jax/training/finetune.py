@@ -101,6 +101,7 @@ def run(config: FinetuneConfig, report: Report, stop: threading.Event) -> bool:
             stage.retriever,
             stage.reader,
             AnswerMarginalization(config.marginalization),
+            config.microbatches,
         )
         return stage.train(loss, inputs.at, report=report, stop=stop)
     finally:

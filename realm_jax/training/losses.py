@@ -2,6 +2,10 @@
 
 A loss maps (parameters, a step's inputs, random key) to a scalar and the metrics that
 go with it. Parameters are one tree with a subtree a model: "retriever" and "reader".
+
+`microbatches` of a loss is how many parts of a batch run through a model one after the
+other, forward and backward. It is the same loss with the same gradient, also where
+examples are compared with each other, in the memory of one part.
 """
 
 import dataclasses
@@ -48,6 +52,7 @@ class PretrainLoss:
     retriever: Retriever
     reader: KnowledgeEncoder
     marginalization: Marginalization = Marginalization.PER_SPAN
+    microbatches: int = 1
 
     def __call__(
         self, params: PyTree, inputs: PretrainInputs, key: jax.Array
@@ -99,6 +104,7 @@ class PretrainLoss:
             candidates.document_segment_ids,
             method="embed_documents",
             key=documents,
+            microbatches=self.microbatches,
         )
         log_retrieval = retrieval.retrieval_log_probs(
             _apply(
@@ -107,6 +113,7 @@ class PretrainLoss:
                 batch.query_ids,
                 method="embed_queries",
                 key=queries,
+                microbatches=self.microbatches,
             ),
             embeddings,
             candidates.valid,
@@ -121,6 +128,7 @@ class PretrainLoss:
             batch.mask_ids[:, None, :],
             method="token_log_probs",
             key=reading,
+            microbatches=self.microbatches,
         )
         likelihood = masked_lm.marginal_likelihood(
             log_retrieval, log_tokens, batch.mask_weights, self.marginalization
@@ -149,6 +157,7 @@ class WarmStartLoss:
 
     retriever: Retriever
     reader: KnowledgeEncoder
+    microbatches: int = 1
 
     def __call__(
         self, params: PyTree, inputs: WarmStartInputs, key: jax.Array
@@ -162,6 +171,7 @@ class WarmStartLoss:
                 inputs.pairs.query_ids,
                 method="embed_queries",
                 key=queries,
+                microbatches=self.microbatches,
             ),
             _apply(
                 self.retriever,
@@ -170,6 +180,7 @@ class WarmStartLoss:
                 inputs.pairs.document_segment_ids,
                 method="embed_documents",
                 key=documents,
+                microbatches=self.microbatches,
             ),
             inputs.pairs.block_ids,
         )
@@ -182,6 +193,7 @@ class WarmStartLoss:
             inputs.batch.mask_ids,
             method="token_log_probs",
             key=reading,
+            microbatches=self.microbatches,
         )
         weights = inputs.batch.mask_weights
         reader_total, reader_count = -(log_tokens * weights).sum(), weights.sum()
@@ -226,6 +238,7 @@ class FinetuneLoss:
     retriever: Retriever
     reader: SpanReader
     marginalization: AnswerMarginalization = AnswerMarginalization.JOINT_SOFTMAX
+    microbatches: int = 1
 
     def __call__(
         self, params: PyTree, inputs: FinetuneInputs, key: jax.Array
@@ -238,6 +251,7 @@ class FinetuneLoss:
             inputs.questions.question_ids,
             method="embed_queries",
             key=queries,
+            microbatches=self.microbatches,
         )
         scores = jnp.einsum("bp,bnp->bn", embeddings, inputs.block_embeddings)
         scores = jnp.where(inputs.block_valid, scores, -jnp.inf)
@@ -247,6 +261,7 @@ class FinetuneLoss:
             inputs.joined_ids,
             inputs.joined_segment_ids,
             key=reading,
+            microbatches=self.microbatches,
         )
         num_read = inputs.joined_ids.shape[1]
         log_spans = open_qa.span_log_probs(
@@ -279,12 +294,39 @@ def _apply(
     *inputs: Array,
     key: jax.Array | None,
     method: str | None = None,
+    microbatches: int = 1,
 ) -> Any:
     """Runs a model; `key` None switches dropout off."""
-    return model.apply(
-        {"params": params},
-        *inputs,
-        deterministic=key is None,
-        method=method,
-        rngs=None if key is None else {"dropout": key},
+
+    def run(key: jax.Array | None, *inputs: Array) -> Any:
+        return model.apply(
+            {"params": params},
+            *inputs,
+            deterministic=key is None,
+            method=method,
+            rngs=None if key is None else {"dropout": key},
+        )
+
+    if microbatches == 1:
+        return run(key, *inputs)
+    keys = None if key is None else jax.random.split(key, microbatches)
+    # Backward, a part is computed anew; nothing of it is kept but its inputs.
+    outputs = jax.lax.map(
+        lambda part: jax.checkpoint(run)(*part),
+        (keys, *(_split(array, microbatches) for array in inputs)),
     )
+    return jax.tree.map(_join, outputs)
+
+
+def _split(array: Array, parts: int) -> Array:
+    """[batch, ...] to [part, example, ...].
+
+    Every n-th example goes to the same part, so that each part is spread over the
+    devices as the batch is.
+    """
+    return jnp.swapaxes(array.reshape(-1, parts, *array.shape[1:]), 0, 1)
+
+
+def _join(array: Array) -> Array:
+    """Inverts `_split`."""
+    return jnp.swapaxes(array, 0, 1).reshape(-1, *array.shape[2:])

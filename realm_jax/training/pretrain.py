@@ -184,7 +184,10 @@ class _Pretraining:
         self._link = link
         self._examples = stage.open_examples(config.task, "train")
         loss = PretrainLoss(
-            stage.retriever, stage.reader, Marginalization(config.marginalization)
+            stage.retriever,
+            stage.reader,
+            Marginalization(config.marginalization),
+            config.microbatches,
         )
         of_all = (
             *(loss, stage.corpus, config.models.lengths, config.num_candidates),

@@ -43,6 +43,8 @@ class StageConfig:
       task: the examples to train on, by the name of their SeqIO task.
       train_steps: updates in all.
       batch_size: examples per update, over all devices.
+      microbatches: parts of a batch that are computed one after the other, so that a
+        larger batch fits; the gradient stays that of the whole batch.
       models: sizes and lengths of the models.
       optimizer: makes the update rule's configuration from `total_steps`.
       warm_start: what the parameters start from; see `warm_start_params`.
@@ -63,6 +65,7 @@ class StageConfig:
     seed: int = 0
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     checkpoint_period: int = 1000
+    microbatches: int = 1
     log_period: int = 100
 
     def data_order(self) -> dict[str, Any]:
@@ -124,7 +127,7 @@ class Stage(Generic[ReaderT]):
             config.optimizer(total_steps=config.train_steps), frozen
         )
         self._mesh = partitioning.make_mesh(config.mesh)
-        partitioning.local_rows(self._mesh, config.batch_size)
+        self.require_divisible(config.batch_size)
         self._check_resumable()
         self._checkpointer = Checkpointer(self.model_store)
         self.state, self.details = self._restore_or_create(index)
@@ -170,8 +173,23 @@ class Stage(Generic[ReaderT]):
         """
         config = self.config
         size = batch_size or config.batch_size
+        self.require_divisible(size)
         rows = batch_rows(len(examples), step, batch_size=size, seed=config.seed)
         return examples.batch(rows[partitioning.local_rows(self._mesh, size)])
+
+    def require_divisible(self, batch_size: int) -> None:
+        """Checks that every device gets as many examples of every microbatch.
+
+        Raises:
+          BadInputError: it does not.
+        """
+        parts = self.config.microbatches
+        if parts < 1 or batch_size % parts:
+            raise BadInputError(
+                f"expected a batch size that microbatches ({parts}) divides, got "
+                f"{batch_size}; change one of them"
+            )
+        partitioning.local_rows(self._mesh, batch_size // parts)
 
     def train(
         self,

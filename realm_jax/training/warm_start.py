@@ -76,7 +76,7 @@ def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:
 
     try:
         return stage.train(
-            WarmStartLoss(stage.retriever, stage.reader),
+            WarmStartLoss(stage.retriever, stage.reader, config.microbatches),
             inputs_at,
             report=report,
             stop=stop,

@@ -391,3 +391,54 @@ def test_all_masks_unscored_is_no_loss_and_no_nan(corpus):
     value, means = jax.jit(loss)(params, PretrainInputs(batch, inputs.candidates), KEY)
     assert float(value) == 0.0
     assert metrics.compute(means) == {}
+
+
+def several(inputs):
+    """The same examples six times over, so that they split evenly."""
+    return jax.tree.map(lambda array: np.concatenate([array] * 6), inputs)
+
+
+@pytest.mark.parametrize("microbatches", [2, 3])
+@pytest.mark.parametrize("stage", ["pretrain", "warm_start", "finetune"])
+def test_microbatches_are_the_same_loss_with_the_same_gradient(
+    corpus, stage, microbatches
+):
+    make_loss, reader_class, inputs, options = {
+        "pretrain": (PretrainLoss, KnowledgeEncoder, pretrain_inputs, {}),
+        "warm_start": (WarmStartLoss, KnowledgeEncoder, warm_start_inputs, {}),
+        "finetune": (
+            FinetuneLoss,
+            SpanReader,
+            finetune_inputs,
+            {"max_span": MAX_SPAN},
+        ),
+    }[stage]
+    retriever, reader, params = make(corpus, reader_class, **options)
+
+    def run(**changes):
+        loss = make_loss(retriever, reader, **changes)
+        gradient = jax.jit(jax.grad(loss, has_aux=True))
+        return gradient(params, several(inputs(corpus)), KEY)
+
+    (whole, means), (parts, means_of_parts) = run(), run(microbatches=microbatches)
+    # The largest are about 1; the smallest are sums of what cancels.
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        whole,
+        parts,
+    )
+    expected, found = metrics.compute(means), metrics.compute(means_of_parts)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_microbatches_take_the_memory_of_one(corpus):
+    retriever, reader, params = make(corpus, KnowledgeEncoder)
+    inputs = several(pretrain_inputs(corpus))
+
+    def temporaries(**changes):
+        loss = PretrainLoss(retriever, reader, **changes)
+        step = jax.jit(jax.grad(loss, has_aux=True))
+        analysis = step.lower(params, inputs, KEY).compile().memory_analysis()
+        return analysis.temp_size_in_bytes
+
+    assert temporaries(microbatches=6) < 0.5 * temporaries()
