@@ -118,7 +118,8 @@ def _question_ids(
     share = -(-count // len(files))
     texts = []
     for path in files:
-        lines = pathlib.Path(path).read_text().splitlines()
+        # Not splitlines: a question may hold other ends of lines than this one.
+        lines = pathlib.Path(path).read_text().strip().split("\n")
         # Spread over the file: neighbours are often about one article.
         picked = np.linspace(0, len(lines) - 1, min(share, len(lines))).astype(int)
         texts += [json.loads(lines[line])["question"] for line in np.unique(picked)]
