@@ -15,6 +15,7 @@ import tensorstore
 from realm_jax.errors import BadInputError
 from realm_jax.index.manifest import ArrayRecord
 from realm_jax.storage import (
+    MissingObjectError,
     Store,
     UnavailableStoreError,
     is_out_of_space,
@@ -146,6 +147,11 @@ def _clear_errors(url: str, needed: int) -> Iterator[None]:
             raise out_of_space_error(url, needed) from error
         if reason.startswith(_TRANSIENT):
             raise UnavailableStoreError(reason) from error
+        if reason.startswith("NOT_FOUND"):
+            raise MissingObjectError(
+                f"expected {url} to stay while it is written, but its folder was "
+                "deleted; another writer has taken its place."
+            ) from error
         raise BadInputError(
             f"expected to write an array to {url}, got {reason!r}; check the path and "
             "its permissions."

@@ -123,9 +123,15 @@ class Checkpointer:
         }
         manifest = {"step": step, "details": details, "files": files}
         self._store.write(_manifest_name(step), json.dumps(manifest, indent=2).encode())
-        for old in finished_steps(self._store)[: -self._keep]:
+        finished = finished_steps(self._store)
+        for old in finished[: -self._keep]:
             self._store.delete(_manifest_name(old))
-            self._store.delete_folder(f"{_FOLDER}/{old}")
+        # Those of the old, and what a process left that was killed as it wrote or
+        # deleted one.
+        kept = {str(step) for step in finished[-self._keep :]}
+        parts = [name.split("/") for name in self._store.list(_FOLDER)]
+        for folder in {part[1] for part in parts if len(part) > 2} - kept:
+            self._store.delete_folder(f"{_FOLDER}/{folder}")
 
     def close(self) -> None:
         """Waits, then releases the threads."""

@@ -14,7 +14,7 @@ from realm_jax.index.snapshots import (
     EMBEDDINGS,
     SnapshotSeries,
 )
-from realm_jax.storage import open_store
+from realm_jax.storage import MissingObjectError, open_store
 from tests.index.snapshot_files import (
     CORPUS,
     ROWS,
@@ -45,6 +45,30 @@ def test_resumes_the_newest_attempt_of_the_same_settings(series):
     manifest = resumed.commit()
     series.verify(manifest)
     np.testing.assert_array_equal(series.read_array(manifest, EMBEDDINGS), ROWS)
+
+
+def test_an_attempt_deleted_under_its_writer_is_missing_not_bad_input(local):
+    writer = local.begin(7, corpus_fingerprint=CORPUS)
+    writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
+    stop = threading.Event()
+
+    def delete():
+        while not stop.is_set():
+            local.store.delete_folder(f"index/data/7-{writer.attempt}")
+
+    thread = threading.Thread(target=delete)
+    thread.start()
+    missing = 0
+    try:
+        for _ in range(300):
+            try:
+                writer.write_rows(EMBEDDINGS, 0, ROWS[:8])
+            except MissingObjectError:
+                missing += 1
+    finally:
+        stop.set()
+        thread.join()
+    assert missing
 
 
 def test_nothing_to_resume(local):
@@ -83,7 +107,7 @@ def test_a_killed_process_leaves_a_resumable_attempt(tmp_path):
         "import os, signal, sys\n"
         "import numpy as np\n"
         "from realm_jax.index.snapshots import SnapshotSeries\n"
-        "from realm_jax.storage import open_store\n"
+        "from realm_jax.storage import MissingObjectError, open_store\n"
         "series = SnapshotSeries(open_store(sys.argv[1]), 'index')\n"
         "writer = series.begin(3, corpus_fingerprint='c')\n"
         "writer.create_array('embeddings', (64, 2), chunk_rows=16)\n"

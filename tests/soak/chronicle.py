@@ -107,7 +107,8 @@ class Chronicle:
                 present.add((step, manifest.attempt))
                 if (step, manifest.attempt) not in seen:
                     self._remember(name, manifest)
-        highest = [step for step, _ in present]
+        # Listed anew: what was collected meanwhile made room for what is there now.
+        highest = {step for step, _ in present} | set(series.steps())
         for (step, attempt), commit in seen.items():
             if (step, attempt) in present or commit.gone:
                 continue

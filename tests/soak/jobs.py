@@ -104,7 +104,9 @@ class Run:
                 staleness=staleness,
             )
         sizes = self.scratch / f"{stage}.gin"
-        sizes.write_text(text)
+        # Another builder may be reading it.
+        if not sizes.exists():
+            sizes.write_text(text)
         macros = {"MODEL_DIR": self.model_dir, "CORPUS": self.corpus}
         return [
             stage,

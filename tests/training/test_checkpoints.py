@@ -52,6 +52,16 @@ def test_only_the_newest_are_kept(store):
     assert not store.list("checkpoints/1")
 
 
+def test_what_a_killed_process_left_goes_with_the_next(store):
+    save(store, 1, 2)
+    store.delete("checkpoints/1.json")  # Killed before the folder was deleted.
+    store.write("checkpoints/9.orbax-checkpoint-tmp/params/x", b"")
+    store.write("checkpoints/9/params/x", b"")
+    save(store, 3)
+    folders = {name.split("/")[1] for name in store.list("checkpoints")}
+    assert folders == {"2", "2.json", "3", "3.json"}
+
+
 def test_a_checkpoint_without_its_manifest_does_not_count_and_is_replaced(store):
     save(store, 1, 2)
     store.delete("checkpoints/2.json")
