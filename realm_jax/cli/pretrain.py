@@ -14,6 +14,7 @@ Macros:
                    how old an index may become, and then "wait", "warn" or "stop"
   SEARCHER         "device" (inside the step) or "scann" (on the host)
   QUESTIONS        held-out questions for recall@5 at every refresh, or ""
+  MICROBATCHES     parts of a batch that are computed one after the other
   NUM_CANDIDATES, TRAIN_STEPS, BATCH_SIZE, SEED
 
 Example:

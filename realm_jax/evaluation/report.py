@@ -100,6 +100,13 @@ _CHARTS = (
         smooth=False,
     ),
     _Chart(
+        "same_neighbours",
+        "Queries answered alike",
+        "Share of the queries for which both indexes find the same first 8 blocks.",
+        value_format="{:.0%}".format,
+        smooth=False,
+    ),
+    _Chart(
         "retrieval_kl",
         "Divergence of p(z|x)",
         "KL of p(z|x) by the index from that by live embeddings, in nats, when the "
