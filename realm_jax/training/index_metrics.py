@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from jaxtyping import PyTree
 
+from realm_jax import hosts
 from realm_jax.evaluation.curves import Level, health, read_curves
 from realm_jax.index.searchers import Searcher
 from realm_jax.models.retriever import RetrieverConfig
@@ -80,5 +81,5 @@ class IndexMetrics:
         self._measured["recall_at_5"] = float(recall.mean())
         # Says early what the report would say late: collapse is money wasted.
         for finding in health(read_curves([self._model_dir])):
-            if finding.level is Level.ALARM:
+            if finding.level is Level.ALARM and hosts.is_first():
                 logging.warning("step %d: %s %s", step, finding.text, finding.advice)

@@ -12,14 +12,19 @@ import sys
 import threading
 import types
 from typing import Any
+from unittest import mock
+
+import jax
 
 from realm_jax import hosts
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index.builder import BuilderConfig, IndexBuilder
 from realm_jax.storage import open_store
-from realm_jax.training import pretrain
+from realm_jax.training import initialization, partitioning, pretrain
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.partitioning import MeshConfig
+from realm_jax.training.stage import Stage
+from realm_jax.training.state import state_shardings
 from tests import tiny_world
 
 
@@ -30,6 +35,24 @@ def smooth(total_steps: int) -> OptimizerConfig:
     with the order of additions; this epsilon is above those.
     """
     return OptimizerConfig(1e-2, 0, 100, final_fraction=1.0, epsilon=0.1)
+
+
+def check_places(stage: Stage) -> None:
+    """Every array lies where the axis table says, and no axis of the mesh is idle."""
+    _, params_axes = initialization.initial_params(
+        stage.retriever, stage.reader, tiny_world.LENGTHS, seed=0
+    )
+    by_axes = partitioning.parameter_shardings(stage.mesh, params_axes)
+    expected = state_shardings(stage.state, by_axes, stage.mesh)
+    used = set()
+
+    def check(array, sharding) -> None:
+        assert array.sharding.is_equivalent_to(sharding, array.ndim), sharding
+        used.update(jax.tree.leaves(tuple(sharding.spec)))
+
+    jax.tree.map(check, stage.state, expected)
+    split = {axis for axis in ("fsdp", "model") if stage.mesh.shape[axis] > 1}
+    assert split <= used, (split, used)
 
 
 def main(what: str, world: str, model_dir: str, changes: str) -> None:
@@ -60,7 +83,14 @@ def main(what: str, world: str, model_dir: str, changes: str) -> None:
         with seen.open("a") as file:
             file.write(json.dumps([step, values["index_step"]]) + "\n")
 
-    pretrain.run(config, report, stop)
+    close = Stage.close
+
+    def check_and_close(stage: Stage) -> None:
+        check_places(stage)
+        close(stage)
+
+    with mock.patch.object(Stage, "close", check_and_close):
+        pretrain.run(config, report, stop)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Trainers and builders of several processes do what a single one does."""
 
+import functools
 import json
 
 import jax
@@ -29,48 +30,71 @@ def losses(model_dir):
 
 @pytest.fixture(scope="module")
 def alone(world, tmp_path_factory):
-    """The same run by one process on one device, per searcher."""
-    folders = {}
-    for searcher in ("device", "scann"):
-        folders[searcher] = tmp_path_factory.mktemp(searcher)
+    """(searcher, steps) -> the same run by one process on one device."""
+
+    @functools.cache
+    def run(searcher, steps):
+        folder = tmp_path_factory.mktemp("alone")
         config = tiny_world.pretrain_config(
             world,
-            folders[searcher],
+            folder,
             questions=world.questions,
             searcher=searcher,
             optimizer=hosts_program.smooth,
+            batch_size=8,
+            train_steps=steps,
         )
         assert pretrain.run(config, tiny_world.silent, tiny_world.NEVER)
-    return folders
+        return folder
+
+    return run
+
+
+def case(num_processes, devices, mesh, searcher="device", steps=20):
+    marks = pytest.mark.long if steps == 20 else ()
+    return pytest.param(num_processes, devices, mesh, searcher, steps, marks=marks)
 
 
 @pytest.mark.parametrize(
-    ("num_processes", "devices", "searcher", "mesh"),
+    ("num_processes", "devices", "mesh", "searcher", "steps"),
     [
-        (2, 2, "device", {"data": 2, "fsdp": 2}),
-        (2, 1, "scann", {}),
+        case(2, 2, {"data": 1, "fsdp": 2, "model": 2}, steps=8),
+        case(2, 1, {}, "scann"),
+        case(1, 8, {"data": 8}),
+        case(1, 8, {"data": 1, "fsdp": 8}),
+        case(1, 8, {"data": 4, "model": 2}),
+        case(2, 4, {"data": 2, "fsdp": 2, "model": 2}),
+        case(4, 2, {"data": 4, "fsdp": 2}),
     ],
 )
 def test_processes_train_as_one_does(
-    world, alone, tmp_path, num_processes, devices, searcher, mesh
+    world, alone, tmp_path, num_processes, devices, mesh, searcher, steps
 ):
-    arguments = trainer(world, tmp_path, searcher=searcher, mesh=mesh)
+    arguments = trainer(
+        world,
+        tmp_path,
+        searcher=searcher,
+        mesh=mesh,
+        batch_size=8,
+        train_steps=steps,
+    )
     with groups.started(arguments, num_processes, devices) as group:
         group.wait()
-    np.testing.assert_allclose(losses(tmp_path), losses(alone[searcher]), rtol=1e-5)
+    expected = alone(searcher, steps)
+    np.testing.assert_allclose(losses(tmp_path), losses(expected), rtol=1e-5)
     store = open_store(tmp_path)
-    assert finished_steps(store) == [4, 8]
+    assert finished_steps(store) == [steps - 4, steps]
     one, other = (
-        restore_params(open_store(path)).tree for path in (alone[searcher], tmp_path)
+        restore_params(open_store(path)).tree for path in (expected, tmp_path)
     )
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), one, other
     )
     used = [
         [line["index_step"] for line in read_metrics(str(path))]
-        for path in (alone[searcher], tmp_path)
+        for path in (expected, tmp_path)
     ]
-    assert used[0] == used[1] == [0, 0, 0, 3, 3, 3, 6, 6]
+    assert used[0] == used[1] == [step - step % 3 for step in range(steps)]
 
 
 def test_all_processes_swap_at_the_same_step(world, tmp_path):
