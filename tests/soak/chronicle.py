@@ -82,8 +82,9 @@ class Chronicle:
         # Committed before they were used, so they have been seen by now.
         never = used - {step for step, _ in self._seen["index"]}
         assert not never, f"metrics name indexes {sorted(never)}, never committed"
+        found = self._series["index"].steps()
+        # Said before and after: so it was in use when they were listed.
         if said is not None and self._said() == said:
-            found = self._series["index"].steps()
             assert said in found, f"the index in use, {said}, was collected"
 
     def _metrics(self) -> list[dict]:
