@@ -82,8 +82,9 @@ class Chronicle:
         # Committed before they were used, so they have been seen by now.
         never = used - {step for step, _ in self._seen["index"]}
         assert not never, f"metrics name indexes {sorted(never)}, never committed"
+        found = self._series["index"].steps()
+        # Said before and after: so it was in use when they were listed.
         if said is not None and self._said() == said:
-            found = self._series["index"].steps()
             assert said in found, f"the index in use, {said}, was collected"
 
     def _metrics(self) -> list[dict]:
@@ -107,8 +108,10 @@ class Chronicle:
                 present.add((step, manifest.attempt))
                 if (step, manifest.attempt) not in seen:
                     self._remember(name, manifest)
-        # Listed anew: what was collected meanwhile made room for what is there now.
-        highest = {step for step, _ in present} | set(series.steps())
+        # What was collected made room for two that are newer. They may be gone too,
+        # withdrawn by the next trainer before anybody looked; their data stays longer.
+        begun = {step for step, _ in series._attempts()}
+        highest = begun | {step for step, _ in [*present, *seen]} | set(series.steps())
         for (step, attempt), commit in seen.items():
             if (step, attempt) in present or commit.gone:
                 continue
