@@ -15,7 +15,15 @@ from tests.gcs_emulator import emulated_bucket
 install_import_hook("realm_jax.objectives", "beartype.beartype")
 
 # Minutes each: one left for the end would have a process to itself and others idle.
-_LONGEST = ("test_learning", "test_bad_input", "test_local", "test_run", "test_prepare")
+_LONGEST = (
+    "test_learning",
+    "test_several_hosts",
+    "test_bad_input",
+    "test_local",
+    "test_ask",
+    "test_run",
+    "test_prepare",
+)
 
 
 @pytest.fixture(scope="session")
