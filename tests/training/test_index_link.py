@@ -1,6 +1,6 @@
 import contextlib
-import json
 import dataclasses
+import json
 import os
 import pathlib
 import threading
