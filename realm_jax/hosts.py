@@ -59,7 +59,8 @@ def join(config: HostsConfig) -> None:
     """Joins the processes of the job; call it before anything else of JAX.
 
     Raises:
-      BadInputError: the environment names a group by halves.
+      BadInputError: the environment names a group by halves, or the platform knows of
+        none.
     """
     given = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     arguments: dict[str, Any] = {}
@@ -77,11 +78,18 @@ def join(config: HostsConfig) -> None:
         if given:
             raise _wrong_group(given)
         return
-    jax.distributed.initialize(
-        **arguments,
-        initialization_timeout=config.start_seconds,
-        heartbeat_timeout_seconds=config.heartbeat_seconds,
-    )
+    try:
+        jax.distributed.initialize(
+            **arguments,
+            initialization_timeout=config.start_seconds,
+            heartbeat_timeout_seconds=config.heartbeat_seconds,
+        )
+    except ValueError as error:
+        raise BadInputError(
+            f"expected a platform that knows the processes of this job, as Cloud TPU "
+            f"does, got none ({error}); set {', '.join(_ENVIRONMENT)}, or "
+            "HostsConfig.pod = False for a single process"
+        ) from error
 
 
 def _wrong_group(given: dict[str, str]) -> BadInputError:

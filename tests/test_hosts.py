@@ -1,6 +1,7 @@
 """What the processes of a job say to each other, said by real ones."""
 
 import os
+import subprocess
 import sys
 import threading
 
@@ -28,6 +29,18 @@ def test_half_a_group_is_bad_input(monkeypatch):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
     with pytest.raises(BadInputError, match="all of JAX_COORDINATOR_ADDRESS"):
         hosts.join(hosts.HostsConfig())
+
+
+def test_a_pod_where_there_is_none_is_bad_input():
+    program = (
+        "from realm_jax import hosts\n"
+        "try:\n    hosts.join(hosts.HostsConfig(pod=True))\n"
+        "except hosts.BadInputError as error:\n    print(error)\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    ).stdout
+    assert "or HostsConfig.pod = False for a single process" in said
 
 
 def test_three_processes_hear_the_same():
