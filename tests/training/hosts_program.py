@@ -2,7 +2,8 @@
 
     python -m tests.training.hosts_program pretrain WORLD MODEL_DIR CHANGES
 
-WORLD is the folder of a world that is there, CHANGES are JSON settings of the run.
+WORLD is the folder of a world that is there, CHANGES are JSON settings of the run;
+`stop_last_after` is the update after which the last process is asked to stop.
 """
 
 import json
@@ -65,6 +66,7 @@ def main(what: str, world: str, model_dir: str, changes: str) -> None:
         blocks = BlockStore.open(f"{world}/corpus")
         IndexBuilder(open_store(model_dir), blocks, config).run(stop)
         return
+    stop_after = settings.pop("stop_last_after", None)
     settings["mesh"] = MeshConfig(**settings.get("mesh", {}))
     # Training needs the files alone.
     found: Any = types.SimpleNamespace(
@@ -82,6 +84,8 @@ def main(what: str, world: str, model_dir: str, changes: str) -> None:
     def report(step: int, total: int, values) -> None:
         with seen.open("a") as file:
             file.write(json.dumps([step, values["index_step"]]) + "\n")
+        if step == stop_after and hosts.number() == hosts.count() - 1:
+            stop.set()
 
     close = Stage.close
 

@@ -11,9 +11,14 @@ from realm_jax.index.reuse import INDEX_SERIES
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.storage import open_store
 from realm_jax.training import pretrain
-from realm_jax.training.checkpoints import finished_steps, restore_params
+from realm_jax.training.checkpoints import (
+    finished_steps,
+    read_item,
+    restore_params,
+)
 from realm_jax.training.metrics import read_metrics
 from tests import groups, tiny_world
+from tests.tiny_world import assert_same_bits
 from tests.training import hosts_program
 
 PROGRAM = "tests.training.hosts_program"
@@ -117,3 +122,18 @@ def test_all_processes_swap_at_the_same_step(world, tmp_path):
     committed = SnapshotSeries(open_store(tmp_path), INDEX_SERIES).steps()
     assert set(used) <= set(committed)
     assert committed[-1] == 60
+
+
+@pytest.mark.long
+def test_one_that_is_asked_to_stop_stops_all_and_nothing_is_lost(world, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    runs = [(whole, {}), (parts, {"stop_last_after": 5}), (parts, {})]
+    for folder, changes in runs:
+        with groups.started(trainer(world, folder, **changes), num_processes=2) as job:
+            job.wait()
+        if changes:
+            stopped = finished_steps(open_store(folder))[-1]
+            assert 5 <= stopped < 8
+    stores = open_store(whole), open_store(parts)
+    for item in ("params", "rest"):
+        assert_same_bits(*(read_item(store, 8, item) for store in stores))
