@@ -188,6 +188,8 @@ class IndexFollower(Generic[SearcherT]):
             if version is None:
                 return None
             taken, self._pending = self._pending, None
+            assert taken is not None
+            assert _version(taken.manifest) == version
             self._changed.notify_all()
             return taken
 
@@ -286,12 +288,18 @@ class IndexFollower(Generic[SearcherT]):
             if not self.ready():
                 self._look_for_newer()
             return
+        ready = self._ready_version()
+        if ready is not None:
+            # The first may be ahead, with a newer one loaded; this one stays until it
+            # is taken here, too, or the first has dropped it.
+            dropped, _ = hosts.posted(_REFUSED).get(0, (None, ""))
+            if dropped != ready:
+                return
+            with self._changed:
+                self._pending = None
         wanted = hosts.posted(_LOADED).get(0)
-        if wanted is None or wanted == self._last_tried:
-            return
-        with self._changed:
-            self._pending = None  # Not taken, so the first has dropped it.
-        self._load_step(wanted[0])
+        if wanted is not None and wanted != self._last_tried:
+            self._load_step(wanted[0])
 
     def _look_for_newer(self) -> None:
         committed = self._series.steps()

@@ -297,6 +297,31 @@ def test_staleness_counts_from_the_encoder(series, monkeypatch):
     assert index.staleness(130) == Staleness(steps=30, seconds=pytest.approx(12.0))
 
 
+def test_another_process_keeps_what_is_agreed_on_until_it_takes_it(series, monkeypatch):
+    """The first process may have taken it, and loaded a newer one, long before."""
+    of_first = {}
+    monkeypatch.setattr(follower_module.hosts, "is_first", lambda: False)
+    monkeypatch.setattr(
+        follower_module.hosts,
+        "posted",
+        lambda name: {0: of_first[name]} if name in of_first else {},
+    )
+    versions = [(m.step, m.attempt) for m in (publish(series, 1), publish(series, 2))]
+    follower = IndexFollower(series, EXPECTED, keep_embeddings)
+    of_first["index_loaded"] = versions[0]
+    follower._look()
+    of_first["index_loaded"] = versions[1]
+    follower._look()
+    assert follower.ready_step == 1
+    assert follower.take().manifest.step == 1
+    follower._look()
+    assert follower.ready_step == 2
+    # What the first has dropped will not be taken by any.
+    of_first["index_refused"] = (versions[1], "damaged elsewhere")
+    follower._look()
+    assert follower.ready_step is None
+
+
 def test_loads_one_index_without_a_thread(series):
     manifest = publish(series, 1)
     index = load_index(series, manifest, EXPECTED, keep_embeddings)
