@@ -78,9 +78,14 @@ class Checkpointer:
           state: its step names the checkpoint.
           details: JSON-serialisable facts to find at restore.
         """
-        self.wait()
         step = int(state.step)
-        if not hosts.first_does(lambda: self._make_room(step)):
+
+        def make_room() -> bool:
+            self.wait()
+            return self._make_room(step)
+
+        self._orbax.wait_until_finished()
+        if not hosts.first_does(make_room):
             return
         rest = {
             "step": state.step,
@@ -100,10 +105,14 @@ class Checkpointer:
             self._finishing = self._threads.submit(self._finish, step, details)
 
     def wait(self) -> None:
-        """Waits until the checkpoint under way is finished."""
+        """Waits until what this process has to do for a checkpoint is done.
+
+        It waits for no other process: one that fails alone must be able to end.
+        """
         self._orbax.wait_until_finished()
         finishing, self._finishing = self._finishing, None
-        hosts.first_does(lambda: finishing and finishing.result())
+        if finishing is not None:
+            finishing.result()
 
     def _make_room(self, step: int) -> bool:
         """Returns whether the checkpoint is to be written; drops a damaged one."""
