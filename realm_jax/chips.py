@@ -1,0 +1,53 @@
+"""What accelerators can do: published figures, per device as JAX counts devices.
+
+A device is a core up to TPU v3, and a chip from v4 on.
+Sources: cloud.google.com/tpu/docs/system-architecture-tpu-vm and the pages of each
+version there; NVIDIA's data sheets (dense bfloat16, SXM).
+"""
+
+import dataclasses
+
+_GIB = 1 << 30
+_TERA = 10**12
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A device.
+
+    Attributes:
+      name: as in the names of accelerator types, such as "v4".
+      kind: what `jax.Device.device_kind` says, or begins with.
+      peak_flops: bfloat16 operations a second.
+      memory: bytes.
+      devices: of JAX on one chip, which is what prices are for.
+    """
+
+    name: str
+    kind: str
+    peak_flops: float
+    memory: int
+    devices: int = 1
+
+
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("v2", "TPU v2", 22.5 * _TERA, 8 * _GIB, 2),
+        Chip("v3", "TPU v3", 61.5 * _TERA, 16 * _GIB, 2),
+        Chip("v4", "TPU v4", 275 * _TERA, 32 * _GIB),
+        Chip("v5litepod", "TPU v5 lite", 197 * _TERA, 16 * _GIB),
+        Chip("v5p", "TPU v5", 459 * _TERA, 95 * _GIB),
+        Chip("v6e", "TPU v6 lite", 918 * _TERA, 32 * _GIB),
+        Chip("a100", "NVIDIA A100", 312 * _TERA, 80 * _GIB),
+        Chip("h100", "NVIDIA H100", 989 * _TERA, 80 * _GIB),
+        Chip("h200", "NVIDIA H200", 989 * _TERA, 141 * _GIB),
+    )
+}
+
+
+def find(device_kind: str) -> Chip | None:
+    """Returns the chip that JAX calls so, None if its figures are not known."""
+    # "TPU v5" is how "TPU v5 lite" begins.
+    known = [chip for chip in CHIPS.values() if device_kind.startswith(chip.kind)]
+    return max(known, key=lambda chip: len(chip.kind), default=None)
