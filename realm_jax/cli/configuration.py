@@ -9,9 +9,10 @@ import contextlib
 import dataclasses
 import importlib
 import logging
+import pathlib
 import sys
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import gin
@@ -19,6 +20,9 @@ import gin
 from realm_jax.errors import BadInputError
 
 Config = TypeVar("Config")
+
+# Of a checkout: where gin files include others from, whatever the working directory.
+gin.add_config_file_search_path(str(pathlib.Path(__file__).parents[2]))
 
 # What gin raises about a file; it has no exception class of its own.
 _GIN_RAISES = (
@@ -120,11 +124,15 @@ def configured(config_class: type[Config]) -> Config:
 
 def configured_if_bound(config_class: type[Config]) -> Config:
     """Does what `configured` does; the defaults where no gin file names the class."""
+    return configured(config_class) if bindings(config_class) else config_class()
+
+
+def bindings(config_class: type) -> Mapping[str, Any]:
+    """Returns what gin binds of a class, references and macros as they are."""
     try:
-        gin.get_configurable(config_class)
-    except ValueError:
-        return config_class()
-    return configured(config_class)
+        return gin.get_bindings(config_class, resolve_references=False)
+    except ValueError:  # No gin file names it.
+        return {}
 
 
 def _require_types(config: Any) -> None:

@@ -24,6 +24,9 @@ _REMAT_POLICIES = {
 }
 
 
+_UNDECIDED = "auto"
+
+
 @dataclass(frozen=True)
 class BertConfig:
     """Size and numerics of an encoder.
@@ -42,7 +45,8 @@ class BertConfig:
       dropout_rate: dropout of embeddings, attention weights and residual branches.
       dtype: "float32" or "bfloat16", for activations; parameters are float32.
       remat: what the backward pass computes again: "none", "dots" (all but matrix
-        products), or "full" (each layer from its input).
+        products), "full" (each layer from its input), or "auto": what the planner
+        chooses; no model can be made before it has.
       initializer_range: standard deviation of the initial kernels.
       scan_unroll: layers in one turn of the scan. More of them compile for longer and
         run faster on a CPU (a quarter, for two layers in one turn).
@@ -59,7 +63,7 @@ class BertConfig:
     layer_norm_epsilon: float = 1e-12
     dropout_rate: float = 0.0
     dtype: Literal["float32", "bfloat16"] = "float32"
-    remat: Literal["none", "dots", "full"] = "none"
+    remat: Literal["none", "dots", "full", "auto"] = "none"
     initializer_range: float = 0.02
     scan_unroll: int = 1
 
@@ -72,7 +76,7 @@ class BertConfig:
         for name, known in (
             ("activation", tuple(layers.ACTIVATIONS)),
             ("dtype", ("float32", "bfloat16")),
-            ("remat", ("none", *_REMAT_POLICIES)),
+            ("remat", ("none", *_REMAT_POLICIES, _UNDECIDED)),
         ):
             if getattr(self, name) not in known:
                 raise BadInputError(
@@ -215,6 +219,12 @@ class Bert(nn.Module):
 def _stacked_layers(config: BertConfig) -> nn.Module:
     """Returns `num_layers` encoder layers as one scan."""
     layer = EncoderLayer
+    if config.remat == _UNDECIDED:
+        raise BadInputError(
+            'expected a decision for remat="auto", got none; have it made by `python -m '
+            "tpu_launch plan ... --write=plan.gin` and add --gin_file=plan.gin, or set "
+            "bert.BertConfig.remat to none, dots or full"
+        )
     if config.remat != "none":
         layer = nn.remat(
             layer,

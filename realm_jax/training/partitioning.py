@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import flax.core
 import jax
 import numpy as np
 from flax.linen import partitioning as flax_partitioning
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int, PyTree
 
@@ -20,33 +22,79 @@ class MeshConfig:
     """Devices along each mesh axis of `axes.MESH_AXES`.
 
     Attributes:
-      data: replicas that split the batch; -1 takes what the other axes leave.
+      data: replicas that split the batch, over all slices; -1 takes what the other
+        axes leave.
       fsdp: devices that split the batch, parameters and optimizer state.
       model: devices that split heads, MLPs and the vocabulary.
+      slices: TPU slices, whose devices only `data` joins, for the network between them
+        is slow; 0: as many as the devices say. Where they say nothing, on CPUs, every
+        process stands for a slice.
     """
 
     data: int = -1
     fsdp: int = 1
     model: int = 1
+    slices: int = 0
+
+    def shape(self, num_devices: int, num_slices: int = 1) -> tuple[int, int, int]:
+        """Returns the devices along each axis.
+
+        Raises:
+          BadInputError: they do not multiply to the number of devices, or an axis but
+            `data` would join slices.
+        """
+        inner = self.fsdp * self.model
+        data = num_devices // inner if self.data == -1 else self.data
+        shape = (data, self.fsdp, self.model)
+        if math.prod(shape) != num_devices:
+            raise BadInputError(
+                f"expected mesh axes that multiply to the {num_devices} devices here, "
+                f"got {dict(zip(axes.MESH_AXES, shape, strict=True))}; change "
+                "MeshConfig"
+            )
+        if data % num_slices:
+            raise BadInputError(
+                f"expected data ({data}) to be a multiple of the {num_slices} slices, "
+                "for fsdp and model stay within one; change MeshConfig"
+            )
+        return shape
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-    """Lays all devices out in a mesh.
+# Flax Linen's constraints need Auto axes; Explicit is JAX's default.
+AXIS_TYPES = (AxisType.Auto,) * len(axes.MESH_AXES)
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
+    """Lays devices out in a mesh: neighbours along `model`, slices along `data`.
+
+    Args:
+      config: devices along each axis.
+      devices: None: all of the job.
 
     Raises:
-      BadInputError: the axes do not multiply to the number of devices.
+      BadInputError: see `MeshConfig.shape`.
     """
-    num_devices = jax.device_count()
-    shape = [config.data, config.fsdp, config.model]
-    if config.data == -1:
-        shape[0] = num_devices // (config.fsdp * config.model)
-    if math.prod(shape) != num_devices:
-        raise BadInputError(
-            f"expected mesh axes that multiply to the {num_devices} devices here, got "
-            f"{dict(zip(axes.MESH_AXES, shape, strict=True))}; change MeshConfig"
+    devices = jax.devices() if devices is None else devices
+    said = len({getattr(device, "slice_index", 0) for device in devices})
+    num_slices = config.slices or said
+    shape = config.shape(len(devices), num_slices)
+    if num_slices == 1:
+        return jax.make_mesh(
+            shape, axes.MESH_AXES, axis_types=AXIS_TYPES, devices=devices
         )
-    # Flax Linen's constraints need Auto axes; Explicit is make_mesh's default.
-    return jax.make_mesh(shape, axes.MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    try:
+        grid = mesh_utils.create_hybrid_device_mesh(
+            (shape[0] // num_slices, *shape[1:]),
+            (num_slices, 1, 1),
+            devices=devices,
+            process_is_granule=said == 1,
+        )
+    except ValueError as error:
+        raise BadInputError(
+            f"expected {num_slices} slices of as many devices, got others ({error}); "
+            "change MeshConfig.slices"
+        ) from error
+    return Mesh(grid, axes.MESH_AXES, axis_types=AXIS_TYPES)
 
 
 def parameter_shardings(mesh: Mesh, params_axes: PyTree) -> PyTree:

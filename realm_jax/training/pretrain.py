@@ -18,6 +18,7 @@ from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import LoadedIndex
 from realm_jax.index.searchers import DeviceConfig, DeviceSearcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.training.checkpoints import (
     HOLDS_INDEX,
@@ -151,6 +152,31 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
     return stage.is_done
 
 
+def make_loss(
+    config: PretrainConfig, retriever: Retriever, reader: KnowledgeEncoder
+) -> PretrainLoss:
+    """Returns the loss of a run, over candidates."""
+    return PretrainLoss(
+        retriever,
+        reader,
+        Marginalization(config.marginalization),
+        config.microbatches,
+    )
+
+
+def make_step(config: PretrainConfig) -> MakeStep | None:
+    """Returns what makes the step of a run whose state holds the index, else None."""
+    if not config.index_in_state:
+        return None
+    rolling = config.refresh_mode == RefreshMode.ROLLING.value
+    renewal = Renewal(
+        config.refresh_period if rolling else None,
+        config.write_back,
+        config.embed.batch_size,
+    )
+    return functools.partial(make_renewing_step, renewal=renewal)
+
+
 def _index_metrics(
     stage: Stage[KnowledgeEncoder], config: PretrainConfig, examples: Examples
 ) -> IndexMetrics:
@@ -183,12 +209,7 @@ class _Pretraining:
         self._config = config
         self._link = link
         self._examples = stage.open_examples(config.task, "train")
-        loss = PretrainLoss(
-            stage.retriever,
-            stage.reader,
-            Marginalization(config.marginalization),
-            config.microbatches,
-        )
+        loss = make_loss(config, stage.retriever, stage.reader)
         of_all = (
             *(loss, stage.corpus, config.models.lengths, config.num_candidates),
             stage.mesh,
@@ -243,22 +264,11 @@ class _Pretraining:
             checkpoint_details=self._checkpoint_details,
             hooks=[self._beat],
             replace_state=self._refresh,
-            make_step=self._make_step(),
+            make_step=make_step(self._config),
         )
         logging.info("swapped to a newer index %d times", refresher.num_swaps)
         if refresher.failure is not None:
             raise refresher.failure
-
-    def _make_step(self) -> MakeStep | None:
-        config = self._config
-        if not config.index_in_state:
-            return None
-        renewal = Renewal(
-            config.refresh_period if self._is_rolling else None,
-            config.write_back,
-            config.embed.batch_size,
-        )
-        return functools.partial(make_renewing_step, renewal=renewal)
 
     def _searcher_of(self, table: EmbeddingTable, step: int) -> DeviceSearcher:
         stage, config = self._stage, self._config

@@ -68,7 +68,8 @@ def case(num_processes, devices, mesh, searcher="device", steps=20):
         case(1, 8, {"data": 8}),
         case(1, 8, {"data": 1, "fsdp": 8}),
         case(1, 8, {"data": 4, "model": 2}),
-        case(2, 4, {"data": 2, "fsdp": 2, "model": 2}),
+        # Each process stands for a slice, which only `data` leaves.
+        case(2, 4, {"data": 2, "fsdp": 2, "model": 2, "slices": 2}),
         case(4, 2, {"data": 4, "fsdp": 2}),
     ],
 )

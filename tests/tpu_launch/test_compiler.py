@@ -1,0 +1,114 @@
+"""The compiler for TPUs, on a machine without one, for small programs.
+
+`make tpu-compiler` fetches it. `python -m bench.tpu_compile` compiles the paper's run.
+"""
+
+import functools
+
+import pytest
+
+from realm_jax.errors import BadInputError
+from realm_jax.index.searchers import DeviceConfig
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.training.initialization import Lengths, ModelFactory
+from realm_jax.training.optimizers import OptimizerConfig
+from realm_jax.training.partitioning import MeshConfig
+from realm_jax.training.pretrain import PretrainConfig
+from tpu_launch.planner import commands, devices, memory, programs
+from tpu_launch.planner.corpus_size import CorpusSize
+from tpu_launch.planner.devices import Setting
+from tpu_launch.slices import HardwareConfig, parse
+
+SLICES = ("v3-64", "v4-128", "v5litepod-64", "v5p-128", "v6e-64")
+
+
+def config(remat="full", **changes):
+    bert = functools.partial(
+        BertConfig,
+        hidden_size=128,
+        num_layers=2,
+        num_heads=2,
+        mlp_size=256,
+        dropout_rate=0.1,
+        dtype="bfloat16",
+        remat=remat,
+    )
+    settings = {
+        "model_dir": "",
+        "corpus": "",
+        "task": "",
+        "train_steps": 100,
+        "batch_size": 64,
+        "num_candidates": 4,
+        "models": ModelFactory(bert, RetrieverConfig, Lengths(32, 64, 96)),
+        "optimizer": OptimizerConfig,
+        "device": DeviceConfig("bfloat16", approximate=True),
+    }
+    return PretrainConfig(**(settings | changes))
+
+
+def setting(name, **changes):
+    said = []
+    hardware = HardwareConfig(name, **changes)
+    return Setting(CorpusSize(1_000_000, 1000), hardware, True, said.append), said
+
+
+def long(name):
+    return pytest.param(name, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(
+    "name", ["v5litepod-64", *map(long, set(SLICES) - {"v5litepod-64"})]
+)
+def test_a_small_run_compiles_for_a_pod(name):
+    asked, said = setting(name)
+    plan = commands.training("pretrain", config(), asked)
+    assert not plan.problems
+    lines = {line.name: line for line in plan.sections["memory of a device"]}
+    assert lines["temporaries"].note == "compiled; remat full"
+    # So small an update may need none: all of it is on the chip.
+    assert 0 <= lines["temporaries"].value < 1 << 30
+    # The update, the job that embeds, and the search.
+    assert [text.split(" for ")[0] for text in said] == [
+        "compiling the update",
+        "compiling the embedding job",
+        "compiling the search",
+    ]
+
+
+@pytest.mark.long
+def test_the_compiler_and_the_counting_agree_that_it_is_too_much():
+    asked, _ = setting("v2-8")
+    found = devices.of_training(config("none", batch_size=64 * 128), asked)
+    assert not found.fits
+    assert found.temporaries.source is memory.Source.COUNTED
+    # Asked about it nevertheless, the compiler says so too.
+    mesh = memory.compiler_mesh(asked.trainer, MeshConfig())
+    stage = programs.training(found.config, asked.corpus, mesh)
+    compiled = memory.compiled(stage.step, (stage.state, stage.inputs), mesh)
+    assert not compiled.fits
+    assert compiled.num_bytes == pytest.approx(found.temporaries.num_bytes, rel=0.3)
+
+
+def test_devices_are_those_of_the_machines():
+    for name in (*SLICES, "v4-8", "v5litepod-1", "v5litepod-8", "v6e-8", "v3-8"):
+        machines = parse(name)
+        mesh = memory.compiler_mesh(machines, MeshConfig())
+        assert mesh.size == machines.num_devices
+        assert machines.chip is not None
+        assert {device.device_kind for device in mesh.devices.flat} == {
+            machines.chip.kind
+        }
+        hosts = {device.process_index for device in mesh.devices.flat}
+        assert len(hosts) == machines.num_hosts
+
+
+def test_only_data_leaves_a_slice():
+    machines = parse("v4-16")
+    mesh = memory.compiler_mesh(machines, MeshConfig(fsdp=4), num_slices=2)
+    assert dict(mesh.shape) == {"data": 4, "fsdp": 4, "model": 1}
+    for part, slice_index in ((mesh.devices[:2], 0), (mesh.devices[2:], 1)):
+        assert {device.slice_index for device in part.flat} == {slice_index}
+    with pytest.raises(BadInputError, match="multiple of the 2 slices"):
+        memory.compiler_mesh(machines, MeshConfig(data=1, fsdp=16), num_slices=2)

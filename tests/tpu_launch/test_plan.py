@@ -1,0 +1,394 @@
+"""What the planner says, against figures that were known without it."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import threading
+
+import pytest
+
+from realm_jax.cli import configuration
+from realm_jax.errors import StoppedError
+from realm_jax.index.searchers import DeviceConfig
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.training.initialization import Lengths, ModelFactory
+from realm_jax.training.optimizers import OptimizerConfig
+from realm_jax.training.partitioning import MeshConfig
+from realm_jax.training.pretrain import PretrainConfig
+from realm_jax.training.warm_start import WarmStartConfig
+from tests import tiny_run
+from tpu_launch import __main__ as tpu_launch
+from tpu_launch import plan as plan_command
+from tpu_launch.planner import commands, devices, memory
+from tpu_launch.planner.corpus_size import CorpusSize
+from tpu_launch.planner.devices import Setting
+from tpu_launch.slices import HardwareConfig, parse
+
+GIB = 1 << 30
+PAPER = CorpusSize()
+
+
+def base(vocab_size, **changes):
+    sizes = {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "mlp_size": 3072}
+    settings = {"dropout_rate": 0.1, "dtype": "bfloat16", **sizes, **changes}
+    return BertConfig(vocab_size=vocab_size, **settings)
+
+
+TOWERS = functools.partial(RetrieverConfig, shared=False)
+
+
+def pretraining(config_class=PretrainConfig, *, bert=None, **changes):
+    bert = {} if bert is None else bert
+    settings = {
+        "model_dir": "",
+        "corpus": "",
+        "task": "",
+        "train_steps": 200_000,
+        "batch_size": 512,
+        "models": ModelFactory(functools.partial(base, **bert), TOWERS),
+        "optimizer": OptimizerConfig,
+        **changes,
+    }
+    return config_class(**settings)
+
+
+def on(trainer, builder="", corpus=PAPER, **changes):
+    hardware = HardwareConfig(trainer, builder=builder, **changes)
+    return Setting(corpus, hardware, False, lambda text: None)
+
+
+BFLOAT16 = DeviceConfig("bfloat16", approximate=True)
+
+
+@pytest.mark.parametrize(("remat", "gib"), [("none", 48.8), ("dots", 14.5)])
+def test_what_is_counted_is_what_the_compiler_found(remat, gib):
+    """Of the paper's update on 64 cores of v3, compiled once and for all."""
+    config = pretraining(bert={"remat": remat}, device=BFLOAT16)
+    mesh = devices.mesh_of(on("v3-64"), config.mesh)
+    counted = memory.counted(config, PAPER, mesh)
+    assert counted.num_bytes / GIB == pytest.approx(gib, rel=0.1)
+
+
+def test_the_papers_update_and_refresh_are_as_large_as_they_are_known_to_be():
+    """1,450 TFLOP at 352 joined wordpieces, 694 PFLOP to embed Wikipedia."""
+    config = pretraining(models=ModelFactory(base, TOWERS, Lengths(96, 288, 352)))
+    plan = commands.training("pretrain", config, on("v3-64", "v3-16"))
+    assert plan.figure("an update", "the model needs") == pytest.approx(
+        1.45e15, rel=0.02
+    )
+    embedding = plan.figure("the index", "to embed them")
+    assert embedding == pytest.approx(6.94e17, rel=0.01)
+    # 16 cores of 61.5 TFLOP/s at 45 %.
+    minutes = plan.figure("the index", "a refresh takes") / 60
+    assert minutes == pytest.approx(6.94e17 / (16 * 61.5e12 * 0.45) / 60, rel=0.01)
+    assert 23 < minutes < 29
+
+
+@pytest.mark.parametrize(
+    ("trainer", "chosen"), [("v5p-128", "none"), ("v4-128", "dots"), ("v3-64", "full")]
+)
+def test_auto_takes_the_cheapest_that_fits(trainer, chosen):
+    config = pretraining(bert={"remat": "auto"}, device=BFLOAT16)
+    setting = on(trainer)
+    plan = commands.training("pretrain", config, setting)
+    assert plan.bindings == {"bert.BertConfig.remat": f'"{chosen}"'}
+    assert not plan.problems
+    policies = ("none", "dots", "full")
+    for cheaper in policies[: policies.index(chosen)]:
+        alone = pretraining(bert={"remat": cheaper}, device=BFLOAT16)
+        assert not devices.of_training(alone, setting).fits
+
+
+def test_advice_helps_as_much_as_it_says():
+    config = pretraining(bert={"remat": "none"})
+    setting = on("v3-8")
+    [advice] = commands.training("pretrain", config, setting).problems
+    knobs = dict(knob.split("=") for knob in advice.split(" would")[0].split(" and "))
+    assert knobs.keys() <= {
+        "MICROBATCHES",
+        "partitioning.MeshConfig.fsdp",
+        "bert.BertConfig.remat",
+        "searchers.DeviceConfig.precision",
+    }
+    changed = pretraining(
+        bert={"remat": "full"},
+        microbatches=int(knobs["MICROBATCHES"]),
+        mesh=MeshConfig(fsdp=int(knobs.get("partitioning.MeshConfig.fsdp", 1))),
+        device=DeviceConfig("bfloat16"),
+    )
+    fits = devices.of_training(changed, setting)
+    assert fits.fits
+    assert f"{fits.total / GIB:.1f} GiB" in advice
+    fewer = dataclasses.replace(changed, microbatches=changed.microbatches // 2)
+    assert not devices.of_training(fewer, setting).fits
+
+
+def test_what_nothing_helps_says_so():
+    config = pretraining(bert={"num_layers": 400}, batch_size=8)
+    [problem] = commands.training("pretrain", config, on("v2-8")).problems
+    assert "no setting makes it fit on v2-8" in problem
+
+
+def test_parameters_and_optimizer_are_split_by_fsdp_alone():
+    for fsdp in (1, 8):
+        config = pretraining(mesh=MeshConfig(fsdp=fsdp))
+        held = devices.of_training(config, on("v3-64")).held
+        # Two towers and a reader of 110 M parameters.
+        assert held["parameters"] == pytest.approx(3 * 110e6 * 4 / fsdp, rel=0.03)
+        assert held["optimizer state"] == pytest.approx(
+            2 * held["parameters"], rel=0.01
+        )
+        # 13.35 M rows of 128, over all devices whatever the mesh, in whole chunks.
+        assert held["embeddings"] == pytest.approx(13.35e6 * 128 * 4 / 64, rel=0.03)
+        assert held["embeddings, the next"] == held["embeddings"]
+
+
+def test_age_of_an_index_and_what_to_do_about_it():
+    config = pretraining(max_staleness_steps=600)
+    plan = commands.training("pretrain", config, on("v4-64", "v4-16"))
+    index = "the index"
+    takes = plan.figure(index, "a refresh takes") / plan.figure("an update", "takes")
+    assert plan.figure(index, "youngest") == pytest.approx(takes)
+    assert plan.figure(index, "a new index") == 500 * -(-takes // 500)
+    assert plan.figure(index, "oldest") == pytest.approx(500 * -(-takes // 500) + takes)
+    skips, waits = plan.hints
+    assert "the builder skips" in skips
+    assert "the trainer will wait" in waits
+
+
+def test_a_run_costs_what_its_chips_cost_while_it_lasts():
+    prices = {"v4": 3.0}
+    setting = on("v4-64", "v4-16", chip_hour_prices=prices)
+    plan = commands.training("pretrain", pretraining(), setting)
+    hours = plan.figure("the run", "takes") / 3600
+    assert plan.figure("the run", "costs") == pytest.approx(hours * 3.0 * (32 + 8))
+    update = plan.figure("an update", "takes")
+    assert hours == pytest.approx(200_000 * update / 3600)
+
+
+def test_blocking_refreshes_are_part_of_the_run():
+    settings = [on("v4-64", "v4-16") for _ in range(2)]
+    config = pretraining(refresh_mode="blocking")
+    beside, alone = (
+        commands.training("pretrain", c, s)
+        for c, s in zip((pretraining(), config), settings, strict=True)
+    )
+    stands = alone.figure("the run", "takes") - beside.figure("the run", "takes")
+    # The trainer's 32 chips embed 400 times.
+    refresh = alone.figure("the index", "a refresh takes")
+    assert refresh == pytest.approx(beside.figure("the index", "a refresh takes") / 4)
+    assert stands == pytest.approx(400 * refresh)
+
+
+def test_slices_share_the_batch_and_cost_by_number():
+    one, two = (
+        commands.training(
+            "pretrain",
+            pretraining(),
+            on("v4-64", trainer_slices=number, chip_hour_prices={"v4": 3.0}),
+        )
+        for number in (1, 2)
+    )
+    assert "data x fsdp x model: 64 x 1 x 1" in two.title
+    shares = [plan.figure("memory of a device", "temporaries") for plan in (one, two)]
+    gradient = 3 * 110e6 * 4
+    assert shares[0] - gradient == pytest.approx(2 * (shares[1] - gradient), rel=0.03)
+    takes = [plan.figure("an update", "takes") for plan in (one, two)]
+    assert takes[0] == pytest.approx(2 * takes[1], rel=0.001)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("searcher", ["device", "scann"])
+def test_counted_bytes_follow_the_compiler_of_this_machine(searcher):
+    """A small update on a CPU, for which XLA is here."""
+    small = {"num_layers": 6, "hidden_size": 64, "num_heads": 2, "mlp_size": 256}
+    corpus = CorpusSize(1000, 500)
+    found = {}
+    for remat in ("none", "full"):
+        config = pretraining(
+            bert={**small, "dtype": "float32", "remat": remat},
+            batch_size=16,
+            num_candidates=4,
+            searcher=searcher,
+            models=ModelFactory(
+                functools.partial(base, **small, dtype="float32", remat=remat),
+                TOWERS,
+                Lengths(16, 48, 64),
+            ),
+        )
+        setting = dataclasses.replace(on("cpu", corpus=corpus), compiles=True)
+        compiled = devices.of_training(config, setting).temporaries
+        assert compiled.source is memory.Source.COMPILED
+        mesh = devices.mesh_of(setting, config.mesh)
+        counted = memory.counted(config, corpus, mesh)
+        found[remat] = (compiled.num_bytes, counted.num_bytes)
+        assert 0.5 < counted.num_bytes / compiled.num_bytes < 2
+    # Both see that recomputation saves memory, and about how much.
+    assert found["full"][0] < found["none"][0]
+    assert found["full"][1] < found["none"][1]
+
+
+def plan_line(*files, fast=True):
+    arguments = [f"--gin_file={tiny_run.GIN / file}.gin" for file in files]
+    return ["plan", *(["--fast"] if fast else []), *arguments]
+
+
+def run(arguments, capsys):
+    code = tpu_launch.main(arguments)
+    return code, capsys.readouterr()
+
+
+HARDWARE = sorted(path.stem for path in (tiny_run.GIN / "hardware").glob("*.gin"))
+RUNS = [*tiny_run.CHAIN, "ask", "build-index", "update-corpus"]
+
+
+def pair(number, command, hardware):
+    """Of an everyday run every file once; `make test-long` takes all pairs."""
+    is_everyday = number % len(HARDWARE) == RUNS.index(command) % len(HARDWARE)
+    is_everyday |= command == "pretrain"
+    return pytest.param(
+        command, hardware, marks=() if is_everyday else (pytest.mark.long,)
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "hardware"),
+    [pair(i, *p) for i, p in enumerate(itertools.product(RUNS, HARDWARE))],
+)
+def test_every_run_file_plans_for_every_hardware_file(
+    command, hardware, tmp_path, capsys
+):
+    file = f"runs/{command.replace('-', '_')}"
+    bindings = [f"--gin.{b}" for b in tiny_run.bindings(command, tmp_path)]
+    batch = ["--gin.BATCH_SIZE=64"] if command == "finetune" else []
+    models = [] if command in ("prepare", "update-corpus") else ["models/tiny"]
+    hardware_files = [] if not models else [f"hardware/{hardware}"]
+    arguments = [*plan_line(*models, *hardware_files, file), "--json", *bindings]
+    code, said = run([*arguments, *batch], capsys)
+    [plan] = json.loads(said.out)["plans"]
+    assert plan["title"].startswith(command)
+    assert code == (2 if plan["problems"] else 0)
+    if command in ("pretrain", "warm-start", "finetune"):
+        assert plan["sections"]["an update"]["takes"]["value"] > 0
+        assert parse(_trainer(hardware)).accelerator_type in plan["title"]
+
+
+def _trainer(hardware):
+    file = tiny_run.GIN / "hardware" / f"{hardware}.gin"
+    parser = configuration.make_parser("", "")
+    configuration.parse(parser, [f"--gin_file={file}"])
+    return configuration.configured(HardwareConfig).trainer
+
+
+def test_the_quickstart_is_planned_stage_by_stage(capsys):
+    code, said = run(plan_line("runs/quickstart"), capsys)
+    assert code == 0, said
+    for stage in tiny_run.CHAIN:
+        assert f"{stage} on " in said.out
+
+
+PAPERS = ["runs/pretrain_paper", "hardware/v4_64"]
+REQUIRED = [
+    f"--gin.{name}={value}"
+    for name, value in {
+        "MODEL_DIR": '"m"',
+        "CORPUS": '"none"',
+        "TASK": '"t"',
+        "WARM_START": '""',
+    }.items()
+]
+
+
+def test_the_papers_run_in_one_table(capsys):
+    code, said = run([*plan_line(*PAPERS), *REQUIRED], capsys)
+    assert code == 0, said
+    for words in (
+        "pretrain on v4-64 (data x fsdp x model: 32 x 1 x 1), index builder on v4-16",
+        "13,353,718",
+        "694.2 PFLOP",
+        "1,548.9 TFLOP",
+        "32 x 1 x 1",
+    ):
+        assert words in said.out.replace("\n", " "), said.out
+
+
+def test_what_does_not_fit_is_said_and_has_code_2(capsys):
+    small = '--gin.slices.HardwareConfig.trainer="v3-8"'
+    code, said = run([*plan_line(*PAPERS), *REQUIRED, small], capsys)
+    assert code == 2
+    assert "MICROBATCHES=" in said.out
+
+
+def test_what_was_chosen_is_a_gin_file_of_its_own(tmp_path, capsys):
+    file = tmp_path / "plan.gin"
+    auto = '--gin.bert.BertConfig.remat="auto"'
+    arguments = [*plan_line(*PAPERS), *REQUIRED, auto]
+    code, said = run([*arguments, f"--write={file}"], capsys)
+    assert code == 0, said
+    parser = configuration.make_parser("", "")
+    files = [f"--gin_file={tiny_run.GIN / name}.gin" for name in PAPERS]
+    configuration.parse(parser, [*files, *REQUIRED, f"--gin_file={file}"])
+    config = configuration.configured(PretrainConfig)
+    assert config.models.bert(vocab_size=9).remat == "full"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (plan_line("hardware/v4_64"), "expected the run file of a command"),
+        (plan_line("runs/pretrain", "models/tiny"), "MODEL_DIR/macro.value"),
+        (["plan"], "at least one --gin_file"),
+        (["plans"], "unknown command 'plans'"),
+        (
+            [
+                *plan_line(*PAPERS),
+                *REQUIRED,
+                '--gin.slices.HardwareConfig.trainer="v4-63"',
+            ],
+            "got 'v4-63'",
+        ),
+        (
+            [*plan_line(*PAPERS), *REQUIRED, "--gin.BATCH_SIZE=100"],
+            "expected a batch size that 32",
+        ),
+        (
+            [*plan_line(*PAPERS), *REQUIRED, "--write=/nowhere/plan.gin"],
+            "expected a file that can be written",
+        ),
+        (
+            [*plan_line("hardware/cpu", "runs/build_index"), *REQUIRED[:2]],
+            "expected a model file",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(arguments, said, capsys):
+    code, printed = run(arguments, capsys)
+    assert code == 2
+    assert said in printed.err
+    assert "Traceback" not in printed.err
+    assert len(printed.err.strip().splitlines()) == 1
+
+
+def test_warm_start_counts_both_losses():
+    config = pretraining(WarmStartConfig, batch_size=4096, pairs_task="")
+    plan = commands.training("warm-start", config, on("v3-64"))
+    # 4,096 pairs of 96 and 288 wordpieces, and 512 sentences joined in 384: by the
+    # parameters of BERT-base's layers, attention, and thrice for the gradient.
+    layers, width = 12 * 12 * 768**2, 768
+
+    def forward(count, length):
+        return 2 * count * length * (layers + 12 * 2 * length * width)
+
+    expected = 3 * (forward(4096, 96) + forward(4096, 288) + forward(512, 384))
+    needs = plan.figure("an update", "the model needs")
+    # The products of a query with all documents, and the masked-LM head.
+    assert needs == pytest.approx(expected, rel=0.01)
+
+
+def test_stopping_does_not_wait_for_the_compiler():
+    stop, forever = threading.Event(), threading.Event()
+    stop.set()
+    with pytest.raises(StoppedError):
+        plan_command._unless_stopped(lambda: [forever.wait()], stop)

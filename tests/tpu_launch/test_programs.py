@@ -1,0 +1,109 @@
+"""The programs that are planned are those that are run."""
+
+import json
+import os
+import subprocess
+import sys
+from unittest import mock
+
+import jax
+import pytest
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.training import finetune, loop, pretrain, warm_start
+from realm_jax.training.partitioning import make_mesh
+from tests import tiny_run, tiny_world
+from tpu_launch.planner import programs
+from tpu_launch.planner.corpus_size import of_corpus
+
+
+class SeenError(Exception):
+    """Ends a run at its first update."""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return tiny_world.make(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_compiles(tmp_path_factory):
+    with tiny_world.quick_compiles(tmp_path_factory):
+        yield
+
+
+def first_update(run, config):
+    """Returns state and inputs that a run would begin with."""
+    seen = []
+
+    def train(state, step, inputs_at, *, replace_state=lambda step, state: state, **_):
+        state = replace_state(0, state)
+        seen.extend([state, inputs_at(0, state)])
+        raise SeenError
+
+    with mock.patch.object(loop, "train", train), pytest.raises(SeenError):
+        run(config, tiny_world.silent, tiny_world.NEVER)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("run", "make", "changes"),
+    [
+        (pretrain.run, tiny_world.pretrain_config, {}),
+        (pretrain.run, tiny_world.pretrain_config, {"searcher": "scann"}),
+        (pretrain.run, tiny_world.pretrain_config, {"refresh_mode": "rolling"}),
+        (pretrain.run, tiny_world.pretrain_config, {"write_back": True}),
+        (warm_start.run, tiny_world.warm_start_config, {}),
+        (finetune.run, tiny_world.finetune_config, {}),
+    ],
+)
+def test_planned_shapes_are_the_arrays_of_a_run(world, tmp_path, run, make, changes):
+    config = make(world, tmp_path, **changes)
+    state, inputs = first_update(run, config)
+    size = of_corpus(world.corpus)
+    planned = programs.training(config, size, make_mesh(config.mesh))
+    assert described(planned.state) == described(state)
+    real, expected = described(inputs), described(planned.inputs)
+    assert real.keys() == expected.keys()
+    # What a corpus and its examples decide: the longest block, masks and answers.
+    free = ("mask_", "tokens", "answer_ids", "span_is_answer")
+    for name, shape in expected.items():
+        if not any(word in name for word in free):
+            assert real[name] == shape, name
+        assert len(real[name][0]) == len(shape[0]), name
+        assert real[name][1] == shape[1], name
+
+
+def described(tree):
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+        jax.tree_util.keystr(path): (leaf.shape, str(leaf.dtype))
+        for path, leaf in leaves
+    }
+
+
+def test_a_corpus_is_measured(world):
+    size = of_corpus(world.corpus)
+    store = BlockStore.open(world.corpus)
+    lengths = [len(store.text(i).body.split()) for i in range(store.num_blocks)]
+    assert size.num_blocks == store.num_blocks
+    assert size.vocab_size == store.vocabulary.size
+    # No fewer wordpieces than words, and the special ones.
+    assert size.mean_length > sum(lengths) / len(lengths) + 3
+    assert of_corpus("") is None
+    assert of_corpus(f"{world.corpus}/nothing") is None
+
+
+def test_every_device_does_half_where_there_are_twice_as_many():
+    """By the compiler's count of what one device of 2, 4 and 8 does."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.tpu_launch.flops_per_device"],
+        cwd=tiny_run.ROOT,
+        env=os.environ | tiny_run.ENVIRONMENT | {"JAX_NUM_CPU_DEVICES": "8"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    counted = json.loads(done.stdout)
+    for fewer, more in (("2", "4"), ("4", "8")):
+        assert counted[fewer] / counted[more] == pytest.approx(2, rel=0.05)

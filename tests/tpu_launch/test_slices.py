@@ -1,0 +1,69 @@
+"""Names of accelerator types, as Cloud TPU's documentation lists them."""
+
+import pytest
+
+from realm_jax.errors import BadInputError
+from tpu_launch import slices
+
+
+@pytest.mark.parametrize(
+    ("name", "num_chips", "num_devices", "num_hosts", "topology"),
+    [
+        ("v2-8", 4, 8, 1, "2x2"),
+        ("v3-32", 16, 32, 4, "4x4"),
+        ("v3-64", 32, 64, 8, "4x8"),
+        ("v4-8", 4, 4, 1, "2x2x1"),
+        ("v4-16", 8, 8, 2, "2x2x2"),
+        ("v4-32", 16, 16, 4, "2x2x4"),
+        ("v4-64", 32, 32, 8, "2x4x4"),
+        ("v4-128", 64, 64, 16, "4x4x4"),
+        ("v5litepod-1", 1, 1, 1, "1x1"),
+        ("v5litepod-8", 8, 8, 1, "2x4"),
+        ("v5litepod-16", 16, 16, 4, "4x4"),
+        ("v5litepod-64", 64, 64, 16, "8x8"),
+        ("v5p-128", 64, 64, 16, "4x4x4"),
+        ("v6e-64", 64, 64, 16, "8x8"),
+        ("h100-8", 8, 8, 1, ""),
+        ("cpu", 1, 1, 1, ""),
+    ],
+)
+def test_names_stand_for_machines(name, num_chips, num_devices, num_hosts, topology):
+    machines = slices.parse(name)
+    assert machines.num_chips == num_chips
+    assert machines.num_devices == num_devices
+    assert machines.num_hosts == num_hosts
+    assert machines.topology == topology
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tpu7x-64", "does not serve TPU7x"),
+        ("v4-48", "expected one of v4-8, v4-16, v4-32, .*got 'v4-48'"),
+        ("v4-65", "got 'v4-65'"),
+        ("v5litepod-512", "v5litepod-256, got 'v5litepod-512'"),
+        ("v4", "such as v4-64.*got 'v4'"),
+        ("b200-8", "known: v2, v3, v4, v5p, v5litepod, v6e, a100"),
+    ],
+)
+def test_what_does_not_exist_is_refused(name, said):
+    with pytest.raises(BadInputError, match=said):
+        slices.parse(name)
+
+
+def test_one_host_of_a_slice_is_a_slice_that_exists():
+    for name in ("v3-64", "v4-64", "v5p-128", "v5litepod-64", "v6e-64"):
+        whole = slices.parse(name)
+        host = whole.one_host()
+        assert host.num_hosts == 1
+        assert host.num_devices * whole.num_hosts == whole.num_devices
+    alone = slices.parse("v5litepod-8")
+    assert alone.one_host() is alone
+    # The compiler is told that its eight chips are one host's.
+    assert alone.compiler_topology == ("v5e:2x4", {"chips_per_host_bounds": (2, 4, 1)})
+
+
+def test_prices_are_of_chips():
+    hardware = slices.HardwareConfig("v4-64", chip_hour_prices={"v4": 3.0})
+    assert hardware.price(slices.parse("v4-64")) == 32 * 3.0
+    assert hardware.price(slices.parse("v6e-64")) is None

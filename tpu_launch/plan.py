@@ -1,0 +1,185 @@
+"""`python -m tpu_launch plan`: what a run needs, takes and costs, before it is started.
+
+Give it the gin files of the run, its hardware file among them. Nothing is run; the
+update, the embedding job and the search are compiled for the slice where its compiler
+is there (`make tpu-compiler`, no TPU needed), and counted from their shapes elsewhere.
+Exit code 2: it does not fit; the last lines say which setting would help.
+
+A corpus that is there is measured; else it is as large as CorpusSize says, or the
+paper's Wikipedia.
+"""
+
+import argparse
+import importlib
+import pathlib
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from rich.console import Console
+
+from realm_jax.cli import configuration
+from realm_jax.errors import BadInputError, StoppedError
+from tpu_launch import local
+from tpu_launch.planner import table
+from tpu_launch.planner.corpus_size import CorpusSize, of_corpus
+from tpu_launch.planner.figures import Plan
+from tpu_launch.slices import HardwareConfig
+
+DOES_NOT_FIT = 2
+
+# Command -> what gin binds of it. What is bound within another stands after that.
+_CONFIGURATIONS = {
+    "pretrain": "realm_jax.training.pretrain.PretrainConfig",
+    "warm-start": "realm_jax.training.warm_start.WarmStartConfig",
+    "evaluate": "realm_jax.evaluation.run.EvaluateConfig",
+    "ask": "realm_jax.evaluation.ask.AskConfig",
+    "finetune": "realm_jax.training.finetune.FinetuneConfig",
+    "build-index": "realm_jax.cli.build_index.BuildIndexConfig",
+    "prepare": "tasks.prepare.PrepareConfig",
+    "update-corpus": "tasks.update_corpus.UpdateConfig",
+}
+# Of a corpus whose settings stand elsewhere.
+_CHUNK_LENGTH = 288
+_POLL_SECONDS = 0.2
+
+
+def main(argv: Sequence[str], stop: threading.Event) -> int:
+    """Runs the command; returns 0, or 2 where something does not fit.
+
+    Raises:
+      BadInputError: no command is configured, or its settings contradict each other.
+      StoppedError: asked to stop.
+    """
+    parser = configuration.make_parser("python -m tpu_launch plan", __doc__)
+    parser.add_argument(
+        "--fast",
+        action="store_true",
+        help="count everything from shapes, compile nothing (seconds, not minutes)",
+    )
+    parser.add_argument("--json", action="store_true", help="figures in plain units")
+    parser.add_argument(
+        "--write",
+        metavar="FILE",
+        help='a gin file to write with what was chosen, such as of remat="auto"; give '
+        "it to the run as its last --gin_file",
+    )
+    flags = configuration.parse(parser, argv)
+    screen = Console(stderr=True)
+
+    def say(text: str) -> None:
+        screen.print(f"[dim]{text} ...[/dim]", highlight=False)
+
+    plans = _unless_stopped(lambda: _plans(flags, argv, not flags.fast, say), stop)
+    currency = configuration.configured_if_bound(HardwareConfig).currency
+    if flags.json:
+        print(table.as_json(plans, currency))
+    else:
+        table.show(plans, currency, Console())
+    if flags.write:
+        _write(flags.write, plans)
+    return DOES_NOT_FIT if any(plan.problems for plan in plans) else 0
+
+
+def _unless_stopped(
+    make: Callable[[], list[Plan]], stop: threading.Event
+) -> list[Plan]:
+    """Compiles in another thread: nothing else can interrupt a compiler."""
+    future: Future[list[Plan]] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(make())
+        except BaseException as error:
+            future.set_exception(error)
+        woken.set()
+
+    woken = threading.Event()
+    threading.Thread(target=run, daemon=True).start()
+    while not woken.wait(_POLL_SECONDS):
+        if stop.is_set():
+            raise StoppedError("stopped; nothing was written")
+    return future.result()
+
+
+def _plans(
+    flags: argparse.Namespace,
+    argv: Sequence[str],
+    compiles: bool,
+    say: Callable[[str], None],
+) -> list[Plan]:
+    if not configuration.bindings(local.Chain):
+        return [_plan(_configured_command(), compiles, say)]
+    chain = configuration.configured(local.Chain)
+    overrides = [arg for arg in argv if arg.startswith("--gin.")]
+    plans = []
+    for stage in chain.stages:
+        parser = configuration.make_parser("python -m tpu_launch plan", None)
+        files = [*stage.gin_files, *flags.gin_file]
+        arguments = [f"--gin_file={file}" for file in files]
+        arguments += [f"--gin.{binding}" for binding in stage.bindings]
+        configuration.parse(parser, [*arguments, *overrides])
+        plans.append(_plan(stage.command, compiles, say))
+    return plans
+
+
+def _configured_command() -> str:
+    for command, place in _CONFIGURATIONS.items():
+        # Every run file says which corpus it is about, others only how to train.
+        if "corpus" in configuration.bindings(_load(place)):
+            return command
+    raise BadInputError(
+        "expected the run file of a command, got none; add "
+        "--gin_file=gin/runs/pretrain.gin, say"
+    )
+
+
+def _load(place: str) -> Any:
+    module, _, name = place.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _plan(command: str, compiles: bool, say: Callable[[str], None]) -> Plan:
+    """Plans a command with what gin holds for it."""
+    from realm_jax.index.embed import EmbedConfig
+    from realm_jax.training.initialization import ModelFactory
+    from tpu_launch.planner import commands
+    from tpu_launch.planner.devices import Setting
+
+    config = configuration.configured(_load(_CONFIGURATIONS[command]))
+    size = of_corpus(config.corpus) or configuration.configured_if_bound(CorpusSize)
+    hardware = configuration.configured_if_bound(HardwareConfig)
+    setting = Setting(size, hardware, compiles, say)
+    if command in ("evaluate", "ask"):
+        return commands.reading(command, config, setting)
+    if command in ("prepare", "update-corpus"):
+        length = getattr(config, "chunk_length", _CHUNK_LENGTH)
+        return commands.preparing(command, length, setting)
+    if command != "build-index":
+        return commands.training(command, config, setting)
+    if not configuration.bindings(ModelFactory):
+        raise BadInputError(
+            "expected a model file, for the builder reads its model from the "
+            "retriever's snapshot; add --gin_file=gin/models/base.gin, say"
+        )
+    models = configuration.configured(ModelFactory)
+    return commands.build_index(models, configuration.configured(EmbedConfig), setting)
+
+
+def _write(path: str, plans: Sequence[Plan]) -> None:
+    lines = [
+        "# Chosen by `python -m tpu_launch plan`.",
+        "from __gin__ import dynamic_registration",
+        "from realm_jax.models import bert",
+        *(f"{n} = {v}" for plan in plans for n, v in plan.bindings.items()),
+    ]
+    try:
+        pathlib.Path(path).write_text("\n".join(lines) + "\n")
+    except OSError as error:
+        raise BadInputError(
+            f"expected a file that can be written, got {path} ({error.strerror}); give "
+            "another --write"
+        ) from error
+    print(f"wrote {path}", file=sys.stderr)

@@ -1,0 +1,216 @@
+"""The plan of each command of `realm`."""
+
+import dataclasses
+
+from realm_jax.evaluation.ask import AskConfig
+from realm_jax.evaluation.run import EvaluateConfig
+from realm_jax.index.device_search import Precision
+from realm_jax.index.embed import EmbedConfig
+from realm_jax.training import flops
+from realm_jax.training.finetune import FinetuneConfig
+from realm_jax.training.initialization import ModelFactory
+from realm_jax.training.pretrain import PretrainConfig
+from realm_jax.training.refresh import RefreshMode
+from realm_jax.training.stage import StageConfig
+from tpu_launch.planner import devices, memory, programs, storage_space, upkeep
+from tpu_launch.planner.devices import AUTO, DeviceMemory, Setting
+from tpu_launch.planner.figures import Line, Plan, Unit
+from tpu_launch.planner.programs import Training
+
+_REMAT = "bert.BertConfig.remat"
+
+
+def training(command: str, config: StageConfig, setting: Setting) -> Plan:
+    """Returns the plan of a training stage.
+
+    Raises:
+      BadInputError: machines, mesh and batch do not go together.
+    """
+    is_auto = memory.encoder_of(config).remat == AUTO
+    found = devices.of_training(config, setting)
+    config = found.config
+    sections = {"memory of a device": found.lines()}
+    work, step_seconds = _work(found.stage, setting)
+    sections["an update"] = work
+    index, embed_seconds, hints = _index(config, setting, step_seconds)
+    if index:
+        sections["the index"] = index
+    host = storage_space.host_lines(config, found.stage, setting)
+    sections["a host"] = host
+    sections["the model directory"] = storage_space.bucket_lines(
+        config, found.stage, setting
+    )
+    seconds = config.train_steps * step_seconds
+    if not _has_builder(config):
+        seconds += embed_seconds * _refreshes(config)
+    sections["the run"] = _run(config, setting, seconds)
+    problems = [] if found.fits else [devices.advice(found, setting)]
+    needed = next(line.value for line in host if line.name == "in all")
+    if needed > setting.trainer.host_memory:
+        problems.append("the memory of a host: see there; spread the run over more")
+    chosen = {}
+    if is_auto and found.fits:
+        chosen[_REMAT] = f'"{memory.encoder_of(config).remat}"'
+    return Plan(
+        f"{command} on {_machines(setting, found)}", sections, problems, hints, chosen
+    )
+
+
+def build_index(models: ModelFactory, embed: EmbedConfig, setting: Setting) -> Plan:
+    """Returns the plan of the index builder."""
+    towers = models.retriever_config(setting.corpus.vocab_size)
+    length = embed.document_length
+    machines = setting.builder
+    dimension = towers.projection_size
+    disk = setting.corpus.disk_bytes(length)
+    index = storage_space.index_bytes(dimension, setting)
+    return Plan(
+        f"build-index on {machines.accelerator_type}",
+        {
+            "the index": upkeep.embedding_lines(towers, embed, machines, setting),
+            "the model directory": [Line("one index", index, Unit.BYTES)],
+            "a host": [Line("the corpus on its disk", disk, Unit.BYTES)],
+        },
+    )
+
+
+def reading(command: str, config: EvaluateConfig | AskConfig, setting: Setting) -> Plan:
+    """Returns the plan of `evaluate` and `ask`: one index, and reading with it."""
+    finetuned = config.finetuned
+    towers = finetuned.models.retriever_config(setting.corpus.vocab_size)
+    # They use one device, whatever the machine has.
+    mesh = memory.one_device()
+    one_question = dataclasses.replace(finetuned, batch_size=1)
+    stage = programs.training(one_question, setting.corpus, mesh)
+    held = [Line("parameters", memory.num_bytes(stage.state.params), Unit.BYTES)]
+    if config.searcher == "device":
+        table = programs.embedding_table(
+            setting.corpus.num_blocks, towers.projection_size, Precision.FLOAT32, mesh
+        )
+        held.append(Line("embeddings", memory.num_bytes(table), Unit.BYTES))
+    limit = devices.usable(setting.trainer)
+    total = sum(line.value for line in held)
+    held += [
+        Line("in all", total, Unit.BYTES, "without the blocks that are read"),
+        Line("there is", limit, Unit.BYTES, "for programs"),
+    ]
+    embed = config.embed.at_length(finetuned.models.lengths.document)
+    lines = upkeep.embedding_lines(towers, embed, setting.trainer, setting)
+    disk = setting.corpus.disk_bytes(embed.document_length)
+    problems = []
+    if total > limit:
+        problems.append('SEARCHER="scann" would do: it searches on the host')
+    return Plan(
+        f"{command} on {setting.hardware.trainer}",
+        {
+            "memory of the device": held,
+            "the index, where there is none yet": lines,
+            "a host": [Line("the corpus on its disk", disk, Unit.BYTES)],
+        },
+        problems,
+    )
+
+
+def preparing(command: str, document_length: int, setting: Setting) -> Plan:
+    """Returns the plan of `prepare` and `update-corpus`: the space they take."""
+    disk = setting.corpus.disk_bytes(document_length)
+    lines = [
+        Line("blocks", setting.corpus.num_blocks, Unit.COUNT),
+        Line("the corpus", disk, Unit.BYTES),
+        Line("parts in SCRATCH, while it is made", disk, Unit.BYTES),
+    ]
+    return Plan(f"{command} on any machine", {"disk": lines})
+
+
+def _work(stage: Training, setting: Setting) -> tuple[list[Line], float]:
+    with memory.over(stage.mesh):
+        needed = flops.of_update(stage.loss, *stage.loss_arguments())
+        done = flops.count(stage.step, stage.state, stage.inputs)
+    hardware, machines = setting.hardware, setting.trainer
+    rate = hardware.flops_per_second(machines) * hardware.trainer_slices
+    seconds = done / rate
+    return [
+        Line("the model needs", needed, Unit.FLOP, "counted from shapes"),
+        Line("the program does", done, Unit.FLOP, "with what is computed again"),
+        Line(
+            *("takes", seconds, Unit.SECONDS),
+            f"at {hardware.utilization:.0%} of the peak",
+        ),
+        Line("updates", 3600 / seconds, Unit.PER_HOUR),
+    ], seconds
+
+
+def _index(
+    config: StageConfig, setting: Setting, step_seconds: float
+) -> tuple[list[Line], float, list[str]]:
+    if not isinstance(config, PretrainConfig | FinetuneConfig):
+        return [], 0.0, []
+    towers = config.models.retriever_config(setting.corpus.vocab_size)
+    embed = config.embed.at_length(config.models.lengths.document)
+    machines = setting.builder if _has_builder(config) else setting.trainer
+    lines = upkeep.embedding_lines(towers, embed, machines, setting)
+    seconds = next(line.value for line in lines if line.name == "a refresh takes")
+    if not isinstance(config, PretrainConfig):
+        return lines, seconds, []
+    if config.searcher == "device" and setting.compiles:
+        lines += _search_lines(config, setting)
+    more, hints = upkeep.refresh_lines(config, seconds, step_seconds)
+    return lines + more, seconds, hints
+
+
+def _search_lines(config: PretrainConfig, setting: Setting) -> list[Line]:
+    if not memory.has_compiler(setting.trainer):
+        return []
+    mesh = memory.compiler_mesh(
+        setting.trainer, config.mesh, setting.hardware.trainer_slices
+    )
+    setting.say(f"compiling the search for {setting.hardware.trainer}")
+    needed = memory.compiled(*programs.search(config, setting.corpus, mesh), mesh)
+    note = "temporaries of a device, compiled"
+    return [Line("searching it takes", needed.num_bytes, Unit.BYTES, note)]
+
+
+def _has_builder(config: StageConfig) -> bool:
+    return (
+        isinstance(config, PretrainConfig)
+        and config.refresh_mode == RefreshMode.ASYNC.value
+    )
+
+
+def _refreshes(config: StageConfig) -> float:
+    """How often training stands still while the whole corpus is embedded."""
+    if not isinstance(config, PretrainConfig):
+        return 1 if isinstance(config, FinetuneConfig) else 0
+    if config.refresh_mode == RefreshMode.BLOCKING.value:
+        return config.train_steps / config.refresh_period
+    return 1
+
+
+def _run(config: StageConfig, setting: Setting, seconds: float) -> list[Line]:
+    hardware = setting.hardware
+    lines = [
+        Line("updates", config.train_steps, Unit.COUNT),
+        Line("takes", seconds, Unit.SECONDS, "preemptions come on top"),
+    ]
+    prices = [hardware.price(setting.trainer)] * hardware.trainer_slices
+    if _has_builder(config) and hardware.builder:
+        prices.append(hardware.price(setting.builder))
+    known = [price for price in prices if price is not None]
+    if len(known) == len(prices):
+        an_hour = sum(known)
+        note = f"{an_hour:,.2f} {hardware.currency} an hour"
+        lines.append(Line("costs", an_hour * seconds / 3600, Unit.MONEY, note))
+    return lines
+
+
+def _machines(setting: Setting, found: DeviceMemory) -> str:
+    hardware = setting.hardware
+    shape = found.config.mesh.shape(setting.num_devices, hardware.trainer_slices)
+    trainer = hardware.trainer
+    if hardware.trainer_slices > 1:
+        trainer = f"{hardware.trainer_slices} x {trainer}"
+    mesh = " x ".join(map(str, shape))
+    beside = ""
+    if _has_builder(found.config) and hardware.builder:
+        beside = f", index builder on {hardware.builder}"
+    return f"{trainer} (data x fsdp x model: {mesh}){beside}"

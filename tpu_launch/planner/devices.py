@@ -1,0 +1,282 @@
+"""Whether an update fits on the devices, and what to change where it does not."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from realm_jax.errors import BadInputError
+from realm_jax.index.device_search import Precision
+from realm_jax.training.finetune import FinetuneConfig
+from realm_jax.training.partitioning import MeshConfig
+from realm_jax.training.pretrain import PretrainConfig
+from realm_jax.training.refresh import RefreshMode
+from realm_jax.training.stage import StageConfig
+from tpu_launch.planner import memory, programs
+from tpu_launch.planner.corpus_size import CorpusSize
+from tpu_launch.planner.figures import Line, Unit
+from tpu_launch.planner.memory import Temporaries
+from tpu_launch.planner.programs import Training
+from tpu_launch.slices import HardwareConfig, Slice, parse
+
+AUTO = "auto"
+"""Of rematerialisation: the cheapest that fits."""
+# Cheapest first.
+_POLICIES = ("none", "dots", "full")
+# The compiler for TPUs leaves so much to programs; XLA takes so much of a GPU.
+_USABLE_TPU, _USABLE_GPU = 0.96, 0.75
+# Counted bytes are a guess: beyond this the compiler need not be asked.
+_HOPELESS = 1.5
+_MOST_MICROBATCHES = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is planned for.
+
+    Attributes:
+      corpus: its size.
+      hardware: the machines.
+      compiles: whether the compiler is asked where there is one.
+      say: told what takes long.
+    """
+
+    corpus: CorpusSize
+    hardware: HardwareConfig
+    compiles: bool
+    say: Callable[[str], None]
+
+    @property
+    def trainer(self) -> Slice:
+        """One slice of the trainer."""
+        return parse(self.hardware.trainer)
+
+    @property
+    def builder(self) -> Slice:
+        """The slice of the index builder."""
+        return parse(self.hardware.builder or self.hardware.trainer)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the trainer, over all its slices."""
+        return self.trainer.num_devices * self.hardware.trainer_slices
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceMemory:
+    """What the fullest device holds while it trains.
+
+    Attributes:
+      config: of the stage, its rematerialisation chosen.
+      stage: its update, over shapes alone.
+      held: name -> bytes that are there all the time.
+      temporaries: of the update.
+      limit: bytes that programs may have.
+    """
+
+    config: StageConfig
+    stage: Training
+    held: Mapping[str, int]
+    temporaries: Temporaries
+    limit: int
+
+    @property
+    def total(self) -> int:
+        """All of it, in bytes."""
+        return sum(self.held.values()) + self.temporaries.num_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether it does."""
+        return self.temporaries.fits and self.total <= self.limit
+
+    def lines(self) -> list[Line]:
+        """Returns the figures of a plan."""
+        remat = memory.encoder_of(self.config).remat
+        parts = self.config.microbatches
+        how = f"{self.temporaries.source.value}; remat {remat}"
+        how += f", {parts} microbatches" if parts > 1 else ""
+        return [
+            *(Line(name, size, Unit.BYTES) for name, size in self.held.items()),
+            Line("temporaries", self.temporaries.num_bytes, Unit.BYTES, how),
+            Line("in all", self.total, Unit.BYTES),
+            Line("there is", self.limit, Unit.BYTES, "for programs"),
+        ]
+
+
+def usable(machines: Slice) -> int:
+    """Returns the bytes that programs may have of a device."""
+    if machines.chip is None:
+        return machines.host_memory
+    share = _USABLE_TPU if machines.topology else _USABLE_GPU
+    return int(machines.chip.memory * share)
+
+
+def mesh_of(setting: Setting, config: MeshConfig) -> Any:
+    """Returns the trainer's mesh, of shapes alone.
+
+    Raises:
+      BadInputError: the axes do not fit the devices.
+    """
+    return memory.shape_mesh(setting.trainer, config, setting.hardware.trainer_slices)
+
+
+def held(config: StageConfig, stage: Training, setting: Setting) -> dict[str, int]:
+    """Returns what a device holds of a stage between two updates, by name."""
+    found = {
+        "parameters": memory.bytes_per_device(stage.state.params),
+        "optimizer state": memory.bytes_per_device(stage.state.optimizer_state),
+    }
+    inputs, index = stage.inputs, stage.state.index
+    if isinstance(config, PretrainConfig) and config.searcher == "device":
+        index = index or inputs.embeddings
+        found["wordpieces of the corpus"] = memory.bytes_per_device(inputs.tokens)
+        inputs = inputs.batch
+    if isinstance(config, FinetuneConfig) and config.searcher == "device":
+        towers = config.models.retriever_config(setting.corpus.vocab_size)
+        index = programs.embedding_table(
+            setting.corpus.num_blocks,
+            towers.projection_size,
+            Precision.FLOAT32,
+            stage.mesh,
+        )
+    if index is not None:
+        found["embeddings"] = memory.bytes_per_device(index)
+        if _loads_beside(config):
+            found["embeddings, the next"] = found["embeddings"]
+    found["batch"] = memory.bytes_per_device(inputs)
+    return found
+
+
+def _loads_beside(config: StageConfig) -> bool:
+    """A new index is loaded while the old one is searched."""
+    modes = (RefreshMode.ASYNC.value, RefreshMode.BLOCKING.value)
+    return isinstance(config, PretrainConfig) and config.refresh_mode in modes
+
+
+def of_training(config: StageConfig, setting: Setting) -> DeviceMemory:
+    """Returns the memory of a stage; of "auto" with the cheapest policy that fits.
+
+    Raises:
+      BadInputError: batch or mesh do not fit the devices.
+    """
+    _require_divisible(config, setting)
+    remat = memory.encoder_of(config).remat
+    policies = _POLICIES if remat == AUTO else (remat,)
+    compiles = setting.compiles and memory.has_compiler(setting.trainer)
+    for policy in policies:
+        found = _counted(memory.with_encoder(config, remat=policy), setting)
+        hopeless = found.total > _HOPELESS * found.limit
+        # What is counted of the last policy is too much rather than too little.
+        if compiles and (not hopeless or policy == policies[-1]):
+            found = _compiled(found, setting)
+        if found.fits:
+            break
+    return found
+
+
+def _counted(config: StageConfig, setting: Setting) -> DeviceMemory:
+    stage = programs.training(config, setting.corpus, mesh_of(setting, config.mesh))
+    return DeviceMemory(
+        config,
+        stage,
+        held(config, stage, setting),
+        memory.counted(config, setting.corpus, stage.mesh),
+        usable(setting.trainer),
+    )
+
+
+def _compiled(found: DeviceMemory, setting: Setting) -> DeviceMemory:
+    """Returns the same, but for what the compiler knows better."""
+    config = found.config
+    remat = memory.encoder_of(config).remat
+    setting.say(
+        f"compiling the update for {setting.hardware.trainer}, remat {remat}; "
+        "BERT-base takes minutes"
+    )
+    mesh = memory.compiler_mesh(
+        setting.trainer, config.mesh, setting.hardware.trainer_slices
+    )
+    stage = programs.training(config, setting.corpus, mesh)
+    temporaries = memory.compiled(stage.step, (stage.state, stage.inputs), mesh)
+    return dataclasses.replace(found, temporaries=temporaries)
+
+
+def _require_divisible(config: StageConfig, setting: Setting) -> None:
+    shape = config.mesh.shape(setting.num_devices, setting.hardware.trainer_slices)
+    split = shape[0] * shape[1] * config.microbatches
+    if config.batch_size % split:
+        raise BadInputError(
+            f"expected a batch size that {split} (data x fsdp of the mesh, times "
+            f"microbatches) divides, got {config.batch_size}; change BATCH_SIZE, "
+            "MICROBATCHES or MeshConfig"
+        )
+
+
+def advice(found: DeviceMemory, setting: Setting) -> str:
+    """Returns which settings would make a stage fit, as they are counted.
+
+    Args:
+      found: what does not fit.
+      setting: of the plan.
+    """
+    config, changes = found.config, []
+    for name, change in _knobs(config, setting):
+        config = change(config)
+        changes = [other for other in changes if _key(other) != _key(name)] + [name]
+        counted = _counted(config, setting)
+        if counted.fits:
+            gib = counted.total / (1 << 30)
+            return f"{' and '.join(changes)} would do: {gib:.1f} GiB, counted"
+    return (
+        f"no setting makes it fit on {setting.hardware.trainer}; take a larger slice, "
+        "a smaller model or shorter sequences"
+    )
+
+
+Change = Callable[[Any], Any]
+
+
+def _key(name: str) -> str:
+    return name.partition("=")[0]
+
+
+def _knobs(config: StageConfig, setting: Setting) -> Iterator[tuple[str, Change]]:
+    """Yields what may be turned, what costs least first; each on top of the others."""
+    if memory.encoder_of(config).remat != "full":
+        yield (
+            'bert.BertConfig.remat="full"',
+            lambda c: memory.with_encoder(c, remat="full"),
+        )
+    if (
+        isinstance(config, PretrainConfig)
+        and config.searcher == "device"
+        and config.device.precision == Precision.FLOAT32.value
+    ):
+        device = dataclasses.replace(config.device, precision="bfloat16")
+        yield (
+            'searchers.DeviceConfig.precision="bfloat16"',
+            lambda c: dataclasses.replace(c, device=device),
+        )
+    shape = config.mesh.shape(setting.num_devices, setting.hardware.trainer_slices)
+    parts = 2 * config.microbatches
+    while parts <= _MOST_MICROBATCHES and not config.batch_size % (
+        parts * shape[0] * shape[1]
+    ):
+        yield f"MICROBATCHES={parts}", _microbatches(parts)
+        parts *= 2
+    if shape[2] == 1:
+        within = setting.trainer.num_devices
+        fsdp = 2 * shape[1]
+        while fsdp <= within:
+            yield f"partitioning.MeshConfig.fsdp={fsdp}", _fsdp(fsdp)
+            fsdp *= 2
+
+
+def _microbatches(parts: int) -> Change:
+    return lambda config: dataclasses.replace(config, microbatches=parts)
+
+
+def _fsdp(devices: int) -> Change:
+    return lambda config: dataclasses.replace(
+        config, mesh=dataclasses.replace(config.mesh, data=-1, fsdp=devices)
+    )

@@ -1,0 +1,320 @@
+"""The programs of a run with shapes in place of arrays: nothing is allocated or run.
+
+They are made of the parts that the stages themselves run (`training/`), so that what is
+planned is what will be computed. A mesh may be one of devices that are not here.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from realm_jax import axes
+from realm_jax.index import device_search, embed
+from realm_jax.index.candidates import num_neighbours
+from realm_jax.index.device_search import EmbeddingTable, Precision
+from realm_jax.index.device_tokens import DocumentLayout, TokenTable
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.objectives.open_qa import AnswerMarginalization
+from realm_jax.training import finetune, initialization, partitioning, pretrain
+from realm_jax.training.finetune import FinetuneConfig
+from realm_jax.training.losses import (
+    FinetuneInputs,
+    FinetuneLoss,
+    PretrainInputs,
+    WarmStartInputs,
+    WarmStartLoss,
+)
+from realm_jax.training.optimizers import make_optimizer
+from realm_jax.training.pretrain import PretrainConfig
+from realm_jax.training.retrieving import RetrievingInputs, RetrievingLoss
+from realm_jax.training.stage import StageConfig
+from realm_jax.training.state import TrainState, create_state, state_shardings
+from realm_jax.training.step import Loss, make_step, step_key
+from realm_jax.training.warm_start import WarmStartConfig
+from realm_jax.types import (
+    Candidates,
+    InverseClozeBatch,
+    PretrainBatch,
+    QuestionBatch,
+)
+from tpu_launch.planner.corpus_size import CorpusSize
+
+# As `prepare.PrepareConfig.max_masks` and the questions' answers have it, by default.
+_MASKS = 10
+_ANSWERS = (10, 20)
+# Any two: they are only written into documents.
+_CLS, _SEP = 101, 102
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """The update of a stage.
+
+    Attributes:
+      mesh: the devices.
+      loss: what is optimised.
+      step: (state, inputs) -> state and metrics, jitted.
+      state: shapes with places.
+      inputs: shapes with places.
+    """
+
+    mesh: Mesh
+    loss: Loss
+    step: Callable[..., Any]
+    state: TrainState
+    inputs: Any
+
+    def loss_arguments(self) -> tuple[PyTree, Any, jax.Array]:
+        """Returns what the loss is called with, as shapes."""
+        inputs = self.inputs
+        if self.state.index is not None:
+            inputs = inputs.replace(embeddings=self.state.index)
+        return self.state.params, inputs, jax.eval_shape(step_key, self.state)
+
+
+def training(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Training:
+    """Returns the update of a training stage.
+
+    Args:
+      config: of `pretrain`, `warm_start` or `finetune`.
+      corpus: that it will train on.
+      mesh: its devices.
+    """
+    towers = config.models.retriever_config(corpus.vocab_size)
+    retriever = Retriever(towers)
+    frozen: tuple[str, ...] = ()
+    make = make_step
+    if isinstance(config, PretrainConfig):
+        reader = KnowledgeEncoder(towers.bert)
+        frozen = tuple(config.frozen)
+        loss, inputs = _pretrain(config, corpus, retriever, reader, mesh)
+        make = pretrain.make_step(config) or make_step
+    elif isinstance(config, WarmStartConfig):
+        reader = KnowledgeEncoder(towers.bert)
+        loss = WarmStartLoss(retriever, reader, config.microbatches)
+        inputs = _warm_start_inputs(config, mesh)
+    else:
+        assert isinstance(config, FinetuneConfig)
+        reader = config.make_reader(towers.bert)
+        frozen = finetune.frozen_parameters(config)
+        marginalization = AnswerMarginalization(config.marginalization)
+        loss = FinetuneLoss(retriever, reader, marginalization, config.microbatches)
+        inputs = _finetune_inputs(config, corpus, towers, mesh)
+    optimizer = make_optimizer(config.optimizer(total_steps=config.train_steps), frozen)
+
+    def initial() -> tuple[TrainState, PyTree]:
+        params, names = initialization.initial_params(
+            retriever, reader, config.models.lengths, 0
+        )
+        return create_state(params, optimizer, 0), names
+
+    state, names = jax.eval_shape(initial)
+    places = state_shardings(state, partitioning.parameter_shardings(mesh, names), mesh)
+    state = jax.tree.map(
+        lambda leaf, place: _shape(leaf.shape, leaf.dtype, place), state, places
+    )
+    if isinstance(config, PretrainConfig) and config.index_in_state:
+        state = state.replace(index=inputs.embeddings)
+        inputs = inputs.replace(embeddings=None)
+    return Training(mesh, loss, make(loss, optimizer), state, inputs)
+
+
+def embedding(
+    towers: RetrieverConfig, document_length: int, batch_size: int, mesh: Mesh
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Returns the embedding job's program, and its arguments as shapes.
+
+    Args:
+      towers: of the retriever.
+      document_length: wordpieces of the longest documents.
+      batch_size: documents of a call, over the devices of a host.
+      mesh: those devices.
+    """
+    retriever = Retriever(towers)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    ids = jax.ShapeDtypeStruct((1, document_length), jnp.int32)
+    variables = jax.eval_shape(
+        retriever.init,
+        jax.eval_shape(lambda: jax.random.key(0)),
+        *(ids, ids, ids),
+    )
+    params = jax.tree.map(
+        lambda leaf: _shape(leaf.shape, leaf.dtype, everywhere), variables["params"]
+    )
+    rows = -(-batch_size // mesh.size) * mesh.size
+    batch = _batch((rows, document_length), jnp.int32, mesh)
+    return embed.document_embedder(towers), (params, batch, batch)
+
+
+def search(
+    config: PretrainConfig, corpus: CorpusSize, mesh: Mesh
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Returns the search within a step alone, and its arguments as shapes."""
+    towers = config.models.retriever_config(corpus.vocab_size)
+    dimension = towers.projection_size
+    precision = Precision(config.device.precision)
+    wanted = num_neighbours(config.num_candidates)
+
+    def run(table: EmbeddingTable, queries: jax.Array) -> Any:
+        return device_search.search(
+            table,
+            queries,
+            wanted,
+            mesh=mesh,
+            approximate=config.device.approximate,
+        )
+
+    table = embedding_table(corpus.num_blocks, dimension, precision, mesh)
+    queries = _batch((config.batch_size, dimension), jnp.float32, mesh)
+    return jax.jit(run), (table, queries)
+
+
+def embedding_table(
+    num_blocks: int, dimension: int, precision: Precision, mesh: Mesh
+) -> EmbeddingTable:
+    """Returns the embeddings of a corpus on the devices, as shapes."""
+    num_rows = _num_rows(num_blocks, mesh)
+    exact = jnp.float32 if precision is Precision.FLOAT32 else jnp.bfloat16
+    codes = scales = None
+    if precision is Precision.INT8:
+        codes = _rows((num_rows, dimension), jnp.int8, mesh)
+        scales = _rows((num_rows,), jnp.float32, mesh)
+    count = _shape((), jnp.int32, NamedSharding(mesh, PartitionSpec()))
+    return EmbeddingTable(
+        _rows((num_rows, dimension), exact, mesh),
+        codes,
+        scales,
+        count,
+    )
+
+
+def token_table(
+    corpus: CorpusSize, lengths: initialization.Lengths, mesh: Mesh
+) -> TokenTable:
+    """Returns the wordpieces of a corpus on the devices, as shapes."""
+    num_rows = _num_rows(corpus.num_blocks, mesh)
+    # Title and body of the longest block, without [CLS] and two [SEP].
+    ids = _rows((num_rows, lengths.document - 3), corpus.id_dtype, mesh)
+    count = _rows((num_rows,), jnp.uint16, mesh)
+    return TokenTable(ids, count, count)
+
+
+def _pretrain(
+    config: PretrainConfig,
+    corpus: CorpusSize,
+    retriever: Retriever,
+    reader: KnowledgeEncoder,
+    mesh: Mesh,
+) -> tuple[Loss, Any]:
+    lengths = config.models.lengths
+    batch = _masked_batch(config.batch_size, lengths, mesh)
+    loss = pretrain.make_loss(config, retriever, reader)
+    if config.searcher != "device":
+        return loss, PretrainInputs(batch, _candidates(config, mesh))
+    layout = DocumentLayout(lengths.document, lengths.joined, _CLS, _SEP)
+    table = embedding_table(
+        corpus.num_blocks,
+        retriever.config.projection_size,
+        Precision(config.device.precision),
+        mesh,
+    )
+    return (
+        RetrievingLoss(
+            *(loss, config.num_candidates, layout),
+            mesh,
+            config.device.approximate,
+        ),
+        RetrievingInputs(batch, table, token_table(corpus, lengths, mesh)),
+    )
+
+
+def _masked_batch(
+    size: int, lengths: initialization.Lengths, mesh: Mesh
+) -> PretrainBatch:
+    masks = _batch((size, _MASKS), jnp.int32, mesh)
+    return PretrainBatch(
+        _batch((size, lengths.query), jnp.int32, mesh),
+        masks,
+        masks,
+        _batch((size, _MASKS), jnp.float32, mesh),
+        _batch((size,), jnp.int32, mesh),
+    )
+
+
+def _candidates(config: PretrainConfig, mesh: Mesh) -> Candidates:
+    lengths = config.models.lengths
+    rows = (config.batch_size, config.num_candidates)
+    documents = _batch((*rows, lengths.document), jnp.int32, mesh)
+    joined = _batch((*rows, lengths.joined), jnp.int32, mesh)
+    return Candidates(
+        block_ids=_batch(rows, jnp.int32, mesh),
+        valid=_batch(rows, jnp.bool_, mesh),
+        document_ids=documents,
+        document_segment_ids=documents,
+        joined_ids=joined,
+        joined_segment_ids=joined,
+    )
+
+
+def _warm_start_inputs(config: WarmStartConfig, mesh: Mesh) -> WarmStartInputs:
+    lengths = config.models.lengths
+    documents = _batch((config.batch_size, lengths.document), jnp.int32, mesh)
+    joined = _batch((config.reader_batch_size, lengths.joined), jnp.int32, mesh)
+    pairs = InverseClozeBatch(
+        _batch((config.batch_size, lengths.query), jnp.int32, mesh),
+        documents,
+        documents,
+        _batch((config.batch_size,), jnp.int32, mesh),
+    )
+    batch = _masked_batch(config.reader_batch_size, lengths, mesh)
+    return WarmStartInputs(pairs, batch, joined, joined)
+
+
+def _finetune_inputs(
+    config: FinetuneConfig, corpus: CorpusSize, towers: RetrieverConfig, mesh: Mesh
+) -> FinetuneInputs:
+    lengths, size = config.models.lengths, config.batch_size
+    retrieved = max(config.num_read, min(config.num_retrieved, corpus.num_blocks))
+    blocks = _batch((size, retrieved), jnp.bool_, mesh)
+    joined = _batch((size, config.num_read, lengths.joined), jnp.int32, mesh)
+    spans = (size, config.num_read, lengths.joined * config.max_span)
+    questions = QuestionBatch(
+        question_ids=_batch((size, lengths.query), jnp.int32, mesh),
+        answer_ids=_batch((size, *_ANSWERS), jnp.int32, mesh),
+        question_index=_batch((size,), jnp.int32, mesh),
+        answer_patterns=None,
+    )
+    return FinetuneInputs(
+        questions=questions,
+        block_embeddings=_batch(
+            (size, retrieved, towers.projection_size), jnp.float32, mesh
+        ),
+        block_valid=blocks,
+        block_has_answer=blocks,
+        joined_ids=joined,
+        joined_segment_ids=joined,
+        span_is_answer=_batch(spans, jnp.bool_, mesh),
+    )
+
+
+def _num_rows(num_blocks: int, mesh: Mesh) -> int:
+    per_device = device_search.rows_per_device(num_blocks, mesh)
+    return per_device * mesh.size
+
+
+def _rows(shape: tuple[int, ...], dtype: Any, mesh: Mesh) -> Any:
+    return _shape(shape, dtype, NamedSharding(mesh, axes.partition_spec("block")))
+
+
+def _batch(shape: tuple[int, ...], dtype: Any, mesh: Mesh) -> Any:
+    return _shape(shape, dtype, NamedSharding(mesh, axes.partition_spec("batch")))
+
+
+def _shape(shape: tuple[int, ...], dtype: Any, place: NamedSharding) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=place)

@@ -1,0 +1,214 @@
+"""The machines of a run: what the name of an accelerator type stands for.
+
+Cloud TPU names slices by TensorCores ("v4-64": 64 cores, 32 chips) up to v4 and for
+v5p, and by chips ("v5litepod-64", "v6e-64") else. GPUs are named by kind and number
+("h100-8"), and "cpu" is a machine without an accelerator.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from realm_jax.chips import CHIPS, Chip
+from realm_jax.errors import BadInputError
+
+_GIB = 1 << 30
+CPU = "cpu"
+_GPUS = ("a100", "h100", "h200")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Generation:
+    """How Cloud TPU lays a generation out.
+
+    Attributes:
+      chip: its name in `CHIPS`.
+      cores: TensorCores of a chip where names count those, else 1.
+      dimensions: of the torus.
+      compiler: what the compiler calls it.
+      runtime: software version of its VMs.
+      host_memory: bytes of a host.
+      largest: chips of a whole pod.
+      options: for the compiler, so that its devices are those of the VMs.
+      single_host: chips that one host may have alone.
+    """
+
+    chip: str
+    cores: int
+    dimensions: int
+    compiler: str
+    runtime: str
+    host_memory: int
+    largest: int
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    single_host: tuple[int, ...] = (4,)
+
+
+# cloud.google.com/tpu/docs: the page of each version. A host of several has 4 chips.
+_GENERATIONS = {
+    "v2": _Generation("v2", 2, 2, "v2", "tpu-ubuntu2204-base", 334 * _GIB, 256),
+    "v3": _Generation("v3", 2, 2, "v3", "tpu-ubuntu2204-base", 334 * _GIB, 1024),
+    "v4": _Generation(
+        *("v4", 2, 3, "v4", "tpu-ubuntu2204-base", 407 * _GIB, 4096),
+        # The two cores of a chip as one device, as they are on the VMs.
+        {"chip_config_name": "megacore"},
+    ),
+    "v5p": _Generation("v5p", 2, 3, "v5p", "v2-alpha-tpuv5", 448 * _GIB, 6144),
+    "v5litepod": _Generation(
+        *("v5litepod", 1, 2, "v5e", "v2-alpha-tpuv5-lite", 192 * _GIB, 256),
+        single_host=(1, 4, 8),
+    ),
+    "v6e": _Generation(
+        *("v6e", 1, 2, "v6e", "v2-alpha-tpuv6e", 720 * _GIB, 256),
+        single_host=(1, 4, 8),
+    ),
+}
+_CHIPS_PER_HOST = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """Machines that train or embed together.
+
+    Attributes:
+      accelerator_type: its name.
+      chip: what its devices can do; None of a CPU.
+      num_chips: accelerators.
+      num_hosts: processes of the job.
+      topology: chips along each dimension of a TPU's torus, "" of others.
+      host_memory: bytes of each host.
+      runtime: software version of the VMs of a TPU.
+      compiler_topology: what the compiler calls it, and options that go with that.
+    """
+
+    accelerator_type: str
+    chip: Chip | None
+    num_chips: int
+    num_hosts: int
+    topology: str
+    host_memory: int
+    runtime: str = ""
+    compiler_topology: tuple[str, Mapping[str, Any]] | None = None
+
+    @property
+    def num_devices(self) -> int:
+        """Devices, as JAX counts them."""
+        return self.num_chips * (self.chip.devices if self.chip else 1)
+
+    def one_host(self) -> "Slice":
+        """The part of it that is one host's."""
+        if self.num_hosts == 1:
+            return self
+        generation, _, _ = self.accelerator_type.partition("-")
+        return parse(f"{generation}-{_CHIPS_PER_HOST * _GENERATIONS[generation].cores}")
+
+
+def parse(accelerator_type: str) -> Slice:
+    """Returns what a name stands for.
+
+    Raises:
+      BadInputError: Cloud TPU has none of that name.
+    """
+    kind, _, number = accelerator_type.partition("-")
+    if accelerator_type == CPU:
+        return Slice(CPU, None, 1, 1, "", _memory_here())
+    if kind.startswith(("tpu7", "v7")):
+        raise BadInputError(
+            f"expected a slice of v2 to v6e, got {accelerator_type!r}: the Cloud TPU "
+            "API does not serve TPU7x; choose another accelerator type"
+        )
+    if kind in _GPUS and (number.isdecimal() or not number):
+        count = int(number or 1)
+        return Slice(accelerator_type, CHIPS[kind], count, 1, "", count * 200 * _GIB)
+    if kind not in _GENERATIONS or not number.isdecimal():
+        raise BadInputError(
+            "expected an accelerator type such as v4-64, v5litepod-16, h100-8 or cpu, "
+            f"got {accelerator_type!r}; known: {', '.join([*_GENERATIONS, *_GPUS])}"
+        )
+    generation = _GENERATIONS[kind]
+    num_chips, rest = divmod(int(number), generation.cores)
+    smallest, largest = min(generation.single_host), generation.largest
+    topologies = {
+        chips: topology
+        for chips, topology in _TOPOLOGIES[generation.dimensions].items()
+        if smallest <= chips <= largest
+    }
+    topology = topologies.get(num_chips)
+    if rest or topology is None:
+        names = [f"{kind}-{chips * generation.cores}" for chips in topologies]
+        raise BadInputError(
+            f"expected one of {', '.join(names)}, got {accelerator_type!r}; choose a "
+            "size that exists"
+        )
+    is_single = num_chips in generation.single_host
+    options = dict(generation.options)
+    if is_single and num_chips != _CHIPS_PER_HOST:
+        bounds = [int(side) for side in topology.split("x")]
+        options["chips_per_host_bounds"] = (*bounds, 1)[:3]
+    return Slice(
+        accelerator_type,
+        CHIPS[generation.chip],
+        num_chips,
+        1 if is_single else num_chips // _CHIPS_PER_HOST,
+        topology,
+        generation.host_memory,
+        generation.runtime,
+        (f"{generation.compiler}:{topology}", options),
+    )
+
+
+def _topologies(first: tuple[int, ...], largest: int) -> dict[int, str]:
+    """Doubles the shortest side again and again, the last one first."""
+    sides, known = list(first), {}
+    while (chips := math.prod(sides)) <= largest:
+        known[chips] = "x".join(map(str, sides))
+        shortest = min(range(len(sides)), key=lambda i: (sides[i], -i))
+        sides[shortest] *= 2
+    return known
+
+
+_TOPOLOGIES = {
+    2: {1: "1x1"} | _topologies((2, 2), 1024),
+    3: _topologies((2, 2, 1), 4096),
+}
+
+
+def _memory_here() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@dataclasses.dataclass(frozen=True)
+class HardwareConfig:
+    """Where a run is, and what that costs.
+
+    Attributes:
+      trainer: accelerator type of the training stages.
+      trainer_slices: how many such slices train together.
+      builder: accelerator type of the index builder; "" where the trainer's machine
+        has it beside.
+      chip_hour_prices: by the name before the dash ("v4"), what one chip costs an hour.
+      currency: of the prices.
+      peak_tflops: of a device, where this is not known by its name.
+      utilization: share of the peak that programs are expected to reach.
+    """
+
+    trainer: str = CPU
+    trainer_slices: int = 1
+    builder: str = ""
+    chip_hour_prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    currency: str = "USD"
+    peak_tflops: float = 0.1
+    utilization: float = 0.45
+
+    def price(self, machines: Slice) -> float | None:
+        """Returns what a slice costs an hour; None if that is not known."""
+        kind = machines.accelerator_type.partition("-")[0]
+        price = self.chip_hour_prices.get(kind)
+        return None if price is None else price * machines.num_chips
+
+    def flops_per_second(self, machines: Slice) -> float:
+        """Returns what a slice is expected to do, of the products of matrices."""
+        peak = machines.chip.peak_flops if machines.chip else self.peak_tflops * 1e12
+        return machines.num_devices * peak * self.utilization
