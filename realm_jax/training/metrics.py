@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from clu.metrics import Average
 
+from realm_jax.models.bert import PAD_ID
 from realm_jax.storage import MissingObjectError, open_store
 from realm_jax.types import Array
 
@@ -30,6 +31,16 @@ def mean_of(total: Array, count: Array | float) -> Average:
     return Average.empty().replace(
         total=jnp.asarray(total, jnp.float32), count=jnp.asarray(count, jnp.float32)
     )
+
+
+def padding_share(*ids: Array) -> Average:
+    """The share of the positions a model computes that hold no wordpiece.
+
+    Args:
+      ids: what each of the models reads in a step, of any shape; 0 is padding.
+    """
+    padding = sum(jnp.sum(array == PAD_ID) for array in ids)
+    return mean_of(jnp.asarray(padding), sum(array.size for array in ids))
 
 
 def merge(left: Means, right: Means) -> Means:
