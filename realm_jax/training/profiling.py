@@ -83,7 +83,7 @@ class Profiler:
         elif self._folder is not None:
             with self._folder:
                 jax.profiler.stop_trace()
-        elif self._done < self._begin and kind is None:
+        elif self._done < self._begin and kind is None and hosts.is_first():
             LOG.info(
                 "no profile: training ended after step %d, before those that were to "
                 "be profiled (%d to %d)",
