@@ -41,7 +41,9 @@ def work_of_stages(curves: Sequence[Curve]) -> list[StageWork]:
 
 def _work_of(curves: Sequence[Curve], stage: str) -> StageWork | None:
     rate = measured(find_curve(curves, stage, "steps_per_second"))
-    updates = dict(zip(rate.steps, np.diff(rate.steps, prepend=0), strict=True))
+    updates = dict(
+        zip(rate.steps, np.diff(rate.steps, prepend=0).tolist(), strict=True)
+    )
     seconds = {
         step: updates[step] / value
         for step, value in zip(rate.steps, rate.values, strict=True)
@@ -50,10 +52,15 @@ def _work_of(curves: Sequence[Curve], stage: str) -> StageWork | None:
     def mean(metric: str, weights: Mapping[int, float]) -> float | None:
         """Over the lines that have it."""
         curve = measured(find_curve(curves, stage, metric))
-        if not curve.steps:
+        found = {
+            step: value
+            for step, value in zip(curve.steps, curve.values, strict=True)
+            if step in weights
+        }
+        if not found:
             return None
         return float(
-            np.average(curve.values, weights=[weights[s] for s in curve.steps])
+            np.average(list(found.values()), weights=[weights[step] for step in found])
         )
 
     per_update = {part: mean(f"{part}_seconds", updates) for part in PARTS}

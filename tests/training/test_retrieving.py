@@ -144,6 +144,6 @@ def test_only_what_is_left_of_a_search_is_waited_for(both, corpus):
     search.details()
     searcher.may.clear()
     waited(2)
-    threading.Timer(0.3, searcher.may.set).start()
+    threading.Timer(0.5, searcher.may.set).start()
     assert waited(3) > 0.2
     search.details()
