@@ -241,7 +241,7 @@ class _TimedRefresher(refresh.Refresher):
             self.events.send(
                 {
                     "commit_to_swap_seconds": self._elsewhere["age"],
-                    "swap_seconds": seconds - measure - publish,
+                    "index_swap_seconds": seconds - measure - publish,
                     "measure_seconds": measure,
                 }
             )

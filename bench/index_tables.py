@@ -82,7 +82,7 @@ def _embed(models: Mapping[str, Any]) -> str:
 
 def _publish(measured: Mapping[str, Any]) -> str:
     step = measured["step_seconds"]["median"]
-    swap, probe = measured["swap_seconds"], measured["measure_seconds"]
+    swap, probe = measured["index_swap_seconds"], measured["measure_seconds"]
     stall = swap["median"] + probe["median"]
     first = measured["first_swap"]["measure_seconds"]
     rows = [

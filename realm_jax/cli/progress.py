@@ -37,6 +37,7 @@ _METRICS = {
     "recall_at_5": "recall@5 {:.3f}",
     "index_step": "index @{:.0f}",
     "index_age_steps": "({:.0f} steps old)",
+    "model_flops_utilization": "MFU {:.0%}",
 }
 
 

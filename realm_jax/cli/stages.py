@@ -1,5 +1,7 @@
 """What the commands of the training stages share."""
 
+import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -8,6 +10,7 @@ from typing import TypeVar
 from realm_jax import hosts
 from realm_jax.cli import configuration
 from realm_jax.cli.progress import StageProgress
+from realm_jax.training import profiling
 from realm_jax.training.loop import Report
 from realm_jax.training.stage import StageConfig
 
@@ -37,9 +40,18 @@ def run_stage(
       watch: shows what other processes do meanwhile.
     """
     parser = configuration.make_parser(f"realm {command}", description)
-    configuration.parse(parser, argv)
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="write a JAX profile of ten steps to MODEL_DIR/profile",
+    )
+    flags = configuration.parse(parser, argv)
     hosts.join(configuration.configured_if_bound(hosts.HostsConfig))
     config = configuration.configured(config_class)
+    if flags.profile:
+        config = dataclasses.replace(config, profile=True)
+    if config.profile:
+        profiling.LOG.setLevel(logging.INFO)
     with StageProgress(command, stop) as progress:
         with watch(config, progress):
             is_done = run(config, progress, stop)

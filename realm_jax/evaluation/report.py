@@ -30,6 +30,7 @@ from realm_jax.evaluation.report_data import (
 from realm_jax.evaluation.retrieval import Interval
 from realm_jax.evaluation.templates import page_environment
 from realm_jax.evaluation.verdicts import duration, nats, percent, points, verdicts
+from realm_jax.evaluation.work import work_of_stages
 from realm_jax.storage import open_store
 from realm_jax.types import NULL_BLOCK
 
@@ -115,7 +116,7 @@ _CHARTS = (
         include_zero=True,
     ),
     _Chart(
-        "search_seconds",
+        "index_search_seconds",
         "Search",
         "Seconds to search an index for 32 queries, when it was replaced.",
         value_format="{:.3f}".format,
@@ -123,7 +124,7 @@ _CHARTS = (
         include_zero=True,
     ),
     _Chart(
-        "swap_seconds",
+        "index_swap_seconds",
         "Swap",
         "Seconds that training stood still for a new index to take its place; with "
         "blocking refreshes, for all of it to be made.",
@@ -150,6 +151,14 @@ _CHARTS = (
         "Answer among what is read",
         "Questions with a right span in one of the blocks that are read.",
         value_format="{:.0%}".format,
+    ),
+    _Chart(
+        "examples_per_second",
+        "Speed",
+        "Examples a second, whatever the time was spent on; the first steps compile.",
+        value_format="{:,.0f}".format,
+        smooth=False,
+        include_zero=True,
     ),
 )
 
@@ -180,6 +189,7 @@ def render_json(data: ReportData) -> str:
         "index_versions": [
             dataclasses.asdict(version) for version in index_versions(data.curves)
         ],
+        "work": [dataclasses.asdict(work) for work in work_of_stages(data.curves)],
     }
     return json.dumps(_plain(content), ensure_ascii=False, indent=1, allow_nan=False)
 
@@ -202,6 +212,7 @@ def render_html(data: ReportData) -> str:
         versions=index_versions(data.curves),
         tiles=_tiles(data),
         stages=_charts_by_stage(data.curves),
+        work=work_of_stages(data.curves),
         Level=Level,
         null_block=NULL_BLOCK,
     )

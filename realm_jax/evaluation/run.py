@@ -42,7 +42,8 @@ from realm_jax.training.held_out import HeldOutQuestions
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import ModelFactory, describe
 from realm_jax.training.metrics import read_metrics
-from realm_jax.training.stage import count_parameters, open_examples
+from realm_jax.training.stage import open_examples
+from realm_jax.training.state import count_parameters
 
 PREDICTIONS_NAME = "predictions.jsonl"
 RECALL_AT = (1, 5, 20)

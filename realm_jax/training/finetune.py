@@ -19,6 +19,7 @@ from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
+from realm_jax.training.accounting import Part
 from realm_jax.training.host_search import search_local
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.loop import Report
@@ -168,24 +169,28 @@ class _Inputs:
         config, lengths = self._config, self._config.models.lengths
         num_blocks = self._stage.corpus.num_blocks
         questions = QuestionBatch(**self._stage.batch(self._examples, step))
-        neighbours = search_local(
-            self._index.searcher,
-            self._embed_queries(
-                state.params["retriever"],
-                place_batch(self._stage.mesh, questions.question_ids),
-            ),
-            # A tiny corpus may have fewer blocks than are read: empty slots.
-            max(config.num_read, min(config.num_retrieved, num_blocks)),
-            self._stage.mesh,
+        queries = self._embed_queries(
+            state.params["retriever"],
+            place_batch(self._stage.mesh, questions.question_ids),
         )
-        candidates = question_candidates(
-            self._stage.corpus,
-            neighbours,
-            questions.question_ids,
-            num_candidates=config.num_read,
-            document_length=lengths.document,
-            joined_length=lengths.joined,
-        )
+        # The update before.
+        self._stage.stopwatch.wait_for(state.step)
+        with self._stage.stopwatch.part(Part.SEARCH):
+            neighbours = search_local(
+                self._index.searcher,
+                queries,
+                # A tiny corpus may have fewer blocks than are read: empty slots.
+                max(config.num_read, min(config.num_retrieved, num_blocks)),
+                self._stage.mesh,
+            )
+            candidates = question_candidates(
+                self._stage.corpus,
+                neighbours,
+                questions.question_ids,
+                num_candidates=config.num_read,
+                document_length=lengths.document,
+                joined_length=lengths.joined,
+            )
         block_ids = np.asarray(neighbours.ids)
         return FinetuneInputs(
             # The host is done with the patterns; no device can match them.

@@ -21,6 +21,7 @@ from realm_jax.index.candidates import num_neighbours, pretrain_candidates
 from realm_jax.index.embed import query_embedder
 from realm_jax.index.follower import LoadedIndex
 from realm_jax.index.searchers import DeviceSearcher, Searcher
+from realm_jax.training.accounting import Part, Stopwatch
 from realm_jax.training.initialization import Lengths
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.training.partitioning import local_rows, place_batch
@@ -44,11 +45,13 @@ class _Ahead:
       step: updates done before that one.
       index_step: version of the index that is searched.
       found: what it gives.
+      queries: the embeddings it waits for, None if it needs none.
     """
 
     step: int
     index_step: int
     found: Future[_Found]
+    queries: jax.Array | None = None
 
 
 class HostSearch:
@@ -67,6 +70,7 @@ class HostSearch:
         mesh: Mesh,
         batch_size: int,
         ahead: bool = True,
+        stopwatch: Stopwatch | None = None,
     ):
         """Keeps what documents are gathered from, and how.
 
@@ -78,8 +82,10 @@ class HostSearch:
           mesh: over which a batch is split.
           batch_size: over all devices.
           ahead: whether to search for the next update while one is running.
+          stopwatch: of the thread that trains, told of the waiting for a search.
         """
         self.loss = loss
+        self._stopwatch = stopwatch or Stopwatch()
         self._mesh = mesh
         self._corpus = corpus
         self._lengths = lengths
@@ -97,20 +103,22 @@ class HostSearch:
         if inputs is None:
             batch = batch_at(step)
             queries = self._queries(retriever, batch)
-            inputs, _ = self._search(index.searcher, queries, batch)
+            self._stopwatch.wait_for(queries)
+            with self._stopwatch.part(Part.SEARCH):
+                inputs, _ = self._search(index.searcher, queries, batch)
         if self._threads is not None:
             batch = batch_at(step + 1)
             # Dispatched here: all processes embed in the same order.
             queries = self._queries(retriever, batch)
             found = self._threads.submit(self._search, index.searcher, queries, batch)
-            self._ahead = _Ahead(step + 1, index.manifest.step, found)
+            self._ahead = _Ahead(step + 1, index.manifest.step, found, queries)
         return inputs
 
     def details(self) -> Mapping[str, Any]:
         """See `StepInputs`; waits for the search under way."""
         if self._ahead is None:
             return {}
-        _, neighbours = self._ahead.found.result()
+        _, neighbours = self._wait_for(self._ahead)
         parts = hosts.gather((self._rows, np.asarray(neighbours.ids)))
         rows = np.concatenate([rows for rows, _ in parts])
         ids = np.concatenate([ids for _, ids in parts])
@@ -141,8 +149,14 @@ class HostSearch:
             return None
         if ahead.index_step != index.manifest.step:
             return None
-        inputs, _ = ahead.found.result()
+        inputs, _ = self._wait_for(ahead)
         return inputs
+
+    def _wait_for(self, ahead: _Ahead) -> _Found:
+        # A search begins when the devices have done the update before.
+        self._stopwatch.wait_for(ahead.queries)
+        with self._stopwatch.part(Part.SEARCH):
+            return ahead.found.result()
 
     def _queries(self, retriever: PyTree, batch: PretrainBatch) -> jax.Array:
         return self._embed_queries(retriever, place_batch(self._mesh, batch.query_ids))

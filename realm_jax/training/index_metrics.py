@@ -67,7 +67,7 @@ class IndexMetrics:
         self._measured |= self._probe.of_index(params, old)
         self._measured |= self._probe.of_refresh(params, old, new)
         self._measure_recall(step, params, new)
-        self._measured["measuring_seconds"] = time.perf_counter() - began
+        self._measured["index_measuring_seconds"] = time.perf_counter() - began
 
     def of_renewal(self, step: int, params: PyTree, searcher: Searcher) -> None:
         """Measures an index that was renewed row by row."""

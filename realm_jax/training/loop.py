@@ -1,7 +1,6 @@
 """The loop around the step: what happens between two updates, and in which order."""
 
 import functools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -9,6 +8,7 @@ import jax
 
 from realm_jax.errors import StoppedError
 from realm_jax.training import metrics as metrics_lib
+from realm_jax.training.accounting import Accounting, Part, Stopwatch
 from realm_jax.training.metrics import Means, MetricsFile
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Step
@@ -46,6 +46,7 @@ def train(
     total_steps: int,
     hooks: Sequence[Hook],
     stop: Stop,
+    stopwatch: Stopwatch,
     replace_state: ReplaceState = lambda step, state: state,
 ) -> TrainState:
     """Runs updates until `total_steps` or until asked to stop.
@@ -63,22 +64,29 @@ def train(
       total_steps: updates in all.
       hooks: called after every update.
       stop: set when the process was asked to stop; seen between two steps.
+      stopwatch: told when a step is handed to the devices.
       replace_state: exchanges what is no parameter, such as an index, before the inputs
         of an update are made; may raise `StoppedError` too.
 
     Returns:
       The state after the last update.
     """
+    # The first call compiles, which the host does.
+    handing_over = Part.HOST
     for done in range(int(state.step), total_steps):
         if stop.is_set():
             break
-        try:
-            state = replace_state(done, state)
-            inputs = inputs_at(done, state)
-        except StoppedError:
-            # Embedding may take longer than training; what was learned is to be saved.
-            break
-        state, metrics = step(state, inputs)
+        with jax.profiler.StepTraceAnnotation("train", step_num=done + 1):
+            try:
+                state = replace_state(done, state)
+                inputs = inputs_at(done, state)
+            except StoppedError:
+                # Embedding may take longer than training; what was learned is to be
+                # saved.
+                break
+            with stopwatch.part(handing_over):
+                state, metrics = step(state, inputs)
+        handing_over = Part.DEVICE
         for hook in hooks:
             hook(done + 1, state, metrics)
     return state
@@ -90,6 +98,7 @@ class LogMetrics:
     Args:
       files: where they are written; none in any process but the first.
       report: shows them to a person.
+      accounting: of the time since the line before.
       every: steps between two lines; also written at the last step.
       total_steps: updates in all.
       extra: more values at the time of writing, such as the age of the index.
@@ -100,6 +109,7 @@ class LogMetrics:
         self,
         files: Sequence[MetricsFile | EventFile],
         report: Report,
+        accounting: Accounting,
         *,
         every: int,
         total_steps: int,
@@ -108,12 +118,12 @@ class LogMetrics:
     ):
         self._files = files
         self._report = report
+        self._accounting = accounting
         self._every = every
         self._total_steps = total_steps
         self._extra = extra
         self._due = due
         self._kept: list[Means] = []
-        self._since = time.monotonic()
 
     def __call__(self, step: int, state: TrainState, metrics: Means) -> None:
         """See `Hook`."""
@@ -123,15 +133,15 @@ class LogMetrics:
         if not on_time and not self._due():
             self._report(step, self._total_steps, {})
             return
+        self._accounting.stopwatch.wait_for(self._kept)
         kept = jax.device_get(self._kept)
         values = metrics_lib.compute(functools.reduce(metrics_lib.merge, kept))
-        now = time.monotonic()
-        values["steps_per_second"] = len(self._kept) / max(now - self._since, 1e-9)
+        values |= self._accounting.line(len(kept))
         values |= self._extra(step)
         for file in self._files:
             file.write(step, values)
         self._report(step, self._total_steps, values)
-        self._kept, self._since = [], now
+        self._kept = []
 
 
 def every(period: int, hook: Callable[[int, TrainState], None]) -> Hook:

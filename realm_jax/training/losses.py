@@ -23,7 +23,7 @@ from realm_jax.models.span_reader import SpanReader, SpanScores
 from realm_jax.objectives import inverse_cloze, masked_lm, open_qa, retrieval
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.objectives.open_qa import AnswerMarginalization
-from realm_jax.training.metrics import Means, mean_of
+from realm_jax.training.metrics import Means, mean_of, padding_share
 from realm_jax.types import (
     Array,
     Candidates,
@@ -82,6 +82,11 @@ class PretrainLoss:
             "null_likelihood": per_example(jnp.exp(likelihood.log_null)),
             "null_retrieval": per_example(jnp.exp(log_retrieval[:, 0])),
             "retrieval_entropy": per_example(entropy),
+            "padding_share": padding_share(
+                inputs.batch.query_ids,
+                inputs.candidates.document_ids,
+                inputs.candidates.joined_ids,
+            ),
         }
         return loss, metrics, embeddings
 
@@ -205,6 +210,9 @@ class WarmStartLoss:
             "retriever_loss": mean_of(cloze.loss_total, cloze.count),
             "in_batch_accuracy": mean_of(cloze.correct, cloze.count),
             "reader_loss": mean_of(reader_total, reader_count),
+            "padding_share": padding_share(
+                inputs.pairs.query_ids, inputs.pairs.document_ids, inputs.joined_ids
+            ),
         }
 
 
@@ -280,6 +288,9 @@ class FinetuneLoss:
             "reader_loss": mean_of(result.reader_total, result.reader_count),
             "answer_retrieved": mean_of(result.retriever_count, result.count),
             "answer_read": mean_of(result.reader_count, result.count),
+            "padding_share": padding_share(
+                inputs.questions.question_ids, inputs.joined_ids
+            ),
         }
 
 

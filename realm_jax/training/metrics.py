@@ -1,12 +1,36 @@
 """Metrics are sums and counts; they are divided once, when they are written.
 
 `metrics.jsonl` in the model directory holds one JSON object a line. Words used there:
-`step`, `stage`, `loss`, `retrieval_utility` (nats), `index_step` (the encoder step of
-the index in use), `index_age_steps`, `index_age_seconds`, `steps_per_second`; while the
-index builder embeds, `builder_step` and `builder_share`; and only on lines after a new
-index `recall_at_5` of the held-out questions, of the index it replaced (`probe.py`)
-`index_drift`, `retrieval_kl` (nats), `same_neighbours`, `kept_neighbours` and
-`search_seconds`, and `swap_seconds` and `measuring_seconds`, for which training stood.
+
+of every stage
+  `step`, `stage`, `loss`, and what else its loss measures (`losses.py`)
+  `retrieval_utility`        nats, of pre-training
+  `padding_share`            of the positions that the models compute: queries,
+                             documents and joined inputs
+
+speed, since the line before
+  `steps_per_second`, `examples_per_second` (of a warm start: pairs)
+  `model_tflops_per_second`  of the whole job: what the updates need (`flops.py`)
+  `model_flops_utilization`  the same as a share of what all devices can do in
+                             bfloat16, where that is known (`chips.py`)
+  `search_seconds`, `device_seconds`, `host_seconds`, `checkpoint_seconds`,
+  `swap_seconds`             wall time per update, by what the thread that trains did or
+                             waited for (`accounting.py`); their sum is 1 /
+                             `steps_per_second`
+
+of the index
+  `index_step`               the encoder step of the index in use
+  `index_age_steps`, `index_age_seconds`
+  `builder_step`, `builder_share`
+                             while the index builder embeds
+
+of the index, only on lines after a new one
+  `recall_at_5`              of the held-out questions
+  `index_drift`, `retrieval_kl` (nats), `same_neighbours`, `kept_neighbours`
+                             of the index that was replaced (`probe.py`)
+  `index_search_seconds`     to search it for the probe's queries, once
+  `index_swap_seconds`, `index_measuring_seconds`
+                             for which training stood, once
 """
 
 import json
@@ -16,6 +40,7 @@ import jax
 import jax.numpy as jnp
 from clu.metrics import Average
 
+from realm_jax.models.bert import PAD_ID
 from realm_jax.storage import MissingObjectError, open_store
 from realm_jax.types import Array
 
@@ -30,6 +55,16 @@ def mean_of(total: Array, count: Array | float) -> Average:
     return Average.empty().replace(
         total=jnp.asarray(total, jnp.float32), count=jnp.asarray(count, jnp.float32)
     )
+
+
+def padding_share(*ids: Array) -> Average:
+    """The share of the positions a model computes that hold no wordpiece.
+
+    Args:
+      ids: what each of the models reads in a step, of any shape; 0 is padding.
+    """
+    padding = sum(jnp.sum(array == PAD_ID) for array in ids)
+    return mean_of(jnp.asarray(padding), sum(array.size for array in ids))
 
 
 def merge(left: Means, right: Means) -> Means:

@@ -20,6 +20,7 @@ from realm_jax.index.searchers import DeviceConfig, DeviceSearcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.masked_lm import Marginalization
+from realm_jax.training.accounting import Part
 from realm_jax.training.checkpoints import (
     HOLDS_INDEX,
     KEPT_CHECKPOINTS,
@@ -217,7 +218,9 @@ class _Pretraining:
         self._step_inputs: StepInputs = (
             DeviceSearch(*of_all, config.device.approximate)
             if config.searcher == "device"
-            else HostSearch(*of_all, config.batch_size, config.search_ahead)
+            else HostSearch(
+                *of_all, config.batch_size, config.search_ahead, stage.stopwatch
+            )
         )
         self._metrics = _index_metrics(stage, config, self._examples)
         self._index_in_use: LoadedIndex | None = None
@@ -282,19 +285,23 @@ class _Pretraining:
         Raises:
           StoppedError: none can be had that is fresh enough.
         """
-        retriever = state.params["retriever"]
+        retriever, stopwatch = state.params["retriever"], self._stage.stopwatch
         self._renewed, before = state.index, self._index_in_use
-        index = self._index_in_use = self._refresher.before_step(step, retriever)
-        if state.index is None:
+        if self._refresher.is_due(step):
+            stopwatch.wait_for(retriever)
+        with stopwatch.part(Part.SWAP):
+            index = self._index_in_use = self._refresher.before_step(step, retriever)
+            if state.index is None:
+                return state
+            if index is not before:
+                # It changes with every update: the one in memory is the state's.
+                return state.replace(index=index.searcher.table)
+            if self._is_rolling and step % self._config.refresh_period == 0:
+                # All its rows are others than a period ago.
+                renewed = self._searcher_of(state.index, step)
+                stopwatch.wait_for(retriever)
+                self._metrics.of_renewal(step, retriever, renewed)
             return state
-        if index is not before:
-            # It changes with every update: the one in memory is the state's.
-            return state.replace(index=index.searcher.table)
-        if self._is_rolling and step % self._config.refresh_period == 0:
-            # All its rows are others than a period ago.
-            renewed = self._searcher_of(state.index, step)
-            self._metrics.of_renewal(step, retriever, renewed)
-        return state
 
     def _inputs_at(
         self, step: int, state: TrainState
@@ -320,11 +327,12 @@ class _Pretraining:
         if replaced is None:
             self._metrics.of_first(step, params, index.searcher)
             return
+        self._stage.stopwatch.wait_for(params)
         old = replaced.searcher
         if self._renewed is not None:
             old = self._searcher_of(self._renewed, step)
         self._metrics.of_swap(step, params, old, index.searcher)
-        self._metrics.add("swap_seconds", self._refresher.swap_seconds)
+        self._metrics.add("index_swap_seconds", self._refresher.swap_seconds)
 
     def _log_extra(self, step: int) -> Mapping[str, float]:
         """Staleness, the builder, and after a refresh what was measured then."""

@@ -59,7 +59,7 @@ class Probe:
           `index_drift`: mean distance of a block's embedding from a fresh one, as a
           share of its length; `retrieval_kl`: mean KL divergence, in nats, of p(z|x)
           by the index from p(z|x) by live embeddings, over the blocks it finds;
-          `search_seconds`: of searching the sample.
+          `index_search_seconds`: of searching the sample.
         """
         stale = searcher.sample()
         fresh = self._documents(params, self._block_ids)
@@ -75,7 +75,7 @@ class Probe:
         return {
             "index_drift": float((distance / length).mean()),
             "retrieval_kl": mean_kl(found.scores, live, found.ids != NULL_BLOCK),
-            "search_seconds": seconds,
+            "index_search_seconds": seconds,
         }
 
     def of_refresh(

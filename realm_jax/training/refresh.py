@@ -194,6 +194,12 @@ class Refresher:
             self._link.follow(newer_than=index.manifest.step)
         self._swap(step, params, index)
 
+    def is_due(self, step: int) -> bool:
+        """Whether a retriever is embedded or published before the next update."""
+        if self._mode not in (RefreshMode.BLOCKING, RefreshMode.ASYNC):
+            return False
+        return step % self._period == 0 and self.index.manifest.step != step
+
     def before_step(self, step: int, params: PyTree) -> LoadedIndex:
         """Returns the index that the next update searches; `step` updates are done.
 
@@ -201,7 +207,7 @@ class Refresher:
         parameters its step names; swapping comes before the search.
         """
         self._asked = time.perf_counter()
-        due = step % self._period == 0 and self.index.manifest.step != step
+        due = self.is_due(step)
         if self._mode is RefreshMode.BLOCKING and due:
             self._swap(step, params, self._link.build(step, params))
             self.num_swaps += 1

@@ -1,9 +1,10 @@
 """What the training stages share: models, state, resuming, checkpoints."""
 
+import contextlib
 import dataclasses
 import enum
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -19,12 +20,14 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.storage import Store, open_store
 from realm_jax.training import checkpoints, initialization, loop, partitioning
+from realm_jax.training.accounting import Accounting, Part, Stopwatch
 from realm_jax.training.checkpoints import Checkpointer
 from realm_jax.training.initialization import ModelFactory, Reader
 from realm_jax.training.loop import Hook, LogMetrics, ReplaceState, Report
 from realm_jax.training.metrics import MetricsFile
 from realm_jax.training.optimizers import OptimizerConfig, make_optimizer
 from realm_jax.training.partitioning import MeshConfig
+from realm_jax.training.profiling import Profiler
 from realm_jax.training.state import TrainState, create_state, place_state
 from realm_jax.training.step import Loss, MakeStep
 from realm_jax.training.step import make_step as plain_step
@@ -52,6 +55,7 @@ class StageConfig:
       mesh: how devices are laid out.
       checkpoint_period: steps between checkpoints; one more follows the last step.
       log_period: steps between two lines of metrics.
+      profile: whether to profile ten steps; see `profiling.py`.
     """
 
     model_dir: str
@@ -67,6 +71,7 @@ class StageConfig:
     checkpoint_period: int = 1000
     microbatches: int = 1
     log_period: int = 100
+    profile: bool = False
 
     def data_order(self) -> dict[str, Any]:
         """Which examples each update sees; what a resumed run must keep."""
@@ -89,6 +94,7 @@ class Stage(Generic[ReaderT]):
       reader: the stage's reader.
       state: where training stands.
       details: of the checkpoint that was restored, None for a new run.
+      stopwatch: of the thread that trains.
     """
 
     def __init__(
@@ -130,6 +136,7 @@ class Stage(Generic[ReaderT]):
         self.require_divisible(config.batch_size)
         self._check_resumable()
         self._checkpointer = Checkpointer(self.model_store)
+        self.stopwatch = Stopwatch()
         self.state, self.details = self._restore_or_create(index)
 
     @property
@@ -226,9 +233,12 @@ class Stage(Generic[ReaderT]):
         config = self.config
         first = int(self.state.step)
         of_run = (config.model_dir, self.name, first)
+        devices = list(self._mesh.devices.flat)
+        accounting = Accounting(self.stopwatch, loss, config.batch_size, devices)
         log = LogMetrics(
             [MetricsFile(*of_run), EventFile(*of_run)] if hosts.is_first() else [],
             report,
+            accounting,
             every=config.log_period,
             total_steps=config.train_steps,
             extra=log_extra,
@@ -236,27 +246,52 @@ class Stage(Generic[ReaderT]):
         )
 
         def save(step: int, state: TrainState) -> None:
-            details = {**self._describe(), **checkpoint_details()}
-            details["train_steps"] = config.train_steps
-            self._checkpointer.save(state, details)
+            self._save(state, checkpoint_details)
 
         def inputs_on_devices(step: int, state: TrainState) -> Any:
-            return partitioning.place_batch(self._mesh, inputs_at(step, state))
+            inputs = partitioning.place_batch(self._mesh, inputs_at(step, state))
+            accounting.see(state, inputs)
+            return inputs
 
-        with jax.set_mesh(self._mesh):
+        with jax.set_mesh(self._mesh), self._profiling() as profiling:
             self.state = loop.train(
                 self.state,
                 (make_step or plain_step)(loss, self._optimizer),
                 inputs_on_devices,
                 replace_state=replace_state,
                 total_steps=config.train_steps,
-                hooks=[log, *hooks, loop.every(config.checkpoint_period, save)],
+                hooks=[
+                    *(log, *hooks),
+                    loop.every(config.checkpoint_period, save),
+                    *profiling,
+                ],
                 stop=hosts.StopRequest(stop),
+                stopwatch=self.stopwatch,
             )
         last = int(self.state.step)
         if last > first and last % config.checkpoint_period:
             save(last, self.state)
         return self.is_done
+
+    def _save(
+        self, state: TrainState, more_details: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        self.stopwatch.wait_for(state)
+        with self.stopwatch.part(Part.CHECKPOINT):
+            details = {**self._describe(), **more_details()}
+            details["train_steps"] = self.config.train_steps
+            self._checkpointer.save(state, details)
+
+    @contextlib.contextmanager
+    def _profiling(self) -> Iterator[Sequence[Hook]]:
+        """Gives the hook that profiles, if there is one; around the loop."""
+        config = self.config
+        if not config.profile or self.is_done:
+            yield []
+            return
+        steps = (int(self.state.step), config.train_steps)
+        with Profiler(self.model_store, self.name, *steps, self.stopwatch) as profiler:
+            yield [profiler]
 
     def close(self) -> None:
         """Finishes the checkpoint under way."""
@@ -346,8 +381,3 @@ def require_one_of(name: str, value: str, choices: type[enum.Enum]) -> None:
         raise BadInputError(
             f"expected {name} to be one of {', '.join(values)}, got {value!r}"
         )
-
-
-def count_parameters(tree: Any) -> int:
-    """Number of parameters in a tree."""
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))

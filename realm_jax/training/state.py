@@ -80,3 +80,8 @@ def state_shardings(state: TrainState, shardings: PyTree, mesh: Mesh) -> TrainSt
         optimizer_state=jax.tree_util.tree_map_with_path(place, state.optimizer_state),
         key=replicated,
     )
+
+
+def count_parameters(tree: PyTree) -> int:
+    """Number of parameters in a tree."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))

@@ -25,6 +25,7 @@ from realm_jax.evaluation.report_data import (
 )
 from realm_jax.evaluation.templates import probability
 from realm_jax.evaluation.verdicts import duration, points, verdicts
+from realm_jax.evaluation.work import work_of_stages
 
 HOSTILE = "<script>alert('x')</script> & \"more\""
 
@@ -105,6 +106,27 @@ def full_data(text="plain"):
     )
 
 
+def worked_data():
+    """A stage of two lines: 10 updates in 20 s, and 30 in 15 s."""
+    parts = {"search": 0.25, "host": 0.0, "checkpoint": 0.05, "swap": 0.0}
+    lines = [
+        {
+            "stage": "pretrain",
+            "step": step,
+            "steps_per_second": rate,
+            "examples_per_second": 8 * rate,
+            "model_tflops_per_second": 2 * rate,
+            "padding_share": padding,
+            "device_seconds": 1 / rate - 0.3,
+            **{f"{part}_seconds": value for part, value in parts.items()},
+        }
+        for step, rate, padding in ((10, 0.5, 0.5), (40, 2.0, 0.1))
+    ]
+    # Written before there was a time split.
+    lines.append({"stage": "finetune", "step": 5, "steps_per_second": 1.0})
+    return ReportData(run=run_info(), curves=curves_from_lines(lines))
+
+
 def empty_data():
     return ReportData(
         RunInfo("Empty", "now", CorpusInfo("c", 0, 0, ""), {}, {}, "m", {})
@@ -146,7 +168,9 @@ class Page(html.parser.HTMLParser):
         self.text.append(data)
 
 
-@pytest.mark.parametrize("data", [full_data(), full_data(HOSTILE), empty_data()])
+@pytest.mark.parametrize(
+    "data", [full_data(), full_data(HOSTILE), worked_data(), empty_data()]
+)
 def test_the_page_is_sound_and_loads_nothing(data):
     text = render_html(data)
     page = Page(text)
@@ -182,6 +206,35 @@ def test_the_page_shows_every_part():
         assert part in text, part
     # Loss twice, utility, recall and index age.
     assert page.tags["svg"] == 5
+
+
+def test_the_work_of_a_stage_is_counted_over_all_its_lines():
+    (work,) = work_of_stages(worked_data().curves)
+    assert work.stage == "pretrain"
+    assert work.examples_per_second == pytest.approx(8 * 40 / 35)
+    assert work.model_tflops_per_second == pytest.approx(2 * 40 / 35)
+    assert work.padding_share == pytest.approx((10 * 0.5 + 30 * 0.1) / 40)
+    assert work.model_flops_utilization is None
+    assert work.time_shares == pytest.approx(
+        {
+            "device": (10 * 1.7 + 30 * 0.2) / 35,
+            "search": 40 * 0.25 / 35,
+            "host": 0.0,
+            "checkpoint": 40 * 0.05 / 35,
+            "swap": 0.0,
+        }
+    )
+    assert sum(work.time_shares.values()) == pytest.approx(1.0)
+    assert json.loads(render_json(worked_data()))["work"][0]["stage"] == "pretrain"
+
+
+def test_the_page_shows_the_time_split_where_it_was_measured():
+    text = " ".join("".join(Page(render_html(worked_data())).text).split())
+    # 8 examples in 40 updates of 35 s; of these 23 s for the devices, 10 s searching.
+    for part in ("9.1", "2.3", "20.0%", "65.7%", "28.6%", "5.7%"):
+        assert f" {part} " in text, part
+    assert "Speed, and what the time went into" in text
+    assert "time went into" not in render_html(full_data())
 
 
 def test_pictures_take_their_colours_from_the_page():

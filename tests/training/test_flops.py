@@ -4,9 +4,15 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from realm_jax.models.bert import Bert, BertConfig
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.training import flops
+from realm_jax.training.initialization import Lengths, initial_params
+from realm_jax.training.losses import PretrainInputs, PretrainLoss
+from realm_jax.types import Candidates, PretrainBatch
 
 BATCH, LENGTH, VOCABULARY = 4, 24, 100
+KEY = jax.random.key(0)
 
 
 def shape(*dims, dtype=jnp.float32):
@@ -59,6 +65,53 @@ def test_a_gradient_costs_three_times_and_four_if_layers_are_computed_again():
     assert flops.count(jax.grad(again), params, ids) == pytest.approx(
         4 * forward, rel=0.01
     )
+
+
+def paper_update(query, document, joined):
+    """Loss and arguments of an update of the paper's size, as shapes."""
+    bert = BertConfig(30522, 768, 12, 12, 3072, max_positions=512)
+    retriever, reader = Retriever(RetrieverConfig(bert)), KnowledgeEncoder(bert)
+    lengths = Lengths(query, document, joined)
+    params = jax.eval_shape(
+        lambda: initial_params(retriever, reader, lengths, seed=0)[0]
+    )
+
+    def ids(*dims):
+        return shape(512, *dims, dtype=jnp.int32)
+
+    batch = PretrainBatch(ids(query), ids(10), ids(10), shape(512, 10), ids())
+    candidates = Candidates(
+        *(ids(8), ids(8, document), ids(8, document), ids(8, joined), ids(8, joined)),
+        shape(512, 8, dtype=bool),
+    )
+    inputs = PretrainInputs(batch, candidates)
+    return PretrainLoss(retriever, reader), params, inputs, KEY
+
+
+def encoding(sequences, length):
+    """BERT-base forwards and backwards: 6 operations a weight, 12 a pair of heads."""
+    weights = 12 * (4 * 768**2 + 2 * 768 * 3072)
+    return sequences * length * (6 * weights + 12 * 12 * length * 768)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tera"),
+    # Reader 791, documents 639, queries 17 and head 6 where x has up to 64 wordpieces.
+    [((64, 288, 352), 1453), ((96, 288, 384), None)],
+)
+def test_an_update_of_the_paper_costs_what_its_encoders_do(lengths, tera):
+    query, document, joined = lengths
+    counted = flops.of_update(*paper_update(*lengths))
+    head = 6 * 512 * 8 * 10 * 30522 * 768
+    expected = (
+        encoding(512, query)
+        + encoding(512 * 8, document)
+        + encoding(512 * 8, joined)
+        + head
+    )
+    assert counted == pytest.approx(expected, rel=0.01)
+    if tera is not None:
+        assert counted == pytest.approx(tera * 1e12, rel=0.01)
 
 
 def test_loops_count_as_often_as_they_run_and_devices_all():

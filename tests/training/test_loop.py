@@ -1,11 +1,13 @@
 import threading
 
+import jax
 import jax.numpy as jnp
 import optax
 import pytest
 
 from realm_jax.errors import StoppedError
 from realm_jax.training import loop
+from realm_jax.training.accounting import Accounting, Stopwatch
 from realm_jax.training.metrics import MetricsFile, mean_of, read_metrics
 from realm_jax.training.state import create_state
 
@@ -50,6 +52,7 @@ class Recorder:
             total_steps=total_steps,
             hooks=[self.hook(name) for name in hooks],
             stop=self.stop,
+            stopwatch=Stopwatch(),
         )
 
 
@@ -106,6 +109,7 @@ def log_losses(tmp_path, losses, *, every, extra=lambda step: {}, due=lambda: Fa
     log = loop.LogMetrics(
         [MetricsFile(str(tmp_path), "pretrain", 0)],
         lambda *line: reports.append(line),
+        Accounting(Stopwatch(), None, 1, jax.devices()),
         every=every,
         total_steps=len(losses),
         extra=extra,

@@ -108,6 +108,12 @@ def token_probability(logits, token):
     return softmax([float(value) for value in logits])[int(token)]
 
 
+def padding_in(*arrays):
+    """The share of zeros, one number after the other."""
+    numbers = [int(number) for array in arrays for number in np.ravel(array)]
+    return sum(number == 0 for number in numbers) / len(numbers)
+
+
 def twin_of_pretrain(retriever, reader, params, inputs):
     """p(z|x) and, for each scored mask, p(token|z,x), by example and document."""
     batch, found = inputs.batch, inputs.candidates
@@ -175,6 +181,11 @@ def test_pretrain_loss_equals_its_twin(corpus, marginalization):
             "null_likelihood": sum(span[0] for span in spans) / 2,
             "null_retrieval": sum(p[0] for p, _ in scored) / 2,
             "retrieval_entropy": sum(entropy) / 2,
+            "padding_share": padding_in(
+                inputs.batch.query_ids,
+                inputs.candidates.document_ids,
+                inputs.candidates.joined_ids,
+            ),
         },
         rel=1e-3,
         abs=1e-6,
@@ -267,6 +278,9 @@ def test_warm_start_loss_equals_its_twin(corpus):
     found = metrics.compute(means)
     assert found["retriever_loss"] == pytest.approx(sum(terms) / 3, rel=1e-4)
     assert found["reader_loss"] == pytest.approx(sum(tokens) / 3, rel=1e-4)
+    assert found["padding_share"] == pytest.approx(
+        padding_in(pairs.query_ids, pairs.document_ids, inputs.joined_ids)
+    )
     assert float(value) == pytest.approx(sum(terms) / 3 + sum(tokens) / 3, rel=1e-4)
 
 
@@ -349,6 +363,9 @@ def test_finetune_loss_equals_its_twin(corpus, marginalization):
             "reader_loss": reader_loss[0],
             "answer_retrieved": 1.0,
             "answer_read": 0.5,
+            "padding_share": padding_in(
+                inputs.questions.question_ids, inputs.joined_ids
+            ),
         },
         rel=1e-4,
     )
@@ -390,7 +407,7 @@ def test_all_masks_unscored_is_no_loss_and_no_nan(corpus):
     loss = PretrainLoss(retriever, reader)
     value, means = jax.jit(loss)(params, PretrainInputs(batch, inputs.candidates), KEY)
     assert float(value) == 0.0
-    assert metrics.compute(means) == {}
+    assert metrics.compute(means).keys() == {"padding_share"}
 
 
 def several(inputs):

@@ -15,8 +15,10 @@ from realm_jax.index.searchers import DeviceSearcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.training import initialization
+from realm_jax.training.accounting import Part, Stopwatch
 from realm_jax.training.host_search import HostSearch
 from realm_jax.training.losses import PretrainLoss
+from realm_jax.training.metrics import compute
 from realm_jax.training.partitioning import MeshConfig, make_mesh
 from realm_jax.training.retrieving import DeviceSearch
 from realm_jax.types import Neighbours, PretrainBatch
@@ -71,10 +73,11 @@ def test_loss_and_gradient_are_the_same(both):
         gradient, metrics = jax.jit(jax.grad(search.loss, has_aux=True))(
             params, inputs, KEY
         )
-        return gradient, metrics["loss"].total
+        return gradient, compute(metrics)
 
-    (gradient, loss), (expected_gradient, expected_loss) = run(within), run(on_host)
-    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    (gradient, found), (expected_gradient, expected) = run(within), run(on_host)
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert 0 < found["padding_share"] < 1
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
         gradient,
@@ -118,3 +121,29 @@ def test_the_next_search_goes_on_while_a_step_runs(both, corpus):
     other.searcher.may.set()
     search(2, params["retriever"], other, lambda step: batch)
     assert other.searcher.asked.is_set()
+
+
+def test_only_what_is_left_of_a_search_is_waited_for(both, corpus):
+    on_host, _, params, _, batch = both
+    searcher, stopwatch = SlowSearcher(), Stopwatch()
+    index = LoadedIndex(searcher, types.SimpleNamespace(step=0))
+    search = HostSearch(
+        *(on_host.loss, corpus, LENGTHS, NUM_CANDIDATES, make_mesh(MeshConfig()), 16),
+        stopwatch=stopwatch,
+    )
+
+    def waited(step):
+        stopwatch.take()
+        search(step, params["retriever"], index, lambda step: batch)
+        return stopwatch.take()[Part.SEARCH]
+
+    searcher.may.set()
+    waited(0)
+    search.details()  # The one ahead is done: nothing is left to wait for.
+    assert waited(1) < 0.1
+    search.details()
+    searcher.may.clear()
+    waited(2)
+    threading.Timer(0.5, searcher.may.set).start()
+    assert waited(3) > 0.2
+    search.details()

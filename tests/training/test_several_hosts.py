@@ -33,6 +33,17 @@ def losses(model_dir):
     return [line["loss"] for line in read_metrics(str(model_dir))]
 
 
+def work(model_dir):
+    """Padding, and operations of an update, over all processes."""
+    return [
+        (
+            line["padding_share"],
+            1e12 * line["model_tflops_per_second"] / line["steps_per_second"],
+        )
+        for line in read_metrics(str(model_dir))
+    ]
+
+
 @pytest.fixture(scope="module")
 def alone(world, tmp_path_factory):
     """(searcher, steps) -> the same run by one process on one device."""
@@ -83,11 +94,16 @@ def test_processes_train_as_one_does(
         mesh=mesh,
         batch_size=8,
         train_steps=steps,
+        profile=steps == 8,
     )
     with groups.started(arguments, num_processes, devices) as group:
         group.wait()
     expected = alone(searcher, steps)
     np.testing.assert_allclose(losses(tmp_path), losses(expected), rtol=1e-5)
+    np.testing.assert_allclose(work(tmp_path), work(expected), rtol=1e-2)
+    profiles = tmp_path.glob("profile/plugins/profile/pretrain-step-2/*.xplane.pb")
+    writers = {path.name.partition("-")[0] for path in profiles}
+    assert writers == ({"0", "1"} if steps == 8 else set())
     store = open_store(tmp_path)
     assert finished_steps(store) == [steps - 4, steps]
     one, other = (

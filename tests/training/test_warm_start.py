@@ -6,6 +6,7 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
 from realm_jax.training import warm_start
+from realm_jax.training.accounting import Part
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.metrics import read_metrics
@@ -56,6 +57,19 @@ def test_its_metrics_tell_both_losses(uninterrupted):
         both = line["retriever_loss"] + line["reader_loss"]
         assert line["loss"] == pytest.approx(both, rel=1e-5)
         assert 0 <= line["in_batch_accuracy"] <= 1
+        assert 0 < line["padding_share"] < 1
+
+
+def test_its_metrics_tell_how_fast_it_was_and_why(uninterrupted):
+    for line in read_metrics(str(uninterrupted)):
+        seconds = 1 / line["steps_per_second"]
+        assert sum(line[f"{part.value}_seconds"] for part in Part) == pytest.approx(
+            seconds
+        )
+        assert line["examples_per_second"] == pytest.approx(4 / seconds)
+        assert line["model_tflops_per_second"] * seconds > 0
+        # Nobody knows what a CPU can do.
+        assert "model_flops_utilization" not in line
 
 
 def test_stopped_and_resumed_it_ends_at_the_same_bits(world, uninterrupted, tmp_path):

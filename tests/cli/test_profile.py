@@ -1,0 +1,40 @@
+"""The flag of the training commands that asks for a profile."""
+
+import importlib
+import logging
+
+import pytest
+
+from realm_jax.cli.main import main
+from realm_jax.training import profiling
+from tests import tiny_run
+
+
+@pytest.fixture
+def quiet():
+    """As a process begins: nothing asks for more than warnings."""
+    profiling.LOG.setLevel(logging.NOTSET)
+    yield
+    profiling.LOG.setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize("command", ["warm-start", "pretrain", "finetune"])
+@pytest.mark.parametrize("asked", [True, False])
+def test_it_reaches_the_stage_and_is_heard_of(
+    command, asked, quiet, tmp_path, monkeypatch, caplog
+):
+    tiny_run.make_inputs(tmp_path)
+    stage = importlib.import_module(f"realm_jax.training.{command.replace('-', '_')}")
+    configs = []
+
+    def run(config, report, stop):
+        configs.append(config)
+        profiling.LOG.info("here is the profile")
+        return True
+
+    monkeypatch.setattr(stage, "run", run)
+    arguments = tiny_run.arguments(command, tmp_path)
+    flags = ["--profile"] if asked else []
+    assert main([*arguments, *flags]) == 0
+    assert [config.profile for config in configs] == [asked]
+    assert ("here is the profile" in caplog.messages) == asked
