@@ -6,9 +6,10 @@
     python -m bench.index --markdown index.json
 
 Parts: `search` (needs FAISS: the extra `bench`), `recall` (of real text; needs
---corpus, --retriever and --questions), `embed`, `publish` and `trainer` (two cores).
-All are run but those that lack what they need. The result is one JSON object, written
-after every part; --markdown prints the tables of docs/benchmarks.md.
+--corpus, --retriever and --questions), `embed`, `publish`, `trainer` and `size` (two
+cores; `size` is of a trainer with ScaNN). All are run but those that lack what they
+need. The result is one JSON object, written after every part; --markdown prints the
+tables of docs/benchmarks.md.
 """
 
 import argparse
@@ -127,12 +128,21 @@ def measure_trainer(arguments: argparse.Namespace, folder: Folder) -> dict[str, 
     )
 
 
+def measure_size(arguments: argparse.Namespace, folder: Folder) -> list[Any]:
+    """Seconds a step over indexes of every size, with ScaNN."""
+    from bench.index_refresh import RefreshPlan, measure_sizes
+
+    plan = RefreshPlan(folder, arguments.model)
+    return measure_sizes(plan, arguments.blocks, arguments.num_steps)
+
+
 PARTS: dict[str, Callable[[argparse.Namespace, Folder], Any]] = {
     "search": measure_search,
     "recall": measure_recall,
     "embed": measure_embed,
     "publish": measure_publish,
     "trainer": measure_trainer,
+    "size": measure_size,
 }
 
 
@@ -152,7 +162,7 @@ def _missing(part: str, arguments: argparse.Namespace) -> str:
         arguments.corpus and arguments.retriever and arguments.questions
     ):
         return "--corpus, --retriever and --questions"
-    if part in ("publish", "trainer") and len(os.sched_getaffinity(0)) < 2:
+    if part in ("publish", "trainer", "size") and len(os.sched_getaffinity(0)) < 2:
         return "two cores, one for the trainer and one beside it"
     return ""
 
@@ -208,13 +218,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--questions", nargs="+", default=[], help="of `recall`: JSON lines")
     add("--document_length", type=int, default=288)
     add("--models", nargs="+", default=["tiny", "mini", "minilm"], choices=_MODELS)
-    # Of `publish` and `trainer`; see index_refresh.RefreshPlan.
+    # Of `publish`, `trainer` and `size`; see index_refresh.RefreshPlan.
     add("--model", default="tiny", choices=_MODELS)
     add("--publish_blocks", type=int, default=100_000)
     add("--num_swaps", type=int, default=6)
     add("--trained_blocks", type=int, default=50_000)
     add("--phase_seconds", type=float, default=15.0)
     add("--num_pairs", type=int, default=5)
+    add("--num_steps", type=int, default=60)
     return parser
 
 

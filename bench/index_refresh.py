@@ -13,7 +13,7 @@ import pathlib
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -81,7 +81,7 @@ class RefreshPlan:
 def measure_publishing(plan: RefreshPlan) -> dict[str, Any]:
     """From the commit of an index to its use, and what the swap adds to a step."""
     folder = plan.folder / "publish"
-    with _Jobs(plan, folder, plan.publish_blocks, _publish_indexes) as jobs:
+    with Jobs(plan, folder, plan.publish_blocks, publish_indexes) as jobs:
         steps, swaps = jobs.steps, []
         while len(swaps) < plan.num_swaps + _WARM_SWAPS:
             event = jobs.next_event()
@@ -97,6 +97,30 @@ def measure_publishing(plan: RefreshPlan) -> dict[str, Any]:
     }
 
 
+def measure_sizes(
+    plan: RefreshPlan, sizes: Sequence[int], num_steps: int
+) -> list[dict[str, Any]]:
+    """Seconds a step over indexes of several sizes, searched with ScaNN.
+
+    One index a run, of random rows, which no tree can sort. The trainer has one core
+    for the steps and the searches beside them.
+    """
+    measured = []
+    for num_blocks in sizes:
+        folder = plan.folder / f"size-{num_blocks}"
+        jobs = Jobs(
+            *(plan, folder, num_blocks, publish_indexes),
+            searcher="scann",
+            refresh_period=1_000_000,
+        )
+        with jobs:
+            while len(jobs.steps) < num_steps + _WARM_STEPS:
+                jobs.next_event()
+        steps = np.diff(jobs.steps)[_WARM_STEPS:]
+        measured.append({"blocks": num_blocks, "step_seconds": spread(steps)})
+    return measured
+
+
 def measure_beside_builder(plan: RefreshPlan) -> dict[str, Any]:
     """Steps per second while the builder runs, against those while it is stopped.
 
@@ -105,7 +129,7 @@ def measure_beside_builder(plan: RefreshPlan) -> dict[str, Any]:
     """
     folder = plan.folder / "trainer"
     phases: list[tuple[float, float]] = []
-    with _Jobs(plan, folder, plan.trained_blocks, _build_indexes) as jobs:
+    with Jobs(plan, folder, plan.trained_blocks, _build_indexes) as jobs:
         while len(jobs.steps) < _WARM_STEPS:
             jobs.next_event()
         try:
@@ -143,20 +167,29 @@ def measure_beside_builder(plan: RefreshPlan) -> dict[str, Any]:
     }
 
 
-class _Jobs:
-    """A trainer and its neighbour; a context manager.
+class Jobs:
+    """A trainer and its neighbour, on a core each; a context manager.
 
     Attributes:
       steps: when each step was done, in Unix seconds.
       cpu_seconds: of the trainer until then.
     """
 
-    def __init__(self, plan: RefreshPlan, folder: pathlib.Path, num_blocks: int, other):
+    def __init__(
+        self,
+        plan: RefreshPlan,
+        folder: pathlib.Path,
+        num_blocks: int,
+        other: Callable[[pretrain.PretrainConfig, _Event], None],
+        **changes: Any,
+    ):
+        """Makes a corpus of so many blocks; `changes` are of the configuration."""
         corpus = _invent_corpus(folder / "corpus", num_blocks)
         context = multiprocessing.get_context("spawn")
         self._events, self._theirs = context.Pipe(duplex=False)
         self._stop = context.Event()
         config = _config(plan, str(folder / "model"), corpus)
+        config = dataclasses.replace(config, **changes)
         self._jobs = [
             context.Process(
                 target=_train, args=(config, self._theirs, self._stop), daemon=True
@@ -166,7 +199,7 @@ class _Jobs:
         self.steps: list[float] = []
         self.cpu_seconds: list[float] = []
 
-    def __enter__(self) -> "_Jobs":
+    def __enter__(self) -> "Jobs":
         for job in self._jobs:
             job.start()
         # So that the pipe ends when the trainer does.
@@ -268,7 +301,7 @@ def _build_indexes(config: pretrain.PretrainConfig, stop: _Event) -> None:
     IndexBuilder(store, corpus, builder).run(_as_threading(stop))
 
 
-def _publish_indexes(config: pretrain.PretrainConfig, stop: _Event) -> None:
+def publish_indexes(config: pretrain.PretrainConfig, stop: _Event) -> None:
     """Publishes an index of random rows for every retriever, without embedding."""
     os.sched_setaffinity(0, {_BUILDER_CORE})
     store, corpus = open_store(config.model_dir), BlockStore.open(config.corpus)

@@ -109,6 +109,19 @@ def _trainer(measured: Mapping[str, Any]) -> str:
     return _table(["", "median (least to most)"], rows)
 
 
+def _size(measured: Sequence[Mapping[str, Any]]) -> str:
+    least = measured[0]["step_seconds"]["median"]
+    rows = [
+        [
+            f"{size['blocks']:,}",
+            _number(size["step_seconds"]),
+            f"{size['step_seconds']['median'] / least:.3f}",
+        ]
+        for size in measured
+    ]
+    return _table(["blocks", "s a step, median (least to most)", "ratio"], rows)
+
+
 def _milliseconds(seconds: Spread) -> str:
     return _number({name: 1000 * value for name, value in seconds.items()})
 
@@ -132,4 +145,5 @@ _TABLES: Mapping[str, Callable[[Any], str]] = {
     "embed": _embed,
     "publish": _publish,
     "trainer": _trainer,
+    "size": _size,
 }

@@ -221,9 +221,9 @@ def _stacked_layers(config: BertConfig) -> nn.Module:
     layer = EncoderLayer
     if config.remat == _UNDECIDED:
         raise BadInputError(
-            'expected a decision for remat="auto", got none; have it made by `python -m '
-            "tpu_launch plan ... --write=plan.gin` and add --gin_file=plan.gin, or set "
-            "bert.BertConfig.remat to none, dots or full"
+            'expected a decision for remat="auto", got none; have one made by `python '
+            "-m tpu_launch plan ... --write=plan.gin` and add --gin_file=plan.gin, or "
+            "set bert.BertConfig.remat to none, dots or full"
         )
     if config.remat != "none":
         layer = nn.remat(

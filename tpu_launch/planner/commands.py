@@ -165,7 +165,16 @@ def _search_lines(config: PretrainConfig, setting: Setting) -> list[Line]:
         setting.trainer, config.mesh, setting.hardware.trainer_slices
     )
     setting.say(f"compiling the search for {setting.hardware.trainer}")
-    needed = memory.compiled(*programs.search(config, setting.corpus, mesh), mesh)
+    towers = config.models.retriever_config(setting.corpus.vocab_size)
+    function, arguments = programs.search(
+        setting.corpus.num_blocks,
+        towers.projection_size,
+        config.batch_size,
+        config.num_candidates,
+        config.device,
+        mesh,
+    )
+    needed = memory.compiled(function, arguments, mesh)
     note = "temporaries of a device, compiled"
     return [Line("searching it takes", needed.num_bytes, Unit.BYTES, note)]
 

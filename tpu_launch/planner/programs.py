@@ -18,6 +18,7 @@ from realm_jax.index import device_search, embed
 from realm_jax.index.candidates import num_neighbours
 from realm_jax.index.device_search import EmbeddingTable, Precision
 from realm_jax.index.device_tokens import DocumentLayout, TokenTable
+from realm_jax.index.searchers import DeviceConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.objectives.open_qa import AnswerMarginalization
@@ -153,25 +154,35 @@ def embedding(
 
 
 def search(
-    config: PretrainConfig, corpus: CorpusSize, mesh: Mesh
+    num_blocks: int,
+    dimension: int,
+    batch_size: int,
+    num_candidates: int,
+    device: DeviceConfig,
+    mesh: Mesh,
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Returns the search within a step alone, and its arguments as shapes."""
-    towers = config.models.retriever_config(corpus.vocab_size)
-    dimension = towers.projection_size
-    precision = Precision(config.device.precision)
-    wanted = num_neighbours(config.num_candidates)
+    """Returns the search within a step alone, and its arguments as shapes.
+
+    Args:
+      num_blocks: of the corpus.
+      dimension: of its embeddings.
+      batch_size: queries.
+      num_candidates: of a step, the null document included.
+      device: how it searches.
+      mesh: the devices.
+    """
 
     def run(table: EmbeddingTable, queries: jax.Array) -> Any:
         return device_search.search(
             table,
             queries,
-            wanted,
+            num_neighbours(num_candidates),
             mesh=mesh,
-            approximate=config.device.approximate,
+            approximate=device.approximate,
         )
 
-    table = embedding_table(corpus.num_blocks, dimension, precision, mesh)
-    queries = _batch((config.batch_size, dimension), jnp.float32, mesh)
+    table = embedding_table(num_blocks, dimension, Precision(device.precision), mesh)
+    queries = _batch((batch_size, dimension), jnp.float32, mesh)
     return jax.jit(run), (table, queries)
 
 
