@@ -16,6 +16,7 @@ from tpu_launch.planner import devices, memory, programs, storage_space, upkeep
 from tpu_launch.planner.devices import AUTO, DeviceMemory, Setting
 from tpu_launch.planner.figures import Line, Plan, Unit
 from tpu_launch.planner.programs import Training
+from tpu_launch.slices import Slice
 
 _REMAT = "bert.BertConfig.remat"
 
@@ -45,6 +46,7 @@ def training(command: str, config: StageConfig, setting: Setting) -> Plan:
         seconds += embed_seconds * _refreshes(config)
     sections["the run"] = _run(config, setting, seconds)
     problems = [] if found.fits else [devices.advice(found, setting)]
+    problems += upkeep.problems(index, _embedding_machines(config, setting))
     needed = next(line.value for line in host if line.name == "in all")
     if needed > setting.trainer.host_memory:
         problems.append("the memory of a host: see there; spread the run over more")
@@ -64,13 +66,15 @@ def build_index(models: ModelFactory, embed: EmbedConfig, setting: Setting) -> P
     dimension = towers.projection_size
     disk = setting.corpus.disk_bytes(length)
     index = storage_space.index_bytes(dimension, setting)
+    lines = upkeep.embedding_lines(towers, embed, machines, setting)
     return Plan(
         f"build-index on {machines.accelerator_type}",
         {
-            "the index": upkeep.embedding_lines(towers, embed, machines, setting),
+            "the index": lines,
             "the model directory": [Line("one index", index, Unit.BYTES)],
             "a host": [Line("the corpus on its disk", disk, Unit.BYTES)],
         },
+        upkeep.problems(lines, machines),
     )
 
 
@@ -97,7 +101,7 @@ def reading(command: str, config: EvaluateConfig | AskConfig, setting: Setting) 
     embed = config.embed.at_length(finetuned.models.lengths.document)
     lines = upkeep.embedding_lines(towers, embed, setting.trainer, setting)
     disk = setting.corpus.disk_bytes(embed.document_length)
-    problems = []
+    problems = upkeep.problems(lines, setting.trainer)
     if total > limit:
         problems.append('SEARCHER="scann" would do: it searches on the host')
     return Plan(
@@ -147,14 +151,14 @@ def _index(
         return [], 0.0, []
     towers = config.models.retriever_config(setting.corpus.vocab_size)
     embed = config.embed.at_length(config.models.lengths.document)
-    machines = setting.builder if _has_builder(config) else setting.trainer
+    machines = _embedding_machines(config, setting)
     lines = upkeep.embedding_lines(towers, embed, machines, setting)
     seconds = next(line.value for line in lines if line.name == "a refresh takes")
     if not isinstance(config, PretrainConfig):
         return lines, seconds, []
     if config.searcher == "device" and setting.compiles:
         lines += _search_lines(config, setting)
-    more, hints = upkeep.refresh_lines(config, seconds, step_seconds)
+    more, hints = upkeep.refresh_lines(config, seconds, step_seconds, setting.hardware)
     return lines + more, seconds, hints
 
 
@@ -184,6 +188,10 @@ def _has_builder(config: StageConfig) -> bool:
         isinstance(config, PretrainConfig)
         and config.refresh_mode == RefreshMode.ASYNC.value
     )
+
+
+def _embedding_machines(config: StageConfig, setting: Setting) -> Slice:
+    return setting.builder if _has_builder(config) else setting.trainer
 
 
 def _refreshes(config: StageConfig) -> float:

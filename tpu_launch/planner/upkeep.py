@@ -1,6 +1,7 @@
 """What it takes to keep an index fresh: work, minutes, and how old it becomes."""
 
 import math
+from collections.abc import Sequence
 
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.models.retriever import RetrieverConfig
@@ -11,11 +12,12 @@ from realm_jax.training.refresh import RefreshMode
 from tpu_launch.planner import memory, programs
 from tpu_launch.planner.devices import Setting, usable
 from tpu_launch.planner.figures import Line, Unit
-from tpu_launch.slices import Slice
+from tpu_launch.slices import HardwareConfig, Slice
 
 # Of what is embedded, where blocks of like length go together (docs/benchmarks.md).
 _PADDING = 0.13
 _SAMPLE = 8
+_NEEDED = "memory of a device"
 
 
 def embedding_flops(towers: RetrieverConfig, length: int, setting: Setting) -> float:
@@ -36,7 +38,7 @@ def embedding_lines(
     seconds = work / setting.hardware.flops_per_second(machines)
     stated = f"on {machines.accelerator_type}, {_percent(setting)} of its peak"
     lines = [
-        Line("blocks", setting.corpus.num_blocks, Unit.COUNT),
+        Line("blocks", setting.corpus.num_blocks, Unit.COUNT, setting.corpus.source),
         Line("to embed them", work, Unit.FLOP, "once"),
         Line("a refresh takes", seconds, Unit.SECONDS, stated),
     ]
@@ -50,12 +52,31 @@ def embedding_lines(
         needed = memory.compiled(function, arguments, mesh)
         size = needed.num_bytes + memory.bytes_per_device(arguments)
         note = f"of {usable(machines) / (1 << 30):.1f} GiB, compiled"
-        lines.append(Line("memory of a device", size, Unit.BYTES, note))
+        lines.append(Line(_NEEDED, size, Unit.BYTES, note))
     return lines
 
 
+def problems(lines: Sequence[Line], machines: Slice) -> list[str]:
+    """Returns what of an embedding job does not fit on a slice.
+
+    Args:
+      lines: of `embedding_lines`.
+      machines: that embed.
+    """
+    needed = sum(line.value for line in lines if line.name == _NEEDED)
+    if needed <= usable(machines):
+        return []
+    return [
+        f"a batch of documents on {machines.accelerator_type}; halve "
+        "embed.EmbedConfig.batch_size"
+    ]
+
+
 def refresh_lines(
-    config: PretrainConfig, embed_seconds: float, step_seconds: float
+    config: PretrainConfig,
+    embed_seconds: float,
+    step_seconds: float,
+    hardware: HardwareConfig,
 ) -> tuple[list[Line], list[str]]:
     """Returns how old an index becomes, and what to do where that is too old.
 
@@ -63,6 +84,7 @@ def refresh_lines(
       config: of pre-training.
       embed_seconds: of embedding the corpus.
       step_seconds: of an update.
+      hardware: on which both are done.
     """
     mode, period = RefreshMode(config.refresh_mode), config.refresh_period
     if mode is RefreshMode.OFF:
@@ -78,6 +100,12 @@ def refresh_lines(
         Line("oldest", oldest, Unit.STEPS, "old, before the next one"),
     ]
     hints = []
+    if not hardware.builder:
+        hints.append(
+            f"trainer and index builder share {hardware.trainer}: the minutes are of "
+            "either alone, and the memory must do for both; REFRESH_MODE='blocking' "
+            "takes turns"
+        )
     if every > period:
         hints.append(
             f"a refresh takes {takes:,.0f} updates, REFRESH_PERIOD is {period:,}: the "
