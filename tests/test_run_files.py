@@ -41,7 +41,8 @@ def run_file(stage):
 
 def test_no_run_file_is_left_out():
     files = {path.stem for path in (tiny_run.GIN / "runs").glob("*.gin")}
-    assert files == {run_file(stage).stem for stage in CONFIGURATIONS} | {"quickstart"}
+    of_stages = {run_file(stage).stem for stage in CONFIGURATIONS}
+    assert files == of_stages | {"quickstart", "pretrain_paper"}
 
 
 @pytest.mark.parametrize("stage", WITH_MODELS)
@@ -49,7 +50,7 @@ def test_stages_compose_with_every_model_and_hardware(stage, tmp_path):
     for model, hardware in itertools.product(MODELS, HARDWARE):
         config = read(stage, [model, hardware, run_file(stage)], tmp_path)
         bert = config.models.retriever_config(vocab_size=30522).bert
-        wanted = "bfloat16" if hardware.stem == "tpu" else "float32"
+        wanted = "float32" if hardware.stem == "cpu" else "bfloat16"
         assert bert.dtype == wanted, (model.stem, hardware.stem)
         assert bert.max_positions >= config.models.lengths.joined
         assert config.corpus == f"{tmp_path}/corpus"
@@ -96,6 +97,25 @@ def test_the_embedding_that_hardware_asks_for_reaches_every_stage(tmp_path):
             path = tiny_run.GIN / "hardware" / f"{hardware}.gin"
             config = read(stage, [MODELS[0], path, run_file(stage)], tmp_path)
             assert config.embed.batch_size == batch_size, (hardware, stage)
+
+
+@pytest.mark.parametrize("hardware", HARDWARE, ids=lambda path: path.stem)
+def test_the_papers_run_is_the_papers(hardware, tmp_path):
+    """REALM, section 4 and appendix; the hardware file comes last."""
+    paper = tiny_run.GIN / "runs" / "pretrain_paper.gin"
+    config = read("pretrain", [paper, hardware], tmp_path)
+    towers = config.models.retriever_config(vocab_size=30522)
+    bert = towers.bert
+    sizes = (bert.num_layers, bert.hidden_size, bert.num_heads, bert.mlp_size)
+    assert sizes == (12, 768, 12, 3072)
+    assert not towers.shared
+    assert towers.projection_size == 128
+    assert (config.batch_size, config.num_candidates) == (512, 8)
+    assert config.train_steps == 200_000
+    assert config.refresh_period == 500
+    assert config.models.lengths == initialization.Lengths(96, 288, 384)
+    assert config.optimizer(total_steps=200_000).learning_rate == 3e-5
+    assert bert.dtype == ("float32" if hardware.stem == "cpu" else "bfloat16")
 
 
 def test_quickstart_reads_for_every_stage():

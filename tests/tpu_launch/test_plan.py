@@ -87,7 +87,12 @@ def test_the_papers_update_and_refresh_are_as_large_as_they_are_known_to_be():
 
 
 @pytest.mark.parametrize(
-    ("trainer", "chosen"), [("v5p-128", "none"), ("v4-128", "dots"), ("v3-64", "full")]
+    ("trainer", "chosen"),
+    [
+        ("v5p-128", "none"),
+        pytest.param("v4-128", "dots", marks=pytest.mark.long),
+        pytest.param("v3-64", "full", marks=pytest.mark.long),
+    ],
 )
 def test_auto_takes_the_cheapest_that_fits(trainer, chosen):
     config = pretraining(bert={"remat": "auto"}, device=BFLOAT16)
@@ -125,6 +130,7 @@ def test_advice_helps_as_much_as_it_says():
     assert not devices.of_training(fewer, setting).fits
 
 
+@pytest.mark.long
 def test_what_nothing_helps_says_so():
     config = pretraining(bert={"num_layers": 400}, batch_size=8)
     [problem] = commands.training("pretrain", config, on("v2-8")).problems
@@ -168,6 +174,7 @@ def test_a_run_costs_what_its_chips_cost_while_it_lasts():
     assert hours == pytest.approx(200_000 * update / 3600)
 
 
+@pytest.mark.long
 def test_blocking_refreshes_are_part_of_the_run():
     settings = [on("v4-64", "v4-16") for _ in range(2)]
     config = pretraining(refresh_mode="blocking")
@@ -245,9 +252,8 @@ RUNS = [*tiny_run.CHAIN, "ask", "build-index", "update-corpus"]
 
 
 def pair(number, command, hardware):
-    """Of an everyday run every file once; `make test-long` takes all pairs."""
+    """Every file is planned every day, all pairs by `make test-long`."""
     is_everyday = number % len(HARDWARE) == RUNS.index(command) % len(HARDWARE)
-    is_everyday |= command == "pretrain"
     return pytest.param(
         command, hardware, marks=() if is_everyday else (pytest.mark.long,)
     )
@@ -315,10 +321,10 @@ def test_the_papers_run_in_one_table(capsys):
 
 
 def test_what_does_not_fit_is_said_and_has_code_2(capsys):
-    small = '--gin.slices.HardwareConfig.trainer="v3-8"'
-    code, said = run([*plan_line(*PAPERS), *REQUIRED, small], capsys)
+    small = ['--gin.slices.HardwareConfig.trainer="v2-8"', "--gin.BATCH_SIZE=64"]
+    code, said = run([*plan_line(*PAPERS), *REQUIRED, *small], capsys)
     assert code == 2
-    assert "MICROBATCHES=" in said.out
+    assert "does not fit: MICROBATCHES=" in said.out
 
 
 def test_what_was_chosen_is_a_gin_file_of_its_own(tmp_path, capsys):
