@@ -16,11 +16,11 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 def environment(process_id: int, num_processes: int, port: int, devices: int):
     """What a process of a job runs in."""
-    return (
-        os.environ
-        | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
-        | groups.environment(process_id, num_processes, port, devices)
-    )
+    return {
+        **os.environ,
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        **groups.environment(process_id, num_processes, port, devices),
+    }
 
 
 class Group:

@@ -150,7 +150,7 @@ class Group:
                 self._processes.append(
                     subprocess.Popen(
                         job.arguments,
-                        env=os.environ | who,
+                        env={**os.environ, **who},
                         stdin=job.stdin,
                         stdout=output,
                         stderr=subprocess.STDOUT if log else None,
