@@ -120,10 +120,10 @@ class Group:
                 self._start()
             return None
         codes = [process.poll() for process in self._processes]
-        died = {number: code for number, code in enumerate(codes) if code}
+        died = {n: _shell_code(code) for n, code in enumerate(codes) if code}
         if died:
             number = max(died, key=lambda number: _explains(died[number]))
-            code = _shell_code(died[number])
+            code = died[number]
             # Those that save because one was asked to are not to be disturbed.
             pace = self._pace
             self._end(pace.stopping if code in _STOPPED else pace.mourning)
@@ -247,13 +247,13 @@ def _has_died(code: int | None) -> bool:
 
 
 def _explains(code: int) -> int:
-    """Of several that ended in one moment: how well this code says why."""
+    """Of several that died in one moment: how well the code of one says why."""
     if code == _BAD_INPUT:
         return 3
     if code in _STOPPED:
         return 0
     # So the coordination service ends a process because another has died.
-    return 1 if code == -signal.SIGABRT else 2
+    return 1 if code == 128 + signal.SIGABRT else 2
 
 
 def _shell_code(code: int) -> int:
