@@ -137,12 +137,14 @@ def _run_command(what: str, number: str) -> None:
         return True
 
     quick = hosts.HostsConfig(heartbeat_seconds=2)
-    config = types.SimpleNamespace(refresh_mode="off", train_steps=1, model_dir="")
+    config = types.SimpleNamespace(
+        refresh_mode="off", train_steps=1, model_dir="", profile=False
+    )
     with (
         mock.patch.object(pretrain, "run", run),
         mock.patch.object(configuration, "configured", return_value=config),
         mock.patch.object(configuration, "configured_if_bound", return_value=quick),
-        mock.patch.object(configuration, "parse"),
+        mock.patch.object(configuration, "parse", return_value=config),
     ):
         console(["pretrain"])
 

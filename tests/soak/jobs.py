@@ -162,7 +162,8 @@ class Job:
     def has_ended(self) -> bool:
         """Whether it ended by itself, and well."""
         codes = [self._nursery.code(pid) for pid in self._pids]
-        if any(codes):
+        expected = (None, 0, STOPPED if self._asked else 0)
+        if not set(codes) <= set(expected):
             said = self.log.read_text()[-4000:]
             raise AssertionError(f"{self.log.name}: codes {codes}\n{said}")
         return None not in codes
