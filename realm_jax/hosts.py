@@ -78,6 +78,8 @@ def join(config: HostsConfig) -> None:
         if given:
             raise _wrong_group(given)
         return
+    # It would take SIGTERM away from the handler that makes the job save and stop.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             **arguments,

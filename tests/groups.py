@@ -4,31 +4,22 @@ import contextlib
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
+from tpu_launch import groups
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-def free_port() -> int:
-    """Returns a port of this machine that nobody listens at."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def environment(process_id: int, num_processes: int, port: int, devices: int):
-    """What tells a process of a job who it is."""
-    return os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": str(devices),
+    """What a process of a job runs in."""
+    return {
+        **os.environ,
         "XLA_FLAGS": "--xla_backend_optimization_level=0",
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-        "JAX_NUM_PROCESSES": str(num_processes),
-        "JAX_PROCESS_ID": str(process_id),
+        **groups.environment(process_id, num_processes, port, devices),
     }
 
 
@@ -37,7 +28,7 @@ class Group:
 
     def __init__(self, arguments: Sequence[str], num_processes: int, devices: int):
         """Starts `python -m …` so many times."""
-        port = free_port()
+        port = groups.free_port()
         self._folder = tempfile.TemporaryDirectory()
         self.logs = [
             pathlib.Path(self._folder.name, f"{i}.log") for i in range(num_processes)

@@ -1,14 +1,22 @@
 """What the processes of a job say to each other, said by real ones."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+import types
+from unittest import mock
 
+import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
 from realm_jax import hosts
+from realm_jax.cli import configuration
+from realm_jax.cli.main import STOPPED, console
 from realm_jax.errors import BadInputError
+from realm_jax.training import pretrain
 from tests import groups
 
 
@@ -49,6 +57,32 @@ def test_three_processes_hear_the_same():
     assert all("agreed" in text for text in said)
 
 
+@pytest.mark.parametrize(
+    ("where", "failing"),
+    [
+        ("words", 1),
+        pytest.param("words", 0, marks=pytest.mark.long),
+        pytest.param("collective", 0, marks=pytest.mark.long),
+        pytest.param("collective", 1, marks=pytest.mark.long),
+    ],
+)
+def test_one_that_fails_alone_ends_the_others(where, failing):
+    arguments = ["tests.test_hosts", where, str(failing)]
+    with groups.started(arguments, num_processes=2) as group:
+        codes = [process.wait(60) for process in group.processes]
+        said = [log.read_text() for log in group.logs]
+    assert codes[failing] == 1, said[failing]
+    assert "failed alone" in said[failing]
+    assert codes[1 - failing] not in (0, 2), said[1 - failing]
+
+
+def test_one_that_is_asked_to_stop_ends_all_with_the_code_of_that():
+    with groups.started(["tests.test_hosts", "stop", "1"], num_processes=2) as group:
+        codes = [process.wait(60) for process in group.processes]
+        said = [log.read_text() for log in group.logs]
+    assert codes == [STOPPED] * 2, said
+
+
 def _fail(where: str) -> None:
     raise BadInputError(f"failed {where}")
 
@@ -82,5 +116,38 @@ def _main() -> None:
     print("agreed")
 
 
+def _run_command(what: str, number: str) -> None:
+    """Runs `realm pretrain`, in place of which one process does `what`."""
+
+    def run(config, report, stop):
+        is_chosen = hosts.number() == int(number)
+        if what == "stop":
+            asked = hosts.StopRequest(stop)
+            if is_chosen:
+                os.kill(os.getpid(), signal.SIGTERM)
+            while not asked.is_set():
+                pass
+            return False
+        hosts.gather(None)
+        if is_chosen:
+            raise RuntimeError("failed alone")
+        if what == "words":
+            hosts.gather(None)
+        multihost_utils.process_allgather(np.ones(3))
+        return True
+
+    quick = hosts.HostsConfig(heartbeat_seconds=2)
+    config = types.SimpleNamespace(
+        refresh_mode="off", train_steps=1, model_dir="", profile=False
+    )
+    with (
+        mock.patch.object(pretrain, "run", run),
+        mock.patch.object(configuration, "configured", return_value=config),
+        mock.patch.object(configuration, "configured_if_bound", return_value=quick),
+        mock.patch.object(configuration, "parse", return_value=config),
+    ):
+        console(["pretrain"])
+
+
 if __name__ == "__main__":
-    sys.exit(_main())
+    sys.exit(_run_command(*sys.argv[1:]) if sys.argv[1:] else _main())

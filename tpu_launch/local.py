@@ -4,11 +4,10 @@ Each stage is the `realm` command a person would type. A stage that was done say
 ends; one that was interrupted goes on, so the chain is resumed by running it again.
 """
 
+import contextlib
 import dataclasses
 import os
 import pathlib
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,13 +16,12 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from realm_jax.errors import BadInputError
+from tpu_launch import groups, progress
 
 _BAD_INPUT = 2
 _BUILDER = "build-index"
-# How long a process may take to save what it has after it was asked to stop.
-_STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.2
-_BUILDER_RESTARTS = 3
+_RESTARTS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,20 +32,38 @@ class Stage:
       command: of `realm`, such as "pretrain".
       gin_files: given with --gin_file, before the chain's own files.
       bindings: given with --gin., such as 'MODEL_DIR="runs/x/pretrain"'.
-      beside: "build-index", which then runs as a separate process until this one has
+      processes: how many run it together, as the hosts of a pod would.
+      devices: simulated CPU devices of each process; with a single process and a single
+        device it runs on the devices there are.
+      restarts: how often in a row it starts again without having got further, if one
+        of its processes dies; None: three times if there are several, else never.
+      beside: "build-index", which then runs as a job of its own until this one has
         ended and its last index is built; or "".
       beside_gin_files: as `gin_files`, for that command.
       beside_bindings: as `bindings`, for that command.
+      beside_processes: as `processes`, for that command.
+      beside_devices: as `devices`, for that command.
     """
 
     command: str
     gin_files: Sequence[str] = ()
     bindings: Sequence[str] = ()
+    processes: int = 1
+    devices: int = 1
+    restarts: int | None = None
     beside: str = ""
     beside_gin_files: Sequence[str] = ()
     beside_bindings: Sequence[str] = ()
+    beside_processes: int = 1
+    beside_devices: int = 1
 
     def __post_init__(self):
+        for name in ("processes", "devices", "beside_processes", "beside_devices"):
+            if getattr(self, name) < 1:
+                raise BadInputError(
+                    f"expected {name} of {self.command} to be at least 1, got "
+                    f"{getattr(self, name)}"
+                )
         if self.beside not in ("", _BUILDER):
             raise BadInputError(
                 f"expected {_BUILDER!r} or nothing beside {self.command}, got "
@@ -86,12 +102,10 @@ def run(
     started = time.monotonic()
     for number, stage in enumerate(chain.stages, start=1):
         console.rule(f"{number}/{len(chain.stages)} {stage.command}", align="left")
-        code = _run_stage(stage, chain.root, gin_files, stop, passed_on)
+        code = _run_stage(stage, chain.root, gin_files, stop, passed_on, console)
         if stop.is_set():
             console.print("stopped; run the same command again to go on")
             return 0
-        if code not in (0, _BAD_INPUT):
-            console.print(f"{stage.command} ended with code {code}; run this again")
         if code:
             return code
     console.rule(f"done in {_minutes(time.monotonic() - started)}", align="left")
@@ -104,82 +118,111 @@ def _run_stage(
     gin_files: Sequence[str],
     stop: threading.Event,
     passed_on: Sequence[str],
+    console: Console,
 ) -> int:
-    files = [*stage.gin_files, *gin_files]
-    arguments = _arguments(stage.command, files, stage.bindings)
-    main = subprocess.Popen([*arguments, *passed_on])
-    beside = None
-    try:
+    """Runs a stage and the command beside it to their end; returns its exit code.
+
+    Raises:
+      BadInputError: the command beside it cannot go on.
+    """
+
+    def say(what: str) -> None:
+        console.print(what, highlight=False, markup=False, soft_wrap=True)
+
+    job = _main_job(stage, pathlib.Path(root), gin_files, passed_on)
+    with contextlib.ExitStack() as ending:
+        main = groups.Group(job, say)
+        ending.callback(main.end)
+        lifeline = ending.enter_context(_Lifeline())
+        beside = None
         if stage.beside:
-            root_path = pathlib.Path(root)
-            beside = _Builder(stage, gin_files, main.pid, root_path, passed_on)
-        while main.poll() is None:
-            failed = beside.check() if beside and not stop.is_set() else None
-            if stop.is_set() or failed:
-                _end(main)
-            if failed:
-                raise BadInputError(failed)
-            stop.wait(_POLL_SECONDS)
-        if beside and main.returncode == 0:
-            beside.wait(stop)
-        # Killed by a signal: the code that a shell would give.
-        return main.returncode if main.returncode >= 0 else 128 - main.returncode
-    finally:
-        _end(main)
-        if beside:
-            beside.end()
+            job = _beside_job(stage, job.root, gin_files, passed_on, lifeline.end)
+            beside = groups.Group(job, say)
+            ending.callback(beside.end)
+        while (code := main.check()) is None:
+            if beside and beside.check():
+                raise BadInputError(beside.failure)
+            if stop.wait(_POLL_SECONDS):
+                return main.end()
+        if beside and code == 0:
+            lifeline.cut()
+            # It builds the last index, and then ends by itself.
+            while beside.check() is None and not stop.wait(_POLL_SECONDS):
+                pass
+        if main.failure:
+            say(main.failure + ("" if code == _BAD_INPUT else "; run this again"))
+        return code
 
 
-class _Builder:
-    """The index builder of a trainer; restarted if it crashes, for it resumes."""
+class _Lifeline:
+    """A pipe that is open as long as a stage goes on, however often it starts again.
 
-    def __init__(
-        self,
-        stage: Stage,
-        gin_files: Sequence[str],
-        pid: int,
-        root: pathlib.Path,
-        passed_on: Sequence[str],
-    ):
-        files = [*stage.beside_gin_files, *gin_files]
-        self._arguments = [
-            *_arguments(stage.beside, files, stage.beside_bindings),
-            *passed_on,
-            f"--until_pid={pid}",
-        ]
-        self._log = root / f"{stage.beside}.log"
-        self._restarts = 0
-        root.mkdir(parents=True, exist_ok=True)
-        self._log.write_text("")
-        self._start()
+    It breaks when the launcher dies, too, whatever kills it. A context manager.
 
-    def check(self) -> str | None:
-        """Restarts the process if it crashed; says why it cannot go on, if so."""
-        code = self._process.poll()
-        if not code:
-            return None
-        if code == _BAD_INPUT or self._restarts == _BUILDER_RESTARTS:
-            lines = self._log.read_text().strip().splitlines()
-            said = lines[-1].removeprefix("error: ") if lines else ""
-            return f"{_BUILDER} ended with code {code}: {said} (see {self._log})"
-        self._restarts += 1
-        self._start()
-        return None
+    Attributes:
+      end: what the command beside the stage reads from; it never gets anything but the
+        end of the file.
+    """
 
-    def wait(self, stop: threading.Event) -> None:
-        """Lets it build the last index, after which it ends by itself."""
-        while self._process.poll() is None and not stop.is_set():
-            stop.wait(_POLL_SECONDS)
+    def __init__(self):
+        self.end, self._held = os.pipe()
+        self._is_cut = False
 
-    def end(self) -> None:
-        """Ends it at a safe point."""
-        _end(self._process)
+    def cut(self) -> None:
+        """Says that the stage is over."""
+        if not self._is_cut:
+            self._is_cut = True
+            os.close(self._held)
 
-    def _start(self) -> None:
-        with self._log.open("a") as log:
-            self._process = subprocess.Popen(
-                self._arguments, stdout=log, stderr=subprocess.STDOUT
-            )
+    def __enter__(self) -> "_Lifeline":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cut()
+        os.close(self.end)
+
+
+def _main_job(
+    stage: Stage,
+    root: pathlib.Path,
+    gin_files: Sequence[str],
+    passed_on: Sequence[str],
+) -> groups.Job:
+    restarts = stage.restarts
+    if restarts is None:
+        restarts = _RESTARTS if stage.processes > 1 else 0
+    files = [*stage.gin_files, *gin_files]
+    return groups.Job(
+        stage.command,
+        [*_arguments(stage.command, files, stage.bindings), *passed_on],
+        root,
+        processes=stage.processes,
+        devices=stage.devices,
+        on_terminal=True,
+        restarts=restarts,
+        reached=lambda: progress.of_training([*stage.bindings, *passed_on]),
+    )
+
+
+def _beside_job(
+    stage: Stage,
+    root: pathlib.Path,
+    gin_files: Sequence[str],
+    passed_on: Sequence[str],
+    lifeline: int,
+) -> groups.Job:
+    files = [*stage.beside_gin_files, *gin_files]
+    arguments = _arguments(stage.beside, files, stage.beside_bindings)
+    return groups.Job(
+        stage.beside,
+        [*arguments, *passed_on, "--until_eof"],
+        root,
+        processes=stage.beside_processes,
+        devices=stage.beside_devices,
+        restarts=_RESTARTS,
+        reached=lambda: progress.of_building([*stage.beside_bindings, *passed_on]),
+        stdin=lifeline,
+    )
 
 
 def _arguments(
@@ -190,18 +233,6 @@ def _arguments(
         *(f"--gin_file={file}" for file in gin_files),
         *(f"--gin.{binding}" for binding in bindings),
     ]
-
-
-def _end(process: subprocess.Popen) -> None:
-    """Asks a process to stop and waits until it has saved; kills it if it hangs."""
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(timeout=_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _minutes(seconds: float) -> str:

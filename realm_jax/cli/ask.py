@@ -165,6 +165,6 @@ def _source(document: ReadDocument, answer: Answer) -> Text:
 
 
 if __name__ == "__main__":
-    from realm_jax.cli.main import main as realm
+    from realm_jax.cli.main import console
 
-    sys.exit(realm(["ask", *sys.argv[1:]]))
+    console(["ask", *sys.argv[1:]])

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 from realm_jax import hosts
 from realm_jax.cli import configuration
+from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
 
 
@@ -37,15 +38,14 @@ class BuildIndexConfig:
     corpus: str
 
 
-def main(argv: Sequence[str], stop: threading.Event) -> None:
+def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command."""
     parser = configuration.make_parser("realm build-index", __doc__)
     parser.add_argument(
-        "--until_pid",
-        type=int,
-        metavar="PID",
-        help="end when this process, the trainer on the same machine, has ended and "
-        "its last retriever has an index",
+        "--until_eof",
+        action="store_true",
+        help="trainers may come and go; end when the standard input does, which a "
+        "launcher holds open, and the last retriever has an index",
     )
     flags = configuration.parse(parser, argv)
     from realm_jax.cli.builder_watch import TrainerWatch
@@ -58,18 +58,21 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     config = configuration.configured(BuildIndexConfig)
     store = open_store(config.model_dir)
     watch = contextlib.nullcontext()
-    if flags.until_pid is not None:
-        watch = TrainerWatch(flags.until_pid, store, stop)
+    if flags.until_eof:
+        watch = TrainerWatch(sys.stdin.fileno(), store, stop)
     with StageProgress("build-index", stop) as progress, watch:
-        IndexBuilder(
+        is_done = IndexBuilder(
             store,
             BlockStore.open(config.corpus),
             configuration.configured(BuilderConfig),
             progress,
+            until_asked=flags.until_eof,
         ).run(stop)
+    # With --until_eof being asked to stop is how it ends.
+    return None if is_done or stop.is_set() or flags.until_eof else STOPPED
 
 
 if __name__ == "__main__":
-    from realm_jax.cli.main import main as realm
+    from realm_jax.cli.main import console
 
-    sys.exit(realm(["build-index", *sys.argv[1:]]))
+    console(["build-index", *sys.argv[1:]])

@@ -3,6 +3,7 @@
 import abc
 import contextlib
 import os
+import select
 import threading
 from types import TracebackType
 
@@ -66,18 +67,25 @@ class BuilderWatch(_Watch):
 
 
 class TrainerWatch(_Watch):
-    """Ends the builder once a trainer's process is gone and nothing is left to do."""
+    """Ends the builder once its trainer is over and nothing is left to do.
 
-    def __init__(self, pid: int, store: Store, stop: threading.Event):
-        """Prepares to look for process `pid`; `stop` is set at its end."""
+    The trainer may die and start again meanwhile. Whoever starts both holds a pipe open
+    for as long as the trainer is to go on; its other end is the builder's input.
+    """
+
+    def __init__(self, lifeline: int, store: Store, stop: threading.Event):
+        """Prepares to watch the file descriptor; `stop` is set at its end."""
         super().__init__()
-        self._pid = pid
+        self._lifeline = lifeline
         self._store = store
         self._stop = stop
+        self._is_over = False
 
     def look(self) -> None:
-        """Looks for the process first: what it published before it ended counts."""
-        if not _is_running(self._pid) and _is_up_to_date(self._store):
+        """Looks at the pipe first: what was published before it was closed counts."""
+        while not self._is_over and select.select([self._lifeline], [], [], 0)[0]:
+            self._is_over = not os.read(self._lifeline, 1024)
+        if self._is_over and _is_up_to_date(self._store):
             self._stop.set()
 
 
@@ -97,13 +105,3 @@ def _is_up_to_date(store: Store) -> bool:
         return True
     builder = read_heartbeat(store, BUILDER_ROLE)
     return builder is not None and str(newest) in builder.extra.get("refused", ())
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # It runs as somebody else.
-        return True
-    return True

@@ -58,6 +58,6 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
 
 
 if __name__ == "__main__":
-    from realm_jax.cli.main import main as realm
+    from realm_jax.cli.main import console
 
-    sys.exit(realm(["evaluate", *sys.argv[1:]]))
+    console(["evaluate", *sys.argv[1:]])

@@ -23,14 +23,16 @@ from collections.abc import Sequence
 from realm_jax.cli.stages import run_stage
 
 
-def main(argv: Sequence[str], stop: threading.Event) -> None:
+def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command."""
     from realm_jax.training import finetune
 
-    run_stage("finetune", __doc__, argv, stop, finetune.FinetuneConfig, finetune.run)
+    return run_stage(
+        "finetune", __doc__, argv, stop, finetune.FinetuneConfig, finetune.run
+    )
 
 
 if __name__ == "__main__":
-    from realm_jax.cli.main import main as realm
+    from realm_jax.cli.main import console
 
-    sys.exit(realm(["finetune", *sys.argv[1:]]))
+    console(["finetune", *sys.argv[1:]])

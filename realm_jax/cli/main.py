@@ -1,9 +1,10 @@
 """`realm COMMAND`: REALM from text to answers, one command a stage.
 
 `realm --help` lists the commands, `realm COMMAND --help` shows the purpose, macros and
-an example of each. Exit codes: 0 done, 2 bad input (one line says what), 130 stopped by
-Ctrl-C and 143 by SIGTERM (both leave a directory that the same command resumes; `ask`,
-which only ends so, exits with 0).
+an example of each. Exit codes: 0 done, 1 a bug (with its traceback), 2 bad input (one
+line says what), 130 stopped by Ctrl-C and 143 by SIGTERM, or because another process of
+the job was (both leave a directory that the same command resumes; `ask`, which only
+ends so, exits with 0).
 """
 
 import errno
@@ -13,8 +14,10 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 from realm_jax.errors import BadInputError, StoppedError
 
@@ -30,21 +33,30 @@ COMMANDS = {
     "ask": ("ask", "question a trained model, on a page or the command line"),
     "tasks": ("tasks", "list the SeqIO tasks, print examples as the model sees them"),
 }
-_BAD_INPUT = 2
+_BUG, _BAD_INPUT = 1, 2
+
+STOPPED = 128 + signal.SIGTERM
+"""Exit code of a command that another process of its job was asked to stop."""
+
 # A file-size limit or a quota stops a write half-way just as a full disk does.
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Gin appends to an error where in its files the call was made.
 _GIN_TRAIL = "\n  In call to configurable"
 
 
-def console() -> None:
-    """Entry point of the `realm` program."""
+def console(argv: Sequence[str] | None = None) -> NoReturn:
+    """Entry point of the `realm` program; `argv` is what was typed after `realm`."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     sys.unraisablehook = _tell_unraisable
-    code = main(sys.argv[1:])
-    if code == _BAD_INPUT:
-        # All is said. Libraries that were writing when the disk was full would report
-        # everything they left undone once more while the interpreter is torn down.
+    try:
+        code = main(sys.argv[1:] if argv is None else argv)
+    except Exception:
+        traceback.print_exc()
+        code = _BUG
+    if code in (_BUG, _BAD_INPUT):
+        # All is said. While the interpreter is torn down, a job's process would wait
+        # for the others, which wait for this one; and libraries that were writing when
+        # the disk was full would report everything they left undone once more.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

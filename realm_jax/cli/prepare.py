@@ -99,6 +99,6 @@ def summary(info: Mapping[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    from realm_jax.cli.main import main as realm
+    from realm_jax.cli.main import console
 
-    sys.exit(realm(["prepare", *sys.argv[1:]]))
+    console(["prepare", *sys.argv[1:]])

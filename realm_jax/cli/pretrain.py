@@ -32,7 +32,7 @@ from realm_jax.cli.progress import StageProgress
 from realm_jax.cli.stages import run_stage
 
 
-def main(argv: Sequence[str], stop: threading.Event) -> None:
+def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command."""
     from realm_jax.cli.builder_watch import BuilderWatch
     from realm_jax.training import pretrain
@@ -45,7 +45,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
             return nullcontext()
         return BuilderWatch(config.model_dir, progress)
 
-    run_stage(
+    return run_stage(
         "pretrain",
         __doc__,
         argv,
@@ -57,6 +57,6 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    from realm_jax.cli.main import main as realm
+    from realm_jax.cli.main import console
 
-    sys.exit(realm(["pretrain", *sys.argv[1:]]))
+    console(["pretrain", *sys.argv[1:]])

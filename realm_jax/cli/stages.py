@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from realm_jax import hosts
 from realm_jax.cli import configuration
+from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
 from realm_jax.training import profiling
 from realm_jax.training.loop import Report
@@ -27,7 +28,7 @@ def run_stage(
     watch: Callable[
         [ConfigT, StageProgress], AbstractContextManager[object]
     ] = lambda config, progress: nullcontext(),
-) -> None:
+) -> int | None:
     """Parses, configures and runs a training stage, and says how it ended.
 
     Args:
@@ -38,6 +39,10 @@ def run_stage(
       config_class: what gin binds.
       run: (configuration, report, stop) -> whether all updates are done.
       watch: shows what other processes do meanwhile.
+
+    Returns:
+      `STOPPED` if another process of the job was asked to stop; None: as `main.guard`
+      knows.
     """
     parser = configuration.make_parser(f"realm {command}", description)
     parser.add_argument(
@@ -57,5 +62,6 @@ def run_stage(
             is_done = run(config, progress, stop)
         if is_done:
             progress.note(f"done, {config.train_steps:,} steps in {config.model_dir}")
-        else:
-            progress.note(f"stopped; run it again to go on from {config.model_dir}")
+            return None
+        progress.note(f"stopped; run it again to go on from {config.model_dir}")
+        return None if stop.is_set() else STOPPED

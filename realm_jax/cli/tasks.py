@@ -150,6 +150,6 @@ def _in_colour(text: str) -> str:
 
 
 if __name__ == "__main__":
-    from realm_jax.cli.main import main as realm
+    from realm_jax.cli.main import console
 
-    sys.exit(realm(["tasks", *sys.argv[1:]]))
+    console(["tasks", *sys.argv[1:]])

@@ -69,6 +69,6 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    from realm_jax.cli.main import main as realm
+    from realm_jax.cli.main import console
 
-    sys.exit(realm(["update-corpus", *sys.argv[1:]]))
+    console(["update-corpus", *sys.argv[1:]])

@@ -24,16 +24,16 @@ from collections.abc import Sequence
 from realm_jax.cli.stages import run_stage
 
 
-def main(argv: Sequence[str], stop: threading.Event) -> None:
+def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command."""
     from realm_jax.training import warm_start
 
-    run_stage(
+    return run_stage(
         "warm-start", __doc__, argv, stop, warm_start.WarmStartConfig, warm_start.run
     )
 
 
 if __name__ == "__main__":
-    from realm_jax.cli.main import main as realm
+    from realm_jax.cli.main import console
 
-    sys.exit(realm(["warm-start", *sys.argv[1:]]))
+    console(["warm-start", *sys.argv[1:]])

@@ -11,7 +11,7 @@ from realm_jax.errors import StoppedError
 from realm_jax.evaluation.report_data import ReportData
 from realm_jax.evaluation.run import EvaluateConfig, Report, run
 from realm_jax.storage import open_store
-from realm_jax.training.checkpoints import read_details
+from realm_jax.training.checkpoint_manifests import read_details
 
 State = tuple[str, tuple[int, ...]]
 """Fingerprint of a corpus, and the step that each stage ended with."""

@@ -18,7 +18,8 @@ from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.storage import open_store
 from realm_jax.training import finetune
-from realm_jax.training.checkpoints import Restored, read_details, restore_params
+from realm_jax.training.checkpoint_manifests import read_details
+from realm_jax.training.checkpoints import Restored, restore_params
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import describe

@@ -244,6 +244,8 @@ class IndexBuilder:
         blocks: BlockStore,
         config: BuilderConfig,
         on_progress: OnProgress | None = None,
+        *,
+        until_asked: bool = False,
     ):
         """Prepares the job; see `run`.
 
@@ -252,7 +254,10 @@ class IndexBuilder:
           blocks: the corpus to index.
           config: lengths, sizes and patience.
           on_progress: told after every shard.
+          until_asked: whether it goes on when the trainer has ended, for another may
+            follow.
         """
+        self._until_asked = until_asked
         self._store = store
         self._blocks = blocks
         self._config = config
@@ -265,25 +270,32 @@ class IndexBuilder:
         self._index_step: int | None = None
         self._refused: dict[int, str] = {}
 
-    def run(self, stop: threading.Event) -> None:
-        """Works until the trainer is done and nothing is left, or `stop` is set.
+    def run(self, stop: threading.Event) -> bool:
+        """Works until the trainer is done and nothing is left, or it is asked to stop.
 
         Stopped, it finishes the shard at work and leaves the rest to be resumed.
         A damaged or diverged retriever is refused once; the next is waited for.
+
+        Args:
+          stop: asks it to, and with it all processes of the job.
+
+        Returns:
+          Whether the trainer is done.
 
         Raises:
           BadInputError: no retriever of this trainer can be used, or the disk is full.
         """
         try:
-            self._follow(stop)
+            is_done = self._follow(stop)
         except BaseException:
             # The error itself matters more than that it could not be announced.
             with contextlib.suppress(Exception):
                 self._beat("failed")
             raise
         self._beat("finished")
+        return is_done
 
-    def _follow(self, stop: threading.Event) -> None:
+    def _follow(self, stop: threading.Event) -> bool:
         trainer = Listener(self._store, TRAINER_ROLE)
         self._index_step = self._indexes.latest_step()
 
@@ -298,12 +310,15 @@ class IndexBuilder:
             if step is not None:
                 self._build(step, stop)
             elif trainer_is_done:
-                return
+                return True
             else:
                 self._wait(stop)
+        return False
 
     def _is_done(self, trainer: JobStatus | None, silent_seconds: float) -> bool:
         """Whether no more retrievers will come."""
+        if self._until_asked:
+            return False
         if trainer is not None and trainer.state != "running":
             return True
         return silent_seconds > self._config.patience_seconds

@@ -1,13 +1,11 @@
 """What a commit object says of a snapshot, and how a snapshot can be wrong."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any
 
-import google_crc32c
-
 from realm_jax.errors import BadInputError
+from realm_jax.sealed_json import seal, unseal
 
 FORMAT_VERSION = 1
 
@@ -103,8 +101,7 @@ class Manifest:
             # For people and scripts that read the file as it is.
             body |= {"count": self.count, "dimension": self.dimension}
             body |= {"dtype": self.dtype}
-        body["crc32c"] = _checksum(body)
-        return (json.dumps(body, indent=1) + "\n").encode()
+        return seal(body)
 
 
 def parse_manifest(data: bytes, url: str) -> Manifest:
@@ -118,9 +115,7 @@ def parse_manifest(data: bytes, url: str) -> Manifest:
       DamagedSnapshotError: it is not what a commit wrote.
     """
     try:
-        body = json.loads(data)
-        if body.pop("crc32c") != _checksum(body):
-            raise ValueError("its checksum does not fit")
+        body = unseal(data)
         if body.pop("format_version") != FORMAT_VERSION:
             raise ValueError("another format version")
         names = [field.name for field in dataclasses.fields(Manifest)]
@@ -162,8 +157,3 @@ class Expectation:
                     f"has {found}; rebuild it with this corpus and model, or use the "
                     "ones it was made with."
                 )
-
-
-def _checksum(body: Mapping[str, Any]) -> int:
-    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return google_crc32c.value(canonical.encode())

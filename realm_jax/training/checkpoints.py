@@ -1,17 +1,10 @@
 """Checkpoints: Orbax arrays with a checksum manifest beside them.
 
-    MODEL_DIR/checkpoints/<step>/        parameters and the rest of the state (Orbax)
-    MODEL_DIR/checkpoints/<step>.json    size and crc32c of every file, and details
-
-Orbax does not checksum arrays: a flipped bit would restore silently wrong. The manifest
-is written last, so a checkpoint without one was never finished and does not count.
-
 Every process saves and restores its own shards; the first writes manifests, deletes,
 and says which checkpoint is restored.
 """
 
 import dataclasses
-import json
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,15 +20,19 @@ from realm_jax import hosts
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import EmbeddingTable
 from realm_jax.storage import Store
+from realm_jax.training.checkpoint_manifests import (
+    FOLDER,
+    HOLDS_INDEX,
+    find_damage,
+    finished_steps,
+    manifest_name,
+    read_details_of,
+    write_manifest,
+)
 from realm_jax.training.state import TrainState
-
-_FOLDER = "checkpoints"
 
 KEPT_CHECKPOINTS = 2
 """How many of the newest checkpoints remain."""
-
-HOLDS_INDEX = "holds_index"
-"""In a checkpoint's details: whether the index is part of the state."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +94,7 @@ class Checkpointer:
             items["index"] = _index_item(state.index)
         args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
         self._orbax.save(
-            self._store.url(f"{_FOLDER}/{step}"), ocp.args.Composite(**args)
+            self._store.url(f"{FOLDER}/{step}"), ocp.args.Composite(**args)
         )
         if hosts.is_first():
             details = {**details, HOLDS_INDEX: state.index is not None}
@@ -117,54 +114,31 @@ class Checkpointer:
     def _make_room(self, step: int) -> bool:
         """Returns whether the checkpoint is to be written; drops a damaged one."""
         if step in finished_steps(self._store):
-            if _find_damage(self._store, step) is None:
+            if find_damage(self._store, step) is None:
                 return False
-            self._store.delete(_manifest_name(step))
-        self._store.delete_folder(f"{_FOLDER}/{step}")
+            self._store.delete(manifest_name(step))
+        self._store.delete_folder(f"{FOLDER}/{step}")
         return True
 
     def _finish(self, step: int, details: Mapping[str, Any]) -> None:
         """Writes the manifest when all processes have written; drops old ones."""
         self._orbax.wait_until_finished()
-        files = {
-            name: {"size": stat.size, "crc32c": stat.crc32c}
-            for name, stat in self._store.stats(f"{_FOLDER}/{step}").items()
-        }
-        manifest = {"step": step, "details": details, "files": files}
-        self._store.write(_manifest_name(step), json.dumps(manifest, indent=2).encode())
+        write_manifest(self._store, step, details)
         finished = finished_steps(self._store)
         for old in finished[: -self._keep]:
-            self._store.delete(_manifest_name(old))
+            self._store.delete(manifest_name(old))
         # Those of the old, and what a process left that was killed as it wrote or
         # deleted one.
         kept = {str(step) for step in finished[-self._keep :]}
-        parts = [name.split("/") for name in self._store.list(_FOLDER)]
+        parts = [name.split("/") for name in self._store.list(FOLDER)]
         for folder in {part[1] for part in parts if len(part) > 2} - kept:
-            self._store.delete_folder(f"{_FOLDER}/{folder}")
+            self._store.delete_folder(f"{FOLDER}/{folder}")
 
     def close(self) -> None:
         """Waits, then releases the threads."""
         self.wait()
         self._orbax.close()
         self._threads.shutdown()
-
-
-def finished_steps(store: Store) -> list[int]:
-    """Steps of the checkpoints that have a manifest, ascending."""
-    names = [name.removeprefix(f"{_FOLDER}/") for name in store.list(_FOLDER)]
-    stems = [name.removesuffix(".json") for name in names if name.endswith(".json")]
-    return sorted(int(stem) for stem in stems if stem.isdecimal())
-
-
-def read_details(store: Store) -> tuple[int, Mapping[str, Any]] | None:
-    """Step and details of the newest finished checkpoint, without reading arrays."""
-    steps = finished_steps(store)
-    return (steps[-1], _read_manifest(store, steps[-1])["details"]) if steps else None
-
-
-def all_details(store: Store) -> list[Mapping[str, Any]]:
-    """Details of every finished checkpoint, oldest first."""
-    return [_read_manifest(store, step)["details"] for step in finished_steps(store)]
 
 
 def restore_state(store: Store, template: TrainState) -> Restored | None:
@@ -209,58 +183,31 @@ def restore_params(store: Store) -> Restored | None:
 
 def read_item(store: Store, step: int, item: str) -> PyTree:
     """Returns one item of a checkpoint ("params", "rest", "index") as NumPy arrays."""
-    return _read_on_host(store.url(f"{_FOLDER}/{step}"), item)
+    return _read_on_host(store.url(f"{FOLDER}/{step}"), item)
 
 
 def _newest(store: Store, read) -> Restored | None:
     step = hosts.first_does(lambda: _newest_undamaged(store))
     if step is None:
         return None
-    details = _read_manifest(store, step)["details"]
-    return Restored(step, read(store.url(f"{_FOLDER}/{step}"), details), details)
+    details = read_details_of(store, step)
+    return Restored(step, read(store.url(f"{FOLDER}/{step}"), details), details)
 
 
 def _newest_undamaged(store: Store) -> int | None:
     damaged = []
     for step in reversed(finished_steps(store)):
-        problem = _find_damage(store, step)
+        problem = find_damage(store, step)
         if problem is None:
             return step
         damaged.append(problem)
         logging.warning("checkpoint %d is damaged: %s; trying an older", step, problem)
     if damaged:
         raise BadInputError(
-            f"expected an undamaged checkpoint in {store.url(_FOLDER)}, but "
+            f"expected an undamaged checkpoint in {store.url(FOLDER)}, but "
             f"{'; '.join(damaged)}; delete the folder to start anew"
         )
     return None
-
-
-def _find_damage(store: Store, step: int) -> str | None:
-    """Names the first file that is not what the manifest says."""
-    found = store.stats(f"{_FOLDER}/{step}")
-    for name, expected in _read_manifest(store, step)["files"].items():
-        if name not in found:
-            return f"{name} is missing"
-        if found[name].size != expected["size"]:
-            return f"{name} has {found[name].size} bytes, not {expected['size']}"
-        if found[name].crc32c != expected["crc32c"]:
-            return f"{name} fails its checksum"
-    return None
-
-
-def _read_manifest(store: Store, step: int) -> dict[str, Any]:
-    try:
-        return json.loads(store.read(_manifest_name(step)))
-    except json.JSONDecodeError as error:
-        raise BadInputError(
-            f"expected JSON in {store.url(_manifest_name(step))}, got something else "
-            f"({error}); delete that file to fall back to an older checkpoint"
-        ) from error
-
-
-def _manifest_name(step: int) -> str:
-    return f"{_FOLDER}/{step}.json"
 
 
 def _index_item(index: EmbeddingTable) -> dict[str, jax.Array]:

@@ -21,11 +21,8 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.training.accounting import Part
-from realm_jax.training.checkpoints import (
-    HOLDS_INDEX,
-    KEPT_CHECKPOINTS,
-    all_details,
-)
+from realm_jax.training.checkpoint_manifests import HOLDS_INDEX, all_details
+from realm_jax.training.checkpoints import KEPT_CHECKPOINTS
 from realm_jax.training.held_out import HeldOutQuestions
 from realm_jax.training.host_search import HostSearch
 from realm_jax.training.index_link import IndexLink, IndexSource
@@ -245,7 +242,7 @@ class _Pretraining:
         saved = stage.details["index_step"] if stage.details is not None else None
         step = int(stage.state.step)
         self._saved.extend(
-            details["index_step"] for details in all_details(stage.model_store)
+            details["index_step"] for details in all_details(stage.model_store).values()
         )
         retriever = stage.state.params["retriever"]
         self._step_inputs.resume(stage.details or {}, self._batch_at)

@@ -9,6 +9,12 @@ rolling   every step embeds a slice of the corpus anew, in REFRESH_PERIOD steps 
 
 MAX_STALENESS_STEPS bounds the age of the index in `async`: beyond it the trainer waits
 for a newer one, warns, or stops.
+
+A checkpoint holds the version of the index in use, and no more of a refresh under way:
+the step says whether one is due, and the model directory what was done. A retriever is
+published before the update after its step, so at every checkpoint those of earlier
+steps are there, with an index or without. A resumed run drops those of later steps,
+publishes them anew when it comes to them, and takes the index of any that is there.
 """
 
 import dataclasses

@@ -21,6 +21,7 @@ from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.storage import Store, open_store
 from realm_jax.training import checkpoints, initialization, loop, partitioning
 from realm_jax.training.accounting import Accounting, Part, Stopwatch
+from realm_jax.training.checkpoint_manifests import finished_steps, read_details
 from realm_jax.training.checkpoints import Checkpointer
 from realm_jax.training.initialization import ModelFactory, Reader
 from realm_jax.training.loop import Hook, LogMetrics, ReplaceState, Report
@@ -308,7 +309,7 @@ class Stage(Generic[ReaderT]):
         }
 
     def _check_resumable(self) -> None:
-        newest = checkpoints.read_details(self.model_store)
+        newest = read_details(self.model_store)
         if newest is None:
             return
         step, details = newest
@@ -328,7 +329,7 @@ class Stage(Generic[ReaderT]):
         params, params_axes = initialization.initial_params(
             self.retriever, self.reader, config.models.lengths, config.seed
         )
-        newest = hosts.first_does(lambda: checkpoints.finished_steps(self.model_store))
+        newest = hosts.first_does(lambda: finished_steps(self.model_store))
         if not newest:
             params = initialization.warm_start_params(
                 params,

@@ -33,8 +33,7 @@ RNG = random.Random(0)
 
 def flip(store, name):
     data = bytearray(store.read(name))
-    # The bit that makes no white space of another and no capital of a letter.
-    data[RNG.randrange(len(data))] ^= 1
+    data[RNG.randrange(len(data))] ^= 1 << RNG.randrange(8)
     store.write(name, bytes(data))
 
 

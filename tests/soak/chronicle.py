@@ -28,7 +28,7 @@ from realm_jax.index.snapshots import (
 )
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import MissingObjectError, open_store
-from realm_jax.training.checkpoints import finished_steps
+from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.metrics import read_metrics
 from tests.soak.jobs import LENGTHS, Job, Run
 

@@ -7,8 +7,12 @@ import signal
 import time
 
 from bench.invented_world import LENGTHS, WorldConfig
+from realm_jax.cli.main import STOPPED
 from tests import tiny_run, tiny_world
-from tests.soak.nursery import Nursery
+from tests.soak.nursery import Nursery, Strike
+from tpu_launch import groups
+
+_PATIENCE_SECONDS = 120.0
 
 WORLD = WorldConfig(num_entities=40, num_relations=6, num_values=40, num_held_out=20)
 
@@ -50,7 +54,7 @@ pretrain/optimizers.OptimizerConfig:
 
 _RUN = """
 pretrain.PretrainConfig:
-    log_period = 2
+    log_period = {log_period}
     checkpoint_period = {checkpoint_period}
 TASK = "asked"
 WARM_START = ""
@@ -75,6 +79,8 @@ class Run:
       steps: in all.
       period: between two refreshes; the index may become two of them old.
       checkpoint_period: steps between two checkpoints.
+      log_period: steps between two lines of metrics.
+      processes: of the trainer.
     """
 
     model_dir: str
@@ -84,6 +90,8 @@ class Run:
     steps: int = 30
     period: int = 5
     checkpoint_period: int = 10
+    log_period: int = 2
+    processes: int = 1
 
     @property
     def loaded(self) -> pathlib.Path:
@@ -98,6 +106,7 @@ class Run:
             staleness = 2 * self.period if self.mode == "async" else None
             text += _RUN.format(
                 checkpoint_period=self.checkpoint_period,
+                log_period=self.log_period,
                 steps=self.steps,
                 period=self.period,
                 mode=self.mode,
@@ -116,39 +125,76 @@ class Run:
 
 
 class Job:
-    """A process of a run, started anew whenever it was killed."""
+    """The processes of a run, started anew whenever one of them was killed."""
 
-    def __init__(self, stage: str, run: Run, nursery: Nursery):
+    def __init__(
+        self, stage: str, run: Run, nursery: Nursery, strike: Strike | None = None
+    ):
         self.log = run.scratch / f"{stage}.log"
         self._arguments = run.arguments(stage)
         self._loaded = run.loaded
         self._nursery = nursery
+        self._processes = run.processes if stage == "pretrain" else 1
         self._asked = False
-        self.start()
+        self.start(strike)
 
-    def start(self) -> None:
-        """Starts the process."""
+    def start(self, strike: Strike | None = None) -> None:
+        """Starts the processes, one of which is to strike itself."""
         self.started = time.time()
-        self.pid = self._nursery.start(self._arguments, self.log, self._loaded)
+        port = groups.free_port()
+        self._pids = [
+            self._nursery.start(
+                self._arguments,
+                self.log,
+                self._loaded,
+                groups.environment(number, self._processes, port, devices=1),
+                strike if strike and strike.process == number else None,
+            )
+            for number in range(self._processes)
+        ]
+
+    @property
+    def pid(self) -> int:
+        """Of the process that speaks for all."""
+        return self._pids[0]
 
     @property
     def has_ended(self) -> bool:
         """Whether it ended by itself, and well."""
-        code = self._nursery.code(self.pid)
-        expected = (None, 0, 128 + signal.SIGTERM if self._asked else 0)
-        if code not in expected:
+        codes = [self._nursery.code(pid) for pid in self._pids]
+        expected = (None, 0, STOPPED if self._asked else 0)
+        if not set(codes) <= set(expected):
             said = self.log.read_text()[-4000:]
-            raise AssertionError(f"{self.log.name}: code {code}\n{said}")
-        return code is not None
+            raise AssertionError(f"{self.log.name}: codes {codes}\n{said}")
+        return None not in codes
+
+    def wait_for(self, strike: Strike) -> None:
+        """Waits until it has struck itself, and ends as a launcher would see to it."""
+        pid = self._pids[strike.process]
+        code = self._wait(pid)
+        if strike.signal == signal.SIGTERM:
+            codes = [self._wait(pid) for pid in self._pids]
+            assert codes == [STOPPED] * self._processes, self.log.read_text()[-4000:]
+            return
+        assert code == -strike.signal, self.log.read_text()[-4000:]
+        for other in self._pids:
+            if self._nursery.code(other) is None:
+                os.kill(other, signal.SIGKILL)
+                self._wait(other)
+
+    def _wait(self, pid: int) -> int:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while (code := self._nursery.code(pid)) is None:
+            assert time.monotonic() < deadline, self.log.read_text()[-4000:]
+            time.sleep(0.01)
+        return code
 
     def kill(self) -> bool:
         """Kills it as a lost machine does; False if it had ended already."""
         if self.has_ended:
             return False
         os.kill(self.pid, signal.SIGKILL)
-        while (code := self._nursery.code(self.pid)) is None:
-            time.sleep(0.01)
-        return code != 0  # It may have ended in this very moment.
+        return self._wait(self.pid) != 0  # It may have ended in this very moment.
 
     def ask_to_end(self) -> None:
         """Asks it to end, as the launcher does."""

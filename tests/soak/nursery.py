@@ -4,10 +4,11 @@ To import JAX takes seconds, and a soak starts a hundred processes. Each is a pr
 like any other: it begins JAX itself, and dies alone.
 
 The trainer also writes down every index it loads, as it lies in memory, so that a test
-need not believe what it says of itself. The file names time, process, step, attempt and
-the crc32c of the retriever.
+need not believe what it says of itself (of several processes the first writes down its
+rows). The file names time, process, step, attempt and the crc32c of the retriever.
 """
 
+import dataclasses
 import importlib
 import json
 import os
@@ -19,11 +20,29 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from tests import tiny_run
 
 _MODULES = ("realm_jax.cli.pretrain", "realm_jax.cli.build_index")
+
+
+@dataclasses.dataclass(frozen=True)
+class Strike:
+    """A signal that a trainer sends to itself.
+
+    Attributes:
+      step: after so many updates (or more, if it began with more), before a checkpoint.
+      signal: its number.
+      delay_seconds: so much later, in the middle of whatever it does then.
+      process: which of a job's processes does it.
+    """
+
+    step: int
+    signal: int
+    delay_seconds: float = 0.0
+    process: int = 0
 
 
 class Nursery:
@@ -57,10 +76,25 @@ class Nursery:
         self._process.stdout.close()
 
     def start(
-        self, arguments: Sequence[str], log: pathlib.Path, loaded: pathlib.Path
+        self,
+        arguments: Sequence[str],
+        log: pathlib.Path,
+        loaded: pathlib.Path,
+        told: Mapping[str, str] = MappingProxyType({}),
+        strike: Strike | None = None,
     ) -> int:
-        """Starts `realm …`, and returns its process id."""
-        return self._ask({"start": [list(arguments), str(log), str(loaded)]})
+        """Starts `realm …`, and returns its process id.
+
+        Args:
+          arguments: after `realm`.
+          log: what it says is added to this file.
+          loaded: folder for the indexes it loads.
+          told: more of its environment.
+          strike: what it does to itself.
+        """
+        blow = None if strike is None else dataclasses.astuple(strike)
+        files = [str(log), str(loaded)]
+        return self._ask({"start": [list(arguments), *files, dict(told), blow]})
 
     def code(self, pid: int) -> int | None:
         """The exit code of a process, -9 if it was killed, None while it runs."""
@@ -103,7 +137,13 @@ def _serve() -> None:
         os.kill(child, signal.SIGKILL)
 
 
-def _fork(arguments: list[str], log: str, loaded: str) -> int:
+def _fork(
+    arguments: list[str],
+    log: str,
+    loaded: str,
+    told: dict[str, str],
+    blow: list | None,
+) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -113,9 +153,12 @@ def _fork(arguments: list[str], log: str, loaded: str) -> int:
         nothing = os.open(os.devnull, os.O_RDONLY)
         for number, target in ((nothing, 0), (file, 1), (file, 2)):
             os.dup2(number, target)
+        os.environ.update(told)
         from realm_jax.cli.main import main
 
         _watch(pathlib.Path(loaded))
+        if blow is not None:
+            _prepare(Strike(*blow))
         code = main(arguments)
     except BaseException:
         traceback.print_exc()
@@ -125,9 +168,34 @@ def _fork(arguments: list[str], log: str, loaded: str) -> int:
         os._exit(code)
 
 
+def _prepare(strike: Strike) -> None:
+    from realm_jax.training.loop import LogMetrics
+
+    log = LogMetrics.__call__
+
+    def act() -> None:
+        os.kill(os.getpid(), strike.signal)
+
+    struck = False
+
+    def watched(self, step, state, metrics):
+        nonlocal struck
+        log(self, step, state, metrics)
+        if step < strike.step or struck:
+            return
+        struck = True
+        if strike.delay_seconds:
+            threading.Timer(strike.delay_seconds, act).start()
+        else:
+            act()
+
+    LogMetrics.__call__ = watched
+
+
 def _watch(folder: pathlib.Path) -> None:
     import numpy as np
 
+    from realm_jax import hosts
     from realm_jax.index import follower
     from realm_jax.training import index_link
 
@@ -135,7 +203,9 @@ def _watch(folder: pathlib.Path) -> None:
 
     def watched(series, manifest, expected, load):
         index = load_index(series, manifest, expected, load)
-        rows = np.asarray(index.searcher.table.rows)[: manifest.count]
+        if not hosts.is_first():
+            return index
+        rows = hosts.local_rows(index.searcher.table.rows)[: manifest.count]
         crc = manifest.metadata["retriever_crc32c"]
         facts = [time.time_ns(), os.getpid(), manifest.step, manifest.attempt, crc]
         name = "-".join(map(str, facts))

@@ -1,20 +1,24 @@
 """Kills trainer and builder at random moments, and starts them again at once."""
 
 import dataclasses
+import itertools
 import random
+import signal
 import time
+from collections.abc import Sequence
 
 from realm_jax.index.builder import BUILDER_ROLE
 from realm_jax.index.heartbeat import read_heartbeat
 from realm_jax.storage import open_store
 from tests.soak.chronicle import Chronicle
 from tests.soak.jobs import Job, Run
-from tests.soak.nursery import Nursery
+from tests.soak.nursery import Nursery, Strike
 
 # Twice as long as the whole takes on a busy machine.
 _PATIENCE_SECONDS = 3600.0
 _LOOK_SECONDS = 0.05
 _BUSY_SECONDS = 5.0
+_MOMENT_SECONDS = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +71,44 @@ def run_to_the_end(
     chronicle.look()
     assert not moments, f"it ended before {moments}"
     return chronicle
+
+
+def strikes(seed: int, count: int, run: Run) -> list[Strike]:
+    """Half of them SIGKILL, half SIGTERM, in random order, at steps that differ.
+
+    Half of them come between two steps, and half a moment later: while the next is
+    computed, the corpus embedded or a checkpoint written.
+    """
+    rng = random.Random(seed)
+    signals = [signal.SIGKILL, signal.SIGTERM] * -(-count // 2)
+    rng.shuffle(signals)
+    return [
+        Strike(
+            step,
+            int(number),
+            rng.choice([0.0, rng.uniform(0.001, _MOMENT_SECONDS)]),
+            rng.randrange(run.processes),
+        )
+        for step, number in zip(
+            sorted(rng.sample(range(1, int(run.steps * 0.9)), count)),
+            signals,
+            strict=False,
+        )
+    ]
+
+
+def run_through(run: Run, nursery: Nursery, blows: Sequence[Strike] = ()) -> Chronicle:
+    """Runs the trainer to the end, which strikes itself once in each of its lives."""
+    lives = [*blows, None]
+    job = Job("pretrain", run, nursery, lives[0])
+    for strike, following in itertools.pairwise(lives):
+        job.wait_for(strike)
+        job.start(following)
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not job.has_ended:
+        assert time.monotonic() < deadline
+        time.sleep(_LOOK_SECONDS)
+    return Chronicle(run)
 
 
 def _wait_for_a_moment(

@@ -4,6 +4,7 @@ SOAK_SEED chooses the moments.
 """
 
 import os
+import time
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
 from realm_jax.storage import open_store
 from realm_jax.training import checkpoints
 from tests.soak.jobs import Run
-from tests.soak.supervisor import Kills, run_to_the_end
+from tests.soak.supervisor import Kills, run_through, run_to_the_end, strikes
 from tests.tiny_world import assert_same_bits
 
 SEED = int(os.environ.get("SOAK_SEED", "0"))
@@ -49,13 +50,16 @@ def check_blocking(run, chronicle, twin, of_twin):
     assert len(expected) >= 3
     for step, rows in _loaded(run):
         np.testing.assert_array_equal(rows, expected[step])
-    assert chronicle.steps() == of_twin.steps()
+    # One that was asked to stop has a checkpoint of that step.
+    assert chronicle.steps()["checkpoints"][-1] == run.steps
     assert chronicle.leftovers() == of_twin.leftovers() == []
     assert_same_bits(_last_state(run), _last_state(twin))
     one, other = (
         SnapshotSeries(open_store(each.model_dir), "index") for each in (run, twin)
     )
-    for step in one.steps():
+    both = set(one.steps()) & set(other.steps())
+    assert len(both) >= 2
+    for step in both:
         np.testing.assert_array_equal(
             one.read_array(one.read_manifest(step), EMBEDDINGS),
             other.read_array(other.read_manifest(step), EMBEDDINGS),
@@ -97,12 +101,31 @@ def test_four_builders_beside_one_trainer(make_run, nursery):
     assert "Traceback" not in (run.scratch / "build-index.log").read_text()
 
 
+def check_strikes(make_run, nursery, count, **options):
+    run, twin = (make_run(name, mode="blocking", **options) for name in ("hit", "twin"))
+    blows = strikes(SEED, count, run)
+    assert len({blow.signal for blow in blows}) == 2
+    began = time.monotonic()
+    chronicle = run_through(run, nursery, blows)
+    seconds = time.monotonic() - began
+    print(f"\n{count} strikes, {run.processes} processes: {seconds:.0f} s")
+    check_blocking(run, chronicle, twin, run_through(twin, nursery))
+
+
+@pytest.mark.long
+def test_two_strikes_at_two_processes_change_no_bit(tmp_path, world, nursery):
+    def make_run(name, **options):
+        return Run(
+            str(tmp_path / name), tmp_path / f"{name}-logs", world.corpus, **options
+        )
+
+    options = {"steps": 12, "period": 5, "checkpoint_period": 4}
+    check_strikes(make_run, nursery, 2, processes=2, **options)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_twenty_kills_change_no_bit(make_run, nursery):
-    run, twin = (
-        make_run(name, mode="blocking", steps=100, period=5)
-        for name in ("killed", "twin")
-    )
-    chronicle = run_to_the_end(run, nursery, Kills(SEED, builder=0, trainer=20))
-    check_blocking(run, chronicle, twin, run_to_the_end(twin, nursery))
+@pytest.mark.parametrize("processes", [1, 2])
+def test_thirty_strikes_change_no_bit(make_run, nursery, processes):
+    options = {"steps": 100, "period": 5, "checkpoint_period": 4}
+    check_strikes(make_run, nursery, 30, processes=processes, **options)

@@ -1,3 +1,8 @@
+import contextlib
+import pathlib
+import random
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +12,11 @@ import pytest
 from realm_jax.errors import BadInputError
 from realm_jax.storage import open_store
 from realm_jax.training import checkpoints
+from realm_jax.training.checkpoint_manifests import (
+    HOLDS_INDEX,
+    finished_steps,
+    read_details,
+)
 from realm_jax.training.state import create_state
 
 
@@ -35,7 +45,7 @@ def test_what_was_saved_comes_back(store):
     save(store, 7)
     restored = checkpoints.restore_state(store, make_state())
     assert restored.step == 7
-    assert restored.details == {"index_step": 6, checkpoints.HOLDS_INDEX: False}
+    assert restored.details == {"index_step": 6, HOLDS_INDEX: False}
     jax.tree.map(np.testing.assert_array_equal, restored.tree, make_state(7))
     params = checkpoints.restore_params(store).tree
     jax.tree.map(np.testing.assert_array_equal, params, make_state(7).params)
@@ -43,12 +53,12 @@ def test_what_was_saved_comes_back(store):
 
 def test_nothing_saved_is_none(store):
     assert checkpoints.restore_state(store, make_state()) is None
-    assert checkpoints.read_details(store) is None
+    assert read_details(store) is None
 
 
 def test_only_the_newest_are_kept(store):
     save(store, 1, 2, 3, 4)
-    assert checkpoints.finished_steps(store) == [3, 4]
+    assert finished_steps(store) == [3, 4]
     assert not store.list("checkpoints/1")
 
 
@@ -119,3 +129,45 @@ def test_parameters_of_another_shape_are_refused(store):
     save(store, 1)
     with pytest.raises(BadInputError, match="model file"):
         checkpoints.restore_state(store, make_state(width=4))
+
+
+def test_a_flipped_bit_in_any_file_is_named_and_the_one_before_is_used(
+    uninterrupted, tmp_path, caplog
+):
+    shutil.copytree(uninterrupted / "checkpoints", tmp_path / "checkpoints")
+    store = open_store(tmp_path)
+    before, newest = finished_steps(store)
+    folder = tmp_path / "checkpoints"
+    manifest = folder / f"{newest}.json"
+    # Of the file system, not of the store: hidden files are files too.
+    files = [p for p in (folder / str(newest)).rglob("*") if p.is_file()]
+    assert len(files) >= 10
+    sound = checkpoints.restore_params(store)
+    assert sound.step == newest
+    for path in [*files, *[manifest] * 8]:
+        with flipped_bit(path):
+            caplog.clear()
+            restored = checkpoints.restore_params(store)
+            assert restored.step == before, path
+            assert str(path.relative_to(tmp_path)) in caplog.text
+            step, details = read_details(store)
+            assert step == (before if path == manifest else newest)
+            assert details["index_step"] == {4: 3, 8: 6}[step]
+    again = checkpoints.restore_params(store)
+    jax.tree.map(np.testing.assert_array_equal, again.tree, sound.tree)
+
+
+_RNG = random.Random(0)
+
+
+@contextlib.contextmanager
+def flipped_bit(path: pathlib.Path):
+    """One bit of a file is another, at a random place; then it is as it was."""
+    before = path.read_bytes()
+    data = bytearray(before)
+    data[_RNG.randrange(len(data))] ^= 1 << _RNG.randrange(8)
+    path.write_bytes(data)
+    try:
+        yield
+    finally:
+        path.write_bytes(before)

@@ -13,7 +13,8 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanReader, span_bounds
 from realm_jax.storage import open_store
 from realm_jax.training import finetune
-from realm_jax.training.checkpoints import finished_steps, restore_params
+from realm_jax.training.checkpoint_manifests import finished_steps
+from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.metrics import read_metrics
 from realm_jax.training.stage import Stage

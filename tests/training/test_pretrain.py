@@ -20,7 +20,8 @@ from realm_jax.index.snapshot_writer import SnapshotWriter
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.storage import open_store
 from realm_jax.training import checkpoints, pretrain
-from realm_jax.training.checkpoints import finished_steps, read_details, restore_params
+from realm_jax.training.checkpoint_manifests import finished_steps, read_details
+from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.metrics import read_metrics
 from realm_jax.training.stage import Stage
 from realm_jax.types import NULL_BLOCK

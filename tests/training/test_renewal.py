@@ -16,6 +16,7 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
 from realm_jax.training import checkpoints, initialization, pretrain, renewal
+from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.losses import PretrainLoss
 from realm_jax.training.metrics import read_metrics
 from realm_jax.training.partitioning import MeshConfig, make_mesh
@@ -161,7 +162,7 @@ def test_a_run_may_go_on_rolling_and_back(world, stopped, tmp_path):
     rolling = config_of(world, folder, train_steps=6)
     assert pretrain.run(rolling, silent, NEVER)
     assert pretrain.run(config_of(world, folder, refresh_mode="off"), silent, NEVER)
-    assert checkpoints.finished_steps(open_store(folder))[-1] == 8
+    assert finished_steps(open_store(folder))[-1] == 8
 
 
 def test_a_scann_index_cannot_be_renewed(world, tmp_path):

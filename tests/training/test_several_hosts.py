@@ -11,8 +11,8 @@ from realm_jax.index.reuse import INDEX_SERIES
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.storage import open_store
 from realm_jax.training import pretrain
+from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.checkpoints import (
-    finished_steps,
     read_item,
     restore_params,
 )

@@ -8,7 +8,7 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.storage import open_store
 from realm_jax.training import pretrain, warm_start
-from realm_jax.training.checkpoints import finished_steps, read_details
+from realm_jax.training.checkpoint_manifests import finished_steps, read_details
 from realm_jax.training.stage import Stage, open_examples, require_one_of
 from tests import tiny_world
 from tests.tiny_world import NEVER, silent

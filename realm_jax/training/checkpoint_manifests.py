@@ -1,0 +1,107 @@
+"""Which checkpoints there are, what was said of them, and whether they are sound.
+
+    MODEL_DIR/checkpoints/<step>/        parameters and the rest of the state (Orbax)
+    MODEL_DIR/checkpoints/<step>.json    size and crc32c of every file, and details
+
+Orbax does not checksum arrays: a flipped bit would restore silently wrong. The manifest
+is written last, so a checkpoint without one was never finished and does not count. It
+carries a checksum of its own; one that is damaged counts as a damaged checkpoint.
+
+Nothing here reads an array, so that a launcher can ask how far a run is without JAX.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from realm_jax.sealed_json import seal, unseal
+from realm_jax.storage import MissingObjectError, Store
+
+FOLDER = "checkpoints"
+"""Of the model directory."""
+
+HOLDS_INDEX = "holds_index"
+"""In a checkpoint's details: whether the index is part of the state."""
+
+
+class _DamagedManifestError(Exception):
+    """The manifest is not what was written; the message names it."""
+
+
+def finished_steps(store: Store) -> list[int]:
+    """Steps of the checkpoints that have a manifest, ascending."""
+    names = [name.removeprefix(f"{FOLDER}/") for name in store.list(FOLDER)]
+    stems = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
+def read_details(store: Store) -> tuple[int, Mapping[str, Any]] | None:
+    """Step and details of the newest finished checkpoint, without reading arrays.
+
+    Checkpoints whose manifest is damaged do not count.
+    """
+    found = all_details(store)
+    step = max(found, default=None)
+    return None if step is None else (step, found[step])
+
+
+def all_details(store: Store) -> dict[int, Mapping[str, Any]]:
+    """Details of every finished checkpoint by step, in order, as `read_details`."""
+    found = {}
+    for step in finished_steps(store):
+        # What is damaged is named when it is restored.
+        with contextlib.suppress(_DamagedManifestError, MissingObjectError):
+            found[step] = read_details_of(store, step)
+    return found
+
+
+def write_manifest(store: Store, step: int, details: Mapping[str, Any]) -> None:
+    """Seals a checkpoint whose files are all there; from then on it counts.
+
+    Args:
+      store: the model directory.
+      step: of the checkpoint.
+      details: JSON-serialisable facts to find at restore.
+    """
+    files = {
+        name: {"size": stat.size, "crc32c": stat.crc32c}
+        for name, stat in store.stats(f"{FOLDER}/{step}").items()
+    }
+    manifest = {"step": step, "details": details, "files": files}
+    store.write(manifest_name(step), seal(manifest))
+
+
+def read_details_of(store: Store, step: int) -> Mapping[str, Any]:
+    """Details of one finished checkpoint, which is known to be sound."""
+    return _read_manifest(store, step)["details"]
+
+
+def find_damage(store: Store, step: int) -> str | None:
+    """Names the first file that is not what was written."""
+    try:
+        manifest = _read_manifest(store, step)
+    except _DamagedManifestError as error:
+        return str(error)
+    found = store.stats(f"{FOLDER}/{step}")
+    for name, expected in manifest["files"].items():
+        if name not in found:
+            return f"{name} is missing"
+        if found[name].size != expected["size"]:
+            return f"{name} has {found[name].size} bytes, not {expected['size']}"
+        if found[name].crc32c != expected["crc32c"]:
+            return f"{name} fails its checksum"
+    return None
+
+
+def _read_manifest(store: Store, step: int) -> dict[str, Any]:
+    name = manifest_name(step)
+    data = store.read(name)
+    try:
+        return unseal(data)
+    except ValueError as error:
+        raise _DamagedManifestError(f"{name} is damaged ({error})") from error
+
+
+def manifest_name(step: int) -> str:
+    """Name of the manifest of a checkpoint in the model directory."""
+    return f"{FOLDER}/{step}.json"
