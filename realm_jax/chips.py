@@ -7,6 +7,10 @@ version there; NVIDIA's data sheets (dense bfloat16, SXM).
 
 import dataclasses
 
+LIBTPU_FLAGS = "--fibers_default_thread_stack_size=8388608"
+"""For LIBTPU_INIT_ARGS: compiling BERT-base's update for v6e overflows the stacks that
+the compiler (0.0.42.1) gives its threads by default, and ends the process."""
+
 _GIB = 1 << 30
 _TERA = 10**12
 

@@ -22,6 +22,7 @@ from jax._src import distributed
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
+from realm_jax.chips import LIBTPU_FLAGS
 from realm_jax.errors import BadInputError
 
 Value = TypeVar("Value")
@@ -78,6 +79,8 @@ def join(config: HostsConfig) -> None:
         if given:
             raise _wrong_group(given)
         return
+    if config.pod:
+        os.environ.setdefault("LIBTPU_INIT_ARGS", LIBTPU_FLAGS)
     # It would take SIGTERM away from the handler that makes the job save and stop.
     jax.config.update("jax_enable_preemption_service", False)
     try:

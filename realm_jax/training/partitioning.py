@@ -78,17 +78,18 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     said = len({getattr(device, "slice_index", 0) for device in devices})
     num_slices = config.slices or said
     shape = config.shape(len(devices), num_slices)
-    if num_slices == 1:
-        return jax.make_mesh(
-            shape, axes.MESH_AXES, axis_types=AXIS_TYPES, devices=devices
-        )
+    # Eight devices along an axis are no side of a torus of 4 x 4 x 4.
+    split = {"devices": devices, "allow_split_physical_axes": True}
     try:
-        grid = mesh_utils.create_hybrid_device_mesh(
-            (shape[0] // num_slices, *shape[1:]),
-            (num_slices, 1, 1),
-            devices=devices,
-            process_is_granule=said == 1,
-        )
+        if num_slices == 1:
+            grid = mesh_utils.create_device_mesh(shape, **split)
+        else:
+            grid = mesh_utils.create_hybrid_device_mesh(
+                (shape[0] // num_slices, *shape[1:]),
+                (num_slices, 1, 1),
+                **split,
+                process_is_granule=said == 1,
+            )
     except ValueError as error:
         raise BadInputError(
             f"expected {num_slices} slices of as many devices, got others ({error}); "

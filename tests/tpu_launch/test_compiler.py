@@ -104,6 +104,12 @@ def test_devices_are_those_of_the_machines():
         assert len(hosts) == machines.num_hosts
 
 
+def test_axes_need_not_be_sides_of_the_torus():
+    for name in SLICES:
+        mesh = memory.compiler_mesh(parse(name), MeshConfig(fsdp=8, model=2))
+        assert dict(mesh.shape) == {"data": 4, "fsdp": 8, "model": 2}
+
+
 def test_only_data_leaves_a_slice():
     machines = parse("v4-16")
     mesh = memory.compiler_mesh(machines, MeshConfig(fsdp=4), num_slices=2)

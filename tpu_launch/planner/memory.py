@@ -22,6 +22,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import PyTree
 
 from realm_jax import axes
+from realm_jax.chips import LIBTPU_FLAGS
 from realm_jax.models.bert import BertConfig
 from realm_jax.training.partitioning import AXIS_TYPES, MeshConfig, make_mesh
 from realm_jax.training.stage import StageConfig
@@ -40,6 +41,7 @@ _WITHOUT_A_TPU = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "LIBTPU_INIT_ARGS": LIBTPU_FLAGS,
 }
 # "Used 48.83G of 15.48G hbm", or "memory required for HLO temporaries (101.47G)".
 _USED = re.compile(r"(?:Used |temporaries \()([\d.]+)([KMG])")
