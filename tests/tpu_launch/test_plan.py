@@ -189,6 +189,7 @@ def test_blocking_refreshes_are_part_of_the_run():
     assert stands == pytest.approx(400 * refresh)
 
 
+@pytest.mark.long
 def test_slices_share_the_batch_and_cost_by_number():
     one, two = (
         commands.training(

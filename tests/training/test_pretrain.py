@@ -18,6 +18,7 @@ from realm_jax.index.manifest import DamagedSnapshotError
 from realm_jax.index.reuse import INDEX_SERIES
 from realm_jax.index.snapshot_writer import SnapshotWriter
 from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.sealed_json import seal, unseal
 from realm_jax.storage import open_store
 from realm_jax.training import checkpoints, pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps, read_details
@@ -149,9 +150,9 @@ def test_a_stop_leaves_a_checkpoint_that_goes_on(
 def test_resumed_it_keeps_the_index_of_every_checkpoint(world, stopped, tmp_path):
     shutil.copytree(stopped, tmp_path / "run")
     store = open_store(tmp_path / "run")
-    manifest = json.loads(store.read("checkpoints/4.json"))
+    manifest = unseal(store.read("checkpoints/4.json"))
     manifest["details"]["index_step"] = 0
-    store.write("checkpoints/4.json", json.dumps(manifest).encode())
+    store.write("checkpoints/4.json", seal(manifest))
     kept = []
 
     def report(step, total, values):
