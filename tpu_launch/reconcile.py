@@ -178,7 +178,8 @@ class Reconciler:
                 self._begin(role, progress)
             return
         here = found.get(name) or self._backend.state(name, role.zone)
-        if here is None:
+        # Of somebody else, to create it will say so.
+        if here is None or here.labels.get(operations.RUN) != self._job.run:
             self._missing(role, progress, name)
             return
         progress.created = True
