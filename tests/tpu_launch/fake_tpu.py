@@ -207,7 +207,8 @@ class World:
             return _error(404, "NOT_FOUND", f"Resource '{name}' was not found.")
         resource = self.resources[name]
         if method == "DELETE":
-            if query.get("force") != "true":
+            # gcloud writes it as Python does.
+            if query.get("force", "").lower() != "true":
                 return _error(400, "FAILED_PRECONDITION", "It has nodes; use force.")
             resource.state, resource.since = "DELETING", self.time
             self.running.pop(name, None)

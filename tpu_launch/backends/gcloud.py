@@ -31,6 +31,8 @@ _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _SECONDS = 300.0
 # "ERROR: (gcloud.compute.tpus.queued-resources.create) ALREADY_EXISTS: Resource ..."
 _STATUS = re.compile(r"ERROR: \(gcloud[^)]*\) ([A-Z_]+): (.*)", re.DOTALL)
+# What the service or the network did, after gcloud has tried again for half a minute.
+_SERVICE = re.compile(r"HttpError accessing|connectivity|gcloud crashed|timed out")
 _WILL_NOT_WORK = ("INVALID_ARGUMENT", "PERMISSION_DENIED", "UNAUTHENTICATED")
 
 
@@ -192,7 +194,7 @@ def _error(said: str, what: str) -> Exception:
         return _NotFoundError(line)
     if status in ("ALREADY_EXISTS", "FAILED_PRECONDITION"):
         return _AlreadyExistsError(line)
-    if status in _WILL_NOT_WORK or (not match and "ERROR: (gcloud" in said):
+    if status in _WILL_NOT_WORK or not (status or _SERVICE.search(said)):
         return _bad_input(what, line)
     return BusyError(f"{what}: {line}")
 
