@@ -228,8 +228,8 @@ GCLOUD_SAYS = {
     "'Requests per minute' of service 'tpu.googleapis.com'.",
     "quota": "RESOURCE_EXHAUSTED: Quota limit 'TPUV4sPerProjectPerZone' has been "
     "exceeded. Limit: 32 in zone us-central2-b.",
-    "500": "HttpError accessing <http://127.0.0.1/v2/...>: response: <{'status': 500}>, "
-    "content <{...}> This may be due to network connectivity issues.",
+    "500": "HttpError accessing <http://...>: response: <{'status': 500}>, content "
+    "<{...}> This may be due to network connectivity issues.",
     "503": "UNAVAILABLE: The service is currently unavailable.",
     "403": "PERMISSION_DENIED: Permission 'tpu.queuedResources.create' denied.",
     "400": "INVALID_ARGUMENT: Accelerator type is not supported here.",

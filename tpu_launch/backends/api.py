@@ -6,6 +6,7 @@ CLOUDSDK_AUTH_DISABLE_CREDENTIALS.
 """
 
 import contextlib
+import functools
 import json
 import os
 import urllib.parse
@@ -44,7 +45,12 @@ class ApiBackend:
 
     def __init__(self, project: str, client: tpu_v2.TpuClient | None = None):
         self._project = project
-        self._client = client or _make_client()
+        self._given = client
+
+    @functools.cached_property
+    def _client(self) -> tpu_v2.TpuClient:
+        # Made when first used: to describe a request needs no credentials.
+        return self._given or _make_client()
 
     def create(self, operation: CreateSlice) -> None:
         """Asks for slices; our own being there already is success."""
