@@ -2,9 +2,10 @@
 
     launch/<run>/launchers/<n>.json                  who launches; the last one does
     launch/<run>/<role>/<attempt>/attempt.json       written before slices are asked for
+    launch/<run>/<role>/<attempt>/active.json        written when they are there
     launch/<run>/<role>/<attempt>/ended.json         written when they are gone
 
-Both kinds of number are taken by creating an object, so of several launchers one gets
+Both numbers are taken by creating an object, so of several launchers one gets
 it. An attempt thus has one slice at most, whoever dies or comes twice.
 """
 
@@ -30,6 +31,7 @@ class Attempt:
       number: of the attempt.
       begun: when slices were first asked for, in Unix seconds.
       price: of an hour of them on demand, or None.
+      active: when a launcher first saw them active, or None; from then on they cost.
       ended: when they were gone, or None.
       reason: why they went.
     """
@@ -37,6 +39,7 @@ class Attempt:
     number: int
     begun: float
     price: float | None
+    active: float | None = None
     ended: float | None = None
     reason: str = ""
 
@@ -77,6 +80,13 @@ class Attempts:
         number = self._take(folder, "{}/attempt.json", note)
         return Attempt(number, now, price)
 
+    def activate(self, role: str, attempt: Attempt, now: float) -> None:
+        """Notes that the slices of an attempt are there, unless it is noted."""
+        folder = attempt_folder(self._run, role, attempt.number)
+        if not self._store.exists(f"{folder}/active.json"):
+            note = json.dumps({"active": now}).encode()
+            self._store.write(f"{folder}/active.json", note)
+
     def end(self, role: str, attempt: Attempt, now: float, reason: str) -> None:
         """Notes that the slices of an attempt are gone."""
         folder = attempt_folder(self._run, role, attempt.number)
@@ -106,11 +116,13 @@ def read_attempt(store: Store, run: str, role: str, number: int) -> Attempt | No
     begun = read_json(store, f"{folder}/attempt.json")
     if begun is None:
         return None
+    active = read_json(store, f"{folder}/active.json") or {}
     ended = read_json(store, f"{folder}/ended.json") or {}
     return Attempt(
         number,
         begun["begun"],
         begun["price"],
+        active.get("active"),
         ended.get("ended"),
         ended.get("reason", ""),
     )

@@ -42,7 +42,7 @@ class _Progress:
       state: of its slices, when last seen.
       since: when they came into it.
       step: the furthest that was ever seen.
-      failed_step: where the last failure was, or None.
+      failed_at: where the last failure was, or "".
       attempts: how many this launcher began.
       fruitless: how many in a row brought no step.
       retries: errors of the service in a row.
@@ -56,7 +56,7 @@ class _Progress:
     state: SliceState | None = None
     since: float = 0.0
     step: int = -1
-    failed_step: int | None = None
+    failed_at: str = ""
     attempts: int = 0
     fruitless: int = 0
     retries: int = 0
@@ -267,7 +267,10 @@ class Reconciler:
         self, role: Role, progress: _Progress, here: FoundSlice, name: str
     ) -> None:
         if here.state != progress.state:
-            progress.state, progress.since = here.state, self._clock.now()
+            now = self._clock.now()
+            if here.state == SliceState.ACTIVE and progress.attempt:
+                self._attempts.activate(role.name, progress.attempt, now)
+            progress.state, progress.since = here.state, now
             self._say(f"{role.name}: {name} is {here.state}")
 
     def _judge(
@@ -290,12 +293,12 @@ class Reconciler:
         if isinstance(found, verdict.BadInput):
             raise BadInputError(f"{role.name}, {found.reason}")
         if isinstance(found, verdict.Failure):
-            if progress.failed_step == found.step:
+            if progress.failed_at == found.place:
                 raise GaveUpError(
-                    f"{role.name} failed twice at step {found.step}, and was not "
+                    f"{role.name} failed twice at {found.place}, and was not "
                     f"preempted: {found.reason}"
                 )
-            progress.failed_step = found.step
+            progress.failed_at = found.place
         return found
 
     def _postpone(

@@ -20,11 +20,11 @@ from rich.console import Console
 
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.storage import Store, open_store
+from realm_jax.storage import Store, UnavailableStoreError, open_store
 from tpu_launch import operations, plan, worker_state
 from tpu_launch.attempts import TakenOverError
 from tpu_launch.backends.backend import Backend
-from tpu_launch.bundle import Bundle, make_bundle
+from tpu_launch.bundle import make_bundle
 from tpu_launch.clock import SystemClock
 from tpu_launch.deleting import GaveUpError
 from tpu_launch.job import Job, LaunchConfig, hourly_price, make_job
@@ -37,6 +37,8 @@ from tpu_launch.slices import HardwareConfig
 GAVE_UP = 1
 BACKENDS = ("api", "gcloud")
 
+# What ends a run, other than its being done.
+_RUN_ENDS = (GaveUpError, BadInputError, StoppedError)
 _CHECKOUT = pathlib.Path(__file__).parents[1]
 _COMMANDS = ("warm-start", "pretrain", "finetune")
 _BUILDER_COMMAND = "build-index"
@@ -69,19 +71,22 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
         return 0
     if not flags.yes:
         _ask(stop)
-    store = open_store(job.model_dir)
     prices = {role.name: hourly_price(role, hardware) for role in job.roles}
     try:
-        _run(job, bundle, backend, store, stop, prices)
-    except (GaveUpError, TakenOverError) as error:
-        before = error.__context__
-        reason = f"{before}; " if isinstance(before, Exception) and str(before) else ""
+        store = open_store(job.model_dir)
+        bundle.ship(store)
+        ship, clock = bundle.operation(job.model_dir), SystemClock(stop)
+        Reconciler(job, ship, backend, store, clock, say, prices).run()
+        _summarize(job, store)
+    except (GaveUpError, TakenOverError, UnavailableStoreError) as error:
+        # Deletion failed, after something else had ended the run.
+        before = error.__context__ if isinstance(error, GaveUpError) else None
+        reason = f"{before}; " if isinstance(before, _RUN_ENDS) else ""
         say(f"{reason}{error}")
         return GAVE_UP
     except KeyboardInterrupt:
         say("stopped at once; run `python -m tpu_launch down` for slices that are left")
         raise
-    _summarize(job, store)
     return 0
 
 
@@ -177,13 +182,6 @@ def described(operation: Operation, backend: Backend) -> str:
 def say(text: str) -> None:
     """Tells people, with the time of day."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
-
-
-def _run(job, bundle: Bundle, backend, store, stop, prices) -> None:
-    bundle.ship(store)
-    ship = bundle.operation(job.model_dir)
-    clock = SystemClock(stop)
-    Reconciler(job, ship, backend, store, clock, say, prices).run()
 
 
 def _show_costs(job: Job, hardware: HardwareConfig) -> None:

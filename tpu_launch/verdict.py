@@ -36,11 +36,11 @@ class Failure:
 
     Attributes:
       reason: in one line.
-      step: the last training step before, or -1.
+      place: how far it had got; a failure at the same place repeats.
     """
 
     reason: str
-    step: int
+    place: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,6 @@ def of_workers(
       now: Unix seconds.
       config: how long what may last.
     """
-    step = last_step(workers)
     for number, worker in sorted(workers.items()):
         said = f"worker {number}: {worker.message or f'code {worker.exit_code}'}"
         if worker.state == State.FAILED:
@@ -106,7 +105,7 @@ def of_workers(
                 return BadInput(said)
             if worker.exit_code in worker_state.STOPPED:
                 return Lost(said)
-            return Failure(said, step)
+            return Failure(said, worker.reached or f"step {last_step(workers)}")
         if worker.state == State.STOPPED and now - worker.time > _REBOOT_SECONDS:
             return Lost(f"{said}, and did not come back")
     silent = [
@@ -125,7 +124,7 @@ def of_workers(
     return Failure(
         f"{reason}, from the start; see their serial output, and whether the service "
         "account may read and write the model directory",
-        step,
+        "the start",
     )
 
 

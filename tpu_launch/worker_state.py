@@ -15,7 +15,7 @@ from typing import Any
 
 from realm_jax.errors import BadInputError
 from realm_jax.storage import MissingObjectError, Store
-from tpu_launch.job import attempt_id
+from tpu_launch.job import BUILDER, TRAINER, attempt_id
 
 # Exit codes of the stages, and so of the supervisor. All others are bugs and crashes.
 DONE = 0
@@ -51,6 +51,8 @@ class WorkerState:
       state: what it does.
       time: when it said so, in Unix seconds.
       step: the last training step that it knows of, or -1.
+      reached: how far it has got, in words that change when it gets further
+        (`progress.py`); "" where the step says all.
       exit_code: of the command, where it has ended.
       message: why, in one line.
       details: what else `status` shows, such as loss and age of the index.
@@ -59,6 +61,7 @@ class WorkerState:
     state: State
     time: float
     step: int = -1
+    reached: str = ""
     exit_code: int | None = None
     message: str = ""
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -120,9 +123,20 @@ def read_workers(
     }
 
 
-def write_done(store: Store, run: str, role: str, done: Done) -> None:
-    """Marks a role as done; its slices are deleted then."""
+def mark_done(store: Store, run: str, role: str, done: Done) -> bool:
+    """Marks a role as done; its slices are deleted then.
+
+    An index builder ends by itself, with code 0, where it hears nothing of a trainer,
+    such as one that was preempted and is waited for. It is done only once the trainer
+    is. Until then its command is to be started again.
+
+    Returns:
+      Whether the role is marked.
+    """
+    if role == BUILDER and read_done(store, run, TRAINER) is None:
+        return False
     store.write(f"{role_folder(run, role)}/done.json", _encoded(done))
+    return True
 
 
 def read_done(store: Store, run: str, role: str) -> Done | None:

@@ -182,7 +182,7 @@ class World:
             worker_state.write_worker(self.store, run, role, attempt, worker, said)
         if done:
             mark = Done(self.time, attempt, step)
-            worker_state.write_done(self.store, run, role, mark)
+            worker_state.mark_done(self.store, run, role, mark)
 
     def answer(self, method, path, query, body):
         """Returns status and JSON of a request, after doing what it asks for."""

@@ -27,7 +27,7 @@ def store(tmp_path):
 def test_what_workers_say_is_read_as_it_was_written(store):
     said = {
         0: WorkerState(State.RUNNING, 12.5, 70, details={"loss": 2.5}),
-        11: WorkerState(State.FAILED, 13.0, 70, 139, "SIGSEGV"),
+        11: WorkerState(State.FAILED, 13.0, 70, "checkpoint 60", 139, "SIGSEGV"),
     }
     for worker, state in said.items():
         worker_state.write_worker(store, "run", "trainer", 3, worker, state)
@@ -37,7 +37,11 @@ def test_what_workers_say_is_read_as_it_was_written(store):
     assert worker_state.read_workers(store, "run", "trainer", 3) == said
     assert worker_state.read_workers(store, "run", "trainer", 4) == {}
     assert worker_state.read_done(store, "run", "trainer") is None
-    worker_state.write_done(store, "run", "trainer", Done(14.0, 3, 100))
+    assert not worker_state.mark_done(store, "run", "builder", Done(13.0, 1, 100))
+    assert worker_state.read_done(store, "run", "builder") is None
+    assert worker_state.mark_done(store, "run", "trainer", Done(14.0, 3, 100))
+    assert worker_state.mark_done(store, "run", "builder", Done(15.0, 1, 100))
+    assert worker_state.read_done(store, "run", "builder").time == 15.0
     assert worker_state.read_done(store, "run", "trainer") == Done(14.0, 3, 100)
     assert json.loads(store.read("launch/run/trainer/003/11.json"))["state"] == "failed"
 
@@ -82,10 +86,13 @@ def test_an_attempt_from_its_beginning_to_its_end(store):
     second = attempts.begin("trainer", 6.0, 3.5)
     assert attempts.unended("trainer") == second
     assert attempts.unended("builder") is None
+    attempts.activate("trainer", second, 6.5)
+    attempts.activate("trainer", second, 7.5)
     attempts.end("trainer", second, 8.0, "preempted")
     assert attempts.unended("trainer") is None
     ended = read_attempt(store, "run", "trainer", 2)
-    assert (ended.begun, ended.ended, ended.price) == (6.0, 8.0, 3.5)
+    assert (ended.begun, ended.active, ended.ended) == (6.0, 6.5, 8.0)
+    assert ended.price == 3.5
     assert ended.reason == "preempted"
 
 
@@ -128,12 +135,12 @@ RUNNING = WorkerState(State.RUNNING, 1000.0, 70)
         ({}, 601.0, Failure),
         ({0: RUNNING}, 1010.0 + 600, Lost),
         ({0: WorkerState(State.DONE, 10.0), 1: RUNNING}, 1010.0, None),
-        ({0: WorkerState(State.FAILED, 1000.0, 70, 1)}, 1010.0, Failure),
-        ({0: WorkerState(State.FAILED, 1000.0, 70, 2)}, 1010.0, BadInput),
-        ({0: WorkerState(State.FAILED, 1000.0, 70, 143)}, 1010.0, Lost),
-        ({0: WorkerState(State.RESTARTING, 1000.0, 70, 1)}, 1010.0, None),
-        ({0: WorkerState(State.STOPPED, 1000.0, 70, 143)}, 1010.0, None),
-        ({0: WorkerState(State.STOPPED, 1000.0, 70, 143)}, 1310.0, Lost),
+        ({0: WorkerState(State.FAILED, 1000.0, 70, "", 1)}, 1010.0, Failure),
+        ({0: WorkerState(State.FAILED, 1000.0, 70, "", 2)}, 1010.0, BadInput),
+        ({0: WorkerState(State.FAILED, 1000.0, 70, "", 143)}, 1010.0, Lost),
+        ({0: WorkerState(State.RESTARTING, 1000.0, 70, "", 1)}, 1010.0, None),
+        ({0: WorkerState(State.STOPPED, 1000.0, 70, "", 143)}, 1010.0, None),
+        ({0: WorkerState(State.STOPPED, 1000.0, 70, "", 143)}, 1310.0, Lost),
     ],
 )
 def test_what_workers_say_is_judged(workers, now, expected):
@@ -142,7 +149,7 @@ def test_what_workers_say_is_judged(workers, now, expected):
     found = verdict.of_workers(workers, num_workers, since, now, CONFIG)
     assert found is None if expected is None else type(found) is expected
     if expected is Failure:
-        assert found.step == verdict.last_step(workers)
+        assert found.place == ("step 70" if workers else "the start")
 
 
 @pytest.fixture
