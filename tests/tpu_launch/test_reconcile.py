@@ -1,6 +1,7 @@
 """A run on a service that loses answers, slices and patience; the client is real."""
 
 import random
+import shutil
 from collections import Counter
 
 import pytest
@@ -14,6 +15,7 @@ from tests.tpu_launch.fake_tpu import World, random_faults, served
 from tpu_launch import worker_state
 from tpu_launch.attempts import Attempts, TakenOverError, read_attempt
 from tpu_launch.backends.api import ApiBackend
+from tpu_launch.backends.gcloud import GcloudBackend
 from tpu_launch.deleting import GaveUpError
 from tpu_launch.job import BUILDER, TRAINER
 from tpu_launch.reconcile import Reconciler
@@ -365,6 +367,31 @@ def test_a_launcher_ends_when_another_has_the_run(world, backend):
     with pytest.raises(TakenOverError):
         first.run()
     assert len(world.resources) == 2
+
+
+@pytest.mark.long
+def test_a_run_by_gcloud(world, monkeypatch, tmp_path):
+    """The program takes its time for each word, and tries again by itself."""
+    if not shutil.which("gcloud"):
+        pytest.skip("needs gcloud")
+    preempted = []
+
+    def weather(world):
+        if world.active() and not preempted:
+            preempted.extend(world.active())
+            world.preempt(preempted[0])
+
+    losses = iter(["lost"])
+    world.on_tick = weather
+    world.fault = lambda method, path: next(losses, "") if method == "POST" else ""
+    world.steps = 20
+    monkeypatch.setenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "true")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    with served(world) as address:
+        monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", address)
+        reconciler(world, GcloudBackend("p"), launching.job(builder="")).run()
+    require_clean(world)
+    assert attempts(world) == {TRAINER: 2}
 
 
 def test_a_builder_that_hears_of_no_trainer_is_not_done(world, backend):

@@ -7,8 +7,11 @@ import pty
 import re
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
@@ -282,6 +285,47 @@ def test_asking_ends_with_ctrl_c(monkeypatch):
         with pytest.raises(up.StoppedError, match="nothing was created"):
             up._ask(stop)
     os.close(controller)
+
+
+@pytest.mark.long
+def test_ctrl_c_ends_the_program_once_everything_is_deleted(bucket, tmp_path):
+    """The program itself, in real time; Cloud TPU's is faster."""
+    world, over = World(working=False, time=time.time()), threading.Event()
+
+    def pass_time():
+        while not over.wait(0.02):
+            world.wait_anyway(15)
+
+    with served(world) as address, (tmp_path / "said").open("w+") as screen:
+        thread = threading.Thread(target=pass_time)
+        thread.start()
+        poll = "--gin.job.LaunchConfig.poll_seconds=0.2"
+        arguments = line("up", "--yes", poll, model_dir=f"{bucket}/stopped")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tpu_launch", *arguments],
+            stdin=subprocess.DEVNULL,
+            stderr=screen,
+            env={
+                **os.environ,
+                "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": address,
+                "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
+            },
+        )
+        try:
+            while len(world.active()) < 2:
+                assert process.poll() is None, screen.read()
+                time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=120) == 130
+        finally:
+            process.kill()
+            over.set()
+            thread.join()
+        screen.seek(0)
+        assert "the same command resumes from the last checkpoint" in screen.read()
+    assert world.resources == {}
+    assert set(world.creations.values()) == {1}
+    assert len(world.creations) == 2
 
 
 def documented(start):
