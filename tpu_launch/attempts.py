@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import uuid
+from collections.abc import Sequence
 
 from realm_jax.storage import AlreadyExistsError, Store
 from tpu_launch.worker_state import attempt_folder, read_json, role_folder
@@ -126,6 +127,29 @@ def read_attempt(store: Store, run: str, role: str, number: int) -> Attempt | No
         ended.get("ended"),
         ended.get("reason", ""),
     )
+
+
+def read_attempts(store: Store, run: str, role: str) -> list[Attempt]:
+    """Returns all attempts of a role, in order."""
+    last = _last(store, role_folder(run, role))
+    found = (read_attempt(store, run, role, n) for n in range(1, last + 1))
+    return [attempt for attempt in found if attempt is not None]
+
+
+def cost(attempts: Sequence[Attempt], now: float) -> float | None:
+    """Returns what attempts have cost so far; None if a price is not known.
+
+    At the price on demand, from when they were active.
+    """
+    total = 0.0
+    for attempt in attempts:
+        if attempt.active is None:
+            continue
+        if attempt.price is None:
+            return None
+        hours = ((attempt.ended or now) - attempt.active) / 3600
+        total += hours * attempt.price
+    return total
 
 
 def _last(store: Store, folder: str) -> int:

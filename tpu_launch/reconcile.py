@@ -285,7 +285,7 @@ class Reconciler:
         step = verdict.last_step(workers)
         if step > progress.step:
             progress.step, progress.fruitless = step, 0
-        found = verdict.of_slices(here, progress.since, now, config)
+        found = verdict.of_slices(here, role, progress.since, now, config)
         if found is None and here.state == SliceState.ACTIVE:
             found = verdict.of_workers(
                 workers, role.num_workers, progress.since, now, config

@@ -19,8 +19,9 @@ if [ ! -e "$checkout/.installed" ]; then
   echo "{digest}  /opt/realm/bundle.tar.gz" | sha256sum --check
   tar --extract --gzip --file=/opt/realm/bundle.tar.gz --directory="$checkout"
   if ! command -v python3.11 > /dev/null || ! command -v make > /dev/null; then
-    apt-get update
-    apt-get install --yes make python3.11 python3.11-venv
+    apt-get --option=DPkg::Lock::Timeout=600 update
+    apt-get --option=DPkg::Lock::Timeout=600 install --yes \\
+      make python3.11 python3.11-venv
   fi
   make --directory="$checkout" env
   "$checkout/.venv/bin/uv" pip install --python "$checkout/.venv/bin/python" \\

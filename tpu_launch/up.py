@@ -9,6 +9,7 @@ same command goes on from the last checkpoint.
 Exit code 1: it was given up, the last line says why.
 """
 
+import argparse
 import pathlib
 import select
 import sys
@@ -22,7 +23,7 @@ from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.storage import Store, UnavailableStoreError, open_store
 from tpu_launch import operations, plan, worker_state
-from tpu_launch.attempts import TakenOverError
+from tpu_launch.attempts import TakenOverError, cost, read_attempts
 from tpu_launch.backends.backend import Backend
 from tpu_launch.bundle import make_bundle
 from tpu_launch.clock import SystemClock
@@ -77,7 +78,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
         bundle.ship(store)
         ship, clock = bundle.operation(job.model_dir), SystemClock(stop)
         Reconciler(job, ship, backend, store, clock, say, prices).run()
-        _summarize(job, store)
+        _summarize(job, store, hardware.currency)
     except (GaveUpError, TakenOverError, UnavailableStoreError) as error:
         # Deletion failed, after something else had ended the run.
         before = error.__context__ if isinstance(error, GaveUpError) else None
@@ -90,7 +91,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     return 0
 
 
-def add_backend(parser) -> None:
+def add_backend(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that every command with a backend has."""
     parser.add_argument(
         "--backend",
@@ -248,11 +249,17 @@ def _ask(stop: threading.Event) -> None:
         raise StoppedError("nothing was created")
 
 
-def _summarize(job: Job, store: Store) -> None:
+def _summarize(job: Job, store: Store, currency: str) -> None:
     for role in job.roles:
         done = worker_state.read_done(store, job.run, role.name)
+        attempts = read_attempts(store, job.run, role.name)
+        paid = cost(attempts, time.time())
+        money = "" if paid is None else f", {paid:,.2f} {currency} on demand"
         if done is not None:
-            say(f"{role.name}: done at step {done.step}, attempt {done.attempt}")
+            say(
+                f"{role.name}: done at step {done.step}, "
+                f"{len(attempts)} attempts{money}"
+            )
 
 
 def _gin(files: Sequence[str]) -> list[str]:

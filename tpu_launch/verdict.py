@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from tpu_launch import worker_state
 from tpu_launch.backends.backend import PENDING, FoundSlice, SliceState
-from tpu_launch.job import LaunchConfig
+from tpu_launch.job import LaunchConfig, Role
 from tpu_launch.operations import EXPIRES
 from tpu_launch.worker_state import State, WorkerState
 
@@ -58,16 +58,20 @@ Verdict = Lost | Failure | BadInput
 
 
 def of_slices(
-    found: FoundSlice, since: float, now: float, config: LaunchConfig
+    found: FoundSlice, role: Role, since: float, now: float, config: LaunchConfig
 ) -> Lost | None:
     """Judges slices by their state.
 
     Args:
       found: what the service says.
+      role: whose slices they should be.
       since: when they came into this state.
       now: Unix seconds.
       config: how long what may last.
     """
+    wanted = (role.machines.accelerator_type, role.slices)
+    if (found.accelerator_type, found.slices) != wanted:
+        return Lost("asked for when the run had other machines")
     if found.state == SliceState.ACTIVE:
         expires = found.labels.get(EXPIRES, "")
         if expires.isdecimal() and int(expires) <= now:

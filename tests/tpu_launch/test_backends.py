@@ -210,6 +210,7 @@ def test_errors(api, service, kind):
             api.delete(DeleteSlice("a", "z"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["quota", "403", "400"])
 def test_errors_of_gcloud(command_line, service, kind):
     """The others it tries again by itself, for minutes."""

@@ -12,7 +12,13 @@ from realm_jax.errors import BadInputError
 from realm_jax.storage import open_store
 from tests.tpu_launch import launching
 from tpu_launch import verdict, worker_state
-from tpu_launch.attempts import Attempts, TakenOverError, read_attempt
+from tpu_launch.attempts import (
+    Attempts,
+    TakenOverError,
+    cost,
+    read_attempt,
+    read_attempts,
+)
 from tpu_launch.backends.backend import FoundSlice, SliceState
 from tpu_launch.bundle import make_bundle
 from tpu_launch.verdict import BadInput, Failure, Lost
@@ -99,28 +105,64 @@ def test_an_attempt_from_its_beginning_to_its_end(store):
 CONFIG = launching.config(silence_minutes=10.0, provisioning_minutes=60.0)
 
 
-def slices(state, expires="9999", reason=""):
+ROLE = launching.job("v4-8", "").role("trainer")
+
+
+def slices(state, expires="9999", reason="", machines="v4-8", number=1):
     labels = {"realm-expires": expires}
-    return FoundSlice("a", "z", state, labels, 0.0, "v4-8", 1, reason)
+    return FoundSlice("a", "z", state, labels, 0.0, machines, number, reason)
+
+
+def judged(found, since, now):
+    return verdict.of_slices(found, ROLE, since, now, CONFIG)
 
 
 @pytest.mark.parametrize("state", SliceState)
 def test_anything_but_active_or_on_the_way_is_lost(state):
     fine = {"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"}
-    found = verdict.of_slices(slices(state), 90.0, 100.0, CONFIG)
+    found = judged(slices(state), 90.0, 100.0)
     assert (found is None) == (state.value in fine)
 
 
 def test_slices_that_take_too_long_or_are_too_old_are_lost():
     waiting, coming = SliceState.WAITING, SliceState.PROVISIONING
-    assert verdict.of_slices(slices(waiting), 0.0, 9000.0, CONFIG) is None
-    assert verdict.of_slices(slices(coming), 0.0, 3600.0, CONFIG) is None
-    assert verdict.of_slices(slices(coming), 0.0, 3601.0, CONFIG)
+    assert judged(slices(waiting), 0.0, 9000.0) is None
+    assert judged(slices(coming), 0.0, 3600.0) is None
+    assert judged(slices(coming), 0.0, 3601.0)
     active = slices(SliceState.ACTIVE, expires="100")
-    assert verdict.of_slices(active, 0.0, 99.0, CONFIG) is None
-    assert verdict.of_slices(active, 0.0, 100.0, CONFIG)
+    assert judged(active, 0.0, 99.0) is None
+    assert judged(active, 0.0, 100.0)
     failed = slices(SliceState.FAILED, reason="Quota 'TPUS' exhausted")
-    assert verdict.of_slices(failed, 0.0, 1.0, CONFIG).quota
+    assert judged(failed, 0.0, 1.0).quota
+
+
+def test_slices_of_other_machines_are_not_kept():
+    active = SliceState.ACTIVE
+    assert judged(slices(active, machines="v4-8"), 0.0, 1.0) is None
+    assert "other machines" in judged(slices(active, machines="v4-16"), 0.0, 1.0).reason
+    assert "other machines" in judged(slices(active, number=2), 0.0, 1.0).reason
+
+
+def test_attempts_cost_from_when_they_were_there(store):
+    attempts = Attempts(store, "run", 0.0)
+    for begun, active, ended in (
+        (0, 600, 4200),
+        (5000, None, 6000),
+        (7000, 7200, None),
+    ):
+        attempt = attempts.begin("trainer", float(begun), 100.0)
+        if active:
+            attempts.activate("trainer", attempt, float(active))
+        if ended:
+            attempts.end("trainer", attempt, float(ended), "")
+    found = read_attempts(store, "run", "trainer")
+    assert [attempt.number for attempt in found] == [1, 2, 3]
+    # An hour, nothing, and half an hour until now.
+    assert cost(found, 7200.0 + 1800.0) == pytest.approx(150.0)
+    assert read_attempts(store, "run", "builder") == []
+    attempt = attempts.begin("builder", 0.0, None)
+    attempts.activate("builder", attempt, 1.0)
+    assert cost(read_attempts(store, "run", "builder"), 2.0) is None
 
 
 RUNNING = WorkerState(State.RUNNING, 1000.0, 70)

@@ -369,6 +369,25 @@ def test_a_launcher_ends_when_another_has_the_run(world, backend):
     assert len(world.resources) == 2
 
 
+def test_roles_may_be_in_zones_of_their_own(world, backend):
+    zones = {}
+
+    def watch(world):
+        zones.update({n.split("-")[-2]: r.zone for n, r in world.resources.items()})
+
+    world.on_tick = watch
+    job = launching.job(builder_zone="elsewhere", builder_provisioning="spot")
+    reconciler(world, backend, job).run()
+    require_clean(world)
+    assert zones == {TRAINER: "z", BUILDER: "elsewhere"}
+    spot = {
+        query["queuedResourceId"].split("-")[-2]: "spot" in body
+        for method, _, query, body, _ in world.requests
+        if method == "POST"
+    }
+    assert spot == {TRAINER: False, BUILDER: True}
+
+
 @pytest.mark.long
 def test_a_run_by_gcloud(world, monkeypatch, tmp_path):
     """The program takes its time for each word, and tries again by itself."""
