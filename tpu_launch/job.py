@@ -40,7 +40,8 @@ class LaunchConfig:
       backoff_seconds: before the second attempt; doubled while there is no progress.
       max_backoff_seconds: the longest of these.
       quota_seconds: between two tries while the quota is used up.
-      silence_minutes: a worker that says nothing for so long is lost.
+      startup_minutes: how long an active worker may take to say its first word.
+      silence_minutes: a worker that then says nothing for so long is lost.
       provisioning_minutes: a slice that is being provisioned for so long is given up.
       poll_seconds: between two looks.
       fetch: gs:// folder -> folder of each worker that it is copied to beforehand, such
@@ -64,7 +65,8 @@ class LaunchConfig:
     backoff_seconds: float = 30.0
     max_backoff_seconds: float = 900.0
     quota_seconds: float = 600.0
-    silence_minutes: float = 30.0
+    startup_minutes: float = 30.0
+    silence_minutes: float = 10.0
     provisioning_minutes: float = 60.0
     poll_seconds: float = 30.0
     fetch: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -112,24 +112,7 @@ def of_workers(
             return Failure(said, worker.reached or f"step {last_step(workers)}")
         if worker.state == State.STOPPED and now - worker.time > _REBOOT_SECONDS:
             return Lost(f"{said}, and did not come back")
-    silent = [
-        number
-        for number in range(num_workers)
-        if now - _heard(workers.get(number), since) > 60 * config.silence_minutes
-    ]
-    if not silent:
-        return None
-    reason = (
-        f"{len(silent)} of {num_workers} workers said nothing for "
-        f"{config.silence_minutes:.0f} minutes"
-    )
-    if any(number in workers for number in silent):
-        return Lost(reason)
-    return Failure(
-        f"{reason}, from the start; see their serial output, and whether the service "
-        "account may read and write the model directory",
-        "the start",
-    )
+    return _silence(workers, num_workers, since, now, config)
 
 
 def last_step(workers: Mapping[int, WorkerState]) -> int:
@@ -137,11 +120,33 @@ def last_step(workers: Mapping[int, WorkerState]) -> int:
     return max((worker.step for worker in workers.values()), default=-1)
 
 
-def _heard(worker: WorkerState | None, since: float) -> float:
-    """When a worker was last heard of, or could first have been.
-
-    One that is done waits for the others.
-    """
-    if worker is None:
-        return since
-    return float("inf") if worker.state == State.DONE else max(worker.time, since)
+def _silence(
+    workers: Mapping[int, WorkerState],
+    num_workers: int,
+    since: float,
+    now: float,
+    config: LaunchConfig,
+) -> Verdict | None:
+    """Judges workers that say nothing any more, or never did."""
+    silent = [
+        number
+        for number, worker in workers.items()
+        # One that is done waits for the others.
+        if worker.state != State.DONE
+        and now - max(worker.time, since) > 60 * config.silence_minutes
+    ]
+    if silent:
+        return Lost(
+            f"{len(silent)} of {num_workers} workers have said nothing for "
+            f"{config.silence_minutes:g} minutes"
+        )
+    missing = set(range(num_workers)) - set(workers)
+    if missing and now - since > 60 * config.startup_minutes:
+        return Failure(
+            f"{len(missing)} of {num_workers} workers said nothing for "
+            f"{config.startup_minutes:g} minutes, from the start; see their serial "
+            "output, and whether the service account may read and write the model "
+            "directory",
+            "the start",
+        )
+    return None

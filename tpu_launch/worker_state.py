@@ -3,8 +3,9 @@
     launch/<run>/<role>/done.json                    the role has done its work
     launch/<run>/<role>/<attempt>/<worker>.json      what a worker last said
 
-The supervisor on a worker writes them; the launcher and `status` read them. A worker is
-numbered through all hosts of all slices of its role, slice by slice.
+The supervisor on a worker writes them, the second at every change and every minute; the
+launcher and `status` read them. A worker is numbered through all hosts of all slices of
+its role, slice by slice.
 """
 
 import dataclasses

@@ -102,7 +102,9 @@ def test_an_attempt_from_its_beginning_to_its_end(store):
     assert ended.reason == "preempted"
 
 
-CONFIG = launching.config(silence_minutes=10.0, provisioning_minutes=60.0)
+CONFIG = launching.config(
+    startup_minutes=20.0, silence_minutes=10.0, provisioning_minutes=60.0
+)
 
 
 ROLE = launching.job("v4-8", "").role("trainer")
@@ -173,9 +175,10 @@ RUNNING = WorkerState(State.RUNNING, 1000.0, 70)
     [
         ({0: RUNNING, 1: RUNNING}, 1010.0, None),
         ({0: RUNNING}, 1010.0, None),
-        ({}, 600.0, None),
-        ({}, 601.0, Failure),
-        ({0: RUNNING}, 1010.0 + 600, Lost),
+        ({}, 900.0 + 1200, None),
+        ({}, 900.0 + 1201, Failure),
+        ({0: RUNNING}, 1000.0 + 600, None),
+        ({0: RUNNING}, 1000.0 + 601, Lost),
         ({0: WorkerState(State.DONE, 10.0), 1: RUNNING}, 1010.0, None),
         ({0: WorkerState(State.FAILED, 1000.0, 70, "", 1)}, 1010.0, Failure),
         ({0: WorkerState(State.FAILED, 1000.0, 70, "", 2)}, 1010.0, BadInput),
@@ -186,9 +189,7 @@ RUNNING = WorkerState(State.RUNNING, 1000.0, 70)
     ],
 )
 def test_what_workers_say_is_judged(workers, now, expected):
-    num_workers = 1 if now < 1000 else 2
-    since = 0.0 if now < 1000 else 900.0
-    found = verdict.of_workers(workers, num_workers, since, now, CONFIG)
+    found = verdict.of_workers(workers, 2, 900.0, now, CONFIG)
     assert found is None if expected is None else type(found) is expected
     if expected is Failure:
         assert found.place == ("step 70" if workers else "the start")

@@ -267,7 +267,7 @@ def test_bad_input_is_never_tried_again(world, backend):
 
 def test_workers_that_never_say_anything_end_the_run(world, backend):
     world.working = False
-    job = launching.job(builder="", silence_minutes=5.0)
+    job = launching.job(builder="", startup_minutes=5.0)
     with pytest.raises(GaveUpError, match="8 of 8 workers said nothing"):
         reconciler(world, backend, job).run()
     require_clean(world)
