@@ -11,6 +11,7 @@ TRAINING = [
     "flax",
     "gin-config",
     "google-cloud-storage",
+    "google-cloud-tpu",
     "google-crc32c",
     "jax>=0.10",
     "jaxtyping",

@@ -1,1 +1,1 @@
-"""Runs the stages' commands as processes: today, a chain on this machine."""
+"""Plans a run, and runs it: on this machine, or on TPU slices."""

@@ -1,7 +1,10 @@
-"""Plans a run, and runs the stages' commands as processes.
+"""Plans a run, and runs it: on this machine, or on TPU slices.
 
     python -m tpu_launch plan --gin_file=...     what a run needs, takes and costs
     python -m tpu_launch local --gin_file=...    a chain of stages on this machine
+    python -m tpu_launch up --gin_file=...       a run on TPU slices, until it is done
+    python -m tpu_launch down --gin_file=...     deletes the slices of a run
+    python -m tpu_launch reap --gin_file=...     deletes slices past their deadline
 
 `python -m tpu_launch COMMAND --help` says more.
 """
@@ -14,7 +17,7 @@ from collections.abc import Callable, Sequence
 from realm_jax.cli import configuration
 from realm_jax.cli.main import guard
 from realm_jax.errors import BadInputError
-from tpu_launch import local, plan
+from tpu_launch import cleanup, local, plan, up
 
 _BAD_INPUT = 2
 
@@ -55,6 +58,9 @@ def _local(argv: Sequence[str], stop: threading.Event) -> int:
 _COMMANDS: dict[str, Callable[[Sequence[str], threading.Event], int]] = {
     "plan": plan.main,
     "local": _local,
+    "up": up.main,
+    "down": cleanup.down,
+    "reap": cleanup.reap,
 }
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def _plans(
     say: Callable[[str], None],
 ) -> list[Plan]:
     if not configuration.bindings(local.Chain):
-        return [_plan(_configured_command(), compiles, say)]
+        return [plan_command(configured_command(), compiles, say)]
     chain = configuration.configured(local.Chain)
     overrides = [arg for arg in argv if arg.startswith("--gin.")]
     plans = []
@@ -121,11 +121,16 @@ def _plans(
         arguments = [f"--gin_file={file}" for file in files]
         arguments += [f"--gin.{binding}" for binding in stage.bindings]
         configuration.parse(parser, [*arguments, *overrides])
-        plans.append(_plan(stage.command, compiles, say))
+        plans.append(plan_command(stage.command, compiles, say))
     return plans
 
 
-def _configured_command() -> str:
+def configured_command() -> str:
+    """Returns the command of `realm` whose run file gin holds.
+
+    Raises:
+      BadInputError: it holds none.
+    """
     for command, place in _CONFIGURATIONS.items():
         # Every run file says which corpus it is about, others only how to train.
         if "corpus" in configuration.bindings(_load(place)):
@@ -136,19 +141,33 @@ def _configured_command() -> str:
     )
 
 
+def stage_config(command: str) -> Any:
+    """Returns the configuration that a command of `realm` would run with.
+
+    Raises:
+      BadInputError: a setting is missing.
+    """
+    return configuration.configured(_load(_CONFIGURATIONS[command]))
+
+
 def _load(place: str) -> Any:
     module, _, name = place.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
-def _plan(command: str, compiles: bool, say: Callable[[str], None]) -> Plan:
-    """Plans a command with what gin holds for it."""
+def plan_command(command: str, compiles: bool, say: Callable[[str], None]) -> Plan:
+    """Plans a command with what gin holds for it.
+
+    Raises:
+      BadInputError: a setting is missing, or machines, mesh and batch do not go
+        together.
+    """
     from realm_jax.index.embed import EmbedConfig
     from realm_jax.training.initialization import ModelFactory
     from tpu_launch.planner import commands
     from tpu_launch.planner.devices import Setting
 
-    config = configuration.configured(_load(_CONFIGURATIONS[command]))
+    config = stage_config(command)
     size = of_corpus(config.corpus) or configuration.configured_if_bound(CorpusSize)
     hardware = configuration.configured_if_bound(HardwareConfig)
     setting = Setting(size, hardware, compiles, say)

@@ -1,0 +1,374 @@
+"""`up`, `down` and `reap` as they are typed, against services of this machine."""
+
+import itertools
+import json
+import os
+import pty
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from realm_jax.storage import open_store
+from tests.tpu_launch.fake_tpu import World, served
+from tpu_launch import __main__ as tpu_launch
+from tpu_launch import cleanup, plan, up, worker_state
+from tpu_launch.attempts import Attempts
+from tpu_launch.job import run_id
+from tpu_launch.planner.figures import Line, Plan, Unit
+
+MODEL_DIR = "gs://bucket/my/pretrain"
+
+
+def line(command, *more, model_dir=MODEL_DIR, project="p", zone="z"):
+    macros = {
+        "MODEL_DIR": model_dir,
+        "CORPUS": "/data/my/corpus",
+        "TASK": "my_salient",
+        "WARM_START": "gs://bucket/my/warm_start",
+        "PROJECT": project,
+        "ZONE": zone,
+    }
+    return [
+        command,
+        *(f"--gin_file=gin/{file}.gin" for file in FILES),
+        *(f'--gin.{name}="{value}"' for name, value in macros.items()),
+        *more,
+    ]
+
+
+FILES = ("models/tiny", "runs/pretrain", "hardware/v5litepod_64")
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """A plan of two hours; a real one takes seconds."""
+    lines = [Line("takes", 7200.0, Unit.SECONDS)]
+    made = Plan("pretrain", {"the run": lines}, problems=["memory: too much"])
+    monkeypatch.setattr(plan, "plan_command", lambda *arguments: made)
+
+
+@pytest.fixture
+def service(world, planned, monkeypatch):
+    """Cloud TPU, in whose time the commands wait; nothing takes real time."""
+    for module in (up, cleanup):
+        monkeypatch.setattr(module, "SystemClock", lambda stop: world)
+        monkeypatch.setattr(module.time, "time", world.now)
+    with served(world) as address:
+        monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", address)
+        monkeypatch.setenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "true")
+        yield world
+
+
+@pytest.fixture
+def said(capsys):
+    """Runs a command; returns its exit code, and what it printed."""
+
+    def run(arguments):
+        code = tpu_launch.main(arguments)
+        out, err = capsys.readouterr()
+        return code, out, " ".join(err.split())
+
+    return run
+
+
+def creates(out):
+    """The bodies of the requests that a dry run prints."""
+    decoder = json.JSONDecoder()
+    starts = [out.index("{", at) for at in find_all(out, "\nPOST ")]
+    return [decoder.raw_decode(out, start)[0] for start in starts]
+
+
+def find_all(text, part):
+    at = text.find(part)
+    while at >= 0:
+        yield at
+        at = text.find(part, at + 1)
+
+
+@pytest.mark.usefixtures("planned")
+def test_a_dry_run_says_everything_and_does_nothing(said):
+    """Without a service, credentials or a bucket."""
+    code, out, err = said(line("up", "--dry_run"))
+    assert code == 0
+    headings = [text for text in out.splitlines() if text.startswith("# ")]
+    run = run_id("realm", MODEL_DIR)
+    assert headings[0] == "# bundle"
+    assert headings[1:3] == [
+        f"# create slice {run}-trainer-001",
+        f"# create slice {run}-builder-001",
+    ]
+    assert len(headings) == 9
+    assert "takes longer than the deadline" not in err
+    # 64 and 16 chips at 1.20 USD.
+    assert "1 x v5litepod-64 (trainer)" in err
+    assert "77 USD" in err
+    assert "19 USD" in err
+    assert "2,304 USD after 24 hours" in err.replace("│ ", "")
+    trainer, builder = creates(out)
+    node = trainer["tpu"]["nodeSpec"][0]["node"]
+    assert node["acceleratorType"] == "v5litepod-64"
+    last = node["metadata"]["startup-script"].splitlines()[-1]
+    assert ".venv/bin/realm pretrain --gin_file=gin/models/tiny.gin" in last
+    node = builder["tpu"]["nodeSpec"][0]["node"]
+    assert node["acceleratorType"] == "v5litepod-16"
+    last = node["metadata"]["startup-script"].splitlines()[-1]
+    assert ".venv/bin/realm build-index" in last
+    assert last.index("v5litepod_64.gin") < last.index("gin/runs/build_index.gin")
+    assert f"""'--gin.MODEL_DIR="{MODEL_DIR}"'""" in last
+
+
+@pytest.mark.usefixtures("planned")
+def test_without_an_own_builder_there_is_one_role(said):
+    code, out, _ = said(line("up", "--dry_run", '--gin.REFRESH_MODE="rolling"'))
+    assert code == 0
+    assert len(creates(out)) == 1
+
+
+def test_a_run_from_its_command_to_its_end(service, said, bucket):
+    model_dir = f"{bucket}/launched/pretrain"
+    service.store, service.steps = open_store(model_dir), 20
+    code, _, err = said(line("up", "--yes", model_dir=model_dir))
+    assert code == 0
+    assert service.resources == {}
+    assert len(service.creations) == 2
+    run = run_id("realm", model_dir)
+    for role in ("trainer", "builder"):
+        assert worker_state.read_done(service.store, run, role).step == service.steps
+        assert f"{role}: done at step 20, 1 attempts, " in err
+    [bundle] = service.store.list("launch/bundles")
+    assert bundle.endswith(".tar.gz")
+
+
+def test_a_run_that_is_given_up_says_why(service, said, monkeypatch):
+    monkeypatch.setattr(up, "open_store", lambda url: service.store)
+    service.steps = 10**6
+    code, _, err = said(line("up", "--yes", "--gin.DEADLINE_HOURS=1.0"))
+    assert code == 1
+    assert "the run takes longer than the deadline of 1 hours" in err
+    assert "may not fit: memory: too much" in err
+    assert "the deadline of 1 hours has come" in err
+    assert service.resources == {}
+
+
+def test_nobody_to_ask_is_said(service, said):
+    code, _, err = said(line("up"))
+    assert code == 2
+    assert "there is no terminal; add --yes" in err
+    assert service.requests == []
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", "maybe\n"])
+def test_who_does_not_agree_pays_nothing(service, said, monkeypatch, answer):
+    controller, terminal = pty.openpty()
+    with os.fdopen(terminal) as stdin:
+        os.write(controller, answer.encode())
+        monkeypatch.setattr("sys.stdin", stdin)
+        _, _, err = said(line("up"))
+    os.close(controller)
+    assert "Create these slices? [y/N] nothing was created" in err
+    assert service.requests == []
+
+
+BAD_LINES = {
+    "no project": (line("up", project=""), "expected a project"),
+    "a local folder": (line("up", model_dir="runs/x"), "expected MODEL_DIR on gs://"),
+    "a machine of the next generation": (
+        line("up", '--gin.slices.HardwareConfig.trainer="tpu7x-64"'),
+        "does not serve TPU7x",
+    ),
+    "an unknown backend": (line("up", "--backend=magic"), "invalid choice: 'magic'"),
+    "a file from elsewhere": (
+        line("up", "--gin_file={elsewhere}"),
+        "expected gin files inside of",
+    ),
+    "down without a zone": (line("down", zone=""), "expected a zone"),
+    "reap without a zone": (line("reap", zone=""), "expected a zone"),
+}
+
+
+@pytest.mark.usefixtures("planned")
+@pytest.mark.parametrize("case", BAD_LINES)
+def test_bad_input_is_one_line(said, tmp_path, case):
+    arguments, expected = BAD_LINES[case]
+    elsewhere = tmp_path / "mine.gin"
+    elsewhere.write_text("SEED = 1\n")
+    code, out, err = said([a.format(elsewhere=elsewhere) for a in arguments])
+    assert code == 2
+    assert expected in err
+    assert out == ""
+
+
+def ask_for(world, run, role, attempt, expires):
+    labels = {
+        "realm-run": run,
+        "realm-role": role,
+        "realm-attempt": str(attempt),
+        "realm-expires": str(expires),
+    }
+    node = {"labels": labels, "acceleratorType": "v4-8"}
+    query = {"queuedResourceId": f"{run}-{role}-{attempt:03d}"}
+    path = "/v2/projects/p/locations/z/queuedResources"
+    world.answer("POST", path, query, {"tpu": {"nodeSpec": [{"node": node}]}})
+
+
+def test_down_deletes_the_run_and_ends_its_launcher(service, said, monkeypatch):
+    monkeypatch.setattr(cleanup, "open_store", lambda url: service.store)
+    service.working = False
+    run = run_id("realm", MODEL_DIR)
+    launcher = Attempts(service.store, run, service.now())
+    ask_for(service, run, "trainer", 3, 2_000_000)
+    ask_for(service, run, "builder", 1, 2_000_000)
+    ask_for(service, "realm-another", "trainer", 1, 0)
+    code, out, _ = said(line("down", "--dry_run"))
+    assert code == 0
+    assert f"queuedResources/{run}-trainer-003?force=true" in out
+    assert len(service.resources) == 3
+    launcher.require_ours()
+    code, out, _ = said(line("down"))
+    assert code == 0
+    assert list(service.resources) == ["realm-another-trainer-001"]
+    with pytest.raises(Exception, match="launched anew elsewhere"):
+        launcher.require_ours()
+    code, out, _ = said(line("down"))
+    assert (code, out) == (0, "nothing to delete\n")
+
+
+def test_reap_deletes_what_is_past_its_deadline(service, said):
+    service.working = False
+    now = int(service.now())
+    ask_for(service, "old", "trainer", 1, now - 1)
+    ask_for(service, "old", "builder", 2, now)
+    ask_for(service, "young", "trainer", 1, now + 3600)
+    path = "/v2/projects/p/locations/z/queuedResources"
+    node = {"labels": {"owner": "somebody"}, "acceleratorType": "v4-8"}
+    body = {"tpu": {"nodeSpec": [{"node": node}]}}
+    service.answer("POST", path, {"queuedResourceId": "precious"}, body)
+    files = ["--gin_file=gin/hardware/v5litepod_64.gin"]
+    arguments = ["reap", *files, '--gin.PROJECT="p"', '--gin.ZONE="z"']
+    code, out, _ = said([*arguments, "--dry_run"])
+    assert (code, len(service.resources)) == (0, 4)
+    assert "old-trainer-001 in z: 1 x v4-8, CREATING" in out
+    code, out, _ = said(arguments)
+    assert code == 0
+    assert set(service.resources) == {"young-trainer-001", "precious"}
+
+
+def test_what_down_cannot_delete_is_named(service, said, monkeypatch):
+    monkeypatch.setattr(cleanup, "open_store", lambda url: service.store)
+    run = run_id("realm", MODEL_DIR)
+    service.working = False
+    ask_for(service, run, "trainer", 1, 2_000_000)
+    service.fault = lambda method, path: "500" if method == "DELETE" else ""
+    code, _, err = said(line("down"))
+    assert code == 1
+    assert f"could not delete {run}-trainer-001" in err
+
+
+def test_asking_ends_with_ctrl_c(monkeypatch):
+    controller, terminal = pty.openpty()
+    stop = threading.Event()
+    stop.set()
+    with os.fdopen(terminal) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        with pytest.raises(up.StoppedError, match="nothing was created"):
+            up._ask(stop)
+    os.close(controller)
+
+
+@pytest.mark.long
+def test_ctrl_c_ends_the_program_once_everything_is_deleted(bucket, tmp_path):
+    """The program itself, in real time; Cloud TPU's is faster."""
+    world, over = World(working=False, time=time.time()), threading.Event()
+
+    def pass_time():
+        while not over.wait(0.02):
+            world.wait_anyway(15)
+
+    with served(world) as address, (tmp_path / "said").open("w+") as screen:
+        thread = threading.Thread(target=pass_time)
+        thread.start()
+        poll = "--gin.job.LaunchConfig.poll_seconds=0.2"
+        arguments = line("up", "--yes", poll, model_dir=f"{bucket}/stopped")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tpu_launch", *arguments],
+            stdin=subprocess.DEVNULL,
+            stderr=screen,
+            env={
+                **os.environ,
+                "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": address,
+                "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
+            },
+        )
+        try:
+            while len(world.active()) < 2:
+                assert process.poll() is None, screen.read()
+                time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=120) == 130
+        finally:
+            process.kill()
+            over.set()
+            thread.join()
+        screen.seek(0)
+        assert "the same command resumes from the last checkpoint" in screen.read()
+    assert world.resources == {}
+    assert set(world.creations.values()) == {1}
+    assert len(world.creations) == 2
+
+
+def documented(start):
+    """The command lines of docs/pods.md that start with some words."""
+    text = (up._CHECKOUT / "docs" / "pods.md").read_text()
+    lines = re.sub(r" *\\\n *", " ", text).splitlines()
+    found = [one.strip() for one in lines if one.startswith(f"    {start}")]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("command", ["up", "down", "reap"])
+def test_documented_command_lines(world, said, monkeypatch, command):
+    """The plan is real here."""
+    with served(world) as address:
+        monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", address)
+        monkeypatch.setenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "true")
+        for text in documented(f".venv/bin/python -m tpu_launch {command} "):
+            arguments = [a for a in shlex.split(text)[3:] if a != "--dry_run"]
+            code, out, err = said([*arguments, "--dry_run"])
+            assert code == 0, err
+    if command == "up":
+        assert "gcloud storage rsync --recursive gs://my-bucket/my/corpus" in out
+        assert "128.80 USD an hour" in err
+
+
+@pytest.mark.long
+def test_documented_lines_of_gcloud_have_flags_that_exist():
+    if not shutil.which("gcloud"):
+        pytest.skip("needs gcloud")
+    for text in documented("gcloud "):
+        words = shlex.split(text)
+        flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+        command = list(itertools.takewhile(lambda word: "." not in word, words))
+        while (done := shown_help(command)).returncode:
+            command.pop()
+        known = set(re.findall(r"--[a-z-]+", done.stdout))
+        assert len(command) > 2
+        assert flags <= known, text
+
+
+def shown_help(command):
+    plain = {**os.environ, "TERM": "dumb"}
+    return subprocess.run(
+        [*command, "--help"], capture_output=True, text=True, check=False, env=plain
+    )

@@ -1,0 +1,1 @@
+"""Who carries operations out: the Cloud TPU API, or its command line."""

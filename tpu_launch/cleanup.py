@@ -1,0 +1,112 @@
+"""Deletes slices: those of a run (`down`), or what was left behind (`reap`)."""
+
+import threading
+import time
+from collections.abc import Sequence
+
+from realm_jax.cli import configuration
+from realm_jax.errors import BadInputError
+from realm_jax.storage import UnavailableStoreError, open_store
+from tpu_launch import operations, plan, up
+from tpu_launch.attempts import Attempts
+from tpu_launch.backends.backend import Backend, FoundSlice
+from tpu_launch.clock import SystemClock
+from tpu_launch.deleting import GaveUpError, delete_all, found_in
+from tpu_launch.job import LaunchConfig, run_id
+from tpu_launch.operations import DeleteSlice
+
+_DOWN = """`python -m tpu_launch down`: deletes the slices of a run.
+
+Give it what `up` was given. An `up` that is still at work elsewhere ends, and what the
+run has made stays: `up` goes on from the last checkpoint.
+"""
+_REAP = """`python -m tpu_launch reap`: deletes slices that are past their deadline.
+
+Of all runs in the project and the zones of the gin files, whoever launched them: what
+`up` would have deleted, had its machine not died.
+"""
+
+
+def down(argv: Sequence[str], stop: threading.Event) -> int:
+    """Runs `down`; returns 0, and 1 if slices are left.
+
+    Raises:
+      BadInputError: a setting is missing, or there is no access.
+    """
+    parser = configuration.make_parser("python -m tpu_launch down", _DOWN)
+    up.add_backend(parser)
+    flags = configuration.parse(parser, argv)
+    launch = _launch_config()
+    model_dir = plan.stage_config(plan.configured_command()).model_dir
+    run = run_id(launch.name, model_dir)
+    backend = up.make_backend(flags.backend, launch.project)
+    if not flags.dry_run:
+        _take_over(model_dir, run)
+    labels = {operations.RUN: run}
+    return _delete(
+        backend, lambda: found_in(backend, _zones(launch), labels), flags.dry_run, stop
+    )
+
+
+def reap(argv: Sequence[str], stop: threading.Event) -> int:
+    """Runs `reap`; returns 0, and 1 if slices are left.
+
+    Raises:
+      BadInputError: a setting is missing, or there is no access.
+    """
+    parser = configuration.make_parser("python -m tpu_launch reap", _REAP)
+    up.add_backend(parser)
+    flags = configuration.parse(parser, argv)
+    launch = _launch_config()
+    backend = up.make_backend(flags.backend, launch.project)
+
+    def find() -> list[FoundSlice]:
+        labels = {operations.RUN: None, operations.EXPIRES: None}
+        found = found_in(backend, _zones(launch), labels)
+        return [one for one in found if is_expired(one, time.time())]
+
+    return _delete(backend, find, flags.dry_run, stop)
+
+
+def is_expired(found: FoundSlice, now: float) -> bool:
+    """Returns whether the launcher of a slice should have deleted it by now."""
+    expires = found.labels.get(operations.EXPIRES, "")
+    return expires.isdecimal() and int(expires) <= now
+
+
+def _launch_config() -> LaunchConfig:
+    launch = configuration.configured_if_bound(LaunchConfig)
+    launch.require_valid()
+    return launch
+
+
+def _zones(launch: LaunchConfig) -> list[str]:
+    return sorted({launch.zone, launch.builder_zone or launch.zone})
+
+
+def _take_over(model_dir: str, run: str) -> None:
+    """Has a launcher that is still at work end, or it would create slices anew."""
+    try:
+        Attempts(open_store(model_dir), run, time.time())
+    except (BadInputError, UnavailableStoreError) as error:
+        up.say(f"a launcher that still runs may create slices anew: {error}")
+
+
+def _delete(backend: Backend, find, dry_run: bool, stop: threading.Event) -> int:
+    found = find()
+    for one in found:
+        what = f"{one.slices} x {one.accelerator_type}, {one.state}"
+        print(f"{one.name} in {one.zone}: {what}")
+        if dry_run:
+            print(backend.described(DeleteSlice(one.name, one.zone)))
+    if not found:
+        print("nothing to delete")
+    if dry_run or not found:
+        return 0
+    try:
+        delete_all(backend, find, SystemClock(stop), up.say)
+    except GaveUpError as error:
+        up.say(str(error))
+        return up.GAVE_UP
+    print("deleted")
+    return 0

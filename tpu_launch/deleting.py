@@ -1,0 +1,88 @@
+"""Deletion that does not end before everything is gone."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from realm_jax.errors import BadInputError
+from tpu_launch.backends.backend import Backend, BusyError, FoundSlice, SliceState
+from tpu_launch.clock import Clock
+from tpu_launch.operations import DeleteSlice
+
+_DELETING_SECONDS = 1800.0
+_FIRST_LOOK_SECONDS = 5.0
+_LAST_LOOK_SECONDS = 60.0
+
+
+class GaveUpError(Exception):
+    """What was begun was ended, though it is not done: one line says why."""
+
+
+def delete_all(
+    backend: Backend,
+    find: Callable[[], Sequence[FoundSlice]],
+    clock: Clock,
+    say: Callable[[str], None],
+    not_before: float = 0.0,
+) -> None:
+    """Deletes slices, and returns when they are gone.
+
+    Args:
+      backend: carries operations out.
+      find: returns those that are still there.
+      clock: time.
+      say: tells people.
+      not_before: goes on looking until then, for what may yet come.
+
+    Raises:
+      GaveUpError: some are still there after half an hour, or access was lost; they
+        cost until they are deleted.
+    """
+    give_up = max(clock.now(), not_before) + _DELETING_SECONDS
+    seconds, left, said = _FIRST_LOOK_SECONDS, None, ""
+    while True:
+        try:
+            left = find()
+            if not left and clock.now() >= not_before:
+                return
+            said = _delete_each(backend, left, say)
+        except BusyError as error:
+            said = str(error)
+        except BadInputError as error:
+            raise GaveUpError(_left_over(left, str(error))) from error
+        if said:
+            say(f"deleting again: {said}")
+        if clock.now() >= give_up:
+            raise GaveUpError(_left_over(left, said))
+        clock.wait_anyway(seconds)
+        seconds = min(2 * seconds, _LAST_LOOK_SECONDS)
+
+
+def found_in(
+    backend: Backend, zones: Sequence[str], labels: Mapping[str, str | None]
+) -> list[FoundSlice]:
+    """Returns the slices with some labels in all of these zones."""
+    return [one for zone in zones for one in backend.find(zone, labels)]
+
+
+def _delete_each(
+    backend: Backend, slices: Sequence[FoundSlice], say: Callable[[str], None]
+) -> str:
+    """Begins to delete each; returns what was in the way of the last that refused."""
+    said = ""
+    for one in slices:
+        if one.state == SliceState.DELETING:
+            continue
+        say(f"deleting {one.name} in {one.zone}")
+        try:
+            backend.delete(DeleteSlice(one.name, one.zone))
+        except BusyError as error:
+            said = str(error)
+    return said
+
+
+def _left_over(slices: Sequence[FoundSlice] | None, said: str) -> str:
+    names = ", ".join(one.name for one in slices or ()) or "the slices"
+    because = f" ({said})" if said else ""
+    return (
+        f"could not delete {names}{because}; they cost money until they are gone: run "
+        "`python -m tpu_launch down`, or delete them in the console"
+    )

@@ -1,0 +1,336 @@
+"""The loop that keeps one slice a role until the role is done.
+
+Each pass looks at what there is and does the next thing about it, so an answer that was
+lost, a launcher that died, or a slice that somebody deleted needs no case of its own.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.storage import Store, UnavailableStoreError
+from tpu_launch import operations, verdict, worker_state
+from tpu_launch.attempts import Attempt, Attempts, TakenOverError
+from tpu_launch.backends.backend import (
+    Backend,
+    BusyError,
+    FoundSlice,
+    QuotaError,
+    SliceState,
+)
+from tpu_launch.clock import Clock
+from tpu_launch.deleting import GaveUpError, delete_all, found_in
+from tpu_launch.job import Job, Role, resource_name
+from tpu_launch.operations import DeleteSlice, ShipBundle
+
+# What was asked for a moment ago may not be listed yet, and may still be on its way
+# where the answer was lost.
+_SETTLING_SECONDS = 120.0
+_FIRST_RETRY_SECONDS = 5.0
+_LAST_RETRY_SECONDS = 300.0
+
+
+@dataclasses.dataclass
+class _Progress:
+    """What the loop remembers of a role.
+
+    Attributes:
+      attempt: the present one, or None between two.
+      created: whether its creation was answered.
+      ending: why it ends, once it does.
+      state: of its slices, when last seen.
+      since: when they came into it.
+      step: the furthest that was ever seen.
+      failed_at: where the last failure was, or "".
+      attempts: how many this launcher began.
+      fruitless: how many in a row brought no step.
+      retries: errors of the service in a row.
+      not_before: nothing is done for this role until then.
+      done: whether its marker is there.
+    """
+
+    attempt: Attempt | None = None
+    created: bool = False
+    ending: verdict.Verdict | None = None
+    state: SliceState | None = None
+    since: float = 0.0
+    step: int = -1
+    failed_at: str = ""
+    attempts: int = 0
+    fruitless: int = 0
+    retries: int = 0
+    not_before: float = 0.0
+    done: bool = False
+
+
+class Reconciler:
+    """Brings a job to its end; `run` does all of it."""
+
+    def __init__(
+        self,
+        job: Job,
+        bundle: ShipBundle,
+        backend: Backend,
+        store: Store,
+        clock: Clock,
+        say: Callable[[str], None],
+        prices: Mapping[str, float | None],
+    ):
+        """Takes the run from whoever launched it before.
+
+        Args:
+          job: the run.
+          bundle: its code, which is in the model directory already.
+          backend: carries operations out.
+          store: the model directory.
+          clock: time.
+          say: tells people.
+          prices: by role, what its slices cost an hour, for the notes.
+        """
+        self._job, self._bundle = job, bundle
+        self._backend, self._store = backend, store
+        self._clock, self._say = clock, say
+        self._prices = prices
+        self._until = operations.deadline(job, clock.now())
+        self._attempts = Attempts(store, job.run, clock.now())
+        self._progress = {role.name: _Progress() for role in job.roles}
+        for name, progress in self._progress.items():
+            progress.attempt = self._attempts.unended(name)
+            progress.created = progress.attempt is not None
+            progress.since = clock.now()
+
+    def run(self) -> None:
+        """Returns once every role is done; all slices are deleted, however it ends.
+
+        Raises:
+          GaveUpError: the deadline has come, a failure repeats, or there were too many
+            attempts.
+          BadInputError: the workers refuse their input, or the service the request.
+          StoppedError: asked to stop.
+          TakenOverError: another launcher has the run; nothing was deleted.
+        """
+        ours = True
+        try:
+            while not self._pass():
+                if self._clock.wait(self._job.config.poll_seconds):
+                    raise StoppedError(
+                        "stopped; the same command resumes from the last checkpoint"
+                    )
+        except TakenOverError:
+            ours = False
+            raise
+        finally:
+            if ours:
+                self._end()
+
+    def _pass(self) -> bool:
+        """Looks at everything once; returns whether all is done."""
+        if self._clock.now() >= self._until:
+            raise GaveUpError(
+                f"the deadline of {self._job.config.deadline_hours:g} hours has come; "
+                "the same command resumes from the last checkpoint"
+            )
+        try:
+            self._attempts.require_ours()
+            found = self._find()
+        except (BusyError, UnavailableStoreError) as error:
+            self._say(f"waiting: {error}")
+            return False
+        for role in self._job.roles:
+            progress = self._progress[role.name]
+            if self._clock.now() < progress.not_before:
+                continue
+            try:
+                self._tend(role, progress, found)
+                progress.retries = 0
+            except QuotaError as error:
+                self._postpone(role, progress, self._job.config.quota_seconds, error)
+            except (BusyError, UnavailableStoreError) as error:
+                seconds = _FIRST_RETRY_SECONDS * 2 ** min(progress.retries, 10)
+                seconds = min(seconds, _LAST_RETRY_SECONDS)
+                progress.retries += 1
+                self._postpone(role, progress, seconds, error)
+        return all(
+            progress.done and progress.attempt is None
+            for progress in self._progress.values()
+        )
+
+    def _find(self) -> dict[str, FoundSlice]:
+        labels = {operations.RUN: self._job.run}
+        found = found_in(self._backend, self._job.zones, labels)
+        return {one.name: one for one in found}
+
+    def _tend(
+        self, role: Role, progress: _Progress, found: Mapping[str, FoundSlice]
+    ) -> None:
+        """Does the next thing about a role."""
+        if not progress.done:
+            marker = worker_state.read_done(self._store, self._job.run, role.name)
+            progress.done = marker is not None
+            if progress.done:
+                self._say(f"{role.name}: done")
+        name = self._name(role, progress.attempt)
+        if self._delete_others(role, name, found):
+            return
+        if progress.attempt is None:
+            if not progress.done:
+                self._begin(role, progress)
+            return
+        here = found.get(name) or self._backend.state(name, role.zone)
+        # Of somebody else, to create it will say so.
+        if here is None or here.labels.get(operations.RUN) != self._job.run:
+            self._missing(role, progress, name)
+            return
+        progress.created = True
+        self._note_state(role, progress, here, name)
+        if progress.ending is None:
+            progress.ending = self._judge(role, progress, here)
+        if progress.ending is None:
+            return
+        if here.state != SliceState.DELETING:
+            self._say(f"{role.name}: deleting {name} ({progress.ending.reason})")
+            self._backend.delete(DeleteSlice(name, role.zone))
+
+    def _delete_others(
+        self, role: Role, name: str, found: Mapping[str, FoundSlice]
+    ) -> bool:
+        """Deletes what is of this role and not its present attempt, before all else."""
+        others = [
+            one
+            for one in found.values()
+            if one.labels.get(operations.ROLE) == role.name and one.name != name
+        ]
+        for one in others:
+            if one.state != SliceState.DELETING:
+                self._say(f"{role.name}: deleting {one.name} (of no present attempt)")
+                self._backend.delete(DeleteSlice(one.name, one.zone))
+        return bool(others)
+
+    def _begin(self, role: Role, progress: _Progress) -> None:
+        config = self._job.config
+        if progress.attempts >= config.max_attempts:
+            raise GaveUpError(
+                f"{role.name}: {progress.attempts} attempts, and not done; raise "
+                "job.LaunchConfig.max_attempts to go on from the last checkpoint"
+            )
+        now = self._clock.now()
+        price = self._prices.get(role.name)
+        progress.attempt = self._attempts.begin(role.name, now, price)
+        progress.attempts += 1
+        progress.created, progress.ending = False, None
+        progress.state, progress.since = None, now
+        self._create(role, progress)
+
+    def _create(self, role: Role, progress: _Progress) -> None:
+        assert progress.attempt is not None
+        number, now = progress.attempt.number, self._clock.now()
+        operation = operations.create_slice(
+            self._job, role, number, self._bundle, now, self._until
+        )
+        self._backend.create(operation)
+        progress.created, progress.since = True, now
+        self._say(
+            f"{role.name}: asked for {role.slices} x {operation.accelerator_type} "
+            f"({operation.name}, {operation.provisioning})"
+        )
+
+    def _missing(self, role: Role, progress: _Progress, name: str) -> None:
+        """There is nothing of the present attempt's name."""
+        if progress.ending is None and not progress.done:
+            if not progress.created:
+                self._create(role, progress)
+                return
+            if self._clock.now() - progress.since < _SETTLING_SECONDS:
+                return
+        reason = progress.ending or verdict.Lost("gone, nobody knows why")
+        self._ended(role, progress, reason)
+
+    def _ended(self, role: Role, progress: _Progress, reason: verdict.Verdict) -> None:
+        """The slices of an attempt are gone; says when the next one may begin."""
+        assert progress.attempt is not None
+        now = self._clock.now()
+        said = "done" if progress.done else reason.reason
+        self._attempts.end(role.name, progress.attempt, now, said)
+        progress.attempt, progress.ending = None, None
+        config = self._job.config
+        seconds = config.backoff_seconds * 2 ** min(progress.fruitless, 20)
+        seconds = min(seconds, config.max_backoff_seconds)
+        if isinstance(reason, verdict.Lost) and reason.quota:
+            seconds = config.quota_seconds
+        progress.fruitless += 1
+        if not progress.done:
+            progress.not_before = now + seconds
+            self._say(f"{role.name}: lost ({said}); again in {seconds:.0f} s")
+
+    def _note_state(
+        self, role: Role, progress: _Progress, here: FoundSlice, name: str
+    ) -> None:
+        if here.state != progress.state:
+            now = self._clock.now()
+            if here.state == SliceState.ACTIVE and progress.attempt:
+                self._attempts.activate(role.name, progress.attempt, now)
+            progress.state, progress.since = here.state, now
+            self._say(f"{role.name}: {name} is {here.state}")
+
+    def _judge(
+        self, role: Role, progress: _Progress, here: FoundSlice
+    ) -> verdict.Verdict | None:
+        if progress.done:
+            return verdict.Lost("done")
+        assert progress.attempt is not None
+        now, config = self._clock.now(), self._job.config
+        run, number = self._job.run, progress.attempt.number
+        workers = worker_state.read_workers(self._store, run, role.name, number)
+        step = verdict.last_step(workers)
+        if step > progress.step:
+            progress.step, progress.fruitless = step, 0
+        found = verdict.of_slices(here, role, progress.since, now, config)
+        if found is None and here.state == SliceState.ACTIVE:
+            found = verdict.of_workers(
+                workers, role.num_workers, progress.since, now, config
+            )
+        if isinstance(found, verdict.BadInput):
+            raise BadInputError(f"{role.name}, {found.reason}")
+        if isinstance(found, verdict.Failure):
+            if progress.failed_at == found.place:
+                raise GaveUpError(
+                    f"{role.name} failed twice at {found.place}, and was not "
+                    f"preempted: {found.reason}"
+                )
+            progress.failed_at = found.place
+        return found
+
+    def _postpone(
+        self, role: Role, progress: _Progress, seconds: float, error: Exception
+    ) -> None:
+        progress.not_before = self._clock.now() + seconds
+        self._say(f"{role.name}: {error}; again in {seconds:.0f} s")
+
+    def _name(self, role: Role, attempt: Attempt | None) -> str:
+        if attempt is None:
+            return ""
+        return resource_name(self._job.run, role.name, attempt.number)
+
+    def _end(self) -> None:
+        """Deletes every slice of the run and notes that it is gone."""
+        now = self._clock.now()
+        # Of a creation whose answer was lost, the slice may yet come.
+        unsure = any(
+            progress.attempt and not progress.created
+            for progress in self._progress.values()
+        )
+        labels = {operations.RUN: self._job.run}
+        delete_all(
+            self._backend,
+            lambda: found_in(self._backend, self._job.zones, labels),
+            self._clock,
+            self._say,
+            now + _SETTLING_SECONDS if unsure else now,
+        )
+        for role, progress in self._progress.items():
+            if progress.attempt:
+                # The notes are worth less than the end.
+                with contextlib.suppress(BusyError, OSError, BadInputError):
+                    now = self._clock.now()
+                    self._attempts.end(role, progress.attempt, now, "run ended")

@@ -1,0 +1,277 @@
+"""`python -m tpu_launch up`: a run on TPU slices, until it is done.
+
+Give it the gin files of a training run, its hardware file among them. It says what the
+run costs and asks; then it asks Cloud TPU for a trainer and, where the run has one, an
+index builder, replaces each of them when it is lost, and deletes both at the end: when
+the run is done, when it fails twice at one step, at the deadline, and on Ctrl-C. The
+same command goes on from the last checkpoint.
+
+Exit code 1: it was given up, the last line says why.
+"""
+
+import argparse
+import pathlib
+import select
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from realm_jax.cli import configuration
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.storage import Store, UnavailableStoreError, open_store
+from tpu_launch import operations, plan, worker_state
+from tpu_launch.attempts import TakenOverError, cost, read_attempts
+from tpu_launch.backends.backend import Backend
+from tpu_launch.bundle import make_bundle
+from tpu_launch.clock import SystemClock
+from tpu_launch.deleting import GaveUpError
+from tpu_launch.job import Job, LaunchConfig, hourly_price, make_job
+from tpu_launch.operations import CreateSlice, DeleteSlice, Operation, ShipBundle
+from tpu_launch.planner import table
+from tpu_launch.planner.figures import Line, Plan, Unit
+from tpu_launch.reconcile import Reconciler
+from tpu_launch.slices import HardwareConfig
+
+GAVE_UP = 1
+BACKENDS = ("api", "gcloud")
+
+# What ends a run, other than its being done.
+_RUN_ENDS = (GaveUpError, BadInputError, StoppedError)
+_CHECKOUT = pathlib.Path(__file__).parents[1]
+_COMMANDS = ("warm-start", "pretrain", "finetune")
+_BUILDER_COMMAND = "build-index"
+_POLL_SECONDS = 0.2
+
+
+def main(argv: Sequence[str], stop: threading.Event) -> int:
+    """Runs the command; returns 0 once the run is done, and 1 if it was given up.
+
+    Raises:
+      BadInputError: a setting is missing, the workers refuse their input, or nobody is
+        there to be asked.
+      StoppedError: asked to stop; all slices are deleted.
+    """
+    parser = configuration.make_parser("python -m tpu_launch up", __doc__)
+    add_backend(parser)
+    parser.add_argument(
+        "--yes", action="store_true", help="do not ask before money is spent"
+    )
+    flags = configuration.parse(parser, argv)
+    hardware = configuration.configured_if_bound(HardwareConfig)
+    job = configured_job(flags.gin_file, argv, flags.import_module)
+    bundle = make_bundle(_CHECKOUT)
+    backend = make_backend(flags.backend, job.config.project)
+    _show_costs(job, hardware)
+    if flags.dry_run:
+        ship = bundle.operation(job.model_dir)
+        for operation in operations.launch(job, ship, time.time()):
+            print(described(operation, backend), end="\n\n")
+        return 0
+    if not flags.yes:
+        _ask(stop)
+    prices = {role.name: hourly_price(role, hardware) for role in job.roles}
+    try:
+        store = open_store(job.model_dir)
+        bundle.ship(store)
+        ship, clock = bundle.operation(job.model_dir), SystemClock(stop)
+        Reconciler(job, ship, backend, store, clock, say, prices).run()
+        _summarize(job, store, hardware.currency)
+    except (GaveUpError, TakenOverError, UnavailableStoreError) as error:
+        # Deletion failed, after something else had ended the run.
+        before = error.__context__ if isinstance(error, GaveUpError) else None
+        reason = f"{before}; " if isinstance(before, _RUN_ENDS) else ""
+        say(f"{reason}{error}")
+        return GAVE_UP
+    except KeyboardInterrupt:
+        say("stopped at once; run `python -m tpu_launch down` for slices that are left")
+        raise
+    return 0
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that every command with a backend has."""
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default="api",
+        help="who talks to Cloud TPU: its client library, or the program gcloud",
+    )
+    parser.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="print what would be done; do nothing",
+    )
+
+
+def make_backend(name: str, project: str) -> Backend:
+    """Returns a backend by its name; importing one takes a second."""
+    if name == "gcloud":
+        from tpu_launch.backends.gcloud import GcloudBackend
+
+        return GcloudBackend(project)
+    from tpu_launch.backends.api import ApiBackend
+
+    return ApiBackend(project)
+
+
+def configured_job(
+    gin_files: Sequence[str], argv: Sequence[str], modules: Sequence[str]
+) -> Job:
+    """Returns the job that gin holds.
+
+    Args:
+      gin_files: as they were given.
+      argv: the command line, for its bindings.
+      modules: to be imported on the workers too.
+
+    Raises:
+      BadInputError: no training run is configured, or it cannot be launched.
+    """
+    command = plan.configured_command()
+    if command not in _COMMANDS:
+        raise BadInputError(
+            f"expected a run file of {', '.join(_COMMANDS)}, got one of {command!r}; "
+            "launch one of these"
+        )
+    config = plan.stage_config(command)
+    if not config.model_dir.startswith("gs://"):
+        raise BadInputError(
+            "expected MODEL_DIR on gs://, where slices meet, got "
+            f"{config.model_dir!r}; give one, or run on this machine with `local`"
+        )
+    launch = configuration.configured_if_bound(LaunchConfig)
+    files = [_in_checkout(file) for file in gin_files]
+    given = [arg for arg in argv if arg.startswith("--gin.")]
+    imports = [f"--import_module={module}" for module in modules]
+    trainer = [command, *_gin(files), *given, *imports]
+    builder = None
+    # Only then somebody else embeds.
+    if getattr(config, "refresh_mode", "") == "async":
+        builder = [
+            *(_BUILDER_COMMAND, *_gin([*files, *launch.builder_gin_files])),
+            *(*given, *imports),
+            f'--gin.MODEL_DIR="{config.model_dir}"',
+            f'--gin.CORPUS="{config.corpus}"',
+            *(f"--gin.{binding}" for binding in launch.builder_bindings),
+        ]
+    hardware = configuration.configured_if_bound(HardwareConfig)
+    return make_job(launch, hardware, config.model_dir, trainer, builder)
+
+
+def described(operation: Operation, backend: Backend) -> str:
+    """Returns an operation as people read it; requests word by word."""
+    match operation:
+        case CreateSlice():
+            return f"# create slice {operation.name}\n{backend.described(operation)}"
+        case DeleteSlice():
+            return f"# delete slice {operation.name}\n{backend.described(operation)}"
+        case ShipBundle():
+            return f"# bundle\nwrite {operation.url}"
+        case operations.AwaitDone():
+            until = time.strftime("%Y-%m-%d %H:%M", time.localtime(operation.until))
+            return (
+                f"# await {operation.role}\nread {operation.marker} until {until}; "
+                "replace slices that are lost"
+            )
+        case operations.Collect():
+            return f"# collect {operation.role}\nread {operation.folder}"
+
+
+def say(text: str) -> None:
+    """Tells people, with the time of day."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def _show_costs(job: Job, hardware: HardwareConfig) -> None:
+    """Prints what the run takes by the planner, and what it costs at most."""
+    console = Console(stderr=True)
+    planned = plan.plan_command(plan.configured_command(), False, lambda text: None)
+    hints = ["prices are those of slices.HardwareConfig, on demand; spot costs less"]
+    hours = job.config.deadline_hours
+    if planned.figure("the run", "takes") > 3600 * hours:
+        hints.append(
+            f"the run takes longer than the deadline of {hours:g} hours "
+            "(DEADLINE_HOURS); another `up` goes on from the last checkpoint"
+        )
+    shown = Plan(
+        f"{planned.title}, {job.run} in {job.config.project}",
+        {
+            "the run, as planned": planned.sections["the run"],
+            "slices": _prices(job, hardware),
+        },
+        hints=[
+            *hints,
+            *planned.hints,
+            *(f"may not fit: {problem}" for problem in planned.problems),
+        ],
+    )
+    table.show([shown], hardware.currency, console)
+
+
+def _prices(job: Job, hardware: HardwareConfig) -> list[Line]:
+    lines, total = [], 0.0
+    for role in job.roles:
+        price = hourly_price(role, hardware)
+        name = f"{role.slices} x {role.machines.accelerator_type} ({role.name})"
+        if price is None:
+            lines.append(Line(name, role.num_workers, Unit.COUNT, "workers; no price"))
+            continue
+        total += price
+        note = f"an hour, {role.num_workers} workers, {role.provisioning}"
+        lines.append(Line(name, price, Unit.MONEY, note))
+    hours = job.config.deadline_hours
+    note = f"after {hours:g} hours everything is deleted"
+    if total:
+        lines.append(Line("by the deadline", total * hours, Unit.MONEY, note))
+    return lines
+
+
+def _ask(stop: threading.Event) -> None:
+    """Has a person agree.
+
+    Raises:
+      BadInputError: nobody is there.
+      StoppedError: they did not.
+    """
+    if not sys.stdin.isatty():
+        raise BadInputError(
+            "expected somebody to confirm the costs, but there is no terminal; add "
+            "--yes"
+        )
+    print("Create these slices? [y/N] ", end="", file=sys.stderr, flush=True)
+    while not select.select([sys.stdin], [], [], _POLL_SECONDS)[0]:
+        if stop.is_set():
+            raise StoppedError("stopped; nothing was created")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise StoppedError("nothing was created")
+
+
+def _summarize(job: Job, store: Store, currency: str) -> None:
+    for role in job.roles:
+        done = worker_state.read_done(store, job.run, role.name)
+        attempts = read_attempts(store, job.run, role.name)
+        paid = cost(attempts, time.time())
+        money = "" if paid is None else f", {paid:,.2f} {currency} on demand"
+        if done is not None:
+            say(
+                f"{role.name}: done at step {done.step}, "
+                f"{len(attempts)} attempts{money}"
+            )
+
+
+def _gin(files: Sequence[str]) -> list[str]:
+    return [f"--gin_file={file}" for file in files]
+
+
+def _in_checkout(file: str) -> str:
+    """Returns where a gin file will be on a worker: the same place in the bundle."""
+    for path in (pathlib.Path(file).absolute(), _CHECKOUT / file):
+        if path.exists() and path.resolve().is_relative_to(_CHECKOUT):
+            return path.resolve().relative_to(_CHECKOUT).as_posix()
+    raise BadInputError(
+        f"expected gin files inside of {_CHECKOUT}, which is what workers get, got "
+        f"{file}; copy it there"
+    )

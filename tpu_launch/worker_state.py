@@ -1,0 +1,185 @@
+"""What the workers of a run say, in files of the model directory.
+
+    launch/<run>/<role>/done.json                    the role has done its work
+    launch/<run>/<role>/<attempt>/<worker>.json      what a worker last said
+
+The supervisor on a worker writes them, the second at every change and every minute; the
+launcher and `status` read them. A worker is numbered through all hosts of all slices of
+its role, slice by slice.
+"""
+
+import dataclasses
+import enum
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from realm_jax.errors import BadInputError
+from realm_jax.storage import MissingObjectError, Store
+from tpu_launch.job import BUILDER, TRAINER, attempt_id
+
+# Exit codes of the stages, and so of the supervisor. All others are bugs and crashes.
+DONE = 0
+BAD_INPUT = 2
+STOPPED = (130, 143)
+
+
+class State(enum.StrEnum):
+    """What a worker does.
+
+    Attributes:
+      STARTING: it installs, fetches, or waits for the others.
+      RUNNING: the command runs.
+      RESTARTING: the command crashed, and its supervisor starts it again.
+      FAILED: the supervisor has given up; exit code and step say more.
+      STOPPED: asked to stop: its machine goes away, or its time is over.
+      DONE: the command has ended as it should.
+    """
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    DONE = "done"
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerState:
+    """What a worker last said.
+
+    Attributes:
+      state: what it does.
+      time: when it said so, in Unix seconds.
+      step: the last training step that it knows of, or -1.
+      reached: how far it has got, in words that change when it gets further
+        (`progress.py`); "" where the step says all.
+      exit_code: of the command, where it has ended.
+      message: why, in one line.
+      details: what else `status` shows, such as loss and age of the index.
+    """
+
+    state: State
+    time: float
+    step: int = -1
+    reached: str = ""
+    exit_code: int | None = None
+    message: str = ""
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """That a role has done its work.
+
+    Attributes:
+      time: when, in Unix seconds.
+      attempt: which attempt ended it.
+      step: the last training step, or -1.
+    """
+
+    time: float
+    attempt: int
+    step: int = -1
+
+
+def role_folder(run: str, role: str) -> str:
+    """Returns where the files of a role are."""
+    return f"launch/{run}/{role}"
+
+
+def attempt_folder(run: str, role: str, attempt: int) -> str:
+    """Returns where the files of an attempt are."""
+    return f"{role_folder(run, role)}/{attempt_id(attempt)}"
+
+
+def write_worker(
+    store: Store, run: str, role: str, attempt: int, worker: int, state: WorkerState
+) -> None:
+    """Says what a worker does, in place of what it said before."""
+    name = f"{attempt_folder(run, role, attempt)}/{worker}.json"
+    store.write(name, _encoded(state))
+
+
+def read_workers(
+    store: Store, run: str, role: str, attempt: int
+) -> dict[int, WorkerState]:
+    """Returns what each worker of an attempt last said, by its number.
+
+    Raises:
+      BadInputError: a file is not one of these.
+    """
+    found = {}
+    folder = attempt_folder(run, role, attempt)
+    for name in store.list(folder):
+        worker = name.removeprefix(f"{folder}/").removesuffix(".json")
+        if not worker.isdecimal():
+            continue
+        values = read_json(store, name)
+        if values is not None:
+            found[int(worker)] = _decoded(store, name, WorkerState, values)
+    return {
+        worker: dataclasses.replace(state, state=State(state.state))
+        for worker, state in found.items()
+    }
+
+
+def mark_done(store: Store, run: str, role: str, done: Done) -> bool:
+    """Marks a role as done; its slices are deleted then.
+
+    An index builder ends by itself, with code 0, where it hears nothing of a trainer,
+    such as one that was preempted and is waited for. It is done only once the trainer
+    is. Until then its command is to be started again.
+
+    Returns:
+      Whether the role is marked.
+    """
+    if role == BUILDER and read_done(store, run, TRAINER) is None:
+        return False
+    store.write(f"{role_folder(run, role)}/done.json", _encoded(done))
+    return True
+
+
+def read_done(store: Store, run: str, role: str) -> Done | None:
+    """Returns the marker of a role, or None while it is at work.
+
+    Raises:
+      BadInputError: the file is not one.
+    """
+    name = f"{role_folder(run, role)}/done.json"
+    values = read_json(store, name)
+    return None if values is None else _decoded(store, name, Done, values)
+
+
+def read_json(store: Store, name: str) -> Any:
+    """Returns what a JSON object holds, or None if there is no such object.
+
+    Raises:
+      BadInputError: it is no JSON.
+    """
+    try:
+        return json.loads(store.read(name))
+    except MissingObjectError:
+        return None
+    except ValueError as error:
+        raise _damaged(store, name) from error
+
+
+def _encoded(value: Any) -> bytes:
+    return json.dumps(dataclasses.asdict(value)).encode()
+
+
+def _decoded(store: Store, name: str, kind: type, values: Any) -> Any:
+    try:
+        if "state" in values:
+            State(values["state"])
+        return kind(**values)
+    except (TypeError, ValueError) as error:
+        raise _damaged(store, name) from error
+
+
+def _damaged(store: Store, name: str) -> BadInputError:
+    return BadInputError(
+        f"expected what a worker of this version says in {store.url(name)}, got "
+        "something else; delete the file"
+    )
