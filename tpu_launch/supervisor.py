@@ -12,10 +12,9 @@ command's: 0 done, 2 bad input, 130 and 143 asked to stop, all others bugs.
 import argparse
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,7 +27,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.storage import Store, UnavailableStoreError, open_store
 from tpu_launch import progress, worker_state
 from tpu_launch.clock import Clock, SystemClock
-from tpu_launch.groups import shell_code
+from tpu_launch.command import Command
 from tpu_launch.job import BUILDER, TRAINER, attempt_id
 from tpu_launch.progress import Progress
 from tpu_launch.reporter import Reporter, last_line
@@ -36,7 +35,6 @@ from tpu_launch.worker_place import Place, command_environment, find_place
 from tpu_launch.worker_state import Done, State, WorkerState
 
 _BUG = 1
-# libtpu leaves it behind when it is killed, and then refuses to start.
 _LOCKFILE = pathlib.Path("/tmp/libtpu_lockfile")
 
 Answer = TypeVar("Answer")
@@ -85,7 +83,7 @@ class Pace:
         not done: so long the first worker may take to mark it.
       report: between two reports.
       last_report: for the last one, while the store is away.
-      hurried_report: the same where the machine is about to go.
+      hurried_report: the same where the machine is about to go; between two tries.
       retry: between two questions to a store that is away.
       poll: between two looks at the command.
     """
@@ -132,7 +130,6 @@ class Supervisor:
         self._reporter = Reporter(
             store, work.run, work.role, work.attempt, place.number, work.log, say
         )
-        self._process: subprocess.Popen[bytes] | None = None
         self._state = WorkerState(State.STARTING, clock.now())
         self._in_vain = 0
         self._reached: str | None = None
@@ -147,21 +144,21 @@ class Supervisor:
             return self._run()
         except Exception as error:
             code = worker_state.BAD_INPUT if isinstance(error, BadInputError) else _BUG
-            self._finish(State.FAILED, code, f"{type(error).__name__}: {error}")
+            said = f"{type(error).__name__}: {error}"
+            # It may be the directory that cannot be used.
+            self._finish(State.FAILED, code, said, self._pace.hurried_report)
             raise
-        finally:
-            self._kill()
 
     def _run(self) -> int:
+        self._tell(State.STARTING)
         while True:
-            self._tell(self._state.state, self._state.exit_code, self._state.message)
             if self._is_done():
                 return self._finish(State.DONE, 0, "the role is done")
             if reason := self._must_stop():
                 return self._finish(State.STOPPED, STOPPED_CODE, reason)
             code, asked = self._run_command()
             if self._reporter.role_is_done or (code == 0 and self._marked()):
-                return self._finish(State.DONE, 0, "")
+                return self._finish(State.DONE, 0, "the command has ended")
             said = last_line(self._work.log)
             if code == 0:
                 message, seconds = "ended while the role is not done", self._pace.ended
@@ -171,16 +168,18 @@ class Supervisor:
             elif code == worker_state.BAD_INPUT:
                 return self._finish(State.FAILED, code, said)
             else:
-                place = self._note_crash()
-                message, seconds = said or f"ended with code {code}", self._backoff()
+                far = self._note_crash()
+                message, seconds = f"code {code}: {said or '-'}", self._backoff()
                 if self._in_vain > self._pace.restarts:
-                    return self._finish(State.FAILED, code, message, place)
-            self._say(f"code {code}: {message}; starting again in {seconds:.0f} s")
+                    return self._finish(State.FAILED, code, message, far=far)
+            self._say(f"{message}; starting again in {seconds:.0f} s")
             self._tell(State.RESTARTING, code, message)
             self._pause(lambda: False, seconds)
 
     def _is_done(self) -> bool:
         """Returns whether the role is done, waiting for a store that is away."""
+        if self._reporter.role_is_done:
+            return True
         run, role = self._work.run, self._work.role
         marker = self._ask(lambda: worker_state.read_done(self._store, run, role))
         return marker is not None
@@ -200,42 +199,19 @@ class Supervisor:
     def _run_command(self) -> tuple[int, str]:
         """Returns the exit code of the command, and why it was asked to end, or ""."""
         work = self._work
-        work.lockfile.unlink(missing_ok=True)
+        command = Command(work.command, work.environment, work.log, work.lockfile)
         try:
-            with work.log.open("ab") as output:
-                self._process = subprocess.Popen(
-                    work.command,
-                    env=work.environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    process_group=0,
-                )
-        except OSError as error:
-            raise BadInputError(
-                f"expected a command that can be run, got {work.command[0]} "
-                f"({error.strerror}); see whether the checkout is whole"
-            ) from error
-        process = self._process
-        self._say(f"started {work.command[0]} as process {process.pid}")
-        self._tell(State.RUNNING)
-        ended = self._pause(lambda: process.poll() is not None)
-        asked = ""
-        if not ended:
-            asked = self._must_stop() or "the role is done"
-            self._say(f"{asked}; asking the command to end")
-            process.send_signal(signal.SIGTERM)
-            self._insist(lambda: process.poll() is not None, self._pace.stopping)
-        # What it started may hold the devices.
-        self._kill()
-        return shell_code(process.wait()), asked
-
-    def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            self._say(f"started {work.command[0]} as process {command.pid}")
+            self._tell(State.RUNNING)
+            asked = ""
+            if not self._pause(command.has_ended):
+                asked = self._must_stop() or "the role is done"
+                self._say(f"{asked}; asking the command to end")
+                command.ask()
+                self._insist(command.has_ended, self._pace.stopping)
+        finally:
+            code = command.end()
+        return code, asked
 
     def _note_crash(self) -> Progress:
         """Counts a crash, unless the store is away, which may be why it crashed."""
@@ -291,7 +267,7 @@ class Supervisor:
                 return question()
             except UnavailableStoreError as error:
                 self._say(f"waiting for the model directory: {error}")
-            if self._must_stop():
+            if self._must_stop() or self._reporter.role_is_done:
                 return None
             self._pause(lambda: False, self._pace.retry)
 
@@ -310,16 +286,21 @@ class Supervisor:
         return self._reporter.post(self._state)
 
     def _finish(
-        self, state: State, code: int, message: str, far: Progress | None = None
+        self,
+        state: State,
+        code: int,
+        message: str,
+        patience: float | None = None,
+        far: Progress | None = None,
     ) -> int:
         """Says how it ended, waiting until that is written; returns the exit code."""
-        self._say(f"{state}: code {code} {message}".rstrip())
+        self._say(f"{state}, code {code}: {message}")
         pace = self._pace
         number = self._tell(state, code, message, far)
-        until = self._clock.now() + pace.last_report
+        seconds = pace.last_report if patience is None else patience
+        until = self._clock.now() + seconds
         while not self._insist(
-            lambda: self._reporter.has_written(number),
-            pace.hurried_report if self._stop.is_set() else pace.retry,
+            functools.partial(self._reporter.has_written, number), pace.hurried_report
         ):
             # The deadline is a bound of costs: it does not wait for a store.
             if self._must_stop() or self._clock.now() >= until:

@@ -3,14 +3,15 @@
 Cloud TPU says it in the metadata of the machine, whose names JAX reads too
 (`jax._src.clusters.cloud_tpu_cluster`): `agent-worker-number`,
 `worker-network-endpoints`, and `tpu-env`, lines of NAME: 'value' that hold the
-MEGASCALE_* of this queued resource. Elsewhere TPU_WORKER_ID is in the environment, as on
-GKE; then all of it is, and no metadata are read.
+MEGASCALE_* of this queued resource. Elsewhere TPU_WORKER_ID is in the environment, as
+on GKE; then all of it is, and no metadata are read.
 """
 
 import dataclasses
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from realm_jax.errors import BadInputError
 from tpu_launch.clock import Clock
@@ -130,7 +131,7 @@ def _metadata(name: str, environment: Mapping[str, str], clock: Clock) -> str:
     return _patiently(lambda: opener.open(request, timeout=_TIMEOUT_SECONDS), clock)
 
 
-def _patiently(ask: Callable[[], "urllib.request._UrlopenRet"], clock: Clock) -> str:
+def _patiently(ask: Callable[[], Any], clock: Clock) -> str:
     reason = ""
     for _ in range(_TRIES):
         try:
