@@ -1,6 +1,7 @@
 """The command of a worker as a process, with all that it starts."""
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import signal
@@ -10,35 +11,50 @@ from collections.abc import Mapping, Sequence
 from realm_jax.errors import BadInputError
 from tpu_launch.groups import shell_code
 
+# What a libtpu that was killed leaves, and the next refuses to start with.
+_LOCKFILE = pathlib.Path("/tmp/libtpu_lockfile")
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a worker is to do.
+
+    Attributes:
+      run: id of the run.
+      role: "trainer" or "builder".
+      attempt: its number.
+      deadline: when it ends, in Unix seconds.
+      command: program and arguments.
+      environment: of the command.
+      log: file that takes what the command writes.
+      lockfile: what libtpu leaves behind.
+    """
+
+    run: str
+    role: str
+    attempt: int
+    deadline: float
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: pathlib.Path
+    lockfile: pathlib.Path = _LOCKFILE
+
 
 class Command:
     """A command that runs in a process group of its own."""
 
-    def __init__(
-        self,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        log: pathlib.Path,
-        lockfile: pathlib.Path,
-    ):
-        """Starts it.
-
-        Args:
-          arguments: program and arguments.
-          environment: all of it.
-          log: file that what it writes is appended to.
-          lockfile: what a libtpu that was killed has left, and would refuse to start
-            with; it is removed.
+    def __init__(self, work: Work):
+        """Starts it, where nothing of one before it is in its way.
 
         Raises:
           BadInputError: there is no such program.
         """
-        lockfile.unlink(missing_ok=True)
+        work.lockfile.unlink(missing_ok=True)
         try:
-            with log.open("ab") as output:
+            with work.log.open("ab") as output:
                 self._process = subprocess.Popen(
-                    arguments,
-                    env=environment,
+                    work.command,
+                    env=work.environment,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -46,7 +62,7 @@ class Command:
                 )
         except OSError as error:
             raise BadInputError(
-                f"expected a command that can be run, got {arguments[0]} "
+                f"expected a command that can be run, got {work.command[0]} "
                 f"({error.strerror}); see whether the checkout is whole"
             ) from error
 

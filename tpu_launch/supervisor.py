@@ -18,7 +18,7 @@ import pathlib
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from realm_jax.cli.main import STOPPED as STOPPED_CODE
@@ -27,7 +27,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.storage import Store, UnavailableStoreError, open_store
 from tpu_launch import progress, worker_state
 from tpu_launch.clock import Clock, SystemClock
-from tpu_launch.command import Command
+from tpu_launch.command import Command, Work
 from tpu_launch.job import BUILDER, TRAINER, attempt_id
 from tpu_launch.progress import Progress
 from tpu_launch.reporter import Reporter, last_line
@@ -35,34 +35,8 @@ from tpu_launch.worker_place import Place, command_environment, find_place
 from tpu_launch.worker_state import Done, State, WorkerState
 
 _BUG = 1
-_LOCKFILE = pathlib.Path("/tmp/libtpu_lockfile")
 
 Answer = TypeVar("Answer")
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """What a worker is to do.
-
-    Attributes:
-      run: id of the run.
-      role: "trainer" or "builder".
-      attempt: its number.
-      deadline: when it ends, in Unix seconds.
-      command: program and arguments.
-      environment: of the command.
-      log: file that takes what the command writes.
-      lockfile: what libtpu leaves behind.
-    """
-
-    run: str
-    role: str
-    attempt: int
-    deadline: float
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    log: pathlib.Path
-    lockfile: pathlib.Path = _LOCKFILE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +48,8 @@ class Pace:
     them.
 
     Attributes:
-      restarts: how often in a row it starts again without having got further.
+      restarts: how often in a row it starts again without having got further, and asks
+        a store again that refuses.
       backoff: before the first restart; twice as long before each further one that
         follows without progress.
       longest_backoff: it grows no longer.
@@ -198,10 +173,9 @@ class Supervisor:
 
     def _run_command(self) -> tuple[int, str]:
         """Returns the exit code of the command, and why it was asked to end, or ""."""
-        work = self._work
-        command = Command(work.command, work.environment, work.log, work.lockfile)
+        command = Command(self._work)
         try:
-            self._say(f"started {work.command[0]} as process {command.pid}")
+            self._say(f"started {self._work.command[0]} as process {command.pid}")
             self._tell(State.RUNNING)
             asked = ""
             if not self._pause(command.has_ended):
@@ -215,7 +189,7 @@ class Supervisor:
 
     def _note_crash(self) -> Progress:
         """Counts a crash, unless the store is away, which may be why it crashed."""
-        with contextlib.suppress(UnavailableStoreError):
+        with contextlib.suppress(UnavailableStoreError, BadInputError):
             far = progress.of_role(self._store, self._work.role)
             self._in_vain = self._in_vain + 1 if far.reached == self._reached else 1
             self._reached = far.reached
@@ -261,12 +235,23 @@ class Supervisor:
         return over
 
     def _ask(self, question: Callable[[], Answer]) -> Answer | None:
-        """Returns the store's answer, or None if the work has to end before."""
+        """Returns the store's answer, or None if the work has to end before.
+
+        Raises:
+          BadInputError: it refuses, time and again.
+        """
+        refusals = 0
         while True:
             try:
                 return question()
             except UnavailableStoreError as error:
                 self._say(f"waiting for the model directory: {error}")
+            except BadInputError as error:
+                # Credentials come from a server of their own, which may be away.
+                refusals += 1
+                if refusals > self._pace.restarts:
+                    raise
+                self._say(f"asking once more: {error}")
             if self._must_stop() or self._reporter.role_is_done:
                 return None
             self._pause(lambda: False, self._pace.retry)

@@ -15,9 +15,10 @@ import pytest
 
 from realm_jax.storage import UnavailableStoreError, open_store
 from tpu_launch import supervisor, worker_state
+from tpu_launch.command import Work
 from tpu_launch.reporter import bounded_tail
 from tpu_launch.startup import startup_script
-from tpu_launch.supervisor import Pace, Supervisor, Work
+from tpu_launch.supervisor import Pace, Supervisor
 from tpu_launch.worker_place import Place
 from tpu_launch.worker_state import Done, State
 
@@ -322,6 +323,15 @@ while not os.path.exists("go"):
     assert codes == [0]
     assert world.done() is not None
     assert world.state().state == State.DONE
+
+
+def test_a_directory_that_refuses_is_bad_input(world):
+    world.mark("trainer")
+    world.store.write("launch/run/trainer/done.json", b"{")
+    with pytest.raises(supervisor.BadInputError, match=r"done.json"):
+        world.run("")
+    assert world.starts() == []
+    assert (world.state().state, world.state().exit_code) == (State.FAILED, 2)
 
 
 def test_it_speaks_every_minute(world):
