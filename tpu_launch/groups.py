@@ -120,7 +120,7 @@ class Group:
                 self._start()
             return None
         codes = [process.poll() for process in self._processes]
-        died = {n: _shell_code(code) for n, code in enumerate(codes) if code}
+        died = {n: shell_code(code) for n, code in enumerate(codes) if code}
         if died:
             number = max(died, key=lambda number: _explains(died[number]))
             code = died[number]
@@ -203,7 +203,7 @@ class Group:
         for process in running:
             process.kill()
             process.wait()
-        return [_shell_code(process.returncode) for process in processes]
+        return [shell_code(process.returncode) for process in processes]
 
     def _log(self, number: int) -> pathlib.Path | None:
         job = self._job
@@ -243,7 +243,7 @@ def environment(
 
 
 def _has_died(code: int | None) -> bool:
-    return code is not None and _shell_code(code) not in (_DONE, *_STOPPED)
+    return code is not None and shell_code(code) not in (_DONE, *_STOPPED)
 
 
 def _explains(code: int) -> int:
@@ -256,7 +256,7 @@ def _explains(code: int) -> int:
     return 1 if code == 128 + signal.SIGABRT else 2
 
 
-def _shell_code(code: int) -> int:
+def shell_code(code: int) -> int:
     """What a shell would give for a process that a signal has ended."""
     return code if code >= 0 else 128 - code
 

@@ -1,0 +1,132 @@
+"""What a worker says of itself, brought to the model directory beside its work.
+
+A store that is away blocks its caller for minutes; the command must hear of a
+preemption at once. So a thread writes, and what it could not write waits for the next
+report.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import threading
+from collections.abc import Callable
+
+from realm_jax.errors import BadInputError
+from realm_jax.storage import Store, UnavailableStoreError
+from tpu_launch import progress, worker_state
+from tpu_launch.worker_state import WorkerState
+
+# Of a log, for the bucket and for the disk of the worker.
+_TAIL_BYTES = 256 << 10
+_LONGEST_BYTES = 64 << 20
+
+
+class Reporter:
+    """Writes the last state and the end of the log of a worker.
+
+    Attributes:
+      role_is_done: whether the role's marker was there at the last report.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        run: str,
+        role: str,
+        attempt: int,
+        worker: int,
+        log: pathlib.Path,
+        say: Callable[[str], None],
+    ):
+        """Starts the thread; nothing is written yet.
+
+        Args:
+          store: the model directory.
+          run: id of the run.
+          role: of the worker.
+          attempt: its number.
+          worker: its number.
+          log: what the command writes.
+          say: tells what goes wrong.
+        """
+        self.role_is_done = False
+        self._store, self._run, self._role = store, run, role
+        self._attempt, self._worker = attempt, worker
+        self._log, self._say = log, say
+        self._condition = threading.Condition()
+        self._next: WorkerState | None = None
+        self._posted = self._written = 0
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def post(self, state: WorkerState) -> int:
+        """Has a state written, in place of one that still waits; returns its number."""
+        with self._condition:
+            self._next = state
+            self._posted += 1
+            self._condition.notify()
+            return self._posted
+
+    def has_written(self, number: int) -> bool:
+        """Returns whether that state, or a later one, has reached the store."""
+        return self._written >= number
+
+    def _work(self) -> None:
+        while True:
+            with self._condition:
+                while self._next is None:
+                    self._condition.wait()
+                state, number = self._next, self._posted
+                self._next = None
+            try:
+                self._report(state)
+                self._written = number
+            # Whatever a store raises must not end the reports.
+            except Exception as error:
+                self._say(f"not reported: {error}")
+
+    def _report(self, state: WorkerState) -> None:
+        with contextlib.suppress(BadInputError, UnavailableStoreError):
+            # One worker is enough to look; the others tell where they failed.
+            if self._worker == 0 and not state.reached:
+                far = progress.of_role(self._store, self._role)
+                state = dataclasses.replace(
+                    state, step=far.step, reached=far.reached, details=far.details
+                )
+        run, role = self._run, self._role
+        worker_state.write_worker(
+            self._store, run, role, self._attempt, self._worker, state
+        )
+        folder = worker_state.attempt_folder(run, role, self._attempt)
+        self._store.write(f"{folder}/{self._worker}.log", bounded_tail(self._log))
+        done = worker_state.read_done(self._store, run, role)
+        self.role_is_done = done is not None
+
+
+def bounded_tail(log: pathlib.Path, longest: int = _LONGEST_BYTES) -> bytes:
+    """Returns the end of a log, from the beginning of a line; shortens a long one.
+
+    Args:
+      log: open for appending elsewhere, or not there.
+      longest: a longer file keeps only what is returned.
+    """
+    try:
+        with log.open("r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            data = file.read()
+            if size > _TAIL_BYTES:
+                data = data[data.find(b"\n") + 1 :]
+            if size > longest:
+                file.truncate(0)
+                file.seek(0)
+                file.write(data)
+            return data
+    except FileNotFoundError:
+        return b""
+
+
+def last_line(log: pathlib.Path) -> str:
+    """Returns what a command said last, "" if nothing."""
+    lines = bounded_tail(log).decode(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("error: ") if lines else ""

@@ -1,0 +1,347 @@
+"""Runs the command of a role on one worker: started at boot by the startup script.
+
+    python -m tpu_launch.supervisor --model_dir=gs://... --run=... --role=trainer \\
+      --attempt=1 --slices=1 --hosts=8 --deadline=1790000000 -- COMMAND ...
+
+A command that crashes is started again, which goes on from its checkpoint; one that
+crashes at the same place again and again is given up, and the launcher decides. One
+that was asked to stop, or refuses its input, is not started again. Exit codes are the
+command's: 0 done, 2 bad input, 130 and 143 asked to stop, all others bugs.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from realm_jax.cli.main import STOPPED as STOPPED_CODE
+from realm_jax.cli.main import guard
+from realm_jax.errors import BadInputError
+from realm_jax.storage import Store, UnavailableStoreError, open_store
+from tpu_launch import progress, worker_state
+from tpu_launch.clock import Clock, SystemClock
+from tpu_launch.command import Command, Work
+from tpu_launch.job import BUILDER, TRAINER, attempt_id
+from tpu_launch.progress import Progress
+from tpu_launch.reporter import Reporter, last_line
+from tpu_launch.worker_place import Place, command_environment, find_place
+from tpu_launch.worker_state import Done, State, WorkerState
+
+_BUG = 1
+
+Answer = TypeVar("Answer")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """How long a supervisor waits for what, in seconds.
+
+    The restarts in a row last longer than the others of the job take to notice that
+    one has died (`hosts.HostsConfig.heartbeat_seconds`), for until then it cannot join
+    them.
+
+    Attributes:
+      restarts: how often in a row it starts again without having got further, and asks
+        a store again that refuses.
+      backoff: before the first restart; twice as long before each further one that
+        follows without progress.
+      longest_backoff: it grows no longer.
+      stopping: for a command that saves because it was asked to end.
+      ended: before a command is started again that has ended well while the role is
+        not done: so long the first worker may take to mark it.
+      report: between two reports.
+      last_report: for the last one, while the store is away.
+      hurried_report: the same where the machine is about to go; between two tries.
+      retry: between two questions to a store that is away.
+      poll: between two looks at the command.
+    """
+
+    restarts: int = 3
+    backoff: float = 20.0
+    longest_backoff: float = 300.0
+    stopping: float = 60.0
+    ended: float = 60.0
+    report: float = 60.0
+    last_report: float = 600.0
+    hurried_report: float = 10.0
+    retry: float = 10.0
+    poll: float = 0.5
+
+
+class Supervisor:
+    """Brings the command of one worker to its end; `run` does all of it."""
+
+    def __init__(
+        self,
+        work: Work,
+        place: Place,
+        store: Store,
+        clock: Clock,
+        stop: threading.Event,
+        say: Callable[[str], None] = print,
+        pace: Pace | None = None,
+    ):
+        """Starts nothing yet.
+
+        Args:
+          work: what to run.
+          place: which worker this is.
+          store: the model directory.
+          clock: time; its `wait` ends when `stop` is set.
+          stop: set when the machine goes away.
+          say: tells whoever reads the serial output.
+          pace: how long to wait for what.
+        """
+        self._work, self._place = work, place
+        self._store, self._clock, self._stop = store, clock, stop
+        self._say, self._pace = say, pace or Pace()
+        self._reporter = Reporter(
+            store, work.run, work.role, work.attempt, place.number, work.log, say
+        )
+        self._state = WorkerState(State.STARTING, clock.now())
+        self._in_vain = 0
+        self._reached: str | None = None
+
+    def run(self) -> int:
+        """Returns the exit code; nothing of the command runs any more.
+
+        Raises:
+          BadInputError: the model directory or the command cannot be used.
+        """
+        try:
+            return self._run()
+        except Exception as error:
+            code = worker_state.BAD_INPUT if isinstance(error, BadInputError) else _BUG
+            said = f"{type(error).__name__}: {error}"
+            # It may be the directory that cannot be used.
+            self._finish(State.FAILED, code, said, self._pace.hurried_report)
+            raise
+
+    def _run(self) -> int:
+        self._tell(State.STARTING)
+        while True:
+            if self._is_done():
+                return self._finish(State.DONE, 0, "the role is done")
+            if reason := self._must_stop():
+                return self._finish(State.STOPPED, STOPPED_CODE, reason)
+            code, asked = self._run_command()
+            if self._reporter.role_is_done or (code == 0 and self._marked()):
+                return self._finish(State.DONE, 0, "the command has ended")
+            said = last_line(self._work.log)
+            if code == 0:
+                message, seconds = "ended while the role is not done", self._pace.ended
+            elif asked or code in worker_state.STOPPED:
+                asked = asked or "another worker of the role was asked to stop"
+                return self._finish(State.STOPPED, code, asked)
+            elif code == worker_state.BAD_INPUT:
+                return self._finish(State.FAILED, code, said)
+            else:
+                far = self._note_crash()
+                message, seconds = f"code {code}: {said or '-'}", self._backoff()
+                if self._in_vain > self._pace.restarts:
+                    return self._finish(State.FAILED, code, message, far=far)
+            self._say(f"{message}; starting again in {seconds:.0f} s")
+            self._tell(State.RESTARTING, code, message)
+            self._pause(lambda: False, seconds)
+
+    def _is_done(self) -> bool:
+        """Returns whether the role is done, waiting for a store that is away."""
+        if self._reporter.role_is_done:
+            return True
+        run, role = self._work.run, self._work.role
+        marker = self._ask(lambda: worker_state.read_done(self._store, run, role))
+        return marker is not None
+
+    def _marked(self) -> bool:
+        """Marks the role, on its first worker; the others wait for the marker."""
+        if self._place.number:
+            return False
+        work = self._work
+        far = self._ask(lambda: progress.of_role(self._store, work.role)) or Progress()
+        done = Done(self._clock.now(), work.attempt, far.step)
+        marked = self._ask(
+            lambda: worker_state.mark_done(self._store, work.run, work.role, done)
+        )
+        return bool(marked)
+
+    def _run_command(self) -> tuple[int, str]:
+        """Returns the exit code of the command, and why it was asked to end, or ""."""
+        command = Command(self._work)
+        try:
+            self._say(f"started {self._work.command[0]} as process {command.pid}")
+            self._tell(State.RUNNING)
+            asked = ""
+            if not self._pause(command.has_ended):
+                asked = self._must_stop() or "the role is done"
+                self._say(f"{asked}; asking the command to end")
+                command.ask()
+                self._insist(command.has_ended, self._pace.stopping)
+        finally:
+            code = command.end()
+        return code, asked
+
+    def _note_crash(self) -> Progress:
+        """Counts a crash, unless the store is away, which may be why it crashed."""
+        with contextlib.suppress(UnavailableStoreError, BadInputError):
+            far = progress.of_role(self._store, self._work.role)
+            self._in_vain = self._in_vain + 1 if far.reached == self._reached else 1
+            self._reached = far.reached
+            return far
+        return Progress()
+
+    def _backoff(self) -> float:
+        seconds = self._pace.backoff * 2 ** max(0, self._in_vain - 1)
+        return min(seconds, self._pace.longest_backoff)
+
+    def _must_stop(self) -> str:
+        """Returns why nothing may be run any more, or ""."""
+        if self._stop.is_set():
+            return "asked to stop"
+        if self._clock.now() >= self._work.deadline:
+            return "the deadline has come"
+        return ""
+
+    def _pause(
+        self, is_over: Callable[[], bool], seconds: float = float("inf")
+    ) -> bool:
+        """Waits for something, for so long, or until the work has to end.
+
+        Returns:
+          Whether it came to be.
+        """
+        until = self._clock.now() + seconds
+        while not (over := is_over()) and self._clock.now() < until:
+            if self._must_stop() or self._reporter.role_is_done:
+                break
+            if self._clock.now() - self._state.time >= self._pace.report:
+                self._tell(
+                    self._state.state, self._state.exit_code, self._state.message
+                )
+            self._clock.wait(min(self._pace.poll, until - self._clock.now()))
+        return over
+
+    def _insist(self, is_over: Callable[[], bool], seconds: float) -> bool:
+        """Waits for something, for so long, even when asked to stop."""
+        until = self._clock.now() + seconds
+        while not (over := is_over()) and self._clock.now() < until:
+            self._clock.wait_anyway(self._pace.poll)
+        return over
+
+    def _ask(self, question: Callable[[], Answer]) -> Answer | None:
+        """Returns the store's answer, or None if the work has to end before.
+
+        Raises:
+          BadInputError: it refuses, time and again.
+        """
+        refusals = 0
+        while True:
+            try:
+                return question()
+            except UnavailableStoreError as error:
+                self._say(f"waiting for the model directory: {error}")
+            except BadInputError as error:
+                # Credentials come from a server of their own, which may be away.
+                refusals += 1
+                if refusals > self._pace.restarts:
+                    raise
+                self._say(f"asking once more: {error}")
+            if self._must_stop() or self._reporter.role_is_done:
+                return None
+            self._pause(lambda: False, self._pace.retry)
+
+    def _tell(
+        self,
+        state: State,
+        code: int | None = None,
+        message: str = "",
+        far: Progress | None = None,
+    ) -> int:
+        """Says what this worker does, in the model directory, some time soon."""
+        far = far or Progress()
+        self._state = WorkerState(
+            state, self._clock.now(), far.step, far.reached, code, message, far.details
+        )
+        return self._reporter.post(self._state)
+
+    def _finish(
+        self,
+        state: State,
+        code: int,
+        message: str,
+        patience: float | None = None,
+        far: Progress | None = None,
+    ) -> int:
+        """Says how it ended, waiting until that is written; returns the exit code."""
+        self._say(f"{state}, code {code}: {message}")
+        pace = self._pace
+        number = self._tell(state, code, message, far)
+        seconds = pace.last_report if patience is None else patience
+        until = self._clock.now() + seconds
+        while not self._insist(
+            functools.partial(self._reporter.has_written, number), pace.hurried_report
+        ):
+            # The deadline is a bound of costs: it does not wait for a store.
+            if self._must_stop() or self._clock.now() >= until:
+                break
+            number = self._reporter.post(self._state)
+        return code
+
+
+def main(argv: Sequence[str], stop: threading.Event) -> int:
+    """Runs the command of a role on this worker; returns its exit code.
+
+    Raises:
+      BadInputError: flags, metadata or the model directory cannot be used.
+    """
+    flags = _parse(argv)
+    clock = SystemClock(stop)
+    place = find_place(flags.slices, flags.hosts, os.environ, clock)
+    name = f"realm-{flags.run}-{flags.role}-{attempt_id(flags.attempt)}-{place.number}"
+    work = Work(
+        run=flags.run,
+        role=flags.role,
+        attempt=flags.attempt,
+        deadline=flags.deadline,
+        command=flags.command,
+        environment=command_environment(place, os.environ),
+        log=pathlib.Path(tempfile.gettempdir(), f"{name}.log"),
+    )
+    store = open_store(flags.model_dir)
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    return Supervisor(work, place, store, clock, stop, say).run()
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python -m tpu_launch.supervisor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--model_dir", required=True, help="where all meets")
+    parser.add_argument("--run", required=True, help="id of the run")
+    parser.add_argument("--role", required=True, choices=(TRAINER, BUILDER))
+    parser.add_argument("--attempt", required=True, type=int, help="its number")
+    parser.add_argument("--slices", required=True, type=int, help="working together")
+    parser.add_argument("--hosts", required=True, type=int, help="of each slice")
+    parser.add_argument("--deadline", required=True, type=float, help="Unix seconds")
+    parser.add_argument("command", nargs="+", help="what to run, after --")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    code = guard(lambda stop: main(sys.argv[1:], stop))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A store that is away holds the thread that reports.
+    os._exit(code)
