@@ -143,7 +143,7 @@ def until(condition, seconds=20.0):
 
 
 def in_background(action):
-    thread = threading.Thread(target=action)
+    thread = threading.Thread(target=action, daemon=True)
     thread.start()
     return thread
 
