@@ -106,6 +106,7 @@ def test_auto_takes_the_cheapest_that_fits(trainer, chosen):
         assert not devices.of_training(alone, setting).fits
 
 
+@pytest.mark.long
 def test_advice_helps_as_much_as_it_says():
     config = pretraining(bert={"remat": "none"})
     setting = on("v3-8")
