@@ -17,6 +17,8 @@ from realm_jax.errors import BadInputError
 _GIB = 1 << 30
 CPU = "cpu"
 _GPUS = ("a100", "h100", "h200")
+# What machines that are rented with them have, at least; no data sheet says it.
+_HOST_MEMORY_OF_A_GPU = 150 * _GIB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +123,8 @@ def parse(accelerator_type: str) -> Slice:
         )
     if kind in _GPUS and (number.isdecimal() or not number):
         count = int(number or 1)
-        return Slice(accelerator_type, CHIPS[kind], count, 1, "", count * 200 * _GIB)
+        host_memory = count * _HOST_MEMORY_OF_A_GPU
+        return Slice(accelerator_type, CHIPS[kind], count, 1, "", host_memory)
     if kind not in _GENERATIONS or not number.isdecimal():
         raise BadInputError(
             "expected an accelerator type such as v4-64, v5litepod-16, h100-8 or cpu, "
