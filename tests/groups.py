@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from tpu_launch import groups
+from tpu_launch.backends import local as groups
 
 ROOT = pathlib.Path(__file__).parents[1]
 

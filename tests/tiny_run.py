@@ -225,8 +225,22 @@ def arguments(stage: str, root: pathlib.Path, **others: str) -> list[str]:
     ]
 
 
-def write_chain(root: pathlib.Path, stages: Sequence[str]) -> pathlib.Path:
-    """Writes chain.gin for `python -m tpu_launch local`; returns its path."""
+def write_chain(
+    root: pathlib.Path,
+    stages: Sequence[str],
+    *,
+    processes: int = 1,
+    model_dir: str | None = None,
+) -> pathlib.Path:
+    """Writes chain.gin for `python -m tpu_launch local`; returns its path.
+
+    Args:
+      root: of inputs and runs.
+      stages: commands, in order.
+      processes: of the trainer of `pretrain`.
+      model_dir: of `pretrain`, if not below the root.
+    """
+    others = {} if model_dir is None else {"MODEL_DIR": model_dir}
     names = [stage.replace("-", "_") for stage in stages]
     text = (root / "sizes.gin").read_text() + "\nfrom tpu_launch import local\n"
     text += f"local.Chain:\n    root = {str(root)!r}\n    stages = ["
@@ -234,11 +248,14 @@ def write_chain(root: pathlib.Path, stages: Sequence[str]) -> pathlib.Path:
     for name, stage in zip(names, stages, strict=True):
         text += f"{name}/local.Stage:\n    command = {stage!r}\n"
         text += f"    gin_files = {gin_files(stage)!r}\n"
-        text += f"    bindings = {bindings(stage, root)!r}\n"
+        of_pretrain = others if stage == "pretrain" else {}
+        text += f"    bindings = {bindings(stage, root, **of_pretrain)!r}\n"
         if stage == "pretrain":
+            beside = bindings("build-index", root, **others)
+            text += f"    processes = {processes}\n"
             text += '    beside = "build-index"\n'
             text += f"    beside_gin_files = {gin_files('build-index')!r}\n"
-            text += f"    beside_bindings = {bindings('build-index', root)!r}\n"
+            text += f"    beside_bindings = {beside!r}\n"
     path = root / "chain.gin"
     path.write_text(text)
     return path

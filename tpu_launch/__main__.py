@@ -48,11 +48,18 @@ def _local(argv: Sequence[str], stop: threading.Event) -> int:
     processes at a safe point; the same command goes on later.
     """
     parser = configuration.make_parser("python -m tpu_launch local", _local.__doc__)
+    parser.add_argument(
+        "--dry_run", action="store_true", help="print what would be done; do nothing"
+    )
     flags = configuration.parse(parser, argv)
     chain = configuration.configured(local.Chain)
     passed_on = [arg for arg in argv if arg.startswith("--gin.")]
     passed_on += [f"--import_module={module}" for module in flags.import_module]
-    return local.run(chain, flags.gin_file, stop, passed_on)
+    runner = local.Runner(chain, flags.gin_file, stop, passed_on)
+    if flags.dry_run:
+        runner.describe()
+        return 0
+    return runner.run()
 
 
 _COMMANDS: dict[str, Callable[[Sequence[str], threading.Event], int]] = {

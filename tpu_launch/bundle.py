@@ -1,6 +1,8 @@
 """The code of a run as one archive, named by its contents.
 
 It holds what git tracks in the checkout, as it is now, and what is new and not ignored.
+
+    python -m tpu_launch.bundle URL FILE     copies a bundle from its model directory
 """
 
 import dataclasses
@@ -9,10 +11,11 @@ import hashlib
 import io
 import pathlib
 import subprocess
+import sys
 import tarfile
 
 from realm_jax.errors import BadInputError
-from realm_jax.storage import Store
+from realm_jax.storage import Store, open_store
 from tpu_launch.operations import ShipBundle
 
 _FOLDER = "launch/bundles"
@@ -66,6 +69,19 @@ def make_bundle(checkout: pathlib.Path) -> Bundle:
     return Bundle(data, hashlib.sha256(data).hexdigest())
 
 
+def path_in(checkout: pathlib.Path, file: str) -> str | None:
+    """Returns where a file of a checkout is in its bundle; None for any other.
+
+    Args:
+      checkout: folder.
+      file: path from the working directory, or from the checkout.
+    """
+    for path in (pathlib.Path(file).absolute(), checkout / file):
+        if path.exists() and path.resolve().is_relative_to(checkout):
+            return path.resolve().relative_to(checkout).as_posix()
+    return None
+
+
 def _files(checkout: pathlib.Path) -> list[str]:
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
@@ -94,3 +110,12 @@ def _require_code(path: pathlib.Path, name: str) -> None:
 
 def _name(bundle: Bundle) -> str:
     return f"{_FOLDER}/{bundle.sha256}.tar.gz"
+
+
+def _copy(url: str, file: str) -> None:
+    folder, _, name = url.rpartition("/")
+    pathlib.Path(file).write_bytes(open_store(folder).read(name))
+
+
+if __name__ == "__main__":
+    _copy(*sys.argv[1:])

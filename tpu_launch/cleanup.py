@@ -13,6 +13,7 @@ from tpu_launch.backends.backend import Backend, FoundSlice
 from tpu_launch.clock import SystemClock
 from tpu_launch.deleting import GaveUpError, delete_all, found_in
 from tpu_launch.job import LaunchConfig, run_id
+from tpu_launch.messages import say
 from tpu_launch.operations import DeleteSlice
 
 _DOWN = """`python -m tpu_launch down`: deletes the slices of a run.
@@ -89,7 +90,7 @@ def _take_over(model_dir: str, run: str) -> None:
     try:
         Attempts(open_store(model_dir), run, time.time())
     except (BadInputError, UnavailableStoreError) as error:
-        up.say(f"a launcher that still runs may create slices anew: {error}")
+        say(f"a launcher that still runs may create slices anew: {error}")
 
 
 def _delete(backend: Backend, find, dry_run: bool, stop: threading.Event) -> int:
@@ -104,9 +105,9 @@ def _delete(backend: Backend, find, dry_run: bool, stop: threading.Event) -> int
     if dry_run or not found:
         return 0
     try:
-        delete_all(backend, find, SystemClock(stop), up.say)
+        delete_all(backend, find, SystemClock(stop), say)
     except GaveUpError as error:
-        up.say(str(error))
+        say(str(error))
         return up.GAVE_UP
     print("deleted")
     return 0

@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from realm_jax.errors import BadInputError
-from tpu_launch.groups import shell_code
 
 # What a libtpu that was killed leaves, and the next refuses to start with.
 _LOCKFILE = pathlib.Path("/tmp/libtpu_lockfile")
@@ -88,3 +87,8 @@ class Command:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         return shell_code(self._process.wait())
+
+
+def shell_code(code: int) -> int:
+    """Returns what a shell would give for a process that a signal has ended."""
+    return code if code >= 0 else 128 - code

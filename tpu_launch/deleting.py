@@ -8,8 +8,6 @@ from tpu_launch.clock import Clock
 from tpu_launch.operations import DeleteSlice
 
 _DELETING_SECONDS = 1800.0
-_FIRST_LOOK_SECONDS = 5.0
-_LAST_LOOK_SECONDS = 60.0
 
 
 class GaveUpError(Exception):
@@ -22,6 +20,7 @@ def delete_all(
     clock: Clock,
     say: Callable[[str], None],
     not_before: float = 0.0,
+    first_look: float = 5.0,
 ) -> None:
     """Deletes slices, and returns when they are gone.
 
@@ -31,13 +30,14 @@ def delete_all(
       clock: time.
       say: tells people.
       not_before: goes on looking until then, for what may yet come.
+      first_look: seconds to the second look; later ones are rarer.
 
     Raises:
       GaveUpError: some are still there after half an hour, or access was lost; they
         cost until they are deleted.
     """
     give_up = max(clock.now(), not_before) + _DELETING_SECONDS
-    seconds, left, said = _FIRST_LOOK_SECONDS, None, ""
+    seconds, left, said = first_look, None, ""
     while True:
         try:
             left = find()
@@ -53,7 +53,7 @@ def delete_all(
         if clock.now() >= give_up:
             raise GaveUpError(_left_over(left, said))
         clock.wait_anyway(seconds)
-        seconds = min(2 * seconds, _LAST_LOOK_SECONDS)
+        seconds = min(2 * seconds, 12 * first_look)
 
 
 def found_in(

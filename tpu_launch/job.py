@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from realm_jax.errors import BadInputError
 from tpu_launch import slices
 from tpu_launch.slices import HardwareConfig, Slice
+from tpu_launch.startup import TPU_VM, Site
 
 TRAINER = "trainer"
 BUILDER = "builder"
@@ -142,12 +143,14 @@ class Job:
       model_dir: where everything meets.
       roles: trainer, and builder where it has machines of its own.
       config: where and how.
+      site: what its machines have.
     """
 
     run: str
     model_dir: str
     roles: tuple[Role, ...]
     config: LaunchConfig
+    site: Site = TPU_VM
 
     @property
     def zones(self) -> list[str]:

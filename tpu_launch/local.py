@@ -1,13 +1,19 @@
-"""Runs a chain of stages as processes on this machine, the index builder beside them.
+"""Runs a chain of stages on this machine, the index builder beside them.
 
-Each stage is the `realm` command a person would type. A stage that was done says so and
-ends; one that was interrupted goes on, so the chain is resumed by running it again.
+Each stage is the `realm` command a person would type. One process alone keeps the
+terminal. A stage of several, or with a builder beside it, is launched as `up` launches
+a run: bundle, startup script, supervisor, with processes of this machine in place of
+TPU slices. A stage that was done says so and ends; one that was interrupted goes on, so
+the chain is resumed by running it again.
 """
 
-import contextlib
+import ast
 import dataclasses
 import os
 import pathlib
+import re
+import shlex
+import subprocess
 import sys
 import threading
 import time
@@ -16,12 +22,35 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from realm_jax.errors import BadInputError
-from tpu_launch import groups, progress
+from realm_jax.storage import open_store
+from tpu_launch import messages, operations, slices, worker_state
+from tpu_launch.attempts import TakenOverError
+from tpu_launch.backends.local import LocalBackend, site
+from tpu_launch.bundle import make_bundle, path_in
+from tpu_launch.clock import SystemClock
+from tpu_launch.command import shell_code
+from tpu_launch.deleting import GaveUpError
+from tpu_launch.job import BUILDER, TRAINER, Job, LaunchConfig, Role, run_id
+from tpu_launch.reconcile import Reconciler
 
-_BAD_INPUT = 2
-_BUILDER = "build-index"
+_GAVE_UP = 1
+_BUILDER_COMMAND = "build-index"
+_CHECKOUT = pathlib.Path(__file__).parents[1]
+# Where what is launched lies below the root of a chain.
+_FOLDER = "launched"
+_HERE = "this machine"
+_MODEL_DIR = re.compile(r"(?:--gin\.)?MODEL_DIR\s*=(.*)", re.DOTALL)
 _POLL_SECONDS = 0.2
-_RESTARTS = 3
+_STOPPING_SECONDS = 60.0
+# Nothing is paid by the hour here, and all is near.
+_LAUNCH = LaunchConfig(
+    zone=_HERE,
+    deadline_hours=24.0 * 365,
+    backoff_seconds=1.0,
+    max_backoff_seconds=30.0,
+    startup_minutes=5.0,
+    poll_seconds=0.5,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +61,9 @@ class Stage:
       command: of `realm`, such as "pretrain".
       gin_files: given with --gin_file, before the chain's own files.
       bindings: given with --gin., such as 'MODEL_DIR="runs/x/pretrain"'.
-      processes: how many run it together, as the hosts of a pod would.
+      processes: how many run it together, as the hosts of a slice would.
       devices: simulated CPU devices of each process; with a single process and a single
         device it runs on the devices there are.
-      restarts: how often in a row it starts again without having got further, if one
-        of its processes dies; None: three times if there are several, else never.
       beside: "build-index", which then runs as a job of its own until this one has
         ended and its last index is built; or "".
       beside_gin_files: as `gin_files`, for that command.
@@ -50,7 +77,6 @@ class Stage:
     bindings: Sequence[str] = ()
     processes: int = 1
     devices: int = 1
-    restarts: int | None = None
     beside: str = ""
     beside_gin_files: Sequence[str] = ()
     beside_bindings: Sequence[str] = ()
@@ -64,11 +90,16 @@ class Stage:
                     f"expected {name} of {self.command} to be at least 1, got "
                     f"{getattr(self, name)}"
                 )
-        if self.beside not in ("", _BUILDER):
+        if self.beside not in ("", _BUILDER_COMMAND):
             raise BadInputError(
-                f"expected {_BUILDER!r} or nothing beside {self.command}, got "
+                f"expected {_BUILDER_COMMAND!r} or nothing beside {self.command}, got "
                 f"{self.beside!r}"
             )
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether it takes more than one process, and so a launcher."""
+        return bool(self.beside) or self.processes > 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +107,7 @@ class Chain:
     """Stages to run one after the other.
 
     Attributes:
-      root: folder for logs; the stages' own folders are in their bindings.
+      root: folder of what is launched; the stages' own folders are in their bindings.
       stages: in order.
     """
 
@@ -84,155 +115,164 @@ class Chain:
     stages: Sequence[Stage]
 
 
-def run(
-    chain: Chain,
-    gin_files: Sequence[str],
-    stop: threading.Event,
-    passed_on: Sequence[str] = (),
-) -> int:
-    """Runs a chain; returns 0, or the exit code of the first stage that failed.
+class Runner:
+    """Runs the stages of a chain; `run` does all of it."""
 
-    Args:
-      chain: what to run.
-      gin_files: given to every stage after its own.
-      stop: set when the process was asked to stop; the stages then were asked too.
-      passed_on: arguments given to every stage, after all others.
-    """
-    console = Console()
-    started = time.monotonic()
-    for number, stage in enumerate(chain.stages, start=1):
-        console.rule(f"{number}/{len(chain.stages)} {stage.command}", align="left")
-        code = _run_stage(stage, chain.root, gin_files, stop, passed_on, console)
-        if stop.is_set():
-            console.print("stopped; run the same command again to go on")
-            return 0
-        if code:
-            return code
-    console.rule(f"done in {_minutes(time.monotonic() - started)}", align="left")
-    return 0
+    def __init__(
+        self,
+        chain: Chain,
+        gin_files: Sequence[str],
+        stop: threading.Event,
+        passed_on: Sequence[str] = (),
+    ):
+        """Prepares to run a chain.
 
+        Args:
+          chain: what to run.
+          gin_files: given to every stage after its own.
+          stop: set when the process was asked to stop; a stage that keeps the terminal
+            was asked too.
+          passed_on: arguments given to every stage, after all others.
+        """
+        self._chain, self._stop = chain, stop
+        self._gin_files, self._passed_on = gin_files, passed_on
+        self._backend = LocalBackend(pathlib.Path(chain.root, _FOLDER))
+        self._console = Console()
 
-def _run_stage(
-    stage: Stage,
-    root: str,
-    gin_files: Sequence[str],
-    stop: threading.Event,
-    passed_on: Sequence[str],
-    console: Console,
-) -> int:
-    """Runs a stage and the command beside it to their end; returns its exit code.
+    def run(self) -> int:
+        """Returns 0, or the exit code of the first stage that failed.
 
-    Raises:
-      BadInputError: the command beside it cannot go on.
-    """
+        Raises:
+          BadInputError: a stage cannot be run, or refuses its input.
+          StoppedError: asked to stop.
+        """
+        console, stages = self._console, self._chain.stages
+        started = time.monotonic()
+        for number, stage in enumerate(stages, start=1):
+            console.rule(f"{number}/{len(stages)} {stage.command}", align="left")
+            code = self._launch(stage) if stage.is_launched else self._run_here(stage)
+            if self._stop.is_set():
+                console.print("stopped; run the same command again to go on")
+                return 0
+            if code:
+                return code
+        console.rule(f"done in {_minutes(time.monotonic() - started)}", align="left")
+        return 0
 
-    def say(what: str) -> None:
-        console.print(what, highlight=False, markup=False, soft_wrap=True)
+    def describe(self) -> None:
+        """Prints what `run` would do, word by word; does nothing."""
+        bundle = make_bundle(_CHECKOUT)
+        for number, stage in enumerate(self._chain.stages, start=1):
+            print(f"# stage {number}: {stage.command}")
+            if not stage.is_launched:
+                print(shlex.join(self._here(stage)), end="\n\n")
+                continue
+            job = self._job(stage)
+            ship = bundle.operation(job.model_dir)
+            for operation in operations.launch(job, ship, time.time()):
+                print(messages.described(operation, self._backend), end="\n\n")
 
-    job = _main_job(stage, pathlib.Path(root), gin_files, passed_on)
-    with contextlib.ExitStack() as ending:
-        main = groups.Group(job, say)
-        ending.callback(main.end)
-        lifeline = ending.enter_context(_Lifeline())
-        beside = None
-        if stage.beside:
-            job = _beside_job(stage, job.root, gin_files, passed_on, lifeline.end)
-            beside = groups.Group(job, say)
-            ending.callback(beside.end)
-        while (code := main.check()) is None:
-            if beside and beside.check():
-                raise BadInputError(beside.failure)
-            if stop.wait(_POLL_SECONDS):
-                return main.end()
-        if beside and code == 0:
-            lifeline.cut()
-            # It builds the last index, and then ends by itself.
-            while beside.check() is None and not stop.wait(_POLL_SECONDS):
-                pass
-        if main.failure:
-            say(main.failure + ("" if code == _BAD_INPUT else "; run this again"))
+    def _run_here(self, stage: Stage) -> int:
+        process = subprocess.Popen(self._here(stage))
+        try:
+            while (code := process.poll()) is None:
+                if self._stop.wait(_POLL_SECONDS):
+                    process.terminate()
+                    code = process.wait(_STOPPING_SECONDS)
+                    break
+        except subprocess.TimeoutExpired:
+            code = -1
+        finally:
+            process.kill()
+            process.wait()
+        code = shell_code(code)
+        if code and not self._stop.is_set():
+            # Bad input was told on this terminal already.
+            again = "" if code == worker_state.BAD_INPUT else "; run this again"
+            self._say(f"{stage.command} ended with code {code}{again}")
         return code
 
+    def _launch(self, stage: Stage) -> int:
+        job = self._job(stage)
+        store = open_store(job.model_dir)
+        bundle = make_bundle(_CHECKOUT)
+        bundle.ship(store)
+        for role in job.roles:
+            # Who does its work again finds out soon that it is done, or has more to do.
+            worker_state.unmark(store, job.run, role.name)
+        ship, clock = bundle.operation(job.model_dir), SystemClock(self._stop)
+        try:
+            Reconciler(job, ship, self._backend, store, clock, self._say, {}).run()
+        except (GaveUpError, TakenOverError) as error:
+            self._say(str(error))
+            return _GAVE_UP
+        messages.summarize(job, store, "", self._say)
+        return 0
 
-class _Lifeline:
-    """A pipe that is open as long as a stage goes on, however often it starts again.
+    def _job(self, stage: Stage) -> Job:
+        """Returns a stage as a run of its own."""
+        main = self._arguments(stage.command, stage.gin_files, stage.bindings)
+        machines = f"{slices.LOCAL}-{stage.processes}x{stage.devices}"
+        roles = [_role(TRAINER, machines, main)]
+        if stage.beside:
+            machines = f"{slices.LOCAL}-{stage.beside_processes}x{stage.beside_devices}"
+            beside = self._arguments(
+                stage.beside, stage.beside_gin_files, stage.beside_bindings
+            )
+            roles.append(_role(BUILDER, machines, beside))
+        model_dir = _model_dir([*stage.bindings, *self._passed_on])
+        run = run_id(stage.command, model_dir)
+        return Job(run, model_dir, tuple(roles), _LAUNCH, site())
 
-    It breaks when the launcher dies, too, whatever kills it. A context manager.
+    def _here(self, stage: Stage) -> list[str]:
+        arguments = self._arguments(stage.command, stage.gin_files, stage.bindings)
+        return [sys.executable, "-m", "realm_jax.cli.main", *arguments]
 
-    Attributes:
-      end: what the command beside the stage reads from; it never gets anything but the
-        end of the file.
+    def _arguments(
+        self, command: str, gin_files: Sequence[str], bindings: Sequence[str]
+    ) -> list[str]:
+        """Returns what a person types after `realm`."""
+        files = [*gin_files, *self._gin_files]
+        return [
+            command,
+            *(f"--gin_file={file}" for file in files),
+            *(f"--gin.{binding}" for binding in bindings),
+            *self._passed_on,
+        ]
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _role(name: str, machines: str, arguments: Sequence[str]) -> Role:
+    return Role(
+        name, slices.parse(machines), 1, _HERE, _HERE, tuple(map(_shipped, arguments))
+    )
+
+
+def _shipped(argument: str) -> str:
+    """A gin file of the checkout is that of the bundle; any other stays where it is."""
+    file = argument.removeprefix("--gin_file=")
+    if file == argument:
+        return argument
+    return f"--gin_file={path_in(_CHECKOUT, file) or os.path.abspath(file)}"
+
+
+def _model_dir(bindings: Sequence[str]) -> str:
+    """Returns where a stage trains, by the last binding that says so.
+
+    Raises:
+      BadInputError: none does.
     """
-
-    def __init__(self):
-        self.end, self._held = os.pipe()
-        self._is_cut = False
-
-    def cut(self) -> None:
-        """Says that the stage is over."""
-        if not self._is_cut:
-            self._is_cut = True
-            os.close(self._held)
-
-    def __enter__(self) -> "_Lifeline":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.cut()
-        os.close(self.end)
-
-
-def _main_job(
-    stage: Stage,
-    root: pathlib.Path,
-    gin_files: Sequence[str],
-    passed_on: Sequence[str],
-) -> groups.Job:
-    restarts = stage.restarts
-    if restarts is None:
-        restarts = _RESTARTS if stage.processes > 1 else 0
-    files = [*stage.gin_files, *gin_files]
-    return groups.Job(
-        stage.command,
-        [*_arguments(stage.command, files, stage.bindings), *passed_on],
-        root,
-        processes=stage.processes,
-        devices=stage.devices,
-        on_terminal=True,
-        restarts=restarts,
-        reached=lambda: progress.of_training([*stage.bindings, *passed_on]),
-    )
-
-
-def _beside_job(
-    stage: Stage,
-    root: pathlib.Path,
-    gin_files: Sequence[str],
-    passed_on: Sequence[str],
-    lifeline: int,
-) -> groups.Job:
-    files = [*stage.beside_gin_files, *gin_files]
-    arguments = _arguments(stage.beside, files, stage.beside_bindings)
-    return groups.Job(
-        stage.beside,
-        [*arguments, *passed_on, "--until_eof"],
-        root,
-        processes=stage.beside_processes,
-        devices=stage.beside_devices,
-        restarts=_RESTARTS,
-        reached=lambda: progress.of_building([*stage.beside_bindings, *passed_on]),
-        stdin=lifeline,
-    )
-
-
-def _arguments(
-    command: str, gin_files: Sequence[str], bindings: Sequence[str]
-) -> list[str]:
-    return [
-        *(sys.executable, "-m", "realm_jax.cli.main", command),
-        *(f"--gin_file={file}" for file in gin_files),
-        *(f"--gin.{binding}" for binding in bindings),
-    ]
+    found = [match[1] for match in map(_MODEL_DIR.fullmatch, bindings) if match]
+    try:
+        model_dir = str(ast.literal_eval(found[-1].strip()))
+    except (IndexError, ValueError, SyntaxError) as error:
+        raise BadInputError(
+            "expected a MODEL_DIR in quotes among the bindings of a stage of several "
+            f"processes, got {found[-1:]}; add one"
+        ) from error
+    return model_dir if "://" in model_dir else os.path.abspath(model_dir)
 
 
 def _minutes(seconds: float) -> str:

@@ -194,6 +194,7 @@ def create_slice(
             deadline=until,
             fetch=config.fetch,
             command=role.command,
+            site=job.site,
         ),
     )
 

@@ -4,20 +4,20 @@ A failure at a place that was reached before is one that repeats: so the launche
 it from one more stroke of bad luck in a run that goes on.
 """
 
-import ast
 import contextlib
 import dataclasses
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from realm_jax.errors import BadInputError
 from realm_jax.index.heartbeat import JobStatus, read_heartbeat
-from realm_jax.storage import Store, UnavailableStoreError, open_store
+from realm_jax.index.retrievers import RETRIEVER_SERIES
+from realm_jax.index.reuse import INDEX_SERIES
+from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.storage import Store
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tpu_launch.job import BUILDER, TRAINER
 
-_MODEL_DIR = re.compile(r"(?:--gin\.)?MODEL_DIR\s*=(.*)", re.DOTALL)
 _HEARTBEATS = {TRAINER: "trainer", BUILDER: "index_builder"}
 
 
@@ -63,35 +63,15 @@ def of_role(store: Store, role: str) -> Progress:
     return Progress(max([step, *steps]), reached, details)
 
 
-def of_training(bindings: Sequence[str]) -> str:
-    """Names the newest checkpoint, from which the command would go on.
+def has_built_all(store: Store) -> bool:
+    """Returns whether the newest retriever has an index, or was refused one.
 
-    Args:
-      bindings: of gin, as a person gives them; the last MODEL_DIR counts.
-
-    Returns:
-      Words that change when it gets further; "" if the bindings name no folder.
+    Raises:
+      BadInputError: the directory cannot be read.
+      UnavailableStoreError: it is away.
     """
-    return _reached(bindings, TRAINER)
-
-
-def of_building(bindings: Sequence[str]) -> str:
-    """Names what the index builder said last that it does; see `of_training`."""
-    return _reached(bindings, BUILDER)
-
-
-def _reached(bindings: Sequence[str], role: str) -> str:
-    store = _model_store(bindings)
-    # One that is away tells nothing, and costs one comparison.
-    with contextlib.suppress(BadInputError, UnavailableStoreError):
-        return of_role(store, role).reached if store else ""
-    return ""
-
-
-def _model_store(bindings: Sequence[str]) -> Store | None:
-    found = [match[1] for match in map(_MODEL_DIR.fullmatch, bindings) if match]
-    if not found:
-        return None
-    with contextlib.suppress(ValueError, SyntaxError):
-        return open_store(ast.literal_eval(found[-1].strip()))
-    return None
+    newest = SnapshotSeries(store, RETRIEVER_SERIES).latest_step()
+    if newest is None or newest in SnapshotSeries(store, INDEX_SERIES).steps():
+        return True
+    builder = read_heartbeat(store, _HEARTBEATS[BUILDER])
+    return builder is not None and str(newest) in builder.extra.get("refused", ())

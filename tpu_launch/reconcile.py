@@ -27,6 +27,7 @@ from tpu_launch.operations import DeleteSlice, ShipBundle
 # What was asked for a moment ago may not be listed yet, and may still be on its way
 # where the answer was lost.
 _SETTLING_SECONDS = 120.0
+_FIRST_LOOK_SECONDS = 5.0
 _FIRST_RETRY_SECONDS = 5.0
 _LAST_RETRY_SECONDS = 300.0
 
@@ -327,6 +328,7 @@ class Reconciler:
             self._clock,
             self._say,
             now + _SETTLING_SECONDS if unsure else now,
+            first_look=min(_FIRST_LOOK_SECONDS, self._job.config.poll_seconds),
         )
         for role, progress in self._progress.items():
             if progress.attempt:

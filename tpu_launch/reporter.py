@@ -15,7 +15,8 @@ from collections.abc import Callable
 from realm_jax.errors import BadInputError
 from realm_jax.storage import Store, UnavailableStoreError
 from tpu_launch import progress, worker_state
-from tpu_launch.worker_state import WorkerState
+from tpu_launch.job import BUILDER, TRAINER
+from tpu_launch.worker_state import Done, WorkerState
 
 # Of a log, for the bucket and for the disk of the worker.
 _TAIL_BYTES = 256 << 10
@@ -99,8 +100,22 @@ class Reporter:
         )
         folder = worker_state.attempt_folder(run, role, self._attempt)
         self._store.write(f"{folder}/{self._worker}.log", bounded_tail(self._log))
-        done = worker_state.read_done(self._store, run, role)
-        self.role_is_done = done is not None
+        self.role_is_done = self._is_done(state)
+
+    def _is_done(self, state: WorkerState) -> bool:
+        """Returns whether the role is; of a builder that may be found here first."""
+        store, run, role = self._store, self._run, self._role
+        if worker_state.read_done(store, run, role) is not None:
+            return True
+        return (
+            role == BUILDER
+            and self._worker == 0
+            and worker_state.read_done(store, run, TRAINER) is not None
+            and progress.has_built_all(store)
+            and worker_state.mark_done(
+                store, run, role, Done(state.time, self._attempt, state.step)
+            )
+        )
 
 
 def bounded_tail(log: pathlib.Path, longest: int = _LONGEST_BYTES) -> bytes:

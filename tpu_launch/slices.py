@@ -2,12 +2,14 @@
 
 Cloud TPU names slices by TensorCores ("v4-64": 64 cores, 32 chips) up to v4 and for
 v5p, and by chips ("v5litepod-64", "v6e-64") else. GPUs are named by kind and number
-("h100-8"), and "cpu" is a machine without an accelerator.
+("h100-8"), "cpu" is a machine without an accelerator, and "local-2x4" are two processes
+of this machine with four simulated devices each.
 """
 
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +18,7 @@ from realm_jax.errors import BadInputError
 
 _GIB = 1 << 30
 CPU = "cpu"
+LOCAL = "local"
 _GPUS = ("a100", "h100", "h200")
 # What machines that are rented with them have, at least; no data sheet says it.
 _HOST_MEMORY_OF_A_GPU = 150 * _GIB
@@ -104,6 +107,8 @@ class Slice:
         if self.num_hosts == 1:
             return self
         generation, _, _ = self.accelerator_type.partition("-")
+        if generation == LOCAL:
+            return parse(f"{LOCAL}-1x{self.num_chips // self.num_hosts}")
         return parse(f"{generation}-{_CHIPS_PER_HOST * _GENERATIONS[generation].cores}")
 
 
@@ -116,6 +121,9 @@ def parse(accelerator_type: str) -> Slice:
     kind, _, number = accelerator_type.partition("-")
     if accelerator_type == CPU:
         return Slice(CPU, None, 1, 1, "", _memory_here())
+    if kind == LOCAL and (match := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", number)):
+        hosts, devices = map(int, match.groups())
+        return Slice(accelerator_type, None, hosts * devices, hosts, "", _memory_here())
     if kind.startswith(("tpu7", "v7")):
         raise BadInputError(
             f"expected a slice of v2 to v6e, got {accelerator_type!r}: the Cloud TPU "

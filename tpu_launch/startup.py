@@ -1,23 +1,35 @@
 """The startup script of a worker: the bundle onto its disk, then the supervisor.
 
 Cloud TPU runs it as root on every host of a slice, at every boot. What it did before is
-there after a reboot, so it does only what is missing.
+there after a reboot, so it does only what is missing. `local` runs the same script,
+with another `Site`.
 """
 
+import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
+
+_GIN_FILE = "--gin_file="
 
 _SCRIPT = """\
 #!/bin/bash
 # {name}
 set -euo pipefail
-export HOME=/root
-checkout=/opt/realm/{digest}
+{prologue}home={home}
+checkout="$home"/{digest}
 if [ ! -e "$checkout/.installed" ]; then
   mkdir -p "$checkout"
-  gcloud storage cp {url} /opt/realm/bundle.tar.gz
-  echo "{digest}  /opt/realm/bundle.tar.gz" | sha256sum --check
-  tar --extract --gzip --file=/opt/realm/bundle.tar.gz --directory="$checkout"
+  {copy} {url} "$home"/bundle.tar.gz
+  echo {digest}"  $home/bundle.tar.gz" | sha256sum --check
+  tar --extract --gzip --file="$home"/bundle.tar.gz --directory="$checkout"
+{install}  touch "$checkout/.installed"
+fi
+{fetch}cd {directory}
+export PYTHONPATH="$checkout${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1
+exec {supervisor} -- {command}
+"""
+
+_INSTALL = """\
   if ! command -v python3.11 > /dev/null || ! command -v make > /dev/null; then
     apt-get --option=DPkg::Lock::Timeout=600 update
     apt-get --option=DPkg::Lock::Timeout=600 install --yes \\
@@ -26,11 +38,43 @@ if [ ! -e "$checkout/.installed" ]; then
   make --directory="$checkout" env
   "$checkout/.venv/bin/uv" pip install --python "$checkout/.venv/bin/python" \\
     --no-deps --require-hashes --requirement "$checkout/requirements-tpu.lock"
-  touch "$checkout/.installed"
-fi
-{fetch}cd "$checkout"
-exec {command}
 """
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """What the script finds on a machine. All are pieces of shell.
+
+    Attributes:
+      home: folder of bundle, checkout and logs.
+      python: that runs the bundle, once `install` is done.
+      directory: where the command runs.
+      copy: copies the URL of an object to a file.
+      sync: copies the URL of a folder to a folder, where it differs.
+      prologue: lines before all others.
+      install: lines that make `python`.
+      flags: more flags of the supervisor.
+    """
+
+    home: str
+    python: str
+    directory: str
+    copy: str
+    sync: str = ""
+    prologue: str = ""
+    install: str = ""
+    flags: Sequence[str] = ()
+
+
+TPU_VM = Site(
+    home="/opt/realm",
+    python='"$checkout"/.venv/bin/python',
+    directory='"$checkout"',
+    copy="gcloud storage cp",
+    sync="gcloud storage rsync --recursive",
+    prologue="export HOME=/root\n",
+    install=_INSTALL,
+)
 
 
 def startup_script(
@@ -47,6 +91,7 @@ def startup_script(
     deadline: int,
     fetch: Mapping[str, str],
     command: Sequence[str],
+    site: Site = TPU_VM,
 ) -> str:
     """Returns the script that every host of an attempt runs.
 
@@ -58,14 +103,15 @@ def startup_script(
       slices: that work together.
       hosts: of each slice.
       model_dir: where state, logs and the done marker go.
-      bundle_url: of the bundle, on gs://.
+      bundle_url: of the bundle.
       bundle_digest: sha256 of the bundle.
       deadline: when the supervisor ends, in Unix seconds.
       fetch: gs:// folder -> folder of the worker.
-      command: arguments of `realm`.
+      command: arguments of `realm`. Gin files at relative paths are those of the
+        bundle.
+      site: what the machine has.
     """
     supervisor = [
-        *(".venv/bin/python", "-m", "tpu_launch.supervisor"),
         f"--model_dir={model_dir}",
         f"--run={run}",
         f"--role={role}",
@@ -73,18 +119,32 @@ def startup_script(
         f"--slices={slices}",
         f"--hosts={hosts}",
         f"--deadline={deadline}",
-        "--",
-        *(".venv/bin/realm", *command),
+        *site.flags,
     ]
     copies = [
         f"mkdir -p {shlex.quote(folder)}\n"
-        f"gcloud storage rsync --recursive {shlex.quote(url)} {shlex.quote(folder)}\n"
+        f"{site.sync} {shlex.quote(url)} {shlex.quote(folder)}\n"
         for url, folder in fetch.items()
     ]
+    words = " ".join(_word(argument) for argument in command)
     return _SCRIPT.format(
         name=name,
+        prologue=site.prologue,
+        home=site.home,
         digest=bundle_digest,
+        copy=site.copy,
         url=shlex.quote(bundle_url),
+        install=site.install,
         fetch="".join(copies),
-        command=shlex.join(supervisor),
+        directory=site.directory,
+        supervisor=f"{site.python} -m tpu_launch.supervisor "
+        f'--log_dir="$home" {shlex.join(supervisor)}',
+        command=f"{site.python} -m realm_jax.cli.main {words}",
     )
+
+
+def _word(argument: str) -> str:
+    path = argument.removeprefix(_GIN_FILE)
+    if path == argument or path.startswith("/"):
+        return shlex.quote(argument)
+    return f'{_GIN_FILE}"$checkout"/{shlex.quote(path)}'

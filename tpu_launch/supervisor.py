@@ -1,7 +1,8 @@
 """Runs the command of a role on one worker: started at boot by the startup script.
 
     python -m tpu_launch.supervisor --model_dir=gs://... --run=... --role=trainer \\
-      --attempt=1 --slices=1 --hosts=8 --deadline=1790000000 -- COMMAND ...
+      --attempt=1 --slices=1 --hosts=8 --deadline=1790000000 --log_dir=/opt/realm \\
+      -- COMMAND ...
 
 A command that crashes is started again, which goes on from its checkpoint; one that
 crashes at the same place again and again is given up, and the launcher decides. One
@@ -16,7 +17,6 @@ import functools
 import os
 import pathlib
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -73,6 +73,19 @@ class Pace:
     hurried_report: float = 10.0
     retry: float = 10.0
     poll: float = 0.5
+
+
+LOCAL_PACE = Pace(
+    backoff=1.0,
+    longest_backoff=30.0,
+    ended=5.0,
+    report=2.0,
+    last_report=30.0,
+    hurried_report=5.0,
+    retry=2.0,
+    poll=0.1,
+)
+"""Of processes of one machine, whose store is near and who are started in seconds."""
 
 
 class Supervisor:
@@ -303,7 +316,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     flags = _parse(argv)
     clock = SystemClock(stop)
     place = find_place(flags.slices, flags.hosts, os.environ, clock)
-    name = f"realm-{flags.run}-{flags.role}-{attempt_id(flags.attempt)}-{place.number}"
+    name = f"{flags.run}-{flags.role}-{attempt_id(flags.attempt)}-{place.number}"
+    folder = pathlib.Path(flags.log_dir)
     work = Work(
         run=flags.run,
         role=flags.role,
@@ -311,14 +325,26 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
         deadline=flags.deadline,
         command=flags.command,
         environment=command_environment(place, os.environ),
-        log=pathlib.Path(tempfile.gettempdir(), f"{name}.log"),
+        log=folder / f"{name}.log",
+        # On a machine with others, theirs is none of our business.
+        **({"lockfile": folder / "libtpu_lockfile"} if flags.local else {}),
     )
     store = open_store(flags.model_dir)
 
     def say(text: str) -> None:
         print(text, flush=True)
 
-    return Supervisor(work, place, store, clock, stop, say).run()
+    if flags.local:
+        threading.Thread(target=_until_eof, args=(stop,), daemon=True).start()
+    pace = LOCAL_PACE if flags.local else Pace()
+    return Supervisor(work, place, store, clock, stop, say, pace).run()
+
+
+def _until_eof(stop: threading.Event) -> None:
+    """Asks to stop when the launcher that holds the standard input open is gone."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    stop.set()
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -335,6 +361,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--slices", required=True, type=int, help="working together")
     parser.add_argument("--hosts", required=True, type=int, help="of each slice")
     parser.add_argument("--deadline", required=True, type=float, help="Unix seconds")
+    parser.add_argument("--log_dir", required=True, help="folder of the log")
+    parser.add_argument(
+        "--local",
+        action="store_true",
+        help="beside its launcher: end when the standard input does, and be in a hurry",
+    )
     parser.add_argument("command", nargs="+", help="what to run, after --")
     return parser.parse_args(argv)
 

@@ -21,15 +21,15 @@ from rich.console import Console
 
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.storage import Store, UnavailableStoreError, open_store
-from tpu_launch import operations, plan, worker_state
-from tpu_launch.attempts import TakenOverError, cost, read_attempts
+from realm_jax.storage import UnavailableStoreError, open_store
+from tpu_launch import messages, operations, plan
+from tpu_launch.attempts import TakenOverError
 from tpu_launch.backends.backend import Backend
-from tpu_launch.bundle import make_bundle
+from tpu_launch.bundle import make_bundle, path_in
 from tpu_launch.clock import SystemClock
 from tpu_launch.deleting import GaveUpError
 from tpu_launch.job import Job, LaunchConfig, hourly_price, make_job
-from tpu_launch.operations import CreateSlice, DeleteSlice, Operation, ShipBundle
+from tpu_launch.messages import say
 from tpu_launch.planner import table
 from tpu_launch.planner.figures import Line, Plan, Unit
 from tpu_launch.reconcile import Reconciler
@@ -68,7 +68,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     if flags.dry_run:
         ship = bundle.operation(job.model_dir)
         for operation in operations.launch(job, ship, time.time()):
-            print(described(operation, backend), end="\n\n")
+            print(messages.described(operation, backend), end="\n\n")
         return 0
     if not flags.yes:
         _ask(stop)
@@ -78,7 +78,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
         bundle.ship(store)
         ship, clock = bundle.operation(job.model_dir), SystemClock(stop)
         Reconciler(job, ship, backend, store, clock, say, prices).run()
-        _summarize(job, store, hardware.currency)
+        messages.summarize(job, store, hardware.currency)
     except (GaveUpError, TakenOverError, UnavailableStoreError) as error:
         # Deletion failed, after something else had ended the run.
         before = error.__context__ if isinstance(error, GaveUpError) else None
@@ -161,30 +161,6 @@ def configured_job(
     return make_job(launch, hardware, config.model_dir, trainer, builder)
 
 
-def described(operation: Operation, backend: Backend) -> str:
-    """Returns an operation as people read it; requests word by word."""
-    match operation:
-        case CreateSlice():
-            return f"# create slice {operation.name}\n{backend.described(operation)}"
-        case DeleteSlice():
-            return f"# delete slice {operation.name}\n{backend.described(operation)}"
-        case ShipBundle():
-            return f"# bundle\nwrite {operation.url}"
-        case operations.AwaitDone():
-            until = time.strftime("%Y-%m-%d %H:%M", time.localtime(operation.until))
-            return (
-                f"# await {operation.role}\nread {operation.marker} until {until}; "
-                "replace slices that are lost"
-            )
-        case operations.Collect():
-            return f"# collect {operation.role}\nread {operation.folder}"
-
-
-def say(text: str) -> None:
-    """Tells people, with the time of day."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
-
-
 def _show_costs(job: Job, hardware: HardwareConfig) -> None:
     """Prints what the run takes by the planner, and what it costs at most."""
     console = Console(stderr=True)
@@ -249,29 +225,16 @@ def _ask(stop: threading.Event) -> None:
         raise StoppedError("nothing was created")
 
 
-def _summarize(job: Job, store: Store, currency: str) -> None:
-    for role in job.roles:
-        done = worker_state.read_done(store, job.run, role.name)
-        attempts = read_attempts(store, job.run, role.name)
-        paid = cost(attempts, time.time())
-        money = "" if paid is None else f", {paid:,.2f} {currency} on demand"
-        if done is not None:
-            say(
-                f"{role.name}: done at step {done.step}, "
-                f"{len(attempts)} attempts{money}"
-            )
-
-
 def _gin(files: Sequence[str]) -> list[str]:
     return [f"--gin_file={file}" for file in files]
 
 
 def _in_checkout(file: str) -> str:
-    """Returns where a gin file will be on a worker: the same place in the bundle."""
-    for path in (pathlib.Path(file).absolute(), _CHECKOUT / file):
-        if path.exists() and path.resolve().is_relative_to(_CHECKOUT):
-            return path.resolve().relative_to(_CHECKOUT).as_posix()
-    raise BadInputError(
-        f"expected gin files inside of {_CHECKOUT}, which is what workers get, got "
-        f"{file}; copy it there"
-    )
+    """Returns where a gin file will be on a worker."""
+    path = path_in(_CHECKOUT, file)
+    if path is None:
+        raise BadInputError(
+            f"expected gin files inside of {_CHECKOUT}, which is what workers get, got "
+            f"{file}; copy it there"
+        )
+    return path

@@ -140,6 +140,11 @@ def mark_done(store: Store, run: str, role: str, done: Done) -> bool:
     return True
 
 
+def unmark(store: Store, run: str, role: str) -> None:
+    """Takes the marker of a role away, so that its command is run once more."""
+    store.delete(f"{role_folder(run, role)}/done.json")
+
+
 def read_done(store: Store, run: str, role: str) -> Done | None:
     """Returns the marker of a role, or None while it is at work.
 

@@ -12,7 +12,6 @@ Example:
     --gin.MODEL_DIR='"runs/my/pretrain"' --gin.CORPUS='"runs/my/corpus"'
 """
 
-import contextlib
 import dataclasses
 import logging
 import sys
@@ -41,14 +40,7 @@ class BuildIndexConfig:
 def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command."""
     parser = configuration.make_parser("realm build-index", __doc__)
-    parser.add_argument(
-        "--until_eof",
-        action="store_true",
-        help="trainers may come and go; end when the standard input does, which a "
-        "launcher holds open, and the last retriever has an index",
-    )
-    flags = configuration.parse(parser, argv)
-    from realm_jax.cli.builder_watch import TrainerWatch
+    configuration.parse(parser, argv)
     from realm_jax.data.blocks import BlockStore
     from realm_jax.index.builder import BuilderConfig, IndexBuilder
     from realm_jax.storage import open_store
@@ -57,19 +49,14 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     hosts.join(configuration.configured_if_bound(hosts.HostsConfig))
     config = configuration.configured(BuildIndexConfig)
     store = open_store(config.model_dir)
-    watch = contextlib.nullcontext()
-    if flags.until_eof:
-        watch = TrainerWatch(sys.stdin.fileno(), store, stop)
-    with StageProgress("build-index", stop) as progress, watch:
+    with StageProgress("build-index", stop) as progress:
         is_done = IndexBuilder(
             store,
             BlockStore.open(config.corpus),
             configuration.configured(BuilderConfig),
             progress,
-            until_asked=flags.until_eof,
         ).run(stop)
-    # With --until_eof being asked to stop is how it ends.
-    return None if is_done or stop.is_set() or flags.until_eof else STOPPED
+    return None if is_done or stop.is_set() else STOPPED
 
 
 if __name__ == "__main__":

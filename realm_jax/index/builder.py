@@ -244,8 +244,6 @@ class IndexBuilder:
         blocks: BlockStore,
         config: BuilderConfig,
         on_progress: OnProgress | None = None,
-        *,
-        until_asked: bool = False,
     ):
         """Prepares the job; see `run`.
 
@@ -254,10 +252,7 @@ class IndexBuilder:
           blocks: the corpus to index.
           config: lengths, sizes and patience.
           on_progress: told after every shard.
-          until_asked: whether it goes on when the trainer has ended, for another may
-            follow.
         """
-        self._until_asked = until_asked
         self._store = store
         self._blocks = blocks
         self._config = config
@@ -317,8 +312,6 @@ class IndexBuilder:
 
     def _is_done(self, trainer: JobStatus | None, silent_seconds: float) -> bool:
         """Whether no more retrievers will come."""
-        if self._until_asked:
-            return False
         if trainer is not None and trainer.state != "running":
             return True
         return silent_seconds > self._config.patience_seconds

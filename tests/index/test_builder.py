@@ -246,25 +246,6 @@ def test_the_heartbeat_of_a_former_run_does_not_end_the_job(
     assert read_heartbeat(store, builder.BUILDER_ROLE).state == "finished"
 
 
-def test_trainers_may_come_and_go_where_somebody_else_knows_the_end(
-    store, blocks, retriever_at
-):
-    stop = threading.Event()
-    config = dataclasses.replace(CONFIG, patience_seconds=0.0)
-    job = builder.IndexBuilder(store, blocks, config, until_asked=True)
-    thread = threading.Thread(target=job.run, args=(stop,))
-    thread.start()
-    trainer = Heartbeat(store, builder.TRAINER_ROLE)
-    for step in (4, 8):
-        publish(store, blocks, retriever_at(step))
-        trainer.beat(step, "failed")
-        wait_until(lambda step=step: step in index_series(store).steps())
-    assert thread.is_alive()
-    stop.set()
-    thread.join(20)
-    assert not thread.is_alive()
-
-
 def test_a_silent_trainer_ends_the_job_and_waiting_does_not_spin(
     store, blocks, monkeypatch
 ):

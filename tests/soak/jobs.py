@@ -10,7 +10,7 @@ from bench.invented_world import LENGTHS, WorldConfig
 from realm_jax.cli.main import STOPPED
 from tests import tiny_run, tiny_world
 from tests.soak.nursery import Nursery, Strike
-from tpu_launch import groups
+from tpu_launch.backends import local as groups
 
 _PATIENCE_SECONDS = 120.0
 

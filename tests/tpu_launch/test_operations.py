@@ -71,10 +71,13 @@ def test_arguments_reach_the_worker_as_they_were_given():
     job = launching.job()
     made = operations.launch(job, launching.BUNDLE, NOW)
     script = made[1].startup_script
-    line = script.splitlines()[-1].replace("exec .venv/bin/python", "printf '%s\\n'", 1)
-    said = subprocess.check_output(["bash", "-c", line], text=True)
+    line = script.splitlines()[-1].replace("exec", "printf '%s\\n'", 1)
+    said = subprocess.check_output(["bash", "-c", f"checkout=/x\n{line}"], text=True)
     after = said.splitlines()
-    assert tuple(after[after.index("--") + 2 :]) == launching.TRAINER
+    # Gin files are those of the bundle.
+    expected = [arg.replace("=gin/", "=/x/gin/") for arg in launching.TRAINER]
+    program = ["/x/.venv/bin/python", "-m", "realm_jax.cli.main"]
+    assert after[after.index("--") + 1 :] == [*program, *expected]
 
 
 @pytest.mark.parametrize("attempt", [1, 7, 999, 12345])

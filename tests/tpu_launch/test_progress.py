@@ -3,7 +3,11 @@
 import pytest
 
 from realm_jax.index.heartbeat import Heartbeat
+from realm_jax.index.retrievers import RETRIEVER_SERIES
+from realm_jax.index.reuse import INDEX_SERIES
+from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.storage import UnavailableStoreError, open_store
+from tests.index.snapshot_files import write_snapshot
 from tpu_launch import progress
 from tpu_launch.progress import Progress
 
@@ -20,9 +24,6 @@ def test_a_trainer_goes_on_from_its_newest_checkpoint(tmp_path):
     # A heartbeat that is damaged takes nothing away.
     store.write("jobs/trainer.json", b"{")
     assert progress.of_role(store, "trainer") == Progress(10, "checkpoint 10")
-    binding = f"--gin.MODEL_DIR={str(tmp_path)!r}"
-    assert progress.of_training([binding]) == "checkpoint 10"
-    assert progress.of_training([]) == ""
 
 
 def test_a_builder_says_it(tmp_path):
@@ -32,7 +33,19 @@ def test_a_builder_says_it(tmp_path):
     found = progress.of_role(store, "builder")
     reached = "block 512 of the index of step 20"
     assert found == Progress(20, reached, {"blocks_done": 512})
-    assert progress.of_building([f"MODEL_DIR={str(tmp_path)!r}"]) == reached
+
+
+def test_a_builder_is_at_its_end_when_the_newest_retriever_has_an_index(tmp_path):
+    store = open_store(tmp_path)
+    assert progress.has_built_all(store), "nothing is published"
+    write_snapshot(SnapshotSeries(store, RETRIEVER_SERIES), step=4)
+    assert not progress.has_built_all(store)
+    write_snapshot(SnapshotSeries(store, INDEX_SERIES), step=4)
+    assert progress.has_built_all(store)
+    write_snapshot(SnapshotSeries(store, RETRIEVER_SERIES), step=8)
+    assert not progress.has_built_all(store)
+    Heartbeat(store, "index_builder").beat(8, refused={"8": "diverged"})
+    assert progress.has_built_all(store)
 
 
 def test_a_store_that_is_away_is_not_the_beginning(tmp_path, monkeypatch):

@@ -372,7 +372,6 @@ def _environment(tmp_path, **changes):
     return {
         **os.environ,
         "PYTHONPATH": str(ROOT),
-        "TMPDIR": str(tmp_path),
         "TPU_WORKER_ID": "0",
         "TPU_WORKER_HOSTNAMES": "host0",
         **changes,
@@ -396,8 +395,10 @@ def _arguments(model_dir, command):
     )
     words = shlex.split(script.rpartition("\nexec ")[2])
     words[0] = sys.executable
-    program = words.index(".venv/bin/realm")
-    return [*words[:program], sys.executable, "-S", "-c", *words[program + 1 :]]
+    words[words.index("--log_dir=$home")] = f"--log_dir={model_dir.parent}"
+    program = words.index("--") + 1
+    # In place of `python -m realm_jax.cli.main`.
+    return [*words[:program], sys.executable, "-S", "-c", *words[program + 3 :]]
 
 
 def test_the_program_passes_sigterm_on_and_the_command_saves(tmp_path):
@@ -408,14 +409,14 @@ def save(*_):
     sys.exit(143)
 signal.signal(signal.SIGTERM, save)
 assert not any(name.startswith("MEGASCALE_") for name in os.environ)
-assert sys.argv[1:] == ["pretrain", "--gin_file=x", "--"]
+assert sys.argv[1:] == ["pretrain", "--gin_file=/x", "--"]
 pathlib.Path("ready").touch()
 while True:
     time.sleep(60)
 """
     model_dir = tmp_path / "model"
     process = subprocess.Popen(
-        _arguments(model_dir, [program, "pretrain", "--gin_file=x", "--"]),
+        _arguments(model_dir, [program, "pretrain", "--gin_file=/x", "--"]),
         cwd=tmp_path,
         env=_environment(
             tmp_path, MEGASCALE_COORDINATOR_ADDRESS="gone:8080", MEGASCALE_SLICE_ID="1"

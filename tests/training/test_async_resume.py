@@ -57,7 +57,7 @@ def test_what_was_published_stays_and_what_is_run_again_is_published_anew(
     retrievers = SnapshotSeries(store, RETRIEVER_SERIES)
     indexes = SnapshotSeries(store, INDEX_SERIES)
     stop = threading.Event()
-    builder = IndexBuilder(store, corpus, BUILDER, until_asked=True)
+    builder = IndexBuilder(store, corpus, BUILDER)
     thread = threading.Thread(target=builder.run, args=(stop,))
 
     def dismiss_the_builder(step, index_step):

@@ -1,0 +1,288 @@
+"""Slices as processes of this machine.
+
+A host is a process that runs the startup script, in a folder of its own, with all that
+it starts. It is told who it is by its environment, as on GKE, and its devices are
+simulated where there are several. Hosts end with the launcher, whatever ends that.
+
+    <folder>/<slice>/slice.json        what was asked for
+    <folder>/<slice>/<host>/           bundle, checkout and log of a host
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+
+from realm_jax.errors import BadInputError
+from tpu_launch import slices
+from tpu_launch.backends.backend import (
+    FoundSlice,
+    SliceState,
+    has_labels,
+    require_own,
+)
+from tpu_launch.operations import CreateSlice, DeleteSlice
+from tpu_launch.startup import Site
+
+_CHECKOUT = pathlib.Path(__file__).parents[2]
+_SCRIPT = "startup.sh"
+_SLICE = "slice.json"
+# So its processes are found, whoever started them and whoever is their parent now.
+_TOKEN = "REALM_LOCAL_SLICE"
+# For a command that saves because its host is to go; a supervisor waits less.
+_STOPPING_SECONDS = 90.0
+# Codes of a supervisor whose host was asked to go.
+_ASKED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+
+
+def site() -> Site:
+    """Returns what hosts of this machine have: the environment of this process."""
+    python = shlex.quote(sys.executable)
+    return Site(
+        home='"$PWD"',
+        python=python,
+        directory=shlex.quote(os.getcwd()),
+        copy=f"{python} -m tpu_launch.bundle",
+        flags=("--local",),
+    )
+
+
+@dataclasses.dataclass
+class _Local:
+    """A slice as this backend keeps it.
+
+    Attributes:
+      found: what is known of it, but the state.
+      token: in the environment of each of its processes.
+      hosts: its first processes, if this backend started them.
+      deleting: when it was first asked to delete it, on the monotonic clock.
+    """
+
+    found: FoundSlice
+    token: str
+    hosts: list[subprocess.Popen[bytes]] = dataclasses.field(default_factory=list)
+    deleting: float | None = None
+
+
+class LocalBackend:
+    """See `backend.Backend`; of one folder, by one launcher at a time."""
+
+    def __init__(self, folder: pathlib.Path):
+        """Takes over what another launcher has left in the folder."""
+        self._folder = folder
+        # No process gets the other end: it breaks when this one ends.
+        self._lifeline, self._held = os.pipe()
+        self._slices = {
+            path.parent.name: _read(path) for path in folder.glob(f"*/{_SLICE}")
+        }
+
+    def create(self, operation: CreateSlice) -> None:
+        """Starts the hosts.
+
+        Raises:
+          BadInputError: another slice has this name.
+        """
+        if operation.name in self._slices:
+            require_own(self._slices[operation.name].found, operation)
+            return
+        folder = self._folder / operation.name
+        folder.mkdir(parents=True, exist_ok=True)
+        found = FoundSlice(
+            name=operation.name,
+            zone=operation.zone,
+            state=SliceState.ACTIVE,
+            labels=operation.labels,
+            created=time.time(),
+            accelerator_type=operation.accelerator_type,
+            slices=operation.slices,
+        )
+        made = _Local(found, uuid.uuid4().hex)
+        note = {**dataclasses.asdict(found), "token": made.token}
+        (folder / _SLICE).write_text(json.dumps(note, indent=2))
+        (folder / _SCRIPT).write_text(operation.startup_script)
+        self._slices[operation.name] = made
+        machines = slices.parse(operation.accelerator_type)
+        port = free_port()
+        for number in range(machines.num_hosts):
+            made.hosts.append(self._start(folder, number, machines, port, made.token))
+
+    def state(self, name: str, zone: str) -> FoundSlice | None:
+        """Returns a slice, or None if there is none of this name."""
+        del zone
+        one = self._slices.get(name)
+        return self._seen(one) if one else None
+
+    def find(self, zone: str, labels: Mapping[str, str | None]) -> list[FoundSlice]:
+        """Returns the slices with these labels (None: of any value)."""
+        del zone
+        seen = [self._seen(one) for one in list(self._slices.values())]
+        return [found for found in seen if found and has_labels(found, labels)]
+
+    def delete(self, operation: DeleteSlice) -> None:
+        """Asks the hosts to save and end; those that do not are killed after a while.
+
+        Whatever of a host is left without its first process is killed at once: the
+        machine that it ran on is gone.
+        """
+        one = self._slices.get(operation.name)
+        if one is None or one.deleting is not None:
+            return
+        one.deleting = time.monotonic()
+        for host in one.hosts:
+            if host.poll() is None:
+                host.terminate()
+        self._seen(one)
+
+    def described(self, operation: CreateSlice | DeleteSlice) -> str:
+        """Returns what would be done."""
+        folder = self._folder / operation.name
+        if isinstance(operation, DeleteSlice):
+            return f"end the processes of {folder}"
+        hosts = slices.parse(operation.accelerator_type).num_hosts
+        return (
+            f"start {hosts} x bash {folder / _SCRIPT}\n\n"
+            f"{operation.startup_script.rstrip()}"
+        )
+
+    def _start(
+        self,
+        folder: pathlib.Path,
+        number: int,
+        machines: slices.Slice,
+        port: int,
+        token: str,
+    ) -> subprocess.Popen[bytes]:
+        home = folder / str(number)
+        home.mkdir(exist_ok=True)
+        hosts = machines.num_hosts
+        path = os.environ.get("PYTHONPATH")
+        told = {
+            **environment(number, hosts, port, machines.num_devices // hosts),
+            "TPU_WORKER_ID": str(number),
+            "TPU_WORKER_HOSTNAMES": ",".join(["127.0.0.1"] * hosts),
+            "PYTHONPATH": f"{_CHECKOUT}:{path}" if path else str(_CHECKOUT),
+            _TOKEN: token,
+        }
+        with (home / "serial.log").open("ab") as output:
+            return subprocess.Popen(
+                ["bash", str((folder / _SCRIPT).absolute())],
+                cwd=home,
+                env={**os.environ, **told},
+                stdin=self._lifeline,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C is for the launcher, which then deletes the slice.
+                start_new_session=True,
+            )
+
+    def _seen(self, one: _Local) -> FoundSlice | None:
+        """Returns a slice in its present state; forgets one that is gone."""
+        if one.deleting is None:
+            return dataclasses.replace(one.found, **_judge(one))
+        left = _processes(one.token)
+        if not left:
+            self._forget(one)
+            return None
+        is_late = time.monotonic() - one.deleting > _STOPPING_SECONDS
+        running = {host.pid for host in one.hosts if host.poll() is None}
+        for pid, session in left.items():
+            # What its host has left behind could save, but has no machine to do it on.
+            # Hosts of another launcher are ending, for that is gone.
+            if is_late or (one.hosts and session not in running):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        return dataclasses.replace(one.found, state=SliceState.DELETING)
+
+    def _forget(self, one: _Local) -> None:
+        for host in one.hosts:
+            host.wait()
+        folder = self._folder / one.found.name
+        # Logs stay.
+        for home in folder.glob("*/bundle.tar.gz"):
+            home.unlink()
+        for checkout in folder.glob("*/*/.installed"):
+            shutil.rmtree(checkout.parent)
+        (folder / _SLICE).unlink(missing_ok=True)
+        del self._slices[one.found.name]
+
+
+def _judge(one: _Local) -> dict[str, object]:
+    """Returns state and reason: a host is gone when it was killed or asked to go."""
+    if not one.hosts:
+        return {
+            "state": SliceState.SUSPENDED,
+            "reason": "the launcher that had it is gone",
+        }
+    for number, host in enumerate(one.hosts):
+        code = host.poll()
+        if code is not None and (code < 0 or code in _ASKED):
+            return {
+                "state": SliceState.SUSPENDED,
+                "reason": f"host {number} is gone (code {code})",
+            }
+    return {}
+
+
+def _read(path: pathlib.Path) -> _Local:
+    try:
+        values = json.loads(path.read_text())
+        token = values.pop("token")
+        state = SliceState(values.pop("state"))
+        return _Local(FoundSlice(state=state, **values), token)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInputError(
+            f"expected a slice of this machine in {path}, got something else; delete "
+            "the file"
+        ) from error
+
+
+def _processes(token: str) -> dict[int, int]:
+    """Returns the processes that run with a token: process id -> session id."""
+    marked, found = f"{_TOKEN}={token}".encode(), {}
+    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        # It may end meanwhile, or be of somebody else.
+        with contextlib.suppress(OSError):
+            if marked in path.read_bytes().split(b"\0"):
+                pid = int(path.parent.name)
+                found[pid] = os.getsid(pid)
+    return found
+
+
+def free_port() -> int:
+    """Returns a port of this machine that nobody listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def environment(
+    number: int, processes: int, port: int, devices: int
+) -> Mapping[str, str]:
+    """Returns what tells a process of a group on this machine who it is.
+
+    Args:
+      number: of the process.
+      processes: in the group; one alone needs to be told of its devices only.
+      port: where the first of them listens.
+      devices: of each, simulated on the CPU.
+    """
+    told = {}
+    if processes > 1 or devices > 1:
+        told |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+    if processes > 1:
+        told |= {
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+            "JAX_NUM_PROCESSES": str(processes),
+            "JAX_PROCESS_ID": str(number),
+        }
+    return told
