@@ -19,8 +19,11 @@ from realm_jax.index.embed import (
     embed_blocks,
     query_embedder,
 )
-from realm_jax.index.retrievers import RETRIEVER_SERIES, load_retriever
-from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.index.retrievers import load_retriever
+from realm_jax.index.snapshots import (
+    RETRIEVER_SERIES,
+    SnapshotSeries,
+)
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.storage import open_store

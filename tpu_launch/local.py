@@ -48,7 +48,7 @@ _LAUNCH = LaunchConfig(
     deadline_hours=24.0 * 365,
     backoff_seconds=1.0,
     max_backoff_seconds=30.0,
-    startup_minutes=5.0,
+    startup_minutes=2.0,
     poll_seconds=0.5,
 )
 

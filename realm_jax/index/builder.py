@@ -29,18 +29,18 @@ from realm_jax.index.heartbeat import (
 )
 from realm_jax.index.retrievers import (
     PARAMS_CRC32C,
-    RETRIEVER_SERIES,
     TrainedRetriever,
     check_reads,
     load_retriever,
 )
 from realm_jax.index.reuse import (
-    INDEX_SERIES,
     find_known,
     index_series,
 )
 from realm_jax.index.scann_assets import LowRecallError, ScannAssets
 from realm_jax.index.snapshots import (
+    INDEX_SERIES,
+    RETRIEVER_SERIES,
     AlreadyCommittedError,
     DamagedSnapshotError,
     Manifest,

@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index.snapshots import (
+    RETRIEVER_SERIES,
     Manifest,
     MismatchedSnapshotError,
     SnapshotSeries,
@@ -22,7 +23,6 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import QUERY_TOWER, Retriever, RetrieverConfig
 from realm_jax.storage import Store
 
-RETRIEVER_SERIES = "retriever"
 PARAMS_CRC32C = "params_crc32c"
 """In the metadata of a retriever snapshot; an index snapshot names it as well."""
 

@@ -23,10 +23,9 @@ from realm_jax.index.manifest import (
     DamagedSnapshotError,
     Manifest,
 )
-from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.storage import MissingObjectError, Store
 
-INDEX_SERIES = "index"
 HASHES = "block_hashes"
 """The array of an index snapshot with the content hash of each row's block."""
 

@@ -56,6 +56,12 @@ __all__ = [
     "SnapshotWriter",
 ]
 
+RETRIEVER_SERIES = "retriever"
+"""From trainer to builder."""
+
+INDEX_SERIES = "index"
+"""From builder to trainer."""
+
 
 class SnapshotSeries:
     """The snapshots of one kind in a model directory, by step."""
@@ -65,7 +71,7 @@ class SnapshotSeries:
 
         Args:
           store: the model directory.
-          name: `retriever` (trainer to builder) or `index` (builder to trainer).
+          name: `RETRIEVER_SERIES`, or `INDEX_SERIES` and its like.
         """
         self.store = store
         self.name = name

@@ -36,14 +36,17 @@ from realm_jax.index.manifest import (
 )
 from realm_jax.index.retrievers import (
     PARAMS_CRC32C,
-    RETRIEVER_SERIES,
     TrainedRetriever,
     publish_retriever,
 )
-from realm_jax.index.reuse import INDEX_SERIES, index_series
+from realm_jax.index.reuse import index_series
 from realm_jax.index.scann_assets import load_assets
 from realm_jax.index.searchers import DeviceConfig, Searcher, make_searcher
-from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.index.snapshots import (
+    INDEX_SERIES,
+    RETRIEVER_SERIES,
+    SnapshotSeries,
+)
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.storage import MissingObjectError, Store
 

@@ -7,14 +7,12 @@ import threading
 import numpy as np
 import pytest
 
-from realm_jax.index import build, builder, heartbeat, reuse
+from realm_jax.index import build, builder, heartbeat
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
-from realm_jax.index.retrievers import (
-    RETRIEVER_SERIES,
-    load_retriever,
-)
+from realm_jax.index.retrievers import load_retriever
 from realm_jax.index.snapshots import (
+    RETRIEVER_SERIES,
     AlreadyCommittedError,
     DamagedSnapshotError,
     MismatchedSnapshotError,
@@ -145,7 +143,7 @@ def test_what_was_written_wrong_is_never_committed(
     monkeypatch.setattr(build, "embed_shards", shifted)
     with pytest.raises(DamagedSnapshotError, match=r"another embedding of block \d+"):
         builder.build_once(retriever_at(3), blocks, store, CONFIG)
-    assert store.list(reuse.INDEX_SERIES) == []
+    assert store.list(snapshots.INDEX_SERIES) == []
 
 
 def test_a_retriever_that_diverged_is_refused_and_the_next_is_built(

@@ -13,9 +13,10 @@ from realm_jax.index import builder
 from realm_jax.index.follower import IndexFollower
 from realm_jax.index.heartbeat import read_heartbeat
 from realm_jax.index.manifest import EMBEDDINGS
-from realm_jax.index.retrievers import RETRIEVER_SERIES, load_retriever
+from realm_jax.index.retrievers import load_retriever
 from realm_jax.index.scann_assets import load_assets
 from realm_jax.index.snapshots import (
+    RETRIEVER_SERIES,
     DamagedSnapshotError,
     Expectation,
     SnapshotSeries,

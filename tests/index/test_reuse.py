@@ -143,7 +143,7 @@ def test_only_what_changed_is_embedded(versions, model_store, retriever, embedde
     )
     np.testing.assert_allclose(read(model_store, new), whole, atol=1e-5)
     # The index that checkpoints are bound to is what it was.
-    assert SnapshotSeries(model_store, reuse.INDEX_SERIES).steps() == [5]
+    assert SnapshotSeries(model_store, snapshots.INDEX_SERIES).steps() == [5]
     assert len(read(model_store, old)) == old.num_blocks
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
-from realm_jax.index import builder, reuse
+from realm_jax.index import builder
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.retrievers import (
     publish_retriever,
@@ -57,7 +57,7 @@ def publish(store, blocks, retriever):
 
 
 def index_series(store):
-    return SnapshotSeries(store, reuse.INDEX_SERIES)
+    return SnapshotSeries(store, snapshots.INDEX_SERIES)
 
 
 def read_embeddings(store, step):

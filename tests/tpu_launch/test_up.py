@@ -120,7 +120,7 @@ def test_a_dry_run_says_everything_and_does_nothing(said):
     node = trainer["tpu"]["nodeSpec"][0]["node"]
     assert node["acceleratorType"] == "v5litepod-64"
     last = node["metadata"]["startup-script"].splitlines()[-1]
-    assert ' -m realm_jax.cli.main pretrain --gin_file="$checkout"/gin/models/tiny.gin' in last
+    assert '-m realm_jax.cli.main pretrain --gin_file="$checkout"/gin/models/' in last
     node = builder["tpu"]["nodeSpec"][0]["node"]
     assert node["acceleratorType"] == "v5litepod-16"
     last = node["metadata"]["startup-script"].splitlines()[-1]

@@ -7,8 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.index.reuse import INDEX_SERIES
-from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.index.snapshots import (
+    INDEX_SERIES,
+    SnapshotSeries,
+)
 from realm_jax.storage import open_store
 from realm_jax.training import pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps
