@@ -296,7 +296,7 @@ def finished(factory: pytest.TempPathFactory) -> pathlib.Path:
             return root
         root.mkdir()
         make_inputs(root)
-        launcher = launch(write_chain(root, list(CHAIN)))
+        launcher = launch(write_chain(root, list(CHAIN), processes=2))
         said, _ = launcher.communicate(timeout=500)
         assert launcher.returncode == 0, said
         (root / "said.txt").write_text(said)

@@ -1,8 +1,10 @@
 """The launcher: the whole chain, run again, interrupted, killed."""
 
+import contextlib
 import json
 import os
 import pathlib
+import random
 import signal
 import subprocess
 import time
@@ -10,8 +12,14 @@ from collections.abc import Callable
 
 import pytest
 
+from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
+from realm_jax.storage import open_store
+from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.metrics import read_metrics
 from tests import tiny_run
+from tpu_launch import worker_state
+from tpu_launch.attempts import read_attempts
+from tpu_launch.job import BUILDER, TRAINER, run_id
 
 _SECONDS = 240
 
@@ -25,7 +33,15 @@ def test_chain_ends_with_a_report(finished):
     for number, stage in enumerate(tiny_run.CHAIN, start=1):
         assert f"{number}/5 {stage}" in said
     assert "error" not in said.lower()
-    assert "Traceback" not in (finished / "build-index.log").read_text()
+    for log in (finished / "launched").rglob("*.log"):
+        assert "Traceback" not in log.read_text()
+    run = run_id("pretrain", str(finished / "pretrain"))
+    store = open_store(finished / "pretrain")
+    assert f"{run}-trainer-001" in said
+    for role, workers in ((TRAINER, 2), (BUILDER, 1)):
+        assert worker_state.read_done(store, run, role).step == 12
+        found = worker_state.read_workers(store, run, role, 1)
+        assert [one.state for one in found.values()] == ["done"] * workers
     assert not list(finished.rglob("*.partial"))
 
 
@@ -37,51 +53,136 @@ def test_run_again_says_that_it_is_done(finished, tmp_path):
     said, _ = launcher.communicate(timeout=_SECONDS)
     assert launcher.returncode == 0, said
     assert "prepare: done" in said
-    assert "pretrain: done, 12 steps" in said
+    assert "trainer: done at step 12, 1 attempts" in said
+    (log,) = (root / "launched").glob("*-trainer-001/0/pretrain-*.log")
+    assert "pretrain: done, 12 steps" in log.read_text()
     assert _contents(root / "pretrain" / "checkpoints") == before
     # The builder beside it has nothing to do, and sees that.
     assert time.monotonic() - began < 100
 
 
 @pytest.mark.long
-def test_killed_and_interrupted_runs_go_on(finished, tmp_path):
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_two_trainers_and_a_builder_whatever_is_killed(
+    place, finished, tmp_path, request
+):
+    """One of each kind, the launcher and all together, in an order of chance."""
+    model_dir = str(tmp_path / "pretrain")
+    if place == "bucket":
+        model_dir = f"{request.getfixturevalue('bucket')}/killed"
     root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start")
-    tiny_run.write_sizes(root, pretrain_steps=1_000_000, refresh_period=100)
-    chain = tiny_run.write_chain(root, ["pretrain"])
-
-    launcher = tiny_run.launch(chain)
-    _wait(launcher, lambda: _index_in_use(root) > 0)
-    first_builder = _pid(root, "index_builder")
-    os.kill(first_builder, signal.SIGKILL)
-    built = max(_indexes(root))
-    _wait(launcher, lambda: _pid(root, "index_builder") != first_builder)
-    _wait(launcher, lambda: max(_indexes(root)) > built)
-    _wait(launcher, lambda: _checkpoints(root))
-    os.kill(_pid(root, "trainer"), signal.SIGKILL)
+    run = _Run(root, model_dir)
+    run.write(steps=200)
+    chance = random.Random(5)
+    kinds = ["trainer", "builder", "trainer's host", "builder's host", "launcher"]
+    order = chance.sample([*kinds, "all"], len(kinds) + 1)
+    for kind in order:
+        launcher = run.launcher()
+        # A failure at one place four times in a row is one that repeats.
+        reached = run.checkpoint()
+        _wait(launcher, lambda reached=reached: run.checkpoint() > reached)
+        _wait(launcher, lambda kind=kind: run.victims(kind))
+        for pid in run.victims(kind, chance):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        print(f"killed {kind} after step {run.checkpoint()}")
+    launcher = run.launcher()
     said, _ = launcher.communicate(timeout=_SECONDS)
-    assert launcher.returncode == 128 + signal.SIGKILL, said
-    assert "pretrain ended with code 137" in said
-    assert _processes_of(launcher.pid) == []
+    assert launcher.returncode == 0, said
+    assert "trainer: done at step 200" in said
+    store = open_store(model_dir)
+    assert finished_steps(store)[-1] == 200
+    assert SnapshotSeries(store, INDEX_SERIES).latest_step() == 200
+    steps = [line["step"] for line in read_metrics(model_dir)]
+    assert steps == sorted(set(steps))
+    # Hosts and launchers that went took their slices with them.
+    attempts = read_attempts(store, run_id("pretrain", model_dir), TRAINER)
+    assert len(attempts) >= 3
+    assert all(attempt.ended for attempt in attempts)
+    assert run.processes() == []
 
-    killed_at = max(_checkpoints(root))
-    launcher = tiny_run.launch(chain)
-    _wait(launcher, lambda: max(_checkpoints(root)) > killed_at)
+
+@pytest.mark.long
+def test_an_interrupted_run_goes_on_and_one_that_is_done_may_be_prolonged(
+    finished, tmp_path
+):
+    root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start")
+    run = _Run(root, str(root / "pretrain"))
+    run.write(steps=1_000_000)
+    launcher = run.launcher()
+    _wait(launcher, lambda: run.checkpoint() > 0)
     os.killpg(launcher.pid, signal.SIGINT)
     said, _ = launcher.communicate(timeout=_SECONDS)
     assert launcher.returncode == 128 + signal.SIGINT, said
     assert "Traceback" not in said
-    assert "run the same command again" in said
-    assert _processes_of(launcher.pid) == []
+    assert "the same command resumes" in said
+    assert run.processes() == []
 
-    reached = max(_checkpoints(root))
-    tiny_run.write_sizes(root, pretrain_steps=reached + 4)
-    launcher = tiny_run.launch(tiny_run.write_chain(root, ["pretrain"]))
-    said, _ = launcher.communicate(timeout=_SECONDS)
-    assert launcher.returncode == 0, said
-    assert f"done, {reached + 4:,} steps" in said
-    assert max(_indexes(root)) == reached + 4
-    steps = [line["step"] for line in read_metrics(str(root / "pretrain"))]
-    assert steps == sorted(set(steps))
+    for more in (4, 8):
+        reached = run.checkpoint()
+        run.write(steps=reached + more)
+        launcher = run.launcher()
+        said, _ = launcher.communicate(timeout=_SECONDS)
+        assert launcher.returncode == 0, said
+        assert f"trainer: done at step {reached + more}" in said
+        assert max(_indexes(root)) == reached + more
+
+
+class _Run:
+    """Pre-training by two processes, with a builder beside them."""
+
+    def __init__(self, root: pathlib.Path, model_dir: str):
+        self._root, self._model_dir = root, model_dir
+        self._chain = root / "chain.gin"
+        self._launcher: subprocess.Popen[str] | None = None
+
+    def write(self, steps: int) -> None:
+        tiny_run.write_sizes(self._root, pretrain_steps=steps, refresh_period=20)
+        sizes = self._root / "sizes.gin"
+        text = sizes.read_text()
+        sizes.write_text(
+            text.replace("checkpoint_period = 100", "checkpoint_period = 10")
+        )
+        tiny_run.write_chain(
+            self._root, ["pretrain"], processes=2, model_dir=self._model_dir
+        )
+
+    def launcher(self) -> subprocess.Popen[str]:
+        """The launcher that runs; another one if it was killed."""
+        if self._launcher is None or self._launcher.poll() is not None:
+            self._launcher = tiny_run.launch(self._chain)
+        return self._launcher
+
+    def checkpoint(self) -> int:
+        return max(finished_steps(open_store(self._model_dir)), default=0)
+
+    def processes(self, *words: str) -> list[int]:
+        """What of this run is at work, by words of the command line."""
+        found = []
+        for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                line = path.read_bytes().replace(b"\0", b" ").decode()
+                if str(self._chain) in line and all(word in line for word in words):
+                    found.append(int(path.parent.name))
+        return found
+
+    def victims(self, kind: str, chance: random.Random | None = None) -> list[int]:
+        """Processes to be killed; one of them by chance, or all of this kind."""
+        words = {
+            "trainer": ["main pretrain"],
+            "builder": ["main build-index"],
+            "trainer's host": ["tpu_launch.supervisor", "--role=trainer"],
+            "builder's host": ["tpu_launch.supervisor", "--role=builder"],
+            "launcher": ["tpu_launch local"],
+            "all": [],
+        }[kind]
+        found = self.processes(*words)
+        if kind in ("trainer", "builder"):
+            hosts = self.processes("tpu_launch.supervisor")
+            found = [pid for pid in found if pid not in hosts]
+        if kind == "all" or chance is None:
+            return found
+        return [chance.choice(found)]
 
 
 def test_names_what_a_builder_that_cannot_work_said(finished, tmp_path):
@@ -108,9 +209,9 @@ local.Stage:
     said, _ = launcher.communicate(timeout=_SECONDS)
     assert launcher.returncode == 2
     error = said.strip().splitlines()[-1]
-    assert error.startswith("error: build-index ended with code 2: expected")
+    assert error.startswith("error: builder, worker 0: expected")
     assert "nowhere" in error
-    assert _processes_of(launcher.pid) == []
+    assert _Run(root, "").processes() == []
 
 
 def _wait(process: subprocess.Popen[str], condition: Callable[[], object]) -> None:
@@ -122,40 +223,8 @@ def _wait(process: subprocess.Popen[str], condition: Callable[[], object]) -> No
         time.sleep(0.1)
 
 
-def _commits(folder: pathlib.Path) -> list[int]:
-    return [int(path.stem) for path in folder.glob("[0-9]*.json")]
-
-
 def _indexes(root: pathlib.Path) -> list[int]:
-    return _commits(root / "pretrain" / "index" / "commits")
-
-
-def _checkpoints(root: pathlib.Path) -> list[int]:
-    return _commits(root / "pretrain" / "checkpoints")
-
-
-def _index_in_use(root: pathlib.Path) -> float:
-    lines = list(read_metrics(str(root / "pretrain")))
-    return lines[-1]["index_step"] if lines else -1
-
-
-def _pid(root: pathlib.Path, role: str) -> int:
-    return json.loads((root / "pretrain" / "jobs" / f"{role}.json").read_text())["pid"]
-
-
-def _processes_of(session: int) -> list[str]:
-    """Command lines of the processes of a session that still run."""
-    found = []
-    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-            command = (stat.parent / "cmdline").read_text()
-        except OSError:  # It ended meanwhile.
-            continue
-        state, its_session = fields[0], int(fields[3])
-        if its_session == session and state != "Z":
-            found.append(command)
-    return found
+    return SnapshotSeries(open_store(root / "pretrain"), INDEX_SERIES).steps()
 
 
 def _contents(folder: pathlib.Path) -> dict[str, bytes]:
