@@ -21,8 +21,8 @@ from rich.console import Console
 
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.storage import UnavailableStoreError, open_store
-from tpu_launch import messages, operations, plan
+from realm_jax.storage import Store, UnavailableStoreError, open_store
+from tpu_launch import messages, operations, plan, worker_state
 from tpu_launch.attempts import TakenOverError
 from tpu_launch.backends.backend import Backend
 from tpu_launch.bundle import make_bundle, path_in
@@ -75,6 +75,9 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     prices = {role.name: hourly_price(role, hardware) for role in job.roles}
     try:
         store = open_store(job.model_dir)
+        if _is_done(job, store):
+            messages.summarize(job, store, hardware.currency)
+            return 0
         bundle.ship(store)
         ship, clock = bundle.operation(job.model_dir), SystemClock(stop)
         Reconciler(job, ship, backend, store, clock, say, prices).run()
@@ -203,6 +206,16 @@ def _prices(job: Job, hardware: HardwareConfig) -> list[Line]:
     if total:
         lines.append(Line("by the deadline", total * hours, Unit.MONEY, note))
     return lines
+
+
+def _is_done(job: Job, store: Store) -> bool:
+    """Returns whether a run was done before, and says how to make it do more."""
+    roles = [role.name for role in job.roles]
+    if any(worker_state.read_done(store, job.run, role) is None for role in roles):
+        return False
+    where = store.url(worker_state.role_folder(job.run, "*"))
+    say(f"this run is done; to have it do more, delete {where}/done.json")
+    return True
 
 
 def _ask(stop: threading.Event) -> None:

@@ -149,6 +149,12 @@ def test_a_run_from_its_command_to_its_end(service, said, bucket):
         assert f"{role}: done at step 20, 1 attempts, " in err
     [bundle] = service.store.list("launch/bundles")
     assert bundle.endswith(".tar.gz")
+    # Nothing is paid for what is done.
+    code, _, err = said(line("up", "--yes", model_dir=model_dir))
+    assert code == 0
+    assert f"delete {model_dir}/launch/{run}/*/done.json" in err
+    assert "trainer: done at step 20, 1 attempts, " in err
+    assert len(service.creations) == 2
 
 
 def test_a_run_that_is_given_up_says_why(service, said, monkeypatch):
