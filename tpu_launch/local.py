@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from realm_jax.errors import BadInputError
-from realm_jax.storage import open_store
+from realm_jax.storage import UnavailableStoreError, open_store
 from tpu_launch import messages, operations, slices, worker_state
 from tpu_launch.attempts import TakenOverError
 from tpu_launch.backends.local import LocalBackend, site
@@ -194,16 +194,16 @@ class Runner:
 
     def _launch(self, stage: Stage) -> int:
         job = self._job(stage)
-        store = open_store(job.model_dir)
-        bundle = make_bundle(_CHECKOUT)
-        bundle.ship(store)
-        for role in job.roles:
-            # Who does its work again finds out soon that it is done, or has more to do.
-            worker_state.unmark(store, job.run, role.name)
-        ship, clock = bundle.operation(job.model_dir), SystemClock(self._stop)
+        bundle, clock = make_bundle(_CHECKOUT), SystemClock(self._stop)
         try:
+            store = open_store(job.model_dir)
+            bundle.ship(store)
+            for role in job.roles:
+                # Who does its work again finds out soon whether there is more to do.
+                worker_state.unmark(store, job.run, role.name)
+            ship = bundle.operation(job.model_dir)
             Reconciler(job, ship, self._backend, store, clock, self._say, {}).run()
-        except (GaveUpError, TakenOverError) as error:
+        except (GaveUpError, TakenOverError, UnavailableStoreError) as error:
             self._say(str(error))
             return _GAVE_UP
         messages.summarize(job, store, "", self._say)

@@ -85,6 +85,8 @@ def test_two_trainers_and_a_builder_whatever_is_killed(
         for pid in run.victims(kind, chance):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if kind in ("launcher", "all"):
+            launcher.wait(10)
         print(f"killed {kind} after step {run.checkpoint()}")
     launcher = run.launcher()
     said, _ = launcher.communicate(timeout=_SECONDS)
@@ -218,7 +220,7 @@ def _wait(process: subprocess.Popen[str], condition: Callable[[], object]) -> No
     deadline = time.monotonic() + _SECONDS
     while not condition():
         if process.poll() is not None or time.monotonic() > deadline:
-            os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             raise AssertionError(process.communicate()[0])
         time.sleep(0.1)
 
