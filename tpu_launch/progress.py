@@ -11,11 +11,7 @@ from typing import Any
 
 from realm_jax.errors import BadInputError
 from realm_jax.index.heartbeat import JobStatus, read_heartbeat
-from realm_jax.index.snapshots import (
-    INDEX_SERIES,
-    RETRIEVER_SERIES,
-    SnapshotSeries,
-)
+from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.storage import Store
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tpu_launch.job import BUILDER, TRAINER

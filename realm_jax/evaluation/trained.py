@@ -13,10 +13,7 @@ from realm_jax.evaluation.answering import Answerer
 from realm_jax.index.builder import DOCUMENT_CRC32C, RETRIEVER_CRC32C
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import LoadedIndex
-from realm_jax.index.snapshots import (
-    INDEX_SERIES,
-    SnapshotSeries,
-)
+from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.storage import open_store
 from realm_jax.training import finetune

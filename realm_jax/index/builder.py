@@ -33,10 +33,7 @@ from realm_jax.index.retrievers import (
     check_reads,
     load_retriever,
 )
-from realm_jax.index.reuse import (
-    find_known,
-    index_series,
-)
+from realm_jax.index.reuse import find_known, index_series
 from realm_jax.index.scann_assets import LowRecallError, ScannAssets
 from realm_jax.index.snapshots import (
     INDEX_SERIES,

@@ -18,11 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
-from realm_jax.index.manifest import (
-    EMBEDDINGS,
-    DamagedSnapshotError,
-    Manifest,
-)
+from realm_jax.index.manifest import EMBEDDINGS, DamagedSnapshotError, Manifest
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.storage import MissingObjectError, Store
 

@@ -42,11 +42,7 @@ from realm_jax.index.retrievers import (
 from realm_jax.index.reuse import index_series
 from realm_jax.index.scann_assets import load_assets
 from realm_jax.index.searchers import DeviceConfig, Searcher, make_searcher
-from realm_jax.index.snapshots import (
-    INDEX_SERIES,
-    RETRIEVER_SERIES,
-    SnapshotSeries,
-)
+from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.storage import MissingObjectError, Store
 

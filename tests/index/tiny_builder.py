@@ -10,14 +10,9 @@ import numpy as np
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.index import builder
 from realm_jax.index.embed import EmbedConfig
-from realm_jax.index.retrievers import (
-    publish_retriever,
-)
+from realm_jax.index.retrievers import publish_retriever
 from realm_jax.index.scann_assets import ScannAssets
-from realm_jax.index.snapshots import (
-    EMBEDDINGS,
-    SnapshotSeries,
-)
+from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 

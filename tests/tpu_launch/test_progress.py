@@ -3,11 +3,7 @@
 import pytest
 
 from realm_jax.index.heartbeat import Heartbeat
-from realm_jax.index.snapshots import (
-    INDEX_SERIES,
-    RETRIEVER_SERIES,
-    SnapshotSeries,
-)
+from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.storage import UnavailableStoreError, open_store
 from tests.index.snapshot_files import write_snapshot
 from tpu_launch import progress

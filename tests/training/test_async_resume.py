@@ -11,11 +11,7 @@ import pytest
 
 from realm_jax.index.builder import BuilderConfig, IndexBuilder, build_once
 from realm_jax.index.retrievers import load_retriever
-from realm_jax.index.snapshots import (
-    INDEX_SERIES,
-    RETRIEVER_SERIES,
-    SnapshotSeries,
-)
+from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.storage import open_store
 from realm_jax.training import pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps

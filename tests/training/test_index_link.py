@@ -21,11 +21,7 @@ from realm_jax.index.manifest import (
     MismatchedSnapshotError,
 )
 from realm_jax.index.retrievers import load_retriever
-from realm_jax.index.snapshots import (
-    INDEX_SERIES,
-    RETRIEVER_SERIES,
-    SnapshotSeries,
-)
+from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
 from realm_jax.training.index_link import IndexLink, IndexSource

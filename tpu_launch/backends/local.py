@@ -25,12 +25,7 @@ from collections.abc import Mapping
 
 from realm_jax.errors import BadInputError
 from tpu_launch import slices
-from tpu_launch.backends.backend import (
-    FoundSlice,
-    SliceState,
-    has_labels,
-    require_own,
-)
+from tpu_launch.backends.backend import FoundSlice, SliceState, has_labels, require_own
 from tpu_launch.operations import CreateSlice, DeleteSlice
 from tpu_launch.startup import Site
 
