@@ -16,9 +16,10 @@ import pytest
 from realm_jax.storage import UnavailableStoreError, open_store
 from tpu_launch import supervisor, worker_state
 from tpu_launch.command import Work
+from tpu_launch.pace import Pace
 from tpu_launch.reporter import bounded_tail
 from tpu_launch.startup import startup_script
-from tpu_launch.supervisor import Pace, Supervisor
+from tpu_launch.supervisor import Supervisor
 from tpu_launch.worker_place import Place
 from tpu_launch.worker_state import Done, State
 
