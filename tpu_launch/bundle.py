@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import io
 import pathlib
+import re
 import subprocess
 import sys
 import tarfile
@@ -21,7 +22,20 @@ from tpu_launch.operations import ShipBundle
 _FOLDER = "launch/bundles"
 # Code is small; a corpus or a checkpoint that lies about is not.
 _LARGEST_FILE = 10 << 20
-_SECRETS = (".pem", ".key", ".p12", ".env", "credentials.json", "id_rsa", "id_ed25519")
+_SECRET_NAMES = (
+    *(".pem", ".key", ".p12", ".env", ".netrc", ".pypirc"),
+    *("credentials.json", "id_rsa", "id_ed25519"),
+)
+# Private keys, also within the JSON of a service account, and tokens of Google Cloud,
+# GitHub, Hugging Face and AWS.
+_SECRETS = re.compile(
+    rb"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"
+    rb"|\bya29\.[\w-]{20,}"
+    rb"|\bAIza[\w-]{35}\b"
+    rb"|\bgh[pousr]_[A-Za-z0-9]{36}\b"
+    rb"|\bhf_[A-Za-z0-9]{34}\b"
+    rb"|\bAKIA[0-9A-Z]{16}\b"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,16 +109,17 @@ def _files(checkout: pathlib.Path) -> list[str]:
 
 
 def _require_code(path: pathlib.Path, name: str) -> None:
-    if path.name.lower().endswith(_SECRETS):
-        raise BadInputError(
-            f"expected code to ship, got {name}, which looks like a secret; have git "
-            "ignore it"
-        )
     size = path.stat().st_size
     if size > _LARGEST_FILE:
         raise BadInputError(
             f"expected files of at most {_LARGEST_FILE:,} bytes to ship, got {name} of "
             f"{size:,}; have git ignore it"
+        )
+    is_named_so = path.name.lower().endswith(_SECRET_NAMES)
+    if is_named_so or _SECRETS.search(path.read_bytes()):
+        raise BadInputError(
+            f"expected code to ship, got {name}, which looks like a secret; have git "
+            "ignore it"
         )
 
 

@@ -243,6 +243,26 @@ def test_a_bundle_holds_no_secret(checkout, name):
         make_bundle(checkout)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        # In two parts each, for this file is shipped too.
+        ("-----BEGIN RSA PRIV", "ATE KEY-----"),
+        ('{"type": "service_account", "private_key": "-----BEGIN PRIV', "ATE KEY-----"),
+        ("token = 'hf", "_" + 34 * "a" + "'"),
+        ("GITHUB_TOKEN=ghp", "_" + 36 * "A"),
+        ("AKIA", 16 * "Z"),
+        ("Bearer ya29", "." + 40 * "b"),
+    ],
+)
+def test_a_bundle_holds_nothing_that_reads_like_a_secret(checkout, words):
+    (checkout / "notes.txt").write_text(f"first line\n{''.join(words)}\n")
+    with pytest.raises(BadInputError, match=r"notes\.txt, which looks like a secret"):
+        make_bundle(checkout)
+    (checkout / "notes.txt").write_text(f"first line\n{' '.join(words)}\n")
+    assert make_bundle(checkout)
+
+
 def test_a_bundle_is_code(checkout, tmp_path):
     with (checkout / "data.bin").open("wb") as file:
         file.truncate(11 << 20)

@@ -434,6 +434,12 @@ while True:
     assert workers[0].state == State.STOPPED
 
 
+def test_the_program_takes_no_memory_of_jax():
+    """It stays beside the command for as long as that runs."""
+    loaded = "import sys, tpu_launch.supervisor; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, check=True)
+
+
 def test_the_program_on_a_machine_that_does_not_say_which_it_is(tmp_path):
     done = subprocess.run(
         _arguments(tmp_path / "model", ["pass"]),
