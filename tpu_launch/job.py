@@ -44,6 +44,8 @@ class LaunchConfig:
       startup_minutes: how long an active worker may take to say its first word.
       silence_minutes: a worker that then says nothing for so long is lost.
       provisioning_minutes: a slice that is being provisioned for so long is given up.
+      settling_seconds: what was asked for may not be listed yet for so long, and may
+        come although the answer was lost.
       poll_seconds: between two looks.
       fetch: gs:// folder -> folder of each worker that it is copied to beforehand, such
         as the corpus.
@@ -69,6 +71,7 @@ class LaunchConfig:
     startup_minutes: float = 30.0
     silence_minutes: float = 10.0
     provisioning_minutes: float = 60.0
+    settling_seconds: float = 120.0
     poll_seconds: float = 30.0
     fetch: Mapping[str, str] = dataclasses.field(default_factory=dict)
     builder_gin_files: Sequence[str] = ("gin/runs/build_index.gin",)

@@ -49,6 +49,7 @@ _LAUNCH = LaunchConfig(
     backoff_seconds=1.0,
     max_backoff_seconds=30.0,
     startup_minutes=2.0,
+    settling_seconds=0.0,
     poll_seconds=0.5,
 )
 

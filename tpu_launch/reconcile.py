@@ -24,9 +24,6 @@ from tpu_launch.deleting import GaveUpError, delete_all, found_in
 from tpu_launch.job import Job, Role, resource_name
 from tpu_launch.operations import DeleteSlice, ShipBundle
 
-# What was asked for a moment ago may not be listed yet, and may still be on its way
-# where the answer was lost.
-_SETTLING_SECONDS = 120.0
 _FIRST_LOOK_SECONDS = 5.0
 _FIRST_RETRY_SECONDS = 5.0
 _LAST_RETRY_SECONDS = 300.0
@@ -242,7 +239,7 @@ class Reconciler:
             if not progress.created:
                 self._create(role, progress)
                 return
-            if self._clock.now() - progress.since < _SETTLING_SECONDS:
+            if self._clock.now() - progress.since < self._job.config.settling_seconds:
                 return
         reason = progress.ending or verdict.Lost("gone, nobody knows why")
         self._ended(role, progress, reason)
@@ -315,7 +312,7 @@ class Reconciler:
 
     def _end(self) -> None:
         """Deletes every slice of the run and notes that it is gone."""
-        now = self._clock.now()
+        now, config = self._clock.now(), self._job.config
         # Of a creation whose answer was lost, the slice may yet come.
         unsure = any(
             progress.attempt and not progress.created
@@ -327,8 +324,8 @@ class Reconciler:
             lambda: found_in(self._backend, self._job.zones, labels),
             self._clock,
             self._say,
-            now + _SETTLING_SECONDS if unsure else now,
-            first_look=min(_FIRST_LOOK_SECONDS, self._job.config.poll_seconds),
+            now + config.settling_seconds if unsure else now,
+            first_look=min(_FIRST_LOOK_SECONDS, config.poll_seconds),
         )
         for role, progress in self._progress.items():
             if progress.attempt:

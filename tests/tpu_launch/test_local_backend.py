@@ -19,6 +19,7 @@ import pytest
 from realm_jax.errors import BadInputError
 from realm_jax.storage import open_store
 from tpu_launch import operations, slices, worker_state
+from tpu_launch.attempts import Attempts, read_attempts
 from tpu_launch.backends.backend import SliceState
 from tpu_launch.backends.local import LocalBackend, environment
 from tpu_launch.clock import SystemClock
@@ -37,6 +38,7 @@ CONFIG = LaunchConfig(
     backoff_seconds=0.1,
     max_backoff_seconds=0.5,
     startup_minutes=1.0,
+    settling_seconds=0.0,
     poll_seconds=0.1,
 )
 
@@ -258,6 +260,15 @@ def test_a_launcher_that_is_killed_takes_its_hosts_with_it_and_another_goes_on(w
     world.launch()
     assert world.step() == STEPS
     assert any("the launcher that had it is gone" in text for text in world.said)
+    world.require_sound()
+
+
+def test_a_slice_that_was_noted_and_never_made_is_not_waited_for(world):
+    Attempts(world.store, RUN, time.time()).begin(TRAINER, time.time(), None)
+    world.launch(trainers=1, builders=0)
+    attempts = read_attempts(world.store, RUN, TRAINER)
+    assert [attempt.number for attempt in attempts] == [1, 2]
+    assert attempts[0].ended - attempts[0].begun < 30
     world.require_sound()
 
 
