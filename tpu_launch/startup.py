@@ -18,6 +18,7 @@ set -euo pipefail
 {prologue}home={home}
 checkout="$home"/{digest}
 if [ ! -e "$checkout/.installed" ]; then
+  rm -rf "$checkout"
   mkdir -p "$checkout"
   {copy} {url} "$home"/bundle.tar.gz
   echo {digest}"  $home/bundle.tar.gz" | sha256sum --check
@@ -29,8 +30,17 @@ export PYTHONPATH="$checkout${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1
 exec {supervisor} -- {command}
 """
 
+# The lists of apt, registries and the metadata that credentials come from are locked or
+# away at times, most of all while a machine starts. What is done is not done again.
+_PROLOGUE = """\
+export HOME=/root DEBIAN_FRONTEND=noninteractive PATH="$PATH:/snap/bin"
+tries=$((${REALM_TRIES:-0} + 1))
+trap '[ "$tries" -ge 5 ] || { sleep 30; REALM_TRIES=$tries exec bash "$0"; }' ERR
+"""
+
+# A Python of Ubuntu without its package for environments has no ensurepip.
 _INSTALL = """\
-  if ! command -v python3.11 > /dev/null || ! command -v make > /dev/null; then
+  if ! command -v make > /dev/null || ! python3.11 -c "import ensurepip"; then
     apt-get --option=DPkg::Lock::Timeout=600 update
     apt-get --option=DPkg::Lock::Timeout=600 install --yes \\
       make python3.11 python3.11-venv
@@ -72,7 +82,7 @@ TPU_VM = Site(
     directory='"$checkout"',
     copy="gcloud storage cp",
     sync="gcloud storage rsync --recursive",
-    prologue="export HOME=/root\n",
+    prologue=_PROLOGUE,
     install=_INSTALL,
 )
 

@@ -1,0 +1,223 @@
+"""The startup script of TPU VMs, from a bundle of this checkout to a command's end."""
+
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from realm_jax.storage import open_store
+from tests.tpu_launch import tpu_vm
+from tests.tpu_launch.tpu_vm import RUN, TpuVm, script, shipped
+from tpu_launch import worker_state
+from tpu_launch.worker_state import State
+
+_HELP = ("tasks", "--help")
+_SAYS = "Lists what only the bundle has."
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of this checkout that differs in one file, and has one more."""
+    folder = tmp_path_factory.mktemp("checkout")
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.check_output(listing, cwd=tpu_vm.ROOT, text=True)
+    for name in filter(None, names.split("\0")):
+        if (source := tpu_vm.ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, folder / name)
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    changed = folder / "realm_jax" / "cli" / "tasks.py"
+    text = changed.read_text()
+    assert text.startswith('"""Lists the registered SeqIO tasks')
+    changed.write_text(f'"""{_SAYS}\n' + text.removeprefix('"""'))
+    (folder / "gin" / "runs" / "bundled.gin").write_text("no_such_thing.setting = 1\n")
+    return folder
+
+
+@pytest.fixture
+def model_dir(tmp_path):
+    return str(tmp_path / "model")
+
+
+@pytest.fixture
+def store(model_dir):
+    return open_store(model_dir)
+
+
+@pytest.fixture
+def vm(tmp_path):
+    return TpuVm(tmp_path / "vm")
+
+
+@pytest.fixture
+def told(checkout, model_dir, store):
+    return shipped(checkout, model_dir, store)
+
+
+def state(store):
+    return worker_state.read_workers(store, RUN, "trainer", 1)[0]
+
+
+def log(store):
+    return store.read(f"launch/{RUN}/trainer/001/0.log").decode()
+
+
+def test_a_worker_runs_the_code_of_the_bundle(vm, model_dir, store, told):
+    done = vm.boot(script(vm, model_dir, told, _HELP))
+    assert done.returncode == 0, done.stderr
+    assert _SAYS in log(store)
+    assert state(store).state == State.DONE
+    assert worker_state.read_done(store, RUN, "trainer").attempt == 1
+    home = vm.home / told["bundle_digest"]
+    assert vm.said("make") == [[f"--directory={home}", "env"]]
+    [installed] = vm.said("uv")
+    assert installed[:2] == ["pip", "install"]
+    assert installed[-1] == str(home / "requirements-tpu.lock")
+    assert vm.said("apt-get") == []
+
+
+def test_another_boot_installs_nothing_and_runs_nothing_done(
+    vm, model_dir, store, told, tmp_path
+):
+    corpus = tmp_path / "corpus"
+    (corpus / "shards").mkdir(parents=True)
+    (corpus / "meta.json").write_text("{}")
+    (corpus / "shards" / "0").write_text("first")
+    disk = tmp_path / "a disk"
+    text = script(vm, model_dir, told, _HELP, {str(corpus): str(disk)})
+    assert vm.boot(text).returncode == 0
+    assert (disk / "meta.json").read_text() == "{}"
+    assert (disk / "shards" / "0").read_text() == "first"
+    (corpus / "shards" / "0").write_text("second")
+    said = log(store)
+    done = vm.boot(text)
+    assert done.returncode == 0, done.stderr
+    assert "the role is done" in done.stdout
+    assert log(store) == said
+    assert (disk / "shards" / "0").read_text() == "second"
+    assert len(vm.said("make")) == len(vm.said("uv")) == 1
+    copies = [words[1] for words in vm.said("gcloud")]
+    assert copies == ["cp", "rsync", "rsync"]
+
+
+def test_bad_input_reaches_the_model_directory(vm, model_dir, store, told):
+    """By a gin file that is nowhere but in the bundle."""
+    command = ("tasks", "--show=1")
+    done = vm.boot(script(vm, model_dir, told, command))
+    assert done.returncode == 2
+    found = state(store)
+    assert (found.state, found.exit_code) == (State.FAILED, 2)
+    assert "expected the name of a task to --show" in found.message
+    command = ("pretrain", "--gin_file=gin/runs/bundled.gin")
+    assert vm.boot(script(vm, model_dir, told, command)).returncode == 2
+    assert "no_such_thing" in state(store).message
+    assert worker_state.read_done(store, RUN, "trainer") is None
+
+
+def test_a_damaged_bundle_is_not_run(vm, model_dir, store, told):
+    [name] = store.list("launch/bundles")
+    data = bytearray(store.read(name))
+    data[len(data) // 2] ^= 1
+    store.write(name, bytes(data))
+    done = vm.boot(script(vm, model_dir, told, _HELP))
+    assert done.returncode == 1
+    assert "bundle.tar.gz: FAILED" in done.stdout
+    # It may have been the copying.
+    assert len(vm.said("gcloud")) == len(vm.said("sleep")) + 1 == 5
+    assert vm.said("make") == []
+    assert store.list(f"launch/{RUN}") == []
+    assert not list(vm.home.glob("*/setup.py"))
+
+
+def test_what_fails_once_is_tried_again(vm, model_dir, store, told):
+    vm.make_does('[ -e "$0".tried ] || { touch "$0".tried; exit 1; }\n')
+    done = vm.boot(script(vm, model_dir, told, _HELP))
+    assert done.returncode == 0, done.stderr
+    assert (len(vm.said("make")), len(vm.said("sleep"))) == (2, 1)
+    assert state(store).state == State.DONE
+
+
+def test_an_installation_that_was_killed_begins_anew(vm, model_dir, store, told):
+    home = vm.home / told["bundle_digest"]
+    half = home / ".venv" / "half"
+    vm.make_does(
+        f"mkdir {half.parent} || exit 0\ntouch {half}\nrm {home}/setup.py\n"
+        "kill -s KILL $PPID\n"
+    )
+    text = script(vm, model_dir, told, _HELP)
+    assert vm.boot(text).returncode == -9
+    assert half.exists()
+    assert not (home / "setup.py").exists()
+    vm.make_does()
+    done = vm.boot(text)
+    assert done.returncode == 0, done.stderr
+    assert not half.exists()
+    assert (home / "setup.py").exists()
+    assert state(store).state == State.DONE
+
+
+def test_what_the_image_lacks_is_installed(tmp_path, model_dir, told):
+    vm = TpuVm(tmp_path / "bare", is_bare=True)
+    done = vm.boot(script(vm, model_dir, told, _HELP))
+    assert done.returncode == 0, done.stderr
+    lock = "--option=DPkg::Lock::Timeout=600"
+    packages = ["make", "python3.11", "python3.11-venv"]
+    assert vm.said("apt-get") == [
+        [lock, "update"],
+        [lock, "install", "--yes", *packages],
+    ]
+
+
+@pytest.mark.parametrize("gcloud", ["", pytest.param("real", marks=pytest.mark.long)])
+def test_a_worker_of_a_bucket(vm, checkout, bucket, tmp_path, gcloud):
+    """Bundle and state in a bucket, the corpus from another folder of it."""
+    if gcloud and not shutil.which("gcloud"):
+        pytest.skip("needs gcloud")
+    told_gcloud = vm.use_real_gcloud(tmp_path / "config") if gcloud else {}
+    model_dir = f"{bucket}/startup{gcloud}/model"
+    store = open_store(model_dir)
+    open_store(f"{bucket}/startup{gcloud}/corpus").write("shards/0", b"text")
+    told = shipped(checkout, model_dir, store)
+    fetch = {f"{bucket}/startup{gcloud}/corpus": str(tmp_path / "corpus")}
+    done = vm.boot(script(vm, model_dir, told, _HELP, fetch), **told_gcloud)
+    assert done.returncode == 0, done.stderr
+    assert _SAYS in log(store)
+    assert (tmp_path / "corpus" / "shards" / "0").read_bytes() == b"text"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_environment_is_made_from_the_lock_files(tmp_path, model_dir, store):
+    """Prints how long a worker takes to its first word: see docs/pods.md."""
+    vm = TpuVm(tmp_path / "vm", installs=True)
+    told = shipped(tpu_vm.ROOT, model_dir, store)
+    text = script(vm, model_dir, told, ("pretrain", "--help"))
+    nothing_cached = {"UV_CACHE_DIR": str(tmp_path / "cache"), "PIP_NO_CACHE_DIR": "1"}
+    began = time.monotonic()
+    try:
+        done = vm.boot(text, **nothing_cached)
+        print(f"\nfrom the boot to the end: {time.monotonic() - began:.0f} s")
+        assert done.returncode == 0, done.stderr
+        assert state(store).state == State.DONE
+        assert "--gin_file" in log(store)
+        assert vm.said("apt-get") == []
+        home = vm.home / told["bundle_digest"]
+        found = subprocess.check_output(
+            [
+                home / ".venv" / "bin" / "python",
+                "-c",
+                "import libtpu, jax, realm_jax; print(realm_jax.__file__)",
+            ],
+            cwd="/",
+            env={"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"},
+            text=True,
+        )
+        assert found == f"{home}/realm_jax/__init__.py\n"
+        began = time.monotonic()
+        assert vm.boot(text, **nothing_cached).returncode == 0
+        print(f"another boot: {time.monotonic() - began:.0f} s")
+    finally:
+        # Gigabytes.
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        shutil.rmtree(vm.home, ignore_errors=True)

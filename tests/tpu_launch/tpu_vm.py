@@ -1,0 +1,220 @@
+"""A TPU VM in a folder, for its startup script: what it finds on PATH is made here.
+
+`gcloud` copies as the real one does, `apt-get` installs what it is asked for, `make`
+makes a stand-in of an environment, and in `sleep` no time passes. What all of them, and
+the `uv` of that environment, are asked is kept.
+"""
+
+import dataclasses
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from tpu_launch import startup
+from tpu_launch.bundle import make_bundle
+
+ROOT = pathlib.Path(__file__).parents[2]
+RUN, DEADLINE = "realm-0a1b2c", 4_000_000_000
+# All that the script needs of an image, without Python and make.
+_IMAGE = ("bash", "cat", "chmod", "gzip", "ln", "mkdir", "rm", "sha256sum", "tar")
+_IMAGE += ("touch", "kill", "dirname", "env")
+# As `gcloud storage`: of a gs:// address, or of a folder in its place.
+_GCLOUD = """
+import argparse, pathlib, shutil, sys
+sys.path.insert(0, {root!r})
+parser = argparse.ArgumentParser("gcloud", allow_abbrev=False)
+groups = parser.add_subparsers(required=True)
+storage = groups.add_parser("storage").add_subparsers(dest="command", required=True)
+for name in ("cp", "rsync"):
+    command = storage.add_parser(name, allow_abbrev=False)
+    command.add_argument("source")
+    command.add_argument("target", type=pathlib.Path)
+    if name == "rsync":
+        command.add_argument("--recursive", action="store_true", required=True)
+flags = parser.parse_args()
+if flags.command == "rsync" and not flags.target.is_dir():
+    sys.exit("ERROR: (gcloud.storage.rsync) Did not find existing container")
+if flags.source.startswith("gs://"):
+    from realm_jax.storage import open_store
+    if flags.command == "cp":
+        folder, _, name = flags.source.rpartition("/")
+        flags.target.write_bytes(open_store(folder).read(name))
+    else:
+        store = open_store(flags.source)
+        for name in store.list():
+            path = flags.target / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(store.read(name))
+elif flags.command == "cp":
+    shutil.copy(flags.source, flags.target)
+else:
+    shutil.copytree(flags.source, flags.target, dirs_exist_ok=True)
+"""
+_MAKE = """\
+folder="${1#--directory=}/.venv/bin"
+mkdir -p "$folder"
+cat > "$folder/python" << 'END'
+#!/bin/sh
+exec PYTHON "$@"
+END
+cat > "$folder/uv" << 'END'
+#!/bin/sh
+echo "uv $*" >> SAID
+END
+chmod +x "$folder/python" "$folder/uv"
+"""
+_APT_GET = """\
+for word in "$@"; do
+  case "$word" in
+    make) ln -s MAKE FOLDER/make ;;
+    python3.11) ln -s PYTHON FOLDER/python3.11 ;;
+  esac
+done
+"""
+
+
+class TpuVm:
+    """A machine; `boot` runs its startup script to the end.
+
+    Attributes:
+      home: where the script puts things.
+      site: what the script finds.
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, *, is_bare: bool = False, installs: bool = False
+    ):
+        """Makes one.
+
+        Args:
+          folder: of all that is on it; empty.
+          is_bare: whether Python and make are yet to be installed.
+          installs: whether all but `gcloud` and `apt-get` is this machine's, so that
+            the environment is really made.
+        """
+        self.home = folder / "home"
+        self.site = dataclasses.replace(
+            startup.TPU_VM, home=shlex.quote(str(self.home))
+        )
+        self._folder, self._said = folder, folder / "said"
+        self._path, self._to_install = folder / "bin", folder / "packages"
+        for made in (self._path, self._to_install):
+            made.mkdir(parents=True)
+        self._write(self._path / "gcloud", _GCLOUD.format(root=str(ROOT)))
+        self._write(self._path / "apt-get", _APT_GET, "/bin/sh")
+        self._others = f":{os.environ['PATH']}" if installs else ""
+        if installs:
+            return
+        for name in _IMAGE:
+            (self._path / name).symlink_to(str(shutil.which(name)))
+        self._write(self._path / "sleep", "", "/bin/sh")
+        self.make_does()
+        if not is_bare:
+            (self._path / "make").symlink_to(self._to_install / "make")
+            (self._path / "python3.11").symlink_to(sys.executable)
+
+    def use_real_gcloud(self, config: pathlib.Path) -> Mapping[str, str]:
+        """Puts the `gcloud` of this machine in place; returns what points it here.
+
+        Args:
+          config: a folder that it keeps its settings in.
+        """
+        program = shlex.quote(str(shutil.which("gcloud")))
+        path = shlex.quote(os.environ["PATH"])
+        text = f'PATH={path}\nexec {program} "$@"\n'
+        self._write(self._path / "gcloud", text, "/bin/sh")
+        server = os.environ["STORAGE_EMULATOR_HOST"]
+        return {
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{server}/storage/v1/",
+            "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
+            "CLOUDSDK_CONFIG": str(config),
+            "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
+        }
+
+    def make_does(self, first: str = "") -> None:
+        """Says what `make` does before it makes an environment."""
+        self._write(self._to_install / "make", first + _MAKE, "/bin/sh")
+
+    def said(self, program: str) -> list[list[str]]:
+        """Returns the arguments of each run of a program so far."""
+        lines = self._said.read_text().splitlines() if self._said.exists() else []
+        words = [shlex.split(line) for line in lines]
+        return [one[1:] for one in words if one[0] == program]
+
+    def boot(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Runs a script as a machine does that is worker 0 of one."""
+        path = self._folder / "startup-script"
+        path.write_text(script)
+        path.chmod(0o755)
+        kept = {n: v for n, v in os.environ.items() if n != "PYTHONPATH"}
+        told = {
+            "PATH": f"{self._path}{self._others}",
+            "TPU_WORKER_ID": "0",
+            "TPU_WORKER_HOSTNAMES": "127.0.0.1",
+        }
+        return subprocess.run(
+            [path],
+            cwd="/",
+            env={**kept, **told, **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def _write(self, path: pathlib.Path, text: str, program: str = "") -> None:
+        """Writes a program that keeps what it is asked."""
+        places = {
+            "SAID": self._said,
+            "PYTHON": sys.executable,
+            "MAKE": self._to_install / "make",
+            "FOLDER": self._path,
+        }
+        for name, place in places.items():
+            text = text.replace(name, shlex.quote(str(place)))
+        if program:
+            keep = f'echo {path.name} "$@" >> {shlex.quote(str(self._said))}\n'
+        else:
+            program = sys.executable
+            keep = (
+                f"import shlex, sys\nopen({str(self._said)!r}, 'a').write("
+                f"shlex.join([{path.name!r}, *sys.argv[1:]]) + '\\n')\n"
+            )
+        path.write_text(f"#!{program}\n{keep}{text}")
+        path.chmod(0o755)
+
+
+def shipped(checkout: pathlib.Path, model_dir: str, store) -> Mapping[str, str]:
+    """Ships the bundle of a checkout; returns what a script is told of it."""
+    bundle = make_bundle(checkout)
+    bundle.ship(store)
+    ship = bundle.operation(model_dir)
+    return {"bundle_url": ship.url, "bundle_digest": ship.sha256}
+
+
+def script(
+    vm: TpuVm,
+    model_dir: str,
+    told: Mapping[str, str],
+    command: Sequence[str],
+    fetch: Mapping[str, str] | None = None,
+) -> str:
+    """Returns the startup script of a trainer of one worker."""
+    return startup.startup_script(
+        name=f"{RUN}-trainer-001",
+        run=RUN,
+        role="trainer",
+        attempt=1,
+        slices=1,
+        hosts=1,
+        model_dir=model_dir,
+        deadline=DEADLINE,
+        fetch=fetch or {},
+        command=command,
+        site=vm.site,
+        **told,
+    )
