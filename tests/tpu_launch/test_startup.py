@@ -1,5 +1,6 @@
 """The startup script of TPU VMs, from a bundle of this checkout to a command's end."""
 
+import shlex
 import shutil
 import subprocess
 import time
@@ -7,9 +8,10 @@ import time
 import pytest
 
 from realm_jax.storage import open_store
-from tests.tpu_launch import tpu_vm
+from tests.tpu_launch import gcloud_parser, tpu_vm
 from tests.tpu_launch.tpu_vm import RUN, TpuVm, script, shipped
 from tpu_launch import worker_state
+from tpu_launch.startup import TPU_VM
 from tpu_launch.worker_state import State
 
 _HELP = ("tasks", "--help")
@@ -167,6 +169,12 @@ def test_what_the_image_lacks_is_installed(tmp_path, model_dir, told):
         [lock, "update"],
         [lock, "install", "--yes", *packages],
     ]
+
+
+def test_gcloud_knows_what_the_script_asks_of_it(tmp_path):
+    words = ("gs://bucket/a", "/b")
+    lines = [[*shlex.split(one), *words] for one in (TPU_VM.copy, TPU_VM.sync)]
+    assert gcloud_parser.complaints(lines, tmp_path) == ["", ""]
 
 
 @pytest.mark.parametrize("gcloud", ["", pytest.param("real", marks=pytest.mark.long)])

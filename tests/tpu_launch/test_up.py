@@ -1,12 +1,8 @@
 """`up`, `down` and `reap` as they are typed, against services of this machine."""
 
-import itertools
 import json
 import os
 import pty
-import re
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -332,49 +328,3 @@ def test_ctrl_c_ends_the_program_once_everything_is_deleted(bucket, tmp_path):
     assert world.resources == {}
     assert set(world.creations.values()) == {1}
     assert len(world.creations) == 2
-
-
-def documented(start):
-    """The command lines of docs/pods.md that start with some words."""
-    text = (up._CHECKOUT / "docs" / "pods.md").read_text()
-    lines = re.sub(r" *\\\n *", " ", text).splitlines()
-    found = [one.strip() for one in lines if one.startswith(f"    {start}")]
-    assert found
-    return found
-
-
-@pytest.mark.parametrize("command", ["up", "down", "reap"])
-def test_documented_command_lines(world, said, monkeypatch, command):
-    """The plan is real here."""
-    with served(world) as address:
-        monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", address)
-        monkeypatch.setenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "true")
-        for text in documented(f".venv/bin/python -m tpu_launch {command} "):
-            arguments = [a for a in shlex.split(text)[3:] if a != "--dry_run"]
-            code, out, err = said([*arguments, "--dry_run"])
-            assert code == 0, err
-    if command == "up":
-        assert "gcloud storage rsync --recursive gs://my-bucket/my/corpus" in out
-        assert "128.80 USD an hour" in err
-
-
-@pytest.mark.long
-def test_documented_lines_of_gcloud_have_flags_that_exist():
-    if not shutil.which("gcloud"):
-        pytest.skip("needs gcloud")
-    for text in documented("gcloud "):
-        words = shlex.split(text)
-        flags = {word.partition("=")[0] for word in words if word.startswith("--")}
-        command = list(itertools.takewhile(lambda word: "." not in word, words))
-        while (done := shown_help(command)).returncode:
-            command.pop()
-        known = set(re.findall(r"--[a-z-]+", done.stdout))
-        assert len(command) > 2
-        assert flags <= known, text
-
-
-def shown_help(command):
-    plain = {**os.environ, "TERM": "dumb"}
-    return subprocess.run(
-        [*command, "--help"], capture_output=True, text=True, check=False, env=plain
-    )

@@ -1,0 +1,37 @@
+"""What the parser of the gcloud that is installed says of command lines."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+import pytest
+
+
+def complaints(
+    command_lines: Sequence[Sequence[str]], folder: pathlib.Path
+) -> list[str]:
+    """Returns what is wrong with each line, "" where nothing is; runs none of them.
+
+    Args:
+      command_lines: `gcloud` and its arguments; flags as --flag=value.
+      folder: for a file.
+    """
+    if not shutil.which("gcloud"):
+        pytest.skip("needs gcloud")
+    # Its linter takes what follows a flag for the flag's value.
+    lines = [" ".join(sorted(line, key=_is_flag)) for line in command_lines]
+    file = folder / "command_lines.json"
+    file.write_text(json.dumps([{"command_string": line} for line in lines]))
+    said = subprocess.check_output(
+        ["gcloud", "meta", "lint-gcloud-commands", f"--commands-file={file}"],
+        text=True,
+        stderr=subprocess.DEVNULL,
+    )
+    found = {one["command_string"]: one["error_message"] for one in json.loads(said)}
+    return [found[line] or "" for line in lines]
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("--")
