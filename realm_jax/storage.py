@@ -240,7 +240,8 @@ class _GcsStore:
 
         self._prefix = f"{_checked(prefix)}/" if prefix else ""
         with _bad_input_on_cloud_error(f"gs://{bucket}/{self._prefix}"):
-            self._bucket = storage.Client().bucket(bucket)
+            # Objects belong to no project, and a person's credentials tell of none.
+            self._bucket = storage.Client(project=None).bucket(bucket)
 
     def write(self, name: str, data: bytes) -> None:
         with _bad_input_on_cloud_error(self.url(name)):

@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import resource
 import signal
@@ -275,6 +276,20 @@ def test_a_file_in_the_way_is_bad_input(tmp_path):
 def test_a_bucket_that_does_not_exist_is_bad_input(bucket):
     with pytest.raises(MissingObjectError, match="gs://no-such-bucket/x"):
         open_store("gs://no-such-bucket").write("x", b"")
+
+
+def test_a_persons_credentials_need_no_project(tmp_path, monkeypatch):
+    """As `gcloud auth application-default login` leaves them."""
+    secrets = ("client_id", "client_secret", "refresh_token")
+    credentials = {"type": "authorized_user", **dict.fromkeys(secrets, "x")}
+    file = tmp_path / "application_default_credentials.json"
+    file.write_text(json.dumps(credentials))
+    for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_CLOUD_PROJECT", "GCLOUD_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    # Of no gcloud that knows a project.
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert open_store("gs://bucket/a").url("b") == "gs://bucket/a/b"
 
 
 def test_an_unreachable_bucket_is_not_bad_input(bucket, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -15,13 +16,14 @@ def complaints(
     """Returns what is wrong with each line, "" where nothing is; runs none of them.
 
     Args:
-      command_lines: `gcloud` and its arguments; flags as --flag=value.
+      command_lines: `gcloud` and its arguments; flags as --flag=value; no line twice.
       folder: for a file.
     """
     if not shutil.which("gcloud"):
         pytest.skip("needs gcloud")
     # Its linter takes what follows a flag for the flag's value.
-    lines = [" ".join(sorted(line, key=_is_flag)) for line in command_lines]
+    lines = [shlex.join(sorted(line, key=_is_flag)) for line in command_lines]
+    assert len(set(lines)) == len(lines)
     file = folder / "command_lines.json"
     file.write_text(json.dumps([{"command_string": line} for line in lines]))
     said = subprocess.check_output(
@@ -29,8 +31,9 @@ def complaints(
         text=True,
         stderr=subprocess.DEVNULL,
     )
-    found = {one["command_string"]: one["error_message"] for one in json.loads(said)}
-    return [found[line] or "" for line in lines]
+    found = json.loads(said)
+    assert len(found) == len(lines)
+    return [one["error_message"] or "" for one in found]
 
 
 def _is_flag(word: str) -> bool:

@@ -41,18 +41,20 @@ _ENDLESS = ("-f", "--follow")
 # Commands of gcloud that a setup needs -> their flags, by the parser of gcloud 528;
 # where gcloud is installed, it is asked itself.
 _GCLOUD = {
+    "auth login": set(),
+    "auth application-default login": {"--project"},
     "services enable": {"--project"},
     "beta services identity create": {"--project", "--service"},
-    "storage buckets create": {
-        *("--project", "--location", "--uniform-bucket-level-access"),
-    },
-    "storage buckets add-iam-policy-binding": {"--member", "--role"},
     "iam service-accounts create": {"--project", "--display-name"},
     "iam service-accounts add-iam-policy-binding": {"--project", "--member", "--role"},
     "projects add-iam-policy-binding": {"--member", "--role", "--condition"},
-    "auth login": set(),
-    "auth application-default login": {"--project"},
-    "logging read": {"--project", "--limit", "--freshness", "--format"},
+    "storage buckets create": {
+        *("--project", "--location"),
+        *("--uniform-bucket-level-access", "--soft-delete-duration"),
+    },
+    "storage buckets add-iam-policy-binding": {"--member", "--role"},
+    "storage rsync": {"--recursive"},
+    "compute tpus tpu-vm ssh": {"--project", "--zone", "--worker", "--command"},
 }
 
 
