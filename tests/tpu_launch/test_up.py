@@ -120,7 +120,7 @@ def test_a_dry_run_says_everything_and_does_nothing(said):
     node = builder["tpu"]["nodeSpec"][0]["node"]
     assert node["acceleratorType"] == "v5litepod-16"
     last = node["metadata"]["startup-script"].splitlines()[-1]
-    assert ".venv/bin/realm build-index" in last
+    assert "-m realm_jax.cli.main build-index" in last
     assert last.index("v5litepod_64.gin") < last.index("gin/runs/build_index.gin")
     assert f"""'--gin.MODEL_DIR="{MODEL_DIR}"'""" in last
 
