@@ -21,8 +21,6 @@ def environment(server: str) -> dict[str, str]:
     return {
         "STORAGE_EMULATOR_HOST": server,
         "TENSORSTORE_GCS_HTTP_URL": server,
-        # Orbax would use TensorFlow's client, which knows Google's own server alone.
-        "EPATH_USE_TF": "false",
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "offline",
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
         "FSSPEC_GCS": '{"use_listings_cache": false}',

@@ -2,6 +2,8 @@ import contextlib
 import pathlib
 import random
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,8 @@ from realm_jax.training.checkpoint_manifests import (
     read_details,
 )
 from realm_jax.training.state import create_state
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def make_state(step: int = 0, width: int = 3):
@@ -49,6 +53,21 @@ def test_what_was_saved_comes_back(store):
     jax.tree.map(np.testing.assert_array_equal, restored.tree, make_state(7))
     params = checkpoints.restore_params(store).tree
     jax.tree.map(np.testing.assert_array_equal, params, make_state(7).params)
+
+
+_ON_A_BUCKET = """
+import sys
+from realm_jax.storage import open_store
+from tests.training import test_checkpoints
+test_checkpoints.save(open_store(sys.argv[1]), 7)
+test_checkpoints.test_what_was_saved_comes_back(open_store(sys.argv[1]))
+assert "tensorflow" not in sys.modules
+"""
+
+
+def test_a_bucket_keeps_checkpoints_without_tensorflow(bucket):
+    program = [sys.executable, "-c", _ON_A_BUCKET, f"{bucket}/checkpoints-alone"]
+    subprocess.run(program, check=True, cwd=ROOT)
 
 
 def test_nothing_saved_is_none(store):
