@@ -294,7 +294,8 @@ def _launcher(status: RunStatus) -> list[RenderableType]:
 def _costs(status: RunStatus) -> list[RenderableType]:
     if status.cost is None:
         return []
-    cost = Text(f"{status.cost:,.2f} {status.currency}", style="bold")
+    cost = _line("")
+    cost.append(f"{status.cost:,.2f} {status.currency}", style="bold")
     return [cost.append(" so far, at prices on demand", style="dim")]
 
 

@@ -130,7 +130,8 @@ def parse_for_macro(
         with contextlib.suppress(ValueError, SyntaxError):
             value = ast.literal_eval(said[-1].partition("=")[2].strip())
     elif flags.gin_file:
-        _read(parser, flags, bindings)
+        # What else is required is not needed here.
+        _read(parser, flags, bindings, finalize=False)
         with contextlib.suppress(ValueError):  # No gin file has such a macro.
             value = gin.query_parameter(f"%{name}")
     if not isinstance(value, str) or not value:
@@ -152,7 +153,10 @@ def _split(
 
 
 def _read(
-    parser: argparse.ArgumentParser, flags: argparse.Namespace, bindings: Sequence[str]
+    parser: argparse.ArgumentParser,
+    flags: argparse.Namespace,
+    bindings: Sequence[str],
+    finalize: bool = True,
 ) -> None:
     for module in flags.import_module:
         import_module(module)
@@ -160,7 +164,7 @@ def _read(
         raise BadInputError(
             f"expected at least one --gin_file, got none; see {parser.prog} --help"
         )
-    _configure(flags.gin_file, bindings)
+    _configure(flags.gin_file, bindings, finalize)
 
 
 def configured(config_class: type[Config]) -> Config:
@@ -205,7 +209,7 @@ def _require_types(config: Any) -> None:
         )
 
 
-def _configure(files: Sequence[str], bindings: Sequence[str]) -> None:
+def _configure(files: Sequence[str], bindings: Sequence[str], finalize: bool) -> None:
     # Gin logs a missing file as an error of its own before it raises one.
     logging.getLogger().setLevel(logging.CRITICAL)
     try:
@@ -216,7 +220,8 @@ def _configure(files: Sequence[str], bindings: Sequence[str]) -> None:
                 _require_known_macro(binding, files)
                 _require_value(binding)
             gin.parse_config(list(bindings))
-            gin.finalize()
+            if finalize:
+                gin.finalize()
     finally:
         logging.getLogger().setLevel(logging.WARNING)
 

@@ -19,7 +19,7 @@ from realm_jax.storage import open_store
 from tests.tpu_launch.fake_tpu import World, served
 from tpu_launch import __main__ as tpu_launch
 from tpu_launch import cleanup, plan, up, worker_state
-from tpu_launch.attempts import Attempts
+from tpu_launch.attempts import Attempts, read_attempt, read_launcher
 from tpu_launch.job import run_id
 from tpu_launch.planner.figures import Line, Plan, Unit
 
@@ -234,6 +234,7 @@ def test_down_deletes_the_run_and_ends_its_launcher(service, said, monkeypatch):
     service.working = False
     run = run_id("realm", MODEL_DIR)
     launcher = Attempts(service.store, run, service.now())
+    launcher.begin("trainer", service.now(), 1.0)
     ask_for(service, run, "trainer", 3, 2_000_000)
     ask_for(service, run, "builder", 1, 2_000_000)
     ask_for(service, "realm-another", "trainer", 1, 0)
@@ -247,6 +248,10 @@ def test_down_deletes_the_run_and_ends_its_launcher(service, said, monkeypatch):
     assert list(service.resources) == ["realm-another-trainer-001"]
     with pytest.raises(Exception, match="launched anew elsewhere"):
         launcher.require_ours()
+    # From then on it costs nothing.
+    ended = read_attempt(service.store, run, "trainer", 1)
+    assert (ended.ended, ended.reason) == (service.now(), "run ended")
+    assert read_launcher(service.store, run).reason == "taken down"
     code, out, _ = said(line("down"))
     assert (code, out) == (0, "nothing to delete\n")
 
