@@ -90,7 +90,7 @@ def _training(status: RunStatus) -> RenderableType:
             share = min(1.0, status.step / total)
             grid.add_row(
                 step.append(f" of {total:,}", style="dim"),
-                ProgressBar(total=total, completed=status.step),
+                ProgressBar(total=total, completed=status.step, complete_style="green"),
                 f"{math.floor(100 * share)} %",
                 Text(_left(status), style="dim"),
             )

@@ -139,7 +139,8 @@ def test_without_an_own_builder_there_is_one_role(said):
 def test_a_run_from_its_command_to_its_end(service, said, bucket):
     model_dir = f"{bucket}/launched/pretrain"
     service.store, service.steps = open_store(model_dir), 20
-    code, _, err = said(line("up", "--yes", model_dir=model_dir))
+    euros = '--gin.slices.HardwareConfig.currency="EUR"'
+    code, _, err = said(line("up", "--yes", euros, model_dir=model_dir))
     assert code == 0
     assert service.resources == {}
     assert len(service.creations) == 2
@@ -147,6 +148,10 @@ def test_a_run_from_its_command_to_its_end(service, said, bucket):
     for role in ("trainer", "builder"):
         assert worker_state.read_done(service.store, run, role).step == service.steps
         assert f"{role}: done at step 20, 1 attempts, " in err
+        assert read_attempt(service.store, run, role, 1).currency == "EUR"
+    launcher = read_launcher(service.store, run)
+    steps = plan.stage_config("pretrain").train_steps
+    assert (launcher.total_steps, launcher.reason) == (steps, "done")
     [bundle] = service.store.list("launch/bundles")
     assert bundle.endswith(".tar.gz")
     # Nothing is paid for what is done.
