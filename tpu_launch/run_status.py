@@ -228,9 +228,9 @@ def _role(
     done_step = gaps.done_step(store, run, name)
     words = gaps.words(store, run, name, number)
     beat = gaps.heartbeat(store, name)
-    slices = attempts.read_slices(store, run, name, number)
     is_over = launcher is not None and launcher.ended is not None
     is_gone = is_over or (last is not None and last.ended is not None)
+    slices = None if is_gone else attempts.read_slices(store, run, name, number)
     if done_step is not None:
         state = RoleState.DONE
     elif is_gone:
@@ -246,24 +246,20 @@ def _role(
         state=state,
         attempt=number,
         num_attempts=len(tried),
-        slices=slices.state if slices and not is_gone else "",
-        slices_since=slices.time if slices and not is_gone else None,
+        slices=slices.state if slices else "",
+        slices_since=slices.time if slices else None,
         active_since=last.active if last and not is_gone else None,
         ended_reason=reasons[-1] if reasons else "",
         step=_step(done_step, beat, words, logged),
         **(_building(beat) if is_building and beat else {}),
         cost=_cost(list(tried.values()), now),
-        workers=tuple(
-            WorkerStatus(
-                number,
-                word.state.value,
-                max(0.0, now - word.time),
-                word.message,
-                word.exit_code,
-            )
-            for number, word in sorted(words.items())
-        ),
+        workers=tuple(_worker(n, word, now) for n, word in sorted(words.items())),
     )
+
+
+def _worker(number: int, word: WorkerState, now: float) -> WorkerStatus:
+    silent = max(0.0, now - word.time)
+    return WorkerStatus(number, word.state.value, silent, word.message, word.exit_code)
 
 
 def _live_state(
