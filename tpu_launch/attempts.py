@@ -1,7 +1,9 @@
 """Which attempts there were, and who launches: the launcher's own notes.
 
     launch/<run>/launchers/<n>.json                  who launches; the last one does
+    launch/<run>/launchers/<n>-ended.json            that it has ended, and why
     launch/<run>/<role>/<attempt>/attempt.json       written before slices are asked for
+    launch/<run>/<role>/<attempt>/slices.json        what the service last said of them
     launch/<run>/<role>/<attempt>/active.json        written when they are there
     launch/<run>/<role>/<attempt>/ended.json         written when they are gone
 
@@ -9,6 +11,7 @@ Both numbers are taken by creating an object, so of several launchers one gets
 it. An attempt thus has one slice at most, whoever dies or comes twice.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,8 +19,15 @@ import socket
 import uuid
 from collections.abc import Sequence
 
+from realm_jax.errors import BadInputError
 from realm_jax.storage import AlreadyExistsError, Store
-from tpu_launch.worker_state import attempt_folder, read_json, role_folder
+from tpu_launch.job import BUILDER, TRAINER
+from tpu_launch.worker_state import attempt_folder, damaged, read_json, role_folder
+
+DEFAULT_CURRENCY = "USD"
+
+# What reading a note can raise that is not one.
+_DAMAGED = (BadInputError, AttributeError, KeyError, TypeError, ValueError)
 
 
 class TakenOverError(Exception):
@@ -35,6 +45,7 @@ class Attempt:
       active: when a launcher first saw them active, or None; from then on they cost.
       ended: when they were gone, or None.
       reason: why they went.
+      currency: of the price.
     """
 
     number: int
@@ -43,13 +54,59 @@ class Attempt:
     active: float | None = None
     ended: float | None = None
     reason: str = ""
+    currency: str = DEFAULT_CURRENCY
+
+
+@dataclasses.dataclass(frozen=True)
+class SlicesNote:
+    """What the service last said of the slices of an attempt.
+
+    Attributes:
+      state: in the words of the Cloud TPU API.
+      time: since when, in Unix seconds.
+    """
+
+    state: str
+    time: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Launcher:
+    """Who launches a run.
+
+    Attributes:
+      number: of the launcher, among those that the run had.
+      host: its machine.
+      process: its number there.
+      time: when it took the run, in Unix seconds.
+      total_steps: of the training, or None.
+      ended: when it ended, every slice being gone, or None.
+      reason: why it ended.
+    """
+
+    number: int
+    host: str
+    process: int
+    time: float
+    total_steps: int | None = None
+    ended: float | None = None
+    reason: str = ""
 
 
 class Attempts:
     """The notes of a run, by the launcher that has it now."""
 
-    def __init__(self, store: Store, run: str, now: float):
-        """Takes the run; whoever had it before will notice."""
+    def __init__(
+        self, store: Store, run: str, now: float, total_steps: int | None = None
+    ):
+        """Takes the run; whoever had it before will notice.
+
+        Args:
+          store: the model directory.
+          run: its id.
+          now: Unix seconds.
+          total_steps: of the training, for whoever watches.
+        """
         self._store = store
         self._run = run
         self._me = uuid.uuid4().hex
@@ -58,6 +115,7 @@ class Attempts:
             "host": socket.gethostname(),
             "process": os.getpid(),
             "time": now,
+            "total_steps": total_steps,
         }
         self._number = self._take(f"launch/{run}/launchers", "{}.json", note)
 
@@ -74,12 +132,45 @@ class Attempts:
                 "leaves the slices to that one"
             )
 
-    def begin(self, role: str, now: float, price: float | None) -> Attempt:
+    def close(self, now: float, reason: str) -> None:
+        """Notes that this launcher has ended, and that every slice is gone."""
+        for role in (TRAINER, BUILDER):
+            attempt = self.unended(role)
+            if attempt is not None:
+                self.end(role, attempt, now, "run ended")
+        path = f"launch/{self._run}/launchers/{self._number:03d}-ended.json"
+        note = {"ended": now, "reason": reason}
+        self._store.write(path, json.dumps(note).encode())
+
+    def begin(
+        self,
+        role: str,
+        now: float,
+        price: float | None,
+        currency: str = DEFAULT_CURRENCY,
+    ) -> Attempt:
         """Takes the next number of a role."""
-        note = {"launcher": self._me, "begun": now, "price": price}
+        note = {
+            "launcher": self._me,
+            "begun": now,
+            "price": price,
+            "currency": currency,
+        }
         folder = role_folder(self._run, role)
         number = self._take(folder, "{}/attempt.json", note)
-        return Attempt(number, now, price)
+        return Attempt(number, now, price, currency=currency)
+
+    def note_slices(self, role: str, attempt: Attempt, state: str, now: float) -> None:
+        """Notes what the service says of slices, unless it is noted.
+
+        For whoever watches: what cannot be written is left out.
+        """
+        with contextlib.suppress(BadInputError, OSError):
+            noted = read_slices(self._store, self._run, role, attempt.number)
+            if noted is None or noted.state != state:
+                folder = attempt_folder(self._run, role, attempt.number)
+                note = json.dumps({"state": state, "time": now}).encode()
+                self._store.write(f"{folder}/slices.json", note)
 
     def activate(self, role: str, attempt: Attempt, now: float) -> None:
         """Notes that the slices of an attempt are there, unless it is noted."""
@@ -112,28 +203,78 @@ class Attempts:
 
 
 def read_attempt(store: Store, run: str, role: str, number: int) -> Attempt | None:
-    """Returns what is noted of an attempt, or None if there was none."""
+    """Returns what is noted of an attempt, or None if there was none.
+
+    Raises:
+      BadInputError: it is no such note.
+    """
     folder = attempt_folder(run, role, number)
     begun = read_json(store, f"{folder}/attempt.json")
     if begun is None:
         return None
     active = read_json(store, f"{folder}/active.json") or {}
     ended = read_json(store, f"{folder}/ended.json") or {}
-    return Attempt(
-        number,
-        begun["begun"],
-        begun["price"],
-        active.get("active"),
-        ended.get("ended"),
-        ended.get("reason", ""),
-    )
+    try:
+        return Attempt(
+            number,
+            float(begun["begun"]),
+            _number(begun["price"]),
+            _number(active.get("active")),
+            _number(ended.get("ended")),
+            str(ended.get("reason", "")),
+            str(begun.get("currency", DEFAULT_CURRENCY)),
+        )
+    except _DAMAGED as error:
+        raise damaged(store, folder) from error
 
 
 def read_attempts(store: Store, run: str, role: str) -> list[Attempt]:
     """Returns all attempts of a role, in order."""
-    last = _last(store, role_folder(run, role))
-    found = (read_attempt(store, run, role, n) for n in range(1, last + 1))
+    numbers = attempt_numbers(store, run, role)
+    found = (read_attempt(store, run, role, number) for number in numbers)
     return [attempt for attempt in found if attempt is not None]
+
+
+def attempt_numbers(store: Store, run: str, role: str) -> list[int]:
+    """Returns the numbers of a role's attempts, in order."""
+    return _numbers(store, role_folder(run, role))
+
+
+def read_slices(store: Store, run: str, role: str, number: int) -> SlicesNote | None:
+    """Returns what the service last said of slices, or None if that is not noted."""
+    with contextlib.suppress(*_DAMAGED):
+        note = read_json(store, f"{attempt_folder(run, role, number)}/slices.json")
+        if note is not None:
+            return SlicesNote(str(note["state"]), float(note["time"]))
+    return None
+
+
+def read_launcher(store: Store, run: str) -> Launcher | None:
+    """Returns who took a run last, or None if nobody did, or what they say is damaged.
+
+    Raises:
+      UnavailableStoreError: the model directory is away.
+    """
+    folder = f"launch/{run}/launchers"
+    number = _last(store, folder)
+    # A note is for people: what is damaged is one that is not there.
+    with contextlib.suppress(*_DAMAGED):
+        note = read_json(store, f"{folder}/{number:03d}.json") or {}
+        steps = _number(note.get("total_steps"))
+        launcher = Launcher(
+            number,
+            str(note["host"]),
+            int(note["process"]),
+            float(note["time"]),
+            None if steps is None else int(steps),
+        )
+        with contextlib.suppress(*_DAMAGED):
+            ended = read_json(store, f"{folder}/{number:03d}-ended.json") or {}
+            return dataclasses.replace(
+                launcher, ended=float(ended["ended"]), reason=str(ended["reason"])
+            )
+        return launcher
+    return None
 
 
 def cost(attempts: Sequence[Attempt], now: float) -> float | None:
@@ -152,8 +293,16 @@ def cost(attempts: Sequence[Attempt], now: float) -> float | None:
     return total
 
 
+def _number(value: object) -> float | None:
+    return None if value is None else float(value)  # pyright: ignore[reportArgumentType]
+
+
 def _last(store: Store, folder: str) -> int:
-    """Returns the highest number in a folder, of an object or of a folder in it."""
+    return max(_numbers(store, folder), default=0)
+
+
+def _numbers(store: Store, folder: str) -> list[int]:
+    """Returns the numbers in a folder, of objects or of folders in it, in order."""
     names = (name.removeprefix(f"{folder}/") for name in store.list(folder))
-    numbers = (name.partition("/")[0].removesuffix(".json") for name in names)
-    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+    stems = {name.partition("/")[0].removesuffix(".json") for name in names}
+    return sorted(int(stem) for stem in stems if stem.isdecimal())

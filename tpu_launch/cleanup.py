@@ -1,5 +1,6 @@
 """Deletes slices: those of a run (`down`), or what was left behind (`reap`)."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -41,12 +42,16 @@ def down(argv: Sequence[str], stop: threading.Event) -> int:
     model_dir = plan.stage_config(plan.configured_command()).model_dir
     run = run_id(launch.name, model_dir)
     backend = up.make_backend(flags.backend, launch.project)
-    if not flags.dry_run:
-        _take_over(model_dir, run)
+    ours = None if flags.dry_run else _take_over(model_dir, run)
     labels = {operations.RUN: run}
-    return _delete(
+    code = _delete(
         backend, lambda: found_in(backend, _zones(launch), labels), flags.dry_run, stop
     )
+    if ours and code == 0:
+        # They are gone, and cost nothing more; that this is not noted is no failure.
+        with contextlib.suppress(BadInputError, UnavailableStoreError):
+            ours.close(time.time(), "taken down")
+    return code
 
 
 def reap(argv: Sequence[str], stop: threading.Event) -> int:
@@ -85,12 +90,13 @@ def _zones(launch: LaunchConfig) -> list[str]:
     return sorted({launch.zone, launch.builder_zone or launch.zone})
 
 
-def _take_over(model_dir: str, run: str) -> None:
+def _take_over(model_dir: str, run: str) -> Attempts | None:
     """Has a launcher that is still at work end, or it would create slices anew."""
     try:
-        Attempts(open_store(model_dir), run, time.time())
+        return Attempts(open_store(model_dir), run, time.time())
     except (BadInputError, UnavailableStoreError) as error:
         say(f"a launcher that still runs may create slices anew: {error}")
+        return None
 
 
 def _delete(backend: Backend, find, dry_run: bool, stop: threading.Event) -> int:

@@ -147,6 +147,7 @@ class Job:
       roles: trainer, and builder where it has machines of its own.
       config: where and how.
       site: what its machines have.
+      total_steps: of the training, or None; for whoever watches.
     """
 
     run: str
@@ -154,6 +155,7 @@ class Job:
     roles: tuple[Role, ...]
     config: LaunchConfig
     site: Site = TPU_VM
+    total_steps: int | None = None
 
     @property
     def zones(self) -> list[str]:

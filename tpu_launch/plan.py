@@ -15,14 +15,14 @@ import pathlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from rich.console import Console
 
 from realm_jax.cli import configuration
-from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.errors import BadInputError
 from tpu_launch import local
+from tpu_launch.interruptible import unless_stopped
 from tpu_launch.planner import table
 from tpu_launch.planner.corpus_size import CorpusSize, of_corpus
 from tpu_launch.planner.figures import Plan
@@ -43,7 +43,6 @@ _CONFIGURATIONS = {
 }
 # Of a corpus whose settings stand elsewhere.
 _CHUNK_LENGTH = 288
-_POLL_SECONDS = 0.2
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int:
@@ -72,7 +71,11 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     def say(text: str) -> None:
         screen.print(f"[dim]{text} ...[/dim]", highlight=False)
 
-    plans = _unless_stopped(lambda: _plans(flags, argv, not flags.fast, say), stop)
+    plans = unless_stopped(
+        lambda: _plans(flags, argv, not flags.fast, say),
+        stop,
+        "stopped; nothing was written",
+    )
     currency = configuration.configured_if_bound(HardwareConfig).currency
     if flags.json:
         print(table.as_json(plans, currency))
@@ -81,27 +84,6 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     if flags.write:
         _write(flags.write, plans)
     return DOES_NOT_FIT if any(plan.problems for plan in plans) else 0
-
-
-def _unless_stopped(
-    make: Callable[[], list[Plan]], stop: threading.Event
-) -> list[Plan]:
-    """Compiles in another thread: nothing else can interrupt a compiler."""
-    future: Future[list[Plan]] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(make())
-        except BaseException as error:
-            future.set_exception(error)
-        woken.set()
-
-    woken = threading.Event()
-    threading.Thread(target=run, daemon=True).start()
-    while not woken.wait(_POLL_SECONDS):
-        if stop.is_set():
-            raise StoppedError("stopped; nothing was written")
-    return future.result()
 
 
 def _plans(

@@ -16,7 +16,7 @@ from realm_jax.storage import Store
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tpu_launch.job import BUILDER, TRAINER
 
-_HEARTBEATS = {TRAINER: "trainer", BUILDER: "index_builder"}
+HEARTBEATS = {TRAINER: "trainer", BUILDER: "index_builder"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ def of_role(store: Store, role: str) -> Progress:
     status: JobStatus | None = None
     # One that is damaged tells nothing.
     with contextlib.suppress(BadInputError):
-        status = read_heartbeat(store, _HEARTBEATS[role])
+        status = read_heartbeat(store, HEARTBEATS[role])
     step = status.step if status else -1
     details = status.extra if status else {}
     if role == BUILDER:
@@ -71,5 +71,5 @@ def has_built_all(store: Store) -> bool:
     newest = SnapshotSeries(store, RETRIEVER_SERIES).latest_step()
     if newest is None or newest in SnapshotSeries(store, INDEX_SERIES).steps():
         return True
-    builder = read_heartbeat(store, _HEARTBEATS[BUILDER])
+    builder = read_heartbeat(store, HEARTBEATS[BUILDER])
     return builder is not None and str(newest) in builder.extra.get("refused", ())

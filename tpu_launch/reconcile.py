@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.storage import Store, UnavailableStoreError
 from tpu_launch import operations, verdict, worker_state
-from tpu_launch.attempts import Attempt, Attempts, TakenOverError
+from tpu_launch.attempts import DEFAULT_CURRENCY, Attempt, Attempts, TakenOverError
 from tpu_launch.backends.backend import (
     Backend,
     BusyError,
@@ -74,6 +74,7 @@ class Reconciler:
         clock: Clock,
         say: Callable[[str], None],
         prices: Mapping[str, float | None],
+        currency: str = DEFAULT_CURRENCY,
     ):
         """Takes the run from whoever launched it before.
 
@@ -85,13 +86,14 @@ class Reconciler:
           clock: time.
           say: tells people.
           prices: by role, what its slices cost an hour, for the notes.
+          currency: of the prices.
         """
         self._job, self._bundle = job, bundle
         self._backend, self._store = backend, store
         self._clock, self._say = clock, say
-        self._prices = prices
+        self._prices, self._currency = prices, currency
         self._until = operations.deadline(job, clock.now())
-        self._attempts = Attempts(store, job.run, clock.now())
+        self._attempts = Attempts(store, job.run, clock.now(), job.total_steps)
         self._progress = {role.name: _Progress() for role in job.roles}
         for name, progress in self._progress.items():
             progress.attempt = self._attempts.unended(name)
@@ -108,7 +110,7 @@ class Reconciler:
           StoppedError: asked to stop.
           TakenOverError: another launcher has the run; nothing was deleted.
         """
-        ours = True
+        ours, reason = True, "done"
         try:
             while not self._pass():
                 if self._clock.wait(self._job.config.poll_seconds):
@@ -118,9 +120,12 @@ class Reconciler:
         except TakenOverError:
             ours = False
             raise
+        except BaseException as error:
+            reason = str(error) or type(error).__name__
+            raise
         finally:
             if ours:
-                self._end()
+                self._end(reason)
 
     def _pass(self) -> bool:
         """Looks at everything once; returns whether all is done."""
@@ -214,7 +219,7 @@ class Reconciler:
             )
         now = self._clock.now()
         price = self._prices.get(role.name)
-        progress.attempt = self._attempts.begin(role.name, now, price)
+        progress.attempt = self._attempts.begin(role.name, now, price, self._currency)
         progress.attempts += 1
         progress.created, progress.ending = False, None
         progress.state, progress.since = None, now
@@ -269,6 +274,8 @@ class Reconciler:
             if here.state == SliceState.ACTIVE and progress.attempt:
                 self._attempts.activate(role.name, progress.attempt, now)
             progress.state, progress.since = here.state, now
+            if progress.attempt:
+                self._attempts.note_slices(role.name, progress.attempt, here.state, now)
             self._say(f"{role.name}: {name} is {here.state}")
 
     def _judge(
@@ -310,8 +317,8 @@ class Reconciler:
             return ""
         return resource_name(self._job.run, role.name, attempt.number)
 
-    def _end(self) -> None:
-        """Deletes every slice of the run and notes that it is gone."""
+    def _end(self, reason: str) -> None:
+        """Deletes every slice of the run and notes that it is gone, and why."""
         now, config = self._clock.now(), self._job.config
         # Of a creation whose answer was lost, the slice may yet come.
         unsure = any(
@@ -327,9 +334,6 @@ class Reconciler:
             now + config.settling_seconds if unsure else now,
             first_look=min(_FIRST_LOOK_SECONDS, config.poll_seconds),
         )
-        for role, progress in self._progress.items():
-            if progress.attempt:
-                # The notes are worth less than the end.
-                with contextlib.suppress(BusyError, OSError, BadInputError):
-                    now = self._clock.now()
-                    self._attempts.end(role, progress.attempt, now, "run ended")
+        # The notes are worth less than the end.
+        with contextlib.suppress(OSError, BadInputError):
+            self._attempts.close(self._clock.now(), reason)

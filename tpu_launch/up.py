@@ -10,6 +10,7 @@ Exit code 1: it was given up, the last line says why.
 """
 
 import argparse
+import dataclasses
 import pathlib
 import select
 import sys
@@ -80,8 +81,9 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
             return 0
         bundle.ship(store)
         ship, clock = bundle.operation(job.model_dir), SystemClock(stop)
-        Reconciler(job, ship, backend, store, clock, say, prices).run()
-        messages.summarize(job, store, hardware.currency)
+        currency = hardware.currency
+        Reconciler(job, ship, backend, store, clock, say, prices, currency).run()
+        messages.summarize(job, store, currency)
     except (GaveUpError, TakenOverError, UnavailableStoreError) as error:
         # Deletion failed, after something else had ended the run.
         before = error.__context__ if isinstance(error, GaveUpError) else None
@@ -161,7 +163,8 @@ def configured_job(
             *(f"--gin.{binding}" for binding in launch.builder_bindings),
         ]
     hardware = configuration.configured_if_bound(HardwareConfig)
-    return make_job(launch, hardware, config.model_dir, trainer, builder)
+    job = make_job(launch, hardware, config.model_dir, trainer, builder)
+    return dataclasses.replace(job, total_steps=config.train_steps)
 
 
 def _show_costs(job: Job, hardware: HardwareConfig) -> None:

@@ -109,19 +109,35 @@ def read_workers(
     Raises:
       BadInputError: a file is not one of these.
     """
-    found = {}
-    folder = attempt_folder(run, role, attempt)
-    for name in store.list(folder):
-        worker = name.removeprefix(f"{folder}/").removesuffix(".json")
-        if not worker.isdecimal():
-            continue
-        values = read_json(store, name)
-        if values is not None:
-            found[int(worker)] = _decoded(store, name, WorkerState, values)
-    return {
-        worker: dataclasses.replace(state, state=State(state.state))
-        for worker, state in found.items()
-    }
+    numbers = worker_numbers(store, run, role, attempt)
+    said = {n: read_worker(store, run, role, attempt, n) for n in numbers}
+    return {number: state for number, state in said.items() if state is not None}
+
+
+def worker_numbers(
+    store: Store, run: str, role: str, attempt: int, suffix: str = ".json"
+) -> list[int]:
+    """Returns which workers of an attempt have written files of a kind, in order."""
+    folder = f"{attempt_folder(run, role, attempt)}/"
+    names = [name.removeprefix(folder) for name in store.list(folder[:-1])]
+    stems = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
+def read_worker(
+    store: Store, run: str, role: str, attempt: int, worker: int
+) -> WorkerState | None:
+    """Returns what a worker last said, or None if it said nothing.
+
+    Raises:
+      BadInputError: the file is not one of these.
+    """
+    name = f"{attempt_folder(run, role, attempt)}/{worker}.json"
+    values = read_json(store, name)
+    if values is None:
+        return None
+    said = _decoded(store, name, WorkerState, values)
+    return dataclasses.replace(said, state=State(said.state))
 
 
 def mark_done(store: Store, run: str, role: str, done: Done) -> bool:
@@ -167,7 +183,7 @@ def read_json(store: Store, name: str) -> Any:
     except MissingObjectError:
         return None
     except ValueError as error:
-        raise _damaged(store, name) from error
+        raise damaged(store, name) from error
 
 
 def _encoded(value: Any) -> bytes:
@@ -180,11 +196,12 @@ def _decoded(store: Store, name: str, kind: type, values: Any) -> Any:
             State(values["state"])
         return kind(**values)
     except (TypeError, ValueError) as error:
-        raise _damaged(store, name) from error
+        raise damaged(store, name) from error
 
 
-def _damaged(store: Store, name: str) -> BadInputError:
+def damaged(store: Store, name: str) -> BadInputError:
+    """Returns the error of an object that holds something else than it should."""
     return BadInputError(
-        f"expected what a worker of this version says in {store.url(name)}, got "
-        "something else; delete the file"
+        f"expected what a launcher or worker of this version says in "
+        f"{store.url(name)}, got something else; delete the file"
     )

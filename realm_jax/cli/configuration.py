@@ -96,18 +96,75 @@ def parse_known(
     Raises:
       BadInputError: a file, macro, binding or module is unknown or malformed.
     """
+    flags, others, bindings = _split(parser, argv)
+    _read(parser, flags, bindings)
+    return flags, others
+
+
+def parse_for_macro(
+    parser: argparse.ArgumentParser, argv: Sequence[str], name: str
+) -> tuple[argparse.Namespace, str]:
+    """Reads the command line of a command that needs no more of gin than one text.
+
+    Where the command line itself says it, no gin file is needed, and none is read.
+
+    Args:
+      parser: as `make_parser` returns it.
+      argv: the command line.
+      name: of the macro.
+
+    Returns:
+      The flags, and the macro's value.
+
+    Raises:
+      BadInputError: neither command line nor gin files say it, or a flag, file, macro,
+        binding or module is unknown or malformed.
+    """
+    flags, others, bindings = _split(parser, argv)
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    said = [one for one in bindings if one.partition("=")[0].strip() == name]
+    value = None
+    if said:
+        _require_value(said[-1])
+        with contextlib.suppress(ValueError, SyntaxError):
+            value = ast.literal_eval(said[-1].partition("=")[2].strip())
+    elif flags.gin_file:
+        # What else is required is not needed here.
+        _read(parser, flags, bindings, finalize=False)
+        with contextlib.suppress(ValueError):  # No gin file has such a macro.
+            value = gin.query_parameter(f"%{name}")
+    if not isinstance(value, str) or not value:
+        raise BadInputError(
+            f"expected {name}, a text, got none; add --gin.{name}='\"...\"'"
+        )
+    return flags, value
+
+
+def _split(
+    parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, list[str], list[str]]:
+    """Returns flags, what is none, and bindings."""
     bindings = [arg.removeprefix("--gin.") for arg in argv if arg.startswith("--gin.")]
     flags, others = parser.parse_known_args(
         [arg for arg in argv if not arg.startswith("--gin.")]
     )
+    return flags, others, bindings
+
+
+def _read(
+    parser: argparse.ArgumentParser,
+    flags: argparse.Namespace,
+    bindings: Sequence[str],
+    finalize: bool = True,
+) -> None:
     for module in flags.import_module:
         import_module(module)
     if not flags.gin_file:
         raise BadInputError(
             f"expected at least one --gin_file, got none; see {parser.prog} --help"
         )
-    _configure(flags.gin_file, bindings)
-    return flags, others
+    _configure(flags.gin_file, bindings, finalize)
 
 
 def configured(config_class: type[Config]) -> Config:
@@ -152,7 +209,7 @@ def _require_types(config: Any) -> None:
         )
 
 
-def _configure(files: Sequence[str], bindings: Sequence[str]) -> None:
+def _configure(files: Sequence[str], bindings: Sequence[str], finalize: bool) -> None:
     # Gin logs a missing file as an error of its own before it raises one.
     logging.getLogger().setLevel(logging.CRITICAL)
     try:
@@ -163,7 +220,8 @@ def _configure(files: Sequence[str], bindings: Sequence[str]) -> None:
                 _require_known_macro(binding, files)
                 _require_value(binding)
             gin.parse_config(list(bindings))
-            gin.finalize()
+            if finalize:
+                gin.finalize()
     finally:
         logging.getLogger().setLevel(logging.WARNING)
 

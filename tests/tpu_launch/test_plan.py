@@ -20,7 +20,7 @@ from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.warm_start import WarmStartConfig
 from tests import tiny_run
 from tpu_launch import __main__ as tpu_launch
-from tpu_launch import plan as plan_command
+from tpu_launch.interruptible import unless_stopped
 from tpu_launch.planner import commands, devices, memory
 from tpu_launch.planner.corpus_size import CorpusSize
 from tpu_launch.planner.devices import Setting
@@ -399,4 +399,4 @@ def test_stopping_does_not_wait_for_the_compiler():
     stop, forever = threading.Event(), threading.Event()
     stop.set()
     with pytest.raises(StoppedError):
-        plan_command._unless_stopped(lambda: [forever.wait()], stop)
+        unless_stopped(lambda: [forever.wait()], stop, "stopped")

@@ -15,7 +15,7 @@ from realm_jax.storage import open_store
 from tests.tpu_launch.fake_tpu import World, served
 from tpu_launch import __main__ as tpu_launch
 from tpu_launch import cleanup, plan, up, worker_state
-from tpu_launch.attempts import Attempts
+from tpu_launch.attempts import Attempts, read_attempt, read_launcher
 from tpu_launch.job import run_id
 from tpu_launch.planner.figures import Line, Plan, Unit
 
@@ -135,7 +135,8 @@ def test_without_an_own_builder_there_is_one_role(said):
 def test_a_run_from_its_command_to_its_end(service, said, bucket):
     model_dir = f"{bucket}/launched/pretrain"
     service.store, service.steps = open_store(model_dir), 20
-    code, _, err = said(line("up", "--yes", model_dir=model_dir))
+    euros = '--gin.slices.HardwareConfig.currency="EUR"'
+    code, _, err = said(line("up", "--yes", euros, model_dir=model_dir))
     assert code == 0
     assert service.resources == {}
     assert len(service.creations) == 2
@@ -143,6 +144,10 @@ def test_a_run_from_its_command_to_its_end(service, said, bucket):
     for role in ("trainer", "builder"):
         assert worker_state.read_done(service.store, run, role).step == service.steps
         assert f"{role}: done at step 20, 1 attempts, " in err
+        assert read_attempt(service.store, run, role, 1).currency == "EUR"
+    launcher = read_launcher(service.store, run)
+    steps = plan.stage_config("pretrain").train_steps
+    assert (launcher.total_steps, launcher.reason) == (steps, "done")
     [bundle] = service.store.list("launch/bundles")
     assert bundle.endswith(".tar.gz")
     # Nothing is paid for what is done.
@@ -230,6 +235,7 @@ def test_down_deletes_the_run_and_ends_its_launcher(service, said, monkeypatch):
     service.working = False
     run = run_id("realm", MODEL_DIR)
     launcher = Attempts(service.store, run, service.now())
+    launcher.begin("trainer", service.now(), 1.0)
     ask_for(service, run, "trainer", 3, 2_000_000)
     ask_for(service, run, "builder", 1, 2_000_000)
     ask_for(service, "realm-another", "trainer", 1, 0)
@@ -243,6 +249,10 @@ def test_down_deletes_the_run_and_ends_its_launcher(service, said, monkeypatch):
     assert list(service.resources) == ["realm-another-trainer-001"]
     with pytest.raises(Exception, match="launched anew elsewhere"):
         launcher.require_ours()
+    # From then on it costs nothing.
+    ended = read_attempt(service.store, run, "trainer", 1)
+    assert (ended.ended, ended.reason) == (service.now(), "run ended")
+    assert read_launcher(service.store, run).reason == "taken down"
     code, out, _ = said(line("down"))
     assert (code, out) == (0, "nothing to delete\n")
 

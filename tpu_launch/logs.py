@@ -1,0 +1,304 @@
+"""`python -m tpu_launch logs`: what the workers of a run write.
+
+Give it what `up` was given, or --gin.MODEL_DIR='"gs://my-bucket/my/pretrain"' alone. It
+prints what the workers of the last attempt of each role wrote last, up to 256 KiB each,
+every line with role and worker before it. --follow goes on with what is new, of new
+attempts too, until the run is over or Ctrl-C; workers send theirs every minute.
+
+Exit code 1: the model directory does not answer.
+"""
+
+import argparse
+import dataclasses
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from realm_jax.cli import configuration
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.storage import (
+    MissingObjectError,
+    ObjectStat,
+    UnavailableStoreError,
+    open_store,
+)
+from tpu_launch import gaps
+from tpu_launch.attempts import attempt_numbers, read_launcher
+from tpu_launch.cached_store import CachedStore
+from tpu_launch.interruptible import unless_stopped
+from tpu_launch.job import BUILDER, TRAINER
+from tpu_launch.log_tail import Tail
+from tpu_launch.run_status import find_run
+from tpu_launch.status import UNAVAILABLE, pause_seconds
+from tpu_launch.worker_state import State, attempt_folder, role_folder, worker_numbers
+
+_STOPPED = "stopped reading; the run goes on"
+_LOG = ".log"
+# Workers hear a minute later that their role is done, and send their logs then.
+_LAST_WORDS_SECONDS = 90.0
+_COLORS = ("cyan", "green", "magenta", "blue", "yellow")
+_ENDED = (State.DONE, State.STOPPED, State.FAILED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """Whose logs are read.
+
+    Attributes:
+      roles: of these roles.
+      worker: its number; None: of all.
+      attempt: its number; None: the last, and later ones.
+    """
+
+    roles: tuple[str, ...] = (TRAINER, BUILDER)
+    worker: int | None = None
+    attempt: int | None = None
+
+
+def main(argv: Sequence[str], stop: threading.Event) -> int:
+    """Runs the command; returns 0, or 1 where the model directory does not answer.
+
+    Raises:
+      BadInputError: no MODEL_DIR is given, no run was launched there, or it has no such
+        role, attempt or worker.
+      StoppedError: asked to stop.
+    """
+    flags, model_dir = configuration.parse_for_macro(_parser(), argv, "MODEL_DIR")
+    roles = (flags.role,) if flags.role else (TRAINER, BUILDER)
+    wanted = Wanted(roles, flags.worker, flags.attempt)
+    store = open_store(model_dir)
+    try:
+        run = unless_stopped(lambda: find_run(store), stop, _STOPPED)
+        logs = Logs(CachedStore(store, f"launch/{run}"), run, wanted)
+        unless_stopped(logs.require_there, stop, _STOPPED)
+        return _print(logs, stop, pause_seconds(store) if flags.follow else None)
+    except UnavailableStoreError as error:
+        print(f"error: the model directory does not answer: {error}", file=sys.stderr)
+        return UNAVAILABLE
+    except BrokenPipeError:
+        # Whoever read it, such as `head`, has seen enough; nothing is left to say to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = configuration.make_parser("python -m tpu_launch logs", __doc__)
+    parser.add_argument("--role", choices=(TRAINER, BUILDER), help="of this one only")
+    parser.add_argument("--worker", type=int, help="of this one only")
+    parser.add_argument("--attempt", type=int, help="instead of the last one")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="go on with what is new"
+    )
+    return parser
+
+
+def _print(logs: "Logs", stop: threading.Event, pause: float | None) -> int:
+    """Prints what there is; with a pause, again and again until the run is over."""
+    console = Console()
+    is_away = False
+    while True:
+        try:
+            lines = unless_stopped(lambda: logs.look(time.time()), stop, _STOPPED)
+            is_away = False
+        except UnavailableStoreError as error:
+            if pause is None:
+                raise
+            if not is_away:
+                said = f"the model directory does not answer, asking again: {error}"
+                print(said, file=sys.stderr)
+            lines, is_away = [], True
+        for who, line in lines:
+            print(f"{_prefix(who, console)}{line}")
+        sys.stdout.flush()
+        if pause is None or logs.is_over:
+            for who, line in logs.rests():
+                print(f"{_prefix(who, console)}{line}")
+            return 0
+        if stop.wait(pause):
+            raise StoppedError(_STOPPED)
+
+
+def _prefix(who: str, console: Console) -> str:
+    """Returns who wrote a line, in a colour of their own where there are any."""
+    text = f"{who} | "
+    if not console.is_terminal:
+        return text
+    role, _, worker = who.partition("/")
+    color = _COLORS[(int(worker) + (role == BUILDER)) % len(_COLORS)]
+    with console.capture() as written:
+        console.print(Text(text, style=color), end="", soft_wrap=True)
+    return written.get()
+
+
+class Logs:
+    """The logs of a run, as far as they were read.
+
+    Attributes:
+      is_over: whether no more is to come, as of the last look.
+    """
+
+    def __init__(self, store: CachedStore, run: str, wanted: Wanted):
+        """Reads nothing yet.
+
+        Args:
+          store: the model directory; its folder is that of the run.
+          run: its id.
+          wanted: whose logs.
+        """
+        self.is_over = False
+        self._store, self._run, self._wanted = store, run, wanted
+        self._first: dict[str, int] = {}
+        self._next: dict[str, int] = {}
+        self._tails: dict[tuple[str, int, int], Tail] = {}
+        self._seen: dict[str, ObjectStat] = {}
+        self._untold: list[tuple[str, str]] = []
+        self._done_since: float | None = None
+        self._have_ended = False
+
+    def require_there(self) -> None:
+        """Checks that the run has what is wanted.
+
+        Raises:
+          BadInputError: no such role, attempt or worker.
+        """
+        self._store.look()
+        wanted = self._wanted
+        found = {role: self._numbers(role) for role in wanted.roles}
+        if len(wanted.roles) == 1 and not self._store.list(
+            role_folder(self._run, wanted.roles[0])
+        ):
+            raise BadInputError(
+                f"expected a role that {self._run} has, got {wanted.roles[0]}; leave "
+                "--role out"
+            )
+        attempts = sorted({number for numbers in found.values() for number in numbers})
+        if wanted.attempt is not None and wanted.attempt not in attempts:
+            raise BadInputError(
+                f"expected an attempt of {_listed(attempts)}, got {wanted.attempt}; "
+                "choose one of these"
+            )
+        workers = {
+            worker
+            for role, numbers in found.items()
+            for number in self._chosen(numbers)[-1:]
+            for suffix in (_LOG, ".json")
+            for worker in worker_numbers(self._store, self._run, role, number, suffix)
+        }
+        # Before anybody has spoken, all may yet come.
+        if wanted.worker is not None and workers and wanted.worker not in workers:
+            raise BadInputError(
+                f"expected a worker of {_listed(sorted(workers))}, got "
+                f"{wanted.worker}; choose one of these"
+            )
+
+    def look(self, now: float) -> list[tuple[str, str]]:
+        """Returns what is new: who wrote it, such as "trainer/0", and each line.
+
+        Args:
+          now: Unix seconds.
+
+        Raises:
+          BadInputError: the model directory cannot be read.
+          UnavailableStoreError: it is away.
+        """
+        self._store.look()
+        for role in self._wanted.roles:
+            # What was read before the store went away is told at the next look.
+            self._untold.extend(self._of_role(role))
+        self.is_over = self._has_all(now)
+        found, self._untold = self._untold, []
+        return found
+
+    def rests(self) -> list[tuple[str, str]]:
+        """Returns the lines that are not whole, for no more will come."""
+        return [
+            (_who(role, worker), line)
+            for (role, _, worker), tail in self._tails.items()
+            for line in tail.rest()
+        ]
+
+    def _of_role(self, role: str) -> Iterator[tuple[str, str]]:
+        numbers = self._chosen(self._numbers(role))
+        if not numbers:
+            return
+        self._first.setdefault(role, numbers[-1])
+        following = self._next.get(role, numbers[-1])
+        for number in [number for number in numbers if number >= following]:
+            workers = worker_numbers(self._store, self._run, role, number, _LOG)
+            for worker in workers:
+                if self._wanted.worker in (None, worker):
+                    yield from self._of_worker(role, number, worker)
+        # What came before the last attempt was looked at once more, and ends.
+        for key in [key for key in self._tails if key[0] == role]:
+            if key[1] < numbers[-1]:
+                rest = self._tails.pop(key).rest()
+                yield from ((_who(role, key[2]), line) for line in rest)
+        self._next[role] = numbers[-1]
+
+    def _of_worker(
+        self, role: str, attempt: int, worker: int
+    ) -> Iterator[tuple[str, str]]:
+        who, key = _who(role, worker), (role, attempt, worker)
+        name = f"{attempt_folder(self._run, role, attempt)}/{worker}{_LOG}"
+        stat = self._store.stats(attempt_folder(self._run, role, attempt))[name]
+        if self._seen.get(name) == stat:
+            return
+        try:
+            end = self._store.read(name)
+        except MissingObjectError:
+            return
+        if attempt > self._first[role] and key not in self._tails:
+            yield who, f"[attempt {attempt}]"
+        self._seen[name] = stat
+        for line in self._tails.setdefault(key, Tail()).see(end):
+            yield who, line
+
+    def _has_all(self, now: float) -> bool:
+        """Whether what was just read is all that there will be."""
+        launcher = read_launcher(self._store, self._run)
+        if launcher is not None and launcher.ended is not None:
+            return True
+        last = {
+            role: max(numbers)
+            for role in self._wanted.roles
+            if (numbers := self._numbers(role))
+        }
+        number = self._wanted.attempt
+        if number is not None and all(one > number for one in last.values()):
+            return True
+        markers = [gaps.done_step(self._store, self._run, role) for role in last]
+        if not markers or None in markers:
+            self._done_since, self._have_ended = None, False
+            return False
+        if self._done_since is None:
+            self._done_since = now
+        # A worker sends its log after its last word: it is there at the next look.
+        had_ended = self._have_ended
+        self._have_ended = all(
+            word.state in _ENDED
+            for role, attempt in last.items()
+            for word in gaps.words(self._store, self._run, role, attempt).values()
+        )
+        return had_ended or now - self._done_since > _LAST_WORDS_SECONDS
+
+    def _numbers(self, role: str) -> list[int]:
+        return attempt_numbers(self._store, self._run, role)
+
+    def _chosen(self, numbers: Sequence[int]) -> list[int]:
+        """Of the attempts of a role those that are wanted."""
+        if self._wanted.attempt is not None:
+            return [number for number in numbers if number == self._wanted.attempt]
+        return list(numbers)
+
+
+def _who(role: str, worker: int) -> str:
+    return f"{role}/{worker}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) or "none so far"

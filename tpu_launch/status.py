@@ -1,0 +1,103 @@
+"""`python -m tpu_launch status`: how a run is, live, from its model directory alone.
+
+Give it what `up` was given, or --gin.MODEL_DIR='"gs://my-bucket/my/pretrain"' alone. It
+shows trainer and builder, step, loss, age of the index, attempts and costs so far,
+until the run is over or Ctrl-C ends the view; the run goes on. Where the output is no
+terminal it prints them once.
+
+Exit code 1: the model directory does not answer (--once).
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from realm_jax.cli import configuration
+from realm_jax.errors import StoppedError
+from realm_jax.storage import Store, UnavailableStoreError, open_store
+from tpu_launch.cached_store import CachedStore
+from tpu_launch.interruptible import unless_stopped
+from tpu_launch.run_status import RunStatus, find_run, read_status
+from tpu_launch.status_table import as_json, render
+
+UNAVAILABLE = 1
+
+# A look at a bucket is some requests.
+_FOLDER_SECONDS, _BUCKET_SECONDS = 5.0, 15.0
+_STOPPED = "stopped looking; the run goes on"
+
+
+def main(argv: Sequence[str], stop: threading.Event) -> int:
+    """Runs the command; returns 0, or 1 where the model directory does not answer.
+
+    Raises:
+      BadInputError: no MODEL_DIR is given, or no run was launched there.
+      StoppedError: asked to stop.
+    """
+    parser = configuration.make_parser("python -m tpu_launch status", __doc__)
+    parser.add_argument("--once", action="store_true", help="print it and end")
+    parser.add_argument(
+        "--json", action="store_true", help="once, as one object in plain units"
+    )
+    flags, model_dir = configuration.parse_for_macro(parser, argv, "MODEL_DIR")
+    console = Console()
+    store = open_store(model_dir)
+    try:
+        run = unless_stopped(lambda: find_run(store), stop, _STOPPED)
+        looked_at = CachedStore(store, f"launch/{run}")
+        if not (flags.once or flags.json) and console.is_terminal:
+            return _watch(looked_at, run, stop, console)
+        status = unless_stopped(lambda: _look(looked_at, run), stop, _STOPPED)
+    except UnavailableStoreError as error:
+        print(f"error: the model directory does not answer: {error}", file=sys.stderr)
+        return UNAVAILABLE
+    if flags.json:
+        print(as_json(status))
+    else:
+        console.print(render(status))
+    return 0
+
+
+def pause_seconds(store: Store) -> float:
+    """Returns how long to wait between two looks at a store."""
+    is_bucket = store.url().startswith("gs://")
+    return _BUCKET_SECONDS if is_bucket else _FOLDER_SECONDS
+
+
+def _watch(
+    store: CachedStore, run: str, stop: threading.Event, console: Console
+) -> int:
+    """Shows a run until it is over."""
+    seconds = pause_seconds(store)
+    hint = f"every {seconds:.0f} s; Ctrl-C ends the view, not the run"
+    shown: RenderableType = Text("looking ...", style="dim")
+    with Live(shown, console=console, auto_refresh=False) as live:
+        while True:
+            try:
+                status = unless_stopped(lambda: _look(store, run), stop, _STOPPED)
+            except UnavailableStoreError as error:
+                problem = f"the model directory does not answer: {error}"
+                live.update(Group(shown, _line(problem, "bold red")), refresh=True)
+            else:
+                shown = render(status)
+                is_over = status.is_over
+                under = [] if is_over else ["", _line(hint, "dim")]
+                live.update(Group(shown, *under), refresh=True)
+                if is_over:
+                    return 0
+            if stop.wait(seconds):
+                raise StoppedError(_STOPPED)
+
+
+def _look(store: CachedStore, run: str) -> RunStatus:
+    store.look()
+    return read_status(store, run, time.time())
+
+
+def _line(text: str, style: str) -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
