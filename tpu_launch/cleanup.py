@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
 from realm_jax.storage import UnavailableStoreError, open_store
-from tpu_launch import operations, plan, up
+from tpu_launch import operations, up
 from tpu_launch.attempts import Attempts
 from tpu_launch.backends.backend import Backend, FoundSlice
 from tpu_launch.clock import SystemClock
@@ -16,6 +16,7 @@ from tpu_launch.deleting import GaveUpError, delete_all, found_in
 from tpu_launch.job import LaunchConfig, run_id
 from tpu_launch.messages import say
 from tpu_launch.operations import DeleteSlice
+from tpu_launch.stage_configs import configured_command, stage_config
 
 _DOWN = """`python -m tpu_launch down`: deletes the slices of a run.
 
@@ -39,7 +40,7 @@ def down(argv: Sequence[str], stop: threading.Event) -> int:
     up.add_backend(parser)
     flags = configuration.parse(parser, argv)
     launch = _launch_config()
-    model_dir = plan.stage_config(plan.configured_command()).model_dir
+    model_dir = stage_config(configured_command()).model_dir
     run = run_id(launch.name, model_dir)
     backend = up.make_backend(flags.backend, launch.project)
     ours = None if flags.dry_run else _take_over(model_dir, run)

@@ -7,11 +7,9 @@ TPU slices. A stage that was done says so and ends; one that was interrupted goe
 the chain is resumed by running it again.
 """
 
-import ast
 import dataclasses
 import os
 import pathlib
-import re
 import shlex
 import subprocess
 import sys
@@ -21,6 +19,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
 from realm_jax.storage import UnavailableStoreError, open_store
 from tpu_launch import messages, operations, slices, worker_state
@@ -31,7 +30,9 @@ from tpu_launch.clock import SystemClock
 from tpu_launch.command import shell_code
 from tpu_launch.deleting import GaveUpError
 from tpu_launch.job import BUILDER, TRAINER, Job, LaunchConfig, Role, run_id
+from tpu_launch.live_view import LiveView
 from tpu_launch.reconcile import Reconciler
+from tpu_launch.stage_configs import stage_config
 
 _GAVE_UP = 1
 _BUILDER_COMMAND = "build-index"
@@ -39,7 +40,6 @@ _CHECKOUT = pathlib.Path(__file__).parents[1]
 # Where what is launched lies below the root of a chain.
 _FOLDER = "launched"
 _HERE = "this machine"
-_MODEL_DIR = re.compile(r"(?:--gin\.)?MODEL_DIR\s*=(.*)", re.DOTALL)
 _POLL_SECONDS = 0.2
 _STOPPING_SECONDS = 60.0
 # Nothing is paid by the hour here, and all is near.
@@ -203,7 +203,9 @@ class Runner:
                 # Who does its work again finds out soon whether there is more to do.
                 worker_state.unmark(store, job.run, role.name)
             ship = bundle.operation(job.model_dir)
-            Reconciler(job, ship, self._backend, store, clock, self._say, {}).run()
+            loop = Reconciler(job, ship, self._backend, store, clock, self._say, {})
+            with LiveView(store, job.run, self._console):
+                loop.run()
         except (GaveUpError, TakenOverError, UnavailableStoreError) as error:
             self._say(str(error))
             return _GAVE_UP
@@ -221,9 +223,19 @@ class Runner:
                 stage.beside, stage.beside_gin_files, stage.beside_bindings
             )
             roles.append(_role(BUILDER, machines, beside))
-        model_dir = _model_dir([*stage.bindings, *self._passed_on])
+        configuration.parse(configuration.make_parser(stage.command, None), main[1:])
+        config = stage_config(stage.command)
+        model_dir = getattr(config, "model_dir", "")
+        if not model_dir:
+            raise BadInputError(
+                f"expected a stage with a model directory, where processes meet, got "
+                f"{stage.command}; run it as one process, with nothing beside it"
+            )
+        if "://" not in model_dir:
+            model_dir = os.path.abspath(model_dir)
         run = run_id(stage.command, model_dir)
-        return Job(run, model_dir, tuple(roles), _LAUNCH, site())
+        total_steps = getattr(config, "train_steps", None)
+        return Job(run, model_dir, tuple(roles), _LAUNCH, site(), total_steps)
 
     def _here(self, stage: Stage) -> list[str]:
         arguments = self._arguments(stage.command, stage.gin_files, stage.bindings)
@@ -257,23 +269,6 @@ def _shipped(argument: str) -> str:
     if file == argument:
         return argument
     return f"--gin_file={path_in(_CHECKOUT, file) or os.path.abspath(file)}"
-
-
-def _model_dir(bindings: Sequence[str]) -> str:
-    """Returns where a stage trains, by the last binding that says so.
-
-    Raises:
-      BadInputError: none does.
-    """
-    found = [match[1] for match in map(_MODEL_DIR.fullmatch, bindings) if match]
-    try:
-        model_dir = str(ast.literal_eval(found[-1].strip()))
-    except (IndexError, ValueError, SyntaxError) as error:
-        raise BadInputError(
-            "expected a MODEL_DIR in quotes among the bindings of a stage of several "
-            f"processes, got {found[-1:]}; add one"
-        ) from error
-    return model_dir if "://" in model_dir else os.path.abspath(model_dir)
 
 
 def _minutes(seconds: float) -> str:

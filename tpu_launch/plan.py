@@ -10,12 +10,10 @@ paper's Wikipedia.
 """
 
 import argparse
-import importlib
 import pathlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from rich.console import Console
 
@@ -27,20 +25,10 @@ from tpu_launch.planner import table
 from tpu_launch.planner.corpus_size import CorpusSize, of_corpus
 from tpu_launch.planner.figures import Plan
 from tpu_launch.slices import HardwareConfig
+from tpu_launch.stage_configs import configured_command, stage_config
 
 DOES_NOT_FIT = 2
 
-# Command -> what gin binds of it. What is bound within another stands after that.
-_CONFIGURATIONS = {
-    "pretrain": "realm_jax.training.pretrain.PretrainConfig",
-    "warm-start": "realm_jax.training.warm_start.WarmStartConfig",
-    "evaluate": "realm_jax.evaluation.run.EvaluateConfig",
-    "ask": "realm_jax.evaluation.ask.AskConfig",
-    "finetune": "realm_jax.training.finetune.FinetuneConfig",
-    "build-index": "realm_jax.cli.build_index.BuildIndexConfig",
-    "prepare": "tasks.prepare.PrepareConfig",
-    "update-corpus": "tasks.update_corpus.UpdateConfig",
-}
 # Of a corpus whose settings stand elsewhere.
 _CHUNK_LENGTH = 288
 
@@ -105,36 +93,6 @@ def _plans(
         configuration.parse(parser, [*arguments, *overrides])
         plans.append(plan_command(stage.command, compiles, say))
     return plans
-
-
-def configured_command() -> str:
-    """Returns the command of `realm` whose run file gin holds.
-
-    Raises:
-      BadInputError: it holds none.
-    """
-    for command, place in _CONFIGURATIONS.items():
-        # Every run file says which corpus it is about, others only how to train.
-        if "corpus" in configuration.bindings(_load(place)):
-            return command
-    raise BadInputError(
-        "expected the run file of a command, got none; add "
-        "--gin_file=gin/runs/pretrain.gin, say"
-    )
-
-
-def stage_config(command: str) -> Any:
-    """Returns the configuration that a command of `realm` would run with.
-
-    Raises:
-      BadInputError: a setting is missing.
-    """
-    return configuration.configured(_load(_CONFIGURATIONS[command]))
-
-
-def _load(place: str) -> Any:
-    module, _, name = place.rpartition(".")
-    return getattr(importlib.import_module(module), name)
 
 
 def plan_command(command: str, compiles: bool, say: Callable[[str], None]) -> Plan:

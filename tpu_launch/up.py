@@ -35,6 +35,7 @@ from tpu_launch.planner import table
 from tpu_launch.planner.figures import Line, Plan, Unit
 from tpu_launch.reconcile import Reconciler
 from tpu_launch.slices import HardwareConfig
+from tpu_launch.stage_configs import configured_command, stage_config
 
 GAVE_UP = 1
 BACKENDS = ("api", "gcloud")
@@ -135,13 +136,13 @@ def configured_job(
     Raises:
       BadInputError: no training run is configured, or it cannot be launched.
     """
-    command = plan.configured_command()
+    command = configured_command()
     if command not in _COMMANDS:
         raise BadInputError(
             f"expected a run file of {', '.join(_COMMANDS)}, got one of {command!r}; "
             "launch one of these"
         )
-    config = plan.stage_config(command)
+    config = stage_config(command)
     if not config.model_dir.startswith("gs://"):
         raise BadInputError(
             "expected MODEL_DIR on gs://, where slices meet, got "
@@ -170,7 +171,7 @@ def configured_job(
 def _show_costs(job: Job, hardware: HardwareConfig) -> None:
     """Prints what the run takes by the planner, and what it costs at most."""
     console = Console(stderr=True)
-    planned = plan.plan_command(plan.configured_command(), False, lambda text: None)
+    planned = plan.plan_command(configured_command(), False, lambda text: None)
     hints = ["prices are those of slices.HardwareConfig, on demand; spot costs less"]
     hours = job.config.deadline_hours
     if planned.figure("the run", "takes") > 3600 * hours:

@@ -172,6 +172,7 @@ class IndexLink:
         source: IndexSource,
         stop: threading.Event,
         builder_patience_seconds: float = 300.0,
+        step: int = 0,
     ):
         """Prepares the link.
 
@@ -179,6 +180,7 @@ class IndexLink:
           source: what indexes are made of.
           stop: set when the process was asked to stop.
           builder_patience_seconds: for how long an index builder may be silent.
+          step: updates done.
         """
         self._source = source
         self._patience_seconds = builder_patience_seconds
@@ -189,7 +191,7 @@ class IndexLink:
         self._stop = stop
         self._heartbeat = Heartbeat(source.model_store, TRAINER_ROLE, _BEAT_SECONDS)
         self._follower: IndexFollower | None = None
-        self._step = 0
+        self._step = step
         self._in_use: dict[str, object] = {}
         # Checksums of the retrievers that this process published, by step.
         self._published: dict[int, int] = {}

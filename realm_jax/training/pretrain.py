@@ -138,7 +138,7 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
         config.device,
     )
     try:
-        with IndexLink(source, stop) as link:
+        with IndexLink(source, stop, step=int(stage.state.step)) as link:
             if not stage.is_done:
                 _Pretraining(stage, config, link).run(report, stop)
             if stage.is_done:

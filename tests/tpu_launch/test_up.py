@@ -18,6 +18,7 @@ from tpu_launch import cleanup, plan, up, worker_state
 from tpu_launch.attempts import Attempts, read_attempt, read_launcher
 from tpu_launch.job import run_id
 from tpu_launch.planner.figures import Line, Plan, Unit
+from tpu_launch.stage_configs import stage_config
 
 MODEL_DIR = "gs://bucket/my/pretrain"
 
@@ -146,7 +147,7 @@ def test_a_run_from_its_command_to_its_end(service, said, bucket):
         assert f"{role}: done at step 20, 1 attempts, " in err
         assert read_attempt(service.store, run, role, 1).currency == "EUR"
     launcher = read_launcher(service.store, run)
-    steps = plan.stage_config("pretrain").train_steps
+    steps = stage_config("pretrain").train_steps
     assert (launcher.total_steps, launcher.reason) == (steps, "done")
     [bundle] = service.store.list("launch/bundles")
     assert bundle.endswith(".tar.gz")

@@ -165,6 +165,12 @@ def test_garbage_is_collected_but_for_what_checkpoints_resume_with(
     assert steps(source) == [0, 2, 3]
 
 
+def test_a_resumed_trainer_never_says_that_it_is_at_the_beginning(source):
+    with IndexLink(source, NEVER, step=70) as link:
+        link.use(0)
+        assert read_heartbeat(source.model_store, TRAINER_ROLE).step == 70
+
+
 def test_the_last_word_is_finished_only_if_all_was_done(source, params):
     with IndexLink(source, NEVER) as link:
         link.use(0, kept=(0,))
