@@ -7,6 +7,7 @@ the job was (both leave a directory that the same command resumes; `ask`, which 
 ends so, exits with 0).
 """
 
+import _thread
 import errno
 import importlib
 import logging
@@ -141,7 +142,10 @@ def _stop_signals() -> Iterator[tuple[threading.Event, list[int]]]:
             raise KeyboardInterrupt
         # Nothing is printed: this may have interrupted a print. StageProgress tells.
         received.append(number)
-        stop.set()
+        # This may have interrupted a wait for the event just where that holds its lock,
+        # which setting it takes, too. Another thread can wait for it; `threading` itself
+        # has locks that may be held here.
+        _thread.start_new_thread(stop.set, ())
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, handle) for number in numbers}
