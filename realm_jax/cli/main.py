@@ -143,8 +143,8 @@ def _stop_signals() -> Iterator[tuple[threading.Event, list[int]]]:
         # Nothing is printed: this may have interrupted a print. StageProgress tells.
         received.append(number)
         # This may have interrupted a wait for the event just where that holds its lock,
-        # which setting it takes, too. Another thread can wait for it; `threading` itself
-        # has locks that may be held here.
+        # which setting it takes, too. Another thread can wait for that; `threading` has
+        # locks of its own that may be held here.
         _thread.start_new_thread(stop.set, ())
 
     numbers = (signal.SIGINT, signal.SIGTERM)
