@@ -5,16 +5,12 @@ import shutil
 from collections import Counter
 
 import pytest
-from google.auth.credentials import AnonymousCredentials
-from google.cloud import tpu_v2
-from google.cloud.tpu_v2.services.tpu.transports import TpuRestTransport
 
 from realm_jax.errors import BadInputError, StoppedError
 from tests.tpu_launch import launching
-from tests.tpu_launch.fake_tpu import World, random_faults, served
+from tests.tpu_launch.fake_tpu import random_faults, served
 from tpu_launch import worker_state
 from tpu_launch.attempts import Attempts, TakenOverError, read_attempt
-from tpu_launch.backends.api import ApiBackend
 from tpu_launch.backends.gcloud import GcloudBackend
 from tpu_launch.deleting import GaveUpError
 from tpu_launch.job import BUILDER, TRAINER
@@ -22,21 +18,6 @@ from tpu_launch.reconcile import Reconciler
 from tpu_launch.worker_state import State, WorkerState
 
 PRICES = {TRAINER: 3.0, BUILDER: 1.0}
-
-
-@pytest.fixture
-def world():
-    return World()
-
-
-@pytest.fixture
-def backend(world):
-    with served(world) as address:
-        host = address.removeprefix("http://").rstrip("/")
-        transport = TpuRestTransport(
-            host=host, url_scheme="http", credentials=AnonymousCredentials()
-        )
-        yield ApiBackend("p", tpu_v2.TpuClient(transport=transport))
 
 
 def reconciler(world, backend, job=None, said=None):
