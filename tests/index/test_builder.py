@@ -12,6 +12,7 @@ from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
 from realm_jax.index.retrievers import load_retriever
 from realm_jax.index.snapshots import (
+    INDEX_SERIES,
     RETRIEVER_SERIES,
     AlreadyCommittedError,
     DamagedSnapshotError,
@@ -143,7 +144,7 @@ def test_what_was_written_wrong_is_never_committed(
     monkeypatch.setattr(build, "embed_shards", shifted)
     with pytest.raises(DamagedSnapshotError, match=r"another embedding of block \d+"):
         builder.build_once(retriever_at(3), blocks, store, CONFIG)
-    assert store.list(snapshots.INDEX_SERIES) == []
+    assert store.list(INDEX_SERIES) == []
 
 
 def test_a_retriever_that_diverged_is_refused_and_the_next_is_built(

@@ -25,7 +25,7 @@ from realm_jax.index.embed import (
 )
 from realm_jax.index.retrievers import TrainedRetriever
 from realm_jax.index.searchers import DeviceSearcher
-from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
+from realm_jax.index.snapshots import EMBEDDINGS, INDEX_SERIES, SnapshotSeries
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.storage import open_store
@@ -143,7 +143,7 @@ def test_only_what_changed_is_embedded(versions, model_store, retriever, embedde
     )
     np.testing.assert_allclose(read(model_store, new), whole, atol=1e-5)
     # The index that checkpoints are bound to is what it was.
-    assert SnapshotSeries(model_store, snapshots.INDEX_SERIES).steps() == [5]
+    assert SnapshotSeries(model_store, INDEX_SERIES).steps() == [5]
     assert len(read(model_store, old)) == old.num_blocks
 
 

