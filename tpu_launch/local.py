@@ -7,10 +7,13 @@ TPU slices. A stage that was done says so and ends; one that was interrupted goe
 the chain is resumed by running it again.
 """
 
+import contextlib
 import dataclasses
+import hashlib
 import os
 import pathlib
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -24,7 +27,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.storage import UnavailableStoreError, open_store
 from tpu_launch import messages, operations, slices, worker_state
 from tpu_launch.attempts import TakenOverError
-from tpu_launch.backends.local import LocalBackend, site
+from tpu_launch.backends.local import TOKEN, LocalBackend, processes_of, site
 from tpu_launch.bundle import make_bundle, path_in
 from tpu_launch.clock import SystemClock
 from tpu_launch.command import shell_code
@@ -174,7 +177,9 @@ class Runner:
                 print(messages.described(operation, self._backend), end="\n\n")
 
     def _run_here(self, stage: Stage) -> int:
-        process = subprocess.Popen(self._here(stage))
+        self._end_leftovers()
+        told = {**os.environ, TOKEN: token_of(self._chain)}
+        process = subprocess.Popen(self._here(stage), env=told)
         try:
             while (code := process.poll()) is None:
                 if self._stop.wait(_POLL_SECONDS):
@@ -192,6 +197,19 @@ class Runner:
             again = "" if code == worker_state.BAD_INPUT else "; run this again"
             self._say(f"{stage.command} ended with code {code}{again}")
         return code
+
+    def _end_leftovers(self) -> None:
+        """Ends what a launcher that was killed has left, lest two train at once."""
+        until = time.monotonic() + _STOPPING_SECONDS
+        asked: set[int] = set()
+        while left := set(processes_of(token_of(self._chain))):
+            is_late = time.monotonic() > until
+            for pid in left if is_late else left - asked:
+                self._say(f"ending process {pid}, whose launcher is gone")
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL if is_late else signal.SIGTERM)
+            asked |= left
+            time.sleep(_POLL_SECONDS)
 
     def _launch(self, stage: Stage) -> int:
         job = self._job(stage)
@@ -255,6 +273,11 @@ class Runner:
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def token_of(chain: Chain) -> str:
+    """Returns the `TOKEN` of the stages of a chain that keep the terminal."""
+    return hashlib.sha256(os.path.abspath(chain.root).encode()).hexdigest()
 
 
 def _role(name: str, machines: str, arguments: Sequence[str]) -> Role:

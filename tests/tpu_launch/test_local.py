@@ -19,7 +19,9 @@ from realm_jax.training.metrics import read_metrics
 from tests import tiny_run
 from tpu_launch import worker_state
 from tpu_launch.attempts import read_attempts
+from tpu_launch.backends.local import TOKEN
 from tpu_launch.job import BUILDER, TRAINER, run_id
+from tpu_launch.local import Chain, token_of
 
 _SECONDS = 240
 
@@ -51,9 +53,15 @@ def test_run_again_says_that_it_is_done(finished, tmp_path):
     root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start", "pretrain")
     before = _contents(root / "pretrain" / "checkpoints")
     began = time.monotonic()
-    launcher = tiny_run.launch(tiny_run.write_chain(root, ["prepare", "pretrain"]))
+    chain = tiny_run.write_chain(root, ["prepare", "pretrain"])
+    token = token_of(Chain(str(root), ()))
+    # As of a launcher that was killed.
+    leftover = subprocess.Popen(["sleep", "600"], env={**os.environ, TOKEN: token})
+    launcher = tiny_run.launch(chain)
+    assert leftover.wait(_SECONDS) == -signal.SIGTERM
     said, _ = launcher.communicate(timeout=_SECONDS)
     assert launcher.returncode == 0, said
+    assert f"ending process {leftover.pid}, whose launcher is gone" in said
     assert "prepare: done" in said
     assert "trainer: done at step 12, 1 attempts" in said
     (log,) = (root / "launched").glob("*-trainer-001/0/pretrain-*.log")

@@ -32,8 +32,9 @@ from tpu_launch.startup import Site
 _CHECKOUT = pathlib.Path(__file__).parents[2]
 _SCRIPT = "startup.sh"
 _SLICE = "slice.json"
-# So its processes are found, whoever started them and whoever is their parent now.
-_TOKEN = "REALM_LOCAL_SLICE"
+TOKEN = "REALM_LOCAL_TOKEN"
+"""In the environment of processes that are found by it, whoever is their parent now."""
+
 # For a command that saves because its host is to go; a supervisor waits less.
 _STOPPING_SECONDS = 90.0
 # Codes of a supervisor whose host was asked to go.
@@ -166,7 +167,7 @@ class LocalBackend:
             "TPU_WORKER_ID": str(number),
             "TPU_WORKER_HOSTNAMES": ",".join(["127.0.0.1"] * hosts),
             "PYTHONPATH": f"{_CHECKOUT}:{path}" if path else str(_CHECKOUT),
-            _TOKEN: token,
+            TOKEN: token,
         }
         with (home / "serial.log").open("ab") as output:
             return subprocess.Popen(
@@ -184,7 +185,7 @@ class LocalBackend:
         """Returns a slice in its present state; forgets one that is gone."""
         if one.deleting is None:
             return dataclasses.replace(one.found, **_judge(one))
-        left = _processes(one.token)
+        left = processes_of(one.token)
         if not left:
             self._forget(one)
             return None
@@ -241,9 +242,9 @@ def _read(path: pathlib.Path) -> _Local:
         ) from error
 
 
-def _processes(token: str) -> dict[int, int]:
-    """Returns the processes that run with a token: process id -> session id."""
-    marked, found = f"{_TOKEN}={token}".encode(), {}
+def processes_of(token: str) -> dict[int, int]:
+    """Returns the processes that run with this `TOKEN`: process id -> session id."""
+    marked, found = f"{TOKEN}={token}".encode(), {}
     for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
         # It may end meanwhile, or be of somebody else.
         with contextlib.suppress(OSError):
