@@ -182,7 +182,7 @@ class TestPrepare:
         fraction = "prepare.PrepareConfig.validation_fraction"
         arguments = replaced(tiny_run.arguments("prepare", inputs), fraction, 1e-9)
         # Its own process: what it registers with SeqIO would stay in this one.
-        done = run_program(["realm_jax.cli.main", *arguments])
+        done = run_program(["realm_jax.cli.main", *arguments, "--workers=1"])
         assert done.returncode == 2
         assert "'validation'" in only_line(done.stderr)
         # Nothing is left that another fraction would train on.
