@@ -28,7 +28,7 @@ from realm_jax.storage import UnavailableStoreError, open_store
 from tpu_launch import messages, operations, slices, worker_state
 from tpu_launch.attempts import TakenOverError
 from tpu_launch.backends.local import TOKEN, LocalBackend, processes_of, site
-from tpu_launch.bundle import make_bundle, path_in
+from tpu_launch.bundle import Bundle, make_bundle, path_in
 from tpu_launch.clock import SystemClock
 from tpu_launch.command import shell_code
 from tpu_launch.deleting import GaveUpError
@@ -152,9 +152,15 @@ class Runner:
         """
         console, stages = self._console, self._chain.stages
         started = time.monotonic()
+        # One for all stages, and refused before the first has taken its minutes.
+        is_shipped = any(stage.is_launched for stage in stages)
+        bundle = make_bundle(_CHECKOUT) if is_shipped else None
         for number, stage in enumerate(stages, start=1):
             console.rule(f"{number}/{len(stages)} {stage.command}", align="left")
-            code = self._launch(stage) if stage.is_launched else self._run_here(stage)
+            if bundle and stage.is_launched:
+                code = self._launch(stage, bundle)
+            else:
+                code = self._run_here(stage)
             if self._stop.is_set():
                 console.print("stopped; run the same command again to go on")
                 return 0
@@ -211,9 +217,8 @@ class Runner:
             asked |= left
             time.sleep(_POLL_SECONDS)
 
-    def _launch(self, stage: Stage) -> int:
-        job = self._job(stage)
-        bundle, clock = make_bundle(_CHECKOUT), SystemClock(self._stop)
+    def _launch(self, stage: Stage, bundle: Bundle) -> int:
+        job, clock = self._job(stage), SystemClock(self._stop)
         try:
             store = open_store(job.model_dir)
             bundle.ship(store)
