@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 from realm_jax.cli import configuration
 from realm_jax.cli.main import guard
 from realm_jax.errors import BadInputError
-from tpu_launch import cleanup, local, logs, plan, status, up
+from tpu_launch import cleanup, local, plan, up
+from tpu_launch.watching import logs, status
 
 _BAD_INPUT = 2
 

@@ -30,12 +30,12 @@ from tpu_launch.attempts import TakenOverError
 from tpu_launch.backends.local import TOKEN, LocalBackend, processes_of, site
 from tpu_launch.bundle import Bundle, make_bundle, path_in
 from tpu_launch.clock import SystemClock
-from tpu_launch.command import shell_code
 from tpu_launch.deleting import GaveUpError
 from tpu_launch.job import BUILDER, TRAINER, Job, LaunchConfig, Role, run_id
-from tpu_launch.live_view import LiveView
 from tpu_launch.reconcile import Reconciler
 from tpu_launch.stage_configs import stage_config
+from tpu_launch.watching.live_view import LiveView
+from tpu_launch.worker.command import shell_code
 
 _GAVE_UP = 1
 _BUILDER_COMMAND = "build-index"

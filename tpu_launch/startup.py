@@ -147,7 +147,7 @@ def startup_script(
         install=site.install,
         fetch="".join(copies),
         directory=site.directory,
-        supervisor=f"{site.python} -m tpu_launch.supervisor "
+        supervisor=f"{site.python} -m tpu_launch.worker.supervisor "
         f'--log_dir="$home" {shlex.join(supervisor)}',
         command=f"{site.python} -m realm_jax.cli.main {words}",
     )

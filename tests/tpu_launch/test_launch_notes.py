@@ -12,7 +12,7 @@ from tpu_launch.attempts import Attempts, TakenOverError, read_launcher
 from tpu_launch.deleting import GaveUpError
 from tpu_launch.job import BUILDER, TRAINER
 from tpu_launch.reconcile import Reconciler
-from tpu_launch.run_status import read_status
+from tpu_launch.watching.run_status import read_status
 
 
 def reconciler(world, backend, job):

@@ -183,14 +183,14 @@ class _Run:
         words = {
             "trainer": ["main pretrain"],
             "builder": ["main build-index"],
-            "trainer's host": ["tpu_launch.supervisor", "--role=trainer"],
-            "builder's host": ["tpu_launch.supervisor", "--role=builder"],
+            "trainer's host": ["tpu_launch.worker.supervisor", "--role=trainer"],
+            "builder's host": ["tpu_launch.worker.supervisor", "--role=builder"],
             "launcher": ["tpu_launch local"],
             "all": [],
         }[kind]
         found = self.processes(*words)
         if kind in ("trainer", "builder"):
-            hosts = self.processes("tpu_launch.supervisor")
+            hosts = self.processes("tpu_launch.worker.supervisor")
             found = [pid for pid in found if pid not in hosts]
         if kind == "all" or chance is None:
             return found

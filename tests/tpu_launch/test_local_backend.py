@@ -97,7 +97,7 @@ while step < STEPS:
 # In place of a Python: the supervisor is the real one, the command is not.
 _PYTHON = """\
 #!/bin/bash
-if [ "$2" = tpu_launch.supervisor ]; then exec {python} "$@"; fi
+if [ "$2" = tpu_launch.worker.supervisor ]; then exec {python} "$@"; fi
 exec {python} -S {command} "${{@:3}}"
 """
 
@@ -164,7 +164,7 @@ class World:
         return [pid for pid in found if pid != os.getpid()]
 
     def supervisors(self, role):
-        return self.processes("tpu_launch.supervisor", f"--role={role}")
+        return self.processes("tpu_launch.worker.supervisor", f"--role={role}")
 
     def commands(self, role):
         return self.processes("command.py", f" {role} ")

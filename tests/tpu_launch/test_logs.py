@@ -16,13 +16,15 @@ from rich.console import Console
 
 from realm_jax.storage import UnavailableStoreError, open_store
 from tpu_launch import __main__ as tpu_launch
-from tpu_launch import logs as logs_command
-from tpu_launch import reporter, status, worker_state
+from tpu_launch import worker_state
 from tpu_launch.attempts import Attempts
-from tpu_launch.cached_store import CachedStore
 from tpu_launch.job import BUILDER, TRAINER
-from tpu_launch.log_tail import MISSING, Tail, overlap
-from tpu_launch.logs import Logs, Wanted
+from tpu_launch.watching import logs as logs_command
+from tpu_launch.watching import status
+from tpu_launch.watching.cached_store import CachedStore
+from tpu_launch.watching.log_tail import MISSING, Tail, overlap
+from tpu_launch.watching.logs import Logs, Wanted
+from tpu_launch.worker import reporter
 from tpu_launch.worker_state import Done, State, WorkerState, attempt_folder
 
 RUN = "realm-123456"

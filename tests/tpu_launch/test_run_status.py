@@ -22,10 +22,10 @@ from tests.tpu_launch.watched_run import (
 )
 from tpu_launch import worker_state
 from tpu_launch.attempts import Attempts
-from tpu_launch.cached_store import CachedStore
 from tpu_launch.job import BUILDER, TRAINER
-from tpu_launch.run_status import find_run, read_status
-from tpu_launch.status_table import as_json, render
+from tpu_launch.watching.cached_store import CachedStore
+from tpu_launch.watching.run_status import find_run, read_status
+from tpu_launch.watching.status_table import as_json, render
 from tpu_launch.worker_state import Done, State
 
 

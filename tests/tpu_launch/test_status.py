@@ -18,20 +18,14 @@ from rich.console import Console
 
 from realm_jax.training.metrics import MetricsFile
 from tests.tpu_launch import watched_run
-from tests.tpu_launch.watched_run import (
-    NOW,
-    RUN,
-    AwayStore,
-    shown,
-    speak,
-)
+from tests.tpu_launch.watched_run import NOW, RUN, AwayStore, shown, speak
 from tpu_launch import __main__ as tpu_launch
-from tpu_launch import status as status_command
 from tpu_launch import up
 from tpu_launch.attempts import Attempts
 from tpu_launch.job import TRAINER
-from tpu_launch.run_status import RoleState, read_status
-from tpu_launch.status_table import as_json, duration
+from tpu_launch.watching import status as status_command
+from tpu_launch.watching.run_status import RoleState, read_status
+from tpu_launch.watching.status_table import as_json, duration
 from tpu_launch.worker_state import State
 
 

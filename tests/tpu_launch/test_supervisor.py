@@ -14,13 +14,14 @@ import time
 import pytest
 
 from realm_jax.storage import UnavailableStoreError, open_store
-from tpu_launch import supervisor, worker_state
-from tpu_launch.command import Work
-from tpu_launch.pace import Pace
-from tpu_launch.reporter import bounded_tail
+from tpu_launch import worker_state
 from tpu_launch.startup import startup_script
-from tpu_launch.supervisor import Supervisor
-from tpu_launch.worker_place import Place
+from tpu_launch.worker import supervisor
+from tpu_launch.worker.command import Work
+from tpu_launch.worker.pace import Pace
+from tpu_launch.worker.place import Place
+from tpu_launch.worker.reporter import bounded_tail
+from tpu_launch.worker.supervisor import Supervisor
 from tpu_launch.worker_state import Done, State
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -436,7 +437,7 @@ while True:
 
 def test_the_program_takes_no_memory_of_jax():
     """It stays beside the command for as long as that runs."""
-    loaded = "import sys, tpu_launch.supervisor; sys.exit('jax' in sys.modules)"
+    loaded = "import sys, tpu_launch.worker.supervisor; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, check=True)
 
 

@@ -10,8 +10,8 @@ from realm_jax.training.metrics import MetricsFile
 from tpu_launch import worker_state
 from tpu_launch.attempts import Attempts
 from tpu_launch.job import BUILDER, TRAINER
-from tpu_launch.run_status import read_status
-from tpu_launch.status_table import render
+from tpu_launch.watching.run_status import read_status
+from tpu_launch.watching.status_table import render
 from tpu_launch.worker_state import State, WorkerState
 
 RUN = "realm-123456"

@@ -9,9 +9,9 @@ from rich.live import Live
 
 from realm_jax.errors import BadInputError
 from realm_jax.storage import Store, UnavailableStoreError
-from tpu_launch.cached_store import CachedStore
-from tpu_launch.run_status import read_status
-from tpu_launch.status_table import render
+from tpu_launch.watching.cached_store import CachedStore
+from tpu_launch.watching.run_status import read_status
+from tpu_launch.watching.status_table import render
 
 _LOOK_SECONDS = 1.0
 

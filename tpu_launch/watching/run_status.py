@@ -14,10 +14,11 @@ from typing import Any
 from realm_jax.errors import BadInputError
 from realm_jax.index.heartbeat import JobStatus
 from realm_jax.storage import Store
-from tpu_launch import attempts, gaps
+from tpu_launch import attempts
 from tpu_launch.attempts import Attempt, Launcher
 from tpu_launch.backends.backend import PENDING, SliceState
 from tpu_launch.job import BUILDER, TRAINER
+from tpu_launch.watching import gaps
 from tpu_launch.worker_state import State, WorkerState, role_folder
 
 

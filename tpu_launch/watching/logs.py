@@ -27,14 +27,14 @@ from realm_jax.storage import (
     UnavailableStoreError,
     open_store,
 )
-from tpu_launch import gaps
 from tpu_launch.attempts import attempt_numbers, read_launcher
-from tpu_launch.cached_store import CachedStore
 from tpu_launch.interruptible import unless_stopped
 from tpu_launch.job import BUILDER, TRAINER
-from tpu_launch.log_tail import Tail
-from tpu_launch.run_status import find_run
-from tpu_launch.status import UNAVAILABLE, pause_seconds
+from tpu_launch.watching import gaps
+from tpu_launch.watching.cached_store import CachedStore
+from tpu_launch.watching.log_tail import Tail
+from tpu_launch.watching.run_status import find_run
+from tpu_launch.watching.status import UNAVAILABLE, pause_seconds
 from tpu_launch.worker_state import State, attempt_folder, role_folder, worker_numbers
 
 _STOPPED = "stopped reading; the run goes on"

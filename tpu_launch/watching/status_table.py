@@ -18,7 +18,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tpu_launch.run_status import RoleState, RoleStatus, RunStatus, WorkerStatus
+from tpu_launch.watching.run_status import (
+    RoleState,
+    RoleStatus,
+    RunStatus,
+    WorkerStatus,
+)
 
 _STYLES = {
     RoleState.QUEUED: "yellow",

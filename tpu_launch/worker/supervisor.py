@@ -1,8 +1,8 @@
 """Runs the command of a role on one worker: started at boot by the startup script.
 
-    python -m tpu_launch.supervisor --model_dir=gs://... --run=... --role=trainer \\
-      --attempt=1 --slices=1 --hosts=8 --deadline=1790000000 --log_dir=/opt/realm \\
-      -- COMMAND ...
+    python -m tpu_launch.worker.supervisor --model_dir=gs://... --run=... \\
+      --role=trainer --attempt=1 --slices=1 --hosts=8 --deadline=1790000000 \\
+      --log_dir=/opt/realm -- COMMAND ...
 
 A command that crashes is started again, which goes on from its checkpoint; one that
 crashes at the same place again and again is given up, and the launcher decides. One
@@ -26,12 +26,12 @@ from realm_jax.errors import BadInputError
 from realm_jax.storage import Store, UnavailableStoreError, open_store
 from tpu_launch import progress, worker_state
 from tpu_launch.clock import Clock, SystemClock
-from tpu_launch.command import Command, Work
 from tpu_launch.job import BUILDER, TRAINER, attempt_id
-from tpu_launch.pace import LOCAL_PACE, Pace
 from tpu_launch.progress import Progress
-from tpu_launch.reporter import Reporter, last_line
-from tpu_launch.worker_place import Place, command_environment, find_place
+from tpu_launch.worker.command import Command, Work
+from tpu_launch.worker.pace import LOCAL_PACE, Pace
+from tpu_launch.worker.place import Place, command_environment, find_place
+from tpu_launch.worker.reporter import Reporter, last_line
 from tpu_launch.worker_state import Done, State, WorkerState
 
 _BUG = 1
@@ -300,7 +300,7 @@ def _until_eof(stop: threading.Event) -> None:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        "python -m tpu_launch.supervisor",
+        "python -m tpu_launch.worker.supervisor",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -1,0 +1,1 @@
+"""How a run is, for whoever watches: from its model directory alone."""

@@ -1,0 +1,1 @@
+"""What runs on each worker: the command of its role, kept alive."""
