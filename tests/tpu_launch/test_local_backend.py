@@ -176,7 +176,8 @@ class World:
     def require_sound(self):
         assert not (self.model_dir / "clash").exists(), "two at once of one command"
         assert not list(self.folder.glob("*/slice.json"))
-        assert not list(self.folder.glob("*/*/*/.installed")), "checkouts are left"
+        left = [path for path in self.folder.glob("*/*/*") if path.suffix != ".log"]
+        assert not left, "checkouts or bundles are left"
         until(lambda: not self.processes())
 
 

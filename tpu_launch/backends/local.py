@@ -104,7 +104,10 @@ class LocalBackend:
         )
         made = _Local(found, uuid.uuid4().hex)
         note = {**dataclasses.asdict(found), "token": made.token}
-        (folder / _SLICE).write_text(json.dumps(note, indent=2))
+        # Whole or not at all, whatever is killed meanwhile.
+        written = folder / f"{_SLICE}.partial"
+        written.write_text(json.dumps(note, indent=2))
+        written.replace(folder / _SLICE)
         (folder / _SCRIPT).write_text(operation.startup_script)
         self._slices[operation.name] = made
         machines = slices.parse(operation.accelerator_type)
@@ -203,11 +206,12 @@ class LocalBackend:
         for host in one.hosts:
             host.wait()
         folder = self._folder / one.found.name
-        # Logs stay.
-        for home in folder.glob("*/bundle.tar.gz"):
-            home.unlink()
-        for checkout in folder.glob("*/*/.installed"):
-            shutil.rmtree(checkout.parent)
+        for path in folder.glob("*/*"):
+            # A checkout, which may be half of one. Logs stay.
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name == "bundle.tar.gz":
+                path.unlink()
         (folder / _SLICE).unlink(missing_ok=True)
         del self._slices[one.found.name]
 
