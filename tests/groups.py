@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from tpu_launch.backends import local as groups
+from tpu_launch.backends import local
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -19,7 +19,7 @@ def environment(process_id: int, num_processes: int, port: int, devices: int):
     return {
         **os.environ,
         "XLA_FLAGS": "--xla_backend_optimization_level=0",
-        **groups.environment(process_id, num_processes, port, devices),
+        **local.environment(process_id, num_processes, port, devices),
     }
 
 
@@ -28,7 +28,7 @@ class Group:
 
     def __init__(self, arguments: Sequence[str], num_processes: int, devices: int):
         """Starts `python -m …` so many times."""
-        port = groups.free_port()
+        port = local.free_port()
         self._folder = tempfile.TemporaryDirectory()
         self.logs = [
             pathlib.Path(self._folder.name, f"{i}.log") for i in range(num_processes)

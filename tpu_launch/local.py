@@ -27,7 +27,13 @@ from realm_jax.errors import BadInputError
 from realm_jax.storage import UnavailableStoreError, open_store
 from tpu_launch import messages, operations, slices, worker_state
 from tpu_launch.attempts import TakenOverError
-from tpu_launch.backends.local import TOKEN, LocalBackend, processes_of, site
+from tpu_launch.backends.local import (
+    TOKEN,
+    LocalBackend,
+    environment,
+    processes_of,
+    site,
+)
 from tpu_launch.bundle import Bundle, make_bundle, path_in
 from tpu_launch.clock import SystemClock
 from tpu_launch.deleting import GaveUpError
@@ -184,8 +190,8 @@ class Runner:
 
     def _run_here(self, stage: Stage) -> int:
         self._end_leftovers()
-        told = {**os.environ, TOKEN: token_of(self._chain)}
-        process = subprocess.Popen(self._here(stage), env=told)
+        told = environment(0, 1, 0, stage.devices) | {TOKEN: token_of(self._chain)}
+        process = subprocess.Popen(self._here(stage), env={**os.environ, **told})
         try:
             while (code := process.poll()) is None:
                 if self._stop.wait(_POLL_SECONDS):

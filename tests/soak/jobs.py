@@ -10,7 +10,7 @@ from bench.invented_world import LENGTHS, WorldConfig
 from realm_jax.cli.main import STOPPED
 from tests import tiny_run, tiny_world
 from tests.soak.nursery import Nursery, Strike
-from tpu_launch.backends import local as groups
+from tpu_launch.backends import local
 
 _PATIENCE_SECONDS = 120.0
 
@@ -141,13 +141,13 @@ class Job:
     def start(self, strike: Strike | None = None) -> None:
         """Starts the processes, one of which is to strike itself."""
         self.started = time.time()
-        port = groups.free_port()
+        port = local.free_port()
         self._pids = [
             self._nursery.start(
                 self._arguments,
                 self.log,
                 self._loaded,
-                groups.environment(number, self._processes, port, devices=1),
+                local.environment(number, self._processes, port, devices=1),
                 strike if strike and strike.process == number else None,
             )
             for number in range(self._processes)

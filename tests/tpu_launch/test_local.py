@@ -1,5 +1,6 @@
 """The launcher: the whole chain, run again, interrupted, killed."""
 
+import ast
 import contextlib
 import json
 import os
@@ -7,6 +8,8 @@ import pathlib
 import random
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -21,7 +24,7 @@ from tpu_launch import worker_state
 from tpu_launch.attempts import read_attempts
 from tpu_launch.backends.local import TOKEN
 from tpu_launch.job import BUILDER, TRAINER, run_id
-from tpu_launch.local import Chain, token_of
+from tpu_launch.local import Chain, Runner, Stage, token_of
 
 _SECONDS = 240
 
@@ -195,6 +198,22 @@ class _Run:
         if kind == "all" or chance is None:
             return found
         return [chance.choice(found)]
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_stage_that_keeps_the_terminal_has_its_devices(
+    devices, tmp_path, monkeypatch
+):
+    told = tmp_path / "told"
+    program = f"import os; open({str(told)!r}, 'w').write(str(dict(os.environ)))"
+    monkeypatch.setattr(
+        Runner, "_here", lambda self, stage: [sys.executable, "-c", program]
+    )
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    chain = Chain(str(tmp_path), [Stage("warm-start", devices=devices)])
+    assert Runner(chain, [], threading.Event()).run() == 0
+    found = ast.literal_eval(told.read_text()).get("JAX_NUM_CPU_DEVICES")
+    assert found == {1: None, 4: "4"}[devices]
 
 
 def test_names_what_a_builder_that_cannot_work_said(finished, tmp_path):

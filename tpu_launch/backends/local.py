@@ -265,9 +265,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def environment(
-    number: int, processes: int, port: int, devices: int
-) -> Mapping[str, str]:
+def environment(number: int, processes: int, port: int, devices: int) -> dict[str, str]:
     """Returns what tells a process of a group on this machine who it is.
 
     Args:
