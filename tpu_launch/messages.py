@@ -46,7 +46,5 @@ def summarize(
         paid = cost(attempts, time.time())
         money = "" if paid is None else f", {paid:,.2f} {currency} on demand"
         if done is not None:
-            say(
-                f"{role.name}: done at step {done.step}, "
-                f"{len(attempts)} attempts{money}"
-            )
+            tries = f"{len(attempts)} attempt{'s' if len(attempts) != 1 else ''}"
+            say(f"{role.name}: done at step {done.step}, {tries}{money}")

@@ -66,7 +66,7 @@ def test_run_again_says_that_it_is_done(finished, tmp_path):
     assert launcher.returncode == 0, said
     assert f"ending process {leftover.pid}, whose launcher is gone" in said
     assert "prepare: done" in said
-    assert "trainer: done at step 12, 1 attempts" in said
+    assert "trainer: done at step 12, 1 attempt" in said
     (log,) = (root / "launched").glob("*-trainer-001/0/pretrain-*.log")
     assert "pretrain: done, 12 steps" in log.read_text()
     assert _contents(root / "pretrain" / "checkpoints") == before

@@ -144,7 +144,7 @@ def test_a_run_from_its_command_to_its_end(service, said, bucket):
     run = run_id("realm", model_dir)
     for role in ("trainer", "builder"):
         assert worker_state.read_done(service.store, run, role).step == service.steps
-        assert f"{role}: done at step 20, 1 attempts, " in err
+        assert f"{role}: done at step 20, 1 attempt, " in err
         assert read_attempt(service.store, run, role, 1).currency == "EUR"
     launcher = read_launcher(service.store, run)
     steps = stage_config("pretrain").train_steps
@@ -155,7 +155,7 @@ def test_a_run_from_its_command_to_its_end(service, said, bucket):
     code, _, err = said(line("up", "--yes", model_dir=model_dir))
     assert code == 0
     assert f"delete {model_dir}/launch/{run}/*/done.json" in err
-    assert "trainer: done at step 20, 1 attempts, " in err
+    assert "trainer: done at step 20, 1 attempt, " in err
     assert len(service.creations) == 2
 
 
