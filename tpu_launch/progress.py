@@ -6,8 +6,6 @@ it from one more stroke of bad luck in a run that goes on.
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 from realm_jax.errors import BadInputError
 from realm_jax.index.heartbeat import JobStatus, read_heartbeat
@@ -26,12 +24,10 @@ class Progress:
     Attributes:
       step: the last training step that is known of, or -1.
       reached: words that change when it gets further; "" where nothing is known.
-      details: what its job said last of itself.
     """
 
     step: int = -1
     reached: str = ""
-    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def of_role(store: Store, role: str) -> Progress:
@@ -50,15 +46,14 @@ def of_role(store: Store, role: str) -> Progress:
     with contextlib.suppress(BadInputError):
         status = read_heartbeat(store, HEARTBEATS[role])
     step = status.step if status else -1
-    details = status.extra if status else {}
     if role == BUILDER:
-        done = details.get("blocks_done", 0)
+        done = status.extra.get("blocks_done", 0) if status else 0
         reached = f"block {done} of the index of step {step}" if status else ""
-        return Progress(step, reached, details)
+        return Progress(step, reached)
     steps = finished_steps(store)
     # From its newest checkpoint the command would go on.
     reached = f"checkpoint {steps[-1]}" if steps else "the beginning"
-    return Progress(max([step, *steps]), reached, details)
+    return Progress(max([step, *steps]), reached)
 
 
 def has_built_all(store: Store) -> bool:

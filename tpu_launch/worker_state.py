@@ -11,7 +11,6 @@ its role, slice by slice.
 import dataclasses
 import enum
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from realm_jax.errors import BadInputError
@@ -56,7 +55,6 @@ class WorkerState:
         (`progress.py`); "" where the step says all.
       exit_code: of the command, where it has ended.
       message: why, in one line.
-      details: what else `status` shows, such as loss and age of the index.
     """
 
     state: State
@@ -65,7 +63,6 @@ class WorkerState:
     reached: str = ""
     exit_code: int | None = None
     message: str = ""
-    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ def store(tmp_path):
 
 def test_what_workers_say_is_read_as_it_was_written(store):
     said = {
-        0: WorkerState(State.RUNNING, 12.5, 70, details={"loss": 2.5}),
+        0: WorkerState(State.RUNNING, 12.5, 70),
         11: WorkerState(State.FAILED, 13.0, 70, "checkpoint 60", 139, "SIGSEGV"),
     }
     for worker, state in said.items():

@@ -96,7 +96,7 @@ def _invent_a_run() -> None:
     for role in ("trainer", "builder"):
         attempt = attempts.begin(role, 1.8e9, 103.04)
         attempts.activate(role, attempt, 1.8e9 + 300)
-        state = WorkerState(State.RUNNING, 1.8e9 + 900, 70, details={"loss": 2.5})
+        state = WorkerState(State.RUNNING, 1.8e9 + 900, 70)
         worker_state.write_worker(store, run, role, 1, 0, state)
         folder = worker_state.attempt_folder(run, role, 1)
         store.write(f"{folder}/0.log", f"a word of the {role}\n".encode())

@@ -18,7 +18,7 @@ def test_a_trainer_goes_on_from_its_newest_checkpoint(tmp_path):
     assert progress.of_role(store, "trainer") == Progress(10, "checkpoint 10")
     Heartbeat(store, "trainer").beat(14, index_step=8)
     found = progress.of_role(store, "trainer")
-    assert found == Progress(14, "checkpoint 10", {"index_step": 8})
+    assert found == Progress(14, "checkpoint 10")
     # A heartbeat that is damaged takes nothing away.
     store.write("jobs/trainer.json", b"{")
     assert progress.of_role(store, "trainer") == Progress(10, "checkpoint 10")
@@ -30,7 +30,7 @@ def test_a_builder_says_it(tmp_path):
     Heartbeat(store, "index_builder").beat(20, blocks_done=512)
     found = progress.of_role(store, "builder")
     reached = "block 512 of the index of step 20"
-    assert found == Progress(20, reached, {"blocks_done": 512})
+    assert found == Progress(20, reached)
 
 
 def test_a_builder_is_at_its_end_when_the_newest_retriever_has_an_index(tmp_path):

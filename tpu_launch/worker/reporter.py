@@ -91,9 +91,7 @@ class Reporter:
             # One worker is enough to look; the others tell where they failed.
             if self._worker == 0 and not state.reached:
                 far = progress.of_role(self._store, self._role)
-                state = dataclasses.replace(
-                    state, step=far.step, reached=far.reached, details=far.details
-                )
+                state = dataclasses.replace(state, step=far.step, reached=far.reached)
         run, role = self._run, self._role
         worker_state.write_worker(
             self._store, run, role, self._attempt, self._worker, state

@@ -230,7 +230,7 @@ class Supervisor:
         """Says what this worker does, in the model directory, some time soon."""
         far = far or Progress()
         self._state = WorkerState(
-            state, self._clock.now(), far.step, far.reached, code, message, far.details
+            state, self._clock.now(), far.step, far.reached, code, message
         )
         return self._reporter.post(self._state)
 
