@@ -1,4 +1,4 @@
-"""What accelerators can do: published figures, per device as JAX counts devices.
+"""What devices can do: published figures, per device as JAX counts devices.
 
 A device is a core up to TPU v3, and a chip from v4 on.
 Sources: cloud.google.com/tpu/docs/system-architecture-tpu-vm and the pages of each
@@ -6,6 +6,8 @@ version there; NVIDIA's data sheets (dense bfloat16, SXM).
 """
 
 import dataclasses
+import functools
+import pathlib
 
 LIBTPU_FLAGS = "--fibers_default_thread_stack_size=8388608"
 """For LIBTPU_INIT_ARGS: compiling BERT-base's update for v6e overflows the stacks that
@@ -55,3 +57,17 @@ def find(device_kind: str) -> Chip | None:
     # "TPU v5" is how "TPU v5 lite" begins.
     known = [chip for chip in CHIPS.values() if device_kind.startswith(chip.kind)]
     return max(known, key=lambda chip: len(chip.kind), default=None)
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Returns whether this machine's processor has instructions for bfloat16 products.
+
+    AVX512-BF16 and AMX have, and XLA uses them for products that are accumulated in
+    float32. Elsewhere it converts the operands, which is slower than float32.
+    """
+    try:
+        processors = pathlib.Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return "avx512_bf16" in processors or "amx_bf16" in processors

@@ -13,6 +13,7 @@ from flax import linen as nn
 from flax.linen import partitioning
 from jaxtyping import Array, Bool, Float, Int
 
+from realm_jax import chips
 from realm_jax.errors import BadInputError
 from realm_jax.models import layers
 
@@ -44,6 +45,10 @@ class BertConfig:
       layer_norm_epsilon: epsilon of every LayerNorm.
       dropout_rate: dropout of embeddings, attention weights and residual branches.
       dtype: "float32" or "bfloat16", for activations; parameters are float32.
+      products: operands of the layers' matrix products where activations are float32:
+        "float32"; "bfloat16", accumulated in float32, which some processors compute
+        twice as fast; or "auto", the second where this processor is one of them. On
+        TPUs and GPUs the compiler's default precision says what "float32" is.
       remat: what the backward pass computes again: "none", "dots" (all but matrix
         products), "full" (each layer from its input), or "auto": what the planner
         chooses; no model can be made before it has.
@@ -63,6 +68,7 @@ class BertConfig:
     layer_norm_epsilon: float = 1e-12
     dropout_rate: float = 0.0
     dtype: Literal["float32", "bfloat16"] = "float32"
+    products: Literal["float32", "bfloat16", "auto"] = "float32"
     remat: Literal["none", "dots", "full", "auto"] = "none"
     initializer_range: float = 0.02
     scan_unroll: int = 1
@@ -76,6 +82,7 @@ class BertConfig:
         for name, known in (
             ("activation", tuple(layers.ACTIVATIONS)),
             ("dtype", ("float32", "bfloat16")),
+            ("products", ("float32", "bfloat16", _UNDECIDED)),
             ("remat", ("none", *_REMAT_POLICIES, _UNDECIDED)),
         ):
             if getattr(self, name) not in known:
@@ -83,6 +90,15 @@ class BertConfig:
                     f"expected {name} to be one of {', '.join(known)}, got "
                     f"{getattr(self, name)!r}. Correct the model configuration."
                 )
+
+    @property
+    def rounds_products(self) -> bool:
+        """Whether `layers.Dense` is to round; see `products`."""
+        if self.dtype != "float32":
+            return False
+        if self.products == _UNDECIDED:
+            return jax.default_backend() == "cpu" and chips.multiplies_bfloat16()
+        return self.products == "bfloat16"
 
 
 class Encoded(NamedTuple):
@@ -116,6 +132,7 @@ class EncoderLayer(nn.Module):
             dropout_rate=config.dropout_rate,
             stddev=config.initializer_range,
             dtype=dtype,
+            rounds=config.rounds_products,
             name="attention",
         )(x, is_token, deterministic)
         x = self._add_and_norm(x, attended, "attention_norm", deterministic)
@@ -132,6 +149,7 @@ class EncoderLayer(nn.Module):
             kernel_axes=axis_names,
             stddev=self.config.initializer_range,
             dtype=jnp.dtype(self.config.dtype),
+            rounds=self.config.rounds_products,
             name=name,
         )
 

@@ -85,6 +85,42 @@ def constrain(x: jax.Array, *axis_names: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, spec)
 
 
+@jax.custom_vjp
+def bfloat16_product(
+    x: Float[Array, "row inputs"], kernel: Float[Array, "inputs outputs"]
+) -> Float[Array, "row outputs"]:
+    """Returns x @ kernel, both rounded to bfloat16 and accumulated in float32.
+
+    So are the two products of its gradient. What XLA does with float32 on a TPU, where
+    it is the default precision; a CPU has to be asked.
+    """
+    return _rounded_product(x, kernel, ((1,), (0,)))
+
+
+def _rounded_product(left, right, contracted):
+    return jax.lax.dot_general(
+        left.astype(jnp.bfloat16),
+        right.astype(jnp.bfloat16),
+        (contracted, ((), ())),
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _forward(x, kernel):
+    return bfloat16_product(x, kernel), (x, kernel)
+
+
+def _backward(operands, gradient):
+    x, kernel = operands
+    return (
+        _rounded_product(gradient, kernel, ((1,), (1,))),
+        _rounded_product(x, gradient, ((0,), (0,))),
+    )
+
+
+bfloat16_product.defvjp(_forward, _backward)
+
+
 class Dense(nn.Module):
     """`x @ kernel + bias` over the last axes of `x`.
 
@@ -93,12 +129,14 @@ class Dense(nn.Module):
       kernel_axes: logical axes of the kernel, input axes first.
       stddev: standard deviation of the kernel's truncated normal initialisation.
       dtype: dtype of the product and the result.
+      rounds: whether a float32 product is a `bfloat16_product`.
     """
 
     features: tuple[int, ...]
     kernel_axes: tuple[str | None, ...]
     stddev: float = 0.02
     dtype: jnp.dtype = jnp.dtype("float32")
+    rounds: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
@@ -122,7 +160,8 @@ class Dense(nn.Module):
         # A product of two matrices: with more axes, XLA's CPU backend transposes both
         # operands for the kernel's gradient, which halves the speed of a step.
         flat = x.reshape(-1, math.prod(inputs)).astype(self.dtype)
-        outputs = flat @ kernel.reshape(flat.shape[-1], -1).astype(self.dtype)
+        matrix = kernel.reshape(flat.shape[-1], -1).astype(self.dtype)
+        outputs = bfloat16_product(flat, matrix) if self.rounds else flat @ matrix
         outputs = outputs + bias.reshape(-1).astype(self.dtype)
         return outputs.reshape(*leading, *self.features)
 
@@ -213,12 +252,14 @@ class SelfAttention(nn.Module):
       dropout_rate: dropout of the attention probabilities.
       stddev: standard deviation of the kernels' initialisation.
       dtype: dtype of projections and result; the softmax is float32.
+      rounds: of its projections; see `Dense`.
     """
 
     num_heads: int
     dropout_rate: float = 0.0
     stddev: float = 0.02
     dtype: jnp.dtype = jnp.dtype("float32")
+    rounds: bool = False
 
     @nn.compact
     def __call__(
@@ -243,6 +284,7 @@ class SelfAttention(nn.Module):
                 kernel_axes=("embed", "heads", "head_dim"),
                 stddev=self.stddev,
                 dtype=self.dtype,
+                rounds=self.rounds,
                 name=name,
             )(x)
             by_head = projected.swapaxes(1, 2)
@@ -264,5 +306,6 @@ class SelfAttention(nn.Module):
             kernel_axes=("heads", "head_dim", "embed"),
             stddev=self.stddev,
             dtype=self.dtype,
+            rounds=self.rounds,
             name="output",
         )(gathered)

@@ -19,6 +19,9 @@ from realm_jax.models.bert import PAD_ID, Bert, BertConfig
 QUERY_TOWER = "query_tower"
 """In the parameters, where there are two: all others embed documents."""
 
+DOCUMENT_TOWER = "document_tower"
+"""The other one."""
+
 
 @dataclass(frozen=True)
 class RetrieverConfig:
@@ -34,6 +37,11 @@ class RetrieverConfig:
         paper's W_input and W_doc).
       layer_norm: normalise embeddings. Without it training tends to collapse.
       layer_norm_epsilon: 1e-12 in the published embedder, 1e-3 in ORQA's.
+      temperature: p(z|x) is the softmax of f(x, z) / temperature; 1.0 in the paper.
+        Normalised embeddings of 128 features have inner products of up to 128, so that
+        at 1.0 the best candidate may take all of p(z|x) and leave the others without a
+        gradient. Both towers' embeddings are divided by its square root, so that the
+        index holds embeddings whose inner products need no further scaling.
       projection_dropout: dropout of the normalised embedding, in training.
     """
 
@@ -43,9 +51,15 @@ class RetrieverConfig:
     shared: bool = True
     layer_norm: bool = True
     layer_norm_epsilon: float = 1e-12
+    temperature: float = 1.0
     projection_dropout: float = 0.1
 
     def __post_init__(self):
+        if not self.temperature > 0:
+            raise BadInputError(
+                f"expected a temperature above 0, got {self.temperature}; the paper "
+                "has 1.0"
+            )
         if self.pooling not in ("cls", "mean"):
             raise BadInputError(
                 f"expected pooling to be one of cls, mean, got {self.pooling!r}. "
@@ -84,6 +98,7 @@ class Tower(nn.Module):
             embedding = layers.LayerNorm(
                 config.layer_norm_epsilon, name="projection_norm"
             )(embedding)
+        embedding = embedding * config.temperature**-0.5
         embedding = nn.Dropout(config.projection_dropout)(
             embedding, deterministic=deterministic
         )
@@ -109,7 +124,7 @@ class Retriever(nn.Module):
         if self.config.shared:
             self.tower = Tower(self.config)
         else:
-            # Its name is QUERY_TOWER.
+            # Their names are QUERY_TOWER and DOCUMENT_TOWER.
             self.query_tower = Tower(self.config)
             self.document_tower = Tower(self.config)
 

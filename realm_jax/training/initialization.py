@@ -27,6 +27,7 @@ _FREE = (
     "projection_dropout",
     "dropout_rate",
     "dtype",
+    "products",
     "remat",
     "initializer_range",
     "scan_unroll",
@@ -208,4 +209,7 @@ def describe(config: RetrieverConfig) -> dict[str, Any]:
     for name in _FREE:
         described.pop(name, None)
         described["bert"].pop(name, None)
+    if config.temperature == 1.0:
+        # Runs of before there was this setting have none.
+        del described["temperature"]
     return described

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import jax
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
 from realm_jax import hosts
 from realm_jax.data.blocks import BlockStore
@@ -16,6 +17,7 @@ from realm_jax.data.examples import Examples, batch_rows
 from realm_jax.data.features import Example
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import Precision, empty_table
+from realm_jax.index.embed import EmbedConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.storage import Store, open_store
@@ -29,10 +31,12 @@ from realm_jax.training.metrics import MetricsFile
 from realm_jax.training.optimizers import OptimizerConfig, make_optimizer
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.profiling import Profiler
+from realm_jax.training.projection import Projection, fit_projection
 from realm_jax.training.state import TrainState, create_state, place_state
 from realm_jax.training.step import Loss, MakeStep
 from realm_jax.training.step import make_step as plain_step
 from realm_jax.training.tensorboard import EventFile
+from realm_jax.weights.tensors import weights_file
 
 ReaderT = TypeVar("ReaderT", bound=Reader)
 
@@ -52,6 +56,8 @@ class StageConfig:
       models: sizes and lengths of the models.
       optimizer: makes the update rule's configuration from `total_steps`.
       warm_start: what the parameters start from; see `warm_start_params`.
+      projection: what the retriever's projection starts as, "random" or "pca"; see
+        `projection.py`.
       seed: of initialisation, the order of examples, and dropout.
       mesh: how devices are laid out.
       checkpoint_period: steps between checkpoints; one more follows the last step.
@@ -67,6 +73,7 @@ class StageConfig:
     models: ModelFactory
     optimizer: Callable[..., OptimizerConfig] = OptimizerConfig
     warm_start: str = ""
+    projection: str = Projection.RANDOM.value
     seed: int = 0
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     checkpoint_period: int = 1000
@@ -337,6 +344,7 @@ class Stage(Generic[ReaderT]):
                 self.retriever_config,
                 self.corpus.vocabulary,
             )
+            params = self._with_projection(params)
         state = place_state(
             create_state(params, self._optimizer, config.seed),
             partitioning.parameter_shardings(self._mesh, params_axes),
@@ -355,6 +363,23 @@ class Stage(Generic[ReaderT]):
         if restored is None:
             return state, None
         return restored.tree, restored.details
+
+    def _with_projection(self, params: PyTree) -> PyTree:
+        config = self.config
+        require_one_of("projection", config.projection, Projection)
+        if config.projection == Projection.RANDOM.value:
+            return params
+        if not config.warm_start or weights_file(config.warm_start) is None:
+            raise BadInputError(
+                f"expected WARM_START to be a folder of published weights for "
+                f"projection={config.projection!r}, got {config.warm_start!r}, whose "
+                'retriever has a projection; use "random", which keeps it'
+            )
+        embed = EmbedConfig(document_length=config.models.lengths.document)
+        retriever = fit_projection(
+            params["retriever"], self.retriever_config, self.corpus, embed
+        )
+        return {**params, "retriever": retriever}
 
 
 def open_examples(

@@ -124,3 +124,36 @@ def test_attention_is_that_of_a_loop_over_heads_and_positions():
                 result += gathered @ params["output"]["kernel"][head]
             expected[row, position] = result
     np.testing.assert_allclose(apply(attention, params, x, is_token), expected, 1e-4)
+
+
+def test_a_rounded_product_is_that_of_rounded_operands_forward_and_backward():
+    generator = np.random.default_rng(0)
+    x, kernel, weights = (
+        generator.normal(size=shape).astype(np.float32)
+        for shape in ((5, 7), (7, 3), (5, 3))
+    )
+
+    def rounded(array):
+        return np.asarray(array.astype(jnp.bfloat16), np.float64)
+
+    def weighed(x, kernel):
+        return (layers.bfloat16_product(x, kernel) * weights).sum()
+
+    product = layers.bfloat16_product(x, kernel)
+    assert product.dtype == jnp.float32
+    np.testing.assert_allclose(product, rounded(x) @ rounded(kernel), rtol=1e-5)
+    to_x, to_kernel = jax.grad(weighed, argnums=(0, 1))(x, kernel)
+    np.testing.assert_allclose(to_x, rounded(weights) @ rounded(kernel).T, rtol=1e-5)
+    np.testing.assert_allclose(to_kernel, rounded(x).T @ rounded(weights), rtol=1e-5)
+    # Operands were rounded at all.
+    assert np.abs(product - x @ kernel).max() > 1e-3
+
+
+def test_dense_rounds_where_it_is_asked_to():
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+    dense = layers.Dense(features=(5,), kernel_axes=("embed", None))
+    variables = dense.init(jax.random.key(0), x)
+    rounding = layers.Dense(features=(5,), kernel_axes=("embed", None), rounds=True)
+    expected, found = dense.apply(variables, x), rounding.apply(variables, x)
+    np.testing.assert_allclose(found, expected, atol=2e-3)
+    assert (np.asarray(found) != np.asarray(expected)).any()

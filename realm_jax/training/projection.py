@@ -1,0 +1,128 @@
+"""The projection of a retriever whose encoder is published and whose projection is not.
+
+Weights such as MiniLM's end with the encoder's features. A projection that is drawn at
+random forgets part of what they know, and training has to find it again; the principal
+components of the corpus's own embeddings keep nearly all of it (docs/results.md). This
+is an extension: the paper's retriever learns its projection in the inverse cloze task.
+"""
+
+import dataclasses
+import enum
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, PyTree
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.errors import BadInputError
+from realm_jax.index.embed import (
+    EmbedConfig,
+    document_embedder,
+    embed_blocks,
+    place_locally,
+)
+from realm_jax.models.retriever import DOCUMENT_TOWER, RetrieverConfig
+
+NUM_SAMPLED = 2048
+"""Blocks that the components are computed from."""
+
+
+class Projection(enum.Enum):
+    """What the projection of a retriever starts as.
+
+    RANDOM: as drawn; the only choice where training starts from an earlier stage,
+      which has a projection already.
+    PCA: the principal components of the corpus's embeddings, by `fit_projection`.
+    """
+
+    RANDOM = "random"
+    PCA = "pca"
+
+
+def fit_projection(
+    retriever: PyTree,
+    config: RetrieverConfig,
+    corpus: BlockStore,
+    embed: EmbedConfig,
+) -> PyTree:
+    """Sets the projection to the principal components of the blocks' features.
+
+    The document tower's features of `NUM_SAMPLED` blocks, evenly spread over the corpus, are centred and
+    projected to the directions in which they vary most (Hotelling 1933). The result
+    depends on parameters and corpus alone.
+
+    Args:
+      retriever: parameters, with the encoder to use.
+      config: of the retriever.
+      corpus: the blocks.
+      embed: lengths and sizes.
+
+    Returns:
+      The parameters with other projections.
+
+    Raises:
+      BadInputError: the encoder has fewer features than the projection.
+    """
+    hidden = config.bert.hidden_size
+    if config.projection_size > hidden:
+        raise BadInputError(
+            f"expected a projection_size of at most {hidden}, the encoder's features, "
+            f'for projection="pca", got {config.projection_size}; lower it or choose '
+            '"random"'
+        )
+    count = min(NUM_SAMPLED, corpus.num_blocks)
+    sample = np.linspace(0, corpus.num_blocks - 1, count).astype(np.int64)
+    documents = retriever["tower" if config.shared else DOCUMENT_TOWER]
+    features = _features(documents["bert"], config, corpus, sample, embed)
+    mean = features.mean(axis=0, dtype=np.float64)
+    kernel = principal_components(features - mean, config.projection_size)
+    projection = {
+        "kernel": jnp.asarray(kernel, jnp.float32),
+        "bias": jnp.asarray(-mean @ kernel, jnp.float32),
+    }
+    # The same for both towers: their embeddings are compared with each other.
+    return {
+        name: {**tower, "projection": projection} for name, tower in retriever.items()
+    }
+
+
+def principal_components(
+    centred: Float[np.ndarray, "row embed"], count: int
+) -> Float[np.ndarray, "embed projection"]:
+    """Returns the directions of the largest variance, the largest first, as columns.
+
+    The sign of a direction is arbitrary; its largest entry is made positive, so that
+    the same rows always give the same columns.
+    """
+    centred = np.asarray(centred, np.float64)
+    _, vectors = np.linalg.eigh(centred.T @ centred)
+    vectors = vectors[:, ::-1][:, :count]
+    largest = np.abs(vectors).argmax(axis=0)
+    return vectors * np.sign(vectors[largest, np.arange(vectors.shape[1])])
+
+
+def _features(
+    bert: PyTree,
+    config: RetrieverConfig,
+    corpus: BlockStore,
+    block_ids: np.ndarray,
+    embed: EmbedConfig,
+) -> Float[np.ndarray, "block embed"]:
+    """Returns what the document tower's projection is given for these blocks."""
+    hidden = config.bert.hidden_size
+    unprojected = dataclasses.replace(
+        config,
+        projection_size=hidden,
+        layer_norm=False,
+        temperature=1.0,
+        shared=True,
+    )
+    identity = {"kernel": np.eye(hidden, dtype=np.float32), "bias": np.zeros(hidden)}
+    params = {"tower": {"bert": bert, "projection": identity}}
+    return embed_blocks(
+        document_embedder(unprojected),
+        place_locally(params),
+        corpus,
+        block_ids,
+        embed,
+    )
