@@ -118,7 +118,7 @@ def register(
     masks = {"query_length": query_length, "max_masks": max_masks}
     of_blocks = block_specs(document_length)
     of_pairs = inverse_cloze.inverse_cloze_specs(**ict)
-    of_masks = masking.pretrain_specs(**masks)
+    of_masks = masking.sentence_specs(**masks)
     tasks = [
         ("blocks", block_examples, {"document_length": document_length}, of_blocks),
         ("ict", inverse_cloze.inverse_cloze_examples, {**ict, "seed": seed}, of_pairs),

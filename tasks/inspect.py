@@ -141,7 +141,7 @@ def _content(provider: seqio.Task | seqio.Mixture, split: str) -> str:
     source = provider.source
     if isinstance(source, BlockSource):
         made = _materialised(source.store, provider.name, split)
-        prepared = "" if made is None else f", {len(made):,} examples prepared"
+        prepared = "" if made is None else f", {_example_count(made)} prepared"
         return f"{_block_count(source, split)}{prepared}"
     count = source.num_input_examples(split)
     return "examples, not counted" if count is None else f"{count:,} examples"
@@ -156,6 +156,12 @@ def _block_count(source: BlockSource, split: str) -> str:
     except BadInputError:  # No article is in this split.
         return "0 blocks"
     return f"{int(blocks):,} blocks"
+
+
+def _example_count(examples: Examples) -> str:
+    starts = examples.sentence_starts
+    sentences = "" if starts is None else f" of {len(starts) - 1:,} sentences"
+    return f"{len(examples):,} examples{sentences}"
 
 
 def _materialised(

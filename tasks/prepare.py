@@ -30,6 +30,9 @@ from tasks.prepare_blocks import PART_BYTES, BlocksConfig, prepare_blocks
 from tasks.scratch import ALL_CORES, Report, Scratch, Workers
 from tasks.vocabularies import VocabularyTraining
 
+# Of the arrays that parts of examples hold: those of other versions are not mixed in.
+_PARTS_VERSION = 2
+
 
 @dataclasses.dataclass(frozen=True)
 class PrepareConfig:
@@ -212,7 +215,11 @@ def _make_examples(
         (task, split): make_examples.part_names(tasks, task, split)
         for task, split in missing
     }
-    settings = [dataclasses.asdict(tasks), store.info.get("settings_fingerprint")]
+    settings = [
+        _PARTS_VERSION,
+        dataclasses.asdict(tasks),
+        store.info.get("settings_fingerprint"),
+    ]
     if config.questions:
         settings.append(read_text(config.questions))
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()

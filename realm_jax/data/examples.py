@@ -2,27 +2,29 @@
 
 A set of examples is a directory:
 
-    examples.json     count, features (type, shape, size, checksum), metadata
-    <feature>.npy     one array a feature, examples along the first axis
+    examples.json        count, features (type, shape, size, checksum), metadata
+    <feature>.npy        one array a feature, examples along the first axis
+    sentence_starts.npy  the row at which each sentence begins, then the number of rows;
+                         only where several examples can be of one sentence
 
-Arrays are memory-mapped. The batch of a step is a function of the seed and the step
-alone, so that a resumed run sees exactly what an uninterrupted one would have seen.
+Arrays are memory-mapped. `batch_order.py` says which rows an update sees.
 """
 
 import errno
-import functools
 import itertools
 import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int, Int64
 
+from realm_jax.data.batch_order import Spans, batch_rows, sentence_rows
 from realm_jax.data.blocks import file_checksum
+from realm_jax.data.example_files import SENTENCE_STARTS, ExampleFiles
 from realm_jax.data.features import Example
 from realm_jax.errors import BadInputError
 
@@ -43,6 +45,8 @@ def write_examples(
       directory: must not exist, or be empty.
       batches: arrays with examples along the first axis; every batch has the same
         features, types and shapes but for the number of examples, which may be 0.
+        `features.SENTENCE_ID` is not written as a feature: it tells where sentences
+        begin.
       metadata: JSON values to keep with the examples: what they are, and the
         fingerprints of the corpus and the vocabulary they were made from.
 
@@ -84,6 +88,8 @@ class Examples:
       directory: where it lies.
       metadata: what was kept with the examples.
       features: the memory-mapped array of each feature.
+      sentence_starts: the row at which each sentence begins, and at the end the number
+        of rows, memory-mapped; None if it is not known which rows share a sentence.
     """
 
     def __init__(
@@ -91,11 +97,13 @@ class Examples:
         directory: Path,
         metadata: Mapping[str, Any],
         features: Mapping[str, np.ndarray],
+        sentence_starts: np.ndarray | None,
     ):
         """Use `Examples.open`."""
         self.directory = directory
         self.metadata = metadata
         self.features = features
+        self.sentence_starts = sentence_starts
         self._count = len(next(iter(features.values())))
 
     @classmethod
@@ -127,7 +135,11 @@ class Examples:
             name: _map_feature(directory / f"{name}.npy", feature, info["count"])
             for name, feature in info["features"].items()
         }
-        return cls(directory, info["metadata"], features)
+        starts = info.get(SENTENCE_STARTS)
+        if starts is not None:
+            path = directory / f"{SENTENCE_STARTS}.npy"
+            starts = _map_feature(path, starts, starts["count"])
+        return cls(directory, info["metadata"], features, starts)
 
     def __len__(self) -> int:
         """Returns how many examples there are."""
@@ -139,7 +151,11 @@ class Examples:
         Raises:
           BadInputError: a file is damaged; it is named.
         """
-        for name, feature in _read_info(self.directory)["features"].items():
+        info = _read_info(self.directory)
+        files = dict(info["features"])
+        if SENTENCE_STARTS in info:
+            files[SENTENCE_STARTS] = info[SENTENCE_STARTS]
+        for name, feature in files.items():
             path = self.directory / f"{name}.npy"
             found = file_checksum(path)
             if found != feature["crc32c"]:
@@ -152,6 +168,29 @@ class Examples:
         """Returns the examples of these rows, in the order given."""
         return {name: array[indices] for name, array in self.features.items()}
 
+    def step_rows(
+        self,
+        step: int,
+        *,
+        batch_size: int,
+        seed: int,
+        spans: Spans = Spans.ONE_PER_SENTENCE,
+    ) -> Int64[np.ndarray, " batch"]:
+        """Returns the rows of the batch of a step.
+
+        Args:
+          step: updates done.
+          batch_size: rows in all.
+          seed: of the order, not negative.
+          spans: whether an epoch visits one row of each sentence or every row. Where
+            it is not known which rows share a sentence, it is every row.
+        """
+        if self.sentence_starts is None or spans is Spans.ALL:
+            return batch_rows(len(self), step, batch_size=batch_size, seed=seed)
+        return sentence_rows(
+            self.sentence_starts, step, batch_size=batch_size, seed=seed
+        )
+
     def batches(
         self,
         *,
@@ -160,6 +199,7 @@ class Examples:
         start_step: int = 0,
         num_hosts: int = 1,
         host: int = 0,
+        spans: Spans = Spans.ONE_PER_SENTENCE,
     ) -> Iterator[Example]:
         """Yields the batches of step `start_step`, of the next one, and so for ever.
 
@@ -169,6 +209,7 @@ class Examples:
           start_step: where to begin; earlier steps are not replayed.
           num_hosts: into how many equal parts a batch is cut.
           host: the part to yield.
+          spans: what an epoch visits; see `step_rows`.
 
         Raises:
           BadInputError: the batch cannot be cut into `num_hosts` equal parts, there is
@@ -186,92 +227,10 @@ class Examples:
             host * batch_size // num_hosts, (host + 1) * batch_size // num_hosts
         )
         rows_by_step = (
-            batch_rows(len(self), step, batch_size=batch_size, seed=seed)
+            self.step_rows(step, batch_size=batch_size, seed=seed, spans=spans)
             for step in itertools.count(start_step)
         )
         return (self.batch(rows[share]) for rows in rows_by_step)
-
-
-def batch_rows(
-    num_examples: int, step: int, *, batch_size: int, seed: int
-) -> Int64[np.ndarray, " batch"]:
-    """Returns the rows of the batch of a step, counted from 0.
-
-    Epochs follow each other without a gap: each visits every example once, in an order
-    of its own, and a batch may hold the end of one and the start of the next.
-    """
-    positions = np.arange(step * batch_size, (step + 1) * batch_size)
-    epochs, offsets = np.divmod(positions, num_examples)
-    rows = np.empty_like(positions)
-    for epoch in np.unique(epochs):
-        inside = epochs == epoch
-        rows[inside] = shuffled(num_examples, seed, int(epoch))[offsets[inside]]
-    return rows
-
-
-@functools.lru_cache(maxsize=2)  # A batch can reach from one epoch into the next.
-def shuffled(num_examples: int, seed: int, epoch: int) -> Int64[np.ndarray, " example"]:
-    """Returns all rows in an order that depends on the arguments alone; read-only.
-
-    Sorts a raw bit stream: NumPy promises to keep those from version to version, and
-    its permutations it does not.
-    """
-    keys = np.random.Philox(key=[seed, epoch]).random_raw(num_examples)
-    order = np.argsort(keys, kind="stable")
-    order.flags.writeable = False
-    return order
-
-
-class _FeatureFiles:
-    """The .npy files of a set of examples while it is written."""
-
-    def __init__(self, directory: Path):
-        self._directory = directory
-        self._files: dict[str, BinaryIO] = {}
-        self._specs: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
-        self.count = 0
-
-    def append(self, batch: Mapping[str, np.ndarray]) -> None:
-        """Appends the examples of a batch; the first one settles the features."""
-        arrays = {name: np.ascontiguousarray(value) for name, value in batch.items()}
-        specs = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
-        if not self._files:
-            self._specs = specs
-            for name in specs:
-                self._files[name] = (self._directory / f"{name}.npy").open("wb")
-                _write_header(self._files[name], *specs[name], count=0)
-        counts = {len(array) for array in arrays.values()}
-        if specs != self._specs or len(counts) != 1:
-            raise BadInputError(
-                f"expected batches of the features {_in_words(self._specs)}, as many "
-                f"examples of each, got {_in_words(specs)} with {sorted(counts)} "
-                "examples; pad every example to the same lengths."
-            )
-        for name, array in arrays.items():
-            self._files[name].write(array.data)
-        self.count += counts.pop()
-
-    def finish(self) -> dict[str, Any]:
-        """Completes the files; returns what examples.json says of each feature."""
-        for name, file in self._files.items():
-            file.seek(0)
-            _write_header(file, *self._specs[name], count=self.count)
-        self.close()
-        return {name: self._describe(name) for name in self._specs}
-
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-
-    def _describe(self, name: str) -> dict[str, Any]:
-        path = self._directory / f"{name}.npy"
-        dtype, shape = self._specs[name]
-        return {
-            "dtype": dtype.name,
-            "shape": list(shape),
-            "size": path.stat().st_size,
-            "crc32c": file_checksum(path),
-        }
 
 
 def _write_partial(
@@ -279,7 +238,7 @@ def _write_partial(
     batches: Iterable[Mapping[str, np.ndarray]],
     metadata: Mapping[str, Any],
 ) -> None:
-    files = _FeatureFiles(partial)
+    files = ExampleFiles(partial)
     try:
         for batch in batches:
             files.append(batch)
@@ -288,35 +247,16 @@ def _write_partial(
                 f"expected examples for {partial.with_suffix('')}, got none; check "
                 "that the source has what they are made from."
             )
-        features = files.finish()
+        contents = files.finish()
     finally:
         files.close()
     info = {
         "format_version": FORMAT_VERSION,
-        "count": files.count,
-        "features": features,
+        **contents,
         "metadata": dict(metadata),
     }
     text = json.dumps(info, indent=2, sort_keys=True, ensure_ascii=False)
     (partial / INFO_FILE).write_text(text + "\n", encoding="utf-8")
-
-
-def _write_header(
-    file: BinaryIO, dtype: np.dtype, shape: tuple[int, ...], count: int
-) -> None:
-    """Writes a .npy header; NumPy pads it so that a larger count fits in place."""
-    header = {
-        "descr": np.lib.format.dtype_to_descr(dtype),
-        "fortran_order": False,
-        "shape": (count, *shape),
-    }
-    np.lib.format.write_array_header_1_0(file, header)
-
-
-def _in_words(specs: Mapping[str, tuple[np.dtype, tuple[int, ...]]]) -> str:
-    return ", ".join(
-        f"{name} {dtype.name}{list(shape)}" for name, (dtype, shape) in specs.items()
-    )
 
 
 def _read_info(directory: Path) -> dict[str, Any]:

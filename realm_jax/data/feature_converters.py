@@ -78,8 +78,14 @@ def restore_shapes(
     and would cut the last [SEP] off: shorter lengths are refused.
 
     Raises:
-      BadInputError: a feature is asked for at less than the length it was made with.
+      BadInputError: a feature is asked for at less than the length it was made with,
+        or the cache has not all features.
     """
+    if missing := sorted(specs.keys() - dataset.element_spec.keys()):
+        raise BadInputError(
+            f"expected a cache with the features {', '.join(specs)}, but it lacks "
+            f"{', '.join(missing)}; remove it and run SeqIO's caching tool again."
+        )
     for name, length in (sequence_length or {}).items():
         made = specs[name].shape[:1] if name in specs else ()
         if made and isinstance(length, int) and length < made[0]:
@@ -132,7 +138,10 @@ class RealmFeatureConverter(seqio.FeatureConverter):
             for name, length in task_feature_lengths.items()
             if length is not None
         }
-        return seqio.trim_and_pad_dataset(ds, lengths)
+        kept = ds.map(
+            lambda example: {name: example[name] for name in task_feature_lengths}
+        )
+        return seqio.trim_and_pad_dataset(kept, lengths)
 
 
 def _passed(specs: FeatureSpecs) -> dict[str, seqio.FeatureConverter.FeatureSpec]:
@@ -145,7 +154,7 @@ def _passed(specs: FeatureSpecs) -> dict[str, seqio.FeatureConverter.FeatureSpec
 
 
 class PretrainFeatureConverter(RealmFeatureConverter):
-    """Features of `types.PretrainBatch`."""
+    """Features of `types.PretrainBatch`; the id of the sentence is left out."""
 
     TASK_FEATURES = _passed(pretrain_specs())
     MODEL_FEATURES = TASK_FEATURES

@@ -16,10 +16,19 @@ Example: TypeAlias = dict[str, np.ndarray]
 FeatureSpecs: TypeAlias = dict[str, jax.ShapeDtypeStruct]
 """Shape and type of each array of one example."""
 
+SENTENCE_ID = "sentence_id"
+"""The feature that examples of one sentence share: an integer that never decreases from
+one example to the next. It is no part of a batch; see `examples.write_examples`."""
+
 
 def int32(*shape: int) -> jax.ShapeDtypeStruct:
     """Returns the specification of an int32 feature."""
     return jax.ShapeDtypeStruct(shape, np.int32)
+
+
+def int64(*shape: int) -> jax.ShapeDtypeStruct:
+    """Returns the specification of an int64 feature, which no device gets to see."""
+    return jax.ShapeDtypeStruct(shape, np.int64)
 
 
 def float32(*shape: int) -> jax.ShapeDtypeStruct:

@@ -12,10 +12,12 @@ from jaxtyping import Int
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.features import (
+    SENTENCE_ID,
     Example,
     FeatureSpecs,
     float32,
     int32,
+    int64,
     pieces_of_sentence,
     pieces_of_span,
     query_row,
@@ -50,6 +52,28 @@ def pretrain_specs(
         "mask_weights": float32(max_masks),
         "source_block": int32(),
     }
+
+
+def sentence_specs(
+    query_length: int = QUERY_LENGTH, max_masks: int = MAX_MASKS
+) -> FeatureSpecs:
+    """Returns the features of one example of a task of masked sentences.
+
+    They are those of `pretrain_specs`, and `features.SENTENCE_ID`.
+
+    Raises:
+      BadInputError: a length leaves no room for an example.
+    """
+    return {**pretrain_specs(query_length, max_masks), SENTENCE_ID: int64()}
+
+
+def sentence_id(block_id: int, index: int) -> np.ndarray:
+    """Returns the id of a sentence, by its block and its place among those of it.
+
+    It ascends from sentence to sentence of a corpus, and says so where `source_block`
+    does not: for sentences of a corpus that is not the one searched, that is -1.
+    """
+    return np.array(int(block_id) << 32 | index, np.int64)
 
 
 def make_salient_example(
@@ -141,6 +165,8 @@ def salient_examples(
 ) -> Example:
     """Returns an example for every salient span of the blocks.
 
+    A trainer takes one of those of a sentence; see `batch_order.Spans`.
+
     Args:
       store: the corpus.
       block_ids: shape [block].
@@ -150,42 +176,43 @@ def salient_examples(
         stored.
 
     Returns:
-      The features of `pretrain_specs` along a leading axis, in the order of blocks and
+      The features of `sentence_specs` along a leading axis, in the order of blocks and
       of spans within them.
 
     Raises:
       BadInputError: a block id is out of range or a text cannot be read.
     """
-    specs = pretrain_specs(query_length, max_masks)
+    specs = sentence_specs(query_length, max_masks)
     texts = store.texts(block_ids)
     bodies = store.vocabulary.encode_batch([text.body for text in texts])
     spans = [text.spans for text in texts]
     if tagger is not None:
         spans = tagger.tag([text.body for text in texts])
-    made = (
-        make_salient_example(
-            body,
-            sentence,
-            (span.start, span.end),
-            vocabulary=store.vocabulary,
-            source_block=int(block_id),
-            query_length=query_length,
-            max_masks=max_masks,
-        )
-        for block_id, text, body, tagged in zip(
-            block_ids, texts, bodies, spans, strict=True
-        )
-        for span, sentence in _with_sentences(tagged, text.sentences)
-    )
-    return stack([example for example in made if example is not None], specs)
+    made = []
+    for block_id, text, body, tagged in zip(
+        block_ids, texts, bodies, spans, strict=True
+    ):
+        for span, index in _with_sentences(tagged, text.sentences):
+            example = make_salient_example(
+                body,
+                text.sentences[index],
+                (span.start, span.end),
+                vocabulary=store.vocabulary,
+                source_block=int(block_id),
+                query_length=query_length,
+                max_masks=max_masks,
+            )
+            if example is not None:
+                made.append({**example, SENTENCE_ID: sentence_id(block_id, index)})
+    return stack(made, specs)
 
 
 def _with_sentences(
     spans: Iterable[Span], sentences: Sequence[tuple[int, int]]
-) -> Iterator[tuple[Span, tuple[int, int]]]:
-    """Yields each span with the sentence it begins in."""
+) -> Iterator[tuple[Span, int]]:
+    """Yields each span with the index of the sentence it begins in."""
     starts = [start for start, _ in sentences]
     for span in spans:
         index = int(np.searchsorted(starts, span.start, side="right")) - 1
         if index >= 0:
-            yield span, sentences[index]
+            yield span, index

@@ -21,12 +21,13 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int
 
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.features import Example, pieces_of_sentence, stack
+from realm_jax.data.features import SENTENCE_ID, Example, pieces_of_sentence, stack
 from realm_jax.data.masking import (
     MAX_MASKS,
     QUERY_LENGTH,
     masked_example,
-    pretrain_specs,
+    sentence_id,
+    sentence_specs,
 )
 from realm_jax.data.wordpiece import Encoding, WordPiece
 from realm_jax.types import NULL_BLOCK
@@ -73,7 +74,7 @@ def random_token_examples(
       seed: which pieces are masked.
 
     Returns:
-      The features of `pretrain_specs` along a leading axis, in the order of blocks and
+      The features of `sentence_specs` along a leading axis, in the order of blocks and
       of sentences within them.
 
     Raises:
@@ -104,7 +105,7 @@ def random_span_examples(
       seed: which words are masked.
 
     Returns:
-      The features of `pretrain_specs` along a leading axis, in the order of blocks and
+      The features of `sentence_specs` along a leading axis, in the order of blocks and
       of sentences within them.
 
     Raises:
@@ -240,7 +241,7 @@ def _examples(
     max_masks: int,
     seed: int,
 ) -> Example:
-    specs = pretrain_specs(query_length, max_masks)
+    specs = sentence_specs(query_length, max_masks)
     texts = store.texts(block_ids)
     bodies = store.vocabulary.encode_batch([text.body for text in texts])
     make = functools.partial(
@@ -250,9 +251,11 @@ def _examples(
         query_length=query_length,
         max_masks=max_masks,
     )
-    made = (
-        make(body, sentence, key=(seed, int(block), index), source_block=int(block))
-        for block, text, body in zip(block_ids, texts, bodies, strict=True)
-        for index, sentence in enumerate(text.sentences)
-    )
-    return stack([example for example in made if example is not None], specs)
+    made = []
+    for block, text, body in zip(block_ids, texts, bodies, strict=True):
+        for index, sentence in enumerate(text.sentences):
+            key = (seed, int(block), index)
+            example = make(body, sentence, key=key, source_block=int(block))
+            if example is not None:
+                made.append({**example, SENTENCE_ID: sentence_id(block, index)})
+    return stack(made, specs)

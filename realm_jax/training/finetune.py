@@ -58,6 +58,7 @@ class FinetuneConfig(StageConfig):
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
 
     def __post_init__(self):
+        super().__post_init__()
         require_one_of("marginalization", self.marginalization, AnswerMarginalization)
         if not 1 <= self.num_read <= self.num_retrieved:
             raise BadInputError(
@@ -67,7 +68,9 @@ class FinetuneConfig(StageConfig):
 
     def data_order(self) -> dict[str, Any]:
         """What a resumed run must keep, how the reader scores spans included."""
-        return {**super().data_order(), **self.reading()}
+        order = {**super().data_order(), **self.reading()}
+        del order["spans"]  # Questions have none to draw from.
+        return order
 
     def reading(self) -> dict[str, Any]:
         """How spans are scored and marginalised; an evaluation must do the same."""

@@ -94,6 +94,7 @@ class PretrainConfig(StageConfig):
     wait_seconds: float = 3600.0
 
     def __post_init__(self):
+        super().__post_init__()
         require_one_of("REFRESH_MODE", self.refresh_mode, RefreshMode)
         require_one_of("when_stale", self.when_stale, WhenStale)
         if self.index_in_state and self.searcher != "device":

@@ -12,8 +12,9 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from realm_jax import hosts
+from realm_jax.data.batch_order import Spans
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.examples import Examples, batch_rows
+from realm_jax.data.examples import Examples
 from realm_jax.data.features import Example
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import Precision, empty_table
@@ -40,6 +41,9 @@ from realm_jax.weights.tensors import weights_file
 
 ReaderT = TypeVar("ReaderT", bound=Reader)
 
+_UNRECORDED = {"spans": Spans.ALL.value}
+"""What a checkpoint was trained with that does not record a setting."""
+
 
 @dataclasses.dataclass(frozen=True)
 class StageConfig:
@@ -63,6 +67,8 @@ class StageConfig:
       checkpoint_period: steps between checkpoints; one more follows the last step.
       log_period: steps between two lines of metrics.
       profile: whether to profile ten steps; see `profiling.py`.
+      spans: which masked spans an epoch visits: "one_per_sentence" (the paper) or
+        "all"; examples that are not of masked sentences are all visited.
     """
 
     model_dir: str
@@ -80,6 +86,10 @@ class StageConfig:
     microbatches: int = 1
     log_period: int = 100
     profile: bool = False
+    spans: str = Spans.ONE_PER_SENTENCE.value
+
+    def __post_init__(self):
+        require_one_of("spans", self.spans, Spans)
 
     def data_order(self) -> dict[str, Any]:
         """Which examples each update sees; what a resumed run must keep."""
@@ -87,6 +97,7 @@ class StageConfig:
             "task": self.task,
             "batch_size": self.batch_size,
             "seed": self.seed,
+            "spans": self.spans,
         }
 
 
@@ -189,7 +200,9 @@ class Stage(Generic[ReaderT]):
         config = self.config
         size = batch_size or config.batch_size
         self.require_divisible(size)
-        rows = batch_rows(len(examples), step, batch_size=size, seed=config.seed)
+        rows = examples.step_rows(
+            step, batch_size=size, seed=config.seed, spans=Spans(config.spans)
+        )
         return examples.batch(rows[partitioning.local_rows(self._mesh, size)])
 
     def require_divisible(self, batch_size: int) -> None:
@@ -321,11 +334,12 @@ class Stage(Generic[ReaderT]):
             return
         step, details = newest
         for name, expected in self._describe().items():
-            if details.get(name) != expected:
+            found = details.get(name, _UNRECORDED.get(name))
+            if found != expected:
                 raise BadInputError(
                     f"expected a run with {name} {expected!r} in "
                     f"{self.model_store.url()}, but its checkpoint {step} has "
-                    f"{details.get(name)!r}; use another MODEL_DIR, or the settings "
+                    f"{found!r}; use another MODEL_DIR, or the settings "
                     "that run was started with"
                 )
 

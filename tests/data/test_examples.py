@@ -1,13 +1,10 @@
 import errno
-import itertools
 import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from realm_jax.data.examples import Examples, batch_rows, shuffled, write_examples
+from realm_jax.data.examples import Examples, write_examples
 from realm_jax.errors import BadInputError
 
 
@@ -60,40 +57,6 @@ def test_same_examples_same_bytes(tmp_path):
     for name in names:
         first, second = one.directory / name, two.directory / name
         assert first.read_bytes() == second.read_bytes()
-
-
-@settings(deadline=None)
-@given(
-    count=st.integers(1, 40),
-    batch_size=st.integers(1, 60),
-    seed=st.integers(0, 2**63),
-)
-def test_every_epoch_visits_every_example_once(count, batch_size, seed):
-    steps = range(3 * count // batch_size + 2)
-    stream = np.concatenate(
-        [batch_rows(count, step, batch_size=batch_size, seed=seed) for step in steps]
-    )
-    for start in range(0, len(stream) - count + 1, count):
-        epoch = stream[start : start + count]
-        assert sorted(epoch) == list(range(count))
-
-
-def test_epochs_and_seeds_have_orders_of_their_own():
-    orders = [shuffled(50, seed, epoch) for seed in range(3) for epoch in range(3)]
-    for one, other in itertools.combinations(orders, 2):
-        assert (one != other).any()
-
-
-def test_orders_do_not_favour_a_place():
-    positions = np.array([shuffled(10, 0, epoch) for epoch in range(2_000)])
-    counts = np.array([(positions == row).sum(axis=0) for row in range(10)])
-    # Chi-squared with 81 degrees of freedom is above 150 once in 200,000 times.
-    assert ((counts - 200) ** 2 / 200).sum() < 150
-
-
-def test_orders_stay_what_they_were():
-    # A resumed run counts on it, whatever NumPy was installed in between.
-    assert shuffled(8, 7, 2).tolist() == [6, 7, 4, 0, 1, 5, 3, 2]
 
 
 def test_a_resumed_run_sees_what_it_would_have_seen(examples):

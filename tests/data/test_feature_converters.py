@@ -8,10 +8,11 @@ from realm_jax.data.feature_converters import (
     PretrainFeatureConverter,
     QuestionFeatureConverter,
     expand,
+    restore_shapes,
 )
-from realm_jax.data.features import int32
+from realm_jax.data.features import SENTENCE_ID, int32
 from realm_jax.data.inverse_cloze import inverse_cloze_examples
-from realm_jax.data.masking import salient_examples
+from realm_jax.data.masking import pretrain_specs, salient_examples, sentence_specs
 from realm_jax.data.questions import Question, question_examples
 from realm_jax.errors import BadInputError
 
@@ -55,12 +56,13 @@ def examples_of(small_store):
 
 
 def test_converters_pass_features_and_pad_sequences(small_store):
-    for converter, arrays in examples_of(small_store).items():
+    for converter, made in examples_of(small_store).items():
+        arrays = {name: made[name] for name in made if name != SENTENCE_ID}
         lengths = {
             name: array.shape[1] + 5 if array.ndim > 1 else None
             for name, array in arrays.items()
         }
-        examples = converted(converter(), arrays, lengths)
+        examples = converted(converter(), made, lengths)
         assert len(examples) == len(next(iter(arrays.values())))
         for row, example in enumerate(examples):
             assert example.keys() == arrays.keys()
@@ -92,8 +94,8 @@ def test_converters_serve_seqio(small_store):
     try:
         dataset = seqio.get_dataset(
             "converted",
-            {name: a.shape[1] if a.ndim > 1 else None for name, a in arrays.items()}
-            | {"query_ids": 48},
+            dict.fromkeys(pretrain_specs())
+            | {"query_ids": 48, "mask_positions": 4, "mask_ids": 4, "mask_weights": 4},
             dataset_split="train",
             shuffle=False,
             feature_converter=PretrainFeatureConverter(),
@@ -105,6 +107,17 @@ def test_converters_serve_seqio(small_store):
     np.testing.assert_array_equal(found[:, :40], arrays["query_ids"])
     assert found.shape[1] == 48
     assert not found[:, 40:].any()
+
+
+def test_a_cache_from_before_there_was_a_feature_is_refused(small_store):
+    arrays = salient_examples(small_store, np.arange(3), query_length=40, max_masks=4)
+    del arrays[SENTENCE_ID]
+    cached = tf.data.Dataset.from_tensor_slices(arrays)
+    with pytest.raises(
+        BadInputError, match="lacks sentence_id; remove it and"
+    ) as caught:
+        restore_shapes(cached, None, sentence_specs(40, 4))
+    assert "\n" not in str(caught.value)
 
 
 def test_packing_is_refused():

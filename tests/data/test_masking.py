@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from realm_jax.data.masking import (
     make_salient_example,
-    pretrain_specs,
     salient_examples,
+    sentence_id,
+    sentence_specs,
 )
 from realm_jax.errors import BadInputError
 
@@ -107,10 +108,31 @@ def test_unmasking_gives_the_sentence_back(small_store):
 
 def test_features_are_those_declared(small_store):
     examples = salient_examples(small_store, np.arange(3), query_length=40, max_masks=4)
-    specs = pretrain_specs(40, 4)
+    specs = sentence_specs(40, 4)
     assert {n: (a.shape[1:], a.dtype) for n, a in examples.items()} == {
         name: (spec.shape, spec.dtype) for name, spec in specs.items()
     }
+
+
+def test_spans_of_a_sentence_share_its_id_and_ids_ascend(small_store):
+    blocks = np.arange(small_store.num_blocks)
+    ids = salient_examples(small_store, blocks)["sentence_id"]
+    expected = [
+        (block, [s[0] <= span.start < s[1] for s in text.sentences].index(True))
+        for block in blocks
+        for text in [small_store.text(block)]
+        for span in text.spans
+    ]
+    ranks = {place: rank for rank, place in enumerate(sorted(set(expected)))}
+    _, found = np.unique(ids, return_inverse=True)
+    assert found.tolist() == [ranks[place] for place in expected]
+    assert (np.diff(ids) >= 0).all()
+    assert len(ranks) < len(ids)
+
+
+def test_ids_of_sentences_have_room_for_the_last_block_there_can_be():
+    last = int(sentence_id(2**31 - 1, 2**16))
+    assert last > int(sentence_id(2**31 - 1, 0)) > int(sentence_id(2**31 - 2, 2**16))
 
 
 def test_a_long_span_is_masked_whole_and_scored_in_part(small_store):

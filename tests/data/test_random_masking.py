@@ -7,7 +7,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realm_jax.data.masking import pretrain_specs
+from realm_jax.data.masking import sentence_specs
 from realm_jax.data.random_masking import (
     choose_spans,
     draw_spans,
@@ -202,6 +202,7 @@ def test_every_sentence_has_an_example_whatever_the_sharding(
     sentences = [len(small_store.text(block).sentences) for block in blocks]
     assert len(whole["query_ids"]) == sum(sentences)
     assert whole["source_block"].tolist() == np.repeat(blocks, sentences).tolist()
+    assert (np.diff(whole["sentence_id"]) > 0).all()
     parts = {
         int(block): make_examples(
             small_store, np.array([block]), query_length=48, max_masks=4
@@ -212,7 +213,7 @@ def test_every_sentence_has_an_example_whatever_the_sharding(
         alone = np.concatenate([parts[int(block)][name] for block in blocks])
         np.testing.assert_array_equal(array, alone)
     assert {n: (a.shape[1:], a.dtype) for n, a in whole.items()} == {
-        name: (spec.shape, spec.dtype) for name, spec in pretrain_specs(48, 4).items()
+        name: (spec.shape, spec.dtype) for name, spec in sentence_specs(48, 4).items()
     }
 
 

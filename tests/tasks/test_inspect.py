@@ -80,9 +80,9 @@ def test_a_prepared_corpus_is_registered_as_it_was_prepared(copied):
         validation_fraction=0.3,
         seed=4,
     )
-    counts = {
-        task: len(
-            materialise(f"made_{task}", "train", copied / f"examples/town_{task}/train")
+    written = {
+        task: materialise(
+            f"made_{task}", "train", copied / f"examples/town_{task}/train"
         )
         for task in ("salient", "ict")
     }
@@ -106,9 +106,13 @@ def test_a_prepared_corpus_is_registered_as_it_was_prepared(copied):
             assert len(made) == len(again) > 0
             for one, other in zip(made, again, strict=True):
                 assert all(np.array_equal(one[name], other[name]) for name in one)
-    for task, count in counts.items():
+    starts = written["salient"].sentence_starts
+    assert starts is not None
+    sentences = {"salient": f" of {len(starts) - 1:,} sentences", "ict": ""}
+    for task, examples in written.items():
         found = rows_of(f"town_{task}")
-        assert found["train"].endswith(f" blocks, {count:,} examples prepared")
+        count = f"{len(examples):,} examples{sentences[task]}"
+        assert found["train"].endswith(f" blocks, {count} prepared")
         assert found["validation"].endswith(" blocks")
 
 

@@ -18,6 +18,10 @@ def test_writes_an_epoch_in_order(tmp_path, store):
     examples = materialise("towns_salient", "validation", tmp_path / "out")
     blocks = np.unique(examples.features["source_block"])
     expected = salient_examples(store, blocks, query_length=32, max_masks=6)
+    ids = expected.pop("sentence_id")
+    firsts = [row for row in range(len(ids)) if row == 0 or ids[row - 1] != ids[row]]
+    assert examples.sentence_starts is not None
+    assert examples.sentence_starts.tolist() == [*firsts, len(ids)]
     assert examples.features.keys() == expected.keys()
     for name, array in expected.items():
         assert examples.features[name].dtype == array.dtype
@@ -58,6 +62,14 @@ def test_a_mixture_is_written_like_a_task(tmp_path, store):
         examples.features["document_ids"], alone.features["document_ids"]
     )
     assert examples.metadata["corpus_fingerprint"] == store.fingerprint
+
+
+def test_a_mixture_that_deals_sentences_out_anew_has_no_sentences(tmp_path):
+    names = ["towns_salient", "towns_random_spans"]
+    seqio.MixtureRegistry.add("towns_mixed", names, default_rate=1.0)
+    examples = materialise("towns_mixed", "train", tmp_path / "out")
+    assert examples.sentence_starts is None
+    assert len(examples.step_rows(0, batch_size=9, seed=0)) == 9
 
 
 def test_an_unknown_task_is_named_with_those_there_are(tmp_path):

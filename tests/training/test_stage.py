@@ -1,8 +1,11 @@
 import dataclasses
 
+import numpy as np
 import pytest
 
 from bench.invented_world import WorldConfig
+from realm_jax import sealed_json
+from realm_jax.data.examples import write_examples
 from realm_jax.errors import BadInputError
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.objectives.masked_lm import Marginalization
@@ -26,6 +29,7 @@ def files_of(folder):
         ({"batch_size": 8}, "batch_size"),
         ({"task": "stated"}, "task"),
         ({"seed": 1}, "seed"),
+        ({"spans": "all"}, "spans"),
     ],
 )
 def test_a_run_of_other_settings_is_refused_and_left_alone(
@@ -36,6 +40,67 @@ def test_a_run_of_other_settings_is_refused_and_left_alone(
     with pytest.raises(BadInputError, match=f"a run with {named} "):
         pretrain.run(config, silent, NEVER)
     assert files_of(uninterrupted) == before
+
+
+def without_spans(folder):
+    """Makes checkpoints look like those of runs in which every span was an example."""
+    for path in (folder / "checkpoints").glob("*.json"):
+        manifest = sealed_json.unseal(path.read_bytes())
+        del manifest["details"]["spans"]
+        path.write_bytes(sealed_json.seal(manifest))
+
+
+def test_a_run_that_was_begun_with_every_span_goes_on_with_every_span(world, tmp_path):
+    stop, report = tiny_world.stop_after(2)
+    config = tiny_world.warm_start_config(world, tmp_path, spans="all")
+    assert not warm_start.run(config, report, stop)
+    without_spans(tmp_path)
+    drawn = tiny_world.warm_start_config(world, tmp_path)
+    with pytest.raises(BadInputError) as caught:
+        warm_start.run(drawn, silent, NEVER)
+    assert "with spans 'one_per_sentence'" in str(caught.value)
+    assert "has 'all'; use another MODEL_DIR" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert warm_start.run(config, silent, NEVER)
+
+
+def test_questions_have_no_spans_that_a_resumed_run_must_keep(world, tmp_path):
+    order = tiny_world.finetune_config(world, tmp_path).data_order()
+    assert "seed" in order
+    assert "spans" not in order
+
+
+@pytest.mark.parametrize(
+    "config_of",
+    [
+        tiny_world.warm_start_config,
+        tiny_world.pretrain_config,
+        tiny_world.finetune_config,
+    ],
+)
+def test_spans_that_are_no_choice_are_one_line(world, tmp_path, config_of):
+    with pytest.raises(BadInputError, match="one_per_sentence, all, got 'some'") as e:
+        config_of(world, tmp_path, spans="some")
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(("spans", "kept"), [("all", 6), ("one_per_sentence", 2)])
+def test_a_batch_has_one_span_of_a_sentence_unless_all_are_asked_for(
+    world, corpus, tmp_path, spans, kept
+):
+    ids = {"query_ids": np.arange(6), "sentence_id": np.array([4, 4, 4, 4, 4, 9])}
+    metadata = {"corpus_fingerprint": corpus.fingerprint}
+    examples = write_examples(tmp_path / "set", [ids], metadata)
+    config = tiny_world.warm_start_config(
+        world, tmp_path / "run", batch_size=kept, spans=spans
+    )
+    stage = Stage("spans", config, KnowledgeEncoder)
+    for step in range(4):
+        batch = stage.batch(examples, step)
+        assert batch.keys() == {"query_ids"}
+        rows = sorted(batch["query_ids"])
+        assert rows == list(range(6)) if spans == "all" else rows[0] < 5 == rows[1]
+    stage.close()
 
 
 def test_a_run_of_another_corpus_is_refused(world, uninterrupted, tmp_path):

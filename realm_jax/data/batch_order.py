@@ -1,0 +1,107 @@
+"""Which examples an update sees: a function of the seed and the step alone.
+
+So a resumed run sees what an uninterrupted one would have seen, and every host of a job
+finds its own part of a batch without asking the others.
+"""
+
+import enum
+import functools
+
+import numpy as np
+from jaxtyping import Int, Int64, UInt64
+
+
+class Spans(enum.Enum):
+    """Which of the masked spans of a sentence an epoch visits.
+
+    Attributes:
+      ONE_PER_SENTENCE: one of them, drawn anew in every epoch (REALM, section 3.4).
+      ALL: every one. A sentence with ten names then counts ten times as much as a
+        sentence with one, and text that is dense in names dominates.
+    """
+
+    ONE_PER_SENTENCE = "one_per_sentence"
+    ALL = "all"
+
+
+def batch_rows(
+    num_examples: int, step: int, *, batch_size: int, seed: int
+) -> Int64[np.ndarray, " batch"]:
+    """Returns the rows of the batch of a step, counted from 0.
+
+    Epochs follow each other without a gap: each visits every example once, in an order
+    of its own, and a batch may hold the end of one and the start of the next.
+    """
+    _, rows = _visited(num_examples, step, batch_size, seed)
+    return rows
+
+
+def sentence_rows(
+    starts: Int[np.ndarray, " boundary"], step: int, *, batch_size: int, seed: int
+) -> Int64[np.ndarray, " batch"]:
+    """Returns the rows of the batch of a step, one row for each sentence it visits.
+
+    Epochs follow each other as in `batch_rows`, but each visits every sentence once and
+    takes one of its rows, all equally likely, by a hash of seed, epoch and sentence.
+
+    Args:
+      starts: the row at which each sentence begins, and at the end the number of rows;
+        every sentence has at least one. It may be memory-mapped: only what the batch
+        needs is read.
+      step: updates done.
+      batch_size: rows in all.
+      seed: of the order and the draws, not negative.
+    """
+    epochs, sentences = _visited(len(starts) - 1, step, batch_size, seed)
+    first = starts[sentences].astype(np.int64)
+    counts = starts[sentences + 1] - first
+    return first + (_hashed(seed, epochs, sentences) % counts.astype(np.uint64)).astype(
+        np.int64
+    )
+
+
+@functools.lru_cache(maxsize=2)  # A batch can reach from one epoch into the next.
+def shuffled(count: int, seed: int, epoch: int) -> Int64[np.ndarray, " item"]:
+    """Returns 0..count-1 in an order that depends on the arguments alone; read-only.
+
+    Sorts a raw bit stream: NumPy promises to keep those from version to version, and
+    its permutations it does not.
+    """
+    keys = np.random.Philox(key=[seed, epoch]).random_raw(count)
+    order = np.argsort(keys, kind="stable")
+    order.flags.writeable = False
+    return order
+
+
+def _visited(
+    count: int, step: int, batch_size: int, seed: int
+) -> tuple[Int64[np.ndarray, " batch"], Int64[np.ndarray, " batch"]]:
+    """Returns the epoch of each place of a batch, and which item stands there."""
+    positions = np.arange(step * batch_size, (step + 1) * batch_size)
+    epochs, offsets = np.divmod(positions, count)
+    items = np.empty_like(positions)
+    for epoch in np.unique(epochs):
+        inside = epochs == epoch
+        items[inside] = shuffled(count, seed, int(epoch))[offsets[inside]]
+    return epochs, items
+
+
+def _hashed(
+    seed: int, epochs: Int64[np.ndarray, " batch"], items: Int64[np.ndarray, " batch"]
+) -> UInt64[np.ndarray, " batch"]:
+    """Returns 64 bits for each (seed, epoch, item), without a stream to step through.
+
+    Each number in turn is added to the hash so far and mixed as in SplitMix64 (Steele
+    et al. 2014), whose every input bit changes about half of the output bits.
+    """
+    bits = np.full(items.shape, seed, np.uint64)
+    for values in (epochs, items):
+        bits = _mixed(bits) + values.astype(np.uint64)
+    return _mixed(bits)
+
+
+def _mixed(bits: UInt64[np.ndarray, " batch"]) -> UInt64[np.ndarray, " batch"]:
+    bits = bits + np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))

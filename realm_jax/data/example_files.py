@@ -1,0 +1,166 @@
+"""The files of a set of examples while it is written; see `examples.py`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+
+from realm_jax.data.blocks import file_checksum
+from realm_jax.data.features import SENTENCE_ID
+from realm_jax.errors import BadInputError
+
+SENTENCE_STARTS = "sentence_starts"
+"""The array of the rows at which sentences begin; the last is the number of rows."""
+
+_Spec: TypeAlias = tuple[np.dtype, tuple[int, ...]]
+_ROW: _Spec = (np.dtype(np.int64), ())
+
+
+class ExampleFiles:
+    """The .npy files of a set of examples.
+
+    Attributes:
+      count: examples appended so far.
+    """
+
+    def __init__(self, directory: Path):
+        """Makes no file yet; the first batch says which."""
+        self._directory = directory
+        self._files: dict[str, BinaryIO] = {}
+        self._specs: dict[str, _Spec] = {}
+        self._sentences: _SentenceStarts | None = None
+        self.count = 0
+
+    def append(self, batch: Mapping[str, np.ndarray]) -> None:
+        """Appends the examples of a batch; the first one settles the features.
+
+        Raises:
+          BadInputError: the batch does not fit to those before.
+        """
+        arrays = {name: np.ascontiguousarray(value) for name, value in batch.items()}
+        specs = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
+        if not self._files:
+            self._begin(specs)
+        counts = {len(array) for array in arrays.values()}
+        if specs != self._specs or len(counts) != 1:
+            raise BadInputError(
+                f"expected batches of the features {_in_words(self._specs)}, as many "
+                f"examples of each, got {_in_words(specs)} with {sorted(counts)} "
+                "examples; pad every example to the same lengths."
+            )
+        if self._sentences is not None:
+            self._sentences.append(arrays.pop(SENTENCE_ID))
+        for name, array in arrays.items():
+            self._files[name].write(array.data)
+        self.count += counts.pop()
+
+    def _begin(self, specs: dict[str, _Spec]) -> None:
+        self._specs = specs
+        for name, spec in specs.items():
+            if name == SENTENCE_ID:
+                self._sentences = _SentenceStarts(self._directory, *spec)
+                continue
+            self._files[name] = (self._directory / f"{name}.npy").open("wb")
+            _write_header(self._files[name], *spec, count=0)
+
+    def finish(self) -> dict[str, Any]:
+        """Completes the files; returns what examples.json says of them."""
+        for name, file in self._files.items():
+            file.seek(0)
+            _write_header(file, *self._specs[name], count=self.count)
+        starts = self._sentences.finish() if self._sentences is not None else None
+        self.close()
+        features = {
+            name: _describe(self._directory / f"{name}.npy", *self._specs[name])
+            for name in self._files
+        }
+        return {"count": self.count, "features": features} | (
+            {SENTENCE_STARTS: starts} if starts is not None else {}
+        )
+
+    def close(self) -> None:
+        """Closes the files, complete or not."""
+        for file in self._files.values():
+            file.close()
+        if self._sentences is not None:
+            self._sentences.close()
+
+
+class _SentenceStarts:
+    """The file of the rows at which sentences begin, made of each row's sentence id.
+
+    Rows of a sentence must follow each other. Ids that never decrease prove it; where a
+    mixture or a cache has dealt rows out anew they do not, and there is no file.
+    """
+
+    def __init__(self, directory: Path, dtype: np.dtype, shape: tuple[int, ...]):
+        if shape or not np.issubdtype(dtype, np.integer):
+            raise BadInputError(
+                f"expected one integer as the feature {SENTENCE_ID} of an example, got "
+                f"{dtype.name}{list(shape)}; rename the feature if it means another "
+                "thing."
+            )
+        self._path = directory / f"{SENTENCE_STARTS}.npy"
+        self._file = self._path.open("wb")
+        self._count = self._rows = 0
+        self._last: np.ndarray | None = None
+        self._is_ascending = True
+        _write_header(self._file, *_ROW, count=0)
+
+    def append(self, ids: np.ndarray) -> None:
+        if not len(ids):
+            return
+        if self._last is None:
+            self._last = ids[:1]
+            self._write(np.zeros(1))
+        before = np.concatenate([self._last, ids[:-1]])
+        self._is_ascending &= bool((before <= ids).all())
+        self._write(self._rows + np.flatnonzero(before != ids))
+        self._rows += len(ids)
+        self._last = ids[-1:]
+
+    def finish(self) -> dict[str, Any] | None:
+        """Completes the file; returns what examples.json says of it, None without."""
+        self._write(np.array([self._rows]))
+        self._file.seek(0)
+        _write_header(self._file, *_ROW, count=self._count)
+        self.close()
+        if not self._is_ascending:
+            self._path.unlink()
+            return None
+        return {**_describe(self._path, *_ROW), "count": self._count}
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, starts: np.ndarray) -> None:
+        self._file.write(starts.astype(_ROW[0]).data)
+        self._count += len(starts)
+
+
+def _write_header(
+    file: BinaryIO, dtype: np.dtype, shape: tuple[int, ...], count: int
+) -> None:
+    """Writes a .npy header; NumPy pads it so that a larger count fits in place."""
+    header = {
+        "descr": np.lib.format.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": (count, *shape),
+    }
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def _describe(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "dtype": dtype.name,
+        "shape": list(shape),
+        "size": path.stat().st_size,
+        "crc32c": file_checksum(path),
+    }
+
+
+def _in_words(specs: Mapping[str, _Spec]) -> str:
+    return ", ".join(
+        f"{name} {dtype.name}{list(shape)}" for name, (dtype, shape) in specs.items()
+    )
