@@ -21,6 +21,11 @@ CONFIGURATIONS = {
     "evaluate": "realm_jax.evaluation.run.EvaluateConfig",
     "ask": "realm_jax.evaluation.ask.AskConfig",
 }
+# Chain -> padded lengths of its stages.
+CHAINS = {
+    "quickstart": initialization.Lengths(64, 96, 112),
+    "from_nothing": initialization.Lengths(64, 96, 128),
+}
 MODELS = sorted((tiny_run.GIN / "models").glob("*.gin"))
 HARDWARE = sorted((tiny_run.GIN / "hardware").glob("*.gin"))
 WITH_MODELS = [stage for stage in tiny_run.CHAIN if stage != "prepare"]
@@ -42,7 +47,7 @@ def run_file(stage):
 def test_no_run_file_is_left_out():
     files = {path.stem for path in (tiny_run.GIN / "runs").glob("*.gin")}
     of_stages = {run_file(stage).stem for stage in CONFIGURATIONS}
-    assert files == of_stages | {"quickstart", "pretrain_paper"}
+    assert files == of_stages | {*CHAINS, "pretrain_paper"}
 
 
 @pytest.mark.parametrize("stage", WITH_MODELS)
@@ -118,16 +123,17 @@ def test_the_papers_run_is_the_papers(hardware, tmp_path):
     assert bert.dtype == ("float32" if hardware.stem == "cpu" else "bfloat16")
 
 
-def test_quickstart_reads_for_every_stage():
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains_read_for_every_stage(name):
     from tpu_launch import local
 
-    quickstart = str(tiny_run.GIN / "runs" / "quickstart.gin")
+    run_of_chain = str(tiny_run.GIN / "runs" / f"{name}.gin")
     parser = configuration.make_parser("python -m tpu_launch", "")
-    configuration.parse(parser, [f"--gin_file={quickstart}"])
+    configuration.parse(parser, [f"--gin_file={run_of_chain}"])
     chain = configuration.configured(local.Chain)
     assert [stage.command for stage in chain.stages] == list(tiny_run.CHAIN)
     for stage in chain.stages:
-        files = [*stage.gin_files, quickstart]
+        files = [*stage.gin_files, run_of_chain]
         arguments = [f"--gin_file={tiny_run.ROOT / file}" for file in files]
         bindings = [f"--gin.{binding}" for binding in stage.bindings]
         configuration.parse(parser, [*arguments, *bindings])
@@ -135,17 +141,17 @@ def test_quickstart_reads_for_every_stage():
         config_class = getattr(importlib.import_module(module), name)
         config = configuration.configured(config_class)
         assert dataclasses.is_dataclass(config)
-        assert config.corpus == "runs/quickstart/corpus"
+        assert config.corpus == f"runs/{name}/corpus"
         if stage.command in ("pretrain", "finetune", "evaluate"):
             read_as = [config.models.lengths, config.embed.shard_blocks]
-            assert read_as == [initialization.Lengths(64, 96, 128), 4096]
+            assert read_as == [CHAINS[name], 4096]
         if stage.command == "evaluate":
             assert config.finetuned.models.lengths == config.models.lengths
 
 
 def test_what_the_quickstart_trained_can_be_asked(tmp_path):
     files = [
-        tiny_run.GIN / "models" / "tiny.gin",
+        tiny_run.GIN / "models" / "minilm_l6.gin",
         tiny_run.GIN / "hardware" / "cpu.gin",
     ]
     quickstart = tiny_run.GIN / "runs" / "quickstart.gin"
@@ -155,4 +161,6 @@ def test_what_the_quickstart_trained_can_be_asked(tmp_path):
     )
     assert asked.finetuned.models.lengths == finetuned.models.lengths
     assert asked.embed == finetuned.embed
-    assert asked.finetuned.models.retriever_config(100).pooling == "mean"
+    towers = asked.finetuned.models.retriever_config(100)
+    assert towers.temperature > 1.0
+    assert towers == finetuned.models.retriever_config(100)

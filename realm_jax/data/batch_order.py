@@ -18,10 +18,14 @@ class Spans(enum.Enum):
       ONE_PER_SENTENCE: one of them, drawn anew in every epoch (REALM, section 3.4).
       ALL: every one. A sentence with ten names then counts ten times as much as a
         sentence with one, and text that is dense in names dominates.
+      TOGETHER: one, and with it as many others of the sentence as may be scored, masked
+        in the same example. An extension for the reader's warm start: it predicts
+        several spans for the price of reading once (docs/results.md).
     """
 
     ONE_PER_SENTENCE = "one_per_sentence"
     ALL = "all"
+    TOGETHER = "together"
 
 
 def batch_rows(

@@ -26,6 +26,7 @@ from realm_jax.data.batch_order import Spans, batch_rows, sentence_rows
 from realm_jax.data.blocks import file_checksum
 from realm_jax.data.example_files import SENTENCE_STARTS, ExampleFiles
 from realm_jax.data.features import Example
+from realm_jax.data.masking import mask_together
 from realm_jax.errors import BadInputError
 
 FORMAT_VERSION = 1
@@ -168,6 +169,24 @@ class Examples:
         """Returns the examples of these rows, in the order given."""
         return {name: array[indices] for name, array in self.features.items()}
 
+    def together(self, indices: Int[np.ndarray, " batch"]) -> Example:
+        """Returns examples that ask for more of each row's sentence than its span.
+
+        See `masking.mask_together`; the row's own span comes first, then the others in
+        the order of the text, from the row on. The same as `batch` where it is not
+        known which rows share a sentence.
+        """
+        starts = self.sentence_starts
+        if starts is None:
+            return self.batch(indices)
+        sentences = np.searchsorted(starts, indices, side="right") - 1
+        made = []
+        for row, sentence in zip(indices, sentences, strict=True):
+            first, end = int(starts[sentence]), int(starts[sentence + 1])
+            rows = np.roll(np.arange(first, end), first - int(row))
+            made.append(mask_together(self.batch(rows)))
+        return {name: np.stack([one[name] for one in made]) for name in self.features}
+
     def step_rows(
         self,
         step: int,
@@ -183,7 +202,8 @@ class Examples:
           batch_size: rows in all.
           seed: of the order, not negative.
           spans: whether an epoch visits one row of each sentence or every row. Where
-            it is not known which rows share a sentence, it is every row.
+            it is not known which rows share a sentence, it is every row. `TOGETHER`
+            visits as `ONE_PER_SENTENCE` does.
         """
         if self.sentence_starts is None or spans is Spans.ALL:
             return batch_rows(len(self), step, batch_size=batch_size, seed=seed)

@@ -155,6 +155,38 @@ def masked_example(
     return example
 
 
+def mask_together(examples: Example) -> Example:
+    """Returns one example that asks for several spans of a sentence at once.
+
+    Args:
+      examples: of the spans of one sentence, along a leading axis. The first span is
+        asked for; the others are in their order, as long as all their wordpieces can be
+        scored.
+
+    Returns:
+      An example without the leading axis.
+    """
+    max_masks = examples["mask_positions"].shape[1]
+    counts = (examples["mask_weights"] > 0).sum(axis=1)
+    merged = {name: array[0].copy() for name, array in examples.items()}
+    used = int(counts[0])
+    # The piece that stands where a scored one was: the vocabulary's [MASK].
+    mask = merged["query_ids"][merged["mask_positions"][0]]
+    for row in range(1, len(counts)):
+        count = int(counts[row])
+        hidden = (examples["query_ids"][row] == mask).sum()
+        # One with pieces that are masked and not scored would hide more than it asks.
+        if used + count > max_masks or hidden != count:
+            continue
+        positions = examples["mask_positions"][row, :count]
+        merged["query_ids"][positions] = mask
+        merged["mask_positions"][used : used + count] = positions
+        merged["mask_ids"][used : used + count] = examples["mask_ids"][row, :count]
+        merged["mask_weights"][used : used + count] = 1.0
+        used += count
+    return merged
+
+
 def salient_examples(
     store: BlockStore,
     block_ids: np.ndarray,

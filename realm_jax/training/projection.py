@@ -47,9 +47,9 @@ def fit_projection(
 ) -> PyTree:
     """Sets the projection to the principal components of the blocks' features.
 
-    The document tower's features of `NUM_SAMPLED` blocks, evenly spread over the corpus, are centred and
-    projected to the directions in which they vary most (Hotelling 1933). The result
-    depends on parameters and corpus alone.
+    The document tower's features of `NUM_SAMPLED` blocks, evenly spread over the
+    corpus, are centred and projected to the directions in which they vary most
+    (Hotelling 1933). The result depends on parameters and corpus alone.
 
     Args:
       retriever: parameters, with the encoder to use.

@@ -67,8 +67,9 @@ class StageConfig:
       checkpoint_period: steps between checkpoints; one more follows the last step.
       log_period: steps between two lines of metrics.
       profile: whether to profile ten steps; see `profiling.py`.
-      spans: which masked spans an epoch visits: "one_per_sentence" (the paper) or
-        "all"; examples that are not of masked sentences are all visited.
+      spans: which masked spans an epoch visits: "one_per_sentence" (the paper),
+        "all" or "together" (`batch_order.Spans`); examples that are not of masked
+        sentences are all visited.
     """
 
     model_dir: str
@@ -200,10 +201,12 @@ class Stage(Generic[ReaderT]):
         config = self.config
         size = batch_size or config.batch_size
         self.require_divisible(size)
-        rows = examples.step_rows(
-            step, batch_size=size, seed=config.seed, spans=Spans(config.spans)
-        )
-        return examples.batch(rows[partitioning.local_rows(self._mesh, size)])
+        spans = Spans(config.spans)
+        rows = examples.step_rows(step, batch_size=size, seed=config.seed, spans=spans)
+        rows = rows[partitioning.local_rows(self._mesh, size)]
+        if spans is Spans.TOGETHER:
+            return examples.together(rows)
+        return examples.batch(rows)
 
     def require_divisible(self, batch_size: int) -> None:
         """Checks that every device gets as many examples of every microbatch.

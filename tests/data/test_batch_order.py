@@ -299,3 +299,25 @@ def test_an_id_that_is_no_integer_is_one_line(tmp_path, ids):
         write_examples(tmp_path / "set", [{"row": np.zeros(3), "sentence_id": ids}], {})
     assert "\n" not in str(e.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_together_asks_for_the_drawn_span_first(tmp_path):
+    rows = 6
+    examples = write_examples(
+        tmp_path / "examples",
+        [
+            {
+                "query_ids": np.where(np.eye(rows, dtype=bool), 1, np.arange(2, 8)),
+                "mask_positions": np.arange(rows)[:, None] * [1, 0, 0],
+                "mask_ids": np.arange(2, 8)[:, None] * [1, 0, 0],
+                "mask_weights": np.tile([1.0, 0.0, 0.0], (rows, 1)),
+                "sentence_id": np.array([0, 0, 0, 0, 5, 5]),
+            }
+        ],
+        {},
+    )
+    found = examples.together(np.array([2, 5]))
+    # Three masks at most: the drawn one, then those after it, around to the first.
+    assert found["mask_positions"].tolist() == [[2, 3, 0], [5, 4, 0]]
+    assert found["mask_weights"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert found["query_ids"].tolist() == [[1, 3, 1, 1, 6, 7], [2, 3, 4, 5, 1, 1]]

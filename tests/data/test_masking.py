@@ -1,8 +1,11 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from realm_jax.data import masking
 from realm_jax.data.masking import (
     make_salient_example,
     salient_examples,
@@ -173,3 +176,46 @@ def test_lengths_without_room_are_refused(small_store):
         salient_examples(small_store, np.arange(1), max_masks=0)
     with pytest.raises(BadInputError, match="another corpus"):
         salient_examples(small_store, np.array([small_store.num_blocks]))
+
+
+@given(data=st.data())
+def test_spans_that_are_masked_together_are_those_of_the_sentence(data):
+    length, max_masks, mask = 20, 5, 103
+    sentence = data.draw(
+        st.lists(st.integers(200, 400), min_size=length, max_size=length)
+    )
+    cuts = data.draw(st.sets(st.integers(1, length - 2), min_size=2, max_size=8))
+    spans = list(itertools.pairwise(sorted(cuts)))
+    rows = []
+    for first, end in spans:
+        query = np.array(sentence)
+        query[first:end] = mask
+        scored = list(range(first, end))[:max_masks]
+        padding = [0] * (max_masks - len(scored))
+        rows.append(
+            {
+                "query_ids": query,
+                "mask_positions": np.array(scored + padding),
+                "mask_ids": np.array([sentence[i] for i in scored] + padding),
+                "mask_weights": np.array([1.0] * len(scored) + padding),
+                "source_block": np.array(7),
+            }
+        )
+    found = masking.mask_together(
+        {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    )
+    # The slow twin: pieces that are asked for, and pieces that are hidden.
+    asked = list(range(*spans[0]))[:max_masks]
+    hidden = set(range(*spans[0]))
+    for first, end in spans[1:]:
+        if len(asked) + end - first <= max_masks:
+            asked += range(first, end)
+            hidden |= set(range(first, end))
+    count = len(asked)
+    assert found["mask_positions"].tolist() == asked + [0] * (max_masks - count)
+    assert found["mask_ids"][:count].tolist() == [sentence[i] for i in asked]
+    assert found["mask_weights"].tolist() == [1] * count + [0] * (max_masks - count)
+    assert set(np.flatnonzero(found["query_ids"] == mask)) == hidden
+    kept = [i for i in range(length) if i not in hidden]
+    assert found["query_ids"][kept].tolist() == [sentence[i] for i in kept]
+    assert found["source_block"] == 7

@@ -290,8 +290,9 @@ def _trainer(hardware):
     return configuration.configured(HardwareConfig).trainer
 
 
-def test_the_quickstart_is_planned_stage_by_stage(capsys):
-    code, said = run(plan_line("runs/quickstart"), capsys)
+@pytest.mark.parametrize("chain", ["quickstart", "from_nothing"])
+def test_a_chain_is_planned_stage_by_stage(chain, capsys):
+    code, said = run(plan_line(f"runs/{chain}"), capsys)
     assert code == 0, said
     for stage in tiny_run.CHAIN:
         assert f"{stage} on " in said.out

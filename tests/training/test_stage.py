@@ -79,7 +79,7 @@ def test_questions_have_no_spans_that_a_resumed_run_must_keep(world, tmp_path):
     ],
 )
 def test_spans_that_are_no_choice_are_one_line(world, tmp_path, config_of):
-    with pytest.raises(BadInputError, match="one_per_sentence, all, got 'some'") as e:
+    with pytest.raises(BadInputError, match="all, together, got 'some'") as e:
         config_of(world, tmp_path, spans="some")
     assert "\n" not in str(e.value)
 
