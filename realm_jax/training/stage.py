@@ -74,6 +74,11 @@ class StageConfig:
     log_period: int = 100
     profile: bool = False
 
+    @property
+    def examples_per_update(self) -> int:
+        """What speed is measured in."""
+        return self.batch_size
+
     def data_order(self) -> dict[str, Any]:
         """Which examples each update sees; what a resumed run must keep."""
         return {
@@ -235,7 +240,9 @@ class Stage(Generic[ReaderT]):
         first = int(self.state.step)
         of_run = (config.model_dir, self.name, first)
         devices = list(self._mesh.devices.flat)
-        accounting = Accounting(self.stopwatch, loss, config.batch_size, devices)
+        accounting = Accounting(
+            self.stopwatch, loss, config.examples_per_update, devices
+        )
         log = LogMetrics(
             [MetricsFile(*of_run), EventFile(*of_run)] if hosts.is_first() else [],
             report,
