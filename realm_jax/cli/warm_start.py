@@ -1,14 +1,21 @@
 """Starts the retriever with the inverse cloze task and the reader with masked LM.
 
 Both are needed before REALM: a retriever that finds nothing and a reader that cannot
-copy teach each other nothing. Resumes from the newest checkpoint of MODEL_DIR.
+copy teach each other nothing. Without TASK only the retriever is trained, without
+PAIRS_TASK only the reader; the other model stays as it is. Resumes from the newest
+checkpoint of MODEL_DIR.
 
 Macros:
   MODEL_DIR    folder of the run
   CORPUS       prepared corpus
   TASK         masked sentences, e.g. "my_salient"
   PAIRS_TASK   sentence-block pairs, e.g. "my_ict"
-  WARM_START   a folder with model.safetensors and config.json, or "" for nothing
+  WARM_START   a folder with model.safetensors and config.json, the model directory of
+               an earlier stage, or "" for nothing
+  OWN, NULL, RETRIEVED
+               probabilities of what a masked sentence is read with: its own block, the
+               null document, the best retrieved block that holds the answer; 1, 0, 0
+  SEARCHER     of retrieved blocks: "device" (exact) or "scann"
   TRAIN_STEPS, BATCH_SIZE, SEED
 
 Example:

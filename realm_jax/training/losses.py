@@ -15,7 +15,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Bool, Float, Int, PyTree
 
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
@@ -23,7 +23,8 @@ from realm_jax.models.span_reader import SpanReader, SpanScores
 from realm_jax.objectives import inverse_cloze, masked_lm, open_qa, retrieval
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.objectives.open_qa import AnswerMarginalization
-from realm_jax.training.metrics import Means, mean_of, padding_share
+from realm_jax.training.metrics import Means, mean_of, merge, padding_share
+from realm_jax.training.reader_documents import KINDS, DocumentKind
 from realm_jax.types import (
     Array,
     Candidates,
@@ -142,19 +143,39 @@ class PretrainLoss:
 
 
 @flax.struct.dataclass
-class WarmStartInputs:
-    """Sentence-block pairs for the retriever, and for the reader masked sentences
-    joined with the block they were taken from."""
+class ReaderInputs:
+    """Masked sentences, each joined with one document.
 
-    pairs: InverseClozeBatch
+    Attributes:
+      batch: the masked sentences.
+      joined_ids, joined_segment_ids: sentence and document.
+      kind: what kind of document it is, as a place in `reader_documents.KINDS`.
+      has_answer: it is a retrieved block that holds the answer.
+    """
+
     batch: PretrainBatch
     joined_ids: Int[Array, "batch joined"]
     joined_segment_ids: Int[Array, "batch joined"]
+    kind: Int[Array, " batch"]
+    has_answer: Bool[Array, " batch"]
+
+
+@flax.struct.dataclass
+class WarmStartInputs:
+    """What each model of a warm start learns from; None for one that is not trained.
+
+    Attributes:
+      pairs: sentence-block pairs for the retriever.
+      reading: what the reader reads.
+    """
+
+    pairs: InverseClozeBatch | None
+    reading: ReaderInputs | None
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartLoss:
-    """ICT for the retriever plus a masked-LM start of the reader.
+    """ICT for the retriever plus a masked-LM start of the reader, or one of them.
 
     Both warm starts matter: a reader that cannot copy learns to ignore documents, and
     then the retriever gets no gradient (REALM, section 3.4, the cold-start problem).
@@ -167,52 +188,88 @@ class WarmStartLoss:
     def __call__(
         self, params: PyTree, inputs: WarmStartInputs, key: jax.Array
     ) -> tuple[Array, Means]:
-        """The sum of both losses, each averaged over its own terms."""
+        """The sum of the losses, each averaged over its own terms."""
         queries, documents, reading = _keys(key, 3)
+        losses, metrics = [], {}
+        if inputs.pairs is not None:
+            loss, found = self._retriever_loss(
+                params["retriever"], inputs.pairs, queries, documents
+            )
+            losses, metrics = [loss], found
+        if inputs.reading is not None:
+            loss, found = self._reader_loss(params["reader"], inputs.reading, reading)
+            losses, metrics = [*losses, loss], merge(metrics, found)
+        total = jnp.stack(losses).sum()
+        return total, {"loss": mean_of(total, 1.0), **metrics}
+
+    def _retriever_loss(
+        self,
+        params: PyTree,
+        pairs: InverseClozeBatch,
+        queries: jax.Array | None,
+        documents: jax.Array | None,
+    ) -> tuple[Array, Means]:
         cloze = inverse_cloze.inverse_cloze(
             _apply(
                 self.retriever,
-                params["retriever"],
-                inputs.pairs.query_ids,
+                params,
+                pairs.query_ids,
                 method="embed_queries",
                 key=queries,
                 microbatches=self.microbatches,
             ),
             _apply(
                 self.retriever,
-                params["retriever"],
-                inputs.pairs.document_ids,
-                inputs.pairs.document_segment_ids,
+                params,
+                pairs.document_ids,
+                pairs.document_segment_ids,
                 method="embed_documents",
                 key=documents,
                 microbatches=self.microbatches,
             ),
-            inputs.pairs.block_ids,
+            pairs.block_ids,
         )
+        return cloze.loss_total / cloze.count, {
+            "retriever_loss": mean_of(cloze.loss_total, cloze.count),
+            "in_batch_accuracy": mean_of(cloze.correct, cloze.count),
+            "padding_share": padding_share(pairs.query_ids, pairs.document_ids),
+        }
+
+    def _reader_loss(
+        self, params: PyTree, inputs: ReaderInputs, key: jax.Array | None
+    ) -> tuple[Array, Means]:
         log_tokens = _apply(
             self.reader,
-            params["reader"],
+            params,
             inputs.joined_ids,
             inputs.joined_segment_ids,
             inputs.batch.mask_positions,
             inputs.batch.mask_ids,
             method="token_log_probs",
-            key=reading,
+            key=key,
             microbatches=self.microbatches,
         )
         weights = inputs.batch.mask_weights
-        reader_total, reader_count = -(log_tokens * weights).sum(), weights.sum()
-        loss = cloze.loss_total / cloze.count + reader_total / jnp.maximum(
-            reader_count, 1.0
-        )
-        return loss, {
-            "loss": mean_of(loss, 1.0),
-            "retriever_loss": mean_of(cloze.loss_total, cloze.count),
-            "in_batch_accuracy": mean_of(cloze.correct, cloze.count),
-            "reader_loss": mean_of(reader_total, reader_count),
-            "padding_share": padding_share(
-                inputs.pairs.query_ids, inputs.pairs.document_ids, inputs.joined_ids
+        total, count = -(log_tokens * weights).sum(), weights.sum()
+
+        def of_kind(kind: DocumentKind) -> Array:
+            return inputs.kind == KINDS.index(kind)
+
+        metrics = {
+            f"reader_loss_{kind.value}": mean_of(
+                -(log_tokens * weights * of_kind(kind)[:, None]).sum(),
+                (weights * of_kind(kind)[:, None]).sum(),
+            )
+            for kind in KINDS
+        }
+        retrieved = of_kind(DocumentKind.RETRIEVED)
+        return total / jnp.maximum(count, 1.0), {
+            "reader_loss": mean_of(total, count),
+            **metrics,
+            "answer_retrieved": mean_of(
+                (inputs.has_answer & retrieved).sum(), retrieved.sum()
             ),
+            "padding_share": padding_share(inputs.joined_ids),
         }
 
 

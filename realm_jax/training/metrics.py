@@ -5,11 +5,17 @@
 of every stage
   `step`, `stage`, `loss`, and what else its loss measures (`losses.py`)
   `retrieval_utility`        nats, of pre-training
+  `reader_loss_own`, `reader_loss_null`, `reader_loss_retrieved`
+                             nats a wordpiece, of a warm start: by the kind of document
+                             that a sentence is read with (`reader_documents.py`)
+  `answer_retrieved`         of a warm start: the share of the sentences read with
+                             retrieved documents whose document holds the answer
   `padding_share`            of the positions that the models compute: queries,
                              documents and joined inputs
 
 speed, since the line before
-  `steps_per_second`, `examples_per_second` (of a warm start: pairs)
+  `steps_per_second`, `examples_per_second` (of a warm start: pairs,
+                             or sentences where the reader alone is trained)
   `model_tflops_per_second`  of the whole job: what the updates need (`flops.py`)
   `model_flops_utilization`  the same as a share of what all devices can do in
                              bfloat16, where that is known (`chips.py`)

@@ -92,6 +92,11 @@ class StageConfig:
     def __post_init__(self):
         require_one_of("spans", self.spans, Spans)
 
+    @property
+    def examples_per_update(self) -> int:
+        """What speed is measured in."""
+        return self.batch_size
+
     def data_order(self) -> dict[str, Any]:
         """Which examples each update sees; what a resumed run must keep."""
         return {
@@ -258,7 +263,9 @@ class Stage(Generic[ReaderT]):
         first = int(self.state.step)
         of_run = (config.model_dir, self.name, first)
         devices = list(self._mesh.devices.flat)
-        accounting = Accounting(self.stopwatch, loss, config.batch_size, devices)
+        accounting = Accounting(
+            self.stopwatch, loss, config.examples_per_update, devices
+        )
         log = LogMetrics(
             [MetricsFile(*of_run), EventFile(*of_run)] if hosts.is_first() else [],
             report,

@@ -1,4 +1,4 @@
-"""The warm start: ICT for the retriever, masked-LM with its own block for the reader.
+"""The warm start: ICT for the retriever, a masked LM with documents for the reader.
 
 REALM, section 3.4: without it the retriever finds nothing of use, the reader learns to
 ignore documents, and then no gradient reaches the retriever (the cold-start problem).
@@ -8,73 +8,170 @@ import dataclasses
 import threading
 from typing import Any
 
+import jax
+import numpy as np
+from jaxtyping import Bool, Int
+
 from realm_jax.errors import BadInputError
+from realm_jax.index.embed import EmbedConfig, query_embedder
+from realm_jax.index.follower import LoadedIndex
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.training.accounting import Part
+from realm_jax.training.host_search import search_local
+from realm_jax.training.index_link import IndexSource
 from realm_jax.training.loop import Report
-from realm_jax.training.losses import WarmStartInputs, WarmStartLoss
-from realm_jax.training.stage import Stage, StageConfig
+from realm_jax.training.losses import ReaderInputs, WarmStartInputs, WarmStartLoss
+from realm_jax.training.partitioning import local_rows, place_batch
+from realm_jax.training.reader_documents import (
+    KINDS,
+    DocumentKind,
+    choose_retrieved,
+    draw_kinds,
+)
+from realm_jax.training.stage import Stage, StageConfig, require_one_of
 from realm_jax.training.state import TrainState
-from realm_jax.types import InverseClozeBatch, PretrainBatch
+from realm_jax.types import NULL_BLOCK, InverseClozeBatch, PretrainBatch
 
 NAME = "warm_start"
+INDEX_STEP = 0
+"""The index belongs to the retriever that the warm start begins with."""
+
+_SUM_TOLERANCE = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class ReaderMixture:
+    """What the masked sentences of the reader's warm start are joined with.
+
+    Attributes:
+      own: probability of the block that a sentence was taken from.
+      null: probability of the null document.
+      retrieved: probability of a retrieved block: the best one that holds the answer
+        and is not trivial by the rule of `index/candidates.py`.
+      num_retrieved: the neighbours among which that block is looked for.
+      without_answer: what is read where none of them holds the answer: "retrieved" (the
+        best one that is not trivial; most documents that REALM retrieves do not help
+        either), "own" or "null". Where all neighbours are trivial, "retrieved" gives
+        the null document.
+    """
+
+    own: float = 1.0
+    null: float = 0.0
+    retrieved: float = 0.0
+    num_retrieved: int = 20
+    without_answer: str = DocumentKind.RETRIEVED.value
+
+    def __post_init__(self):
+        total = sum(self.shares)
+        # NaN passes neither comparison.
+        if not (min(self.shares) >= 0 and abs(total - 1) <= _SUM_TOLERANCE):
+            raise BadInputError(
+                "expected probabilities of own, null and retrieved documents that are "
+                f"not negative and sum to 1, got {self.own}, {self.null} and "
+                f"{self.retrieved}; change OWN, NULL and RETRIEVED"
+            )
+        if self.num_retrieved < 1:
+            raise BadInputError(
+                f"expected num_retrieved of at least 1, got {self.num_retrieved}; the "
+                "answer is looked for in so many neighbours"
+            )
+        require_one_of("without_answer", self.without_answer, DocumentKind)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The probability of each of `KINDS`."""
+        return (self.own, self.null, self.retrieved)
+
+    @property
+    def reads_own(self) -> bool:
+        """Whether a sentence may be joined with the block it was taken from."""
+        falls_back = self.without_answer == DocumentKind.OWN.value
+        return self.own > 0 or (self.retrieved > 0 and falls_back)
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartConfig(StageConfig):
     """A warm start; see `StageConfig` for the shared attributes.
 
+    A model that has no task is not trained: its parameters stay as they are, to the
+    last bit.
+
     Attributes:
-      task: masked sentences, for the reader.
+      task: masked sentences, for the reader; "": only the retriever is trained.
       batch_size: sentence-block pairs per update; the more, the harder the choice.
-      pairs_task: sentence-block pairs, for the retriever.
+      pairs_task: sentence-block pairs, for the retriever; "": only the reader is.
       reader_batch_size: masked sentences per update.
+      mixture: what masked sentences are joined with.
+      searcher: "device" (exact) or "scann", of retrieved documents.
+      embed: how the corpus is embedded, once, for retrieved documents.
     """
 
     pairs_task: str = ""
     reader_batch_size: int = 512
+    mixture: ReaderMixture = dataclasses.field(default_factory=ReaderMixture)
+    searcher: str = "device"
+    embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
+
+    def __post_init__(self):
+        if not self.task and not self.pairs_task:
+            raise BadInputError(
+                'expected TASK (masked sentences, such as "my_salient"), PAIRS_TASK '
+                '(sentence-block pairs, such as "my_ict") or both, got neither; name '
+                "the examples of each model that is to be trained"
+            )
+
+    @property
+    def needs_index(self) -> bool:
+        """Whether the reader is shown retrieved documents."""
+        return bool(self.task) and self.mixture.retrieved > 0
+
+    @property
+    def examples_per_update(self) -> int:
+        """Pairs, or masked sentences where the reader alone is trained."""
+        return self.batch_size if self.pairs_task else self.reader_batch_size
 
     def data_order(self) -> dict[str, Any]:
-        """Which examples each update sees, of both models."""
+        """Which examples each update sees, of both models, and with what."""
+        mixture = self.mixture
         return {
             **super().data_order(),
             "pairs_task": self.pairs_task,
             "reader_batch_size": self.reader_batch_size,
+            # Own blocks alone need no word: a checkpoint may say nothing of it.
+            "mixture": dataclasses.asdict(mixture)
+            if mixture.null > 0 or mixture.retrieved > 0
+            else None,
         }
 
 
 def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:
     """Trains from the latest checkpoint on; returns whether all updates are done.
 
+    Retrieved documents come from an index of the retriever that the run starts with. It
+    is made once, in the model directory, and not refreshed; queries are embedded with
+    the live query tower.
+
     Raises:
-      BadInputError: as `Stage`.
+      BadInputError: as `Stage`, or the index cannot be had.
+      StoppedError: stopped while the corpus was being embedded.
     """
-    stage = Stage(NAME, config, KnowledgeEncoder)
+    stage = Stage(NAME, config, KnowledgeEncoder, frozen=frozen_parameters(config))
     if stage.is_done:
         return True
-    pairs = stage.open_examples(config.pairs_task, "train")
-    sentences = stage.open_examples(config.task, "train")
-    if (sentences.features["source_block"][:1] < 0).any():
-        raise BadInputError(
-            f"expected sentences taken from the blocks of {config.corpus}, but task "
-            f"{config.task!r} has none; the reader's warm start reads a sentence "
-            "together with its own block"
-        )
-
-    def inputs_at(step: int, state: TrainState) -> WarmStartInputs:
-        masked = stage.batch(sentences, step, config.reader_batch_size)
-        joined_ids, joined_segment_ids = stage.corpus.joined_ids(
-            masked["query_ids"],
-            masked["source_block"][:, None],
-            config.models.lengths.joined,
-        )
-        return WarmStartInputs(
-            pairs=InverseClozeBatch(**stage.batch(pairs, step)),
-            batch=PretrainBatch(**masked),
-            joined_ids=joined_ids[:, 0],
-            joined_segment_ids=joined_segment_ids[:, 0],
-        )
-
     try:
+        pairs = None
+        if config.pairs_task:
+            pairs = stage.open_examples(config.pairs_task, "train")
+        reading = _Reading(stage, config, stop) if config.task else None
+
+        def inputs_at(step: int, state: TrainState) -> WarmStartInputs:
+            return WarmStartInputs(
+                pairs=None
+                if pairs is None
+                else InverseClozeBatch(**stage.batch(pairs, step)),
+                reading=None if reading is None else reading.at(step, state),
+            )
+
         return stage.train(
             WarmStartLoss(stage.retriever, stage.reader, config.microbatches),
             inputs_at,
@@ -83,3 +180,123 @@ def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:
         )
     finally:
         stage.close()
+
+
+def frozen_parameters(config: WarmStartConfig) -> tuple[str, ...]:
+    """The model that has no task, if there is one."""
+    tasks = {"retriever": config.pairs_task, "reader": config.task}
+    return tuple(model for model, task in tasks.items() if not task)
+
+
+def _open_index(
+    stage: Stage[KnowledgeEncoder], config: WarmStartConfig, stop: threading.Event
+) -> LoadedIndex:
+    """The index of the retriever that this run started with."""
+    source = IndexSource(
+        stage.model_store,
+        stage.corpus,
+        stage.retriever_config,
+        config.embed.at_length(config.models.lengths.document),
+        config.searcher,
+        stage.mesh,
+    )
+    index = None if stage.details is None else source.load(INDEX_STEP)
+    if index is None and stage.details is not None and config.pairs_task:
+        raise BadInputError(
+            f"expected the index that this run started with in "
+            f"{stage.model_store.url()}, found none, and its retriever has trained on "
+            "since; delete that folder and start anew"
+        )
+    # One that a run without a checkpoint left is used only if it is this retriever's.
+    return index or source.build(INDEX_STEP, stage.state.params["retriever"], stop)
+
+
+class _Reading:
+    """Joins the masked sentences of a step with the documents of the mixture."""
+
+    def __init__(
+        self,
+        stage: Stage[KnowledgeEncoder],
+        config: WarmStartConfig,
+        stop: threading.Event,
+    ):
+        self._stage = stage
+        self._config = config
+        self._sentences = stage.open_examples(config.task, "train")
+        sources = self._sentences.features["source_block"][:1]
+        if config.mixture.reads_own and (sources < 0).any():
+            raise BadInputError(
+                f"expected sentences taken from the blocks of {config.corpus}, but "
+                f"task {config.task!r} has none; the reader's warm start reads a "
+                "sentence together with its own block"
+            )
+        self._embed_queries = query_embedder(stage.retriever_config, stage.mesh)
+        self._index = _open_index(stage, config, stop) if config.needs_index else None
+
+    def at(self, step: int, state: TrainState) -> ReaderInputs:
+        """What the reader reads in the next update."""
+        stage, config = self._stage, self._config
+        size = config.reader_batch_size
+        batch = PretrainBatch(**stage.batch(self._sentences, step, size))
+        kinds = draw_kinds(config.mixture.shares, config.seed, step, size)
+        kinds = kinds[local_rows(stage.mesh, size)]
+        block_ids = np.where(
+            kinds == KINDS.index(DocumentKind.OWN), batch.source_block, NULL_BLOCK
+        )
+        has_answer = np.zeros(len(kinds), bool)
+        if self._index is not None:
+            neighbours = self._search(self._index, batch, state)
+            with stage.stopwatch.part(Part.SEARCH):
+                rows = np.flatnonzero(kinds == KINDS.index(DocumentKind.RETRIEVED))
+                chosen = self._choose(neighbours, batch, rows)
+                block_ids[rows], has_answer[rows] = chosen
+        joined_ids, joined_segment_ids = stage.corpus.joined_ids(
+            np.asarray(batch.query_ids),
+            block_ids[:, None],
+            config.models.lengths.joined,
+        )
+        return ReaderInputs(
+            batch=batch,
+            joined_ids=joined_ids[:, 0],
+            joined_segment_ids=joined_segment_ids[:, 0],
+            kind=kinds,
+            has_answer=has_answer,
+        )
+
+    def _search(
+        self, index: LoadedIndex, batch: PretrainBatch, state: TrainState
+    ) -> Int[np.ndarray, "batch neighbour"]:
+        """All rows, whatever their kind: processes search together, in one shape."""
+        stage = self._stage
+        queries = self._embed_queries(
+            state.params["retriever"], place_batch(stage.mesh, batch.query_ids)
+        )
+        # They wait for the update before.
+        stage.stopwatch.wait_for(queries)
+        with stage.stopwatch.part(Part.SEARCH):
+            wanted = self._config.mixture.num_retrieved
+            found = search_local(index.searcher, queries, wanted, stage.mesh)
+            return np.asarray(found.ids)
+
+    def _choose(
+        self,
+        neighbours: Int[np.ndarray, "batch neighbour"],
+        batch: PretrainBatch,
+        rows: Int[np.ndarray, " row"],
+    ) -> tuple[Int[np.ndarray, " row"], Bool[np.ndarray, " row"]]:
+        """The documents of the rows that read a retrieved one, and which help."""
+        if not len(rows):
+            return np.zeros(0, np.int32), np.zeros(0, bool)
+        some = jax.tree.map(lambda array: array[rows], batch)
+        block_ids, found = choose_retrieved(
+            self._stage.corpus,
+            neighbours[rows],
+            some,
+            self._config.models.lengths.joined,
+        )
+        instead = {
+            DocumentKind.OWN: np.asarray(some.source_block),
+            DocumentKind.NULL: np.full(len(rows), NULL_BLOCK),
+            DocumentKind.RETRIEVED: block_ids,
+        }[DocumentKind(self._config.mixture.without_answer)]
+        return np.where(found, block_ids, instead), found

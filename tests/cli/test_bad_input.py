@@ -118,8 +118,8 @@ class TestCommandLine:
 
     def test_required_macro_missing(self, refuse, inputs):
         arguments = tiny_run.arguments("warm-start", inputs)
-        kept = [word for word in arguments if not word.startswith("--gin.PAIRS_TASK")]
-        refuse(kept, "PAIRS_TASK")
+        kept = [word for word in arguments if not word.startswith("--gin.CORPUS")]
+        refuse(kept, "CORPUS")
 
     def test_unknown_module(self, refuse, inputs):
         arguments = tiny_run.arguments("prepare", inputs)
@@ -245,6 +245,34 @@ class TestTraining:
         root = tiny_run.copy(finished, tmp_path, "corpus")
         arguments = tiny_run.arguments("warm-start", root, TASK="town_salient")
         refuse(arguments, "town_salient")
+
+    def test_a_warm_start_of_neither_model(self, refuse, inputs):
+        arguments = tiny_run.arguments("warm-start", inputs, TASK="", PAIRS_TASK="")
+        refuse(arguments, "TASK", "PAIRS_TASK", "got neither")
+        assert not (inputs / "warm_start").exists()
+
+    @pytest.mark.parametrize(
+        ("macros", "named"),
+        [
+            ({"RETRIEVED": 0.5}, "got 1.0, 0.0 and 0.5"),
+            ({"OWN": 1.5, "NULL": -0.5}, "got 1.5, -0.5 and 0.0"),
+            ({"OWN": 0.3, "NULL": 0.3}, "sum to 1"),
+        ],
+    )
+    def test_a_mixture_that_is_none(self, refuse, inputs, macros, named):
+        arguments = tiny_run.arguments("warm-start", inputs)
+        more = [f"--gin.{name}={value}" for name, value in macros.items()]
+        refuse([*arguments, *more], named, "OWN, NULL and RETRIEVED")
+        assert not (inputs / "warm_start").exists()
+
+    @pytest.mark.parametrize(
+        ("name", "value", "words"),
+        [("num_retrieved", 0, "got 0"), ("without_answer", "'none'", "own, null")],
+    )
+    def test_retrieved_documents_of_no_kind(self, refuse, inputs, name, value, words):
+        arguments = tiny_run.arguments("warm-start", inputs)
+        binding = f"--gin.warm_start.ReaderMixture.{name}={value}"
+        refuse([*arguments, binding], name, words)
 
     def test_examples_of_another_corpus(self, refuse, finished, tmp_path):
         root = tiny_run.copy(finished, tmp_path, "corpus")

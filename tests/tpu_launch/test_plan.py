@@ -381,7 +381,9 @@ def test_bad_input_is_one_line(arguments, said, capsys):
 
 
 def test_warm_start_counts_both_losses():
-    config = pretraining(WarmStartConfig, batch_size=4096, pairs_task="")
+    config = pretraining(
+        WarmStartConfig, batch_size=4096, task="my_salient", pairs_task="my_ict"
+    )
     plan = commands.training("warm-start", config, on("v3-64"))
     # 4,096 pairs of 96 and 288 wordpieces, and 512 sentences joined in 384: by the
     # parameters of BERT-base's layers, attention, and thrice for the gradient.

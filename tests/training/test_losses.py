@@ -22,6 +22,7 @@ from realm_jax.training.losses import (
     FinetuneLoss,
     PretrainInputs,
     PretrainLoss,
+    ReaderInputs,
     WarmStartInputs,
     WarmStartLoss,
 )
@@ -241,14 +242,21 @@ def warm_start_inputs(corpus):
         batch.query_ids, np.array([[0], [4], [9]]), LENGTHS.joined
     )
     pairs = InverseClozeBatch(batch.query_ids, document_ids, segment_ids, blocks)
-    return WarmStartInputs(pairs, batch, joined_ids[:, 0], joined_segment_ids[:, 0])
+    reading = ReaderInputs(
+        batch,
+        joined_ids[:, 0],
+        joined_segment_ids[:, 0],
+        kind=np.array([0, 2, 2], np.int32),
+        has_answer=np.array([False, True, False]),
+    )
+    return WarmStartInputs(pairs, reading)
 
 
 def test_warm_start_loss_equals_its_twin(corpus):
     retriever, reader, params = make(corpus, KnowledgeEncoder)
     inputs = warm_start_inputs(corpus)
     value, means = jax.jit(WarmStartLoss(retriever, reader))(params, inputs, KEY)
-    pairs, terms = inputs.pairs, []
+    pairs, reading, terms = inputs.pairs, inputs.reading, []
     documents = [
         embed(retriever, params, "embed_documents", *row)
         for row in zip(pairs.document_ids, pairs.document_segment_ids, strict=True)
@@ -264,24 +272,46 @@ def test_warm_start_loss_equals_its_twin(corpus):
         logits = read(
             reader,
             params,
-            inputs.joined_ids[i][None],
-            inputs.joined_segment_ids[i][None],
-            inputs.batch.mask_positions[i][None],
+            reading.joined_ids[i][None],
+            reading.joined_segment_ids[i][None],
+            reading.batch.mask_positions[i][None],
         )
         tokens.append(
             -math.log(
                 token_probability(
-                    np.asarray(logits, np.float64)[0, m], inputs.batch.mask_ids[i, m]
+                    np.asarray(logits, np.float64)[0, m], reading.batch.mask_ids[i, m]
                 )
             )
         )
     found = metrics.compute(means)
     assert found["retriever_loss"] == pytest.approx(sum(terms) / 3, rel=1e-4)
     assert found["reader_loss"] == pytest.approx(sum(tokens) / 3, rel=1e-4)
+    # The first sentence has two masks and reads its own block, the second has one and
+    # reads a retrieved block; the third has none.
+    assert found["reader_loss_own"] == pytest.approx(sum(tokens[:2]) / 2, rel=1e-4)
+    assert found["reader_loss_retrieved"] == pytest.approx(tokens[2], rel=1e-4)
+    assert "reader_loss_null" not in found
+    assert found["answer_retrieved"] == 0.5
     assert found["padding_share"] == pytest.approx(
-        padding_in(pairs.query_ids, pairs.document_ids, inputs.joined_ids)
+        padding_in(pairs.query_ids, pairs.document_ids, reading.joined_ids)
     )
     assert float(value) == pytest.approx(sum(terms) / 3 + sum(tokens) / 3, rel=1e-4)
+
+
+@pytest.mark.parametrize("trained", ["retriever", "reader"])
+def test_a_warm_start_of_one_model_computes_nothing_of_the_other(corpus, trained):
+    retriever, reader, params = make(corpus, KnowledgeEncoder, dropout=0.1)
+    both = warm_start_inputs(corpus)
+    loss = WarmStartLoss(retriever, reader)
+    inputs = both.replace(**{"pairs" if trained == "reader" else "reading": None})
+    # Parameters that are not there cannot be computed with.
+    value, means = loss({trained: params[trained]}, inputs, KEY)
+    found, of_both = (metrics.compute(m) for m in (means, loss(params, both, KEY)[1]))
+    assert float(value) == found["loss"] == found[f"{trained}_loss"]
+    assert found[f"{trained}_loss"] == pytest.approx(of_both[f"{trained}_loss"])
+    words = {"retriever": ("retriever_", "in_batch_"), "reader": ("reader_", "answer_")}
+    expected = {name for name in of_both if name.startswith(words[trained])}
+    assert found.keys() == expected | {"loss", "padding_share"}
 
 
 def test_the_warm_start_gradient_reaches_both_towers_and_the_reader(corpus):

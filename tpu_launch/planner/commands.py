@@ -7,7 +7,6 @@ from realm_jax.evaluation.run import EvaluateConfig
 from realm_jax.index.device_search import Precision
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.training import flops
-from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.refresh import RefreshMode
@@ -147,7 +146,7 @@ def _work(stage: Training, setting: Setting) -> tuple[list[Line], float]:
 def _index(
     config: StageConfig, setting: Setting, step_seconds: float
 ) -> tuple[list[Line], float, list[str]]:
-    if not isinstance(config, PretrainConfig | FinetuneConfig):
+    if not (isinstance(config, PretrainConfig) or programs.searches_one_index(config)):
         return [], 0.0, []
     towers = config.models.retriever_config(setting.corpus.vocab_size)
     embed = config.embed.at_length(config.models.lengths.document)
@@ -197,7 +196,7 @@ def _embedding_machines(config: StageConfig, setting: Setting) -> Slice:
 def _refreshes(config: StageConfig) -> float:
     """How often training stands still while the whole corpus is embedded."""
     if not isinstance(config, PretrainConfig):
-        return 1 if isinstance(config, FinetuneConfig) else 0
+        return 1 if programs.searches_one_index(config) else 0
     if config.refresh_mode == RefreshMode.BLOCKING.value:
         return config.train_steps / config.refresh_period
     return 1

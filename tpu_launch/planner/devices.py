@@ -6,7 +6,6 @@ from typing import Any
 
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import Precision
-from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.refresh import RefreshMode
@@ -131,7 +130,7 @@ def held(config: StageConfig, stage: Training, setting: Setting) -> dict[str, in
         index = index or inputs.embeddings
         found["wordpieces of the corpus"] = memory.bytes_per_device(inputs.tokens)
         inputs = inputs.batch
-    if isinstance(config, FinetuneConfig) and config.searcher == "device":
+    if programs.searches_one_index(config) and config.searcher == "device":
         towers = config.models.retriever_config(setting.corpus.vocab_size)
         index = programs.embedding_table(
             setting.corpus.num_blocks,

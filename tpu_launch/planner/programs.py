@@ -6,7 +6,7 @@ planned is what will be computed. A mesh may be one of devices that are not here
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +22,19 @@ from realm_jax.index.searchers import DeviceConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.objectives.open_qa import AnswerMarginalization
-from realm_jax.training import finetune, initialization, partitioning, pretrain
+from realm_jax.training import (
+    finetune,
+    initialization,
+    partitioning,
+    pretrain,
+    warm_start,
+)
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.losses import (
     FinetuneInputs,
     FinetuneLoss,
     PretrainInputs,
+    ReaderInputs,
     WarmStartInputs,
     WarmStartLoss,
 )
@@ -98,6 +105,7 @@ def training(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Training:
         make = pretrain.make_step(config) or make_step
     elif isinstance(config, WarmStartConfig):
         reader = KnowledgeEncoder(towers.bert)
+        frozen = warm_start.frozen_parameters(config)
         loss = WarmStartLoss(retriever, reader, config.microbatches)
         inputs = _warm_start_inputs(config, mesh)
     else:
@@ -124,6 +132,15 @@ def training(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Training:
         state = state.replace(index=inputs.embeddings)
         inputs = inputs.replace(embeddings=None)
     return Training(mesh, loss, make(loss, optimizer), state, inputs)
+
+
+def searches_one_index(
+    config: StageConfig,
+) -> TypeGuard[FinetuneConfig | WarmStartConfig]:
+    """Whether a stage embeds the corpus once and searches that to its end."""
+    if isinstance(config, WarmStartConfig):
+        return config.needs_index
+    return isinstance(config, FinetuneConfig)
 
 
 def embedding(
@@ -283,8 +300,16 @@ def _warm_start_inputs(config: WarmStartConfig, mesh: Mesh) -> WarmStartInputs:
         documents,
         _batch((config.batch_size,), jnp.int32, mesh),
     )
-    batch = _masked_batch(config.reader_batch_size, lengths, mesh)
-    return WarmStartInputs(pairs, batch, joined, joined)
+    reading = ReaderInputs(
+        batch=_masked_batch(config.reader_batch_size, lengths, mesh),
+        joined_ids=joined,
+        joined_segment_ids=joined,
+        kind=_batch((config.reader_batch_size,), jnp.int32, mesh),
+        has_answer=_batch((config.reader_batch_size,), jnp.bool_, mesh),
+    )
+    return WarmStartInputs(
+        pairs if config.pairs_task else None, reading if config.task else None
+    )
 
 
 def _finetune_inputs(

@@ -10,7 +10,7 @@ from realm_jax.training.stage import StageConfig
 from tpu_launch.planner import memory
 from tpu_launch.planner.devices import Setting
 from tpu_launch.planner.figures import Line, Unit
-from tpu_launch.planner.programs import Training
+from tpu_launch.planner.programs import Training, searches_one_index
 
 _FLOAT = 4
 # Of ScaNN, a block: rows in float32, a code of half a byte for each two dimensions, and
@@ -35,7 +35,8 @@ def host_lines(config: StageConfig, stage: Training, setting: Setting) -> list[L
         Line("checkpoint under way", -(-whole // num_hosts), Unit.BYTES, "its share"),
     ]
     rows = setting.corpus.num_blocks * towers.projection_size * _FLOAT
-    if getattr(config, "searcher", "") == "scann":
+    searches = isinstance(config, PretrainConfig) or searches_one_index(config)
+    if searches and config.searcher == "scann":
         codes = setting.corpus.num_blocks * (towers.projection_size // 4 + _SCANN_LEAF)
         copies = 2 if isinstance(config, PretrainConfig) else 1
         note = "and the next one" if copies == 2 else ""
@@ -63,7 +64,7 @@ def bucket_lines(config: StageConfig, stage: Training, setting: Setting) -> list
     lines = [Line("checkpoints", checkpoints, Unit.BYTES, note)]
     towers = config.models.retriever_config(setting.corpus.vocab_size)
     index = index_bytes(towers.projection_size, setting)
-    if isinstance(config, FinetuneConfig):
+    if searches_one_index(config):
         lines.append(Line("index", index, Unit.BYTES))
     if isinstance(config, PretrainConfig):
         retriever = memory.num_bytes(stage.state.params["retriever"])

@@ -1,0 +1,116 @@
+"""The documents that the reader's warm start reads its masked sentences with.
+
+REALM's reader has to read three kinds of document: some hold the sentence's answer,
+most do not, and one is empty. A warm start can show it all three, in a stated mixture.
+"""
+
+import enum
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from realm_jax.data.answer_spans import answer_starts
+from realm_jax.index.candidates import TokenStore, find_trivial, restore_queries
+from realm_jax.types import NULL_BLOCK, PretrainBatch
+
+# Sets these numbers apart from those that shuffle examples with the same key.
+_STREAM = 1
+
+
+class DocumentKind(enum.Enum):
+    """What a masked sentence is joined with.
+
+    Attributes:
+      OWN: the block that the sentence was taken from.
+      NULL: the null document.
+      RETRIEVED: a block that the retriever found; see `choose_retrieved`.
+    """
+
+    OWN = "own"
+    NULL = "null"
+    RETRIEVED = "retrieved"
+
+
+KINDS = tuple(DocumentKind)
+"""Kinds are numbered by their place here."""
+
+
+def draw_kinds(
+    shares: Sequence[float], seed: int, step: int, batch_size: int
+) -> Int[np.ndarray, " batch"]:
+    """Returns the kind of document that each row of a batch is joined with.
+
+    The kind of a row is a function of the shares, the seed, the step and the row alone,
+    so that a resumed run and every process of a job draw the same.
+
+    Args:
+      shares: the probability of each of `KINDS`; they sum to 1.
+      seed: of the run, not negative.
+      step: updates done.
+      batch_size: rows over all processes.
+
+    Returns:
+      int32, places in `KINDS`.
+    """
+    # Raw bits, which NumPy promises to keep from version to version.
+    bits = np.random.Philox(key=[seed, step], counter=[0, 0, 0, _STREAM])
+    uniform = (bits.random_raw(batch_size) >> np.uint64(11)) * 2.0**-53
+    bounds = np.cumsum(shares)
+    # Divided, for the sum may be a rounding error below 1.
+    kinds = np.searchsorted(bounds / bounds[-1], uniform, side="right")
+    return kinds.astype(np.int32)
+
+
+def choose_retrieved(
+    store: TokenStore,
+    neighbours: Int[np.ndarray, "batch neighbour"],
+    batch: PretrainBatch,
+    joined_length: int,
+) -> tuple[Int[np.ndarray, " batch"], Bool[np.ndarray, " batch"]]:
+    """Returns the retrieved block that each masked sentence is read with.
+
+    It is the best one that holds the answer, the scored wordpieces as one contiguous
+    run, or else the best one. Trivial blocks (`find_trivial`) are never chosen.
+
+    Args:
+      store: the blocks.
+      neighbours: block ids, best first; -1 where none was found.
+      batch: the masked sentences; at least one.
+      joined_length: wordpieces of the reader's input. An answer counts only where the
+        reader sees it, before a body is cut.
+
+    Returns:
+      Block ids, -1 (the null document) where all neighbours are trivial; and whether
+      the block holds the answer.
+    """
+    trivial = find_trivial(
+        store,
+        neighbours,
+        restore_queries(batch),
+        np.asarray(batch.source_block),
+        joined_length,
+    )
+    usable = ~trivial & (neighbours != NULL_BLOCK)
+    holds = usable & _holds_answer(store, neighbours, batch, joined_length)
+    found = holds.any(axis=1)
+    best = np.where(found, holds.argmax(axis=1), usable.argmax(axis=1))
+    chosen = np.take_along_axis(neighbours, best[:, None], axis=1)[:, 0]
+    return np.where(usable.any(axis=1), chosen, NULL_BLOCK), found
+
+
+def _holds_answer(
+    store: TokenStore,
+    block_ids: Int[np.ndarray, "batch neighbour"],
+    batch: PretrainBatch,
+    joined_length: int,
+) -> Bool[np.ndarray, "batch neighbour"]:
+    """Whether the part of each body that is read holds the scored wordpieces."""
+    bodies = store.body_ids(block_ids, joined_length)
+    # The body stands between the query and the last [SEP].
+    room = joined_length - 1 - np.count_nonzero(batch.query_ids, axis=1)
+    bodies = np.where(np.arange(joined_length) < room[:, None, None], bodies, 0)
+    weights, mask_ids = np.asarray(batch.mask_weights), np.asarray(batch.mask_ids)
+    answers = np.where(weights > 0, mask_ids, 0)
+    starts = answer_starts(bodies, answers[:, None])
+    return np.asarray(starts.any(axis=(2, 3)))

@@ -1,0 +1,144 @@
+"""Kinds by their shares, and retrieved documents against loops over lists."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from realm_jax.training.reader_documents import choose_retrieved, draw_kinds
+from realm_jax.types import PretrainBatch
+
+CLS, SEP, MASK = 2, 3, 4
+QUERY, JOINED = 9, 13
+
+
+@pytest.mark.parametrize(
+    "shares", [(0.5, 0.2, 0.3), (0.0, 0.25, 0.75), (0.6, 0.4 - 1e-7, 0.0), (0, 0, 1)]
+)
+def test_kinds_are_drawn_in_their_shares(shares):
+    kinds = np.concatenate([draw_kinds(shares, 3, step, 1000) for step in range(30)])
+    found = np.bincount(kinds, minlength=3) / len(kinds)
+    # Three standard deviations of 30,000 draws.
+    np.testing.assert_allclose(found, shares, atol=0.009)
+    assert all(found[place] == 0 for place in range(3) if not shares[place])
+
+
+def test_the_kind_of_a_row_depends_on_nothing_but_seed_step_and_row():
+    shares = (0.4, 0.3, 0.3)
+    whole = draw_kinds(shares, 5, 7, 64)
+    np.testing.assert_array_equal(draw_kinds(shares, 5, 7, 64), whole)
+    np.testing.assert_array_equal(draw_kinds(shares, 5, 7, 16), whole[:16])
+    for seed, step in ((5, 8), (6, 7), (7, 5)):
+        assert (draw_kinds(shares, seed, step, 64) != whole).any()
+
+
+class Bodies:
+    """Bodies in a list, padded one at a time."""
+
+    def __init__(self, bodies):
+        self.bodies = bodies
+
+    def body_ids(self, block_ids, length):
+        array = np.zeros((*block_ids.shape, length), np.int32)
+        for place in np.ndindex(block_ids.shape):
+            body = (
+                self.bodies[block_ids[place]][:length] if block_ids[place] >= 0 else []
+            )
+            array[place][: len(body)] = body
+        return array
+
+
+def masked(sentence, span, source):
+    """One sentence in which a run of wordpieces is masked."""
+    query = np.zeros((1, QUERY), np.int32)
+    query[0, : len(sentence) + 2] = [CLS, *sentence, SEP]
+    positions, ids = np.zeros((2, 1, 3), np.int32)
+    weights = np.zeros((1, 3), np.float32)
+    for slot, place in enumerate(span):
+        positions[0, slot], ids[0, slot] = place + 1, sentence[place]
+        weights[0, slot] = 1.0
+        query[0, place + 1] = MASK
+    return PretrainBatch(query, positions, ids, weights, np.array([source], np.int32))
+
+
+def runs(pieces, size):
+    return [tuple(pieces[i : i + size]) for i in range(len(pieces) - size + 1)]
+
+
+def slowly(bodies, neighbours, sentence, span, source):
+    """Returns (block, whether it holds the answer), by loops."""
+    size = min(4, len(sentence))
+    wanted = set(runs(sentence, size))
+    answer = tuple(sentence[place] for place in span)
+    seen = JOINED - 1 - (len(sentence) + 2)
+    useful, usable = [], []
+    for block in neighbours:
+        if block in (-1, source):
+            continue
+        repeated = wanted & set(runs(bodies[block][:JOINED], size))
+        if len(repeated) / len(wanted) >= 0.8:
+            continue
+        usable.append(block)
+        if answer in runs(bodies[block][:seen], len(answer)):
+            useful.append(block)
+    return [*useful, *usable, -1][0], bool(useful)
+
+
+pieces = st.sampled_from([5, 6, 7])
+
+
+@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.given(
+    bodies=st.lists(st.lists(pieces, max_size=16), min_size=4, max_size=4),
+    neighbours=st.permutations([-1, 0, 1, 2, 3]),
+    sentence=st.lists(pieces, min_size=1, max_size=7),
+    start=st.integers(0, 6),
+    size=st.integers(1, 3),
+    source=st.integers(-1, 3),
+)
+def test_retrieved_documents_equal_those_of_a_loop(
+    bodies, neighbours, sentence, start, size, source
+):
+    start = min(start, len(sentence) - 1)
+    span = range(start, min(start + size, len(sentence)))
+    block, found = choose_retrieved(
+        Bodies(bodies), np.array([neighbours]), masked(sentence, span, source), JOINED
+    )
+    expected = slowly(bodies, neighbours, sentence, span, source)
+    assert (int(block[0]), bool(found[0])) == expected
+
+
+def test_the_best_block_with_the_answer_comes_before_better_ones_without():
+    bodies = [
+        [20, 21, 22],  # 0: neither
+        [30, 11, 40, 12],  # 1: the answer's pieces, not as a run
+        [50, 11, 12],  # 2: the answer
+        [11, 12, 60],  # 3: the answer, found later
+        [10, 11, 12, 13],  # 4: the sentence itself
+    ]
+    batch = masked([10, 11, 12, 13], range(1, 3), source=3)
+    for neighbours, expected in {
+        (4, 0, 1, 2, 3): (2, True),
+        (4, 3, 1, 0, -1): (1, False),
+        (4, 3, -1, -1, -1): (-1, False),
+    }.items():
+        block, found = choose_retrieved(
+            Bodies(bodies), np.array([neighbours]), batch, JOINED
+        )
+        assert (block[0], found[0]) == expected
+
+
+def test_an_answer_that_is_cut_off_is_none():
+    # Two special pieces, four of the sentence and a last [SEP] leave six.
+    bodies = [[20, 20, 20, 20, 20, 11, 12], [20, 20, 20, 20, 11, 12]]
+    batch = masked([10, 11, 12, 13], range(1, 3), source=-1)
+    block, found = choose_retrieved(Bodies(bodies), np.array([[0, 1]]), batch, JOINED)
+    assert (block[0], found[0]) == (1, True)
+    block, found = choose_retrieved(Bodies(bodies), np.array([[0]]), batch, JOINED)
+    assert (block[0], found[0]) == (0, False)
+
+
+def test_without_a_scored_mask_nothing_is_an_answer():
+    batch = masked([10, 11], [], source=-1)
+    block, found = choose_retrieved(Bodies([[20]]), np.array([[0]]), batch, JOINED)
+    assert (block[0], found[0]) == (0, False)
