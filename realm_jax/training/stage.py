@@ -97,6 +97,11 @@ class StageConfig:
         """What speed is measured in."""
         return self.batch_size
 
+    @property
+    def donors(self) -> Sequence[str]:
+        """Model directories that may have an index of the retriever it starts with."""
+        return initialization.model_directories(self.warm_start)
+
     def data_order(self) -> dict[str, Any]:
         """Which examples each update sees; what a resumed run must keep."""
         return {
