@@ -21,8 +21,8 @@ from realm_jax.evaluation.curves import Curve, Level, find_curve, index_versions
 from realm_jax.evaluation.figures import line_chart
 from realm_jax.evaluation.report_data import (
     AFTER_FINETUNING,
-    AFTER_ICT,
     AFTER_REALM,
+    AFTER_WARM_START,
     EXACT_MATCH,
     ReportData,
     recall_name,
@@ -40,7 +40,7 @@ FORMAT_VERSION = 1
 
 _STAGES = {
     "prepare": "Prepare",
-    "warm_start": "Warm start (ICT)",
+    "warm_start": "Warm start",
     "pretrain": "REALM pre-training",
     "build_index": "Index builder",
     "finetune": "Open-QA fine-tuning",
@@ -230,9 +230,11 @@ class _Tile:
 def _tiles(data: ReportData) -> list[_Tile]:
     find = data.comparison.find
     tiles = []
-    before, after = (find(row, recall_name(5)) for row in (AFTER_ICT, AFTER_REALM))
+    before, after = (
+        find(row, recall_name(5)) for row in (AFTER_WARM_START, AFTER_REALM)
+    )
     if after:
-        detail = f"was {percent(before.mean)} after ICT" if before else _range(after)
+        detail = f"was {percent(before.mean)} before it" if before else _range(after)
         tiles.append(_Tile("Recall@5 after REALM", percent(after.mean), detail))
     answered = find(AFTER_FINETUNING, EXACT_MATCH)
     if answered:

@@ -17,7 +17,7 @@ from realm_jax.evaluation.retrieval import (
     paired_bootstrap_difference,
 )
 
-AFTER_ICT = "After ICT"
+AFTER_WARM_START = "After the warm start"
 AFTER_REALM = "After REALM"
 AFTER_FINETUNING = "After fine-tuning"
 EXACT_MATCH = "exact match"

@@ -139,7 +139,9 @@ class _Evaluation:
         if config.warm_started:
             model = self._open(config.warm_started, warm_start.NAME)
             searcher = self._index(config.warm_started, model)
-            per_question[report_data.AFTER_ICT] = self._recall(model.tree, searcher)
+            per_question[report_data.AFTER_WARM_START] = self._recall(
+                model.tree, searcher
+            )
         masked = pretrained = None
         if config.pretrained:
             model = self._open(config.pretrained, pretrain.NAME)

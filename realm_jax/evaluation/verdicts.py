@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from realm_jax.evaluation.curves import Finding, Level, index_versions
 from realm_jax.evaluation.report_data import (
     AFTER_FINETUNING,
-    AFTER_ICT,
     AFTER_REALM,
+    AFTER_WARM_START,
     EXACT_MATCH,
     MaskedAccuracy,
     ReportData,
@@ -50,9 +50,9 @@ def verdicts(data: ReportData) -> list[Finding]:
 def _verdicts(data: ReportData) -> Iterator[Finding]:
     before, after = (
         data.comparison.find(label, recall_name(5))
-        for label in (AFTER_ICT, AFTER_REALM)
+        for label in (AFTER_WARM_START, AFTER_REALM)
     )
-    change = data.comparison.find_change(AFTER_ICT, AFTER_REALM, recall_name(5))
+    change = data.comparison.find_change(AFTER_WARM_START, AFTER_REALM, recall_name(5))
     if before and after and change:
         yield _pretraining(before, after, change)
     if data.masked_accuracy:
@@ -72,8 +72,8 @@ def _verdicts(data: ReportData) -> Iterator[Finding]:
 
 def _pretraining(before: Interval, after: Interval, change: Interval) -> Finding:
     figures = (
-        f"{percent(before.mean)} after ICT, {percent(after.mean)} after REALM "
-        f"({_measured_difference(change)}, {change.count:,} questions)"
+        f"{percent(before.mean)} after the warm start, {percent(after.mean)} after "
+        f"REALM ({_measured_difference(change)}, {change.count:,} questions)"
     )
     if change.low > 0:
         return Finding(Level.GOOD, f"REALM pre-training raised recall@5: {figures}.")

@@ -88,7 +88,7 @@ def test_all_stages_are_compared(report):
     data, _ = report
     rows = {row.label: row for row in data.comparison.rows}
     assert list(rows) == [
-        report_data.AFTER_ICT,
+        report_data.AFTER_WARM_START,
         report_data.AFTER_REALM,
         report_data.AFTER_FINETUNING,
     ]
@@ -110,7 +110,7 @@ def test_recall_is_that_of_the_parameters_a_stage_ended_with(chain, report, stag
         config, params, make_searcher("device", embeddings), ids["question_ids"], 20
     )
     name = {
-        "warm_start": report_data.AFTER_ICT,
+        "warm_start": report_data.AFTER_WARM_START,
         "pretrain": report_data.AFTER_REALM,
     }[stage]
     (row,) = [row for row in report[0].comparison.rows if row.label == name]
