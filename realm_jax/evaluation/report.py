@@ -29,7 +29,14 @@ from realm_jax.evaluation.report_data import (
 )
 from realm_jax.evaluation.retrieval import Interval
 from realm_jax.evaluation.templates import page_environment
-from realm_jax.evaluation.verdicts import duration, nats, percent, points, verdicts
+from realm_jax.evaluation.verdicts import (
+    control_verdict,
+    duration,
+    nats,
+    percent,
+    points,
+    verdicts,
+)
 from realm_jax.evaluation.work import work_of_stages
 from realm_jax.storage import open_store
 from realm_jax.types import NULL_BLOCK
@@ -209,6 +216,7 @@ def render_html(data: ReportData) -> str:
         run=data.run,
         health=curves_lib.health(data.curves),
         verdicts=verdicts(data),
+        control_verdict=list(control_verdict(data.control)) if data.control else [],
         versions=index_versions(data.curves),
         tiles=_tiles(data),
         stages=_charts_by_stage(data.curves),

@@ -13,7 +13,7 @@ from realm_jax.data.questions import question_examples, read_questions
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.versions import link_versions
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.evaluation import report_data, run
+from realm_jax.evaluation import provenance, report_data, run
 from realm_jax.evaluation.following import follow
 from realm_jax.evaluation.retrieval import recall_at_k, relevant_blocks
 from realm_jax.index.embed import document_embedder, embed_blocks
@@ -220,7 +220,7 @@ def test_the_time_of_a_stage_adds_up_over_a_resumption(tmp_path):
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "metrics.jsonl").write_text(text)
-    assert run.stage_times(str(tmp_path)) == [
+    assert provenance.stage_times(str(tmp_path)) == [
         report_data.StageTime("pretrain", 4.0, 14),
         report_data.StageTime("finetune", 2.0, 6),
     ]
