@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from realm_jax.cli import configuration
-from realm_jax.training import initialization
+from realm_jax.training import initialization, warm_start
 from tests import tiny_run
 
 # Run file -> what its command asks gin for.
@@ -42,7 +42,7 @@ def run_file(stage):
 def test_no_run_file_is_left_out():
     files = {path.stem for path in (tiny_run.GIN / "runs").glob("*.gin")}
     of_stages = {run_file(stage).stem for stage in CONFIGURATIONS}
-    assert files == of_stages | {"quickstart", "pretrain_paper"}
+    assert files == of_stages | {"quickstart", "quickstart_control", "pretrain_paper"}
 
 
 @pytest.mark.parametrize("stage", WITH_MODELS)
@@ -118,22 +118,27 @@ def test_the_papers_run_is_the_papers(hardware, tmp_path):
     assert bert.dtype == ("float32" if hardware.stem == "cpu" else "bfloat16")
 
 
-def test_quickstart_reads_for_every_stage():
+def stages_of(name):
+    """Yields the stages of a chain with the configuration each would run with."""
     from tpu_launch import local
 
-    quickstart = str(tiny_run.GIN / "runs" / "quickstart.gin")
+    chain_file = str(tiny_run.GIN / "runs" / f"{name}.gin")
     parser = configuration.make_parser("python -m tpu_launch", "")
-    configuration.parse(parser, [f"--gin_file={quickstart}"])
-    chain = configuration.configured(local.Chain)
-    assert [stage.command for stage in chain.stages] == list(tiny_run.CHAIN)
-    for stage in chain.stages:
-        files = [*stage.gin_files, quickstart]
+    configuration.parse(parser, [f"--gin_file={chain_file}"])
+    for stage in configuration.configured(local.Chain).stages:
+        files = [*stage.gin_files, chain_file]
         arguments = [f"--gin_file={tiny_run.ROOT / file}" for file in files]
         bindings = [f"--gin.{binding}" for binding in stage.bindings]
         configuration.parse(parser, [*arguments, *bindings])
-        module, _, name = CONFIGURATIONS[stage.command].rpartition(".")
-        config_class = getattr(importlib.import_module(module), name)
-        config = configuration.configured(config_class)
+        module, _, class_name = CONFIGURATIONS[stage.command].rpartition(".")
+        config_class = getattr(importlib.import_module(module), class_name)
+        yield stage, configuration.configured(config_class)
+
+
+def test_quickstart_reads_for_every_stage():
+    stages = list(stages_of("quickstart"))
+    assert [stage.command for stage, _ in stages] == list(tiny_run.CHAIN)
+    for stage, config in stages:
         assert dataclasses.is_dataclass(config)
         assert config.corpus == "runs/quickstart/corpus"
         if stage.command in ("pretrain", "finetune", "evaluate"):
@@ -141,6 +146,77 @@ def test_quickstart_reads_for_every_stage():
             assert read_as == [initialization.Lengths(64, 96, 128), 4096]
         if stage.command == "evaluate":
             assert config.finetuned.models.lengths == config.models.lengths
+
+
+def settled(config):
+    """The values of a configuration, as long as gin holds what its factories bind."""
+    values = {
+        field.name: getattr(config, field.name) for field in dataclasses.fields(config)
+    }
+    models = values.pop("models", None)
+    if models is not None:
+        values["sizes"] = models.retriever_config(100), models.lengths
+    optimizer = values.pop("optimizer", None)
+    if optimizer is not None and config.train_steps:
+        values["optimizer"] = optimizer(total_steps=100)
+    if "finetuned" in values:
+        values["finetuned"] = settled(config.finetuned)
+    return values
+
+
+def test_the_control_is_the_quickstart_without_realm():
+    """Whatever the quickstart binds; each stage may differ in what is named here."""
+    quickstart, control = (
+        {stage.command: (stage, settled(config)) for stage, config in stages_of(name)}
+        for name in ("quickstart", "quickstart_control")
+    )
+    assert list(control) == ["warm-start", "finetune", "evaluate"]
+    warm_started = "runs/quickstart_control/warm_start"
+    may_differ = {
+        "warm-start": {
+            "model_dir": warm_started,
+            "warm_start": "runs/quickstart/warm_start",
+            "train_steps": control["warm-start"][1]["train_steps"],
+            "seed": 1,
+        },
+        "finetune": {
+            "model_dir": "runs/quickstart_control/finetune",
+            "warm_start": warm_started,
+        },
+        "evaluate": {
+            "model_dir": "runs/quickstart_control/evaluate",
+            "control_warm_started": warm_started,
+            "control_finetuned": "runs/quickstart_control/finetune",
+            "title": control["evaluate"][1]["title"],
+        },
+    }
+    for command, differences in may_differ.items():
+        (stage, values), (other_stage, expected) = (
+            chain[command] for chain in (control, quickstart)
+        )
+        assert values == expected | differences, command
+        assert dataclasses.replace(stage, bindings=()) == dataclasses.replace(
+            other_stage, bindings=()
+        )
+
+
+def test_how_long_the_control_goes_on_is_a_macro():
+    files = [
+        tiny_run.GIN / "models" / "tiny.gin",
+        tiny_run.GIN / "hardware" / "cpu.gin",
+        run_file("warm-start"),
+        tiny_run.GIN / "runs" / "quickstart_control.gin",
+    ]
+    parser = configuration.make_parser("realm warm-start", "")
+    bindings = [*tiny_run.bindings("warm-start", tiny_run.ROOT), "CONTROL_STEPS=7"]
+    configuration.parse(
+        parser,
+        [
+            *(f"--gin_file={file}" for file in files),
+            *(f"--gin.{binding}" for binding in bindings),
+        ],
+    )
+    assert configuration.configured(warm_start.WarmStartConfig).train_steps == 7
 
 
 def test_what_the_quickstart_trained_can_be_asked(tmp_path):

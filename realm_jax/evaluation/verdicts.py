@@ -120,8 +120,8 @@ def control_verdict(control: ControlComparison) -> Iterator[Finding]:
     together = f"{', '.join(first)} and {last}" if first else last
     yield Finding(
         Level.WARNING if lost else Level.GOOD if gained else Level.NEUTRAL,
-        f"Compared with the same chain without it, REALM {together} "
-        f"({found[0].difference.count:,} questions).",
+        f"On the same {found[0].difference.count:,} questions, compared with the same "
+        f"chain without it, REALM {together}.",
     )
 
 
