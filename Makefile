@@ -17,10 +17,10 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 # One process a core, each with whole files: what a file sets up, it sets up once.
 PYTEST_FLAGS ?= --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: help env data tpu-compiler quickstart test test-long soak lint format lock clean
+.PHONY: help env data tpu-compiler quickstart quickstart-control test test-long soak lint format lock clean
 
 help: ## Show the targets.
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 env: $(ENV_STAMP) ## Create .venv from the lock file.
 
@@ -48,6 +48,9 @@ $(COMPILER_STAMP): requirements-tpu.lock | $(ENV_STAMP)
 
 quickstart: $(ENV_STAMP) $(DATA_STAMP) ## Run the whole chain on real Wikipedia text (about 10 minutes on two cores).
 	$(BIN)/python -m tpu_launch local --gin_file=gin/runs/quickstart.gin
+
+quickstart-control: quickstart ## Run the quickstart's chain without REALM too, and report what REALM did.
+	$(BIN)/python -m tpu_launch local --gin_file=gin/runs/quickstart_control.gin
 
 test: $(ENV_STAMP) $(DATA_STAMP) $(COMPILER_STAMP) ## Run the everyday tests.
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not long and not soak"

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from realm_jax.cli import configuration
-from realm_jax.training import initialization
+from realm_jax.training import initialization, warm_start
 from tests import tiny_run
 
 # Run file -> what its command asks gin for.
@@ -47,7 +47,7 @@ def run_file(stage):
 def test_no_run_file_is_left_out():
     files = {path.stem for path in (tiny_run.GIN / "runs").glob("*.gin")}
     of_stages = {run_file(stage).stem for stage in CONFIGURATIONS}
-    assert files == of_stages | {*CHAINS, "pretrain_paper"}
+    assert files == of_stages | {*CHAINS, "quickstart_control", "pretrain_paper"}
 
 
 @pytest.mark.parametrize("stage", WITH_MODELS)
@@ -123,23 +123,28 @@ def test_the_papers_run_is_the_papers(hardware, tmp_path):
     assert bert.dtype == ("float32" if hardware.stem == "cpu" else "bfloat16")
 
 
-@pytest.mark.parametrize("name", CHAINS)
-def test_chains_read_for_every_stage(name):
+def stages_of(name):
+    """Yields the stages of a chain with the configuration each would run with."""
     from tpu_launch import local
 
-    run_of_chain = str(tiny_run.GIN / "runs" / f"{name}.gin")
+    chain_file = str(tiny_run.GIN / "runs" / f"{name}.gin")
     parser = configuration.make_parser("python -m tpu_launch", "")
-    configuration.parse(parser, [f"--gin_file={run_of_chain}"])
-    chain = configuration.configured(local.Chain)
-    assert [stage.command for stage in chain.stages] == list(tiny_run.CHAIN)
-    for stage in chain.stages:
-        files = [*stage.gin_files, run_of_chain]
+    configuration.parse(parser, [f"--gin_file={chain_file}"])
+    for stage in configuration.configured(local.Chain).stages:
+        files = [*stage.gin_files, chain_file]
         arguments = [f"--gin_file={tiny_run.ROOT / file}" for file in files]
         bindings = [f"--gin.{binding}" for binding in stage.bindings]
         configuration.parse(parser, [*arguments, *bindings])
-        module, _, name = CONFIGURATIONS[stage.command].rpartition(".")
-        config_class = getattr(importlib.import_module(module), name)
-        config = configuration.configured(config_class)
+        module, _, class_name = CONFIGURATIONS[stage.command].rpartition(".")
+        config_class = getattr(importlib.import_module(module), class_name)
+        yield stage, configuration.configured(config_class)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains_read_for_every_stage(name):
+    stages = list(stages_of(name))
+    assert [stage.command for stage, _ in stages] == list(tiny_run.CHAIN)
+    for stage, config in stages:
         assert dataclasses.is_dataclass(config)
         assert config.corpus == f"runs/{name}/corpus"
         if stage.command in ("pretrain", "finetune", "evaluate"):
@@ -147,6 +152,77 @@ def test_chains_read_for_every_stage(name):
             assert read_as == [CHAINS[name], 4096]
         if stage.command == "evaluate":
             assert config.finetuned.models.lengths == config.models.lengths
+
+
+def settled(config):
+    """The values of a configuration, as long as gin holds what its factories bind."""
+    values = {
+        field.name: getattr(config, field.name) for field in dataclasses.fields(config)
+    }
+    models = values.pop("models", None)
+    if models is not None:
+        values["sizes"] = models.retriever_config(100), models.lengths
+    optimizer = values.pop("optimizer", None)
+    if optimizer is not None and config.train_steps:
+        values["optimizer"] = optimizer(total_steps=100)
+    if "finetuned" in values:
+        values["finetuned"] = settled(config.finetuned)
+    return values
+
+
+def test_the_control_is_the_quickstart_without_realm():
+    """Whatever the quickstart binds; each stage may differ in what is named here."""
+    quickstart, control = (
+        {stage.command: (stage, settled(config)) for stage, config in stages_of(name)}
+        for name in ("quickstart", "quickstart_control")
+    )
+    assert list(control) == ["warm-start", "finetune", "evaluate"]
+    warm_started = "runs/quickstart_control/warm_start"
+    may_differ = {
+        "warm-start": {
+            "model_dir": warm_started,
+            "warm_start": "runs/quickstart/warm_start",
+            "train_steps": control["warm-start"][1]["train_steps"],
+            "seed": 1,
+        },
+        "finetune": {
+            "model_dir": "runs/quickstart_control/finetune",
+            "warm_start": warm_started,
+        },
+        "evaluate": {
+            "model_dir": "runs/quickstart_control/evaluate",
+            "control_warm_started": warm_started,
+            "control_finetuned": "runs/quickstart_control/finetune",
+            "title": control["evaluate"][1]["title"],
+        },
+    }
+    for command, differences in may_differ.items():
+        (stage, values), (other_stage, expected) = (
+            chain[command] for chain in (control, quickstart)
+        )
+        assert values == expected | differences, command
+        assert dataclasses.replace(stage, bindings=()) == dataclasses.replace(
+            other_stage, bindings=()
+        )
+
+
+def test_how_long_the_control_goes_on_is_a_macro():
+    files = [
+        tiny_run.GIN / "models" / "tiny.gin",
+        tiny_run.GIN / "hardware" / "cpu.gin",
+        run_file("warm-start"),
+        tiny_run.GIN / "runs" / "quickstart_control.gin",
+    ]
+    parser = configuration.make_parser("realm warm-start", "")
+    bindings = [*tiny_run.bindings("warm-start", tiny_run.ROOT), "CONTROL_STEPS=7"]
+    configuration.parse(
+        parser,
+        [
+            *(f"--gin_file={file}" for file in files),
+            *(f"--gin.{binding}" for binding in bindings),
+        ],
+    )
+    assert configuration.configured(warm_start.WarmStartConfig).train_steps == 7
 
 
 def test_what_the_quickstart_trained_can_be_asked(tmp_path):

@@ -1,16 +1,24 @@
 """Measures what each stage reached and writes report.html and report.json.
 
-Recall@1, @5 and @20 after ICT, after REALM and after fine-tuning, exact match, masked
-spans with retrieval against the null document alone, curves, and examples with their
-sources; every figure with its 95 % bootstrap interval. predictions.jsonl has an answer
-for every question, by its id. With FOLLOW it measures again whenever the corpus has a
-later version or a stage a later checkpoint that it ended with, until Ctrl-C.
+Recall@1, @5 and @20 after the warm start, after REALM and after fine-tuning, exact
+match, masked spans with retrieval against the null document alone, curves, and examples
+with their sources; every figure with its 95 % bootstrap interval. predictions.jsonl has
+an answer for every question, by its id. With FOLLOW it measures again whenever the
+corpus has a later version or a stage a later checkpoint that it ended with, until
+Ctrl-C.
+
+A control is the same chain without REALM updates: instead of them its warm start went
+on, for as long. With one, the report says what REALM did: recall and exact match with
+and without it, and the differences, question by question. predictions_control.jsonl has
+the control's answers.
 
 Macros:
   MODEL_DIR    folder for the report
   CORPUS       prepared corpus
   QUESTIONS    JSON lines of questions
   WARM_STARTED, PRETRAINED, FINETUNED   model directories of the stages
+  STARTING_POINT   model directory of a warm start that left the retriever as it was
+  CONTROL_WARM_STARTED, CONTROL_FINETUNED   model directories of the control's stages
   MASKED_TASK  masked sentences, e.g. "my_salient"
   SPLIT        of the questions
   ANOTHER_CORPUS   True: CORPUS is a later version of the one that was trained on

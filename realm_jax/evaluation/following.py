@@ -66,7 +66,7 @@ def _of_version(config: EvaluateConfig, newest: Path) -> EvaluateConfig:
 def _state(config: EvaluateConfig, newest: Path) -> State | None:
     """What would be measured now; None while a stage trains on."""
     steps = []
-    for model_dir in config.model_dirs:
+    for model_dir in config.measured_dirs:
         found = read_details(open_store(model_dir))
         if found is None or found[0] < found[1].get("train_steps", 0):
             return None

@@ -21,15 +21,22 @@ from realm_jax.evaluation.curves import Curve, Level, find_curve, index_versions
 from realm_jax.evaluation.figures import line_chart
 from realm_jax.evaluation.report_data import (
     AFTER_FINETUNING,
-    AFTER_ICT,
     AFTER_REALM,
+    AFTER_WARM_START,
     EXACT_MATCH,
     ReportData,
     recall_name,
 )
 from realm_jax.evaluation.retrieval import Interval
 from realm_jax.evaluation.templates import page_environment
-from realm_jax.evaluation.verdicts import duration, nats, percent, points, verdicts
+from realm_jax.evaluation.verdicts import (
+    control_verdict,
+    duration,
+    nats,
+    percent,
+    points,
+    verdicts,
+)
 from realm_jax.evaluation.work import work_of_stages
 from realm_jax.storage import open_store
 from realm_jax.types import NULL_BLOCK
@@ -40,7 +47,7 @@ FORMAT_VERSION = 1
 
 _STAGES = {
     "prepare": "Prepare",
-    "warm_start": "Warm start (ICT)",
+    "warm_start": "Warm start",
     "pretrain": "REALM pre-training",
     "build_index": "Index builder",
     "finetune": "Open-QA fine-tuning",
@@ -209,6 +216,7 @@ def render_html(data: ReportData) -> str:
         run=data.run,
         health=curves_lib.health(data.curves),
         verdicts=verdicts(data),
+        control_verdict=list(control_verdict(data.control)) if data.control else [],
         versions=index_versions(data.curves),
         tiles=_tiles(data),
         stages=_charts_by_stage(data.curves),
@@ -230,9 +238,11 @@ class _Tile:
 def _tiles(data: ReportData) -> list[_Tile]:
     find = data.comparison.find
     tiles = []
-    before, after = (find(row, recall_name(5)) for row in (AFTER_ICT, AFTER_REALM))
+    before, after = (
+        find(row, recall_name(5)) for row in (AFTER_WARM_START, AFTER_REALM)
+    )
     if after:
-        detail = f"was {percent(before.mean)} after ICT" if before else _range(after)
+        detail = f"was {percent(before.mean)} before it" if before else _range(after)
         tiles.append(_Tile("Recall@5 after REALM", percent(after.mean), detail))
     answered = find(AFTER_FINETUNING, EXACT_MATCH)
     if answered:

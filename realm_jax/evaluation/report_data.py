@@ -17,9 +17,12 @@ from realm_jax.evaluation.retrieval import (
     paired_bootstrap_difference,
 )
 
-AFTER_ICT = "After ICT"
+BEFORE_TRAINING = "Before training"
+AFTER_WARM_START = "After the warm start"
 AFTER_REALM = "After REALM"
 AFTER_FINETUNING = "After fine-tuning"
+MOMENTS = {AFTER_REALM: "before fine-tuning", AFTER_FINETUNING: "after fine-tuning"}
+"""Rows that a control has too, and what they are called where there are two chains."""
 EXACT_MATCH = "exact match"
 
 
@@ -149,6 +152,47 @@ class Comparison:
 
 
 @dataclasses.dataclass(frozen=True)
+class ControlFigure:
+    """A metric of the chain and of its control, on the same questions.
+
+    Attributes:
+      moment: one of the values of `MOMENTS`.
+      metric: its name.
+      with_realm: of the chain.
+      without_realm: of the control.
+      difference: the first minus the second, question by question.
+    """
+
+    moment: str
+    metric: str
+    with_realm: Interval
+    without_realm: Interval
+    difference: Interval
+
+
+@dataclasses.dataclass(frozen=True)
+class ControlComparison:
+    """The chain and the same chain without REALM updates.
+
+    Attributes:
+      figures: in the order in which they were measured.
+      realm_time: of pre-training; None if it was not measured.
+      control_time: of the warm start that went on instead; None likewise.
+    """
+
+    figures: Sequence[ControlFigure]
+    realm_time: StageTime | None = None
+    control_time: StageTime | None = None
+
+    def find(self, moment: str, metric: str) -> ControlFigure | None:
+        """A figure of the table, if it was measured."""
+        for figure in self.figures:
+            if (figure.moment, figure.metric) == (moment, metric):
+                return figure
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
 class MaskedAccuracy:
     """How many held-out masked spans are predicted right, every piece of them.
 
@@ -236,6 +280,7 @@ class ReportData:
     run: RunInfo
     curves: Sequence[Curve] = ()
     comparison: Comparison = Comparison()
+    control: ControlComparison | None = None
     masked_accuracy: MaskedAccuracy | None = None
     examples: Sequence[MaskedExample] = ()
     questions: Sequence[AnsweredQuestion] = ()
@@ -280,6 +325,42 @@ def compare(
         if name in per_question[before]
     ]
     return Comparison(rows, differences)
+
+
+def compare_with_control(
+    with_realm: Mapping[str, Mapping[str, np.ndarray]],
+    without_realm: Mapping[str, Mapping[str, np.ndarray]],
+    *,
+    realm_time: StageTime | None = None,
+    control_time: StageTime | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> ControlComparison:
+    """Puts intervals on what a control has reached, and on what REALM adds to it.
+
+    Args:
+      with_realm: of the chain: label -> metric -> one value per question.
+      without_realm: the same of the control, with labels of `MOMENTS`. What it has,
+        the chain has, too, and for the same questions.
+      realm_time: how long pre-training took.
+      control_time: how long the control's warm start went on.
+      resamples: of the bootstrap.
+      seed: of the bootstrap.
+    """
+    figures = [
+        ControlFigure(
+            MOMENTS[label],
+            name,
+            bootstrap_interval(with_realm[label][name], resamples=resamples, seed=seed),
+            bootstrap_interval(values, resamples=resamples, seed=seed),
+            paired_bootstrap_difference(
+                values, with_realm[label][name], resamples=resamples, seed=seed
+            ),
+        )
+        for label, metrics in without_realm.items()
+        for name, values in metrics.items()
+    ]
+    return ControlComparison(figures, realm_time, control_time)
 
 
 def masked_accuracy(

@@ -2,19 +2,15 @@
 
 import dataclasses
 import datetime
-import importlib.metadata
-import os
-import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 
 from realm_jax.data.blocks import BlockStore
-from realm_jax.errors import StoppedError
-from realm_jax.evaluation import report_data
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.evaluation import provenance, report_data
 from realm_jax.evaluation.curves import read_curves
 from realm_jax.evaluation.masked_spans import (
     MaskedSpans,
@@ -41,17 +37,18 @@ from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.held_out import HeldOutQuestions
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import ModelFactory, describe
-from realm_jax.training.metrics import read_metrics
 from realm_jax.training.stage import open_examples
 from realm_jax.training.state import count_parameters
 
 PREDICTIONS_NAME = "predictions.jsonl"
+CONTROL_PREDICTIONS_NAME = "predictions_control.jsonl"
 RECALL_AT = (1, 5, 20)
 _NUM_EXAMPLES = 6
 _NUM_ANSWERS = 8
-_VERSIONS = ("realm_jax", "jax", "flax", "optax", "orbax-checkpoint", "scann")
 
 Report = Callable[[int, int, Mapping[str, float]], None]
+Values = dict[str, np.ndarray]
+"""Metric -> one value per question."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +62,12 @@ class EvaluateConfig:
       finetuned: how the reader was fine-tuned, and where (`model_dir`).
       warm_started: model directory of the warm start, or "".
       pretrained: model directory of pre-training, or "".
+      starting_point: model directory of a warm start that left the retriever as it was
+        before training, or "".
+      control_warm_started: model directory of the control's warm start, which went on
+        for as long as REALM would have taken, or "".
+      control_finetuned: model directory of the control's fine-tuning, which was done
+        as `finetuned` says, or "".
       models: sizes of the models and lengths of pre-training.
       split: of the questions.
       masked_task: masked sentences whose validation split is filled in, or "".
@@ -88,6 +91,9 @@ class EvaluateConfig:
     models: ModelFactory
     warm_started: str = ""
     pretrained: str = ""
+    starting_point: str = ""
+    control_warm_started: str = ""
+    control_finetuned: str = ""
     split: str = "test"
     masked_task: str = ""
     max_masked: int = 400
@@ -99,11 +105,28 @@ class EvaluateConfig:
     attribution: str = ""
     follow: bool = False
 
+    def __post_init__(self):
+        if self.control_warm_started and not self.pretrained:
+            raise BadInputError(
+                "expected PRETRAINED beside CONTROL_WARM_STARTED, got none; the "
+                "control is compared with what REALM made of the same warm start"
+            )
+
     @property
     def model_dirs(self) -> Sequence[str]:
-        """Those of the stages that are measured, in their order."""
+        """Those of the chain's own stages, in their order."""
         found = (self.warm_started, self.pretrained, self.finetuned.model_dir)
         return [model_dir for model_dir in found if model_dir]
+
+    @property
+    def measured_dirs(self) -> Sequence[str]:
+        """Those of all that is measured: chain, starting point and control."""
+        others = (
+            self.starting_point,
+            self.control_warm_started,
+            self.control_finetuned,
+        )
+        return [*self.model_dirs, *(model_dir for model_dir in others if model_dir)]
 
 
 def run(config: EvaluateConfig, report: Report, stop: threading.Event) -> ReportData:
@@ -131,15 +154,19 @@ class _Evaluation:
         self._questions = HeldOutQuestions(
             self._corpus, config.questions, config.split, config.models.lengths.query
         )
+        self._recalls: dict[int, Values] = {}
         self._done = 0
 
     def measure(self) -> ReportData:
         config = self._config
-        per_question: dict[str, dict[str, np.ndarray]] = {}
-        if config.warm_started:
-            model = self._open(config.warm_started, warm_start.NAME)
-            searcher = self._index(config.warm_started, model)
-            per_question[report_data.AFTER_ICT] = self._recall(model.tree, searcher)
+        per_question: dict[str, Values] = {}
+        for label, model_dir in (
+            (report_data.BEFORE_TRAINING, config.starting_point),
+            (report_data.AFTER_WARM_START, config.warm_started),
+        ):
+            if model_dir:
+                model = self._open(model_dir, warm_start.NAME)
+                per_question[label] = self._recall_of(model_dir, model)
         masked = pretrained = None
         if config.pretrained:
             model = self._open(config.pretrained, pretrain.NAME)
@@ -148,23 +175,24 @@ class _Evaluation:
             per_question[report_data.AFTER_REALM] = self._recall(model.tree, searcher)
             if config.masked_task:
                 masked = self._masked_spans(model.tree, searcher)
-        finetuned = self._open_finetuned(pretrained)
+        finetuned = self._open_finetuned(
+            config.finetuned.model_dir, pretrained, config.pretrained
+        )
+        answered = self._answer(finetuned)
+        per_question[report_data.AFTER_FINETUNING] = _scores(answered)
+        control, answered_by_control = self._control(per_question, finetuned)
+        self._tick()
+        self._write_predictions(PREDICTIONS_NAME, answered)
+        if answered_by_control:
+            self._write_predictions(CONTROL_PREDICTIONS_NAME, answered_by_control)
         parameters = {
             name: count_parameters(tree) for name, tree in finetuned.run.tree.items()
         }
-        answered = self._answer(finetuned)
-        per_question[report_data.AFTER_FINETUNING] = {
-            **{report_data.recall_name(k): hits for k, hits in answered.recall.items()},
-            report_data.EXACT_MATCH: answered.exact_match,
-        }
-        self._tick()
-        open_store(config.model_dir).write(
-            PREDICTIONS_NAME, predictions_as_lines(answered.predictions).encode()
-        )
         return ReportData(
             run=self._describe_run(parameters),
-            curves=read_curves(self._config.model_dirs),
+            curves=read_curves(config.model_dirs),
             comparison=report_data.compare(per_question),
+            control=control,
             masked_accuracy=masked
             and report_data.masked_accuracy(
                 masked.correct, masked.null_correct, masked.utility
@@ -174,6 +202,36 @@ class _Evaluation:
             else (),
             questions=sample_answers(self._corpus, answered.predictions, _NUM_ANSWERS),
         )
+
+    def _control(
+        self, with_realm: Mapping[str, Values], finetuned: FinetunedModel
+    ) -> tuple[report_data.ControlComparison | None, OpenQaEvaluation | None]:
+        """Measures the control, as far as there is one, against the chain."""
+        config, warm_started = self._config, self._config.control_warm_started
+        without_realm: dict[str, Values] = {}
+        began = answered = None
+        if warm_started:
+            model = self._open(warm_started, warm_start.NAME)
+            began = model.tree
+            recall = self._recall_of(warm_started, model)
+            without_realm[report_data.AFTER_REALM] = recall
+        if config.control_finetuned:
+            control = self._open_finetuned(
+                config.control_finetuned, began, warm_started, "CONTROL_WARM_STARTED"
+            )
+            control.require_began(self._corpus)
+            _require_alike(control, finetuned)
+            answered = self._answer(control)
+            without_realm[report_data.AFTER_FINETUNING] = _scores(answered)
+        if not without_realm:
+            return None, None
+        comparison = report_data.compare_with_control(
+            with_realm,
+            without_realm,
+            realm_time=provenance.time_of(config.pretrained, pretrain.NAME),
+            control_time=provenance.time_of(warm_started, warm_start.NAME),
+        )
+        return comparison, answered
 
     def _open(self, model_dir: str, stage: str) -> Restored:
         """The parameters a finished stage ended with."""
@@ -187,8 +245,8 @@ class _Evaluation:
             wanted["corpus_fingerprint"] = self._corpus.fingerprint
         return open_finished(model_dir, stage, wanted)
 
-    def _index(self, model_dir: str, model: Restored) -> Searcher:
-        source = IndexSource(
+    def _source(self, model_dir: str) -> IndexSource:
+        return IndexSource(
             open_store(model_dir),
             self._corpus,
             self._retriever_config,
@@ -196,6 +254,9 @@ class _Evaluation:
             self._config.searcher,
             donors=self._config.model_dirs,
         )
+
+    def _index(self, model_dir: str, model: Restored) -> Searcher:
+        source = self._source(model_dir)
         params = model.tree["retriever"]
         index = source.load(model.step)
         if index is not None:
@@ -204,7 +265,21 @@ class _Evaluation:
         self._tick()
         return index.searcher
 
-    def _recall(self, params: PyTree, searcher: Searcher) -> dict[str, np.ndarray]:
+    def _recall_of(self, model_dir: str, model: Restored) -> Values:
+        """Recall of a warm start; a retriever that was measured is not embedded again.
+
+        Where the reader alone is trained, several stages end with one retriever.
+        """
+        params = model.tree["retriever"]
+        checksum = self._source(model_dir).retriever(model.step, params).params_crc32c()
+        if checksum not in self._recalls:
+            searcher = self._index(model_dir, model)
+            self._recalls[checksum] = self._recall(model.tree, searcher)
+        else:
+            self._tick()
+        return self._recalls[checksum]
+
+    def _recall(self, params: PyTree, searcher: Searcher) -> Values:
         return {
             report_data.recall_name(k): self._questions.recall(
                 self._retriever_config, params["retriever"], searcher, k
@@ -226,17 +301,24 @@ class _Evaluation:
             max_examples=config.max_masked,
         )
 
-    def _open_finetuned(self, pretrained: PyTree | None) -> FinetunedModel:
+    def _open_finetuned(
+        self,
+        model_dir: str,
+        began: PyTree | None,
+        pretrained: str,
+        macro: str = "PRETRAINED",
+    ) -> FinetunedModel:
         self._tick()
         config = self._config
         return FinetunedModel.open(
-            config.finetuned,
+            dataclasses.replace(config.finetuned, model_dir=model_dir),
             self._corpus,
             searcher=config.searcher,
             embed=config.embed,
             another_corpus=config.another_corpus,
-            began_as=pretrained and pretrained["retriever"],
-            pretrained=config.pretrained,
+            began_as=began and began["retriever"],
+            pretrained=pretrained,
+            macro=macro,
         )
 
     def _answer(self, model: FinetunedModel) -> OpenQaEvaluation:
@@ -246,6 +328,11 @@ class _Evaluation:
             model.answerer(self._corpus, index),
             self._questions.questions,
             recall_at=RECALL_AT,
+        )
+
+    def _write_predictions(self, name: str, answered: OpenQaEvaluation) -> None:
+        open_store(self._config.model_dir).write(
+            name, predictions_as_lines(answered.predictions).encode()
         )
 
     def _describe_run(self, parameters: Mapping[str, int]) -> report_data.RunInfo:
@@ -269,37 +356,41 @@ class _Evaluation:
                 "searcher": config.searcher,
                 "questions": f"{len(self._questions.questions)} ({config.split})",
             },
-            machine=_machine(),
-            versions={name: importlib.metadata.version(name) for name in _VERSIONS},
-            stages=[time for d in self._config.model_dirs for time in stage_times(d)],
+            machine=provenance.machine(),
+            versions=provenance.versions(),
+            stages=[
+                time for d in config.model_dirs for time in provenance.stage_times(d)
+            ],
         )
 
     def _tick(self) -> None:
         if self._stop.is_set():
             raise StoppedError("stopped; nothing was written")
-        total = 2 * len(self._config.model_dirs) + 1
+        total = 2 * len(self._config.measured_dirs) + 1
         self._report(min(self._done, total), total, {})
         self._done += 1
 
 
-def stage_times(model_dir: str) -> list[report_data.StageTime]:
-    """How long the updates of each stage took, from the speeds in its metrics."""
-    seconds: dict[str, float] = {}
-    steps: dict[str, int] = {}
-    for line in read_metrics(model_dir):
-        stage, step = line["stage"], line["step"]
-        new = step - steps.get(stage, 0)
-        speed = line["steps_per_second"]
-        seconds[stage] = seconds.get(stage, 0.0) + new / speed
-        steps[stage] = step
-    return [
-        report_data.StageTime(stage, seconds[stage], steps[stage]) for stage in steps
-    ]
+def _scores(answered: OpenQaEvaluation) -> Values:
+    return {
+        **{report_data.recall_name(k): hits for k, hits in answered.recall.items()},
+        report_data.EXACT_MATCH: answered.exact_match,
+    }
 
 
-def _machine() -> str:
-    device = jax.devices()[0]
-    return (
-        f"{jax.device_count()} x {device.device_kind}, {os.cpu_count()} CPU cores, "
-        f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
-    )
+def _require_alike(control: FinetunedModel, finetuned: FinetunedModel) -> None:
+    """Checks that a difference is not one of fine-tuning.
+
+    Raises:
+      BadInputError: the control was fine-tuned for longer, on other questions, ….
+    """
+    for name in (*finetuned.config.data_order(), "train_steps"):
+        expected, received = (
+            model.run.details.get(name) for model in (finetuned, control)
+        )
+        if expected != received:
+            raise BadInputError(
+                f"expected a control with {name} {expected!r} in "
+                f"{control.config.model_dir}, as in {finetuned.config.model_dir}, got "
+                f"{received!r}; fine-tune both alike"
+            )

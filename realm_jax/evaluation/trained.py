@@ -77,6 +77,7 @@ class FinetunedModel:
       embed: how a missing index is made.
       began_as: parameters of the retriever that fine-tuning began with, if given.
       pretrained: model directory they are from, whose indexes may be of use.
+      macro: that names it, for messages.
     """
 
     config: FinetuneConfig
@@ -85,6 +86,7 @@ class FinetunedModel:
     embed: EmbedConfig
     began_as: PyTree | None = None
     pretrained: str = ""
+    macro: str = "PRETRAINED"
 
     @classmethod
     def open(
@@ -97,6 +99,7 @@ class FinetunedModel:
         another_corpus: bool = False,
         began_as: PyTree | None = None,
         pretrained: str = "",
+        macro: str = "PRETRAINED",
     ) -> "FinetunedModel":
         """Reads the model.
 
@@ -108,6 +111,7 @@ class FinetunedModel:
           another_corpus: whether `corpus` may be another one in the same vocabulary.
           began_as: parameters of the retriever that fine-tuning began with, if given.
           pretrained: where they are from.
+          macro: that says so.
 
         Raises:
           BadInputError: as `open_finished`.
@@ -121,7 +125,7 @@ class FinetunedModel:
         if not another_corpus:
             wanted["corpus_fingerprint"] = corpus.fingerprint
         run = open_finished(config.model_dir, finetune.NAME, wanted)
-        return cls(config, run, searcher, embed, began_as, pretrained)
+        return cls(config, run, searcher, embed, began_as, pretrained, macro)
 
     def has_index(self, corpus: BlockStore) -> bool:
         """Whether the index of a corpus need not be made."""
@@ -173,6 +177,19 @@ class FinetunedModel:
             donors=[self.pretrained] if self.pretrained else [],
         )
 
+    def require_began(self, corpus: BlockStore) -> None:
+        """Checks that fine-tuning began with `began_as`, as far as its index says so.
+
+        Raises:
+          BadInputError: it began with another retriever.
+        """
+        if self._began(self.source(corpus)) is False:
+            raise BadInputError(
+                f"expected in {self.config.model_dir} a model that was fine-tuned from "
+                f"{self.pretrained} ({self.macro}), but it was from another one; name "
+                "two stages of one chain"
+            )
+
     def answerer(
         self, corpus: BlockStore, index: LoadedIndex, batch_size: int = 8
     ) -> Answerer:
@@ -201,14 +218,19 @@ class FinetunedModel:
         """
         if not source.config.shared:
             return self.run.tree["retriever"]
-        own = SnapshotSeries(source.model_store, INDEX_SERIES)
-        if self.began_as is not None and finetune.INDEX_STEP in own.steps():
-            manifest = own.read_manifest(finetune.INDEX_STEP)
-            began_as = source.retriever(finetune.INDEX_STEP, self.began_as)
-            if began_as.params_crc32c() == manifest.metadata[RETRIEVER_CRC32C]:
-                return self.began_as
+        if self._began(source):
+            return self.began_as
         raise BadInputError(
-            f"expected in PRETRAINED the model that {self.config.model_dir} was "
+            f"expected in {self.macro} the model that {self.config.model_dir} was "
             f"fine-tuned from, got {self.pretrained!r}: its one tower has moved since, "
             "and only that model can embed another corpus as it was embedded then"
         )
+
+    def _began(self, source: IndexSource) -> bool | None:
+        """Whether fine-tuning began with `began_as`; None if nothing says so."""
+        own = SnapshotSeries(source.model_store, INDEX_SERIES)
+        if self.began_as is None or finetune.INDEX_STEP not in own.steps():
+            return None
+        manifest = own.read_manifest(finetune.INDEX_STEP)
+        began_as = source.retriever(finetune.INDEX_STEP, self.began_as)
+        return began_as.params_crc32c() == manifest.metadata[RETRIEVER_CRC32C]

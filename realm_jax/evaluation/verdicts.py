@@ -1,13 +1,17 @@
 """What a run showed, in plain words: one line for each thing that was measured."""
 
+import itertools
 from collections.abc import Iterator
 
 from realm_jax.evaluation.curves import Finding, Level, index_versions
 from realm_jax.evaluation.report_data import (
     AFTER_FINETUNING,
-    AFTER_ICT,
     AFTER_REALM,
+    AFTER_WARM_START,
     EXACT_MATCH,
+    MOMENTS,
+    ControlComparison,
+    ControlFigure,
     MaskedAccuracy,
     ReportData,
     recall_name,
@@ -50,11 +54,13 @@ def verdicts(data: ReportData) -> list[Finding]:
 def _verdicts(data: ReportData) -> Iterator[Finding]:
     before, after = (
         data.comparison.find(label, recall_name(5))
-        for label in (AFTER_ICT, AFTER_REALM)
+        for label in (AFTER_WARM_START, AFTER_REALM)
     )
-    change = data.comparison.find_change(AFTER_ICT, AFTER_REALM, recall_name(5))
+    change = data.comparison.find_change(AFTER_WARM_START, AFTER_REALM, recall_name(5))
     if before and after and change:
         yield _pretraining(before, after, change)
+    if data.control:
+        yield from control_verdict(data.control)
     if data.masked_accuracy:
         yield _masked_spans(data.masked_accuracy)
     answered = data.comparison.find(AFTER_FINETUNING, EXACT_MATCH)
@@ -72,8 +78,8 @@ def _verdicts(data: ReportData) -> Iterator[Finding]:
 
 def _pretraining(before: Interval, after: Interval, change: Interval) -> Finding:
     figures = (
-        f"{percent(before.mean)} after ICT, {percent(after.mean)} after REALM "
-        f"({_measured_difference(change)}, {change.count:,} questions)"
+        f"{percent(before.mean)} after the warm start, {percent(after.mean)} after "
+        f"REALM ({_measured_difference(change)}, {change.count:,} questions)"
     )
     if change.low > 0:
         return Finding(Level.GOOD, f"REALM pre-training raised recall@5: {figures}.")
@@ -89,6 +95,50 @@ def _pretraining(before: Interval, after: Interval, change: Interval) -> Finding
         Level.NEUTRAL,
         f"REALM pre-training made no measurable difference to recall@5: {figures}. "
         "The interval includes zero.",
+    )
+
+
+def control_verdict(control: ControlComparison) -> Iterator[Finding]:
+    """Says in one sentence what REALM gained and lost against its control.
+
+    It judges recall@5 and exact match; a difference whose interval includes zero is
+    not measurable.
+    """
+    found = [
+        figure
+        for moment, metric in itertools.product(
+            MOMENTS.values(), (recall_name(5), EXACT_MATCH)
+        )
+        if (figure := control.find(moment, metric))
+    ]
+    if not found:
+        return
+    gained = any(figure.difference.low > 0 for figure in found)
+    lost = any(figure.difference.high < 0 for figure in found)
+    clauses = [_against_control(figure) for figure in found]
+    *first, last = clauses
+    together = f"{', '.join(first)} and {last}" if first else last
+    yield Finding(
+        Level.WARNING if lost else Level.GOOD if gained else Level.NEUTRAL,
+        f"On the same {found[0].difference.count:,} questions, compared with the same "
+        f"chain without it, REALM {together}.",
+    )
+
+
+def _against_control(figure: ControlFigure) -> str:
+    difference = figure.difference
+    what = figure.metric
+    if what != EXACT_MATCH:
+        what = f"{what} {figure.moment}"
+    interval = f"95% interval {points(difference.low)} to {points(difference.high)}"
+    size = f"{100 * abs(difference.mean):.1f} points"
+    if difference.low > 0:
+        return f"gained {size} of {what} ({interval})"
+    if difference.high < 0:
+        return f"lost {size} of {what} ({interval})"
+    return (
+        f"made no measurable difference to {what} ({points(difference.mean)} points, "
+        f"{interval}, which includes zero)"
     )
 
 

@@ -346,6 +346,12 @@ class TestEvaluate:
         arguments = tiny_run.arguments("evaluate", finished, QUESTIONS="none.jsonl")
         refuse(arguments, "none.jsonl")
 
+    def test_a_control_without_what_it_is_compared_with(self, refuse, inputs):
+        control = {"PRETRAINED": "", "CONTROL_WARM_STARTED": f"{inputs}/control"}
+        arguments = tiny_run.arguments("evaluate", inputs, **control)
+        refuse(arguments, "expected PRETRAINED beside CONTROL_WARM_STARTED")
+        assert not (inputs / "evaluate").exists()
+
 
 class TestAsk:
     def test_model_that_was_not_trained(self, refuse, finished, tmp_path):

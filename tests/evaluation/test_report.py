@@ -1,6 +1,7 @@
 import collections
 import html.parser
 import json
+import random
 import re
 
 import numpy as np
@@ -11,8 +12,8 @@ from realm_jax.evaluation.curves import Level, curves_from_lines
 from realm_jax.evaluation.report import render_html, render_json, write_report
 from realm_jax.evaluation.report_data import (
     AFTER_FINETUNING,
-    AFTER_ICT,
     AFTER_REALM,
+    AFTER_WARM_START,
     AnsweredQuestion,
     CorpusInfo,
     ExampleDocument,
@@ -21,6 +22,7 @@ from realm_jax.evaluation.report_data import (
     RunInfo,
     StageTime,
     compare,
+    compare_with_control,
     masked_accuracy,
 )
 from realm_jax.evaluation.templates import probability
@@ -73,7 +75,7 @@ def full_data(text="plain"):
         curves=curves_from_lines(lines),
         comparison=compare(
             {
-                AFTER_ICT: {"recall@1": hits(0.2), "recall@5": hits(0.4)},
+                AFTER_WARM_START: {"recall@1": hits(0.2), "recall@5": hits(0.4)},
                 AFTER_REALM: {"recall@1": hits(0.25), "recall@5": hits(0.6)},
                 AFTER_FINETUNING: {
                     "recall@5": hits(0.62),
@@ -104,6 +106,23 @@ def full_data(text="plain"):
             AnsweredQuestion("unanswered?", ["c"], "", False, 0.0, ""),
         ],
     )
+
+
+def with_control(before, control_before, exact_match=None, control_exact_match=None):
+    """A chain and its control, by recall@5 and perhaps exact match."""
+    chain = {AFTER_REALM: {"recall@5": before}}
+    control = {AFTER_REALM: {"recall@5": control_before}}
+    if exact_match is not None:
+        chain[AFTER_FINETUNING] = {"exact match": exact_match}
+        control[AFTER_FINETUNING] = {"exact match": control_exact_match}
+    compared = compare_with_control(
+        chain,
+        control,
+        realm_time=StageTime("pretrain", 185.0, 200),
+        control_time=StageTime("warm_start", 180.0, 1350),
+        resamples=500,
+    )
+    return ReportData(run_info(), control=compared)
 
 
 def worked_data():
@@ -169,7 +188,14 @@ class Page(html.parser.HTMLParser):
 
 
 @pytest.mark.parametrize(
-    "data", [full_data(), full_data(HOSTILE), worked_data(), empty_data()]
+    "data",
+    [
+        full_data(),
+        full_data(HOSTILE),
+        worked_data(),
+        empty_data(),
+        with_control(hits(0.5), hits(0.4), hits(0.2), hits(0.3)),
+    ],
 )
 def test_the_page_is_sound_and_loads_nothing(data):
     text = render_html(data)
@@ -293,7 +319,7 @@ def compared(before, after):
     return ReportData(
         run_info(),
         comparison=compare(
-            {AFTER_ICT: {"recall@5": before}, AFTER_REALM: {"recall@5": after}},
+            {AFTER_WARM_START: {"recall@5": before}, AFTER_REALM: {"recall@5": after}},
             resamples=500,
         ),
     )
@@ -302,7 +328,12 @@ def compared(before, after):
 @pytest.mark.parametrize(
     ("before", "after", "level", "words"),
     [
-        (0.4, 0.6, Level.GOOD, "raised recall@5: 40.0% after ICT, 60.0% after REALM"),
+        (
+            0.4,
+            0.6,
+            Level.GOOD,
+            "raised recall@5: 40.0% after the warm start, 60.0% after REALM",
+        ),
         (0.6, 0.4, Level.WARNING, "lowered recall@5"),
         (0.4, 0.4, Level.NEUTRAL, "no measurable difference"),
         (0.4, 0.41, Level.NEUTRAL, "(+1.0 points, 95% interval 0.0 to +3.0, 100"),
@@ -312,6 +343,88 @@ def test_the_verdict_on_pre_training_follows_the_interval(before, after, level, 
     (finding,) = verdicts(compared(hits(before), hits(after)))
     assert finding.level is level
     assert words in finding.text
+
+
+def test_a_control_is_compared_question_by_question():
+    """Against a loop that resamples whole questions, each with both of its values."""
+    generator = random.Random(3)
+    chain = np.asarray([generator.random() < 0.6 for _ in range(80)], np.float64)
+    control = np.asarray(
+        [hit if generator.random() < 0.8 else 1 - hit for hit in chain], np.float64
+    )
+    (figure,) = compare_with_control(
+        {AFTER_REALM: {"recall@5": chain}}, {AFTER_REALM: {"recall@5": control}}
+    ).figures
+    questions = list(zip(chain.tolist(), control.tolist(), strict=True))
+    means = sorted(
+        sum(one - other for one, other in generator.choices(questions, k=80)) / 80
+        for _ in range(4000)
+    )
+    assert (figure.moment, figure.metric) == ("before fine-tuning", "recall@5")
+    assert figure.with_realm.mean == pytest.approx(sum(chain) / 80)
+    assert figure.without_realm.mean == pytest.approx(sum(control) / 80)
+    assert figure.difference.mean == pytest.approx((sum(chain) - sum(control)) / 80)
+    # A step of the means is 1/80; the two draw other questions.
+    assert figure.difference.low == pytest.approx(means[100], abs=2 / 80)
+    assert figure.difference.high == pytest.approx(means[3899], abs=2 / 80)
+    # Not paired, it would be half as wide again.
+    alone = figure.with_realm.high - figure.with_realm.low
+    assert figure.difference.high - figure.difference.low < alone
+
+
+@pytest.mark.parametrize(
+    ("data", "level", "words"),
+    [
+        (
+            with_control(hits(1.0), hits(0.0), hits(0.3), hits(0.3)),
+            Level.GOOD,
+            "On the same 100 questions, compared with the same chain without it, REALM "
+            "gained 100.0 points of recall@5 before fine-tuning (95% interval +100.0 "
+            "to +100.0) and made no measurable difference to exact match (0.0 points, "
+            "95% interval 0.0 to 0.0, which includes zero).",
+        ),
+        (
+            with_control(hits(0.6), hits(0.4), hits(0.1), hits(0.3)),
+            Level.WARNING,
+            "and lost 20.0 points of exact match (95% interval −",
+        ),
+        (
+            with_control(hits(0.41), hits(0.4)),
+            Level.NEUTRAL,
+            "REALM made no measurable difference to recall@5 before fine-tuning "
+            "(+1.0 points, 95% interval 0.0 to +3.0, which includes zero).",
+        ),
+    ],
+)
+def test_the_verdict_on_realm_follows_the_intervals(data, level, words):
+    (finding,) = verdicts(data)
+    assert finding.level is level
+    assert words in finding.text
+
+
+def test_the_page_says_what_realm_did():
+    data = with_control(hits(0.6), hits(0.4), hits(0.3), hits(0.25))
+    page = Page(render_html(data))
+    assert "control" in page.ids
+    text = " ".join(" ".join(page.text).split())
+    for part in (
+        "What REALM did",
+        "With REALM Without REALM Difference, points",
+        "Recall@5 before fine-tuning 60.0%",
+        "▲ +20.0",
+        "Exact match after fine-tuning 30.0%",
+        "▲ +5.0",
+        "REALM made 200 updates in 3 min 05 s; the control's warm start went on for "
+        "1,350 updates in 3 min 00 s.",
+    ):
+        assert part in text, part
+    assert "What REALM did" not in render_html(full_data())
+    control = json.loads(render_json(data))["control"]
+    figure = control["figures"][1]
+    assert (figure["metric"], figure["moment"]) == ("exact match", "after fine-tuning")
+    assert figure["difference"]["mean"] == pytest.approx(0.05)
+    assert control["control_time"]["seconds"] == 180.0
+    assert json.loads(render_json(full_data()))["control"] is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from realm_jax.data.questions import question_examples, read_questions
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.versions import link_versions
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.evaluation import report_data, run
+from realm_jax.evaluation import provenance, report_data, run
 from realm_jax.evaluation.following import follow
 from realm_jax.evaluation.retrieval import recall_at_k, relevant_blocks
 from realm_jax.index.embed import document_embedder, embed_blocks
@@ -23,6 +23,7 @@ from realm_jax.index.searchers import make_searcher
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
+from realm_jax.training.checkpoint_manifests import read_details, write_manifest
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.held_out import search_questions
 from tests import tiny_world
@@ -89,37 +90,192 @@ def test_all_stages_are_compared(report):
     data, _ = report
     rows = {row.label: row for row in data.comparison.rows}
     assert list(rows) == [
-        report_data.AFTER_ICT,
+        report_data.AFTER_WARM_START,
         report_data.AFTER_REALM,
         report_data.AFTER_FINETUNING,
     ]
     assert report_data.EXACT_MATCH in rows[report_data.AFTER_FINETUNING].metrics
 
 
-@pytest.mark.parametrize("stage", ["warm_start", "pretrain"])
-def test_recall_is_that_of_the_parameters_a_stage_ended_with(chain, report, stage):
+@pytest.fixture(scope="module")
+def control(chain):
+    """Its warm start goes on for longer than the chain's own took."""
     world, folder, _ = chain
+    went_on = tiny_world.warm_start_config(
+        world,
+        folder / "control_warm",
+        warm_start=str(folder / "warm_start"),
+        train_steps=5,
+        seed=1,
+    )
+    assert warm_start.run(went_on, silent, NEVER)
+    finetuned = tiny_world.finetune_config(
+        world, folder / "control_fine", warm_start=went_on.model_dir
+    )
+    assert finetune.run(finetuned, silent, NEVER)
+    return {
+        "control_warm_started": went_on.model_dir,
+        "control_finetuned": finetuned.model_dir,
+    }
+
+
+@pytest.fixture(scope="module")
+def compared(chain, control, tmp_path_factory):
+    """The report of a chain with its control, and its folder."""
+    folder = tmp_path_factory.mktemp("compared")
+    config = config_of(chain, folder, masked_task="", **control)
+    return run.run(config, silent, NEVER), folder
+
+
+def hits_of(chain, model_dir, k):
+    """Recall@k of every question by the retriever of a stage, from its parameters."""
+    world, *_ = chain
     store = BlockStore.open(world.corpus)
     config = tiny_world.models().retriever_config(store.vocabulary.size)
-    params = restore_params(open_store(folder / stage)).tree["retriever"]
+    params = restore_params(open_store(model_dir)).tree["retriever"]
     embeddings = embed_blocks(
         document_embedder(config), params, store, np.arange(store.num_blocks), EMBED
     )
     questions = read_questions(world.questions, "dev")
     ids = question_examples(questions, store.vocabulary, query_length=LENGTHS.query)
     found = search_questions(
-        config, params, make_searcher("device", embeddings), ids["question_ids"], 20
+        config, params, make_searcher("device", embeddings), ids["question_ids"], k
     )
+    return recall_at_k(np.asarray(found.ids), relevant_blocks(store, questions), k)
+
+
+@pytest.mark.parametrize("stage", ["warm_start", "pretrain"])
+def test_recall_is_that_of_the_parameters_a_stage_ended_with(chain, report, stage):
     name = {
-        "warm_start": report_data.AFTER_ICT,
+        "warm_start": report_data.AFTER_WARM_START,
         "pretrain": report_data.AFTER_REALM,
     }[stage]
     (row,) = [row for row in report[0].comparison.rows if row.label == name]
     for k in (1, 5, 20):
-        hits = recall_at_k(np.asarray(found.ids), relevant_blocks(store, questions), k)
+        hits = hits_of(chain, chain[1] / stage, k)
         assert row.metrics[report_data.recall_name(k)].mean == pytest.approx(
             hits.mean()
         )
+
+
+@pytest.mark.parametrize("k", [1, 5, 20])
+def test_the_control_before_fine_tuning_is_compared_by_recall(
+    chain, control, compared, k
+):
+    figure = compared[0].control.find("before fine-tuning", f"recall@{k}")
+    with_realm = hits_of(chain, chain[1] / "pretrain", k)
+    without_realm = hits_of(chain, control["control_warm_started"], k)
+    assert figure.with_realm.mean == pytest.approx(with_realm.mean())
+    assert figure.without_realm.mean == pytest.approx(without_realm.mean())
+    assert figure.difference.mean == pytest.approx((with_realm - without_realm).mean())
+
+
+def test_the_control_after_fine_tuning_is_compared_by_what_it_answered(chain, compared):
+    data, folder = compared
+    store = BlockStore.open(chain[0].corpus)
+    questions = read_questions(chain[0].questions, "dev")
+    relevant = relevant_blocks(store, questions)
+    means = {}
+    for name in ("predictions.jsonl", "predictions_control.jsonl"):
+        lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        assert [line["id"] for line in lines] == [question.id for question in questions]
+        found = [
+            line["retrieved"][0] in blocks
+            for line, blocks in zip(lines, relevant, strict=True)
+        ]
+        means[name] = {
+            "exact match": np.mean([line["correct"] for line in lines]),
+            "recall@1": np.mean(found),
+        }
+    for metric, mean in means["predictions.jsonl"].items():
+        other = means["predictions_control.jsonl"][metric]
+        figure = data.control.find("after fine-tuning", metric)
+        assert figure.with_realm.mean == pytest.approx(mean)
+        assert figure.without_realm.mean == pytest.approx(other)
+        assert figure.difference.mean == pytest.approx(mean - other)
+
+
+def test_the_control_leaves_the_chains_own_curves_and_rows_alone(report, compared):
+    (alone, _), (data, _) = report, compared
+    assert alone.control is None
+    assert data.comparison == alone.comparison
+    assert data.curves == alone.curves
+    assert data.run.stages == alone.run.stages
+    assert data.control.realm_time.steps == 3
+    assert data.control.control_time.steps == 5
+
+
+def test_a_retriever_that_was_measured_is_not_embedded_again(chain, tmp_path):
+    """As of a warm start that trained the reader alone."""
+    for name in ("started", "control"):
+        shutil.copytree(
+            chain[1] / "warm_start",
+            tmp_path / name,
+            ignore=shutil.ignore_patterns("index"),
+        )
+    config = config_of(
+        chain,
+        tmp_path / "out",
+        masked_task="",
+        starting_point=str(tmp_path / "started"),
+        control_warm_started=str(tmp_path / "control"),
+    )
+    data = run.run(config, silent, NEVER)
+    assert [row.label for row in data.comparison.rows] == [
+        report_data.BEFORE_TRAINING,
+        report_data.AFTER_WARM_START,
+        report_data.AFTER_REALM,
+        report_data.AFTER_FINETUNING,
+    ]
+    before, after, *_ = data.comparison.rows
+    assert before.metrics == after.metrics
+    for figure in data.control.figures:
+        assert figure.without_realm == after.metrics[figure.metric]
+    assert (tmp_path / "started" / "index").exists()
+    assert not (tmp_path / "control" / "index").exists()
+    assert not (tmp_path / "out" / run.CONTROL_PREDICTIONS_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    ("macro", "details", "named"),
+    [
+        ("control_warm_started", {"train_steps": 9}, "found step 5 of 9"),
+        ("control_warm_started", {"corpus_fingerprint": "x"}, "corpus_fingerprint"),
+        ("control_warm_started", {"model": {"shared": 1}}, "a run with model "),
+        ("control_warm_started", {"stage": "pretrain"}, "stage 'warm_start'"),
+        ("control_finetuned", {"train_steps": 9}, "found step 3 of 9"),
+        ("control_finetuned", {"corpus_fingerprint": "x"}, "corpus_fingerprint"),
+        ("control_finetuned", {"model": {"shared": 1}}, "a run with model "),
+        (
+            "control_finetuned",
+            {"batch_size": 8},
+            "expected a control with batch_size 4",
+        ),
+    ],
+)
+def test_a_control_that_cannot_be_compared_is_bad_input(
+    chain, control, tmp_path, macro, details, named
+):
+    changed = tmp_path / "changed"
+    shutil.copytree(control[macro], changed)
+    store = open_store(changed)
+    step, found = read_details(store)
+    write_manifest(store, step, {**found, **details})
+    changes = {**control, macro: str(changed)}
+    config = config_of(chain, tmp_path / "out", masked_task="", **changes)
+    with pytest.raises(BadInputError, match=named) as error:
+        run.run(config, silent, NEVER)
+    assert str(changed) in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_stages_of_two_chains_are_no_control(chain, control, tmp_path):
+    changes = control | {"control_finetuned": chain[2].model_dir}
+    config = config_of(chain, tmp_path / "out", masked_task="", **changes)
+    with pytest.raises(BadInputError, match=r"\(CONTROL_WARM_STARTED\), but it was"):
+        run.run(config, silent, NEVER)
+    with pytest.raises(BadInputError, match="PRETRAINED beside CONTROL_WARM_STARTED"):
+        config_of(chain, tmp_path / "out", pretrained="", **control)
 
 
 def test_what_was_written_is_whole(report, chain):
@@ -221,7 +377,7 @@ def test_the_time_of_a_stage_adds_up_over_a_resumption(tmp_path):
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "metrics.jsonl").write_text(text)
-    assert run.stage_times(str(tmp_path)) == [
+    assert provenance.stage_times(str(tmp_path)) == [
         report_data.StageTime("pretrain", 4.0, 14),
         report_data.StageTime("finetune", 2.0, 6),
     ]
