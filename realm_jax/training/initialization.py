@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -125,8 +126,9 @@ def warm_start_params(
     Args:
       params: random parameters of this stage's models.
       source: "" to keep them; a folder with `model.safetensors` and `config.json`,
-        whose BERT goes into every tower and the reader; or the model directory of an
-        earlier stage, whose parameters are taken wherever this stage has them too.
+        whose BERT goes into every tower and the reader, and whose masked-LM head, if
+        it has one, into a knowledge encoder's; or the model directory of an earlier
+        stage, whose parameters are taken wherever this stage has them too.
       config: this stage's towers.
       vocabulary: of this stage's corpus.
 
@@ -138,13 +140,13 @@ def warm_start_params(
         return params
     folder = pathlib.Path(source)
     if weights_file(folder) is not None:
-        encoder = bert_weights.load_bert(folder, config.bert)
+        started = _with_weights(params, folder, config.bert)
         if (folder / "vocab.txt").exists():
             theirs = WordPiece.load(
                 folder / "vocab.txt", lowercase=vocabulary.lowercase
             )
             _require_vocabulary(theirs.fingerprint, vocabulary, source)
-        return _with_bert(params, encoder)
+        return started
     restored = restore_params(open_store(source))
     if restored is None:
         raise BadInputError(
@@ -162,6 +164,18 @@ def warm_start_params(
         restored.details.get("vocabulary_fingerprint"), vocabulary, source
     )
     return merged
+
+
+def _with_weights(params: PyTree, folder: pathlib.Path, bert: BertConfig) -> PyTree:
+    """Puts published weights wherever the models have a place for them."""
+    if "head_dense" not in params["reader"]:
+        return _with_bert(params, bert_weights.load_bert(folder, bert))
+    loaded = bert_weights.load_masked_lm(folder, bert)
+    head = {name: loaded[name] for name in loaded if name != "bert"}
+    if not head:
+        logging.info("no masked-LM head in %s; the reader's is a new one", folder)
+    started = _with_bert(params, loaded["bert"])
+    return {**started, "reader": started["reader"] | jax.tree.map(jnp.asarray, head)}
 
 
 def _require_vocabulary(found: str | None, expected: WordPiece, source: str) -> None:

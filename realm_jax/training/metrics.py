@@ -4,6 +4,10 @@
 
 of every stage
   `step`, `stage`, `loss`, and what else its loss measures (`losses.py`)
+  `gradient_norm`            of the gradient of all parameters, before it is clipped
+  `gradient_norm_retriever`, `gradient_norm_reader`
+                             the same of each model; the sum of their squares is the
+                             square of `gradient_norm`
   `retrieval_utility`        nats, of pre-training
   `reader_loss_own`, `reader_loss_null`, `reader_loss_retrieved`
                              nats a wordpiece, of a warm start: by the kind of document

@@ -1,12 +1,22 @@
-"""BERT's optimizer: Adam with decoupled weight decay, warmup and linear decay."""
+"""BERT's optimizer: Adam with decoupled weight decay, warmup and linear decay.
+
+The parameters of a run are those of two models, one top-level subtree each ("retriever"
+and "reader"). The gradient may be clipped over both at once or model by model, and the
+retriever may learn at a rate of its own.
+"""
 
 import dataclasses
+import math
+from typing import Any
 
 import flax.traverse_util
+import jax
 import optax
 from jaxtyping import PyTree
 
 from realm_jax.errors import BadInputError
+
+CLIPS = ("joint", "per_model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +30,12 @@ class OptimizerConfig:
       final_fraction: share of the peak that is left at `total_steps`.
       weight_decay: decoupled; not applied to biases and normalisation.
       epsilon: Adam's.
-      clip_norm: bound on the global norm of the gradient.
+      clip_norm: bound on the norm of the gradient, before Adam.
+      clip: whose norm `clip_norm` bounds. "joint": of all parameters together, as the
+        authors' code does through BERT's optimizer. "per_model": of each model by
+        itself, so that a large gradient of one does not shorten the other's.
+      retriever_rate: share of the learning rate that the retriever gets, its weight
+        decay included; the reader always gets all of it.
     """
 
     learning_rate: float = 3e-5
@@ -30,12 +45,25 @@ class OptimizerConfig:
     weight_decay: float = 0.01
     epsilon: float = 1e-6
     clip_norm: float = 1.0
+    clip: str = "joint"
+    retriever_rate: float = 1.0
 
     def __post_init__(self):
         if not 0 <= self.warmup_steps <= self.total_steps:
             raise BadInputError(
                 f"warmup_steps must lie in 0..{self.total_steps} (total_steps), got "
                 f"{self.warmup_steps}; shorten the warmup or train longer"
+            )
+        if self.clip not in CLIPS:
+            raise BadInputError(
+                f"expected OptimizerConfig.clip to be one of {', '.join(CLIPS)}, got "
+                f"{self.clip!r}"
+            )
+        if not 0 < self.retriever_rate < math.inf:
+            raise BadInputError(
+                "expected OptimizerConfig.retriever_rate to be a share above 0, got "
+                f"{self.retriever_rate}; to train the reader alone, set "
+                "pretrain.PretrainConfig.frozen = ('retriever',)"
             )
 
 
@@ -62,10 +90,17 @@ def make_optimizer(
     Args:
       config: rates and bounds.
       frozen: parameter paths, such as "retriever/document_tower"; parameters at and
-        below them get no update, no moments and no share in the gradient norm.
+        below them get no update, no moments and no share in the norm that is clipped.
+
+    Returns:
+      Of parameters with one top-level subtree a model. Its state is the same tree
+      whatever `clip` and `retriever_rate` are, so a checkpoint restores under all.
     """
+    clip = optax.clip_by_global_norm(config.clip_norm)
+    if config.clip == "per_model":
+        clip = _for_each_model(clip)
     adam = optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
+        clip,
         optax.adamw(
             learning_rate_schedule(config),
             eps=config.epsilon,
@@ -73,12 +108,52 @@ def make_optimizer(
             mask=_is_decayed,
         ),
     )
+    if config.retriever_rate != 1.0:
+        adam = _scale_retriever(adam, config.retriever_rate)
     if not frozen:
         return adam
     return optax.multi_transform(
         {"trained": adam, "frozen": optax.set_to_zero()},
         lambda params: _label(params, frozen),
     )
+
+
+def _for_each_model(
+    stateless: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """Applies a transformation that has no state to each model by itself."""
+
+    def update(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+        del params
+        models: dict[str, Any] = updates  # pyright: ignore[reportAssignmentType]
+        return {
+            name: stateless.update(model, optax.EmptyState())[0]
+            for name, model in models.items()
+        }
+
+    return optax.stateless(update)
+
+
+def _scale_retriever(
+    inner: optax.GradientTransformation, share: float
+) -> optax.GradientTransformation:
+    """Scales what `inner` returns for the retriever, and keeps its state as it is.
+
+    A link more in the chain would be another tree, which no checkpoint of a run without
+    it could be restored to.
+    """
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        updates, state = inner.update(updates, state, params)
+        models: dict[str, Any] = updates  # pyright: ignore[reportAssignmentType]
+        scaled = jax.tree.map(lambda leaf: share * leaf, models["retriever"])
+        return {**models, "retriever": scaled}, state
+
+    return optax.GradientTransformation(inner.init, update)
 
 
 def _is_decayed(params: PyTree) -> PyTree:

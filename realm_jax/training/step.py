@@ -56,14 +56,22 @@ def apply_gradient(
     metrics: metrics_lib.Means,
     optimizer: optax.GradientTransformation,
 ) -> tuple[TrainState, metrics_lib.Means]:
-    """Returns the state after an update, and the metrics with the gradient's norm."""
+    """Returns the state after an update, and the metrics with the gradient's norms.
+
+    `gradient_norm` is that of the whole gradient, before it is clipped, and
+    `gradient_norm_<model>` that of one of its models, a top-level subtree.
+    """
     updates, optimizer_state = optimizer.update(
         gradient, state.optimizer_state, state.params
     )
-    norm = metrics_lib.mean_of(optax.global_norm(gradient), 1.0)
+    parts = {f"gradient_norm_{model}": part for model, part in gradient.items()}
+    norms = {
+        name: metrics_lib.mean_of(optax.global_norm(part), 1.0)
+        for name, part in {"gradient_norm": gradient, **parts}.items()
+    }
     state = state.replace(
         step=state.step + 1,
         params=optax.apply_updates(state.params, updates),
         optimizer_state=optimizer_state,
     )
-    return state, metrics | {"gradient_norm": norm}
+    return state, metrics | norms

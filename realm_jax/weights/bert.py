@@ -3,11 +3,14 @@
 One table says which tensor is which parameter. PyTorch keeps a dense layer's matrix as
 [output, input]; here it is [input, output], split into heads where there are heads, and
 the layers are stacked along a leading axis.
+
+BERT's masked-LM head (`cls.predictions`) is the head of `models.knowledge_encoder`. Its
+output matrix is the word embeddings, here and there; a file may repeat it.
 """
 
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import flax.traverse_util
@@ -42,7 +45,20 @@ _LAYER_NAMES = {
     "mlp_output": "output.dense",
     "mlp_norm": "output.LayerNorm",
 }
-# Tensors that are no parameters, or of heads that are not read.
+_HEAD = "cls.predictions."
+_HEAD_NAMES = {
+    "head_dense/kernel": f"{_HEAD}transform.dense.weight",
+    "head_dense/bias": f"{_HEAD}transform.dense.bias",
+    "head_norm/scale": f"{_HEAD}transform.LayerNorm.weight",
+    "head_norm/bias": f"{_HEAD}transform.LayerNorm.bias",
+    "head_bias": f"{_HEAD}bias",
+}
+# Repetitions in a file: tensor -> what it must equal.
+_TIED = {
+    f"{_HEAD}decoder.weight": "embeddings.word_embeddings.weight",
+    f"{_HEAD}decoder.bias": f"{_HEAD}bias",
+}
+# Tensors that are no parameters of the encoder.
 _IGNORED = ("embeddings.position_ids", "cls.")
 
 _ACTIVATIONS: dict[str, Literal["gelu_tanh", "gelu"]] = {
@@ -50,6 +66,9 @@ _ACTIVATIONS: dict[str, Literal["gelu_tanh", "gelu"]] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+
+# Settings that give the parameters their meaning, whatever their shapes.
+_UNSEEN = ("activation", "num_heads", "layer_norm_epsilon")
 
 
 def config_from_json(folder: str | pathlib.Path) -> BertConfig:
@@ -84,8 +103,8 @@ def load_bert(folder: str | pathlib.Path, config: BertConfig) -> PyTree:
 
     Args:
       folder: holds the file, see `tensors.py`.
-      config: the encoder they are for. A numerical setting that the file's own
-        `config.json` has otherwise (its activation) is refused too.
+      config: the encoder they are for. A setting that no shape shows and the file's own
+        `config.json` has otherwise (`_UNSEEN`) is refused too.
 
     Returns:
       float32 host arrays.
@@ -94,30 +113,67 @@ def load_bert(folder: str | pathlib.Path, config: BertConfig) -> PyTree:
       BadInputError: the file is missing or damaged, lacks a tensor, has one too many,
         or one of another shape; all of them are named.
     """
+    return _encoder_params(folder, _read(folder), config)
+
+
+def load_masked_lm(folder: str | pathlib.Path, config: BertConfig) -> PyTree:
+    """Reads the parameters of `models.knowledge_encoder.KnowledgeEncoder`.
+
+    Args:
+      folder: as in `load_bert`.
+      config: as in `load_bert`.
+
+    Returns:
+      float32 host arrays: "bert", and unless the file has no masked-LM head at all,
+      "head_dense", "head_norm" and "head_bias".
+
+    Raises:
+      BadInputError: as `load_bert`, of encoder and head; or the file's output matrix is
+        not its word embeddings.
+    """
+    tensors = _read(folder)
+    params = {"bert": _encoder_params(folder, tensors, config)}
+    if any(name.startswith(_HEAD) for name in tensors):
+        params |= _head_params(folder, tensors, config)
+    return params
+
+
+def save_bert(path: str | pathlib.Path, params: PyTree, config: BertConfig) -> None:
+    """Writes parameters as a safetensors file that `transformers` reads."""
+    safetensors.numpy.save_file(_encoder_tensors(params, config), path)
+
+
+def save_masked_lm(
+    path: str | pathlib.Path, params: PyTree, config: BertConfig
+) -> None:
+    """Writes a knowledge encoder as `transformers` names a BertForPreTraining's."""
+    encoder = _encoder_tensors(params["bert"], config)
+    flat = flax.traverse_util.flatten_dict(params, sep="/")
+    head = {
+        source: _from_parameter(name, np.asarray(flat[name], np.float32))
+        for name, source in _HEAD_NAMES.items()
+    }
+    tensors = {f"bert.{name}": tensor for name, tensor in encoder.items()}
+    safetensors.numpy.save_file(tensors | head, path)
+
+
+def _read(folder: str | pathlib.Path) -> dict[str, np.ndarray]:
     tensors = read_tensors(folder)
-    _check_activation(folder, config)
+    return {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
+
+
+def _encoder_params(
+    folder: str | pathlib.Path, tensors: dict[str, np.ndarray], config: BertConfig
+) -> PyTree:
     tensors = {
-        name.removeprefix("bert."): tensor
+        name: tensor
         for name, tensor in tensors.items()
         if not name.startswith(_IGNORED)
-        and not name.removeprefix("bert.").startswith(_IGNORED)
     }
     shapes = expected_shapes(config)
-    params, problems, used = {}, [], set()
-    for name, shape in shapes.items():
-        sources = sources_of(name, config.num_layers)
-        used |= set(sources)
-        missing = [source for source in sources if source not in tensors]
-        if missing:
-            problems.append(f"{missing[0]} is missing")
-            continue
-        try:
-            params[name] = to_parameter(name, [tensors[s] for s in sources], shape)
-        except ValueError:
-            problems.append(
-                f"{sources[0]} has shape {tensors[sources[0]].shape}, which does not "
-                f"make {name} {shape}"
-            )
+    sources = {name: sources_of(name, config.num_layers) for name in shapes}
+    params, problems = _to_parameters(tensors, sources, shapes)
+    used = {source for names in sources.values() for source in names}
     problems += [f"{name} is not known" for name in sorted(set(tensors) - used)]
     if problems:
         raise BadInputError(
@@ -127,11 +183,56 @@ def load_bert(folder: str | pathlib.Path, config: BertConfig) -> PyTree:
             "in all); use the model file "
             "that fits these weights, and their vocabulary for the corpus"
         )
-    return flax.traverse_util.unflatten_dict(params, sep="/")
+    _check_unseen(folder, config)
+    return params
 
 
-def save_bert(path: str | pathlib.Path, params: PyTree, config: BertConfig) -> None:
-    """Writes parameters as a safetensors file that `transformers` reads."""
+def _head_params(
+    folder: str | pathlib.Path, tensors: dict[str, np.ndarray], config: BertConfig
+) -> PyTree:
+    size = (config.hidden_size,)
+    shapes = dict.fromkeys(_HEAD_NAMES, size)
+    shapes |= {"head_dense/kernel": size * 2, "head_bias": (config.vocab_size,)}
+    sources = {name: [source] for name, source in _HEAD_NAMES.items()}
+    params, problems = _to_parameters(tensors, sources, shapes)
+    problems += [
+        f"{name} is not {other}"
+        for name, other in _TIED.items()
+        if name in tensors and not np.array_equal(tensors[name], tensors.get(other, 0))
+    ]
+    if problems:
+        raise BadInputError(
+            f"expected BERT's masked-LM head, tied to its word embeddings, in "
+            f"{weights_file(folder)}, but {'; '.join(problems)}; give weights with the "
+            "whole head, or with nothing of cls.predictions for a new one"
+        )
+    return params
+
+
+def _to_parameters(
+    tensors: dict[str, np.ndarray],
+    sources: Mapping[str, list[str]],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> tuple[PyTree, list[str]]:
+    """Returns the parameters that could be made, and why others could not."""
+    params, problems = {}, []
+    for name, shape in shapes.items():
+        missing = [source for source in sources[name] if source not in tensors]
+        if missing:
+            problems.append(f"{missing[0]} is missing")
+            continue
+        found = [tensors[source] for source in sources[name]]
+        try:
+            params[name] = to_parameter(name, found, shape)
+        except ValueError:
+            problems.append(
+                f"{sources[name][0]} has shape {found[0].shape}, which does not make "
+                f"{name} {shape}"
+            )
+    return flax.traverse_util.unflatten_dict(params, sep="/"), problems
+
+
+def _encoder_tensors(params: PyTree, config: BertConfig) -> dict[str, np.ndarray]:
     flat = flax.traverse_util.flatten_dict(params, sep="/")
     tensors = {}
     for name, value in flat.items():
@@ -139,18 +240,21 @@ def save_bert(path: str | pathlib.Path, params: PyTree, config: BertConfig) -> N
         values = list(np.asarray(value)) if name.startswith("layers/") else [value]
         for source, one in zip(sources, values, strict=True):
             tensors[source] = _from_parameter(name, np.asarray(one, np.float32))
-    safetensors.numpy.save_file(tensors, path)
+    return tensors
 
 
-def _check_activation(folder: str | pathlib.Path, config: BertConfig) -> None:
+def _check_unseen(folder: str | pathlib.Path, config: BertConfig) -> None:
     if not (pathlib.Path(folder) / CONFIG_FILE).exists():
         return
-    found = config_from_json(folder).activation
-    if found != config.activation:
-        raise BadInputError(
-            f"expected weights trained with activation {config.activation!r} in "
-            f"{folder}, got {found!r}; set bert.BertConfig.activation to it"
-        )
+    theirs = config_from_json(folder)
+    for name in _UNSEEN:
+        expected, found = getattr(config, name), getattr(theirs, name)
+        if expected != found:
+            value = f"'\"{found}\"'" if isinstance(found, str) else found
+            raise BadInputError(
+                f"expected weights trained with {name} {expected!r} in {folder}, got "
+                f"{found!r}; set --gin.bert.BertConfig.{name}={value}"
+            )
 
 
 def expected_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:

@@ -3,7 +3,9 @@
     model.safetensors     PyTorch's names and shapes
     flax_model.msgpack    Flax's: `kernel` [input, output], `scale`, `embedding`
 
-Both are handed on under PyTorch's names, in which all tables here are written.
+Both are handed on under PyTorch's names, in which all tables here are written. A
+LayerNorm's `gamma` and `beta`, as weights that came from TensorFlow call them
+(bert-base-uncased's, for one), are handed on as `weight` and `bias`.
 """
 
 import pathlib
@@ -20,6 +22,10 @@ from realm_jax.errors import BadInputError
 SAFETENSORS_FILE = "model.safetensors"
 FLAX_FILE = "flax_model.msgpack"
 
+_OLD_SPELLINGS = {
+    "LayerNorm.gamma": "LayerNorm.weight",
+    "LayerNorm.beta": "LayerNorm.bias",
+}
 _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight"}
 
 
@@ -43,13 +49,25 @@ def read_tensors(folder: str | pathlib.Path) -> dict[str, np.ndarray]:
         )
     try:
         if path.name == SAFETENSORS_FILE:
-            return safetensors.numpy.load_file(path)
+            return _respelled(safetensors.numpy.load_file(path))
         return _from_flax(flax.serialization.msgpack_restore(path.read_bytes()))
     except (OSError, ValueError, AttributeError, safetensors.SafetensorError) as error:
         raise BadInputError(
             f"expected weights in {path}, but they cannot be read ({error}); fetch "
             "them again"
         ) from error
+
+
+def _respelled(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Renames what has an old spelling, unless the new name is there beside it."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        new = name
+        for old_end, new_end in _OLD_SPELLINGS.items():
+            if name.endswith(old_end):
+                new = name.removesuffix(old_end) + new_end
+        renamed[name if new in tensors else new] = tensor
+    return renamed
 
 
 def _from_flax(tree: Any) -> dict[str, np.ndarray]:

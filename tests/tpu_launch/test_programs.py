@@ -11,6 +11,7 @@ import pytest
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.training import finetune, loop, pretrain, warm_start
+from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.partitioning import make_mesh
 from tests import tiny_run, tiny_world
 from tpu_launch.planner import programs
@@ -46,6 +47,12 @@ def first_update(run, config):
     return seen
 
 
+def _per_model(total_steps):
+    return OptimizerConfig(
+        total_steps=total_steps, clip="per_model", retriever_rate=0.5
+    )
+
+
 @pytest.mark.parametrize(
     ("run", "make", "changes"),
     [
@@ -54,6 +61,7 @@ def first_update(run, config):
         (pretrain.run, tiny_world.pretrain_config, {"refresh_mode": "rolling"}),
         (pretrain.run, tiny_world.pretrain_config, {"write_back": True}),
         (warm_start.run, tiny_world.warm_start_config, {}),
+        (warm_start.run, tiny_world.warm_start_config, {"optimizer": _per_model}),
         (finetune.run, tiny_world.finetune_config, {}),
     ],
 )

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import logging
 
 import flax.traverse_util
 import jax
@@ -20,7 +21,7 @@ from realm_jax.training.initialization import (
     warm_start_params,
 )
 from realm_jax.training.state import create_state
-from realm_jax.weights.bert import save_bert
+from realm_jax.weights.bert import save_bert, save_masked_lm
 from tests import tiny_world
 from tests.tiny_world import LENGTHS, assert_same_bits, differing
 
@@ -61,10 +62,14 @@ def earlier(tmp_path_factory):
     return str(folder), params
 
 
-def save_published(folder, params, config):
+def save_published(folder, params, config, *, with_head=False):
     """Writes the reader's encoder as MiniLM comes: model.safetensors, config.json."""
     bert = config.bert
-    save_bert(folder / "model.safetensors", params["reader"]["bert"], bert)
+    path = folder / "model.safetensors"
+    if with_head:
+        save_masked_lm(path, params["reader"], bert)
+    else:
+        save_bert(path, params["reader"]["bert"], bert)
     described = {
         "vocab_size": bert.vocab_size,
         "hidden_size": bert.hidden_size,
@@ -141,6 +146,32 @@ def test_published_weights_go_into_both_towers_and_the_reader(tmp_path):
     changed = differing(params, drawn)
     assert changed
     assert all("/bert/" in name for name in changed)
+
+
+def test_a_published_head_goes_into_the_reader_that_has_one(tmp_path, caplog):
+    published, config = draw(seed=3)
+    save_published(tmp_path, published, config, with_head=True)
+    drawn, _ = draw(seed=4)
+    with caplog.at_level(logging.INFO):
+        params = warm_start_params(drawn, str(tmp_path), config, VOCABULARY)
+    assert_same_bits(params["reader"], published["reader"])
+    assert "masked-LM head" not in caplog.text
+    drawn, _ = draw(seed=4, reader_class=SpanReader)
+    params = warm_start_params(drawn, str(tmp_path), config, VOCABULARY)
+    assert_same_bits(params["reader"]["bert"], published["reader"]["bert"])
+    assert_same_bits(params["reader"]["span_dense"], drawn["reader"]["span_dense"])
+
+
+def test_a_head_that_was_not_published_stays_as_drawn_and_that_is_said_once(
+    tmp_path, caplog
+):
+    published, config = draw(seed=3)
+    save_published(tmp_path, published, config)
+    drawn, _ = draw(seed=4)
+    with caplog.at_level(logging.INFO):
+        params = warm_start_params(drawn, str(tmp_path), config, VOCABULARY)
+    assert_same_bits(params["reader"]["head_dense"], drawn["reader"]["head_dense"])
+    assert caplog.text.count("no masked-LM head") == 1
 
 
 @pytest.mark.parametrize(

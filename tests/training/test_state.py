@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from realm_jax.training.optimizers import OptimizerConfig, make_optimizer
@@ -24,9 +25,12 @@ def test_a_state_starts_at_nothing_done_and_with_a_key_of_its_seed():
     assert (same != other).any()
 
 
-def test_moments_lie_where_their_parameters_lie():
+@pytest.mark.parametrize(
+    "config", [OptimizerConfig(), OptimizerConfig(clip="per_model", retriever_rate=0.1)]
+)
+def test_moments_lie_where_their_parameters_lie(config):
     params = make_params()
-    optimizer = make_optimizer(OptimizerConfig(), frozen=("reader",))
+    optimizer = make_optimizer(config, frozen=("reader",))
     mesh = make_mesh(MeshConfig())
     # One device holds everything; the shardings differ nevertheless.
     spec = {

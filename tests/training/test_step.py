@@ -35,6 +35,25 @@ def test_steps_equal_gradient_descent_written_out():
         assert int(state.step) == done + 1
 
 
+def test_the_gradient_norm_of_each_model_is_its_own():
+    params = {"retriever": {"w": jnp.asarray([3.0, 4.0])}, "reader": jnp.asarray(12.0)}
+
+    def half_square(params, inputs, key):
+        squares = jnp.sum(params["retriever"]["w"] ** 2) + params["reader"] ** 2
+        return 0.5 * squares, {}
+
+    # The gradient is the parameters: norms 5 and 12, and 13 of both.
+    state = create_state(params, optax.sgd(0.1), seed=0)
+    _, found = make_step(half_square, optax.sgd(0.1))(state, jnp.zeros(()))
+    assert metrics.compute(found) == pytest.approx(
+        {
+            "gradient_norm": 13.0,
+            "gradient_norm_retriever": 5.0,
+            "gradient_norm_reader": 12.0,
+        }
+    )
+
+
 def test_each_step_draws_its_own_numbers_and_a_resumed_one_the_same():
     step = make_step(noisy_quadratic, optax.sgd(0.1))
     state, draws, saved = start(), [], None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 
 import jax
@@ -11,6 +12,7 @@ import safetensors.numpy
 
 from realm_jax.errors import BadInputError
 from realm_jax.models.bert import Bert, BertConfig
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.weights import bert as weights
 
 MINILM = pathlib.Path(__file__).parents[2] / ".cache/data/minilm-l6"
@@ -158,9 +160,141 @@ def test_a_transposed_square_matrix_of_heads_is_not_mistaken(folder, params):
     )
 
 
-def test_another_activation_is_refused(folder):
-    with pytest.raises(BadInputError, match=r"'gelu_tanh'.*'gelu'"):
-        weights.load_bert(folder, dataclasses.replace(CONFIG, activation="gelu_tanh"))
+@pytest.mark.parametrize(
+    ("name", "value", "binding"),
+    [
+        ("activation", "gelu_tanh", """activation='"gelu"'"""),
+        ("num_heads", 3, "num_heads=2"),
+        ("layer_norm_epsilon", 1e-5, "layer_norm_epsilon=1e-12"),
+    ],
+)
+def test_a_setting_that_no_shape_shows_is_refused(folder, name, value, binding):
+    config = dataclasses.replace(CONFIG, **{name: value})
+    with pytest.raises(BadInputError) as error:
+        weights.load_bert(folder, config)
+    message = str(error.value)
+    assert f"{name} {value!r} in" in message
+    assert message.endswith(f"set --gin.bert.BertConfig.{binding}")
+    assert "\n" not in message
+
+
+def as_tensorflow_spells(tensors):
+    """The names of bert-base-uncased."""
+    for name in list(tensors):
+        for new, old in (("weight", "gamma"), ("bias", "beta")):
+            if name.endswith(f"LayerNorm.{new}"):
+                tensors[name.removesuffix(new) + old] = tensors.pop(name)
+
+
+def test_both_spellings_of_layer_norm_are_read(folder, params):
+    edit_tensors(folder, as_tensorflow_spells)
+    names = safetensors.numpy.load_file(folder / "model.safetensors")
+    assert sum(name.endswith((".gamma", ".beta")) for name in names) == 2 * 7
+    loaded = weights.load_bert(folder, CONFIG)
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+
+
+def test_a_layer_norm_that_is_there_in_both_spellings_is_refused(folder):
+    def repeat(tensors):
+        tensors["embeddings.LayerNorm.beta"] = np.zeros(12, np.float32)
+
+    edit_tensors(folder, repeat)
+    with pytest.raises(BadInputError, match=r"LayerNorm\.beta is not known"):
+        weights.load_bert(folder, CONFIG)
+
+
+@pytest.fixture
+def reader_params(params):
+    rng = np.random.default_rng(1)
+    shapes = {
+        "head_dense": {"kernel": (12, 12), "bias": (12,)},
+        "head_norm": {"scale": (12,), "bias": (12,)},
+        "head_bias": (20,),
+    }
+    return {"bert": params} | jax.tree.map(
+        lambda shape: rng.normal(size=shape).astype(np.float32),
+        shapes,
+        is_leaf=lambda leaf: isinstance(leaf, tuple),
+    )
+
+
+@pytest.fixture
+def masked_lm(folder, reader_params):
+    weights.save_masked_lm(folder / "model.safetensors", reader_params, CONFIG)
+    return folder
+
+
+def tie_decoder(tensors):
+    embeddings = tensors["bert.embeddings.word_embeddings.weight"]
+    tensors["cls.predictions.decoder.weight"] = embeddings
+    tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
+    tensors["cls.seq_relationship.bias"] = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    "edit", [lambda tensors: None, as_tensorflow_spells, tie_decoder]
+)
+def test_a_masked_lm_comes_back_with_its_head(masked_lm, reader_params, edit):
+    edit_tensors(masked_lm, edit)
+    loaded = weights.load_masked_lm(masked_lm, CONFIG)
+    jax.tree.map(np.testing.assert_array_equal, loaded, reader_params)
+    encoder = weights.load_bert(masked_lm, CONFIG)
+    jax.tree.map(np.testing.assert_array_equal, encoder, reader_params["bert"])
+
+
+def test_logits_are_those_of_the_saved_tensors(masked_lm, reader_params):
+    """BertLMPredictionHead written out with the tensors of the file."""
+    tensors = safetensors.numpy.load_file(masked_lm / "model.safetensors")
+    ids = np.asarray([[3, 4, 5, 6]], np.int32)
+    segments, positions = np.zeros_like(ids), np.asarray([[1, 2]], np.int32)
+    loaded = weights.load_masked_lm(masked_lm, CONFIG)
+    found = KnowledgeEncoder(CONFIG).apply({"params": loaded}, ids, segments, positions)
+    encoded = Bert(CONFIG).apply({"params": reader_params["bert"]}, ids, segments)
+    x = np.asarray(encoded.sequence, np.float64)[0, 1:3]
+    head = {
+        name.removeprefix("cls.predictions."): np.asarray(tensor, np.float64)
+        for name, tensor in tensors.items()
+        if name.startswith("cls.predictions.")
+    }
+    x = x @ head["transform.dense.weight"].T + head["transform.dense.bias"]
+    x = x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+    x = (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)
+    x = x * head["transform.LayerNorm.weight"] + head["transform.LayerNorm.bias"]
+    embeddings = tensors["bert.embeddings.word_embeddings.weight"]
+    want = x @ embeddings.T + head["bias"]
+    np.testing.assert_allclose(np.asarray(found)[0], want, rtol=1e-3, atol=1e-3)
+
+
+def test_a_file_without_a_head_gives_the_encoder_alone(folder):
+    assert set(weights.load_masked_lm(folder, CONFIG)) == {"bert"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("transform.dense.bias", None, "transform.dense.bias is missing"),
+        ("bias", np.zeros(19, np.float32), "bias has shape (19,)"),
+        (
+            "decoder.weight",
+            np.zeros((20, 12), np.float32),
+            "decoder.weight is not embeddings.word_embeddings.weight",
+        ),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(masked_lm, name, value, said):
+    def damage(tensors):
+        if value is None:
+            del tensors[f"cls.predictions.{name}"]
+        else:
+            tensors[f"cls.predictions.{name}"] = value
+
+    edit_tensors(masked_lm, damage)
+    with pytest.raises(BadInputError) as error:
+        weights.load_masked_lm(masked_lm, CONFIG)
+    assert f"cls.predictions.{said}" in str(error.value)
+    assert "\n" not in str(error.value)
+    # The encoder is whole.
+    weights.load_bert(masked_lm, CONFIG)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not safetensors"])
