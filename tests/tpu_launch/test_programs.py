@@ -54,6 +54,8 @@ def first_update(run, config):
         (pretrain.run, tiny_world.pretrain_config, {"refresh_mode": "rolling"}),
         (pretrain.run, tiny_world.pretrain_config, {"write_back": True}),
         (warm_start.run, tiny_world.warm_start_config, {}),
+        (warm_start.run, tiny_world.warm_start_config, {"task": ""}),
+        (warm_start.run, tiny_world.warm_start_config, {"pairs_task": ""}),
         (finetune.run, tiny_world.finetune_config, {}),
     ],
 )
