@@ -8,6 +8,7 @@ import pytest
 
 from realm_jax.cli import configuration
 from realm_jax.training import initialization, warm_start
+from realm_jax.training.warm_start import WarmStartConfig, frozen_parameters
 from tests import tiny_run
 
 # Run file -> what its command asks gin for.
@@ -98,10 +99,28 @@ def test_stages_of_one_chain_agree_on_lengths(tmp_path):
 
 def test_the_embedding_that_hardware_asks_for_reaches_every_stage(tmp_path):
     for hardware, batch_size in {"cpu": 32, "tpu": 2048}.items():
-        for stage in ("pretrain", "finetune", "evaluate"):
+        for stage in ("warm-start", "pretrain", "finetune", "evaluate"):
             path = tiny_run.GIN / "hardware" / f"{hardware}.gin"
             config = read(stage, [MODELS[0], path, run_file(stage)], tmp_path)
             assert config.embed.batch_size == batch_size, (hardware, stage)
+
+
+def test_the_mixture_of_a_warm_start_is_what_its_macros_say():
+    flags = [f"--gin_file={MODELS[0]}", f"--gin_file={run_file('warm-start')}"]
+    flags += ['--gin.MODEL_DIR="m"', '--gin.CORPUS="c"', '--gin.TASK="t"']
+    parser = configuration.make_parser("realm warm-start", "")
+    configuration.parse(parser, flags)
+    config = configuration.configured(WarmStartConfig)
+    assert config.mixture.shares == (1.0, 0.0, 0.0)
+    assert not config.needs_index
+    # Of the models, the one without a task stays as it is.
+    assert frozen_parameters(config) == ("retriever",)
+    mixture = {"OWN": 0.5, "NULL": 0.2, "RETRIEVED": 0.3}
+    flags += [f"--gin.{name}={value}" for name, value in mixture.items()]
+    configuration.parse(parser, flags)
+    config = configuration.configured(WarmStartConfig)
+    assert config.mixture.shares == (0.5, 0.2, 0.3)
+    assert config.needs_index
 
 
 @pytest.mark.parametrize("hardware", HARDWARE, ids=lambda path: path.stem)

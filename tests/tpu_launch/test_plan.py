@@ -17,7 +17,7 @@ from realm_jax.training.initialization import Lengths, ModelFactory
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.pretrain import PretrainConfig
-from realm_jax.training.warm_start import WarmStartConfig
+from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
 from tests import tiny_run
 from tpu_launch import __main__ as tpu_launch
 from tpu_launch.interruptible import unless_stopped
@@ -396,6 +396,32 @@ def test_warm_start_counts_both_losses():
     needs = plan.figure("an update", "the model needs")
     # The products of a query with all documents, and the masked-LM head.
     assert needs == pytest.approx(expected, rel=0.01)
+
+
+def test_a_warm_start_that_reads_retrieved_documents_holds_their_index():
+    tasks = {"task": "my_salient", "pairs_task": "my_ict"}
+    without, retrieving, untrained = (
+        commands.training(
+            "warm-start",
+            pretraining(WarmStartConfig, **(tasks | changes)),
+            on("v3-64"),
+        )
+        for changes in (
+            {},
+            {"mixture": ReaderMixture(0.5, 0.0, 0.5)},
+            {"mixture": ReaderMixture(0.5, 0.0, 0.5), "task": ""},
+        )
+    )
+    # float32 of 128, split over 64 cores, with a row or so to fill up.
+    expected = PAPER.num_blocks * 128 * 4 / 64
+    found = retrieving.figure("memory of a device", "embeddings")
+    assert found == pytest.approx(expected, rel=1e-3)
+    stands = retrieving.figure("the index", "a refresh takes")
+    assert retrieving.figure("the run", "takes") == pytest.approx(
+        without.figure("the run", "takes") + stands
+    )
+    for plan in (without, untrained):
+        assert "the index" not in plan.sections
 
 
 def test_stopping_does_not_wait_for_the_compiler():

@@ -62,6 +62,8 @@ def _per_model(total_steps):
         (pretrain.run, tiny_world.pretrain_config, {"write_back": True}),
         (warm_start.run, tiny_world.warm_start_config, {}),
         (warm_start.run, tiny_world.warm_start_config, {"optimizer": _per_model}),
+        (warm_start.run, tiny_world.warm_start_config, {"task": ""}),
+        (warm_start.run, tiny_world.warm_start_config, {"pairs_task": ""}),
         (finetune.run, tiny_world.finetune_config, {}),
     ],
 )

@@ -1,7 +1,12 @@
+import shutil
+
+import jax
 import numpy as np
 import pytest
 
 from realm_jax.errors import BadInputError
+from realm_jax.index.manifest import EMBEDDINGS
+from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
@@ -11,6 +16,7 @@ from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.metrics import read_metrics
 from realm_jax.training.stage import Stage
+from realm_jax.training.warm_start import ReaderMixture
 from tests import tiny_world
 from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, differing, silent
 
@@ -26,11 +32,16 @@ def params_of(folder):
     return restore_params(open_store(folder)).tree
 
 
-def test_it_trains_towers_and_reader_from_what_the_seed_draws(uninterrupted, corpus):
+def drawn_params(corpus):
     config = tiny_world.models().retriever_config(corpus.vocabulary.size)
     drawn, _ = initial_params(
         Retriever(config), KnowledgeEncoder(config.bert), LENGTHS, seed=0
     )
+    return drawn
+
+
+def test_it_trains_towers_and_reader_from_what_the_seed_draws(uninterrupted, corpus):
+    drawn = drawn_params(corpus)
     same = {
         name.removesuffix("/bias").removesuffix("/kernel")
         for name in {*_names(drawn)} - differing(drawn, params_of(uninterrupted))
@@ -80,30 +91,46 @@ def test_stopped_and_resumed_it_ends_at_the_same_bits(world, uninterrupted, tmp_
     assert_same_bits(params_of(tmp_path), params_of(uninterrupted))
 
 
-@pytest.mark.parametrize("changed", [{"reader_batch_size": 3}, {"pairs_task": "asked"}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"reader_batch_size": 3},
+        {"pairs_task": "asked"},
+        {"pairs_task": ""},
+        {"task": ""},
+        {"mixture": ReaderMixture(0.5, 0.5)},
+    ],
+)
 def test_another_order_of_examples_is_not_resumed(world, uninterrupted, changed):
     config = tiny_world.warm_start_config(world, uninterrupted, **changed)
     with pytest.raises(BadInputError, match=next(iter(changed))):
         warm_start.run(config, silent, NEVER)
 
 
-def test_each_sentence_is_read_with_its_own_block(world, corpus, tmp_path, monkeypatch):
+def inputs_of(monkeypatch, config, steps=1):
+    """The inputs of the first updates, which are not made."""
     seen = []
-    monkeypatch.setattr(
-        Stage,
-        "train",
-        lambda stage, loss, inputs_at, **others: seen.append(inputs_at(0, stage.state)),
-    )
+
+    def train(stage, loss, inputs_at, **others):
+        seen.extend(inputs_at(step, stage.state) for step in range(steps))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stage, "train", train)
+        warm_start.run(config, silent, NEVER)
+    return seen
+
+
+def test_each_sentence_is_read_with_its_own_block(world, corpus, tmp_path, monkeypatch):
     config = tiny_world.warm_start_config(world, tmp_path, reader_batch_size=6)
-    warm_start.run(config, silent, NEVER)
-    (inputs,) = seen
+    (inputs,) = inputs_of(monkeypatch, config)
     assert inputs.pairs.query_ids.shape[0] == 4
-    assert inputs.joined_ids.shape == (6, LENGTHS.joined)
-    bodies = corpus.body_ids(np.asarray(inputs.batch.source_block), LENGTHS.document)
+    reading = inputs.reading
+    assert reading.joined_ids.shape == (6, LENGTHS.joined)
+    bodies = corpus.body_ids(np.asarray(reading.batch.source_block), LENGTHS.document)
     for row, segments, query, body in zip(
-        inputs.joined_ids,
-        inputs.joined_segment_ids,
-        inputs.batch.query_ids,
+        reading.joined_ids,
+        reading.joined_segment_ids,
+        reading.batch.query_ids,
         bodies,
         strict=True,
     ):
@@ -115,3 +142,212 @@ def test_sentences_without_a_block_are_bad_input(world, tmp_path):
     config = tiny_world.warm_start_config(world, tmp_path, task="asked")
     with pytest.raises(BadInputError, match="its own block"):
         warm_start.run(config, silent, NEVER)
+
+
+# 20 of the 24 blocks of the tiny world.
+MIXTURE = ReaderMixture(own=0.3, null=0.2, retrieved=0.5)
+EVERY_BLOCK = ReaderMixture(own=0.3, null=0.2, retrieved=0.5, num_retrieved=24)
+
+
+def reader_config(world, folder, **changes):
+    """The reader alone, with documents of every kind."""
+    values = {"pairs_task": "", "mixture": MIXTURE, "embed": tiny_world.EMBED}
+    return tiny_world.warm_start_config(world, folder, **(values | changes))
+
+
+@pytest.fixture(scope="module")
+def reader_alone(world, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reader_alone")
+    config = reader_config(world, folder, reader_batch_size=8)
+    assert warm_start.run(config, silent, NEVER)
+    return folder
+
+
+def test_a_reader_alone_leaves_the_retriever_to_the_last_bit(reader_alone, corpus):
+    trained, drawn = params_of(reader_alone), drawn_params(corpus)
+    assert_same_bits(trained["retriever"], drawn["retriever"])
+    assert "reader/bert/token_embedding/embedding" in differing(drawn, trained)
+    for line in read_metrics(str(reader_alone)):
+        assert line["loss"] == line["reader_loss"]
+        assert not {"retriever_loss", "in_batch_accuracy"} & line.keys()
+        kinds = [line.get(f"reader_loss_{kind}") for kind in ("own", "null")]
+        losses = [*filter(None, [*kinds, line.get("reader_loss_retrieved")])]
+        assert min(losses) <= line["reader_loss"] <= max(losses)
+        # Sentences, for there are no pairs.
+        assert line["examples_per_second"] == pytest.approx(
+            8 * line["steps_per_second"]
+        )
+    lines = list(read_metrics(str(reader_alone)))
+    assert any(0 < line.get("answer_retrieved", 0) <= 1 for line in lines)
+
+
+def test_a_retriever_alone_leaves_the_reader_to_the_last_bit(world, corpus, tmp_path):
+    config = tiny_world.warm_start_config(world, tmp_path, task="", train_steps=2)
+    assert warm_start.run(config, silent, NEVER)
+    trained, drawn = params_of(tmp_path), drawn_params(corpus)
+    assert_same_bits(trained["reader"], drawn["reader"])
+    assert any("/document_tower/" in name for name in differing(drawn, trained))
+    for line in read_metrics(str(tmp_path)):
+        assert line["loss"] == line["retriever_loss"]
+        assert not [name for name in line if name.startswith(("reader_", "answer_"))]
+        assert line["examples_per_second"] == pytest.approx(
+            4 * line["steps_per_second"]
+        )
+
+
+def test_a_mixture_stopped_and_resumed_ends_at_the_same_bits(
+    world, reader_alone, tmp_path
+):
+    config = reader_config(world, tmp_path, reader_batch_size=8)
+    stop, report = tiny_world.stop_after(2)
+    assert not warm_start.run(config, report, stop)
+    (commit,) = (tmp_path / "index/commits").iterdir()
+    before = commit.read_bytes()
+    assert warm_start.run(config, silent, NEVER)
+    assert commit.read_bytes() == before
+    assert_same_bits(params_of(tmp_path), params_of(reader_alone))
+
+
+def embeddings(params, corpus, method, *ids):
+    """By the model itself, one call for all rows."""
+    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    return np.asarray(
+        Retriever(config).apply({"params": params["retriever"]}, *ids, method=method)
+    )
+
+
+def pieces(row):
+    return [int(piece) for piece in row if piece]
+
+
+def holds(body, answer):
+    size = len(answer)
+    return any(body[i : i + size] == answer for i in range(len(body) - size + 1))
+
+
+def repeats(body, sentence):
+    """Whether a body has 80 % of the sentence's runs of four."""
+    wanted, present = (
+        {tuple(ids[i : i + 4]) for i in range(len(ids) - 3)} for ids in (sentence, body)
+    )
+    return len(wanted & present) >= 0.8 * len(wanted)
+
+
+def test_every_row_is_joined_with_a_document_of_its_kind(
+    world, corpus, tmp_path, monkeypatch
+):
+    config = reader_config(
+        world, tmp_path, reader_batch_size=24, mixture=EVERY_BLOCK, train_steps=2
+    )
+    seen = inputs_of(monkeypatch, config, steps=2)
+    every = np.arange(corpus.num_blocks)
+    bodies = [pieces(row) for row in corpus.body_ids(every, LENGTHS.document)]
+    params = drawn_params(corpus)
+    documents = embeddings(
+        params,
+        corpus,
+        "embed_documents",
+        *corpus.document_ids(every, LENGTHS.document),
+    )
+    counted = {0: 0, 1: 0, 2: 0}
+    for inputs in seen:
+        assert inputs.pairs is None
+        reading, batch = inputs.reading, inputs.reading.batch
+        queries = embeddings(params, corpus, "embed_queries", batch.query_ids)
+        for i, kind in enumerate(reading.kind):
+            query, joined = pieces(batch.query_ids[i]), pieces(reading.joined_ids[i])
+            assert joined[: len(query)] == query
+            assert joined[-1] == corpus.vocabulary.sep
+            body = joined[len(query) : -1]
+            segments = [0] * len(query) + [1] * (len(body) + 1)
+            segments += [0] * (LENGTHS.joined - len(segments))
+            assert reading.joined_segment_ids[i].tolist() == segments
+            counted[int(kind)] += 1
+            source = int(batch.source_block[i])
+            if kind < 2:
+                assert body == (bodies[source] if kind == 0 else [])
+                assert not reading.has_answer[i]
+                continue
+            answer = pieces(batch.mask_ids[i])
+            sentence = list(query)
+            for position, piece in zip(batch.mask_positions[i], answer, strict=False):
+                sentence[position] = piece
+            usable = [
+                block
+                for block in every
+                if block != source and not repeats(bodies[block], sentence[1:-1])
+            ]
+            useful = [block for block in usable if holds(bodies[block], answer)]
+            assert reading.has_answer[i] == bool(useful)
+            eligible = useful or usable
+            assert bodies.index(body) in eligible
+            scores = documents @ queries[i]
+            best = max(scores[block] for block in eligible)
+            assert scores[bodies.index(body)] == pytest.approx(best, abs=1e-4)
+    assert all(counted.values())
+    found = np.concatenate([inputs.reading.has_answer for inputs in seen])
+    assert 0 < found.sum() < counted[2]
+
+
+@pytest.mark.parametrize("instead", ["own", "null"])
+def test_what_is_read_where_no_neighbour_holds_the_answer_is_a_choice(
+    world, corpus, tmp_path, monkeypatch, instead
+):
+    mixture = ReaderMixture(0, 0, 1, num_retrieved=2, without_answer=instead)
+    config = reader_config(world, tmp_path, reader_batch_size=16, mixture=mixture)
+    (inputs,) = inputs_of(monkeypatch, config)
+    reading = inputs.reading
+    (without,) = np.nonzero(~reading.has_answer)
+    assert len(without)
+    blocks = np.asarray(reading.batch.source_block)[without]
+    expected, _ = corpus.joined_ids(
+        reading.batch.query_ids[without],
+        (blocks if instead == "own" else np.full_like(blocks, -1))[:, None],
+        LENGTHS.joined,
+    )
+    np.testing.assert_array_equal(reading.joined_ids[without], expected[:, 0])
+
+
+def test_sentences_without_a_block_can_be_read_with_what_is_retrieved(
+    world, tmp_path, monkeypatch
+):
+    mixture = ReaderMixture(0, 0.5, 0.5)
+    config = reader_config(world, tmp_path, task="asked", mixture=mixture)
+    (inputs,) = inputs_of(monkeypatch, config)
+    assert (inputs.reading.batch.source_block == -1).all()
+    falls_back = ReaderMixture(0, 0.5, 0.5, without_answer="own")
+    config = reader_config(world, tmp_path, task="asked", mixture=falls_back)
+    with pytest.raises(BadInputError, match="its own block"):
+        warm_start.run(config, silent, NEVER)
+
+
+def test_a_lost_index_is_made_again_only_of_a_retriever_that_stayed(
+    world, reader_alone, tmp_path, monkeypatch
+):
+    folder = tmp_path / "alone"
+    shutil.copytree(reader_alone, folder)
+    shutil.rmtree(folder / "index")
+    longer = reader_config(world, folder, reader_batch_size=8, train_steps=4)
+    inputs_of(monkeypatch, longer)
+    one, two = (SnapshotSeries(open_store(f), "index") for f in (folder, reader_alone))
+    np.testing.assert_array_equal(
+        one.read_array(one.latest(), EMBEDDINGS),
+        two.read_array(two.latest(), EMBEDDINGS),
+    )
+    # An update that is quick to compile.
+    monkeypatch.setattr(
+        warm_start,
+        "WarmStartLoss",
+        lambda *models: (
+            lambda params, *_: (
+                0.0 * sum(leaf.sum() for leaf in jax.tree.leaves(params)),
+                {},
+            )
+        ),
+    )
+    both = reader_config(world, tmp_path / "both", pairs_task="pairs")
+    stop, report = tiny_world.stop_after(2)
+    assert not warm_start.run(both, report, stop)
+    shutil.rmtree(tmp_path / "both" / "index")
+    with pytest.raises(BadInputError, match="its retriever has trained on"):
+        warm_start.run(both, silent, NEVER)
