@@ -16,11 +16,7 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import StoppedError
 from realm_jax.evaluation import report_data
 from realm_jax.evaluation.curves import read_curves
-from realm_jax.evaluation.masked_spans import (
-    MaskedSpans,
-    evaluate_masked_spans,
-    masked_examples,
-)
+from realm_jax.evaluation.masked_spans import evaluate_masked_spans, masked_examples
 from realm_jax.evaluation.open_qa import (
     OpenQaEvaluation,
     evaluate_open_qa,
@@ -41,6 +37,7 @@ from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.held_out import HeldOutQuestions
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import ModelFactory, describe
+from realm_jax.training.masked_spans import MaskedSpans
 from realm_jax.training.metrics import read_metrics
 from realm_jax.training.stage import open_examples
 from realm_jax.training.state import count_parameters
