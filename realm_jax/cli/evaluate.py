@@ -11,6 +11,7 @@ Macros:
   CORPUS       prepared corpus
   QUESTIONS    JSON lines of questions
   WARM_STARTED, PRETRAINED, FINETUNED   model directories of the stages
+  CHECKPOINT   of PRETRAINED: "last", or "best" by held-out utility
   MASKED_TASK  masked sentences, e.g. "my_salient"
   SPLIT        of the questions
   ANOTHER_CORPUS   True: CORPUS is a later version of the one that was trained on

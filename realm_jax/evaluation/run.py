@@ -32,6 +32,12 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
 from realm_jax.training import pretrain, warm_start
+from realm_jax.training.checkpoint_manifests import (
+    HELD_OUT_UTILITY,
+    Which,
+    all_details,
+    best_step,
+)
 from realm_jax.training.checkpoints import Restored
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.held_out import HeldOutQuestions
@@ -39,7 +45,7 @@ from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import ModelFactory, describe
 from realm_jax.training.masked_spans import MaskedSpans
 from realm_jax.training.metrics import read_metrics
-from realm_jax.training.stage import open_examples
+from realm_jax.training.stage import open_examples, require_one_of
 from realm_jax.training.state import count_parameters
 
 PREDICTIONS_NAME = "predictions.jsonl"
@@ -62,6 +68,8 @@ class EvaluateConfig:
       finetuned: how the reader was fine-tuned, and where (`model_dir`).
       warm_started: model directory of the warm start, or "".
       pretrained: model directory of pre-training, or "".
+      pretrained_checkpoint: which checkpoint there: "last", or "best" by held-out
+        utility.
       models: sizes of the models and lengths of pre-training.
       split: of the questions.
       masked_task: masked sentences whose validation split is filled in, or "".
@@ -85,6 +93,7 @@ class EvaluateConfig:
     models: ModelFactory
     warm_started: str = ""
     pretrained: str = ""
+    pretrained_checkpoint: str = "last"
     split: str = "test"
     masked_task: str = ""
     max_masked: int = 400
@@ -95,6 +104,9 @@ class EvaluateConfig:
     title: str = "REALM"
     attribution: str = ""
     follow: bool = False
+
+    def __post_init__(self):
+        require_one_of("CHECKPOINT", self.pretrained_checkpoint, Which)
 
     @property
     def model_dirs(self) -> Sequence[str]:
@@ -139,7 +151,8 @@ class _Evaluation:
             per_question[report_data.AFTER_ICT] = self._recall(model.tree, searcher)
         masked = pretrained = None
         if config.pretrained:
-            model = self._open(config.pretrained, pretrain.NAME)
+            which = Which(config.pretrained_checkpoint)
+            model = self._open(config.pretrained, pretrain.NAME, which)
             pretrained = model.tree
             searcher = self._index(config.pretrained, model)
             per_question[report_data.AFTER_REALM] = self._recall(model.tree, searcher)
@@ -170,10 +183,13 @@ class _Evaluation:
             if masked
             else (),
             questions=sample_answers(self._corpus, answered.predictions, _NUM_ANSWERS),
+            best_checkpoint=best_checkpoint(config.pretrained),
         )
 
-    def _open(self, model_dir: str, stage: str) -> Restored:
-        """The parameters a finished stage ended with."""
+    def _open(
+        self, model_dir: str, stage: str, checkpoint: Which = Which.LAST
+    ) -> Restored:
+        """The parameters a finished stage ended with, or its best ones."""
         self._tick()
         wanted = {
             "model": describe(self._retriever_config),
@@ -182,7 +198,7 @@ class _Evaluation:
         }
         if not self._config.another_corpus:
             wanted["corpus_fingerprint"] = self._corpus.fingerprint
-        return open_finished(model_dir, stage, wanted)
+        return open_finished(model_dir, stage, wanted, checkpoint)
 
     def _index(self, model_dir: str, model: Restored) -> Searcher:
         source = IndexSource(
@@ -263,6 +279,7 @@ class _Evaluation:
                 "vocabulary": f"{bert.vocab_size:,} wordpieces",
                 "candidates": str(config.num_candidates),
                 "searcher": config.searcher,
+                "pre-training checkpoint": config.pretrained_checkpoint,
                 "questions": f"{len(self._questions.questions)} ({config.split})",
             },
             machine=_machine(),
@@ -276,6 +293,25 @@ class _Evaluation:
         total = 2 * len(self._config.model_dirs) + 1
         self._report(min(self._done, total), total, {})
         self._done += 1
+
+
+def best_checkpoint(model_dir: str) -> report_data.BestCheckpoint | None:
+    """The checkpoint of a pre-training run with the highest held-out utility.
+
+    Args:
+      model_dir: of the run, or "" for none.
+    """
+    details = all_details(open_store(model_dir)) if model_dir else {}
+    best = best_step(details)
+    if best is None:
+        return None
+    last = max(details)
+    return report_data.BestCheckpoint(
+        step=best,
+        utility=details[best][HELD_OUT_UTILITY],
+        last_step=last,
+        last_utility=details[last].get(HELD_OUT_UTILITY),
+    )
 
 
 def stage_times(model_dir: str) -> list[report_data.StageTime]:

@@ -8,6 +8,7 @@ from realm_jax.evaluation.report_data import (
     AFTER_ICT,
     AFTER_REALM,
     EXACT_MATCH,
+    BestCheckpoint,
     MaskedAccuracy,
     ReportData,
     recall_name,
@@ -57,6 +58,8 @@ def _verdicts(data: ReportData) -> Iterator[Finding]:
         yield _pretraining(before, after, change)
     if data.masked_accuracy:
         yield _masked_spans(data.masked_accuracy)
+    if data.best_checkpoint:
+        yield _best_checkpoint(data.best_checkpoint)
     answered = data.comparison.find(AFTER_FINETUNING, EXACT_MATCH)
     if answered:
         yield Finding(
@@ -112,6 +115,20 @@ def _masked_spans(accuracy: MaskedAccuracy) -> Finding:
     return Finding(
         Level.NEUTRAL,
         f"Documents make no measurable difference to masked spans: {figures}.",
+    )
+
+
+def _best_checkpoint(best: BestCheckpoint) -> Finding:
+    text = f"Best held-out utility {nats(best.utility)} nats at step {best.step:,}"
+    if best.step == best.last_step:
+        return Finding(Level.NEUTRAL, f"{text}, the last checkpoint.")
+    if best.last_utility is not None:
+        text += (
+            f"; the last checkpoint, of step {best.last_step:,}, has "
+            f"{nats(best.last_utility)}"
+        )
+    return Finding(
+        Level.NEUTRAL, f"{text}.", 'CHECKPOINT="best" fine-tunes and measures that one.'
     )
 
 

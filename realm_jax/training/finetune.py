@@ -58,6 +58,7 @@ class FinetuneConfig(StageConfig):
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
 
     def __post_init__(self):
+        super().__post_init__()
         require_one_of("marginalization", self.marginalization, AnswerMarginalization)
         if not 1 <= self.num_read <= self.num_retrieved:
             raise BadInputError(

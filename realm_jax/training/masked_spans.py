@@ -119,7 +119,7 @@ class HeldOutSpans:
         self._lengths = lengths
         self._count = min(max_examples, len(examples))
         self._embed = query_embedder(retriever.config, mesh)
-        self._fill = _filler(retriever, reader)
+        self._fill = _filler(PretrainLoss(retriever, reader, Marginalization.PER_SPAN))
         num_parts = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
         self._batch_size = -(-_BATCH // num_parts) * num_parts
 
@@ -174,16 +174,15 @@ class HeldOutSpans:
 
 @functools.cache
 def _filler(
-    retriever: Retriever, reader: KnowledgeEncoder
+    loss: PretrainLoss,
 ) -> Callable[[PyTree, PretrainInputs], tuple[Array, ...]]:
     """One function for a model, so that it is compiled once in a process."""
-    loss = PretrainLoss(retriever, reader, Marginalization.PER_SPAN)
 
     # Parameters are an argument: those closed over would be compiled in as constants.
     @jax.jit
     def fill(params: PyTree, inputs: PretrainInputs) -> tuple[Array, ...]:
         likelihood, log_retrieval = loss.likelihood(params, inputs, None)
-        guessed, null_guessed = _guess(reader, params, inputs, log_retrieval)
+        guessed, null_guessed = _guess(loss.reader, params, inputs, log_retrieval)
         return (
             _all_right(guessed, inputs.batch),
             _all_right(null_guessed, inputs.batch),
