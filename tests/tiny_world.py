@@ -138,7 +138,7 @@ def optimizer(total_steps: int) -> OptimizerConfig:
 
 
 def pretrain_config(world: TinyWorld, model_dir, **changes: Any) -> PretrainConfig:
-    """Eight steps, a new index every third, a checkpoint every fourth."""
+    """Eight steps, a new index every third, a checkpoint every fourth and no other."""
     values = {
         "model_dir": str(model_dir),
         "corpus": world.corpus,
@@ -154,6 +154,7 @@ def pretrain_config(world: TinyWorld, model_dir, **changes: Any) -> PretrainConf
         "checkpoint_period": 4,
         "log_period": 1,
         "wait_seconds": 60.0,
+        "held_out_examples": 0,
     }
     return PretrainConfig(**(values | changes))
 

@@ -13,6 +13,7 @@ Macros:
   PORT, HOST   where to serve a page, e.g. 8000
   PRETRAINED   what FINETUNED began with; embeds later versions of CORPUS for a model
                of one tower
+  CHECKPOINT   of PRETRAINED, as it was fine-tuned from: "last" or "best"
   SEARCHER     "device" (exact) or "scann"
   ANOTHER_CORPUS   True: CORPUS is not the one that was trained on
 

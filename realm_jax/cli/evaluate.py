@@ -19,6 +19,7 @@ Macros:
   WARM_STARTED, PRETRAINED, FINETUNED   model directories of the stages
   STARTING_POINT   model directory of a warm start that left the retriever as it was
   CONTROL_WARM_STARTED, CONTROL_FINETUNED   model directories of the control's stages
+  CHECKPOINT   of PRETRAINED: "last", or "best" by held-out utility
   MASKED_TASK  masked sentences, e.g. "my_salient"
   SPLIT        of the questions
   ANOTHER_CORPUS   True: CORPUS is a later version of the one that was trained on

@@ -7,6 +7,7 @@ Macros:
   CORPUS       prepared corpus
   TASK         questions, e.g. "my_questions"
   WARM_START   model directory of `realm pretrain`
+  CHECKPOINT   of WARM_START: "last", or "best" by held-out utility
   SEARCHER     "device" (exact) or "scann"
   TRAIN_STEPS, BATCH_SIZE, SEED
 

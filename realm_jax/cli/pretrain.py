@@ -14,6 +14,9 @@ Macros:
                    how old an index may become, and then "wait", "warn" or "stop"
   SEARCHER         "device" (inside the step) or "scann" (on the host)
   QUESTIONS        held-out questions for recall@5 at every refresh, or ""
+  HELD_OUT_EXAMPLES
+                   validation sentences to fill in at every refresh; 0 for none. The
+                   checkpoint with the highest utility on them is kept as the best
   MICROBATCHES     parts of a batch that are computed one after the other
   NUM_CANDIDATES, TRAIN_STEPS, BATCH_SIZE, SEED
 

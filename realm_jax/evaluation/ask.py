@@ -26,8 +26,10 @@ from realm_jax.index.follower import IndexFollower, LoadedIndex
 from realm_jax.index.manifest import Manifest, MismatchedSnapshotError
 from realm_jax.index.reuse import DOCUMENT_CRC32C
 from realm_jax.training import pretrain
+from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.initialization import describe
+from realm_jax.training.stage import require_one_of
 
 MAX_CHARACTERS = 2000
 """Of a question; what the model reads of it is shorter still."""
@@ -48,6 +50,8 @@ class AskConfig:
       finetuned: how the reader was fine-tuned, and where (`model_dir`).
       pretrained: model directory that fine-tuning began with, or ""; needed to embed
         later versions of the corpus with a model of one tower.
+      pretrained_checkpoint: which checkpoint it began with: "last", or "best" by
+        held-out utility.
       question: one question, or "" to ask at a prompt or on a page.
       host: the address that the page is served on.
       port: its port; 0 for no page.
@@ -61,6 +65,7 @@ class AskConfig:
     corpus: str
     finetuned: FinetuneConfig
     pretrained: str = ""
+    pretrained_checkpoint: str = "last"
     question: str = ""
     host: str = "127.0.0.1"
     port: int = 0
@@ -70,6 +75,7 @@ class AskConfig:
     poll_seconds: float = 2.0
 
     def __post_init__(self):
+        require_one_of("CHECKPOINT", self.pretrained_checkpoint, Which)
         if not 0 <= self.port < 1 << 16:
             raise BadInputError(
                 f"expected a PORT from 1 to 65535, or 0 for no page, got {self.port}"
@@ -341,7 +347,8 @@ def _open_model(config: AskConfig, corpus: BlockStore) -> FinetunedModel:
             "model": describe(models.retriever_config(vocabulary.size)),
             "vocabulary_fingerprint": vocabulary.fingerprint,
         }
-        run = open_finished(config.pretrained, pretrain.NAME, wanted)
+        which = Which(config.pretrained_checkpoint)
+        run = open_finished(config.pretrained, pretrain.NAME, wanted, which)
         began_as = run.tree["retriever"]
     return FinetunedModel.open(
         config.finetuned,

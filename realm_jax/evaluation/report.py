@@ -67,13 +67,50 @@ class _Chart:
     include_zero: bool = False
 
 
+def _nats_on_axis(value: float) -> str:
+    return f"{value:+.2f}" if abs(value) >= 0.005 else "0"
+
+
 _CHARTS = (
     _Chart(curves_lib.LOSS, "Loss", "Mean over the steps since the line before."),
     _Chart(
         curves_lib.UTILITY,
         "Retrieval utility",
         "log p(y|x) − log p(y|null, x), in nats. At zero, documents do not help.",
-        value_format=lambda nats: f"{nats:+.2f}" if abs(nats) >= 0.005 else "0",
+        value_format=_nats_on_axis,
+        include_zero=True,
+    ),
+    _Chart(
+        "held_out_utility",
+        "Retrieval utility, held-out sentences",
+        "The same in nats, without dropout, on sentences of the validation split: "
+        "always the same ones, with every new index and at the end.",
+        value_format=_nats_on_axis,
+        smooth=False,
+        include_zero=True,
+    ),
+    _Chart(
+        "held_out_accuracy",
+        "Masked spans right, held-out sentences",
+        "Share of their spans with every wordpiece right, over all documents.",
+        value_format="{:.0%}".format,
+        smooth=False,
+        include_zero=True,
+    ),
+    _Chart(
+        "held_out_null_accuracy",
+        "The same without documents",
+        "Share of these spans that are right given the null document alone.",
+        value_format="{:.0%}".format,
+        smooth=False,
+        include_zero=True,
+    ),
+    _Chart(
+        "held_out_null_retrieval",
+        "Null document, held-out sentences",
+        "Mean p(null|x): how much of the retrieval goes to no document at all.",
+        value_format="{:.0%}".format,
+        smooth=False,
         include_zero=True,
     ),
     _Chart(

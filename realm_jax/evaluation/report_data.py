@@ -211,6 +211,23 @@ class MaskedAccuracy:
 
 
 @dataclasses.dataclass(frozen=True)
+class BestCheckpoint:
+    """The best checkpoint of pre-training, and the last to compare it with.
+
+    Attributes:
+      step: of the checkpoint with the highest held-out utility.
+      utility: its mean retrieval utility on held-out sentences, in nats.
+      last_step: of the last checkpoint.
+      last_utility: its utility; None if it was not measured.
+    """
+
+    step: int
+    utility: float
+    last_step: int
+    last_utility: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class ExampleDocument:
     """A document of an example; the null document has no title and no snippet.
 
@@ -284,6 +301,7 @@ class ReportData:
     masked_accuracy: MaskedAccuracy | None = None
     examples: Sequence[MaskedExample] = ()
     questions: Sequence[AnsweredQuestion] = ()
+    best_checkpoint: BestCheckpoint | None = None
 
 
 def compare(

@@ -12,11 +12,7 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.evaluation import provenance, report_data
 from realm_jax.evaluation.curves import read_curves
-from realm_jax.evaluation.masked_spans import (
-    MaskedSpans,
-    evaluate_masked_spans,
-    masked_examples,
-)
+from realm_jax.evaluation.masked_spans import evaluate_masked_spans, masked_examples
 from realm_jax.evaluation.open_qa import (
     OpenQaEvaluation,
     evaluate_open_qa,
@@ -32,12 +28,20 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
 from realm_jax.training import pretrain, warm_start
+from realm_jax.training.checkpoint_manifests import (
+    HELD_OUT_UTILITY,
+    Which,
+    all_details,
+    best_step,
+)
 from realm_jax.training.checkpoints import Restored
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.held_out import HeldOutQuestions
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import ModelFactory, describe
-from realm_jax.training.stage import open_examples
+from realm_jax.training.masked_spans import MaskedSpans
+from realm_jax.training.metrics import read_metrics
+from realm_jax.training.stage import open_examples, require_one_of
 from realm_jax.training.state import count_parameters
 
 PREDICTIONS_NAME = "predictions.jsonl"
@@ -68,6 +72,8 @@ class EvaluateConfig:
         for as long as REALM would have taken, or "".
       control_finetuned: model directory of the control's fine-tuning, which was done
         as `finetuned` says, or "".
+      pretrained_checkpoint: which checkpoint there: "last", or "best" by held-out
+        utility.
       models: sizes of the models and lengths of pre-training.
       split: of the questions.
       masked_task: masked sentences whose validation split is filled in, or "".
@@ -94,6 +100,7 @@ class EvaluateConfig:
     starting_point: str = ""
     control_warm_started: str = ""
     control_finetuned: str = ""
+    pretrained_checkpoint: str = "last"
     split: str = "test"
     masked_task: str = ""
     max_masked: int = 400
@@ -111,6 +118,7 @@ class EvaluateConfig:
                 "expected PRETRAINED beside CONTROL_WARM_STARTED, got none; the "
                 "control is compared with what REALM made of the same warm start"
             )
+        require_one_of("CHECKPOINT", self.pretrained_checkpoint, Which)
 
     @property
     def model_dirs(self) -> Sequence[str]:
@@ -169,7 +177,8 @@ class _Evaluation:
                 per_question[label] = self._recall_of(model_dir, model)
         masked = pretrained = None
         if config.pretrained:
-            model = self._open(config.pretrained, pretrain.NAME)
+            which = Which(config.pretrained_checkpoint)
+            model = self._open(config.pretrained, pretrain.NAME, which)
             pretrained = model.tree
             searcher = self._index(config.pretrained, model)
             per_question[report_data.AFTER_REALM] = self._recall(model.tree, searcher)
@@ -201,6 +210,7 @@ class _Evaluation:
             if masked
             else (),
             questions=sample_answers(self._corpus, answered.predictions, _NUM_ANSWERS),
+            best_checkpoint=best_checkpoint(config.pretrained),
         )
 
     def _control(
@@ -233,8 +243,10 @@ class _Evaluation:
         )
         return comparison, answered
 
-    def _open(self, model_dir: str, stage: str) -> Restored:
-        """The parameters a finished stage ended with."""
+    def _open(
+        self, model_dir: str, stage: str, checkpoint: Which = Which.LAST
+    ) -> Restored:
+        """The parameters a finished stage ended with, or its best ones."""
         self._tick()
         wanted = {
             "model": describe(self._retriever_config),
@@ -243,7 +255,7 @@ class _Evaluation:
         }
         if not self._config.another_corpus:
             wanted["corpus_fingerprint"] = self._corpus.fingerprint
-        return open_finished(model_dir, stage, wanted)
+        return open_finished(model_dir, stage, wanted, checkpoint)
 
     def _source(self, model_dir: str) -> IndexSource:
         return IndexSource(
@@ -354,6 +366,7 @@ class _Evaluation:
                 "vocabulary": f"{bert.vocab_size:,} wordpieces",
                 "candidates": str(config.num_candidates),
                 "searcher": config.searcher,
+                "pre-training checkpoint": config.pretrained_checkpoint,
                 "questions": f"{len(self._questions.questions)} ({config.split})",
             },
             machine=provenance.machine(),
@@ -376,6 +389,40 @@ def _scores(answered: OpenQaEvaluation) -> Values:
         **{report_data.recall_name(k): hits for k, hits in answered.recall.items()},
         report_data.EXACT_MATCH: answered.exact_match,
     }
+
+
+def best_checkpoint(model_dir: str) -> report_data.BestCheckpoint | None:
+    """The checkpoint of a pre-training run with the highest held-out utility.
+
+    Args:
+      model_dir: of the run, or "" for none.
+    """
+    details = all_details(open_store(model_dir)) if model_dir else {}
+    best = best_step(details)
+    if best is None:
+        return None
+    last = max(details)
+    return report_data.BestCheckpoint(
+        step=best,
+        utility=details[best][HELD_OUT_UTILITY],
+        last_step=last,
+        last_utility=details[last].get(HELD_OUT_UTILITY),
+    )
+
+
+def stage_times(model_dir: str) -> list[report_data.StageTime]:
+    """How long the updates of each stage took, from the speeds in its metrics."""
+    seconds: dict[str, float] = {}
+    steps: dict[str, int] = {}
+    for line in read_metrics(model_dir):
+        stage, step = line["stage"], line["step"]
+        new = step - steps.get(stage, 0)
+        speed = line["steps_per_second"]
+        seconds[stage] = seconds.get(stage, 0.0) + new / speed
+        steps[stage] = step
+    return [
+        report_data.StageTime(stage, seconds[stage], steps[stage]) for stage in steps
+    ]
 
 
 def _require_alike(control: FinetunedModel, finetuned: FinetunedModel) -> None:

@@ -18,23 +18,30 @@ from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.storage import open_store
 from realm_jax.training import finetune
-from realm_jax.training.checkpoint_manifests import read_details
+from realm_jax.training.checkpoint_manifests import Which, read_details
 from realm_jax.training.checkpoints import Restored, restore_params
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import describe
 
 
-def open_finished(model_dir: str, stage: str, wanted: Mapping[str, Any]) -> Restored:
-    """Reads the parameters that a finished stage ended with.
+def open_finished(
+    model_dir: str,
+    stage: str,
+    wanted: Mapping[str, Any],
+    checkpoint: Which = Which.LAST,
+) -> Restored:
+    """Reads the parameters that a finished stage ended with, or its best ones.
 
     Args:
       model_dir: of the run.
       stage: its name.
       wanted: what its checkpoint must say of the run.
+      checkpoint: which one.
 
     Raises:
-      BadInputError: there is no such run, it is unfinished, damaged or another one.
+      BadInputError: there is no such run, it is unfinished, damaged or another one; or
+        the best checkpoint is asked for, and none was measured.
     """
     store = open_store(model_dir)
     found = read_details(store)
@@ -56,9 +63,9 @@ def open_finished(model_dir: str, stage: str, wanted: Mapping[str, Any]) -> Rest
             f"expected a finished {stage} run in {model_dir}, found step {step} of "
             f"{details['train_steps']}; let it end first"
         )
-    restored = restore_params(store)
+    restored = restore_params(store, checkpoint)
     assert restored is not None
-    if restored.step != step:
+    if checkpoint is Which.LAST and restored.step != step:
         raise BadInputError(
             f"expected checkpoint {step} of {model_dir} as it was written, but it is "
             f"damaged; run {stage} again, which replaces it"

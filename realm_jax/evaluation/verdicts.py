@@ -10,6 +10,7 @@ from realm_jax.evaluation.report_data import (
     AFTER_WARM_START,
     EXACT_MATCH,
     MOMENTS,
+    BestCheckpoint,
     ControlComparison,
     ControlFigure,
     MaskedAccuracy,
@@ -63,6 +64,8 @@ def _verdicts(data: ReportData) -> Iterator[Finding]:
         yield from control_verdict(data.control)
     if data.masked_accuracy:
         yield _masked_spans(data.masked_accuracy)
+    if data.best_checkpoint:
+        yield _best_checkpoint(data.best_checkpoint)
     answered = data.comparison.find(AFTER_FINETUNING, EXACT_MATCH)
     if answered:
         yield Finding(
@@ -162,6 +165,20 @@ def _masked_spans(accuracy: MaskedAccuracy) -> Finding:
     return Finding(
         Level.NEUTRAL,
         f"Documents make no measurable difference to masked spans: {figures}.",
+    )
+
+
+def _best_checkpoint(best: BestCheckpoint) -> Finding:
+    text = f"Best held-out utility {nats(best.utility)} nats at step {best.step:,}"
+    if best.step == best.last_step:
+        return Finding(Level.NEUTRAL, f"{text}, the last checkpoint.")
+    if best.last_utility is not None:
+        text += (
+            f"; the last checkpoint, of step {best.last_step:,}, has "
+            f"{nats(best.last_utility)}"
+        )
+    return Finding(
+        Level.NEUTRAL, f"{text}.", 'CHECKPOINT="best" fine-tunes and measures that one.'
     )
 
 

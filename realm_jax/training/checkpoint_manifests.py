@@ -11,6 +11,8 @@ Nothing here reads an array, so that a launcher can ask how far a run is without
 """
 
 import contextlib
+import enum
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +24,16 @@ FOLDER = "checkpoints"
 
 HOLDS_INDEX = "holds_index"
 """In a checkpoint's details: whether the index is part of the state."""
+
+HELD_OUT_UTILITY = "held_out_utility"
+"""In a checkpoint's details, if it was measured: mean retrieval utility, in nats."""
+
+
+class Which(enum.Enum):
+    """Which checkpoint of a run is asked for."""
+
+    LAST = "last"
+    BEST = "best"
 
 
 class _DamagedManifestError(Exception):
@@ -53,6 +65,29 @@ def all_details(store: Store) -> dict[int, Mapping[str, Any]]:
         with contextlib.suppress(_DamagedManifestError, MissingObjectError):
             found[step] = read_details_of(store, step)
     return found
+
+
+def best_step(details: Mapping[int, Mapping[str, Any]]) -> int | None:
+    """The checkpoint with the highest held-out utility; of equal ones the later.
+
+    Args:
+      details: of the checkpoints, by step.
+
+    Returns:
+      None if none of them carries a utility that is a number.
+    """
+    utilities = {
+        step: found.get(HELD_OUT_UTILITY, math.nan) for step, found in details.items()
+    }
+    measured = [step for step, value in utilities.items() if math.isfinite(value)]
+    return max(measured, key=lambda step: (utilities[step], step), default=None)
+
+
+def add_detail(store: Store, step: int, name: str, value: Any) -> None:
+    """Adds a fact to the manifest of a finished checkpoint, known to be sound."""
+    manifest = _read_manifest(store, step)
+    manifest["details"][name] = value
+    store.write(manifest_name(step), seal(manifest))
 
 
 def write_manifest(store: Store, step: int, details: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ and says which checkpoint is restored.
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -22,7 +22,12 @@ from realm_jax.index.device_search import EmbeddingTable
 from realm_jax.storage import Store
 from realm_jax.training.checkpoint_manifests import (
     FOLDER,
+    HELD_OUT_UTILITY,
     HOLDS_INDEX,
+    Which,
+    add_detail,
+    all_details,
+    best_step,
     find_damage,
     finished_steps,
     manifest_name,
@@ -32,7 +37,7 @@ from realm_jax.training.checkpoint_manifests import (
 from realm_jax.training.state import TrainState
 
 KEPT_CHECKPOINTS = 2
-"""How many of the newest checkpoints remain."""
+"""How many of the newest checkpoints remain, beside the best."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +60,8 @@ class Checkpointer:
 
     Args:
       store: the model directory.
-      keep: how many of the newest checkpoints remain.
+      keep: how many of the newest checkpoints remain; the one with the highest
+        held-out utility remains too.
     """
 
     def __init__(self, store: Store, keep: int = KEPT_CHECKPOINTS):
@@ -69,7 +75,8 @@ class Checkpointer:
         """Starts writing; returns when the state has been copied off the device.
 
         A checkpoint of this step that is there already is left as it is, unless it is
-        damaged.
+        damaged; a held-out utility is added to its details, for it may be measured
+        after the checkpoint was saved.
 
         Args:
           state: its step names the checkpoint.
@@ -79,7 +86,7 @@ class Checkpointer:
 
         def make_room() -> bool:
             self.wait()
-            return self._make_room(step)
+            return self._make_room(step, details)
 
         self._orbax.wait_until_finished()
         if not hosts.first_does(make_room):
@@ -111,10 +118,13 @@ class Checkpointer:
         if finishing is not None:
             finishing.result()
 
-    def _make_room(self, step: int) -> bool:
+    def _make_room(self, step: int, details: Mapping[str, Any]) -> bool:
         """Returns whether the checkpoint is to be written; drops a damaged one."""
         if step in finished_steps(self._store):
             if find_damage(self._store, step) is None:
+                if HELD_OUT_UTILITY in details:
+                    utility = details[HELD_OUT_UTILITY]
+                    add_detail(self._store, step, HELD_OUT_UTILITY, utility)
                 return False
             self._store.delete(manifest_name(step))
         self._store.delete_folder(f"{FOLDER}/{step}")
@@ -125,13 +135,14 @@ class Checkpointer:
         self._orbax.wait_until_finished()
         write_manifest(self._store, step, details)
         finished = finished_steps(self._store)
-        for old in finished[: -self._keep]:
+        kept = {*finished[-self._keep :], best_step(all_details(self._store))}
+        for old in set(finished) - kept:
             self._store.delete(manifest_name(old))
         # Those of the old, and what a process left that was killed as it wrote or
         # deleted one.
-        kept = {str(step) for step in finished[-self._keep :]}
         parts = [name.split("/") for name in self._store.list(FOLDER)]
-        for folder in {part[1] for part in parts if len(part) > 2} - kept:
+        folders = {part[1] for part in parts if len(part) > 2}
+        for folder in folders - {str(step) for step in kept}:
             self._store.delete_folder(f"{FOLDER}/{folder}")
 
     def close(self) -> None:
@@ -170,15 +181,29 @@ def restore_state(store: Store, template: TrainState) -> Restored | None:
             index = index.replace(**read["index"])
         return TrainState(params=read["params"], index=index, **read["rest"])
 
-    return _newest(store, read)
+    return _chosen(store, _newest_undamaged, read)
 
 
-def restore_params(store: Store) -> Restored | None:
-    """Reads the parameters alone; see `restore_state`.
+def restore_params(store: Store, which: Which = Which.LAST) -> Restored | None:
+    """Reads the parameters alone, of the newest undamaged checkpoint or of the best.
 
     They come to this process's first device, whichever devices they were saved from.
+
+    Args:
+      store: the model directory.
+      which: the best has the highest held-out utility.
+
+    Returns:
+      None if there is no checkpoint at all.
+
+    Raises:
+      BadInputError: the best is asked for, and is damaged or was never measured; or
+        every checkpoint is damaged.
     """
-    return _newest(store, lambda url, _: jax.device_put(_read_on_host(url, "params")))
+    choose = _newest_undamaged if which is Which.LAST else _best_undamaged
+    return _chosen(
+        store, choose, lambda url, _: jax.device_put(_read_on_host(url, "params"))
+    )
 
 
 def read_item(store: Store, step: int, item: str) -> PyTree:
@@ -186,8 +211,12 @@ def read_item(store: Store, step: int, item: str) -> PyTree:
     return _read_on_host(store.url(f"{FOLDER}/{step}"), item)
 
 
-def _newest(store: Store, read) -> Restored | None:
-    step = hosts.first_does(lambda: _newest_undamaged(store))
+def _chosen(
+    store: Store,
+    choose: Callable[[Store], int | None],
+    read: Callable[[str, Mapping[str, Any]], Any],
+) -> Restored | None:
+    step = hosts.first_does(lambda: choose(store))
     if step is None:
         return None
     details = read_details_of(store, step)
@@ -208,6 +237,27 @@ def _newest_undamaged(store: Store) -> int | None:
             f"{'; '.join(damaged)}; delete the folder to start anew"
         )
     return None
+
+
+def _best_undamaged(store: Store) -> int | None:
+    finished = finished_steps(store)
+    if not finished:
+        return None
+    step = best_step(all_details(store))
+    if step is None:
+        raise BadInputError(
+            f"expected a checkpoint with a {HELD_OUT_UTILITY} in {store.url(FOLDER)}, "
+            f"but none of steps {', '.join(map(str, finished))} has one; pretrain with "
+            "held_out_examples above 0, or ask for the last checkpoint "
+            '(CHECKPOINT="last")'
+        )
+    problem = find_damage(store, step)
+    if problem is not None:
+        raise BadInputError(
+            f"expected the best checkpoint of {store.url()}, that of step {step}, as "
+            f'it was written, but {problem}; ask for the last one (CHECKPOINT="last")'
+        )
+    return step
 
 
 def _index_item(index: EmbeddingTable) -> dict[str, jax.Array]:

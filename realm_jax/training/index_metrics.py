@@ -10,7 +10,9 @@ from realm_jax import hosts
 from realm_jax.evaluation.curves import Level, health, read_curves
 from realm_jax.index.searchers import Searcher
 from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.training.checkpoint_manifests import HELD_OUT_UTILITY
 from realm_jax.training.held_out import HeldOutQuestions
+from realm_jax.training.masked_spans import HeldOutSpans
 from realm_jax.training.probe import Probe
 
 
@@ -20,6 +22,7 @@ class IndexMetrics:
     Attributes:
       is_due: whether something was measured that is not written yet, so that no index
         goes without its line.
+      pending: what that is.
     """
 
     def __init__(
@@ -28,6 +31,7 @@ class IndexMetrics:
         config: RetrieverConfig,
         probe: Probe,
         questions: HeldOutQuestions | None,
+        spans: HeldOutSpans | None,
     ):
         """Prepares to measure.
 
@@ -36,17 +40,28 @@ class IndexMetrics:
           config: of the retriever.
           probe: a sample of queries and blocks.
           questions: held-out questions for recall, if there are any.
+          spans: held-out masked sentences, if there are any.
         """
         self._model_dir = model_dir
         self._config = config
         self._probe = probe
         self._questions = questions
+        self._spans = spans
         self._measured: dict[str, float] = {}
 
     @property
     def is_due(self) -> bool:
         """See the class."""
         return bool(self._measured)
+
+    @property
+    def pending(self) -> Mapping[str, float]:
+        """See the class."""
+        return dict(self._measured)
+
+    def resume(self, pending: Mapping[str, float]) -> None:
+        """Goes on with what was measured before a checkpoint and not yet written."""
+        self._measured = dict(pending)
 
     def take(self) -> Mapping[str, float]:
         """Returns what was measured since the last call."""
@@ -73,6 +88,24 @@ class IndexMetrics:
         """Measures an index that was renewed row by row."""
         self._measured |= self._probe.of_index(params, searcher)
         self._measure_recall(step, params, searcher)
+
+    def of_spans(self, params: PyTree, searcher: Searcher) -> float | None:
+        """Fills in the held-out masked spans.
+
+        Args:
+          params: {"retriever": ..., "reader": ...}.
+          searcher: the index in use.
+
+        Returns:
+          The mean retrieval utility, in nats; None if there are no spans.
+        """
+        if self._spans is None:
+            return None
+        began = time.perf_counter()
+        means = self._spans.fill_in(params, searcher).means()
+        self._measured |= means
+        self._measured["held_out_seconds"] = time.perf_counter() - began
+        return means[HELD_OUT_UTILITY]
 
     def _measure_recall(self, step: int, params: PyTree, searcher: Searcher) -> None:
         if self._questions is None:

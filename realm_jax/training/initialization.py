@@ -19,6 +19,7 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.storage import open_store
+from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.weights import bert as bert_weights
 from realm_jax.weights.tensors import weights_file
@@ -119,7 +120,11 @@ def model_directories(source: str) -> tuple[str, ...]:
 
 
 def warm_start_params(
-    params: PyTree, source: str, config: RetrieverConfig, vocabulary: WordPiece
+    params: PyTree,
+    source: str,
+    config: RetrieverConfig,
+    vocabulary: WordPiece,
+    checkpoint: Which = Which.LAST,
 ) -> PyTree:
     """Replaces parameters by those of an earlier stage or of published weights.
 
@@ -131,10 +136,11 @@ def warm_start_params(
         stage, whose parameters are taken wherever this stage has them too.
       config: this stage's towers.
       vocabulary: of this stage's corpus.
+      checkpoint: which one of an earlier stage.
 
     Raises:
       BadInputError: nothing is there, or it is of another shape, kind of model or
-        vocabulary.
+        vocabulary; or the best checkpoint is asked for, and none was measured.
     """
     if not source:
         return params
@@ -147,7 +153,7 @@ def warm_start_params(
             )
             _require_vocabulary(theirs.fingerprint, vocabulary, source)
         return started
-    restored = restore_params(open_store(source))
+    restored = restore_params(open_store(source), checkpoint)
     if restored is None:
         raise BadInputError(
             f"expected a finished checkpoint or model.safetensors in WARM_START "

@@ -36,10 +36,15 @@ of the index
 
 of the index, only on lines after a new one
   `recall_at_5`              of the held-out questions
+  `held_out_utility` (nats), `held_out_likelihood` p(y|x), `held_out_null_likelihood`
+  p(y|null,x), `held_out_accuracy`, `held_out_null_accuracy`, `held_out_null_retrieval`
+  p(null|x), `held_out_retrieval_entropy` (nats)
+                             means over masked sentences of the validation split
+                             (`masked_spans.py`); also on the last line of a run
   `index_drift`, `retrieval_kl` (nats), `same_neighbours`, `kept_neighbours`
                              of the index that was replaced (`probe.py`)
   `index_search_seconds`     to search it for the probe's queries, once
-  `index_swap_seconds`, `index_measuring_seconds`
+  `index_swap_seconds`, `index_measuring_seconds`, `held_out_seconds`
                              for which training stood, once
 """
 

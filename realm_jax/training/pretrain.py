@@ -4,31 +4,33 @@ import dataclasses
 import functools
 import logging
 import threading
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from jaxtyping import PyTree
 
+from realm_jax import hosts
 from realm_jax.data.examples import Examples
+from realm_jax.data.splits import VALIDATION
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import EmbeddingTable, Precision
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import LoadedIndex
-from realm_jax.index.searchers import DeviceConfig, DeviceSearcher
+from realm_jax.index.searchers import DeviceConfig, DeviceSearcher, Searcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.training.accounting import Part
-from realm_jax.training.checkpoint_manifests import HOLDS_INDEX, all_details
-from realm_jax.training.checkpoints import KEPT_CHECKPOINTS
+from realm_jax.training.checkpoint_manifests import HOLDS_INDEX
 from realm_jax.training.held_out import HeldOutQuestions
 from realm_jax.training.host_search import HostSearch
 from realm_jax.training.index_link import IndexLink, IndexSource
 from realm_jax.training.index_metrics import IndexMetrics
+from realm_jax.training.kept_checkpoints import KeptCheckpoints
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
+from realm_jax.training.masked_spans import HeldOutSpans
 from realm_jax.training.metrics import Means
 from realm_jax.training.probe import NUM_QUERIES, Probe
 from realm_jax.training.refresh import (
@@ -49,6 +51,9 @@ from realm_jax.training.step import MakeStep
 from realm_jax.types import PretrainBatch
 
 NAME = "pretrain"
+
+_MEASURED = "measured"
+"""In a checkpoint's details: what was measured for the line of metrics after it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +77,9 @@ class PretrainConfig(StageConfig):
       marginalization: "per_span" (the paper) or "per_token" (the authors' code).
       questions: JSON lines of held-out questions for recall@5, or "".
       questions_split: the split of them that is searched.
+      held_out_examples: masked sentences of the validation split that are filled in
+        with every index and at the end, evenly spread; 0 for none. The checkpoint with
+        the highest utility on them is kept beside the newest.
       embed: how the trainer embeds the corpus itself (`off` and `blocking`).
       frozen: parameter paths that stay as they are, such as "retriever".
       wait_seconds: how long `async` waits for the first index before it gives up.
@@ -89,6 +97,7 @@ class PretrainConfig(StageConfig):
     marginalization: str = "per_span"
     questions: str = ""
     questions_split: str = "dev"
+    held_out_examples: int = 256
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
     frozen: tuple[str, ...] = ()
     wait_seconds: float = 3600.0
@@ -108,6 +117,11 @@ class PretrainConfig(StageConfig):
             raise BadInputError(
                 f"expected NUM_CANDIDATES of at least 2 (the null document and one "
                 f"that is retrieved), got {self.num_candidates}"
+            )
+        if self.held_out_examples < 0:
+            raise BadInputError(
+                f"expected HELD_OUT_EXAMPLES of at least 0 (none), got "
+                f"{self.held_out_examples}"
             )
 
     @property
@@ -193,7 +207,45 @@ def _index_metrics(
         questions = HeldOutQuestions(
             stage.corpus, config.questions, config.questions_split, lengths.query
         )
-    return IndexMetrics(config.model_dir, stage.retriever_config, probe, questions)
+    return IndexMetrics(
+        config.model_dir,
+        stage.retriever_config,
+        probe,
+        questions,
+        _held_out_spans(stage, config),
+    )
+
+
+def _held_out_spans(
+    stage: Stage[KnowledgeEncoder], config: PretrainConfig
+) -> HeldOutSpans | None:
+    """The masked sentences that are filled in; None if there are to be none.
+
+    Raises:
+      BadInputError: so many were asked for, and the task has no validation split.
+    """
+    wanted = config.held_out_examples
+    if not wanted:
+        return None
+    split = stage.corpus.directory / "examples" / config.task / VALIDATION
+    if wanted == PretrainConfig.held_out_examples and not split.exists():
+        if hosts.is_first():
+            logging.info(
+                "task %r has no validation split: nothing is measured on held-out "
+                "sentences, and no checkpoint is the best",
+                config.task,
+            )
+        return None
+    return HeldOutSpans(
+        stage.retriever,
+        stage.reader,
+        corpus=stage.corpus,
+        examples=stage.open_examples(config.task, VALIDATION),
+        num_candidates=config.num_candidates,
+        lengths=config.models.lengths,
+        max_examples=wanted,
+        mesh=stage.mesh,
+    )
 
 
 class _Pretraining:
@@ -226,8 +278,7 @@ class _Pretraining:
         # The index that the state holds, before it is replaced.
         self._renewed: EmbeddingTable | None = None
         self._is_rolling = config.refresh_mode == RefreshMode.ROLLING.value
-        # Of the checkpoints that are kept, which garbage collection must not take.
-        self._saved: deque[int] = deque(maxlen=KEPT_CHECKPOINTS)
+        self._kept = KeptCheckpoints(stage.model_store)
         self._refresher = Refresher(
             RefreshMode(config.refresh_mode),
             config.refresh_period,
@@ -241,15 +292,16 @@ class _Pretraining:
 
     def run(self, report: Report, stop: threading.Event) -> None:
         stage, refresher = self._stage, self._refresher
-        saved = stage.details["index_step"] if stage.details is not None else None
+        details, saved = stage.details or {}, self._resumed_index
         step = int(stage.state.step)
-        self._saved.extend(
-            details["index_step"] for details in all_details(stage.model_store).values()
-        )
         retriever = stage.state.params["retriever"]
-        self._step_inputs.resume(stage.details or {}, self._batch_at)
-        held = stage.details is not None and stage.details.get(HOLDS_INDEX)
-        if held and saved is not None and stage.state.index is not None:
+        self._step_inputs.resume(details, self._batch_at)
+        self._metrics.resume(details.get(_MEASURED, {}))
+        if (
+            details.get(HOLDS_INDEX)
+            and saved is not None
+            and stage.state.index is not None
+        ):
             searcher = self._searcher_of(stage.state.index, saved)
             index = LoadedIndex(searcher, self._link.manifest(saved))
             refresher.adopt(step, retriever, index)
@@ -264,6 +316,7 @@ class _Pretraining:
             # A line for every index, so that none of them goes without its recall.
             log_due=lambda: self._metrics.is_due,
             checkpoint_details=self._checkpoint_details,
+            measure=[self._measure_last],
             hooks=[self._beat],
             replace_state=self._refresh,
             make_step=make_step(self._config),
@@ -271,6 +324,12 @@ class _Pretraining:
         logging.info("swapped to a newer index %d times", refresher.num_swaps)
         if refresher.failure is not None:
             raise refresher.failure
+
+    @property
+    def _resumed_index(self) -> int | None:
+        """Version of the index that this process resumed with; None in a new run."""
+        details = self._stage.details
+        return None if details is None else details["index_step"]
 
     def _searcher_of(self, table: EmbeddingTable, step: int) -> DeviceSearcher:
         stage, config = self._stage, self._config
@@ -290,17 +349,51 @@ class _Pretraining:
             stopwatch.wait_for(retriever)
         with stopwatch.part(Part.SWAP):
             index = self._index_in_use = self._refresher.before_step(step, retriever)
-            if state.index is None:
-                return state
-            if index is not before:
+            if state.index is not None and index is not before:
                 # It changes with every update: the one in memory is the state's.
-                return state.replace(index=index.searcher.table)
-            if self._is_rolling and step % self._config.refresh_period == 0:
-                # All its rows are others than a period ago.
-                renewed = self._searcher_of(state.index, step)
-                stopwatch.wait_for(retriever)
-                self._metrics.of_renewal(step, retriever, renewed)
+                state = state.replace(index=index.searcher.table)
+        if self._is_renewed(step):
+            stopwatch.wait_for(retriever)
+            with stopwatch.part(Part.SWAP):
+                self._metrics.of_renewal(step, retriever, self._searcher(step, state))
+        elif index is before:
             return state
+        utility = self._fill_in_spans(step, state)
+        # One that resumes measures the index it resumes with, too, for the metrics: the
+        # run that nothing disturbed would not have, and so would not keep it.
+        is_known = index.manifest.step == self._resumed_index
+        if utility is None or (is_known and not self._is_renewed(step)):
+            return state
+        if self._kept.note_utility(step, utility):
+            logging.info("step %d: held-out utility %+.3f, the best", step, utility)
+            self._stage.save(step, state, self._checkpoint_details)
+        return state
+
+    def _is_renewed(self, step: int) -> bool:
+        """Whether all rows of a rolling index are others than a period ago."""
+        if not self._is_rolling or step % self._config.refresh_period:
+            return False
+        return step > self._refresher.index.manifest.step
+
+    def _searcher(self, step: int, state: TrainState) -> Searcher:
+        """Searches the index in use."""
+        if state.index is None:
+            return self._refresher.index.searcher
+        return self._searcher_of(state.index, step)
+
+    def _fill_in_spans(self, step: int, state: TrainState) -> float | None:
+        """Measures on held-out sentences; returns the utility, if there are any."""
+        stopwatch = self._stage.stopwatch
+        stopwatch.wait_for(state.params)
+        with stopwatch.part(Part.SWAP):
+            return self._metrics.of_spans(state.params, self._searcher(step, state))
+
+    def _measure_last(self, step: int, state: TrainState, metrics: Means) -> None:
+        """After the last update, whose checkpoint is saved in any case."""
+        if step == self._config.train_steps:
+            utility = self._fill_in_spans(step, state)
+            if utility is not None:
+                self._kept.note_utility(step, utility)
 
     def _inputs_at(
         self, step: int, state: TrainState
@@ -322,7 +415,7 @@ class _Pretraining:
         index: LoadedIndex,
         replaced: LoadedIndex | None,
     ) -> None:
-        self._link.use(index.manifest.step, tuple(self._saved))
+        self._link.use(index.manifest.step, self._kept.index_steps)
         if replaced is None:
             self._metrics.of_first(step, params, index.searcher)
             return
@@ -341,11 +434,14 @@ class _Pretraining:
             **self._metrics.take(),
         }
 
-    def _checkpoint_details(self) -> Mapping[str, Any]:
-        step = self._refresher.index.manifest.step
-        self._saved.append(step)
-        self._link.use(step, tuple(self._saved))
-        return {"index_step": step, **self._step_inputs.details()}
+    def _checkpoint_details(self, step: int) -> Mapping[str, Any]:
+        index_step = self._refresher.index.manifest.step
+        details = {"index_step": index_step, **self._step_inputs.details()}
+        if self._metrics.is_due:
+            details[_MEASURED] = self._metrics.pending
+        details = self._kept.add(step, details)
+        self._link.use(index_step, self._kept.index_steps)
+        return details
 
     def _beat(self, step: int, state: TrainState, metrics: Means) -> None:
         self._link.beat(step)

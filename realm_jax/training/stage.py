@@ -24,7 +24,11 @@ from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.storage import Store, open_store
 from realm_jax.training import checkpoints, initialization, loop, partitioning
 from realm_jax.training.accounting import Accounting, Part, Stopwatch
-from realm_jax.training.checkpoint_manifests import finished_steps, read_details
+from realm_jax.training.checkpoint_manifests import (
+    Which,
+    finished_steps,
+    read_details,
+)
 from realm_jax.training.checkpoints import Checkpointer
 from realm_jax.training.initialization import ModelFactory, Reader
 from realm_jax.training.loop import Hook, LogMetrics, ReplaceState, Report
@@ -43,6 +47,8 @@ ReaderT = TypeVar("ReaderT", bound=Reader)
 
 _UNRECORDED = {"spans": Spans.ALL.value}
 """What a checkpoint was trained with that does not record a setting."""
+CheckpointDetails = Callable[[int], Mapping[str, Any]]
+"""Updates done -> what a checkpoint says beside what every stage says."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +68,8 @@ class StageConfig:
       warm_start: what the parameters start from; see `warm_start_params`.
       projection: what the retriever's projection starts as, "random" or "pca"; see
         `projection.py`.
+      warm_start_checkpoint: which checkpoint of an earlier stage: "last", or "best" by
+        held-out utility.
       seed: of initialisation, the order of examples, and dropout.
       mesh: how devices are laid out.
       checkpoint_period: steps between checkpoints; one more follows the last step.
@@ -81,6 +89,7 @@ class StageConfig:
     optimizer: Callable[..., OptimizerConfig] = OptimizerConfig
     warm_start: str = ""
     projection: str = Projection.RANDOM.value
+    warm_start_checkpoint: str = "last"
     seed: int = 0
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     checkpoint_period: int = 1000
@@ -91,6 +100,7 @@ class StageConfig:
 
     def __post_init__(self):
         require_one_of("spans", self.spans, Spans)
+        require_one_of("CHECKPOINT", self.warm_start_checkpoint, Which)
 
     @property
     def examples_per_update(self) -> int:
@@ -241,7 +251,8 @@ class Stage(Generic[ReaderT]):
         stop: threading.Event,
         log_extra: Callable[[int], Mapping[str, float]] = lambda step: {},
         log_due: Callable[[], bool] = lambda: False,
-        checkpoint_details: Callable[[], Mapping[str, Any]] = dict,
+        checkpoint_details: CheckpointDetails = lambda step: {},
+        measure: Sequence[Hook] = (),
         hooks: Sequence[Hook] = (),
         replace_state: ReplaceState = lambda step, state: state,
         make_step: MakeStep | None = None,
@@ -256,7 +267,8 @@ class Stage(Generic[ReaderT]):
           stop: ends training between two steps.
           log_extra: more values for each line of metrics.
           log_due: asks for a line of metrics between two of them.
-          checkpoint_details: more facts for each checkpoint.
+          checkpoint_details: updates done -> more facts for the checkpoint.
+          measure: run before the line of metrics that an update may have.
           hooks: run after metrics and before the checkpoint.
           replace_state: (updates done, state) -> the state to go on with.
           make_step: of the loss and the optimizer; None for the plain one.
@@ -282,7 +294,7 @@ class Stage(Generic[ReaderT]):
         )
 
         def save(step: int, state: TrainState) -> None:
-            self._save(state, checkpoint_details)
+            self.save(step, state, checkpoint_details)
 
         def inputs_on_devices(step: int, state: TrainState) -> Any:
             inputs = partitioning.place_batch(self._mesh, inputs_at(step, state))
@@ -297,7 +309,7 @@ class Stage(Generic[ReaderT]):
                 replace_state=replace_state,
                 total_steps=config.train_steps,
                 hooks=[
-                    *(log, *hooks),
+                    *(*measure, log, *hooks),
                     loop.every(config.checkpoint_period, save),
                     *profiling,
                 ],
@@ -309,12 +321,19 @@ class Stage(Generic[ReaderT]):
             save(last, self.state)
         return self.is_done
 
-    def _save(
-        self, state: TrainState, more_details: Callable[[], Mapping[str, Any]]
+    def save(
+        self, step: int, state: TrainState, more_details: CheckpointDetails
     ) -> None:
+        """Saves a checkpoint; `train` saves others when they are due.
+
+        Args:
+          step: updates done.
+          state: after them.
+          more_details: as `checkpoint_details` of `train`.
+        """
         self.stopwatch.wait_for(state)
         with self.stopwatch.part(Part.CHECKPOINT):
-            details = {**self._describe(), **more_details()}
+            details = {**self._describe(), **more_details(step)}
             details["train_steps"] = self.config.train_steps
             self._checkpointer.save(state, details)
 
@@ -372,6 +391,7 @@ class Stage(Generic[ReaderT]):
                 config.warm_start,
                 self.retriever_config,
                 self.corpus.vocabulary,
+                Which(config.warm_start_checkpoint),
             )
             params = self._with_projection(params)
         state = place_state(

@@ -59,8 +59,12 @@ def host_lines(config: StageConfig, stage: Training, setting: Setting) -> list[L
 def bucket_lines(config: StageConfig, stage: Training, setting: Setting) -> list[Line]:
     """Returns the space that MODEL_DIR takes at most."""
     state = memory.num_bytes(stage.state)
-    checkpoints = (KEPT_CHECKPOINTS + 1) * state
+    kept_checkpoints = KEPT_CHECKPOINTS
     note = f"{KEPT_CHECKPOINTS} and the one being written"
+    if isinstance(config, PretrainConfig) and config.held_out_examples:
+        kept_checkpoints += 1
+        note = f"{KEPT_CHECKPOINTS}, the best, and the one being written"
+    checkpoints = (kept_checkpoints + 1) * state
     lines = [Line("checkpoints", checkpoints, Unit.BYTES, note)]
     towers = config.models.retriever_config(setting.corpus.vocab_size)
     index = index_bytes(towers.projection_size, setting)
@@ -71,7 +75,7 @@ def bucket_lines(config: StageConfig, stage: Training, setting: Setting) -> list
         kept = BuilderConfig.keep
         # The newest, those of kept checkpoints, and an attempt.
         indexes = 1 if config.refresh_mode == RefreshMode.OFF.value else kept
-        indexes += KEPT_CHECKPOINTS + 1
+        indexes += kept_checkpoints + 1
         lines.append(Line("indexes", indexes * index, Unit.BYTES, f"at most {indexes}"))
         if config.refresh_mode == RefreshMode.ASYNC.value:
             lines.append(

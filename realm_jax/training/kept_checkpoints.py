@@ -1,0 +1,75 @@
+"""Which checkpoints of a pre-training run remain, and what they resume with.
+
+`Checkpointer` keeps the newest and the best by held-out utility. The trainer follows it
+here, to know a new best one, and which indexes garbage collection must not take: a run
+whose newest checkpoints are damaged goes on from the best, with the index it names.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from realm_jax import hosts
+from realm_jax.storage import Store
+from realm_jax.training.checkpoint_manifests import (
+    HELD_OUT_UTILITY,
+    all_details,
+    best_step,
+)
+from realm_jax.training.checkpoints import KEPT_CHECKPOINTS
+
+
+class KeptCheckpoints:
+    """The details of the checkpoints that remain, by step."""
+
+    def __init__(self, store: Store):
+        """Reads which there are.
+
+        Args:
+          store: the model directory.
+        """
+        self._details = hosts.first_does(lambda: all_details(store))
+        self._measured: dict[int, float] = {}
+
+    @property
+    def index_steps(self) -> tuple[int, ...]:
+        """Versions of the indexes that they resume with, in order of their steps."""
+        return tuple(details["index_step"] for details in self._details.values())
+
+    def note_utility(self, step: int, utility: float) -> bool:
+        """Notes the held-out utility of a step, for the checkpoint of that step.
+
+        Args:
+          step: updates done.
+          utility: in nats.
+
+        Returns:
+          Whether no checkpoint has a higher one.
+        """
+        self._measured = {step: utility}
+        best = best_step(self._details)
+        if best is None:
+            return math.isfinite(utility)
+        return utility >= self._details[best][HELD_OUT_UTILITY]
+
+    def add(self, step: int, details: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Counts a checkpoint that is being saved, and those no more that it replaces.
+
+        Args:
+          step: updates done.
+          details: of the checkpoint.
+
+        Returns:
+          The details with the held-out utility of this step, if it was measured.
+        """
+        utility = (
+            {HELD_OUT_UTILITY: self._measured[step]} if step in self._measured else {}
+        )
+        details = {**details, **utility}
+        # One that is there already keeps its details, see `Checkpointer.save`.
+        found = {**self._details, step: {**details, **self._details.get(step, {})}}
+        found[step].update(utility)
+        newest = sorted(found)[-KEPT_CHECKPOINTS:]
+        kept = {*newest, best_step(found)}
+        self._details = {step: found[step] for step in sorted(found) if step in kept}
+        return details

@@ -1,0 +1,219 @@
+"""Masked spans that training never saw: does retrieval help to fill them in?
+
+Measured while pre-training, whenever an index comes into use (`index_metrics.py`), and
+by the evaluation of a finished run (`evaluation/masked_spans.py`).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float, Int, PyTree
+
+from realm_jax import hosts
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.examples import Examples
+from realm_jax.index.candidates import num_neighbours, pretrain_candidates
+from realm_jax.index.embed import query_embedder
+from realm_jax.index.searchers import Searcher
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever
+from realm_jax.objectives.masked_lm import Marginalization
+from realm_jax.training.initialization import Lengths
+from realm_jax.training.losses import PretrainInputs, PretrainLoss
+from realm_jax.training.partitioning import local_rows, place_batch
+from realm_jax.types import Array, Candidates, PretrainBatch
+
+_BATCH = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedSpans:
+    """What a model makes of masked spans, row by row.
+
+    Attributes:
+      batch: the masked sentences.
+      block_ids: the documents that were read; -1 is the null document.
+      correct: 1.0 where every masked wordpiece was guessed right, over all documents.
+      null_correct: the same given the null document alone.
+      log_retrieval: log p(z|x).
+      log_candidates: log p(y|z,x) of the whole span.
+      log_marginal: log p(y|x).
+      log_null: log p(y|null,x).
+    """
+
+    batch: PretrainBatch
+    block_ids: Int[np.ndarray, "example candidate"]
+    correct: Float[np.ndarray, " example"]
+    null_correct: Float[np.ndarray, " example"]
+    log_retrieval: Float[np.ndarray, "example candidate"]
+    log_candidates: Float[np.ndarray, "example candidate"]
+    log_marginal: Float[np.ndarray, " example"]
+    log_null: Float[np.ndarray, " example"]
+
+    @property
+    def utility(self) -> Float[np.ndarray, " example"]:
+        """Retrieval utility, log p(y|x) - log p(y|null,x), in nats."""
+        return self.log_marginal - self.log_null
+
+    @property
+    def retrieval_entropy(self) -> Float[np.ndarray, " example"]:
+        """Entropy of p(z|x) over the candidates, in nats."""
+        # An empty slot has probability 0, and 0 times -inf is no number.
+        logs = np.where(np.isfinite(self.log_retrieval), self.log_retrieval, 0.0)
+        return -(np.exp(self.log_retrieval) * logs).sum(axis=-1)
+
+    def means(self) -> Mapping[str, float]:
+        """Means over all spans, by the names that `metrics.py` explains."""
+        values = {
+            "utility": self.utility,
+            "likelihood": np.exp(self.log_marginal),
+            "null_likelihood": np.exp(self.log_null),
+            "accuracy": self.correct,
+            "null_accuracy": self.null_correct,
+            "null_retrieval": np.exp(self.log_retrieval[:, 0]),
+            "retrieval_entropy": self.retrieval_entropy,
+        }
+        return {
+            f"held_out_{name}": float(array.mean(dtype=np.float64))
+            for name, array in values.items()
+        }
+
+
+class HeldOutSpans:
+    """A fixed set of masked sentences, filled in again and again."""
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        reader: KnowledgeEncoder,
+        *,
+        corpus: BlockStore,
+        examples: Examples,
+        num_candidates: int,
+        lengths: Lengths,
+        max_examples: int,
+        mesh: Mesh | None = None,
+    ):
+        """Keeps what spans are filled in with; computes nothing yet.
+
+        Args:
+          retriever: the towers.
+          reader: the knowledge-augmented encoder.
+          corpus: the blocks.
+          examples: masked sentences.
+          num_candidates: documents per sentence, the null document included.
+          lengths: padded lengths.
+          max_examples: how many of them, evenly spread, at most.
+          mesh: over which batches are split; None: one device.
+        """
+        self._mesh = mesh
+        self._corpus = corpus
+        self._examples = examples
+        self._num_candidates = num_candidates
+        self._lengths = lengths
+        self._count = min(max_examples, len(examples))
+        self._embed = query_embedder(retriever.config, mesh)
+        self._fill = _filler(PretrainLoss(retriever, reader, Marginalization.PER_SPAN))
+        num_parts = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+        self._batch_size = -(-_BATCH // num_parts) * num_parts
+
+    def fill_in(self, params: PyTree, searcher: Searcher) -> MaskedSpans:
+        """Fills in the spans; all processes take part and get the same numbers.
+
+        A wordpiece is guessed as argmax_v sum_z p(z|x) p(v|z,x), the mixture that the
+        model is trained on, and given the null document as argmax_v p(v|null,x).
+
+        Args:
+          params: {"retriever": ..., "reader": ...}.
+          searcher: the index.
+        """
+        rows = [self._fill_batch(params, searcher, batch) for batch in self._batches()]
+        parts = jax.tree.map(lambda *arrays: np.concatenate(arrays), *rows)
+        return MaskedSpans(*jax.tree.map(lambda array: array[: self._count], parts))
+
+    def _fill_batch(
+        self, params: PyTree, searcher: Searcher, batch: PretrainBatch
+    ) -> tuple[Any, ...]:
+        queries = hosts.fetch(
+            self._embed(params["retriever"], self._place(batch.query_ids))
+        )
+        neighbours = searcher.search(queries, num_neighbours(self._num_candidates))
+        candidates = pretrain_candidates(
+            self._corpus,
+            jax.device_get(neighbours),
+            batch,
+            num_candidates=self._num_candidates,
+            document_length=self._lengths.document,
+            joined_length=self._lengths.joined,
+        )
+        inputs = self._place(PretrainInputs(batch, candidates))
+        filled = hosts.fetch(self._fill(params, inputs))
+        return (batch, candidates.block_ids, *filled)
+
+    def _place(self, inputs: PyTree) -> PyTree:
+        """Of rows that every process holds, each places those of its own devices."""
+        if self._mesh is None:
+            return inputs
+        rows = local_rows(self._mesh, self._batch_size)
+        mine = jax.tree.map(lambda array: np.asarray(array)[rows], inputs)
+        return place_batch(self._mesh, mine)
+
+    def _batches(self) -> Iterator[PretrainBatch]:
+        """Evenly spread rows in batches of one shape; the last is filled up."""
+        rows = np.linspace(0, len(self._examples) - 1, self._count).astype(int)
+        rows = np.pad(rows, (0, -self._count % self._batch_size), mode="edge")
+        for some in rows.reshape(-1, self._batch_size):
+            yield PretrainBatch(**self._examples.batch(some))
+
+
+@functools.cache
+def _filler(
+    loss: PretrainLoss,
+) -> Callable[[PyTree, PretrainInputs], tuple[Array, ...]]:
+    """One function for a model, so that it is compiled once in a process."""
+
+    # Parameters are an argument: those closed over would be compiled in as constants.
+    @jax.jit
+    def fill(params: PyTree, inputs: PretrainInputs) -> tuple[Array, ...]:
+        likelihood, log_retrieval = loss.likelihood(params, inputs, None)
+        guessed, null_guessed = _guess(loss.reader, params, inputs, log_retrieval)
+        return (
+            _all_right(guessed, inputs.batch),
+            _all_right(null_guessed, inputs.batch),
+            log_retrieval,
+            likelihood.log_candidates,
+            likelihood.log_marginal,
+            likelihood.log_null,
+        )
+
+    return fill
+
+
+def _guess(
+    reader: KnowledgeEncoder,
+    params: PyTree,
+    inputs: PretrainInputs,
+    log_retrieval: Array,
+) -> tuple[Array, Array]:
+    """Best wordpieces over all documents and given the null document: [batch, mask]."""
+    candidates: Candidates = inputs.candidates
+    logits = reader.apply(
+        {"params": params["reader"]},
+        candidates.joined_ids,
+        candidates.joined_segment_ids,
+        inputs.batch.mask_positions[:, None, :],
+    )
+    log_probs = jax.nn.log_softmax(cast(jax.Array, logits), axis=-1)
+    mixture = jax.nn.logsumexp(log_probs + log_retrieval[:, :, None, None], axis=1)
+    return mixture.argmax(axis=-1), log_probs[:, 0].argmax(axis=-1)
+
+
+def _all_right(guessed: Array, batch: PretrainBatch) -> Array:
+    unscored = batch.mask_weights == 0
+    return ((guessed == batch.mask_ids) | unscored).all(axis=-1).astype(jnp.float32)
