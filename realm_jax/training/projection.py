@@ -28,10 +28,9 @@ NUM_SAMPLED = 2048
 
 
 class Projection(enum.Enum):
-    """What the projection of a retriever starts as.
+    """What a projection starts as; that of an earlier stage always stays as it is.
 
-    RANDOM: as drawn; the only choice where training starts from an earlier stage,
-      which has a projection already.
+    RANDOM: as drawn.
     PCA: the principal components of the corpus's embeddings, by `fit_projection`.
     """
 

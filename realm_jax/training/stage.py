@@ -66,8 +66,8 @@ class StageConfig:
       models: sizes and lengths of the models.
       optimizer: makes the update rule's configuration from `total_steps`.
       warm_start: what the parameters start from; see `warm_start_params`.
-      projection: what the retriever's projection starts as, "random" or "pca"; see
-        `projection.py`.
+      projection: what the retriever's projection starts as where the weights that it
+        starts from have none, "random" or "pca"; see `projection.py`.
       warm_start_checkpoint: which checkpoint of an earlier stage: "last", or "best" by
         held-out utility.
       seed: of initialisation, the order of examples, and dropout.
@@ -100,6 +100,7 @@ class StageConfig:
 
     def __post_init__(self):
         require_one_of("spans", self.spans, Spans)
+        require_one_of("projection", self.projection, Projection)
         require_one_of("CHECKPOINT", self.warm_start_checkpoint, Which)
 
     @property
@@ -415,15 +416,10 @@ class Stage(Generic[ReaderT]):
 
     def _with_projection(self, params: PyTree) -> PyTree:
         config = self.config
-        require_one_of("projection", config.projection, Projection)
         if config.projection == Projection.RANDOM.value:
             return params
         if not config.warm_start or weights_file(config.warm_start) is None:
-            raise BadInputError(
-                f"expected WARM_START to be a folder of published weights for "
-                f"projection={config.projection!r}, got {config.warm_start!r}, whose "
-                'retriever has a projection; use "random", which keeps it'
-            )
+            return params
         embed = EmbedConfig(document_length=config.models.lengths.document)
         retriever = fit_projection(
             params["retriever"], self.retriever_config, self.corpus, embed

@@ -113,6 +113,7 @@ class WarmStartConfig(StageConfig):
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
 
     def __post_init__(self):
+        super().__post_init__()
         if not self.task and not self.pairs_task:
             raise BadInputError(
                 'expected TASK (masked sentences, such as "my_salient"), PAIRS_TASK '
