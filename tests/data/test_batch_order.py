@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench import span_density
 from realm_jax.data.batch_order import Spans, batch_rows, sentence_rows, shuffled
 from realm_jax.data.examples import Examples, write_examples
 from realm_jax.errors import BadInputError
@@ -229,24 +230,37 @@ def test_all_spans_are_visited_if_asked_for_or_if_sentences_are_unknown(tmp_path
 
 
 def test_dense_blocks_do_not_dominate_an_epoch(tmp_path):
-    """A tenth of the blocks, six spans a sentence; the others have one or two."""
+    """A tenth of the blocks has six spans a sentence; the others have one or two."""
     rng = np.random.default_rng(0)
-    blocks, counts = [], []
-    for block in range(200):
-        for _ in range(4):
-            blocks.append(block)
-            counts.append(6 if block < 20 else int(rng.integers(1, 3)))
-    examples = write(tmp_path / "set", counts)
-    block_of_row = np.repeat(blocks, counts)
-    shares = {}
-    for spans, size in [
-        (Spans.ALL, sum(counts)),
-        (Spans.ONE_PER_SENTENCE, len(counts)),
-    ]:
-        rows = examples.step_rows(3, batch_size=size, seed=1, spans=spans)
-        shares[spans] = (block_of_row[rows] < 20).mean()
-    assert shares[Spans.ALL] > 0.28
-    assert shares[Spans.ONE_PER_SENTENCE] == pytest.approx(0.1)
+    blocks = np.repeat(np.arange(200), 4)
+    counts = np.where(blocks < 20, 6, rng.integers(1, 3, len(blocks)))
+    arrays = {
+        "source_block": np.repeat(blocks, counts),
+        "sentence_id": np.repeat(np.arange(len(counts)), counts),
+    }
+    examples = write_examples(tmp_path / "set", [arrays], {})
+    every, drawn = (
+        span_density.epoch_by_block(examples, spans, num_blocks=200)
+        for spans in (Spans.ALL, Spans.ONE_PER_SENTENCE)
+    )
+    dense = counts[blocks < 20].sum() / counts.sum()
+    assert every[:20].sum() / every.sum() == dense > 0.28
+    assert span_density.share_of_densest(every) == dense
+    assert drawn.tolist() == [4] * 200
+    assert span_density.share_of_densest(drawn) == 0.1
+
+
+def test_density_cannot_be_measured_without_blocks_or_sentences(tmp_path):
+    ids = np.arange(3)
+    for name, arrays in {
+        "news": {"source_block": np.full(3, -1), "sentence_id": ids},
+        "older": {"source_block": ids},
+        "questions": {"question_index": ids, "sentence_id": ids},
+    }.items():
+        examples = write_examples(tmp_path / name, [arrays], {})
+        with pytest.raises(BadInputError, match=f"{name}, got some without") as e:
+            span_density.epoch_by_block(examples, Spans.ALL, num_blocks=3)
+        assert "\n" not in str(e.value)
 
 
 @settings(deadline=None, max_examples=50)
