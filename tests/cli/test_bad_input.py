@@ -288,6 +288,15 @@ class TestTraining:
         refuse(tiny_run.arguments("pretrain", root), f"{root}/warm_start", "WARM_START")
         assert not (root / "pretrain" / "checkpoints").exists()
 
+    def test_best_checkpoint_of_a_stage_that_measures_none(
+        self, refuse, finished, tmp_path
+    ):
+        root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start")
+        of_stage = {"WARM_START": f"{root}/warm_start", "CHECKPOINT": "best"}
+        arguments = tiny_run.arguments("finetune", root, **of_stage)
+        refuse(arguments, f"{root}/warm_start", "held_out_utility", 'CHECKPOINT="last"')
+        assert not (root / "finetune" / "checkpoints").exists()
+
     def test_weights_of_another_shape(self, refuse, finished, tmp_path):
         root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start")
         arguments = tiny_run.arguments("pretrain", root)

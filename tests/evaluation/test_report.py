@@ -1,4 +1,5 @@
 import collections
+import dataclasses
 import html.parser
 import json
 import random
@@ -15,6 +16,7 @@ from realm_jax.evaluation.report_data import (
     AFTER_REALM,
     AFTER_WARM_START,
     AnsweredQuestion,
+    BestCheckpoint,
     CorpusInfo,
     ExampleDocument,
     MaskedExample,
@@ -442,6 +444,45 @@ def test_the_verdict_on_masked_spans_follows_the_utility(utility, level, words):
     assert finding.level is level
     assert words in finding.text
     assert "0.0% right against 0.0%" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("best", "text"),
+    [
+        (
+            BestCheckpoint(400, 0.52, 1600, 0.49),
+            "Best held-out utility +0.52 nats at step 400; the last checkpoint, of "
+            "step 1,600, has +0.49.",
+        ),
+        (
+            BestCheckpoint(400, 0.52, 1600),
+            "Best held-out utility +0.52 nats at step 400.",
+        ),
+        (
+            BestCheckpoint(1600, -0.02, 1600, -0.02),
+            "Best held-out utility −0.02 nats at step 1,600, the last checkpoint.",
+        ),
+    ],
+)
+def test_the_best_checkpoint_is_named_on_the_page_and_in_the_json(best, text):
+    data = ReportData(run_info(), best_checkpoint=best)
+    (finding,) = verdicts(data)
+    assert finding.text == text
+    assert text in render_html(data)
+    assert json.loads(render_json(data))["best_checkpoint"] == dataclasses.asdict(best)
+
+
+def test_what_was_measured_on_held_out_sentences_is_drawn():
+    names = ("utility", "accuracy", "null_accuracy", "null_retrieval")
+    line = {"step": 10, "stage": "pretrain"} | {f"held_out_{n}": 0.25 for n in names}
+    page = render_html(ReportData(run_info(), curves=curves_from_lines([line])))
+    for title in (
+        "Retrieval utility, held-out sentences of REALM pre-training: +0.25",
+        "Masked spans right, held-out sentences of REALM pre-training: 25%",
+        "The same without documents of REALM pre-training: 25%",
+        "Null document, held-out sentences of REALM pre-training: 25%",
+    ):
+        assert title in page
 
 
 def test_the_verdict_on_the_index_counts_versions_and_ages():

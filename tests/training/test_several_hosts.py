@@ -29,6 +29,18 @@ def losses(model_dir):
     return [line["loss"] for line in read_metrics(str(model_dir))]
 
 
+def held_out(model_dir):
+    """What was measured on held-out sentences, wherever it was."""
+    found = [
+        (line["step"], value)
+        for line in read_metrics(str(model_dir))
+        for name, value in line.items()
+        if name.startswith("held_out_") and not name.endswith("_seconds")
+    ]
+    assert found
+    return found
+
+
 def work(model_dir):
     """Padding, and operations of an update, over all processes."""
     return [
@@ -55,6 +67,7 @@ def alone(world, tmp_path_factory):
             optimizer=hosts_program.smooth,
             batch_size=8,
             train_steps=steps,
+            held_out_examples=12,
         )
         assert pretrain.run(config, tiny_world.silent, tiny_world.NEVER)
         return folder
@@ -90,6 +103,7 @@ def test_processes_train_as_one_does(
         mesh=mesh,
         batch_size=8,
         train_steps=steps,
+        held_out_examples=12,
         profile=steps == 8,
     )
     with groups.started(arguments, num_processes, devices) as group:
@@ -97,11 +111,15 @@ def test_processes_train_as_one_does(
     expected = alone(searcher, steps)
     np.testing.assert_allclose(losses(tmp_path), losses(expected), rtol=1e-5)
     np.testing.assert_allclose(work(tmp_path), work(expected), rtol=1e-2)
+    measured = held_out(tmp_path), held_out(expected)
+    np.testing.assert_allclose(*measured, rtol=1e-3, atol=1e-5)
     profiles = tmp_path.glob("profile/plugins/profile/pretrain-step-2/*.xplane.pb")
     writers = {path.name.partition("-")[0] for path in profiles}
     assert writers == ({"0", "1"} if steps == 8 else set())
     store = open_store(tmp_path)
-    assert finished_steps(store) == [steps - 4, steps]
+    # The best one is the same, and those that it left room for.
+    assert finished_steps(store) == finished_steps(open_store(expected))
+    assert finished_steps(store)[-1] == steps
     one, other = (
         restore_params(open_store(path)).tree for path in (expected, tmp_path)
     )
