@@ -1,0 +1,382 @@
+"""What REALM adds on real text: its updates against none, several seeds, two starts.
+
+    python -m bench.realm_gain --corpus CORPUS --questions QUESTIONS --weights MINILM \
+        --work runs/realm_gain --output docs/figures/realm_gain.json
+
+Two retrievers to start from, both of MiniLM's encoder, which nothing trained:
+
+    strong   the mean over its wordpieces, projected to the corpus's principal components
+    weak     its [CLS], which was never trained to retrieve, projected at random
+
+One reader, warm-started on masked sentences. Each seed is another order of sentences
+and questions. With REALM, `realm pretrain`'s updates and then fine-tuning; the control
+is fine-tuned from the start. Recall is measured before and after fine-tuning, exact match
+after. The work is kept, so a run that was interrupted goes on where it stood, and the
+table is written after every seed.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import platform
+import threading
+import time
+from collections.abc import Mapping
+
+import numpy as np
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.evaluation.open_qa import evaluate_open_qa
+from realm_jax.evaluation.retrieval import (
+    bootstrap_interval,
+    paired_bootstrap_difference,
+    recall_at_k,
+)
+from realm_jax.evaluation.trained import FinetunedModel
+from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.searchers import make_searcher
+from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.storage import open_store
+from realm_jax.training import finetune, pretrain, warm_start
+from realm_jax.training.checkpoints import restore_params
+from realm_jax.training.finetune import FinetuneConfig
+from realm_jax.training.held_out import HeldOutQuestions, search_questions
+from realm_jax.training.initialization import Lengths, ModelFactory
+from realm_jax.training.metrics import read_metrics
+from realm_jax.training.optimizers import OptimizerConfig
+from realm_jax.training.pretrain import PretrainConfig
+from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
+
+LENGTHS = Lengths(query=64, document=96, joined=112)
+RECALL_AT = (1, 5, 20)
+STARTS = ("strong", "weak")
+_EMBEDDINGS = "embeddings"
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """Where everything lies, and how long each stage is.
+
+    Attributes:
+      corpus: prepared in the vocabulary of the weights, with masked sentences and
+        questions as examples.
+      name: of the corpus, with which the names of its tasks begin.
+      questions: JSON lines of questions.
+      split: of them, on which all is measured.
+      weights: folder of MiniLM.
+      work: folder of all runs.
+      reader_steps, realm_steps, finetune_steps: updates.
+      refresh_period: updates of REALM between two indexes.
+      rates: learning rate of REALM by start, and the retriever's share of it.
+    """
+
+    corpus: str
+    name: str
+    questions: str
+    split: str
+    weights: str
+    work: str
+    reader_steps: int
+    realm_steps: int
+    finetune_steps: int
+    refresh_period: int
+    learning_rate: float
+    retriever_rate: Mapping[str, float]
+
+    @property
+    def embed(self) -> EmbedConfig:
+        return EmbedConfig(document_length=LENGTHS.document)
+
+    def folder(self, *parts: str) -> str:
+        return "/".join([self.work, *parts])
+
+
+def models(start: str) -> ModelFactory:
+    """MiniLM in two towers and a reader, without dropout."""
+
+    def bert(vocab_size: int) -> BertConfig:
+        return BertConfig(
+            vocab_size=vocab_size,
+            hidden_size=384,
+            num_layers=6,
+            num_heads=12,
+            mlp_size=1536,
+            activation="gelu",
+            scan_unroll=6,
+            products="auto",
+        )
+
+    def retriever(bert: BertConfig) -> RetrieverConfig:
+        return RetrieverConfig(
+            bert,
+            pooling="mean" if start == "strong" else "cls",
+            shared=False,
+            temperature=4.0,
+            projection_dropout=0.0,
+        )
+
+    return ModelFactory(bert, retriever, LENGTHS)
+
+
+def optimizer(learning_rate: float, retriever_rate: float, warmup: int):
+    """Linear warmup and decay, each model clipped by its own norm."""
+    return functools.partial(
+        OptimizerConfig,
+        learning_rate,
+        warmup,
+        final_fraction=0.1,
+        retriever_rate=retriever_rate,
+        clip="per_model",
+    )
+
+
+def train_start(study: Study, start: str) -> str:
+    """Returns the model directory of a start: its retriever untrained, its reader not.
+
+    The reader is that of the strong start for both, so that starts differ in the
+    retriever alone.
+    """
+    model_dir = study.folder(start, "start")
+    strong = start == "strong"
+    config = WarmStartConfig(
+        model_dir=model_dir,
+        corpus=study.corpus,
+        task=f"{study.name}_salient",
+        train_steps=study.reader_steps if strong else 1,
+        batch_size=16,
+        reader_batch_size=16,
+        models=models(start),
+        optimizer=optimizer(5e-4 if strong else 1e-9, 1.0, 20 if strong else 0),
+        warm_start=study.weights,
+        reader_warm_start="" if strong else study.folder("strong", "start"),
+        projection="pca" if strong else "random",
+        mixture=ReaderMixture(0.75, 0.1, 0.15) if strong else ReaderMixture(),
+        spans="together",
+        embed=study.embed,
+        log_period=20,
+        checkpoint_period=50,
+    )
+    warm_start.run(config, functools.partial(_report, model_dir), threading.Event())
+    return model_dir
+
+
+def train_realm(study: Study, start: str, seed: int) -> str:
+    """Returns the model directory of REALM's updates."""
+    model_dir = study.folder(start, f"realm_{seed}")
+    config = PretrainConfig(
+        model_dir=model_dir,
+        corpus=study.corpus,
+        task=f"{study.name}_salient",
+        train_steps=study.realm_steps,
+        batch_size=16,
+        num_candidates=5,
+        refresh_mode="blocking",
+        refresh_period=study.refresh_period,
+        models=models(start),
+        optimizer=optimizer(study.learning_rate, study.retriever_rate[start], 5),
+        warm_start=study.folder(start, "start"),
+        questions=study.questions,
+        questions_split="dev",
+        held_out_examples=120,
+        embed=study.embed,
+        seed=seed,
+        log_period=5,
+        checkpoint_period=study.refresh_period,
+    )
+    pretrain.run(config, functools.partial(_report, model_dir), threading.Event())
+    return model_dir
+
+
+def train_answers(study: Study, start: str, source: str, run: str, seed: int) -> str:
+    """Returns the model directory of fine-tuning from a stage."""
+    model_dir = study.folder(start, f"{run}_{seed}")
+    finetune.run(
+        dataclasses.replace(
+            _finetune_config(study, start, model_dir), warm_start=source, seed=seed
+        ),
+        functools.partial(_report, model_dir),
+        threading.Event(),
+    )
+    return model_dir
+
+
+def _finetune_config(study: Study, start: str, model_dir: str) -> FinetuneConfig:
+    return FinetuneConfig(
+        model_dir=model_dir,
+        corpus=study.corpus,
+        task=f"{study.name}_questions",
+        train_steps=study.finetune_steps,
+        batch_size=8,
+        num_retrieved=100,
+        num_read=5,
+        models=models(start),
+        optimizer=optimizer(1e-4, 0.1, 10),
+        embed=study.embed,
+        log_period=10,
+        checkpoint_period=50,
+    )
+
+
+class Measures:
+    """What is asked of every model: the same questions, one value for each."""
+
+    def __init__(self, study: Study):
+        self._study = study
+        self._store = BlockStore.open(study.corpus)
+        self._questions = HeldOutQuestions(
+            self._store, study.questions, study.split, LENGTHS.query
+        )
+
+    def recall(self, start: str, model_dir: str, step: int) -> dict[str, np.ndarray]:
+        """Of a stage's retriever, by its own index of a step."""
+        store = open_store(model_dir)
+        restored = restore_params(store)
+        assert restored is not None
+        series = SnapshotSeries(store, INDEX_SERIES)
+        embeddings = series.read_array(series.read_manifest(step), _EMBEDDINGS)
+        neighbours = search_questions(
+            models(start).retriever_config(self._store.vocabulary.size),
+            restored.tree["retriever"],
+            make_searcher("device", embeddings),
+            self._questions.ids,
+            max(RECALL_AT),
+        )
+        return {
+            f"recall@{k} before": recall_at_k(
+                np.asarray(neighbours.ids), self._questions.relevant, k
+            )
+            for k in RECALL_AT
+        }
+
+    def answers(self, start: str, model_dir: str) -> dict[str, np.ndarray]:
+        """Of a fine-tuned model."""
+        config = _finetune_config(self._study, start, model_dir)
+        model = FinetunedModel.open(
+            config, self._store, searcher="device", embed=config.embed
+        )
+        answered = evaluate_open_qa(
+            model.answerer(self._store, model.index(self._store)),
+            self._questions.questions,
+            recall_at=RECALL_AT,
+        )
+        return {
+            **{f"recall@{k} after": hits for k, hits in answered.recall.items()},
+            "exact match": answered.exact_match,
+        }
+
+
+def run_seed(study: Study, measures: Measures, start: str, seed: int) -> dict:
+    """Returns one value per question of both arms, kept in a file once measured."""
+    path = pathlib.Path(study.folder(start, f"measured_{seed}.json"))
+    if not path.exists():
+        source = study.folder(start, "start")
+        realm = train_realm(study, start, seed)
+        arms = {}
+        for arm, (stage, step) in {
+            "realm": (realm, study.realm_steps),
+            "control": (realm, 0),
+        }.items():
+            # The control's retriever is the one that REALM's first index is of.
+            before = measures.recall(start, stage if step else source, step)
+            tuned = train_answers(
+                study, start, stage if step else source, f"{arm}_answers", seed
+            )
+            after = measures.answers(start, tuned)
+            arms[arm] = {
+                name: values.tolist() for name, values in (before | after).items()
+            }
+        arms["curve"] = [
+            {
+                name: line[name]
+                for name in line
+                if name in ("step", "loss", "retrieval_utility", "retrieval_entropy")
+                or name.startswith(("held_out", "recall", "index_drift"))
+            }
+            for line in read_metrics(realm)
+        ]
+        path.write_text(json.dumps(arms))
+    return json.loads(path.read_text())
+
+
+def summarise(by_seed: dict[int, dict]) -> dict:
+    """Each arm and their paired difference, a question's value averaged over seeds."""
+    names = next(iter(by_seed.values()))["realm"]
+    table = {}
+    for name in names:
+        realm, control = (
+            np.mean([arms[arm][name] for arms in by_seed.values()], axis=0)
+            for arm in ("realm", "control")
+        )
+        table[name] = {
+            "realm": dataclasses.asdict(bootstrap_interval(realm)),
+            "control": dataclasses.asdict(bootstrap_interval(control)),
+            "difference": dataclasses.asdict(
+                paired_bootstrap_difference(control, realm)
+            ),
+            "by_seed": {
+                seed: [float(np.mean(arms[arm][name])) for arm in ("realm", "control")]
+                for seed, arms in by_seed.items()
+            },
+        }
+    return table
+
+
+def _report(name: str, step: int, total: int, values: Mapping[str, float]) -> None:
+    if values:
+        shown = {
+            key: round(value, 3)
+            for key, value in values.items()
+            if key in ("loss", "retrieval_utility", "reader_loss", "recall_at_5")
+            or key.startswith("held_out")
+        }
+        print(time.strftime("%H:%M:%S"), name, f"{step}/{total}", shown, flush=True)
+
+
+def main() -> None:
+    """Runs what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--corpus", required=True)
+    parser.add_argument("--name", default="vital")
+    parser.add_argument("--questions", required=True)
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--work", required=True)
+    parser.add_argument("--output", required=True)
+    parser.add_argument("--starts", nargs="+", default=STARTS, choices=STARTS)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--reader_steps", type=int, default=400)
+    parser.add_argument("--realm_steps", type=int, default=100)
+    parser.add_argument("--finetune_steps", type=int, default=120)
+    parser.add_argument("--refresh_period", type=int, default=20)
+    parser.add_argument("--learning_rate", type=float, default=2e-4)
+    flags = vars(parser.parse_args())
+    output, starts, seeds = (flags.pop(key) for key in ("output", "starts", "seeds"))
+    study = Study(**flags, retriever_rate={"strong": 0.1, "weak": 0.5})
+    train_start(study, "strong")
+    measures = Measures(study)
+    result: dict = {
+        "settings": dataclasses.asdict(study) | {"corpus": "", "work": ""},
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "starts": {},
+    }
+    by_start: dict[str, dict[int, dict]] = {start: {} for start in starts}
+    for seed in range(seeds):
+        for start in starts:
+            train_start(study, start)
+            by_start[start][seed] = run_seed(study, measures, start, seed)
+            result["starts"][start] = {
+                "table": summarise(by_start[start]),
+                "curves": {s: arms["curve"] for s, arms in by_start[start].items()},
+            }
+            path = pathlib.Path(output)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
