@@ -7,6 +7,8 @@ Macros:
   CORPUS       prepared corpus
   TASK         questions, e.g. "my_questions"
   WARM_START   model directory of `realm pretrain`
+  RETRIEVER_WARM_START, READER_WARM_START
+               what one model alone starts from instead, or ""
   SEARCHER     "device" (exact) or "scann"
   TRAIN_STEPS, BATCH_SIZE, SEED
 

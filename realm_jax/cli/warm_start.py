@@ -9,6 +9,9 @@ Macros:
   TASK         masked sentences, e.g. "my_salient"
   PAIRS_TASK   sentence-block pairs, e.g. "my_ict"
   WARM_START   a folder with model.safetensors and config.json, or "" for nothing
+  RETRIEVER_WARM_START, READER_WARM_START
+               what one model alone starts from instead: such a folder, or
+               the model directory of a stage
   TRAIN_STEPS, BATCH_SIZE, SEED
 
 Example:

@@ -3,9 +3,10 @@
 import contextlib
 import dataclasses
 import enum
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -52,6 +53,8 @@ class StageConfig:
       models: sizes and lengths of the models.
       optimizer: makes the update rule's configuration from `total_steps`.
       warm_start: what the parameters start from; see `warm_start_params`.
+      retriever_warm_start: what the retriever starts from instead, or "".
+      reader_warm_start: what the reader starts from instead, or "".
       seed: of initialisation, the order of examples, and dropout.
       mesh: how devices are laid out.
       checkpoint_period: steps between checkpoints; one more follows the last step.
@@ -67,12 +70,16 @@ class StageConfig:
     models: ModelFactory
     optimizer: Callable[..., OptimizerConfig] = OptimizerConfig
     warm_start: str = ""
+    retriever_warm_start: str = ""
+    reader_warm_start: str = ""
     seed: int = 0
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     checkpoint_period: int = 1000
     microbatches: int = 1
     log_period: int = 100
     profile: bool = False
+    starts_from_nothing: ClassVar[bool] = False
+    """Whether random parameters are an ordinary start of this stage."""
 
     def data_order(self) -> dict[str, Any]:
         """Which examples each update sees; what a resumed run must keep."""
@@ -336,7 +343,11 @@ class Stage(Generic[ReaderT]):
                 config.warm_start,
                 self.retriever_config,
                 self.corpus.vocabulary,
+                retriever_source=config.retriever_warm_start,
+                reader_source=config.reader_warm_start,
             )
+            if not config.starts_from_nothing:
+                _warn_of_random_models(config)
         state = place_state(
             create_state(params, self._optimizer, config.seed),
             partitioning.parameter_shardings(self._mesh, params_axes),
@@ -355,6 +366,18 @@ class Stage(Generic[ReaderT]):
         if restored is None:
             return state, None
         return restored.tree, restored.details
+
+
+def _warn_of_random_models(config: StageConfig) -> None:
+    for model in ("retriever", "reader"):
+        own = getattr(config, f"{model}_warm_start")
+        if not (own or config.warm_start) and hosts.is_first():
+            logging.warning(
+                "the %s starts from random parameters: neither WARM_START nor "
+                "%s_WARM_START says from what",
+                model,
+                model.upper(),
+            )
 
 
 def open_examples(

@@ -6,7 +6,7 @@ ignore documents, and then no gradient reaches the retriever (the cold-start pro
 
 import dataclasses
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 from realm_jax.errors import BadInputError
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
@@ -32,6 +32,7 @@ class WarmStartConfig(StageConfig):
 
     pairs_task: str = ""
     reader_batch_size: int = 512
+    starts_from_nothing: ClassVar[bool] = True
 
     def data_order(self) -> dict[str, Any]:
         """Which examples each update sees, of both models."""
