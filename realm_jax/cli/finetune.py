@@ -8,6 +8,8 @@ Macros:
   TASK         questions, e.g. "my_questions"
   WARM_START   model directory of `realm pretrain`
   CHECKPOINT   of WARM_START: "last", or "best" by held-out utility
+  RETRIEVER_WARM_START, READER_WARM_START
+               what one model alone starts from instead, or ""
   SEARCHER     "device" (exact) or "scann"
   TRAIN_STEPS, BATCH_SIZE, SEED
 

@@ -8,6 +8,8 @@ Macros:
   CORPUS           prepared corpus
   TASK             masked sentences, e.g. "my_salient"
   WARM_START       model directory of `realm warm-start`
+  RETRIEVER_WARM_START, READER_WARM_START
+                   what one model alone starts from instead, or ""
   REFRESH_MODE     "async", "blocking", "rolling" or "off"
   REFRESH_PERIOD   steps between two indexes
   MAX_STALENESS_STEPS, WHEN_STALE

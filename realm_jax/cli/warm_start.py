@@ -12,6 +12,9 @@ Macros:
   PAIRS_TASK   sentence-block pairs, e.g. "my_ict"
   WARM_START   a folder with model.safetensors and config.json, the model directory of
                an earlier stage, or "" for nothing
+  RETRIEVER_WARM_START, READER_WARM_START
+               what one model alone starts from instead: such a folder, or
+               the model directory of a stage
   OWN, NULL, RETRIEVED
                probabilities of what a masked sentence is read with: its own block, the
                null document, the best retrieved block that holds the answer; 1, 0, 0

@@ -124,26 +124,58 @@ def warm_start_params(
     source: str,
     config: RetrieverConfig,
     vocabulary: WordPiece,
+    *,
+    retriever_source: str = "",
+    reader_source: str = "",
     checkpoint: Which = Which.LAST,
 ) -> PyTree:
-    """Replaces parameters by those of an earlier stage or of published weights.
+    """Replaces parameters by those of earlier stages or of published weights.
+
+    A source is a folder with `model.safetensors` and `config.json`, whose BERT goes
+    into every tower and the reader, and whose masked-LM head, if it has one, into a
+    knowledge encoder's; or the model directory of an earlier stage, whose parameters
+    are taken wherever this stage has them too.
 
     Args:
       params: random parameters of this stage's models.
-      source: "" to keep them; a folder with `model.safetensors` and `config.json`,
-        whose BERT goes into every tower and the reader, and whose masked-LM head, if
-        it has one, into a knowledge encoder's; or the model directory of an earlier
-        stage, whose parameters are taken wherever this stage has them too.
+      source: of each model that has no source of its own; "" to keep it as drawn.
       config: this stage's towers.
       vocabulary: of this stage's corpus.
-      checkpoint: which one of an earlier stage.
+      retriever_source: of the retriever alone, or "".
+      reader_source: of the reader alone, or "".
+      checkpoint: which one of earlier stages.
 
     Raises:
       BadInputError: nothing is there, or it is of another shape, kind of model or
-        vocabulary; or the best checkpoint is asked for, and none was measured.
+        vocabulary; or the best checkpoint is asked for, and none was measured. The
+        macro that gave the source is named, and the models it is for.
     """
-    if not source:
-        return params
+    own = {"retriever": retriever_source, "reader": reader_source}
+    models_of: dict[tuple[str, str], list[str]] = {}
+    for model, of_model in own.items():
+        macro = f"{model.upper()}_WARM_START" if of_model else "WARM_START"
+        if of_model or source:
+            models_of.setdefault((macro, of_model or source), []).append(model)
+    started = dict(params)
+    for (macro, address), models in models_of.items():
+        drawn = {model: params[model] for model in models}
+        try:
+            started |= _from_source(drawn, address, config, vocabulary, checkpoint)
+        except BadInputError as error:
+            raise BadInputError(
+                f"{macro} of {' and '.join(models)}: {error}"
+            ) from error
+    return started
+
+
+def _from_source(
+    params: PyTree,
+    source: str,
+    config: RetrieverConfig,
+    vocabulary: WordPiece,
+    checkpoint: Which,
+) -> PyTree:
+    """Starts the models that `params` holds; see `warm_start_params`."""
     folder = pathlib.Path(source)
     if weights_file(folder) is not None:
         started = _with_weights(params, folder, config.bert)
@@ -156,11 +188,13 @@ def warm_start_params(
     restored = restore_params(open_store(source), checkpoint)
     if restored is None:
         raise BadInputError(
-            f"expected a finished checkpoint or model.safetensors in WARM_START "
-            f"{source!r}, found neither; run the stage before this one first"
+            f"expected a finished checkpoint or model.safetensors in {source!r}, found "
+            "neither; run the stage before this one first"
         )
     merged = _take_over(params, restored.tree, source)
     expected, received = describe(config), restored.details.get("model")
+    if "retriever" not in params:  # The towers may be of any kind then.
+        expected, received = expected["bert"], (received or {}).get("bert")
     if received != expected:
         raise BadInputError(
             f"expected the model {expected} in {source}, got {received}; use the model "
@@ -174,7 +208,7 @@ def warm_start_params(
 
 def _with_weights(params: PyTree, folder: pathlib.Path, bert: BertConfig) -> PyTree:
     """Puts published weights wherever the models have a place for them."""
-    if "head_dense" not in params["reader"]:
+    if "head_dense" not in params.get("reader", {}):
         return _with_bert(params, bert_weights.load_bert(folder, bert))
     loaded = bert_weights.load_masked_lm(folder, bert)
     head = {name: loaded[name] for name in loaded if name != "bert"}

@@ -3,9 +3,10 @@
 import contextlib
 import dataclasses
 import enum
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -70,6 +71,8 @@ class StageConfig:
         starts from have none, "random" or "pca"; see `projection.py`.
       warm_start_checkpoint: which checkpoint of an earlier stage: "last", or "best" by
         held-out utility.
+      retriever_warm_start: what the retriever starts from instead, or "".
+      reader_warm_start: what the reader starts from instead, or "".
       seed: of initialisation, the order of examples, and dropout.
       mesh: how devices are laid out.
       checkpoint_period: steps between checkpoints; one more follows the last step.
@@ -90,6 +93,8 @@ class StageConfig:
     warm_start: str = ""
     projection: str = Projection.RANDOM.value
     warm_start_checkpoint: str = "last"
+    retriever_warm_start: str = ""
+    reader_warm_start: str = ""
     seed: int = 0
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     checkpoint_period: int = 1000
@@ -97,6 +102,9 @@ class StageConfig:
     log_period: int = 100
     profile: bool = False
     spans: str = Spans.ONE_PER_SENTENCE.value
+
+    starts_from_nothing: ClassVar[bool] = False
+    """Whether random parameters are an ordinary start of this stage."""
 
     def __post_init__(self):
         require_one_of("spans", self.spans, Spans)
@@ -111,7 +119,12 @@ class StageConfig:
     @property
     def donors(self) -> Sequence[str]:
         """Model directories that may have an index of the retriever it starts with."""
-        return initialization.model_directories(self.warm_start)
+        return initialization.model_directories(self.retriever_source)
+
+    @property
+    def retriever_source(self) -> str:
+        """What the retriever starts from."""
+        return self.retriever_warm_start or self.warm_start
 
     def data_order(self) -> dict[str, Any]:
         """Which examples each update sees; what a resumed run must keep."""
@@ -392,8 +405,12 @@ class Stage(Generic[ReaderT]):
                 config.warm_start,
                 self.retriever_config,
                 self.corpus.vocabulary,
-                Which(config.warm_start_checkpoint),
+                retriever_source=config.retriever_warm_start,
+                reader_source=config.reader_warm_start,
+                checkpoint=Which(config.warm_start_checkpoint),
             )
+            if not config.starts_from_nothing:
+                _warn_of_random_models(config)
             params = self._with_projection(params)
         state = place_state(
             create_state(params, self._optimizer, config.seed),
@@ -418,13 +435,26 @@ class Stage(Generic[ReaderT]):
         config = self.config
         if config.projection == Projection.RANDOM.value:
             return params
-        if not config.warm_start or weights_file(config.warm_start) is None:
+        source = config.retriever_source
+        if not source or weights_file(source) is None:
             return params
         embed = EmbedConfig(document_length=config.models.lengths.document)
         retriever = fit_projection(
             params["retriever"], self.retriever_config, self.corpus, embed
         )
         return {**params, "retriever": retriever}
+
+
+def _warn_of_random_models(config: StageConfig) -> None:
+    for model in ("retriever", "reader"):
+        own = getattr(config, f"{model}_warm_start")
+        if not (own or config.warm_start) and hosts.is_first():
+            logging.warning(
+                "the %s starts from random parameters: neither WARM_START nor "
+                "%s_WARM_START says from what",
+                model,
+                model.upper(),
+            )
 
 
 def open_examples(

@@ -6,7 +6,7 @@ ignore documents, and then no gradient reaches the retriever (the cold-start pro
 
 import dataclasses
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -108,6 +108,8 @@ class WarmStartConfig(StageConfig):
 
     pairs_task: str = ""
     reader_batch_size: int = 512
+    starts_from_nothing: ClassVar[bool] = True
+
     mixture: ReaderMixture = dataclasses.field(default_factory=ReaderMixture)
     searcher: str = "device"
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)

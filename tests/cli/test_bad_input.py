@@ -297,6 +297,28 @@ class TestTraining:
         refuse(arguments, f"{root}/warm_start", "held_out_utility", 'CHECKPOINT="last"')
         assert not (root / "finetune" / "checkpoints").exists()
 
+    @pytest.mark.parametrize("model", ["retriever", "reader"])
+    def test_a_source_of_one_model(self, refuse, finished, tmp_path, model):
+        root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start")
+        macro = f"{model.upper()}_WARM_START"
+        start = f"error: {macro} of {model}: "
+        nowhere = {macro: f"{root}/nowhere"}
+        arguments = tiny_run.arguments("pretrain", root, **nowhere)
+        assert refuse(arguments, f"{root}/nowhere").startswith(start)
+        of_size = {macro: f"{root}/warm_start", "WARM_START": ""}
+        arguments = tiny_run.arguments("pretrain", root, **of_size)
+        arguments = replaced(arguments, "bert.BertConfig.mlp_size", 48)
+        line = refuse(arguments, "mlp_input", "(1, 48)", "(1, 32)")
+        assert line.startswith(start)
+        assert not (root / "pretrain" / "checkpoints").exists()
+
+    def test_optimizer_of_each_model(self, refuse, finished, tmp_path):
+        root = tiny_run.copy(finished, tmp_path, "corpus")
+        arguments = tiny_run.arguments("warm-start", root)
+        name = "warm_start/optimizers.OptimizerConfig"
+        refuse(replaced(arguments, f"{name}.clip", '"each"'), "'each'", "per_model")
+        refuse(replaced(arguments, f"{name}.retriever_rate", 0.0), "0.0", "frozen")
+
     def test_weights_of_another_shape(self, refuse, finished, tmp_path):
         root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start")
         arguments = tiny_run.arguments("pretrain", root)

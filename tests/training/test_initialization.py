@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import logging
+import pathlib
 
 import flax.traverse_util
 import jax
@@ -110,7 +111,7 @@ def test_every_parameter_has_its_axes():
 
 def test_from_nothing_they_stay_as_drawn():
     params, config = draw()
-    assert warm_start_params(params, "", config, VOCABULARY) is params
+    assert_same_bits(warm_start_params(params, "", config, VOCABULARY), params)
 
 
 def test_an_earlier_stage_is_taken_over_where_both_have_it(earlier):
@@ -234,6 +235,90 @@ def test_nothing_to_start_from_is_an_error(tmp_path, folder):
     with pytest.raises(BadInputError, match=r"WARM_START .*found neither"):
         warm_start_params(params, str(tmp_path / folder), config, VOCABULARY)
     assert not (tmp_path / "missing").exists()
+
+
+@pytest.fixture
+def sources(earlier, tmp_path):
+    """An earlier stage and published weights: source -> its parameters."""
+    stage, before = earlier
+    published, config = draw(seed=3)
+    save_published(tmp_path, published, config, with_head=True)
+    return {stage: before, str(tmp_path): published}
+
+
+@pytest.mark.parametrize("of_all", ["first", "second", ""])
+@pytest.mark.parametrize("model", ["retriever", "reader"])
+def test_one_model_may_come_from_a_source_of_its_own(sources, model, of_all):
+    (other,) = {"retriever", "reader"} - {model}
+    first, second = sources
+    drawn, config = draw(seed=4)
+    for source, own in ((first, second), (second, first)):
+        general = {"first": source, "second": own, "": ""}[of_all]
+        params = warm_start_params(
+            drawn, general, config, VOCABULARY, **{f"{model}_source": own}
+        )
+        alone = warm_start_params(drawn, own, config, VOCABULARY)
+        assert_same_bits(params[model], alone[model])
+        rest = warm_start_params(drawn, general, config, VOCABULARY)
+        assert_same_bits(params[other], rest[other])
+        assert differing(params[model], drawn[model])
+        assert bool(differing(params[other], drawn[other])) == bool(general)
+
+
+def test_both_models_may_have_sources_of_their_own(sources):
+    stage, folder = sources
+    drawn, config = draw(seed=4)
+    params = warm_start_params(
+        drawn,
+        "nowhere",
+        config,
+        VOCABULARY,
+        retriever_source=stage,
+        reader_source=folder,
+    )
+    assert_same_bits(params["retriever"], sources[stage]["retriever"])
+    assert_same_bits(params["reader"], sources[folder]["reader"])
+
+
+def test_a_reader_may_come_from_a_stage_with_other_towers(earlier):
+    folder, before = earlier
+    drawn, config = draw(seed=4)
+    config = dataclasses.replace(config, pooling="mean")
+    params = warm_start_params(drawn, "", config, VOCABULARY, reader_source=folder)
+    assert_same_bits(params["reader"], before["reader"])
+    with pytest.raises(BadInputError, match=r"^RETRIEVER_WARM_START of retriever: "):
+        warm_start_params(drawn, "", config, VOCABULARY, retriever_source=folder)
+
+
+@pytest.mark.parametrize("model", ["retriever", "reader"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_source_of_one_model_is_refused_with_its_macro(sources, model, number):
+    source = list(sources)[number]
+    wrong = {f"{model}_source": source}
+    named = f"^{model.upper()}_WARM_START of {model}: "
+    larger, larger_config = shapes(hidden=32)
+    with pytest.raises(BadInputError, match=named + ".*32"):
+        warm_start_params(larger, "", larger_config, VOCABULARY, **wrong)
+    other = WordPiece([*SPECIAL_PIECES, *(f"v{i}" for i in range(35))])
+    VOCABULARY.save(pathlib.Path(list(sources)[1]) / "vocab.txt")
+    drawn, config = draw(seed=4)
+    with pytest.raises(BadInputError, match=named + ".*VOCABULARY"):
+        warm_start_params(drawn, "", config, other, **wrong)
+
+
+@pytest.mark.parametrize("model", ["retriever", "reader"])
+def test_a_source_of_one_model_that_is_not_there_is_refused(earlier, tmp_path, model):
+    drawn, config = draw(seed=4)
+    source = {f"{model}_source": str(tmp_path)}
+    named = f"^{model.upper()}_WARM_START of {model}: .*found neither"
+    with pytest.raises(BadInputError, match=named):
+        warm_start_params(drawn, earlier[0], config, VOCABULARY, **source)
+
+
+def test_a_source_of_both_models_is_refused_with_both_named(tmp_path):
+    drawn, config = draw(seed=4)
+    with pytest.raises(BadInputError, match=r"^WARM_START of retriever and reader: "):
+        warm_start_params(drawn, str(tmp_path), config, VOCABULARY)
 
 
 def test_the_description_tells_models_apart_and_is_json():

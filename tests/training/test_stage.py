@@ -12,9 +12,10 @@ from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.storage import open_store
 from realm_jax.training import pretrain, warm_start
 from realm_jax.training.checkpoint_manifests import finished_steps, read_details
+from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.stage import Stage, open_examples, require_one_of
 from tests import tiny_world
-from tests.tiny_world import NEVER, silent
+from tests.tiny_world import NEVER, differing, silent
 
 
 def files_of(folder):
@@ -155,6 +156,31 @@ def test_each_checkpoint_is_saved_and_described_once(world, tmp_path):
     assert finished_steps(stage.model_store) == [2, 4]
     assert described == [2, 4]
     assert read_details(stage.model_store)[1]["number"] == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "sources", "warned"),
+    [
+        (tiny_world.pretrain_config, {}, ["retriever", "reader"]),
+        (tiny_world.pretrain_config, {"warm_start"}, []),
+        (tiny_world.pretrain_config, {"reader_warm_start"}, ["retriever"]),
+        (tiny_world.finetune_config, {"retriever_warm_start"}, ["reader"]),
+        (tiny_world.warm_start_config, {"reader_warm_start"}, []),
+    ],
+)
+def test_random_models_are_warned_of_but_in_a_warm_start(
+    world, uninterrupted, tmp_path, caplog, make, sources, warned
+):
+    config = make(world, tmp_path, **dict.fromkeys(sources, str(uninterrupted)))
+    stage = Stage("started", config, KnowledgeEncoder)
+    stage.close()
+    messages = [record.getMessage() for record in caplog.records]
+    said = [line for line in messages if "from random parameters" in line]
+    assert [line.split()[1] for line in said] == warned
+    before = restore_params(open_store(uninterrupted)).tree
+    for model in ("retriever", "reader"):
+        has_source = bool({"warm_start", f"{model}_warm_start"} & set(sources))
+        assert has_source != bool(differing(stage.state.params[model], before[model]))
 
 
 @pytest.mark.parametrize("task", ["nothing", ""])
