@@ -5,14 +5,14 @@
 
 Two retrievers to start from, both of MiniLM's encoder, which nothing trained:
 
-    strong   the mean over its wordpieces, projected to the corpus's principal components
+    strong   the mean over its wordpieces, projected to principal components
     weak     its [CLS], which was never trained to retrieve, projected at random
 
 One reader, warm-started on masked sentences. Each seed is another order of sentences
 and questions. With REALM, `realm pretrain`'s updates and then fine-tuning; the control
-is fine-tuned from the start. Recall is measured before and after fine-tuning, exact match
-after. The work is kept, so a run that was interrupted goes on where it stood, and the
-table is written after every seed.
+is fine-tuned from the start. Recall is measured before and after fine-tuning, exact
+match after. The work is kept, so a run that was interrupted goes on where it stood, and
+the table is written after every seed.
 """
 
 import argparse
@@ -90,9 +90,11 @@ class Study:
 
     @property
     def embed(self) -> EmbedConfig:
+        """How blocks are embedded."""
         return EmbedConfig(document_length=LENGTHS.document)
 
     def folder(self, *parts: str) -> str:
+        """A folder of the work."""
         return "/".join([self.work, *parts])
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import PyTree
@@ -21,7 +22,12 @@ from realm_jax.evaluation.open_qa import (
 )
 from realm_jax.evaluation.report import write_report
 from realm_jax.evaluation.report_data import ReportData
-from realm_jax.evaluation.trained import FinetunedModel, open_finished
+from realm_jax.evaluation.trained import (
+    FinetunedModel,
+    open_finished,
+    require_alike,
+    require_finished,
+)
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import Searcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
@@ -167,6 +173,7 @@ class _Evaluation:
 
     def measure(self) -> ReportData:
         config = self._config
+        self._require_comparable()
         per_question: dict[str, Values] = {}
         for label, model_dir in (
             (report_data.BEFORE_TRAINING, config.starting_point),
@@ -189,7 +196,7 @@ class _Evaluation:
         )
         answered = self._answer(finetuned)
         per_question[report_data.AFTER_FINETUNING] = _scores(answered)
-        control, answered_by_control = self._control(per_question, finetuned)
+        control, answered_by_control = self._control(per_question)
         self._tick()
         self._write_predictions(PREDICTIONS_NAME, answered)
         if answered_by_control:
@@ -214,7 +221,7 @@ class _Evaluation:
         )
 
     def _control(
-        self, with_realm: Mapping[str, Values], finetuned: FinetunedModel
+        self, with_realm: Mapping[str, Values]
     ) -> tuple[report_data.ControlComparison | None, OpenQaEvaluation | None]:
         """Measures the control, as far as there is one, against the chain."""
         config, warm_started = self._config, self._config.control_warm_started
@@ -230,7 +237,6 @@ class _Evaluation:
                 config.control_finetuned, began, warm_started, "CONTROL_WARM_STARTED"
             )
             control.require_began(self._corpus)
-            _require_alike(control, finetuned)
             answered = self._answer(control)
             without_realm[report_data.AFTER_FINETUNING] = _scores(answered)
         if not without_realm:
@@ -243,11 +249,30 @@ class _Evaluation:
         )
         return comparison, answered
 
+    def _require_comparable(self) -> None:
+        """Refuses a control before anything is measured, which takes its time."""
+        config = self._config
+        if config.control_warm_started:
+            require_finished(
+                config.control_warm_started, warm_start.NAME, self._wanted()
+            )
+        if config.control_finetuned:
+            require_alike(
+                config.finetuned,
+                config.control_finetuned,
+                self._corpus,
+                another_corpus=config.another_corpus,
+            )
+
     def _open(
         self, model_dir: str, stage: str, checkpoint: Which = Which.LAST
     ) -> Restored:
         """The parameters a finished stage ended with, or its best ones."""
         self._tick()
+        return open_finished(model_dir, stage, self._wanted(), checkpoint)
+
+    def _wanted(self) -> dict[str, Any]:
+        """What a checkpoint must say of its run."""
         wanted = {
             "model": describe(self._retriever_config),
             "vocabulary_fingerprint": self._corpus.vocabulary.fingerprint,
@@ -255,7 +280,7 @@ class _Evaluation:
         }
         if not self._config.another_corpus:
             wanted["corpus_fingerprint"] = self._corpus.fingerprint
-        return open_finished(model_dir, stage, wanted, checkpoint)
+        return wanted
 
     def _source(self, model_dir: str) -> IndexSource:
         return IndexSource(
@@ -389,6 +414,7 @@ def _scores(answered: OpenQaEvaluation) -> Values:
         **{report_data.recall_name(k): hits for k, hits in answered.recall.items()},
         report_data.EXACT_MATCH: answered.exact_match,
     }
+<<<<<<< HEAD
 
 
 def best_checkpoint(model_dir: str) -> report_data.BestCheckpoint | None:
@@ -441,3 +467,5 @@ def _require_alike(control: FinetunedModel, finetuned: FinetunedModel) -> None:
                 f"{control.config.model_dir}, as in {finetuned.config.model_dir}, got "
                 f"{received!r}; fine-tune both alike"
             )
+=======
+>>>>>>> w-control

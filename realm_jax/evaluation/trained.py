@@ -25,26 +25,23 @@ from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import describe
 
 
-def open_finished(
-    model_dir: str,
-    stage: str,
-    wanted: Mapping[str, Any],
-    checkpoint: Which = Which.LAST,
-) -> Restored:
-    """Reads the parameters that a finished stage ended with, or its best ones.
+def require_finished(
+    model_dir: str, stage: str, wanted: Mapping[str, Any]
+) -> tuple[int, Mapping[str, Any]]:
+    """Checks what the newest checkpoint of a run says of it; reads no array.
 
     Args:
       model_dir: of the run.
       stage: its name.
       wanted: what its checkpoint must say of the run.
-      checkpoint: which one.
+
+    Returns:
+      The step that the stage ended with, and all that is said of it.
 
     Raises:
-      BadInputError: there is no such run, it is unfinished, damaged or another one; or
-        the best checkpoint is asked for, and none was measured.
+      BadInputError: there is no such run, it is unfinished or another one.
     """
-    store = open_store(model_dir)
-    found = read_details(store)
+    found = read_details(open_store(model_dir))
     if found is None:
         raise BadInputError(
             f"expected a finished {stage} run in {model_dir}, found no checkpoint; "
@@ -63,7 +60,23 @@ def open_finished(
             f"expected a finished {stage} run in {model_dir}, found step {step} of "
             f"{details['train_steps']}; let it end first"
         )
-    restored = restore_params(store, checkpoint)
+    return step, details
+
+
+def open_finished(
+    model_dir: str,
+    stage: str,
+    wanted: Mapping[str, Any],
+    checkpoint: Which = Which.LAST,
+) -> Restored:
+    """Reads the parameters that a finished stage ended with, or its best ones.
+
+    Raises:
+      BadInputError: as `require_finished`, or the checkpoint is damaged; or the best
+        one is asked for, and none was measured.
+    """
+    step, _ = require_finished(model_dir, stage, wanted)
+    restored = restore_params(open_store(model_dir), checkpoint)
     assert restored is not None
     if checkpoint is Which.LAST and restored.step != step:
         raise BadInputError(
@@ -71,6 +84,52 @@ def open_finished(
             f"damaged; run {stage} again, which replaces it"
         )
     return restored
+
+
+def require_alike(
+    config: FinetuneConfig,
+    control: str,
+    corpus: BlockStore,
+    *,
+    another_corpus: bool = False,
+) -> None:
+    """Checks that a difference between two models is not one of their fine-tuning.
+
+    Args:
+      config: how the one was fine-tuned, and where.
+      control: model directory of the other.
+      corpus: the one they were fine-tuned on.
+      another_corpus: whether `corpus` may be another one in the same vocabulary.
+
+    Raises:
+      BadInputError: as `require_finished`, or the other one was fine-tuned for longer,
+        on other questions, or in another order.
+    """
+    wanted = _wanted(config, corpus, another_corpus)
+    _, details = require_finished(config.model_dir, finetune.NAME, wanted)
+    _, of_control = require_finished(control, finetune.NAME, wanted)
+    for name in (*config.data_order(), "train_steps"):
+        if details.get(name) != of_control.get(name):
+            raise BadInputError(
+                f"expected a control with {name} {details.get(name)!r} in {control}, "
+                f"as in {config.model_dir}, got {of_control.get(name)!r}; fine-tune "
+                "both alike"
+            )
+
+
+def _wanted(
+    config: FinetuneConfig, corpus: BlockStore, another_corpus: bool
+) -> dict[str, Any]:
+    """What the checkpoint of a fine-tuned model must say of it."""
+    wanted = {
+        "model": describe(config.models.retriever_config(corpus.vocabulary.size)),
+        "vocabulary_fingerprint": corpus.vocabulary.fingerprint,
+        "lengths": dataclasses.asdict(config.models.lengths),
+        **config.reading(),
+    }
+    if not another_corpus:
+        wanted["corpus_fingerprint"] = corpus.fingerprint
+    return wanted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,14 +182,7 @@ class FinetunedModel:
         Raises:
           BadInputError: as `open_finished`.
         """
-        wanted = {
-            "model": describe(config.models.retriever_config(corpus.vocabulary.size)),
-            "vocabulary_fingerprint": corpus.vocabulary.fingerprint,
-            "lengths": dataclasses.asdict(config.models.lengths),
-            **config.reading(),
-        }
-        if not another_corpus:
-            wanted["corpus_fingerprint"] = corpus.fingerprint
+        wanted = _wanted(config, corpus, another_corpus)
         run = open_finished(config.model_dir, finetune.NAME, wanted)
         return cls(config, run, searcher, embed, began_as, pretrained, macro)
 

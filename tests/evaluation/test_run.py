@@ -259,7 +259,9 @@ def test_a_control_that_cannot_be_compared_is_bad_input(
     changed = tmp_path / "changed"
     shutil.copytree(control[macro], changed)
     store = open_store(changed)
-    step, found = read_details(store)
+    newest = read_details(store)
+    assert newest is not None
+    step, found = newest
     write_manifest(store, step, {**found, **details})
     changes = {**control, macro: str(changed)}
     config = config_of(chain, tmp_path / "out", masked_task="", **changes)
