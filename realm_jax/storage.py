@@ -143,6 +143,11 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     )
 
 
+def absolute_url(url: str) -> str:
+    """Returns a place as processes with other working directories can open it."""
+    return url if "://" in url else str(Path(url).expanduser().absolute())
+
+
 class _LocalStore:
     """A store in a folder of a local or network file system with hard links."""
 

@@ -19,6 +19,7 @@ from bench.invented_world import LENGTHS, MAX_MASKS, World, WorldConfig, make_wo
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import write_examples
 from realm_jax.data.questions import question_examples, read_questions
+from realm_jax.index import build
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import RetrieverConfig
@@ -221,6 +222,22 @@ def differing(left: Any, right: Any) -> set[str]:
     )
     assert one.keys() == other.keys()
     return {name for name in one if not np.array_equal(one[name], other[name])}
+
+
+def count_embedded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list that grows by the blocks that each build of an index embeds.
+
+    The sample that is compared before the commit is not among them.
+    """
+    counts: list[int] = []
+    embed_shards = build.embed_shards
+
+    def counting(embed, params, store, shards, config):
+        counts.append(sum(map(len, shards)))
+        return embed_shards(embed, params, store, shards, config)
+
+    monkeypatch.setattr(build, "embed_shards", counting)
+    return counts
 
 
 # A step is traced anew for each optimizer that is made, though it be the same.

@@ -21,10 +21,10 @@ from realm_jax.data.versions import newest_version
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.evaluation.answering import Answer, Answerer
 from realm_jax.evaluation.trained import FinetunedModel, open_finished
-from realm_jax.index.builder import DOCUMENT_CRC32C
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import IndexFollower, LoadedIndex
 from realm_jax.index.manifest import Manifest, MismatchedSnapshotError
+from realm_jax.index.reuse import DOCUMENT_CRC32C
 from realm_jax.training import pretrain
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.initialization import describe

@@ -194,6 +194,7 @@ class _Evaluation:
             self._retriever_config,
             self._config.embed.at_length(self._config.models.lengths.document),
             self._config.searcher,
+            donors=self._config.model_dirs,
         )
         params = model.tree["retriever"]
         index = source.load(model.step)

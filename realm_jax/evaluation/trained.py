@@ -10,9 +10,10 @@ from jaxtyping import PyTree
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.answering import Answerer
-from realm_jax.index.builder import DOCUMENT_CRC32C, RETRIEVER_CRC32C
+from realm_jax.index.builder import RETRIEVER_CRC32C
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import LoadedIndex
+from realm_jax.index.reuse import DOCUMENT_CRC32C
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.storage import open_store
@@ -75,7 +76,7 @@ class FinetunedModel:
       searcher: "device" or "scann".
       embed: how a missing index is made.
       began_as: parameters of the retriever that fine-tuning began with, if given.
-      pretrained: where they are from, for messages.
+      pretrained: model directory they are from, whose indexes may be of use.
     """
 
     config: FinetuneConfig
@@ -169,6 +170,7 @@ class FinetunedModel:
             models.retriever_config(corpus.vocabulary.size),
             self.embed.at_length(models.lengths.document),
             self.searcher,
+            donors=[self.pretrained] if self.pretrained else [],
         )
 
     def answerer(

@@ -26,7 +26,7 @@ from realm_jax.index.embed import (
     shard_ranges,
 )
 from realm_jax.index.retrievers import TrainedRetriever
-from realm_jax.index.reuse import HASHES, KnownRows
+from realm_jax.index.reuse import HASHES, UNREADABLE, KnownRows
 from realm_jax.index.scann_assets import LowRecallError, ScannAssets, write_assets
 from realm_jax.index.snapshot_writer import data_folder
 from realm_jax.index.snapshots import (
@@ -55,7 +55,7 @@ class IndexBuild:
 
     Attributes:
       num_own: blocks that this process embeds.
-      num_reused: those of them whose embeddings an older index had.
+      num_reused: those of them whose embeddings another index had.
     """
 
     def __init__(
@@ -126,12 +126,12 @@ class IndexBuild:
         unknown = []
         for shard in shards:
             rows = self._known_rows(shard)
-            if (rows < 0).all():
+            copied = self._read_known(rows[rows >= 0])
+            if not len(copied):
                 unknown.append(shard)
                 continue
-            assert self._known is not None
             embeddings = np.empty((len(shard), self._record.shape[1]), np.float32)
-            embeddings[rows >= 0] = self._known.read(rows[rows >= 0])
+            embeddings[rows >= 0] = copied
             changed = shard.start + np.flatnonzero(rows < 0)
             if len(changed):
                 embeddings[rows < 0] = embed_blocks(
@@ -151,6 +151,18 @@ class IndexBuild:
         if self._known is None:
             return np.full(len(shard), -1)
         return self._known.find(self._blocks.content_hashes[shard.start : shard.stop])
+
+    def _read_known(
+        self, rows: Int[np.ndarray, " block"]
+    ) -> Float[np.ndarray, "row projection"]:
+        """Reads rows of the other index; none if it was deleted meanwhile."""
+        if self._known is not None and len(rows):
+            try:
+                return self._known.read(rows)
+            except UNREADABLE as error:
+                _log.warning("%s; its blocks are embedded instead", error)
+                self._known = None
+        return np.empty((0, self._record.shape[1]), np.float32)
 
     def verify_sample(self, num_sampled: int) -> None:
         """Reads rows back and compares them with their blocks, embedded anew.
@@ -222,9 +234,12 @@ class IndexBuild:
 
     def _damaged(self, found: str) -> DamagedSnapshotError:
         self._writer.discard()
+        copied = ""
+        if self._known is not None and self.num_reused:
+            copied = f", and delete {self._known.url}, which rows were copied from"
         return DamagedSnapshotError(
             f"expected to read the index of step {self._step} back as it was written, "
-            f"got {found}; check the disk. The attempt was deleted."
+            f"got {found}; check the disk{copied}. The attempt was deleted."
         )
 
     def _check_finite(self, start: int, embeddings: np.ndarray) -> None:

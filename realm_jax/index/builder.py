@@ -33,7 +33,7 @@ from realm_jax.index.retrievers import (
     check_reads,
     load_retriever,
 )
-from realm_jax.index.reuse import find_known, index_series
+from realm_jax.index.reuse import DOCUMENT_CRC32C, find_known, index_series
 from realm_jax.index.scann_assets import LowRecallError, ScannAssets
 from realm_jax.index.snapshots import (
     INDEX_SERIES,
@@ -49,9 +49,6 @@ BUILDER_ROLE = "index_builder"
 TRAINER_ROLE = "trainer"
 RETRIEVER_CRC32C = "retriever_crc32c"
 """In the metadata of an index: the parameters that embedded it."""
-
-DOCUMENT_CRC32C = "document_crc32c"
-"""In the metadata of an index: those of the parameters that embed documents."""
 
 OnProgress = Callable[[int, int], None]
 """(blocks embedded, blocks in all), after every shard."""
@@ -97,6 +94,8 @@ def build_once(
 ) -> Manifest | None:
     """Embeds every block and commits the index; returns its manifest.
 
+    What an index by the same document encoder has, in this model directory or in one of
+    the retriever's `donors`, is copied from there.
     Takes over what an interrupted call with the same arguments left, at most one shard
     of work is done again. An index that is already committed is returned as it is, also
     if another builder commits it meanwhile.
@@ -129,10 +128,7 @@ def build_once(
         return series.read_manifest(step)
     writer = series.join(step, attempt)
     made_by = {DOCUMENT_CRC32C: retriever.document_crc32c()}
-    # All but the query tower. The configuration counts too: pooling and the type of
-    # activations change embeddings, and leave no trace in the parameters.
-    same = ("retriever", "vocabulary_fingerprint", "embed")
-    known = find_known(store, {n: metadata[n] for n in same} | made_by, corpus)
+    known = find_known(store, retriever.donors, metadata | made_by, corpus)
     build = IndexBuild(
         retriever, blocks, series, writer, embed=config.embed, known=known
     )
@@ -163,8 +159,11 @@ def build_once(
             _log.info("step %d: another builder was first", step)
 
     hosts.first_does(verify_and_commit)
-    if build.num_reused:
-        _log.info("step %d: %d blocks as they were", step, build.num_reused)
+    if known is not None and build.num_reused:
+        _log.info(
+            *("step %d: %d of %d blocks copied from %s", step, build.num_reused),
+            *(build.num_own, known.url),
+        )
     return series.read_manifest(step)
 
 

@@ -27,6 +27,7 @@ PARAMS_CRC32C = "params_crc32c"
 """In the metadata of a retriever snapshot; an index snapshot names it as well."""
 
 _PARAMS = "params.safetensors"
+_DONORS = "donors"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +39,15 @@ class TrainedRetriever:
       config: what the parameters are parameters of.
       params: arrays, on the host or on a device.
       vocabulary_fingerprint: of the wordpieces it was trained on.
+      donors: model directories, as absolute paths or gs://, that may have an index by
+        the same document tower; its rows are then copied.
     """
 
     step: int
     config: RetrieverConfig
     params: PyTree
     vocabulary_fingerprint: str
+    donors: tuple[str, ...] = ()
 
     def params_crc32c(self) -> int:
         """Returns a checksum of names and values of the parameters.
@@ -97,10 +101,14 @@ def publish_retriever(
     if retriever.step in series.steps():
         manifest = series.read_manifest(retriever.step)
         same_corpus = manifest.corpus_fingerprint == corpus_fingerprint
-        if same_corpus and manifest.metadata == metadata:
+        # Where rows may be copied from does not make it another retriever.
+        found = {k: v for k, v in manifest.metadata.items() if k != _DONORS}
+        if same_corpus and found == metadata:
             return manifest
     writer = series.begin(
-        retriever.step, corpus_fingerprint=corpus_fingerprint, metadata=metadata
+        retriever.step,
+        corpus_fingerprint=corpus_fingerprint,
+        metadata=metadata | {_DONORS: list(retriever.donors)},
     )
     write_params(writer, retriever.params)
     return writer.commit()
@@ -127,7 +135,8 @@ def load_retriever(store: Store, step: int) -> TrainedRetriever:
             f"metadata without a valid one ({error!r}); publish it anew."
         ) from error
     _check_params(config, params, step)
-    return TrainedRetriever(step, config, params, vocabulary_fingerprint)
+    donors = tuple(manifest.metadata.get(_DONORS, ()))
+    return TrainedRetriever(step, config, params, vocabulary_fingerprint, donors)
 
 
 def write_params(writer: SnapshotWriter, params: Mapping[str, Any]) -> None:

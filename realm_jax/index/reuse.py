@@ -1,8 +1,10 @@
-"""Indexes of a corpus that changed: what did not change is not embedded again.
+"""What an index by the same document encoder has already is not embedded again.
 
-Each index keeps the content hashes of its blocks. An index of another version of the
-corpus by the same encoder then gives the rows of every block that is in both, whatever
-its id (a block's hash is that of its wordpieces, see `data/blocks.py`).
+Each index keeps the content hashes of its blocks. Another index by the same encoder
+then gives the rows of every block that is in both, whatever its id (a block's hash is
+that of its wordpieces, see `data/blocks.py`). It may be of an earlier version of the
+corpus, of another step between which the document tower did not change, or of another
+stage: fine-tuning begins with the retriever that pre-training ended with.
 
 A model directory has the indexes of the corpus that was indexed there first under
 `index/`, which is the one it was trained on wherever training searches. Those of any
@@ -12,21 +14,37 @@ with are never replaced.
 
 import contextlib
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
+from realm_jax.errors import BadInputError
 from realm_jax.index.manifest import EMBEDDINGS, DamagedSnapshotError, Manifest
+from realm_jax.index.snapshot_writer import commit_name
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
-from realm_jax.storage import MissingObjectError, Store
+from realm_jax.storage import MissingObjectError, Store, open_store
 
 HASHES = "block_hashes"
 """The array of an index snapshot with the content hash of each row's block."""
 
+DOCUMENT_CRC32C = "document_crc32c"
+"""In the metadata of an index: the parameters that embedded its documents."""
+
+UNREADABLE = (BadInputError, OSError)
+"""What reading another index may raise; its rows are then embedded instead."""
+
 _OTHERS = "other_index"
 _READ_ROWS = 1 << 16
+# Settings of a retriever that leave its embeddings as they are.
+_OF_TRAINING = (
+    "dropout_rate",
+    "initializer_range",
+    "projection_dropout",
+    "remat",
+    "scan_unroll",
+)
 
 
 def index_series(store: Store, corpus_fingerprint: str) -> SnapshotSeries:
@@ -42,7 +60,11 @@ def index_series(store: Store, corpus_fingerprint: str) -> SnapshotSeries:
 
 
 class KnownRows:
-    """The rows of an index, by the hashes of their blocks."""
+    """The rows of an index, by the hashes of their blocks.
+
+    Attributes:
+      url: of the index's commit object, for messages.
+    """
 
     def __init__(self, series: SnapshotSeries, manifest: Manifest):
         """Reads the hashes.
@@ -50,7 +72,7 @@ class KnownRows:
         Raises:
           DamagedSnapshotError: they are not what was committed.
         """
-        self.step = manifest.step
+        self.url = series.store.url(commit_name(series.name, manifest.step))
         self._embeddings = series.array(manifest, EMBEDDINGS)
         hashes = _as_keys(series.read_array(manifest, HASHES))
         self._order = np.argsort(hashes, kind="stable")
@@ -80,35 +102,93 @@ class KnownRows:
 
 
 def find_known(
-    store: Store, metadata: Mapping[str, Any], corpus_fingerprint: str
+    store: Store,
+    donors: Sequence[str],
+    metadata: Mapping[str, Any],
+    corpus_fingerprint: str,
 ) -> KnownRows | None:
-    """Returns the rows of an index of another corpus that was made the same way.
+    """Returns the rows of an index by the same document encoder, None if none is sound.
+
+    One of the same corpus comes first, for it has every row; then one of the model
+    directory itself; then the newest. Every byte is compared with its checksum. A
+    directory that is gone or cannot be read is passed over.
 
     Args:
       store: the model directory.
-      metadata: what must agree: encoder, vocabulary, lengths.
+      donors: other model directories, as folders or gs://.
+      metadata: of the index to be made; see `_encoding` for what must agree.
       corpus_fingerprint: of the corpus to be indexed.
     """
+    wanted = _encoding(metadata)
+    found = []
+    for place, donor in enumerate([store, *_open(donors)]):
+        with contextlib.suppress(*UNREADABLE):
+            found += [
+                _Candidate(
+                    manifest.corpus_fingerprint == corpus_fingerprint,
+                    -place,
+                    manifest.committed,
+                    series,
+                    manifest,
+                )
+                for series, manifest in _indexes(donor)
+                if HASHES in manifest.arrays and _encoding(manifest.metadata) == wanted
+            ]
+    for candidate in sorted(found, key=lambda entry: entry[:3], reverse=True):
+        # One that is damaged is of no use here; who needs it will name it.
+        with contextlib.suppress(*UNREADABLE):
+            candidate.series.verify(candidate.manifest)
+            return KnownRows(candidate.series, candidate.manifest)
+    return None
+
+
+class _Candidate(NamedTuple):
+    """An index whose rows could be copied, after what makes it a better one."""
+
+    is_same_corpus: bool
+    place: int
+    committed: float
+    series: SnapshotSeries
+    manifest: Manifest
+
+
+def _open(donors: Sequence[str]) -> Iterator[Store]:
+    for donor in donors:
+        with contextlib.suppress(*UNREADABLE):
+            yield open_store(donor)
+
+
+def _indexes(store: Store) -> Iterator[tuple[SnapshotSeries, Manifest]]:
+    """Yields all indexes of a model directory, of whatever corpus."""
     names = re.compile(rf"({_OTHERS}/[0-9a-f]+)/commits/\d+\.json")
     others = {m.group(1) for m in map(names.fullmatch, store.list(_OTHERS)) if m}
-    found = []
     for name in [INDEX_SERIES, *sorted(others)]:
         series = SnapshotSeries(store, name)
         for step in series.steps():
-            # What cannot be read is of no use here; who needs it will name it.
-            with contextlib.suppress(MissingObjectError, DamagedSnapshotError):
-                manifest = series.read_manifest(step)
-                same = all(manifest.metadata.get(k) == v for k, v in metadata.items())
-                other = manifest.corpus_fingerprint != corpus_fingerprint
-                if same and other and HASHES in manifest.arrays:
-                    found.append((manifest.committed, series, manifest))
-    if not found:
-        return None
-    _, series, manifest = max(found, key=lambda entry: entry[0])
-    with contextlib.suppress(DamagedSnapshotError):
-        series.verify(manifest)
-        return KnownRows(series, manifest)
-    return None
+            with contextlib.suppress(*UNREADABLE):
+                yield series, series.read_manifest(step)
+
+
+def _encoding(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns what an embedding depends on beside its document.
+
+    That is all but the query tower. The configuration counts, too: pooling and the type
+    of activations change embeddings, and leave no trace in the parameters. How blocks
+    are batched does not, nor does dropout.
+    """
+    try:
+        retriever = {**metadata["retriever"], "bert": {**metadata["retriever"]["bert"]}}
+        for name in _OF_TRAINING:
+            retriever.pop(name, None)
+            retriever["bert"].pop(name, None)
+        return {
+            "retriever": retriever,
+            "vocabulary_fingerprint": metadata["vocabulary_fingerprint"],
+            "document_length": metadata["embed"]["document_length"],
+            DOCUMENT_CRC32C: metadata[DOCUMENT_CRC32C],
+        }
+    except (KeyError, TypeError):
+        return None  # Of a builder that noted less: not to be compared.
 
 
 def _as_keys(hashes: UInt8[np.ndarray, "block 16"]) -> np.ndarray:

@@ -160,6 +160,7 @@ class _Inputs:
             config.embed.at_length(config.models.lengths.document),
             config.searcher,
             stage.mesh,
+            donors=config.donors,
         )
         self._index = _open_index(stage, config, source, stop)
         self._embeddings = source.series.read_array(self._index.manifest, EMBEDDINGS)

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from jax.sharding import Mesh
@@ -44,11 +44,12 @@ from realm_jax.index.scann_assets import load_assets
 from realm_jax.index.searchers import DeviceConfig, Searcher, make_searcher
 from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.models.retriever import RetrieverConfig
-from realm_jax.storage import MissingObjectError, Store
+from realm_jax.storage import MissingObjectError, Store, absolute_url
 
 _BEAT_SECONDS = 2.0
 _LISTEN_SECONDS = 5.0
 _KEEP = 2
+_FIRST_STEP = 0
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ class IndexSource:
       searcher: "device" or "scann".
       mesh: the devices of the searcher "device".
       device: how they search.
+      donors: other model directories whose indexes may be by the same document tower,
+        such as that of the stage before.
     """
 
     model_store: Store
@@ -74,6 +77,7 @@ class IndexSource:
     searcher: str
     mesh: Mesh | None = None
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
+    donors: Sequence[str] = ()
 
     @property
     def series(self) -> SnapshotSeries:
@@ -82,8 +86,13 @@ class IndexSource:
 
     def retriever(self, step: int, params: PyTree) -> TrainedRetriever:
         """The retriever of a step, on the host; all processes take part."""
-        fingerprint = self.corpus.vocabulary.fingerprint
-        return TrainedRetriever(step, self.config, hosts.fetch(params), fingerprint)
+        return TrainedRetriever(
+            step,
+            self.config,
+            hosts.fetch(params),
+            self.corpus.vocabulary.fingerprint,
+            tuple(map(absolute_url, self.donors)),
+        )
 
     def expectation(self) -> Expectation:
         """What a snapshot must be to be searched by this run."""
@@ -139,7 +148,7 @@ class IndexSource:
     def build(
         self, step: int, params: PyTree, stop: threading.Event | None = None
     ) -> LoadedIndex:
-        """Embeds the corpus here, unless that index is committed already.
+        """Embeds the corpus here, unless that index or its rows are there already.
 
         Raises:
           StoppedError: `stop` was set; the next call resumes.
@@ -192,7 +201,10 @@ class IndexLink:
         self._heartbeat = Heartbeat(source.model_store, TRAINER_ROLE, _BEAT_SECONDS)
         self._follower: IndexFollower | None = None
         self._step = step
-        self._in_use: dict[str, object] = {}
+        # The index of the stage before, if there was one: what measures that stage
+        # later takes its rows from here.
+        self._first = [_FIRST_STEP] if source.donors else []
+        self._in_use: dict[str, object] = {"kept_index_steps": self._first}
         # Checksums of the retrievers that this process published, by step.
         self._published: dict[int, int] = {}
         self._resumed_at = -1
@@ -253,7 +265,8 @@ class IndexLink:
 
     def use(self, index_step: int, kept: tuple[int, ...] = ()) -> None:
         """Names the index in use and those that checkpoints resume with."""
-        self._in_use = {"index_step": index_step, "kept_index_steps": list(kept)}
+        named = list(dict.fromkeys([*self._first, *kept]))
+        self._in_use = {"index_step": index_step, "kept_index_steps": named}
         self._say("running")
 
     def build(self, step: int, params: PyTree) -> LoadedIndex:

@@ -105,6 +105,17 @@ def _init(model: Retriever | Reader, key: jax.Array, *inputs: jax.Array) -> Any:
     return model.init(key, *inputs)
 
 
+def model_directories(source: str) -> tuple[str, ...]:
+    """Returns the model directory that WARM_START names; none if it names weights.
+
+    Args:
+      source: as `warm_start_params` takes it.
+    """
+    if not source or weights_file(source) is not None:
+        return ()
+    return (source,)
+
+
 def warm_start_params(
     params: PyTree, source: str, config: RetrieverConfig, vocabulary: WordPiece
 ) -> PyTree:

@@ -136,6 +136,7 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
         config.searcher,
         stage.mesh,
         config.device,
+        config.donors,
     )
     try:
         with IndexLink(source, stop, step=int(stage.state.step)) as link:

@@ -74,6 +74,11 @@ class StageConfig:
     log_period: int = 100
     profile: bool = False
 
+    @property
+    def donors(self) -> Sequence[str]:
+        """Model directories that may have an index of the retriever it starts with."""
+        return initialization.model_directories(self.warm_start)
+
     def data_order(self) -> dict[str, Any]:
         """Which examples each update sees; what a resumed run must keep."""
         return {

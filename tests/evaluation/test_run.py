@@ -20,6 +20,7 @@ from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.reuse import index_series
 from realm_jax.index.searchers import make_searcher
+from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
 from realm_jax.training.checkpoints import restore_params
@@ -242,6 +243,34 @@ def later_version(world, folder):
         tagger=RuleTagger(),
         chunk_length=old.chunk_length,
     )
+
+
+def test_after_a_complete_chain_no_document_is_embedded_again(
+    chain, tmp_path, monkeypatch
+):
+    """The warm start's index is pre-training's first, and fine-tuning's its last."""
+    _, folder, finetuned = chain
+    for stage in ("warm_start", "pretrain", "finetune"):
+        shutil.copytree(folder / stage, tmp_path / stage)
+    # As the chain left them: what other tests have measured since is gone.
+    shutil.rmtree(tmp_path / "warm_start" / "index", ignore_errors=True)
+    shutil.rmtree(tmp_path / "pretrain" / "other_index", ignore_errors=True)
+    SnapshotSeries(open_store(tmp_path / "pretrain"), INDEX_SERIES).forget_after(0)
+    embedded = tiny_world.count_embedded(monkeypatch)
+    changes = {
+        "warm_started": str(tmp_path / "warm_start"),
+        "pretrained": str(tmp_path / "pretrain"),
+        "finetuned": dataclasses.replace(
+            finetuned, model_dir=str(tmp_path / "finetune")
+        ),
+        "masked_task": "",
+    }
+    run.run(config_of(chain, tmp_path / "out", **changes), silent, NEVER)
+    # Two indexes were made, and not one block was embedded for them.
+    assert embedded == [0, 0]
+    for stage in ("warm_start", "pretrain"):
+        series = SnapshotSeries(open_store(tmp_path / stage), INDEX_SERIES)
+        assert 3 in series.steps()
 
 
 def test_a_later_version_of_the_corpus_is_searched_without_training(chain, tmp_path):

@@ -15,7 +15,6 @@ from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.versions import newest_version
 from realm_jax.data.wordpiece import WordPiece
-from realm_jax.index import build as attempt
 from realm_jax.index import builder, reuse
 from realm_jax.index.embed import (
     EmbedConfig,
@@ -32,6 +31,7 @@ from realm_jax.storage import open_store
 from realm_jax.weights import bert as weights
 from tasks import update_corpus
 from tasks.update_corpus import UpdateConfig
+from tests.index.tiny_builder import flip_a_bit, given
 
 MINILM = pathlib.Path(__file__).parents[2] / ".cache/data/minilm-l6"
 LENGTH = 40
@@ -91,27 +91,6 @@ def retriever(versions):
     ids = np.zeros((1, 8), np.int32)
     params = Retriever(config).init(jax.random.key(0), ids, ids, ids)["params"]
     return TrainedRetriever(5, config, jax.device_get(params), vocabulary.fingerprint)
-
-
-@pytest.fixture
-def embedded(monkeypatch):
-    """How many blocks were embedded to be written, not to be compared."""
-    counts = []
-
-    def counting(function, count):
-        def call(*arguments):
-            counts.append(count(arguments[3]))
-            return function(*arguments)
-
-        return call
-
-    monkeypatch.setattr(
-        attempt,
-        "embed_shards",
-        counting(attempt.embed_shards, lambda shards: sum(map(len, shards))),
-    )
-    monkeypatch.setattr(attempt, "embed_blocks", counting(attempt.embed_blocks, len))
-    return counts
 
 
 def build(corpus, store, retriever, **changes):
@@ -187,14 +166,34 @@ def test_another_encoder_or_length_reuses_nothing(
 
 def test_a_damaged_index_is_not_reused(versions, model_store, retriever, embedded):
     old, new = versions
-    manifest = build(old, model_store, retriever)
-    name = next(n for n in manifest.files if n.startswith(f"{EMBEDDINGS}/c/"))
-    path = f"index/data/5-{manifest.attempt}/{name}"
-    data = model_store.read(path)
-    model_store.write(path, data[:-1] + bytes([data[-1] ^ 1]))
+    flip_a_bit(model_store, build(old, model_store, retriever), EMBEDDINGS)
     embedded.clear()
     build(new, model_store, retriever, sampled_blocks=1)
     assert sum(embedded) == new.num_blocks + 1
+
+
+def test_another_directory_has_rows_for_a_later_version_of_the_corpus(
+    versions, model_store, donor, retriever, embedded
+):
+    old, new = versions
+    build(old, donor, retriever)
+    embedded.clear()
+    build(new, model_store, given(retriever, donor.url()), sampled_blocks=1)
+    known = np.isin(
+        new.content_hashes.view("V16").ravel(), old.content_hashes.view("V16").ravel()
+    )
+    assert sum(embedded) == np.count_nonzero(~known) + 1
+
+
+def test_rows_of_the_same_corpus_come_before_those_of_another_version(
+    versions, model_store, donor, retriever, embedded
+):
+    old, new = versions
+    build(new, donor, retriever)
+    build(old, model_store, retriever)  # Nearer and newer, but not all of it.
+    embedded.clear()
+    build(new, model_store, given(retriever, donor.url()), sampled_blocks=1)
+    assert sum(embedded) == 1
 
 
 def test_an_attempt_that_was_begun_without_hashes_goes_on(

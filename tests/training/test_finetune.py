@@ -7,19 +7,27 @@ import pytest
 
 from bench.invented_world import WorldConfig
 from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.index.builder import BuilderConfig, IndexBuilder
 from realm_jax.index.manifest import EMBEDDINGS, DamagedSnapshotError
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanReader, span_bounds
 from realm_jax.storage import open_store
-from realm_jax.training import finetune
+from realm_jax.training import finetune, pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.metrics import read_metrics
 from realm_jax.training.stage import Stage
 from tests import tiny_world
-from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, differing, silent
+from tests.tiny_world import (
+    EMBED,
+    LENGTHS,
+    NEVER,
+    assert_same_bits,
+    differing,
+    silent,
+)
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +195,36 @@ def test_a_frozen_tower_makes_a_lost_index_again_to_the_last_bit(
         one.read_array(one.latest(), EMBEDDINGS),
         two.read_array(two.latest(), EMBEDDINGS),
     )
+
+
+def test_after_pre_training_no_document_is_embedded_again(
+    world, corpus, tmp_path, monkeypatch
+):
+    before = tmp_path / "pretrain"
+    began = tiny_world.pretrain_config(world, before, train_steps=1)
+    assert pretrain.run(began, silent, NEVER)
+    # As the builder beside it ends: with the index of the last retriever.
+    builder = BuilderConfig(embed=EMBED, patience_seconds=0.1)
+    assert IndexBuilder(open_store(before), corpus, builder).run(NEVER)
+    embedded = tiny_world.count_embedded(monkeypatch)
+    config = tiny_world.finetune_config(
+        world, tmp_path / "finetune", warm_start=str(before)
+    )
+    inputs_of(monkeypatch, config)
+    assert sum(embedded) == 0
+    one, two = (
+        SnapshotSeries(open_store(folder), "index")
+        for folder in (before, config.model_dir)
+    )
+    np.testing.assert_array_equal(
+        two.read_array(two.read_manifest(0), EMBEDDINGS),
+        one.read_array(one.read_manifest(1), EMBEDDINGS),
+    )
+    # One of another stage that did not embed this retriever is of no use.
+    one.forget(1)
+    shutil.rmtree(config.model_dir)
+    inputs_of(monkeypatch, config)
+    assert sum(embedded) == corpus.num_blocks
 
 
 def test_a_damaged_index_is_refused_by_name(world, fine_tuned, tmp_path):

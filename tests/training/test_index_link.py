@@ -13,7 +13,7 @@ import pytest
 from bench.invented_world import WorldConfig
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.index.builder import BUILDER_ROLE, TRAINER_ROLE
+from realm_jax.index.builder import BUILDER_ROLE, TRAINER_ROLE, collect_garbage
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
 from realm_jax.index.manifest import (
     AlreadyCommittedError,
@@ -163,6 +163,37 @@ def test_garbage_is_collected_but_for_what_checkpoints_resume_with(
     for step in (1, 2, 3):
         link.build(step, params)
     assert steps(source) == [0, 2, 3]
+
+
+def test_the_first_index_of_a_run_that_goes_on_from_another_stage_is_kept(
+    source, params, tmp_path
+):
+    """It is of the retriever that the stage before ended with."""
+    after = dataclasses.replace(source, donors=[str(tmp_path / "before")])
+    with IndexLink(after, NEVER) as link:
+        link.build(0, params)
+        link.use(0)
+        for step in (1, 2, 3):
+            link.build(step, params)
+            link.use(step, kept=(1, step))
+    assert steps(source) == [0, 1, 2, 3]
+    # Also when the run was done before, and is only started again.
+    with IndexLink(after, NEVER) as link:
+        link.finish(3, params)
+    SnapshotSeries(source.model_store, INDEX_SERIES).forget(1)
+    collect_garbage(source.model_store, keep=2)
+    assert steps(source) == [0, 2, 3]
+
+
+def test_a_published_retriever_says_where_its_index_may_be_copied_from(
+    source, params, monkeypatch, tmp_path
+):
+    """As places that a builder with another working directory finds."""
+    monkeypatch.chdir(tmp_path)
+    after = dataclasses.replace(source, donors=["runs/before", "gs://mine/before"])
+    IndexLink(after, NEVER).publish(0, params)
+    expected = (str(tmp_path / "runs/before"), "gs://mine/before")
+    assert load_retriever(source.model_store, 0).donors == expected
 
 
 def test_a_resumed_trainer_never_says_that_it_is_at_the_beginning(source):
