@@ -54,6 +54,8 @@ class PrepareConfig:
       inverse_cloze_query_length: wordpieces of an inverse cloze query.
       max_masks: masked wordpieces that are scored.
       validation_fraction: share of the articles no training example is made from.
+      examples: which of the corpus's own tasks to materialise, such as "salient" or
+        `<name>_salient`; none for all of them: ict, salient and questions.
       more_tasks: registered SeqIO tasks and mixtures to materialise as well.
       knowledge: the prepared corpus that is searched for the sentences of this one,
         where it is another (X and Z in REALM, section 4.3), or "". Its vocabulary is
@@ -81,6 +83,7 @@ class PrepareConfig:
     inverse_cloze_query_length: int = inverse_cloze.QUERY_LENGTH
     max_masks: int = masking.MAX_MASKS
     validation_fraction: float = VALIDATION_FRACTION
+    examples: Sequence[str] = ()
     more_tasks: Sequence[str] = ()
     knowledge: str = ""
     modules: Sequence[str] = ()
@@ -105,14 +108,14 @@ def run(
       workers: who makes it.
 
     Raises:
-      BadInputError: the source is missing, empty or malformed, or the folder holds
-        another corpus.
+      BadInputError: the source is missing, empty or malformed, the folder holds another
+        corpus, or `examples` names a task that there is not.
       StoppedError: asked to stop.
     """
     stop = stop or threading.Event()
     # What costs nothing to check comes before hours of work.
-    wanted = _wanted_examples(config)
     _require_task_name(config.name)
+    wanted = _wanted_examples(config)
     if config.source:
         store = prepare_blocks(_blocks_config(config), report, stop, workers)
     else:
@@ -170,16 +173,39 @@ def _vocabulary(config: PrepareConfig) -> WordPiece | VocabularyTraining:
 
 def _wanted_examples(config: PrepareConfig) -> list[tuple[str, str]]:
     """The tasks and splits to materialise."""
-    names = [f"{config.name}_salient", *config.more_tasks]
-    if not config.knowledge:
-        names.insert(0, f"{config.name}_ict")
+    suffixes = _wanted_suffixes(config)
+    of_blocks = [suffix for suffix in suffixes if suffix != "questions"]
+    names = [f"{config.name}_{suffix}" for suffix in of_blocks] + [*config.more_tasks]
     # Validation first: too small a share of too few articles leaves it empty, which
     # must be refused before anything is trained on the rest.
     wanted = [(name, split) for name in names for split in ("validation", "train")]
-    if config.questions:
+    if "questions" in suffixes:
         splits = dict.fromkeys(q.split for q in read_questions(config.questions))
         wanted += [(f"{config.name}_questions", split) for split in splits]
     return wanted
+
+
+def _wanted_suffixes(config: PrepareConfig) -> list[str]:
+    """Which of the corpus's own tasks to materialise, in order; all if none is named.
+
+    Raises:
+      BadInputError: one is named that there is not.
+    """
+    known = [] if config.knowledge else ["ict"]
+    known += ["salient"] + (["questions"] if config.questions else [])
+    if config.examples and isinstance(config.examples, str):
+        raise BadInputError(
+            f"expected EXAMPLES to be a list of {', '.join(known)}, got "
+            f"{config.examples!r}; write it in brackets"
+        )
+    asked = [name.removeprefix(f"{config.name}_") for name in config.examples]
+    for name, suffix in zip(config.examples, asked, strict=True):
+        if suffix not in known:
+            raise BadInputError(
+                f"expected EXAMPLES out of {', '.join(known)}, got {name!r}; correct "
+                'it, give QUESTIONS for "questions", or name other tasks in more_tasks'
+            )
+    return [suffix for suffix in known if suffix in asked or not asked]
 
 
 def _task_settings(config: PrepareConfig) -> make_examples.TaskSettings:

@@ -14,6 +14,8 @@ Macros:
   QUESTIONS   JSON lines of questions, or ""
   VOCABULARY  a BERT vocab.txt, or "" to train one on the text
   TAGGER      "auto", "spacy", "rules", "given" or "checkpoint:FOLDER"
+  EXAMPLES    of which tasks, such as ["salient", "questions"]; [] for all; the same
+              command with more of them adds those
   KNOWLEDGE   another prepared corpus, which is searched for sentences of this one
   SCRATCH     where CORPUS gets a folder for parts until all are done; "" is beside it
 

@@ -1,5 +1,6 @@
 """Preparing a corpus with Beam: the same bytes however it is done."""
 
+import dataclasses
 import hashlib
 import pathlib
 import signal
@@ -9,7 +10,9 @@ import time
 
 import pytest
 
+from realm_jax.errors import BadInputError
 from realm_jax.storage import open_store
+from tasks import prepare
 from tests import tiny_run
 from tests.gcs_emulator import emulated_bucket
 
@@ -109,6 +112,42 @@ def test_a_damaged_line_is_named_before_anything_is_written(inputs):
     assert "damaged.jsonl, line 8" in said
     assert "--max_bad_lines=0" in said
     assert not (inputs / "damaged").exists()
+
+
+def test_only_the_examples_that_are_asked_for_are_made_and_more_are_added(
+    finished, inputs
+):
+    corpus = inputs / "some"
+    code, said = run(inputs, corpus, "--workers=1", '--gin.EXAMPLES=["salient"]')
+    assert code == 0, said
+    made = contents(corpus / "examples")
+    assert {name.split("/")[0] for name in made} == {"towns_salient"}
+    times = {name: (corpus / "examples" / name).stat().st_mtime_ns for name in made}
+    more = '--gin.EXAMPLES=["questions", "towns_ict"]'
+    code, said = run(inputs, corpus, "--workers=1", more)
+    assert code == 0, said
+    assert contents(corpus) == contents(finished / "corpus")
+    for name, written in times.items():
+        assert (corpus / "examples" / name).stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"examples": ["salient", "isaliet"]}, "of ict, salient, got 'isaliet'"),
+        ({"examples": ["questions"]}, "of ict, salient, got 'questions'.*QUESTIONS"),
+        ({"examples": ["ict"], "knowledge": "k"}, "out of salient, got 'ict'"),
+        ({"examples": "salient"}, "a list of ict, salient, got 'salient'; .*brackets"),
+    ],
+)
+def test_examples_that_there_are_not_are_refused_before_any_work(
+    tmp_path, changes, line
+):
+    config = prepare.PrepareConfig(str(tmp_path / "c"), "nothing.jsonl", "towns")
+    with pytest.raises(BadInputError, match=line) as told:
+        prepare.run(dataclasses.replace(config, **changes), lambda *_: None)
+    assert "\n" not in str(told.value)
+    assert not (tmp_path / "c").exists()
 
 
 def test_an_option_that_nobody_knows_is_refused(inputs):
