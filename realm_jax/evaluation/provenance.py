@@ -1,4 +1,4 @@
-"""What a report says of how its figures came about: times, machine, versions."""
+"""What a report says of how its figures came about: checkpoint, times, machine."""
 
 import importlib.metadata
 import os
@@ -6,10 +6,35 @@ import platform
 
 import jax
 
-from realm_jax.evaluation.report_data import StageTime
+from realm_jax.evaluation.report_data import BestCheckpoint, StageTime
+from realm_jax.storage import open_store
+from realm_jax.training.checkpoint_manifests import (
+    HELD_OUT_UTILITY,
+    all_details,
+    best_step,
+)
 from realm_jax.training.metrics import read_metrics
 
 _VERSIONS = ("realm_jax", "jax", "flax", "optax", "orbax-checkpoint", "scann")
+
+
+def best_checkpoint(model_dir: str) -> BestCheckpoint | None:
+    """The checkpoint of a pre-training run with the highest held-out utility.
+
+    Args:
+      model_dir: of the run, or "" for none.
+    """
+    details = all_details(open_store(model_dir)) if model_dir else {}
+    best = best_step(details)
+    if best is None:
+        return None
+    last = max(details)
+    return BestCheckpoint(
+        step=best,
+        utility=details[best][HELD_OUT_UTILITY],
+        last_step=last,
+        last_utility=details[last].get(HELD_OUT_UTILITY),
+    )
 
 
 def stage_times(model_dir: str) -> list[StageTime]:

@@ -35,10 +35,7 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
 from realm_jax.training import pretrain, warm_start
 from realm_jax.training.checkpoint_manifests import (
-    HELD_OUT_UTILITY,
     Which,
-    all_details,
-    best_step,
 )
 from realm_jax.training.checkpoints import Restored
 from realm_jax.training.finetune import FinetuneConfig
@@ -46,7 +43,6 @@ from realm_jax.training.held_out import HeldOutQuestions
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import ModelFactory, describe
 from realm_jax.training.masked_spans import MaskedSpans
-from realm_jax.training.metrics import read_metrics
 from realm_jax.training.stage import open_examples, require_one_of
 from realm_jax.training.state import count_parameters
 
@@ -217,7 +213,7 @@ class _Evaluation:
             if masked
             else (),
             questions=sample_answers(self._corpus, answered.predictions, _NUM_ANSWERS),
-            best_checkpoint=best_checkpoint(config.pretrained),
+            best_checkpoint=provenance.best_checkpoint(config.pretrained),
         )
 
     def _control(
@@ -414,58 +410,3 @@ def _scores(answered: OpenQaEvaluation) -> Values:
         **{report_data.recall_name(k): hits for k, hits in answered.recall.items()},
         report_data.EXACT_MATCH: answered.exact_match,
     }
-<<<<<<< HEAD
-
-
-def best_checkpoint(model_dir: str) -> report_data.BestCheckpoint | None:
-    """The checkpoint of a pre-training run with the highest held-out utility.
-
-    Args:
-      model_dir: of the run, or "" for none.
-    """
-    details = all_details(open_store(model_dir)) if model_dir else {}
-    best = best_step(details)
-    if best is None:
-        return None
-    last = max(details)
-    return report_data.BestCheckpoint(
-        step=best,
-        utility=details[best][HELD_OUT_UTILITY],
-        last_step=last,
-        last_utility=details[last].get(HELD_OUT_UTILITY),
-    )
-
-
-def stage_times(model_dir: str) -> list[report_data.StageTime]:
-    """How long the updates of each stage took, from the speeds in its metrics."""
-    seconds: dict[str, float] = {}
-    steps: dict[str, int] = {}
-    for line in read_metrics(model_dir):
-        stage, step = line["stage"], line["step"]
-        new = step - steps.get(stage, 0)
-        speed = line["steps_per_second"]
-        seconds[stage] = seconds.get(stage, 0.0) + new / speed
-        steps[stage] = step
-    return [
-        report_data.StageTime(stage, seconds[stage], steps[stage]) for stage in steps
-    ]
-
-
-def _require_alike(control: FinetunedModel, finetuned: FinetunedModel) -> None:
-    """Checks that a difference is not one of fine-tuning.
-
-    Raises:
-      BadInputError: the control was fine-tuned for longer, on other questions, ….
-    """
-    for name in (*finetuned.config.data_order(), "train_steps"):
-        expected, received = (
-            model.run.details.get(name) for model in (finetuned, control)
-        )
-        if expected != received:
-            raise BadInputError(
-                f"expected a control with {name} {expected!r} in "
-                f"{control.config.model_dir}, as in {finetuned.config.model_dir}, got "
-                f"{received!r}; fine-tune both alike"
-            )
-=======
->>>>>>> w-control

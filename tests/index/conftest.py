@@ -5,6 +5,7 @@ import pytest
 from realm_jax.data.block_writer import Block, write_blocks
 from realm_jax.data.blocks import BlockText
 from realm_jax.data.wordpiece import SPECIAL_PIECES
+from realm_jax.index import build as attempt
 from realm_jax.index.retrievers import (
     TrainedRetriever,
 )
@@ -26,6 +27,14 @@ def model_store(request, tmp_path):
     if request.param == "local":
         return open_store(tmp_path / "model")
     return open_store(f"{request.getfixturevalue('bucket')}/{tmp_path.name}")
+
+
+@pytest.fixture
+def donor(model_store, tmp_path):
+    """Another model directory, of the same kind."""
+    if model_store.url().startswith("gs://"):
+        return open_store(f"{model_store.url()}-before")
+    return open_store(tmp_path / "before")
 
 
 @pytest.fixture
@@ -77,3 +86,24 @@ def retriever_at(initial_params):
         return TrainedRetriever(step, RETRIEVER, params, VOCABULARY.fingerprint)
 
     return make
+
+
+@pytest.fixture
+def embedded(monkeypatch):
+    """How many blocks were embedded to be written, not to be compared."""
+    counts = []
+
+    def counting(function, count):
+        def call(*arguments):
+            counts.append(count(arguments[3]))
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(
+        attempt,
+        "embed_shards",
+        counting(attempt.embed_shards, lambda shards: sum(map(len, shards))),
+    )
+    monkeypatch.setattr(attempt, "embed_blocks", counting(attempt.embed_blocks, len))
+    return counts

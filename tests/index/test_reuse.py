@@ -1,13 +1,10 @@
-"""What another index has is not embedded again: of a version, a step, another stage."""
+"""Two versions of a corpus: only what changed is embedded, and all of it is found."""
 
 import dataclasses
 import json
-import logging
 import pathlib
-import re
 import threading
 
-import flax.traverse_util
 import jax
 import numpy as np
 import pytest
@@ -18,7 +15,6 @@ from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.versions import newest_version
 from realm_jax.data.wordpiece import WordPiece
-from realm_jax.index import build as attempt
 from realm_jax.index import builder, reuse
 from realm_jax.index.embed import (
     EmbedConfig,
@@ -26,13 +22,7 @@ from realm_jax.index.embed import (
     embed_blocks,
     query_embedder,
 )
-from realm_jax.index.heartbeat import Heartbeat
-from realm_jax.index.manifest import DamagedSnapshotError
-from realm_jax.index.retrievers import (
-    TrainedRetriever,
-    load_retriever,
-    publish_retriever,
-)
+from realm_jax.index.retrievers import TrainedRetriever
 from realm_jax.index.searchers import DeviceSearcher
 from realm_jax.index.snapshots import EMBEDDINGS, INDEX_SERIES, SnapshotSeries
 from realm_jax.models.bert import BertConfig
@@ -41,6 +31,7 @@ from realm_jax.storage import open_store
 from realm_jax.weights import bert as weights
 from tasks import update_corpus
 from tasks.update_corpus import UpdateConfig
+from tests.index.tiny_builder import flip_a_bit, given
 
 MINILM = pathlib.Path(__file__).parents[2] / ".cache/data/minilm-l6"
 LENGTH = 40
@@ -97,35 +88,9 @@ def retriever(versions):
     vocabulary = versions[0].vocabulary
     bert = BertConfig(vocabulary.size, 16, 1, 2, 32, LENGTH, initializer_range=0.5)
     config = RetrieverConfig(bert, projection_size=8)
-    return drawn(config, vocabulary.fingerprint)
-
-
-def drawn(config, vocabulary_fingerprint):
-    """A retriever of random parameters."""
     ids = np.zeros((1, 8), np.int32)
     params = Retriever(config).init(jax.random.key(0), ids, ids, ids)["params"]
-    return TrainedRetriever(5, config, jax.device_get(params), vocabulary_fingerprint)
-
-
-@pytest.fixture
-def embedded(monkeypatch):
-    """How many blocks were embedded to be written, not to be compared."""
-    counts = []
-
-    def counting(function, count):
-        def call(*arguments):
-            counts.append(count(arguments[3]))
-            return function(*arguments)
-
-        return call
-
-    monkeypatch.setattr(
-        attempt,
-        "embed_shards",
-        counting(attempt.embed_shards, lambda shards: sum(map(len, shards))),
-    )
-    monkeypatch.setattr(attempt, "embed_blocks", counting(attempt.embed_blocks, len))
-    return counts
+    return TrainedRetriever(5, config, jax.device_get(params), vocabulary.fingerprint)
 
 
 def build(corpus, store, retriever, **changes):
@@ -201,103 +166,10 @@ def test_another_encoder_or_length_reuses_nothing(
 
 def test_a_damaged_index_is_not_reused(versions, model_store, retriever, embedded):
     old, new = versions
-    damage(model_store, build(old, model_store, retriever), EMBEDDINGS)
+    flip_a_bit(model_store, build(old, model_store, retriever), EMBEDDINGS)
     embedded.clear()
     build(new, model_store, retriever, sampled_blocks=1)
     assert sum(embedded) == new.num_blocks + 1
-
-
-@pytest.fixture
-def donor(model_store, tmp_path):
-    """Another model directory, of the same kind."""
-    if model_store.url().startswith("gs://"):
-        return open_store(f"{model_store.url()}-before")
-    return open_store(tmp_path / "before")
-
-
-def given(retriever, *donors, **changes):
-    return dataclasses.replace(retriever, donors=donors, **changes)
-
-
-def with_one_bit_flipped(params, part):
-    """The parameters, one bit of one number in a tower being another."""
-    flat = flax.traverse_util.flatten_dict(params, sep="/")
-    name = max(name for name in flat if name.startswith(part))
-    array = np.array(flat[name], np.float32)
-    array.reshape(-1).view(np.uint32)[0] ^= 1
-    return flax.traverse_util.unflatten_dict({**flat, name: array}, sep="/")
-
-
-@pytest.fixture(scope="module")
-def two_towers(retriever):
-    config = dataclasses.replace(retriever.config, shared=False)
-    return drawn(config, retriever.vocabulary_fingerprint)
-
-
-def test_another_query_tower_embeds_no_document(
-    versions, model_store, donor, two_towers, embedded
-):
-    """Neither in the model directory of the index nor in that of a later stage."""
-    corpus, _ = versions
-    build(corpus, donor, two_towers)
-    moved = with_one_bit_flipped(two_towers.params, "query_tower")
-    places = [(donor, 6, ()), (model_store, 0, (donor.url(),))]
-    for store, step, donors in places:
-        embedded.clear()
-        later = given(two_towers, *donors, params=moved, step=step)
-        manifest = build(corpus, store, later, sampled_blocks=1)
-        assert sum(embedded) == 1  # The sample that is compared.
-        # It is of the retriever that asked for it, and says so.
-        assert manifest.metadata[builder.RETRIEVER_CRC32C] == later.params_crc32c()
-        assert later.params_crc32c() != two_towers.params_crc32c()
-        np.testing.assert_array_equal(
-            read(store, corpus, step), read(donor, corpus, two_towers.step)
-        )
-
-
-def test_one_bit_of_the_document_tower_embeds_them_all(
-    versions, model_store, donor, two_towers, embedded
-):
-    corpus, _ = versions
-    build(corpus, donor, two_towers)
-    moved = with_one_bit_flipped(two_towers.params, "document_tower")
-    places = [(donor, 6, ()), (model_store, 0, (donor.url(),))]
-    for store, step, donors in places:
-        embedded.clear()
-        later = given(two_towers, *donors, params=moved, step=step)
-        build(corpus, store, later, sampled_blocks=1)
-        assert sum(embedded) == corpus.num_blocks + 1
-        donor = model_store  # The second has no index to copy from but the first's.
-
-
-def test_what_only_training_or_batching_knows_of_does_not_matter(
-    versions, model_store, donor, retriever, embedded
-):
-    corpus, _ = versions
-    build(corpus, donor, retriever)
-    embedded.clear()
-    bert = dataclasses.replace(retriever.config.bert, dropout_rate=0.4, remat="full")
-    config = dataclasses.replace(retriever.config, bert=bert, projection_dropout=0.4)
-    other = dataclasses.replace(CONFIG.embed, batch_size=9, shard_blocks=11)
-    later = given(retriever, donor.url(), config=config)
-    build(corpus, model_store, later, sampled_blocks=1, embed=other)
-    assert sum(embedded) == 1
-    np.testing.assert_array_equal(read(model_store, corpus), read(donor, corpus))
-
-
-def test_what_decides_on_embeddings_must_be_the_same_in_another_directory(
-    versions, model_store, donor, retriever, embedded
-):
-    corpus, _ = versions
-    build(corpus, donor, retriever)
-    pooled = dataclasses.replace(retriever.config, pooling="mean")
-    shorter = {"embed": dataclasses.replace(CONFIG.embed, document_length=30)}
-    cases = [({"config": pooled}, {}), ({}, shorter)]
-    for step, (of_retriever, of_index) in enumerate(cases):
-        embedded.clear()
-        later = given(retriever, donor.url(), step=step, **of_retriever)
-        build(corpus, model_store, later, sampled_blocks=1, **of_index)
-        assert sum(embedded) == corpus.num_blocks + 1
 
 
 def test_another_directory_has_rows_for_a_later_version_of_the_corpus(
@@ -322,121 +194,6 @@ def test_rows_of_the_same_corpus_come_before_those_of_another_version(
     embedded.clear()
     build(new, model_store, given(retriever, donor.url()), sampled_blocks=1)
     assert sum(embedded) == 1
-
-
-def damage(store, manifest, array):
-    """Flips a bit in a file of an array."""
-    name = next(n for n in manifest.files if n.startswith(f"{array}/c/"))
-    path = f"index/data/{manifest.step}-{manifest.attempt}/{name}"
-    data = store.read(path)
-    store.write(path, data[:-1] + bytes([data[-1] ^ 1]))
-
-
-@pytest.mark.parametrize("array", [EMBEDDINGS, reuse.HASHES])
-def test_a_damaged_directory_is_passed_over_for_a_sound_one(
-    versions, model_store, donor, retriever, embedded, array
-):
-    corpus, _ = versions
-    damage(donor, build(corpus, donor, retriever), array)
-    embedded.clear()
-    build(corpus, model_store, given(retriever, donor.url()), sampled_blocks=1)
-    assert sum(embedded) == corpus.num_blocks + 1
-    embedded.clear()
-    third = open_store(f"{donor.url()}-third")
-    both = given(retriever, donor.url(), model_store.url())
-    build(corpus, third, both, sampled_blocks=1)
-    assert sum(embedded) == 1
-
-
-def test_directories_without_an_index_are_passed_over(
-    versions, tmp_path, retriever, embedded
-):
-    corpus, _ = versions
-    (tmp_path / "file").write_text("no folder")
-    commits = tmp_path / "broken" / "index" / "commits"
-    commits.mkdir(parents=True)
-    (commits / "3.json").write_text("no manifest")
-    places = [tmp_path / "gone", tmp_path / "file", tmp_path / "broken", MINILM]
-    later = given(retriever, *map(str, places), "ftp://nobody/knows")
-    build(corpus, open_store(tmp_path / "model"), later, sampled_blocks=1)
-    assert sum(embedded) == corpus.num_blocks + 1
-
-
-def test_an_index_that_is_deleted_while_it_is_copied_is_embedded(
-    versions, model_store, donor, retriever, embedded, monkeypatch, caplog
-):
-    corpus, _ = versions
-    manifest = build(corpus, donor, retriever)
-    embedded.clear()
-    read_rows, reads = reuse.KnownRows.read, []
-
-    def read_until_deleted(known, rows):
-        if reads:
-            donor.delete_folder(f"index/data/5-{manifest.attempt}")
-        reads.append(len(rows))
-        return read_rows(known, rows)
-
-    monkeypatch.setattr(reuse.KnownRows, "read", read_until_deleted)
-    build(corpus, model_store, given(retriever, donor.url()), sampled_blocks=1)
-    assert len(reads) == 2
-    assert sum(embedded) == corpus.num_blocks - reads[0] + 1
-    assert "its blocks are embedded instead" in caplog.text
-    whole = embed_blocks(
-        document_embedder(retriever.config),
-        retriever.params,
-        corpus,
-        np.arange(corpus.num_blocks),
-        CONFIG.embed,
-    )
-    np.testing.assert_allclose(read(model_store, corpus), whole, atol=1e-5)
-
-
-def test_copied_rows_that_are_not_the_encoders_are_refused_by_name(
-    versions, model_store, donor, retriever, monkeypatch
-):
-    """Sound to every checksum, and wrong: the sample tells."""
-    corpus, _ = versions
-    wrong = attempt.embed_shards
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            attempt,
-            "embed_shards",
-            lambda *a: ((start, 3 - rows) for start, rows in wrong(*a)),
-        )
-        patch.setattr(attempt.IndexBuild, "verify_sample", lambda *_: None)
-        build(corpus, donor, retriever)
-    commit = donor.url("index/commits/5.json")
-    with pytest.raises(DamagedSnapshotError, match=f"delete {re.escape(commit)}, "):
-        build(corpus, model_store, given(retriever, donor.url()))
-    assert SnapshotSeries(model_store, INDEX_SERIES).steps() == []
-
-
-def test_the_builder_copies_from_where_the_published_retriever_says(
-    versions, model_store, donor, retriever, embedded, caplog
-):
-    corpus, _ = versions
-    build(corpus, donor, retriever)
-    embedded.clear()
-    caplog.set_level(logging.INFO, "realm_jax")
-    later = given(retriever, donor.url(), step=0)
-    publish_retriever(model_store, later, corpus.fingerprint)
-    Heartbeat(model_store, builder.TRAINER_ROLE).beat(0, "finished")
-    config = dataclasses.replace(CONFIG, sampled_blocks=1)
-    assert builder.IndexBuilder(model_store, corpus, config).run(threading.Event())
-    assert sum(embedded) == 1
-    count, commit = corpus.num_blocks, donor.url("index/commits/5.json")
-    assert f"{count} of {count} blocks copied from {commit}" in caplog.text
-    np.testing.assert_array_equal(read(model_store, corpus, 0), read(donor, corpus))
-
-
-def test_the_same_retriever_with_other_donors_is_published_once(
-    versions, model_store, retriever
-):
-    first = given(retriever, "/runs/before")
-    one = publish_retriever(model_store, first, versions[0].fingerprint)
-    again = given(retriever, "/moved/before")
-    assert publish_retriever(model_store, again, versions[0].fingerprint) == one
-    assert load_retriever(model_store, retriever.step).donors == ("/runs/before",)
 
 
 def test_an_attempt_that_was_begun_without_hashes_goes_on(

@@ -88,3 +88,16 @@ def wait_until(condition, seconds=20.0):
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)
+
+
+def given(retriever, *donors, **changes):
+    """The retriever, with other model directories whose rows may be of use."""
+    return dataclasses.replace(retriever, donors=donors, **changes)
+
+
+def flip_a_bit(store, manifest, array):
+    """Damages a file of an array of an index."""
+    name = next(n for n in manifest.files if n.startswith(f"{array}/c/"))
+    path = f"index/data/{manifest.step}-{manifest.attempt}/{name}"
+    data = store.read(path)
+    store.write(path, data[:-1] + bytes([data[-1] ^ 1]))

@@ -204,8 +204,8 @@ def test_after_pre_training_no_document_is_embedded_again(
     began = tiny_world.pretrain_config(world, before, train_steps=1)
     assert pretrain.run(began, silent, NEVER)
     # As the builder beside it ends: with the index of the last retriever.
-    store, builder = open_store(before), BuilderConfig(embed=EMBED)
-    assert IndexBuilder(store, corpus, builder).run(NEVER)
+    builder = BuilderConfig(embed=EMBED, patience_seconds=0.1)
+    assert IndexBuilder(open_store(before), corpus, builder).run(NEVER)
     embedded = tiny_world.count_embedded(monkeypatch)
     config = tiny_world.finetune_config(
         world, tmp_path / "finetune", warm_start=str(before)
