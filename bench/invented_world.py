@@ -247,8 +247,8 @@ class Recipe:
       layer_norm: whether embeddings are normalised.
       initializer_range: standard deviation of the initial kernels. 0.08 is about
         1/sqrt(128), which keeps the variance of what passes through a kernel. With
-        BERT's 0.02, which is meant for a width of 768, the reader still chooses among
-        a block's three values by little more than chance after 1,000 steps.
+        BERT's 0.02, which is meant for a width of 768, the reader does no better than
+        chance among a block's three values after 1,000 steps.
       frozen: parameters REALM leaves alone; ("retriever",) is the control.
       seed: of initialisation and the order of examples.
     """
