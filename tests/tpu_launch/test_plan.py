@@ -412,10 +412,10 @@ def test_a_warm_start_that_reads_retrieved_documents_holds_their_index():
             {"mixture": ReaderMixture(0.5, 0.0, 0.5), "task": ""},
         )
     )
-    # float32 of 128, split over 64 cores, with a row or so to fill up.
-    expected = PAPER.num_blocks * 128 * 4 / 64
+    # float32 of 128, split over 64 cores; each fills up its last chunk of rows.
+    exactly = PAPER.num_blocks * 128 * 4 / 64
     found = retrieving.figure("memory of a device", "embeddings")
-    assert found == pytest.approx(expected, rel=1e-3)
+    assert exactly <= found <= 1.03 * exactly
     stands = retrieving.figure("the index", "a refresh takes")
     assert retrieving.figure("the run", "takes") == pytest.approx(
         without.figure("the run", "takes") + stands
