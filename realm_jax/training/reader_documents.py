@@ -70,8 +70,9 @@ def choose_retrieved(
 ) -> tuple[Int[np.ndarray, " batch"], Bool[np.ndarray, " batch"]]:
     """Returns the retrieved block that each masked sentence is read with.
 
-    It is the best one that holds the answer, the scored wordpieces as one contiguous
-    run, or else the best one. Trivial blocks (`find_trivial`) are never chosen.
+    It is the best one that holds the answer, or else the best one. The answer is the
+    first run of scored wordpieces: the span, and of several spans that are masked
+    together the one that was drawn. Trivial blocks (`find_trivial`) are never chosen.
 
     Args:
       store: the blocks.
@@ -105,12 +106,15 @@ def _holds_answer(
     batch: PretrainBatch,
     joined_length: int,
 ) -> Bool[np.ndarray, "batch neighbour"]:
-    """Whether the part of each body that is read holds the scored wordpieces."""
+    """Whether the part of each body that is read holds the first scored span."""
     bodies = store.body_ids(block_ids, joined_length)
     # The body stands between the query and the last [SEP].
     room = joined_length - 1 - np.count_nonzero(batch.query_ids, axis=1)
     bodies = np.where(np.arange(joined_length) < room[:, None, None], bodies, 0)
     weights, mask_ids = np.asarray(batch.mask_weights), np.asarray(batch.mask_ids)
-    answers = np.where(weights > 0, mask_ids, 0)
+    positions = np.asarray(batch.mask_positions)
+    follows = positions == positions[:, :1] + np.arange(positions.shape[1])
+    first_span = np.logical_and.accumulate(follows & (weights > 0), axis=1)
+    answers = np.where(first_span, mask_ids, 0)
     starts = answer_starts(bodies, answers[:, None])
     return np.asarray(starts.any(axis=(2, 3)))

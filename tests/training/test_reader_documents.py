@@ -128,6 +128,16 @@ def test_the_best_block_with_the_answer_comes_before_better_ones_without():
         assert (block[0], found[0]) == expected
 
 
+def test_of_spans_that_are_masked_together_the_drawn_one_is_the_answer():
+    sentence = [10, 11, 12, 13, 14]
+    together = masked(sentence, [3, 0, 1], source=-1)
+    bodies = [[10, 11, 20], [13, 20, 21]]
+    block, found = choose_retrieved(
+        Bodies(bodies), np.array([[0, 1]]), together, JOINED
+    )
+    assert (block[0], found[0]) == (1, True)
+
+
 def test_an_answer_that_is_cut_off_is_none():
     # Two special pieces, four of the sentence and a last [SEP] leave six.
     bodies = [[20, 20, 20, 20, 20, 11, 12], [20, 20, 20, 20, 11, 12]]
