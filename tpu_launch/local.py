@@ -30,6 +30,7 @@ from tpu_launch.attempts import TakenOverError
 from tpu_launch.backends.local import (
     TOKEN,
     LocalBackend,
+    compiled_programs,
     environment,
     processes_of,
     site,
@@ -190,7 +191,11 @@ class Runner:
 
     def _run_here(self, stage: Stage) -> int:
         self._end_leftovers()
-        told = environment(0, 1, 0, stage.devices) | {TOKEN: token_of(self._chain)}
+        told = {
+            **environment(0, 1, 0, stage.devices),
+            **compiled_programs(pathlib.Path(self._chain.root, _FOLDER)),
+            TOKEN: token_of(self._chain),
+        }
         process = subprocess.Popen(self._here(stage), env={**os.environ, **told})
         try:
             while (code := process.poll()) is None:

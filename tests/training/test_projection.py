@@ -9,8 +9,14 @@ import pytest
 from realm_jax.errors import BadInputError
 from realm_jax.index.embed import EmbedConfig, document_embedder, embed_blocks
 from realm_jax.models.bert import Bert, BertConfig
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.training import warm_start
+from realm_jax.training.initialization import initial_params
 from realm_jax.training.projection import fit_projection, principal_components
+from realm_jax.training.stage import Stage
+from tests import tiny_world
+from tests.training.test_initialization import save_published
 
 EMBED = EmbedConfig(document_length=24, batch_size=8)
 
@@ -71,3 +77,49 @@ def test_the_encoder_needs_as_many_features(corpus, config):
     wide = dataclasses.replace(config, projection_size=17)
     with pytest.raises(BadInputError, match="at most 16, the encoder's features"):
         fit_projection({}, wide, corpus, EMBED)
+
+
+def published(folder, vocab_size):
+    """A folder with the weights of an encoder, as MiniLM comes; and the encoder."""
+    config = tiny_world.models().retriever_config(vocab_size)
+    models = Retriever(config), KnowledgeEncoder(config.bert)
+    params, _ = initial_params(*models, tiny_world.LENGTHS, seed=5)
+    folder.mkdir()
+    save_published(folder, params, config)
+    return params["reader"]["bert"]
+
+
+def started(world, folder, **changes):
+    config = tiny_world.warm_start_config(world, folder, pairs_task="", **changes)
+    stage = Stage("warm_start", config, KnowledgeEncoder)
+    stage.close()
+    return stage.state.params["retriever"]
+
+
+def test_a_stage_fits_it_to_weights_and_keeps_that_of_an_earlier_stage(
+    world, corpus, tmp_path
+):
+    weights = tmp_path / "weights"
+    encoder = published(weights, corpus.vocabulary.size)
+    from_weights = {"warm_start": str(weights), "train_steps": 1}
+    drawn = started(world, tmp_path / "drawn", **from_weights)
+    fitted = started(world, tmp_path / "fitted", projection="pca", **from_weights)
+    for tower in ("query_tower", "document_tower"):
+        tiny_world.assert_same_bits(fitted[tower]["bert"], encoder)
+        kernel = np.asarray(fitted[tower]["projection"]["kernel"])
+        np.testing.assert_allclose(kernel.T @ kernel, np.eye(8), atol=1e-5)
+        assert (kernel != drawn[tower]["projection"]["kernel"]).any()
+    first = tiny_world.warm_start_config(
+        world, tmp_path / "first", pairs_task="", projection="pca", **from_weights
+    )
+    assert warm_start.run(first, tiny_world.silent, tiny_world.NEVER)
+    later = started(
+        world, tmp_path / "later", projection="pca", warm_start=first.model_dir
+    )
+    tiny_world.assert_same_bits(later, fitted)
+
+
+def test_a_projection_that_is_no_choice_is_one_line(world, tmp_path):
+    with pytest.raises(BadInputError, match="random, pca, got 'svd'") as error:
+        tiny_world.warm_start_config(world, tmp_path, projection="svd")
+    assert "\n" not in str(error.value)

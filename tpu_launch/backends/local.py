@@ -30,6 +30,7 @@ from tpu_launch.operations import CreateSlice, DeleteSlice
 from tpu_launch.startup import Site
 
 _CHECKOUT = pathlib.Path(__file__).parents[2]
+_COMPILED = "compiled"
 _SCRIPT = "startup.sh"
 _SLICE = "slice.json"
 TOKEN = "REALM_LOCAL_TOKEN"
@@ -170,6 +171,7 @@ class LocalBackend:
             "TPU_WORKER_ID": str(number),
             "TPU_WORKER_HOSTNAMES": ",".join(["127.0.0.1"] * hosts),
             "PYTHONPATH": f"{_CHECKOUT}:{path}" if path else str(_CHECKOUT),
+            **compiled_programs(self._folder),
             TOKEN: token,
         }
         with (home / "serial.log").open("ab") as output:
@@ -284,3 +286,16 @@ def environment(number: int, processes: int, port: int, devices: int) -> dict[st
             "JAX_PROCESS_ID": str(number),
         }
     return told
+
+
+def compiled_programs(folder: pathlib.Path) -> dict[str, str]:
+    """Returns what has JAX keep compiled programs, so that each is compiled once.
+
+    The stages of a chain, and a process that comes back, run many of the same.
+
+    Args:
+      folder: of what is launched; they are kept there unless the environment says
+        where.
+    """
+    name = "JAX_COMPILATION_CACHE_DIR"
+    return {name: os.environ.get(name) or str((folder / _COMPILED).absolute())}
