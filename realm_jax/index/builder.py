@@ -90,6 +90,7 @@ def build_once(
     *,
     stop: threading.Event | None = None,
     on_progress: OnProgress | None = None,
+    is_superseded: Callable[[], bool] = lambda: False,
     require_wanted: Callable[[], None] = lambda: None,
 ) -> Manifest | None:
     """Embeds every block and commits the index; returns its manifest.
@@ -107,6 +108,8 @@ def build_once(
       config: lengths and sizes.
       stop: when set, the call ends after the shard at work and returns None.
       on_progress: told after every shard.
+      is_superseded: whether nobody will search this index; asked after every shard,
+        it ends the call as `stop` does.
       require_wanted: raises if the index is not to be committed any more; called just
         before that.
 
@@ -139,7 +142,8 @@ def build_once(
             hosts.post(_EMBEDDED, (attempt, done))
             if on_progress:
                 on_progress(_embedded(attempt, done), blocks.num_blocks)
-            if stop and stop.is_set() and done < build.num_own:
+            ends = (stop is not None and stop.is_set()) or is_superseded()
+            if ends and done < build.num_own:
                 return False
         return True
 
@@ -255,6 +259,7 @@ class IndexBuilder:
         self._on_progress = on_progress
         self._retrievers = SnapshotSeries(store, RETRIEVER_SERIES)
         self._indexes = index_series(store, blocks.fingerprint)
+        self._trainer = Listener(store, TRAINER_ROLE)
         self._heartbeat = Heartbeat(store, BUILDER_ROLE, every_seconds=_BEAT_SECONDS)
         self._last_progress_beat = 0.0
         self._step = 0
@@ -287,13 +292,12 @@ class IndexBuilder:
         return is_done
 
     def _follow(self, stop: threading.Event) -> bool:
-        trainer = Listener(self._store, TRAINER_ROLE)
         self._index_step = self._indexes.latest_step()
 
         def look() -> tuple[bool, int | None]:
             # The trainer first, so that what it published just before it ended is
             # found.
-            return self._is_done(*trainer.listen()), self._newest_step()
+            return self._is_done(*self._trainer.listen()), self._newest_step()
 
         asked_to_stop = hosts.StopRequest(stop)
         while not asked_to_stop.is_set():
@@ -353,6 +357,12 @@ class IndexBuilder:
                 lambda: self._retrievers.read_manifest(step).attempt
             )
 
+            def is_superseded() -> bool:
+                """The trainer is done, and what comes after it reads its last index."""
+                said, _ = self._trainer.listen()
+                is_last = self._retrievers.latest_step() == step
+                return said is not None and said.state == "finished" and not is_last
+
             def require_published() -> None:
                 if self._retrievers.read_manifest(step).attempt != attempt:
                     raise MissingObjectError(
@@ -367,6 +377,7 @@ class IndexBuilder:
                 self._config,
                 stop=stop,
                 on_progress=self._report,
+                is_superseded=is_superseded,
                 require_wanted=require_published,
             )
         except (MissingObjectError, AlreadyCommittedError) as error:
@@ -380,7 +391,7 @@ class IndexBuilder:
             _log.warning("no index for step %d: %s", step, error)
             return
         if manifest is None:
-            _log.info("step %d: stopped; the next builder resumes", step)
+            _log.info("step %d: given up; a stopped build is resumed", step)
             return
         self._index_step = step
         seconds = time.monotonic() - began

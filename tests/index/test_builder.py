@@ -231,6 +231,30 @@ def test_what_the_trainer_published_before_it_ended_is_built(
     assert index_series(store).steps() == [4]
 
 
+@pytest.mark.parametrize(("state", "built"), [("finished", [5]), ("running", [4, 5])])
+def test_an_index_that_nobody_will_search_is_given_up(
+    store, blocks, retriever_at, state, built
+):
+    """The trainer ends while the index before its last one is being made."""
+    trainer, stop = Heartbeat(store, builder.TRAINER_ROLE), threading.Event()
+    publish(store, blocks, retriever_at(4))
+    shards = []
+
+    def end(done, total):
+        shards.append(done)
+        if len(shards) == 1:
+            publish(store, blocks, retriever_at(5))
+            trainer.beat(5, state)
+        elif index_series(store).steps()[-1:] == [5] or done == total:
+            trainer.beat(5, "finished")
+
+    job = builder.IndexBuilder(store, blocks, CONFIG, end)
+    assert job.run(stop)
+    assert index_series(store).steps() == built
+    per_index = -(-blocks.num_blocks // CONFIG.embed.shard_blocks)
+    assert len(shards) == (per_index + 1 if state == "finished" else 2 * per_index)
+
+
 def test_the_heartbeat_of_a_former_run_does_not_end_the_job(
     store, blocks, retriever_at
 ):
