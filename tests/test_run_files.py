@@ -22,10 +22,10 @@ CONFIGURATIONS = {
     "evaluate": "realm_jax.evaluation.run.EvaluateConfig",
     "ask": "realm_jax.evaluation.ask.AskConfig",
 }
-# Chain -> padded lengths of its stages.
+# Chain -> padded lengths of its stages, and blocks per shard of an index.
 CHAINS = {
-    "quickstart": initialization.Lengths(64, 96, 112),
-    "from_nothing": initialization.Lengths(64, 96, 128),
+    "quickstart": [initialization.Lengths(64, 96, 112), 2048],
+    "from_nothing": [initialization.Lengths(64, 96, 128), 4096],
 }
 MODELS = sorted((tiny_run.GIN / "models").glob("*.gin"))
 HARDWARE = sorted((tiny_run.GIN / "hardware").glob("*.gin"))
@@ -168,7 +168,7 @@ def test_chains_read_for_every_stage(name):
         assert config.corpus == f"runs/{name}/corpus"
         if stage.command in ("pretrain", "finetune", "evaluate"):
             read_as = [config.models.lengths, config.embed.shard_blocks]
-            assert read_as == [CHAINS[name], 4096]
+            assert read_as == CHAINS[name]
         if stage.command == "evaluate":
             assert config.finetuned.models.lengths == config.models.lengths
 
