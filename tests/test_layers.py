@@ -44,6 +44,7 @@ LAYERS = {
     "realm_jax.evaluation.following": 4,
     "realm_jax.evaluation.open_qa": 4,
     "realm_jax.evaluation.page": 4,
+    "realm_jax.evaluation.provenance": 4,
     "realm_jax.evaluation.trained": 4,
     "realm_jax.evaluation.masked_spans": 4,
     "realm_jax.evaluation.report": 4,

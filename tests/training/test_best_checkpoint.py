@@ -13,8 +13,8 @@ from realm_jax import hosts
 from realm_jax.data.examples import Examples
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.masked_spans import evaluate_masked_spans
+from realm_jax.evaluation.provenance import best_checkpoint
 from realm_jax.evaluation.report_data import BestCheckpoint
-from realm_jax.evaluation.run import best_checkpoint
 from realm_jax.evaluation.trained import open_finished
 from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.index.searchers import make_searcher
