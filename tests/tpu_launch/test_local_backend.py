@@ -21,7 +21,7 @@ from realm_jax.storage import open_store
 from tpu_launch import operations, slices, worker_state
 from tpu_launch.attempts import Attempts, read_attempts
 from tpu_launch.backends.backend import SliceState
-from tpu_launch.backends.local import LocalBackend, environment
+from tpu_launch.backends.local import LocalBackend, compiled_programs, environment
 from tpu_launch.clock import SystemClock
 from tpu_launch.deleting import GaveUpError
 from tpu_launch.job import BUILDER, TRAINER, Job, LaunchConfig, Role
@@ -378,3 +378,13 @@ def test_processes_are_told_who_they_are(processes, devices):
             assert one["JAX_PROCESS_ID"] == str(number)
             assert one["JAX_NUM_PROCESSES"] == str(processes)
             assert one["JAX_COORDINATOR_ADDRESS"] == "127.0.0.1:7"
+
+
+def test_compiled_programs_are_kept_with_what_is_launched_unless_told_where(
+    tmp_path, monkeypatch
+):
+    name = "JAX_COMPILATION_CACHE_DIR"
+    monkeypatch.delenv(name, raising=False)
+    assert compiled_programs(tmp_path) == {name: f"{tmp_path}/compiled"}
+    monkeypatch.setenv(name, "gs://bucket/compiled")
+    assert compiled_programs(tmp_path) == {name: "gs://bucket/compiled"}
