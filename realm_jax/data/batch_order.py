@@ -20,7 +20,7 @@ class Spans(enum.Enum):
         sentence with one, and text that is dense in names dominates.
       TOGETHER: one, and with it as many others of the sentence as may be scored, masked
         in the same example. An extension for the reader's warm start: it predicts
-        several spans for the price of reading once (docs/results.md).
+        several spans for the price of reading once.
     """
 
     ONE_PER_SENTENCE = "one_per_sentence"

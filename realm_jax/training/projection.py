@@ -1,9 +1,9 @@
 """The projection of a retriever whose encoder is published and whose projection is not.
 
 Weights such as MiniLM's end with the encoder's features. A projection that is drawn at
-random forgets part of what they know, and training has to find it again; the principal
-components of the corpus's own embeddings keep nearly all of it (docs/results.md). This
-is an extension: the paper's retriever learns its projection in the inverse cloze task.
+random keeps no more of them than of any other features; the principal components of the
+corpus's own embeddings keep as much of their variance as a projection can. This is an
+extension: the paper's retriever learns its projection in the inverse cloze task.
 """
 
 import dataclasses
