@@ -37,8 +37,6 @@ from realm_jax.evaluation.retrieval import (
 )
 from realm_jax.evaluation.trained import FinetunedModel
 from realm_jax.index.embed import EmbedConfig
-from realm_jax.index.searchers import make_searcher
-from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.storage import open_store
@@ -46,6 +44,7 @@ from realm_jax.training import finetune, pretrain, warm_start
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.held_out import HeldOutQuestions, search_questions
+from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import Lengths, ModelFactory
 from realm_jax.training.metrics import read_metrics
 from realm_jax.training.optimizers import OptimizerConfig
@@ -55,7 +54,6 @@ from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
 LENGTHS = Lengths(query=64, document=96, joined=112)
 RECALL_AT = (1, 5, 20)
 STARTS = ("strong", "weak")
-_EMBEDDINGS = "embeddings"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +70,8 @@ class Study:
       work: folder of all runs.
       reader_steps, realm_steps, finetune_steps: updates.
       refresh_period: updates of REALM between two indexes.
-      rates: learning rate of REALM by start, and the retriever's share of it.
+      learning_rate: of REALM's reader.
+      retriever_rate: the retriever's share of it, by start.
     """
 
     corpus: str
@@ -138,10 +137,11 @@ def optimizer(learning_rate: float, retriever_rate: float, warmup: int):
 
 
 def train_start(study: Study, start: str) -> str:
-    """Returns the model directory of a start: its retriever untrained, its reader not.
+    """Returns the model directory of a start: an untrained retriever and a reader.
 
     The reader is that of the strong start for both, so that starts differ in the
-    retriever alone.
+    retriever alone. The weak start is one update at a rate that changes nothing, which
+    puts both into one checkpoint.
     """
     model_dir = study.folder(start, "start")
     strong = start == "strong"
@@ -234,17 +234,18 @@ class Measures:
             self._store, study.questions, study.split, LENGTHS.query
         )
 
-    def recall(self, start: str, model_dir: str, step: int) -> dict[str, np.ndarray]:
-        """Of a stage's retriever, by its own index of a step."""
+    def recall(self, start: str, model_dir: str) -> dict[str, np.ndarray]:
+        """Of a stage's retriever, by an index of it, which is made if there is none."""
         store = open_store(model_dir)
         restored = restore_params(store)
         assert restored is not None
-        series = SnapshotSeries(store, INDEX_SERIES)
-        embeddings = series.read_array(series.read_manifest(step), _EMBEDDINGS)
+        config = models(start).retriever_config(self._store.vocabulary.size)
+        params = restored.tree["retriever"]
+        source = IndexSource(store, self._store, config, self._study.embed, "device")
         neighbours = search_questions(
-            models(start).retriever_config(self._store.vocabulary.size),
-            restored.tree["retriever"],
-            make_searcher("device", embeddings),
+            config,
+            params,
+            source.build(restored.step, params).searcher,
             self._questions.ids,
             max(RECALL_AT),
         )
@@ -279,15 +280,9 @@ def run_seed(study: Study, measures: Measures, start: str, seed: int) -> dict:
         source = study.folder(start, "start")
         realm = train_realm(study, start, seed)
         arms = {}
-        for arm, (stage, step) in {
-            "realm": (realm, study.realm_steps),
-            "control": (realm, 0),
-        }.items():
-            # The control's retriever is the one that REALM's first index is of.
-            before = measures.recall(start, stage if step else source, step)
-            tuned = train_answers(
-                study, start, stage if step else source, f"{arm}_answers", seed
-            )
+        for arm, stage in {"realm": realm, "control": source}.items():
+            before = measures.recall(start, stage)
+            tuned = train_answers(study, start, stage, f"{arm}_answers", seed)
             after = measures.answers(start, tuned)
             arms[arm] = {
                 name: values.tolist() for name, values in (before | after).items()
