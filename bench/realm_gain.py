@@ -9,10 +9,10 @@ Two retrievers to start from, both of MiniLM's encoder, which nothing trained:
     weak     its [CLS], which was never trained to retrieve, projected at random
 
 One reader, warm-started on masked sentences. Each seed is another order of sentences
-and questions. With REALM, `realm pretrain`'s updates and then fine-tuning; the control
-is fine-tuned from the start. Recall is measured before and after fine-tuning, exact
-match after. The work is kept, so a run that was interrupted goes on where it stood, and
-the table is written after every seed.
+and questions, and for the weak start another projection. With REALM, `realm pretrain`'s
+updates and then fine-tuning; the control is fine-tuned from the start. Recall is
+measured before and after fine-tuning, exact match after. The work is kept, so a run
+that was interrupted goes on where it stood, and the table is written after every seed.
 """
 
 import argparse
@@ -136,28 +136,21 @@ def optimizer(learning_rate: float, retriever_rate: float, warmup: int):
     )
 
 
-def train_start(study: Study, start: str) -> str:
-    """Returns the model directory of a start: an untrained retriever and a reader.
-
-    The reader is that of the strong start for both, so that starts differ in the
-    retriever alone. The weak start is one update at a rate that changes nothing, which
-    puts both into one checkpoint.
-    """
-    model_dir = study.folder(start, "start")
-    strong = start == "strong"
+def train_reader(study: Study) -> str:
+    """Returns the model directory of the reader that both starts begin with."""
+    model_dir = study.folder("reader")
     config = WarmStartConfig(
         model_dir=model_dir,
         corpus=study.corpus,
         task=f"{study.name}_salient",
-        train_steps=study.reader_steps if strong else 1,
+        train_steps=study.reader_steps,
         batch_size=16,
         reader_batch_size=16,
-        models=models(start),
-        optimizer=optimizer(5e-4 if strong else 1e-9, 1.0, 20 if strong else 0),
+        models=models("strong"),
+        optimizer=optimizer(5e-4, 1.0, 20),
         warm_start=study.weights,
-        reader_warm_start="" if strong else study.folder("strong", "start"),
-        projection="pca" if strong else "random",
-        mixture=ReaderMixture(0.75, 0.1, 0.15) if strong else ReaderMixture(),
+        projection="pca",
+        mixture=ReaderMixture(0.75, 0.1, 0.15),
         spans="together",
         embed=study.embed,
         log_period=20,
@@ -167,21 +160,46 @@ def train_start(study: Study, start: str) -> str:
     return model_dir
 
 
-def train_realm(study: Study, start: str, seed: int) -> str:
-    """Returns the model directory of REALM's updates."""
+def make_start(study: Study, start: str, seed: int) -> str:
+    """Returns the model directory of a start: an untrained retriever and the reader.
+
+    A weak start has its own random projection for every seed.
+    """
+    strong = start == "strong"
+    model_dir = study.folder(start, f"start_{0 if strong else seed}")
+    config = WarmStartConfig(
+        model_dir=model_dir,
+        corpus=study.corpus,
+        task=f"{study.name}_salient",
+        train_steps=0,
+        batch_size=16,
+        models=models(start),
+        optimizer=optimizer(1e-4, 1.0, 0),
+        retriever_warm_start=study.weights,
+        reader_warm_start=train_reader(study),
+        projection="pca" if strong else "random",
+        spans="together",
+        seed=seed,
+    )
+    warm_start.run(config, functools.partial(_report, model_dir), threading.Event())
+    return model_dir
+
+
+def train_realm(study: Study, start: str, source: str, seed: int) -> str:
+    """Returns the model directory of REALM's updates from a start."""
     model_dir = study.folder(start, f"realm_{seed}")
     config = PretrainConfig(
         model_dir=model_dir,
         corpus=study.corpus,
         task=f"{study.name}_salient",
         train_steps=study.realm_steps,
-        batch_size=16,
+        batch_size=8,
         num_candidates=5,
         refresh_mode="blocking",
         refresh_period=study.refresh_period,
         models=models(start),
         optimizer=optimizer(study.learning_rate, study.retriever_rate[start], 5),
-        warm_start=study.folder(start, "start"),
+        warm_start=source,
         questions=study.questions,
         questions_split="dev",
         held_out_examples=120,
@@ -215,9 +233,9 @@ def _finetune_config(study: Study, start: str, model_dir: str) -> FinetuneConfig
         train_steps=study.finetune_steps,
         batch_size=8,
         num_retrieved=100,
-        num_read=5,
+        num_read=3,
         models=models(start),
-        optimizer=optimizer(1e-4, 0.1, 10),
+        optimizer=optimizer(3e-4, 0.1, 10),
         embed=study.embed,
         log_period=10,
         checkpoint_period=50,
@@ -277,11 +295,15 @@ def run_seed(study: Study, measures: Measures, start: str, seed: int) -> dict:
     """Returns one value per question of both arms, kept in a file once measured."""
     path = pathlib.Path(study.folder(start, f"measured_{seed}.json"))
     if not path.exists():
-        source = study.folder(start, "start")
-        realm = train_realm(study, start, seed)
+        source = make_start(study, start, seed)
+        # Before REALM, which copies the index that this makes.
+        untrained = measures.recall(start, source)
+        realm = train_realm(study, start, source, seed)
         arms = {}
         for arm, stage in {"realm": realm, "control": source}.items():
-            before = measures.recall(start, stage)
+            before = untrained
+            if arm == "realm":
+                before = measures.recall(start, realm)
             tuned = train_answers(study, start, stage, f"{arm}_answers", seed)
             after = measures.answers(start, tuned)
             arms[arm] = {
@@ -350,11 +372,10 @@ def main() -> None:
     parser.add_argument("--realm_steps", type=int, default=100)
     parser.add_argument("--finetune_steps", type=int, default=120)
     parser.add_argument("--refresh_period", type=int, default=20)
-    parser.add_argument("--learning_rate", type=float, default=2e-4)
+    parser.add_argument("--learning_rate", type=float, default=5e-5)
     flags = vars(parser.parse_args())
     output, starts, seeds = (flags.pop(key) for key in ("output", "starts", "seeds"))
-    study = Study(**flags, retriever_rate={"strong": 0.1, "weak": 0.5})
-    train_start(study, "strong")
+    study = Study(**flags, retriever_rate={"strong": 0.5, "weak": 2.0})
     measures = Measures(study)
     result: dict = {
         "settings": dataclasses.asdict(study) | {"corpus": "", "work": ""},
@@ -364,7 +385,6 @@ def main() -> None:
     by_start: dict[str, dict[int, dict]] = {start: {} for start in starts}
     for seed in range(seeds):
         for start in starts:
-            train_start(study, start)
             by_start[start][seed] = run_seed(study, measures, start, seed)
             result["starts"][start] = {
                 "table": summarise(by_start[start]),

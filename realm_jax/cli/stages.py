@@ -13,7 +13,7 @@ from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
 from realm_jax.training import profiling
 from realm_jax.training.loop import Report
-from realm_jax.training.stage import StageConfig
+from realm_jax.training.stage_config import StageConfig
 
 ConfigT = TypeVar("ConfigT", bound=StageConfig)
 

@@ -29,7 +29,7 @@ from realm_jax.training import pretrain
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.initialization import describe
-from realm_jax.training.stage import require_one_of
+from realm_jax.training.stage_config import require_one_of
 
 MAX_CHARACTERS = 2000
 """Of a question; what the model reads of it is shorter still."""

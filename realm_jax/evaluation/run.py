@@ -43,7 +43,8 @@ from realm_jax.training.held_out import HeldOutQuestions
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import ModelFactory, describe
 from realm_jax.training.masked_spans import MaskedSpans
-from realm_jax.training.stage import open_examples, require_one_of
+from realm_jax.training.stage import open_examples
+from realm_jax.training.stage_config import require_one_of
 from realm_jax.training.state import count_parameters
 
 PREDICTIONS_NAME = "predictions.jsonl"

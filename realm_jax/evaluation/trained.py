@@ -21,6 +21,7 @@ from realm_jax.training import finetune
 from realm_jax.training.checkpoint_manifests import Which, read_details
 from realm_jax.training.checkpoints import Restored, restore_params
 from realm_jax.training.finetune import FinetuneConfig
+from realm_jax.training.first_index import INDEX_STEP
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import describe
 
@@ -188,7 +189,7 @@ class FinetunedModel:
 
     def has_index(self, corpus: BlockStore) -> bool:
         """Whether the index of a corpus need not be made."""
-        return finetune.INDEX_STEP in self.source(corpus).series.steps()
+        return INDEX_STEP in self.source(corpus).series.steps()
 
     def index(
         self, corpus: BlockStore, stop: threading.Event | None = None
@@ -201,7 +202,7 @@ class FinetunedModel:
           DamagedSnapshotError: it is not what was committed.
           StoppedError: asked to stop; the next call goes on.
         """
-        source, step = self.source(corpus), finetune.INDEX_STEP
+        source, step = self.source(corpus), INDEX_STEP
         found = source.load(step)
         if corpus.fingerprint == self.run.details.get("corpus_fingerprint"):
             if found is None:
@@ -288,8 +289,8 @@ class FinetunedModel:
     def _began(self, source: IndexSource) -> bool | None:
         """Whether fine-tuning began with `began_as`; None if nothing says so."""
         own = SnapshotSeries(source.model_store, INDEX_SERIES)
-        if self.began_as is None or finetune.INDEX_STEP not in own.steps():
+        if self.began_as is None or INDEX_STEP not in own.steps():
             return None
-        manifest = own.read_manifest(finetune.INDEX_STEP)
-        began_as = source.retriever(finetune.INDEX_STEP, self.began_as)
+        manifest = own.read_manifest(INDEX_STEP)
+        began_as = source.retriever(INDEX_STEP, self.began_as)
         return began_as.params_crc32c() == manifest.metadata[RETRIEVER_CRC32C]

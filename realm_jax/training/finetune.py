@@ -14,24 +14,22 @@ from realm_jax.errors import BadInputError
 from realm_jax.index.answer_labels import AnswerLabels
 from realm_jax.index.candidates import question_candidates
 from realm_jax.index.embed import EmbedConfig, query_embedder
-from realm_jax.index.follower import LoadedIndex
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.training.accounting import Part
+from realm_jax.training.first_index import open_first_index
 from realm_jax.training.host_search import search_local
-from realm_jax.training.index_link import IndexSource
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import FinetuneInputs, FinetuneLoss
 from realm_jax.training.partitioning import place_batch
-from realm_jax.training.stage import Stage, StageConfig, require_one_of
+from realm_jax.training.stage import Stage
+from realm_jax.training.stage_config import StageConfig, require_one_of
 from realm_jax.training.state import TrainState
 from realm_jax.types import QuestionBatch
 
 NAME = "finetune"
-INDEX_STEP = 0
-"""The index belongs to the document tower that fine-tuning starts with and keeps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,26 +120,6 @@ def frozen_parameters(config: FinetuneConfig) -> tuple[str, ...]:
     return () if shared else ("retriever/document_tower",)
 
 
-def _open_index(
-    stage: Stage[SpanReader],
-    config: FinetuneConfig,
-    source: IndexSource,
-    stop: threading.Event,
-) -> LoadedIndex:
-    """The index of the document tower that this run started with."""
-    if stage.details is None:
-        # One that a run without a checkpoint left is used only if it is this tower's.
-        return source.build(INDEX_STEP, stage.state.params["retriever"], stop)
-    index = source.load(INDEX_STEP)
-    if index is None and not frozen_parameters(config):
-        raise BadInputError(
-            f"expected the index that this run started with in "
-            f"{stage.model_store.url()}, found none, and its shared tower has trained "
-            "on since; delete that folder and fine-tune anew"
-        )
-    return index or source.build(INDEX_STEP, stage.state.params["retriever"], stop)
-
-
 class _Inputs:
     """Searches, reads and labels the questions of a step."""
 
@@ -156,16 +134,13 @@ class _Inputs:
         self._examples = stage.open_examples(config.task, "train", of_corpus=False)
         self._embed_queries = query_embedder(stage.retriever_config, stage.mesh)
         self._labels = AnswerLabels(stage.corpus, config.max_span)
-        source = IndexSource(
-            stage.model_store,
-            stage.corpus,
-            stage.retriever_config,
-            config.embed.at_length(config.models.lengths.document),
-            config.searcher,
-            stage.mesh,
-            donors=config.donors,
+        source = stage.index_source(config.searcher, config.embed)
+        self._index = open_first_index(
+            stage,
+            source,
+            stop,
+            trained="" if frozen_parameters(config) else "shared tower",
         )
-        self._index = _open_index(stage, config, source, stop)
         self._embeddings = source.series.read_array(self._index.manifest, EMBEDDINGS)
 
     def at(self, step: int, state: TrainState) -> FinetuneInputs:

@@ -25,7 +25,7 @@ from realm_jax.training.accounting import Part
 from realm_jax.training.checkpoint_manifests import HOLDS_INDEX
 from realm_jax.training.held_out import HeldOutQuestions
 from realm_jax.training.host_search import HostSearch
-from realm_jax.training.index_link import IndexLink, IndexSource
+from realm_jax.training.index_link import IndexLink
 from realm_jax.training.index_metrics import IndexMetrics
 from realm_jax.training.kept_checkpoints import KeptCheckpoints
 from realm_jax.training.loop import Report
@@ -45,7 +45,8 @@ from realm_jax.training.retrieving import (
     RetrievingInputs,
     StepInputs,
 )
-from realm_jax.training.stage import Stage, StageConfig, require_one_of
+from realm_jax.training.stage import Stage
+from realm_jax.training.stage_config import StageConfig, require_one_of
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import MakeStep
 from realm_jax.types import PretrainBatch
@@ -143,16 +144,7 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
         frozen=tuple(config.frozen),
         index=Precision(config.device.precision) if config.index_in_state else None,
     )
-    source = IndexSource(
-        stage.model_store,
-        stage.corpus,
-        stage.retriever_config,
-        config.embed.at_length(config.models.lengths.document),
-        config.searcher,
-        stage.mesh,
-        config.device,
-        config.donors,
-    )
+    source = stage.index_source(config.searcher, config.embed, config.device)
     try:
         with IndexLink(source, stop, step=int(stage.state.step)) as link:
             if not stage.is_done:

@@ -2,15 +2,12 @@
 
 import contextlib
 import dataclasses
-import enum
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 from jax.sharding import Mesh
-from jaxtyping import PyTree
 
 from realm_jax import hosts
 from realm_jax.data.batch_order import Spans
@@ -20,29 +17,29 @@ from realm_jax.data.features import Example
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import Precision, empty_table
 from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.searchers import DeviceConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.storage import Store, open_store
 from realm_jax.training import checkpoints, initialization, loop, partitioning
 from realm_jax.training.accounting import Accounting, Part, Stopwatch
 from realm_jax.training.checkpoint_manifests import (
-    Which,
     finished_steps,
     read_details,
 )
 from realm_jax.training.checkpoints import Checkpointer
-from realm_jax.training.initialization import ModelFactory, Reader
+from realm_jax.training.index_link import IndexSource
+from realm_jax.training.initialization import Reader
 from realm_jax.training.loop import Hook, LogMetrics, ReplaceState, Report
 from realm_jax.training.metrics import MetricsFile
-from realm_jax.training.optimizers import OptimizerConfig, make_optimizer
-from realm_jax.training.partitioning import MeshConfig
+from realm_jax.training.optimizers import make_optimizer
 from realm_jax.training.profiling import Profiler
-from realm_jax.training.projection import Projection, fit_projection
+from realm_jax.training.stage_config import StageConfig
+from realm_jax.training.starting import starting_params
 from realm_jax.training.state import TrainState, create_state, place_state
 from realm_jax.training.step import Loss, MakeStep
 from realm_jax.training.step import make_step as plain_step
 from realm_jax.training.tensorboard import EventFile
-from realm_jax.weights.tensors import weights_file
 
 ReaderT = TypeVar("ReaderT", bound=Reader)
 
@@ -50,90 +47,6 @@ _UNRECORDED = {"spans": Spans.ALL.value}
 """What a checkpoint was trained with that does not record a setting."""
 CheckpointDetails = Callable[[int], Mapping[str, Any]]
 """Updates done -> what a checkpoint says beside what every stage says."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StageConfig:
-    """What every training stage needs to know.
-
-    Attributes:
-      model_dir: folder or gs:// of this run; an unfinished run there is resumed.
-      corpus: the prepared corpus (`realm prepare`).
-      task: the examples to train on, by the name of their SeqIO task.
-      train_steps: updates in all.
-      batch_size: examples per update, over all devices.
-      microbatches: parts of a batch that are computed one after the other, so that a
-        larger batch fits; the gradient stays that of the whole batch.
-      models: sizes and lengths of the models.
-      optimizer: makes the update rule's configuration from `total_steps`.
-      warm_start: what the parameters start from; see `warm_start_params`.
-      projection: what the retriever's projection starts as where the weights that it
-        starts from have none, "random" or "pca"; see `projection.py`.
-      warm_start_checkpoint: which checkpoint of an earlier stage: "last", or "best" by
-        held-out utility.
-      retriever_warm_start: what the retriever starts from instead, or "".
-      reader_warm_start: what the reader starts from instead, or "".
-      seed: of initialisation, the order of examples, and dropout.
-      mesh: how devices are laid out.
-      checkpoint_period: steps between checkpoints; one more follows the last step.
-      log_period: steps between two lines of metrics.
-      profile: whether to profile ten steps; see `profiling.py`.
-      spans: which masked spans an epoch visits: "one_per_sentence" (the paper),
-        "all" or "together" (`batch_order.Spans`); examples that are not of masked
-        sentences are all visited.
-    """
-
-    model_dir: str
-    corpus: str
-    task: str
-    train_steps: int
-    batch_size: int
-    models: ModelFactory
-    optimizer: Callable[..., OptimizerConfig] = OptimizerConfig
-    warm_start: str = ""
-    projection: str = Projection.RANDOM.value
-    warm_start_checkpoint: str = "last"
-    retriever_warm_start: str = ""
-    reader_warm_start: str = ""
-    seed: int = 0
-    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
-    checkpoint_period: int = 1000
-    microbatches: int = 1
-    log_period: int = 100
-    profile: bool = False
-    spans: str = Spans.ONE_PER_SENTENCE.value
-
-    starts_from_nothing: ClassVar[bool] = False
-    """Whether random parameters are an ordinary start of this stage."""
-
-    def __post_init__(self):
-        require_one_of("spans", self.spans, Spans)
-        require_one_of("projection", self.projection, Projection)
-        require_one_of("CHECKPOINT", self.warm_start_checkpoint, Which)
-
-    @property
-    def examples_per_update(self) -> int:
-        """What speed is measured in."""
-        return self.batch_size
-
-    @property
-    def donors(self) -> Sequence[str]:
-        """Model directories that may have an index of the retriever it starts with."""
-        return initialization.model_directories(self.retriever_source)
-
-    @property
-    def retriever_source(self) -> str:
-        """What the retriever starts from."""
-        return self.retriever_warm_start or self.warm_start
-
-    def data_order(self) -> dict[str, Any]:
-        """Which examples each update sees; what a resumed run must keep."""
-        return {
-            "task": self.task,
-            "batch_size": self.batch_size,
-            "seed": self.seed,
-            "spans": self.spans,
-        }
 
 
 class Stage(Generic[ReaderT]):
@@ -202,6 +115,30 @@ class Stage(Generic[ReaderT]):
     def mesh(self) -> Mesh:
         """The devices, laid out."""
         return self._mesh
+
+    def index_source(
+        self,
+        searcher: str,
+        embed: EmbedConfig,
+        device: DeviceConfig | None = None,
+    ) -> IndexSource:
+        """What an index of this run is made of.
+
+        Args:
+          searcher: "device" or "scann".
+          embed: how blocks are embedded; as long as this run's documents.
+          device: how "device" searches; None for the defaults.
+        """
+        return IndexSource(
+            self.model_store,
+            self.corpus,
+            self.retriever_config,
+            embed.at_length(self.config.models.lengths.document),
+            searcher,
+            self._mesh,
+            device or DeviceConfig(),
+            self.config.donors,
+        )
 
     def open_examples(
         self, task: str, split: str, *, of_corpus: bool = True
@@ -400,18 +337,7 @@ class Stage(Generic[ReaderT]):
         )
         newest = hosts.first_does(lambda: finished_steps(self.model_store))
         if not newest:
-            params = initialization.warm_start_params(
-                params,
-                config.warm_start,
-                self.retriever_config,
-                self.corpus.vocabulary,
-                retriever_source=config.retriever_warm_start,
-                reader_source=config.reader_warm_start,
-                checkpoint=Which(config.warm_start_checkpoint),
-            )
-            if not config.starts_from_nothing:
-                _warn_of_random_models(config)
-            params = self._with_projection(params)
+            params = starting_params(params, config, self.retriever_config, self.corpus)
         state = place_state(
             create_state(params, self._optimizer, config.seed),
             partitioning.parameter_shardings(self._mesh, params_axes),
@@ -431,31 +357,6 @@ class Stage(Generic[ReaderT]):
             return state, None
         return restored.tree, restored.details
 
-    def _with_projection(self, params: PyTree) -> PyTree:
-        config = self.config
-        if config.projection == Projection.RANDOM.value:
-            return params
-        source = config.retriever_source
-        if not source or weights_file(source) is None:
-            return params
-        embed = EmbedConfig(document_length=config.models.lengths.document)
-        retriever = fit_projection(
-            params["retriever"], self.retriever_config, self.corpus, embed
-        )
-        return {**params, "retriever": retriever}
-
-
-def _warn_of_random_models(config: StageConfig) -> None:
-    for model in ("retriever", "reader"):
-        own = getattr(config, f"{model}_warm_start")
-        if not (own or config.warm_start) and hosts.is_first():
-            logging.warning(
-                "the %s starts from random parameters: neither WARM_START nor "
-                "%s_WARM_START says from what",
-                model,
-                model.upper(),
-            )
-
 
 def open_examples(
     corpus: BlockStore, task: str, split: str, *, of_corpus: bool = True
@@ -469,16 +370,3 @@ def open_examples(
     if not of_corpus:
         expect = {"vocabulary_fingerprint": corpus.vocabulary.fingerprint}
     return Examples.open(corpus.directory / "examples" / task / split, expect)
-
-
-def require_one_of(name: str, value: str, choices: type[enum.Enum]) -> None:
-    """Checks a setting that names a member of an enumeration by its value.
-
-    Raises:
-      BadInputError: it names none.
-    """
-    values = [choice.value for choice in choices]
-    if value not in values:
-        raise BadInputError(
-            f"expected {name} to be one of {', '.join(values)}, got {value!r}"
-        )

@@ -17,8 +17,8 @@ from realm_jax.index.embed import EmbedConfig, query_embedder
 from realm_jax.index.follower import LoadedIndex
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.training.accounting import Part
+from realm_jax.training.first_index import open_first_index
 from realm_jax.training.host_search import search_local
-from realm_jax.training.index_link import IndexSource
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import ReaderInputs, WarmStartInputs, WarmStartLoss
 from realm_jax.training.partitioning import local_rows, place_batch
@@ -28,13 +28,12 @@ from realm_jax.training.reader_documents import (
     choose_retrieved,
     draw_kinds,
 )
-from realm_jax.training.stage import Stage, StageConfig, require_one_of
+from realm_jax.training.stage import Stage
+from realm_jax.training.stage_config import StageConfig, require_one_of
 from realm_jax.training.state import TrainState
 from realm_jax.types import NULL_BLOCK, InverseClozeBatch, PretrainBatch
 
 NAME = "warm_start"
-INDEX_STEP = 0
-"""The index belongs to the retriever that the warm start begins with."""
 
 _SUM_TOLERANCE = 1e-6
 
@@ -94,7 +93,8 @@ class WarmStartConfig(StageConfig):
     """A warm start; see `StageConfig` for the shared attributes.
 
     A model that has no task is not trained: its parameters stay as they are, to the
-    last bit.
+    last bit. With `train_steps` of 0 neither is: the sources of both are put together
+    in a checkpoint, from which any stage can start.
 
     Attributes:
       task: masked sentences, for the reader; "": only the retriever is trained.
@@ -159,9 +159,11 @@ def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:
       StoppedError: stopped while the corpus was being embedded.
     """
     stage = Stage(NAME, config, KnowledgeEncoder, frozen=frozen_parameters(config))
-    if stage.is_done:
-        return True
     try:
+        if stage.is_done:
+            if stage.details is None:
+                stage.save(0, stage.state, lambda step: {})
+            return True
         pairs = None
         if config.pairs_task:
             pairs = stage.open_examples(config.pairs_task, "train")
@@ -191,29 +193,6 @@ def frozen_parameters(config: WarmStartConfig) -> tuple[str, ...]:
     return tuple(model for model, task in tasks.items() if not task)
 
 
-def _open_index(
-    stage: Stage[KnowledgeEncoder], config: WarmStartConfig, stop: threading.Event
-) -> LoadedIndex:
-    """The index of the retriever that this run started with."""
-    source = IndexSource(
-        stage.model_store,
-        stage.corpus,
-        stage.retriever_config,
-        config.embed.at_length(config.models.lengths.document),
-        config.searcher,
-        stage.mesh,
-    )
-    index = None if stage.details is None else source.load(INDEX_STEP)
-    if index is None and stage.details is not None and config.pairs_task:
-        raise BadInputError(
-            f"expected the index that this run started with in "
-            f"{stage.model_store.url()}, found none, and its retriever has trained on "
-            "since; delete that folder and start anew"
-        )
-    # One that a run without a checkpoint left is used only if it is this retriever's.
-    return index or source.build(INDEX_STEP, stage.state.params["retriever"], stop)
-
-
 class _Reading:
     """Joins the masked sentences of a step with the documents of the mixture."""
 
@@ -234,7 +213,14 @@ class _Reading:
                 "sentence together with its own block"
             )
         self._embed_queries = query_embedder(stage.retriever_config, stage.mesh)
-        self._index = _open_index(stage, config, stop) if config.needs_index else None
+        self._index = None
+        if config.needs_index:
+            self._index = open_first_index(
+                stage,
+                stage.index_source(config.searcher, config.embed),
+                stop,
+                trained="retriever" if config.pairs_task else "",
+            )
 
     def at(self, step: int, state: TrainState) -> ReaderInputs:
         """What the reader reads in the next update."""

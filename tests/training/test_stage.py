@@ -13,7 +13,8 @@ from realm_jax.storage import open_store
 from realm_jax.training import pretrain, warm_start
 from realm_jax.training.checkpoint_manifests import finished_steps, read_details
 from realm_jax.training.checkpoints import restore_params
-from realm_jax.training.stage import Stage, open_examples, require_one_of
+from realm_jax.training.stage import Stage, open_examples
+from realm_jax.training.stage_config import require_one_of
 from tests import tiny_world
 from tests.tiny_world import NEVER, differing, silent
 

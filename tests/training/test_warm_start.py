@@ -181,6 +181,27 @@ def test_a_reader_alone_leaves_the_retriever_to_the_last_bit(reader_alone, corpu
     assert any(0 < line.get("answer_retrieved", 0) <= 1 for line in lines)
 
 
+def test_no_update_puts_the_two_sources_into_one_checkpoint(
+    world, uninterrupted, reader_alone, tmp_path
+):
+    config = tiny_world.warm_start_config(
+        world,
+        tmp_path,
+        train_steps=0,
+        retriever_warm_start=str(uninterrupted),
+        reader_warm_start=str(reader_alone),
+    )
+    assert warm_start.run(config, silent, NEVER)
+    together = params_of(tmp_path)
+    sources = {"retriever": uninterrupted, "reader": reader_alone}
+    for model, source in sources.items():
+        assert_same_bits(together[model], params_of(source)[model])
+    # Done already: nothing is written anew.
+    before = sorted(tmp_path.rglob("*"))
+    assert warm_start.run(config, silent, NEVER)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_retriever_alone_leaves_the_reader_to_the_last_bit(world, corpus, tmp_path):
     config = tiny_world.warm_start_config(world, tmp_path, task="", train_steps=2)
     assert warm_start.run(config, silent, NEVER)

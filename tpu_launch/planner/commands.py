@@ -10,7 +10,7 @@ from realm_jax.training import flops
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.refresh import RefreshMode
-from realm_jax.training.stage import StageConfig
+from realm_jax.training.stage_config import StageConfig
 from tpu_launch.planner import devices, memory, programs, storage_space, upkeep
 from tpu_launch.planner.devices import AUTO, DeviceMemory, Setting
 from tpu_launch.planner.figures import Line, Plan, Unit

@@ -9,7 +9,7 @@ from realm_jax.index.device_search import Precision
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.refresh import RefreshMode
-from realm_jax.training.stage import StageConfig
+from realm_jax.training.stage_config import StageConfig
 from tpu_launch.planner import memory, programs
 from tpu_launch.planner.corpus_size import CorpusSize
 from tpu_launch.planner.figures import Line, Unit

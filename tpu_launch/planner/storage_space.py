@@ -6,7 +6,7 @@ from realm_jax.training.checkpoints import KEPT_CHECKPOINTS
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.refresh import RefreshMode
-from realm_jax.training.stage import StageConfig
+from realm_jax.training.stage_config import StageConfig
 from tpu_launch.planner import memory
 from tpu_launch.planner.devices import Setting
 from tpu_launch.planner.figures import Line, Unit

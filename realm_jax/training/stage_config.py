@@ -1,0 +1,112 @@
+"""What every training stage is configured with."""
+
+import dataclasses
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from realm_jax.data.batch_order import Spans
+from realm_jax.errors import BadInputError
+from realm_jax.training import initialization
+from realm_jax.training.checkpoint_manifests import Which
+from realm_jax.training.initialization import ModelFactory
+from realm_jax.training.optimizers import OptimizerConfig
+from realm_jax.training.partitioning import MeshConfig
+from realm_jax.training.projection import Projection
+
+
+@dataclasses.dataclass(frozen=True)
+class StageConfig:
+    """What every training stage needs to know.
+
+    Attributes:
+      model_dir: folder or gs:// of this run; an unfinished run there is resumed.
+      corpus: the prepared corpus (`realm prepare`).
+      task: the examples to train on, by the name of their SeqIO task.
+      train_steps: updates in all.
+      batch_size: examples per update, over all devices.
+      microbatches: parts of a batch that are computed one after the other, so that a
+        larger batch fits; the gradient stays that of the whole batch.
+      models: sizes and lengths of the models.
+      optimizer: makes the update rule's configuration from `total_steps`.
+      warm_start: what the parameters start from; see `warm_start_params`.
+      projection: what the retriever's projection starts as where the weights that it
+        starts from have none, "random" or "pca"; see `projection.py`.
+      warm_start_checkpoint: which checkpoint of an earlier stage: "last", or "best" by
+        held-out utility.
+      retriever_warm_start: what the retriever starts from instead, or "".
+      reader_warm_start: what the reader starts from instead, or "".
+      seed: of initialisation, the order of examples, and dropout.
+      mesh: how devices are laid out.
+      checkpoint_period: steps between checkpoints; one more follows the last step.
+      log_period: steps between two lines of metrics.
+      profile: whether to profile ten steps; see `profiling.py`.
+      spans: which masked spans an epoch visits: "one_per_sentence" (the paper),
+        "all" or "together" (`batch_order.Spans`); examples that are not of masked
+        sentences are all visited.
+    """
+
+    model_dir: str
+    corpus: str
+    task: str
+    train_steps: int
+    batch_size: int
+    models: ModelFactory
+    optimizer: Callable[..., OptimizerConfig] = OptimizerConfig
+    warm_start: str = ""
+    projection: str = Projection.RANDOM.value
+    warm_start_checkpoint: str = "last"
+    retriever_warm_start: str = ""
+    reader_warm_start: str = ""
+    seed: int = 0
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    checkpoint_period: int = 1000
+    microbatches: int = 1
+    log_period: int = 100
+    profile: bool = False
+    spans: str = Spans.ONE_PER_SENTENCE.value
+
+    starts_from_nothing: ClassVar[bool] = False
+    """Whether random parameters are an ordinary start of this stage."""
+
+    def __post_init__(self):
+        require_one_of("spans", self.spans, Spans)
+        require_one_of("projection", self.projection, Projection)
+        require_one_of("CHECKPOINT", self.warm_start_checkpoint, Which)
+
+    @property
+    def examples_per_update(self) -> int:
+        """What speed is measured in."""
+        return self.batch_size
+
+    @property
+    def donors(self) -> Sequence[str]:
+        """Model directories that may have an index of the retriever it starts with."""
+        return initialization.model_directories(self.retriever_source)
+
+    @property
+    def retriever_source(self) -> str:
+        """What the retriever starts from."""
+        return self.retriever_warm_start or self.warm_start
+
+    def data_order(self) -> dict[str, Any]:
+        """Which examples each update sees; what a resumed run must keep."""
+        return {
+            "task": self.task,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "spans": self.spans,
+        }
+
+
+def require_one_of(name: str, value: str, choices: type[enum.Enum]) -> None:
+    """Checks a setting that names a member of an enumeration by its value.
+
+    Raises:
+      BadInputError: it names none.
+    """
+    values = [choice.value for choice in choices]
+    if value not in values:
+        raise BadInputError(
+            f"expected {name} to be one of {', '.join(values)}, got {value!r}"
+        )

@@ -1,0 +1,68 @@
+"""The parameters that a new run of a training stage starts with."""
+
+import logging
+
+from jaxtyping import PyTree
+
+from realm_jax import hosts
+from realm_jax.data.blocks import BlockStore
+from realm_jax.index.embed import EmbedConfig
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.training import initialization
+from realm_jax.training.checkpoint_manifests import Which
+from realm_jax.training.projection import Projection, fit_projection
+from realm_jax.training.stage_config import StageConfig
+from realm_jax.weights.tensors import weights_file
+
+
+def starting_params(
+    params: PyTree,
+    config: StageConfig,
+    retriever_config: RetrieverConfig,
+    corpus: BlockStore,
+) -> PyTree:
+    """Replaces random parameters by those of the run's sources, where it has any.
+
+    Args:
+      params: random parameters of the stage's models.
+      config: of the run, which names the sources.
+      retriever_config: size of the towers.
+      corpus: whose blocks a projection is fitted to.
+
+    Raises:
+      BadInputError: as `initialization.warm_start_params`.
+    """
+    started = initialization.warm_start_params(
+        params,
+        config.warm_start,
+        retriever_config,
+        corpus.vocabulary,
+        retriever_source=config.retriever_warm_start,
+        reader_source=config.reader_warm_start,
+        checkpoint=Which(config.warm_start_checkpoint),
+    )
+    if not config.starts_from_nothing:
+        _warn_of_random_models(config)
+    source = config.retriever_source
+    # A stage before has a projection already.
+    if (
+        config.projection == Projection.RANDOM.value
+        or not source
+        or weights_file(source) is None
+    ):
+        return started
+    embed = EmbedConfig(document_length=config.models.lengths.document)
+    retriever = fit_projection(started["retriever"], retriever_config, corpus, embed)
+    return {**started, "retriever": retriever}
+
+
+def _warn_of_random_models(config: StageConfig) -> None:
+    for model in ("retriever", "reader"):
+        own = getattr(config, f"{model}_warm_start")
+        if not (own or config.warm_start) and hosts.is_first():
+            logging.warning(
+                "the %s starts from random parameters: neither WARM_START nor "
+                "%s_WARM_START says from what",
+                model,
+                model.upper(),
+            )
