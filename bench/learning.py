@@ -4,8 +4,8 @@
 
 For each seed: the warm start, REALM, and the control whose retriever is frozen; for the
 first --collapse_seeds of them also the recipe that collapses (no LayerNorm on the
-embeddings, a higher rate, a refresh every 50 steps). Writes one JSON file, and with
---reports a report of the first seed's runs.
+embeddings, a higher rate, a refresh every 50 steps, kernels that start at 0.02). Writes
+one JSON file, and with --reports a report of the first seed's runs.
 """
 
 import argparse
@@ -44,7 +44,12 @@ def recipes(seed: int, steps: int, with_collapse: bool) -> dict[str, Recipe]:
     }
     if with_collapse:
         compared["collapse"] = dataclasses.replace(
-            good, layer_norm=False, learning_rate=5e-4, refresh_period=50
+            good,
+            layer_norm=False,
+            learning_rate=5e-4,
+            refresh_period=50,
+            # From 0.08 this recipe does not collapse: recall@1 went from 0.45 to 0.72.
+            initializer_range=0.02,
         )
     return compared
 

@@ -3,10 +3,11 @@
     python -m bench.realm_gain --corpus CORPUS --questions QUESTIONS --weights MINILM \
         --work runs/realm_gain --output docs/figures/realm_gain.json
 
-Two retrievers to start from, both of MiniLM's encoder, which nothing trained:
+Two retrievers to start from, both of MiniLM's encoder:
 
-    strong   the mean over its wordpieces, projected to principal components
-    weak     its [CLS], which was never trained to retrieve, projected at random
+    strong   the mean over its wordpieces, projected to principal components; untrained
+    weak     its [CLS], which was not made to retrieve, projected at random, after a few
+             updates of ICT, which is the paper's start
 
 One reader, warm-started on masked sentences. Each seed is another order of sentences
 and questions, and for the weak start another projection. With REALM, `realm pretrain`'s
@@ -68,7 +69,7 @@ class Study:
       split: of them, on which all is measured.
       weights: folder of MiniLM.
       work: folder of all runs.
-      reader_steps, realm_steps, finetune_steps: updates.
+      reader_steps, ict_steps, realm_steps, finetune_steps: updates.
       refresh_period: updates of REALM between two indexes.
       learning_rate: of REALM's reader.
       retriever_rate: the retriever's share of it, by start.
@@ -81,6 +82,7 @@ class Study:
     weights: str
     work: str
     reader_steps: int
+    ict_steps: int
     realm_steps: int
     finetune_steps: int
     refresh_period: int
@@ -161,25 +163,26 @@ def train_reader(study: Study) -> str:
 
 
 def make_start(study: Study, start: str, seed: int) -> str:
-    """Returns the model directory of a start: an untrained retriever and the reader.
-
-    A weak start has its own random projection for every seed.
-    """
+    """Returns the model directory of a start: a retriever and the reader."""
     strong = start == "strong"
+    # Nothing of the strong one is drawn.
     model_dir = study.folder(start, f"start_{0 if strong else seed}")
     config = WarmStartConfig(
         model_dir=model_dir,
         corpus=study.corpus,
-        task=f"{study.name}_salient",
-        train_steps=0,
-        batch_size=16,
+        task=f"{study.name}_salient" if strong else "",
+        pairs_task="" if strong else f"{study.name}_ict",
+        train_steps=0 if strong else study.ict_steps,
+        batch_size=32,
         models=models(start),
-        optimizer=optimizer(1e-4, 1.0, 0),
+        optimizer=optimizer(1e-4, 1.0, 0 if strong else 5),
         retriever_warm_start=study.weights,
         reader_warm_start=train_reader(study),
         projection="pca" if strong else "random",
         spans="together",
         seed=seed,
+        log_period=10,
+        checkpoint_period=50,
     )
     warm_start.run(config, functools.partial(_report, model_dir), threading.Event())
     return model_dir
@@ -351,7 +354,7 @@ def _report(name: str, step: int, total: int, values: Mapping[str, float]) -> No
             key: round(value, 3)
             for key, value in values.items()
             if key in ("loss", "retrieval_utility", "reader_loss", "recall_at_5")
-            or key.startswith("held_out")
+            or key in ("in_batch_accuracy", "held_out_utility", "retrieval_entropy")
         }
         print(time.strftime("%H:%M:%S"), name, f"{step}/{total}", shown, flush=True)
 
@@ -369,6 +372,7 @@ def main() -> None:
     parser.add_argument("--starts", nargs="+", default=STARTS, choices=STARTS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--reader_steps", type=int, default=400)
+    parser.add_argument("--ict_steps", type=int, default=40)
     parser.add_argument("--realm_steps", type=int, default=100)
     parser.add_argument("--finetune_steps", type=int, default=120)
     parser.add_argument("--refresh_period", type=int, default=20)

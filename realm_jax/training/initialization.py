@@ -178,7 +178,7 @@ def _from_source(
     """Starts the models that `params` holds; see `warm_start_params`."""
     folder = pathlib.Path(source)
     if weights_file(folder) is not None:
-        started = _with_weights(params, folder, config.bert)
+        started = _with_weights(params, folder, config)
         if (folder / "vocab.txt").exists():
             theirs = WordPiece.load(
                 folder / "vocab.txt", lowercase=vocabulary.lowercase
@@ -206,11 +206,18 @@ def _from_source(
     return merged
 
 
-def _with_weights(params: PyTree, folder: pathlib.Path, bert: BertConfig) -> PyTree:
+def _with_weights(
+    params: PyTree, folder: pathlib.Path, config: RetrieverConfig
+) -> PyTree:
     """Puts published weights wherever the models have a place for them."""
+    # Nothing else reads a pooler; one that the weights lack stays as it was drawn.
+    needs_pooler = "retriever" in params and config.pooling == "cls"
     if "head_dense" not in params.get("reader", {}):
-        return _with_bert(params, bert_weights.load_bert(folder, bert))
-    loaded = bert_weights.load_masked_lm(folder, bert)
+        return _with_bert(
+            params,
+            bert_weights.load_bert(folder, config.bert, needs_pooler=needs_pooler),
+        )
+    loaded = bert_weights.load_masked_lm(folder, config.bert, needs_pooler=needs_pooler)
     head = {name: loaded[name] for name in loaded if name != "bert"}
     if not head:
         logging.info("no masked-LM head in %s; the reader's is a new one", folder)
@@ -231,7 +238,7 @@ def _require_vocabulary(found: str | None, expected: WordPiece, source: str) -> 
 def _with_bert(params: PyTree, bert: PyTree) -> PyTree:
     """Puts one encoder in every place called "bert"."""
     return {
-        name: jax.tree.map(jnp.asarray, bert)
+        name: {**value, **jax.tree.map(jnp.asarray, bert)}
         if name == "bert"
         else _with_bert(value, bert)
         if isinstance(value, Mapping)

@@ -98,30 +98,37 @@ def config_from_json(folder: str | pathlib.Path) -> BertConfig:
         ) from error
 
 
-def load_bert(folder: str | pathlib.Path, config: BertConfig) -> PyTree:
+def load_bert(
+    folder: str | pathlib.Path, config: BertConfig, *, needs_pooler: bool = True
+) -> PyTree:
     """Reads the parameters of `models.bert.Bert` from a checkpoint's folder.
 
     Args:
       folder: holds the file, see `tensors.py`.
       config: the encoder they are for. A setting that no shape shows and the file's own
         `config.json` has otherwise (`_UNSEEN`) is refused too.
+      needs_pooler: whether a file without the pooler is refused; `transformers` writes
+        none with a BertForMaskedLM.
 
     Returns:
-      float32 host arrays.
+      float32 host arrays; without "pooler" if the file has none.
 
     Raises:
       BadInputError: the file is missing or damaged, lacks a tensor, has one too many,
         or one of another shape; all of them are named.
     """
-    return _encoder_params(folder, _read(folder), config)
+    return _encoder_params(folder, _read(folder), config, needs_pooler)
 
 
-def load_masked_lm(folder: str | pathlib.Path, config: BertConfig) -> PyTree:
+def load_masked_lm(
+    folder: str | pathlib.Path, config: BertConfig, *, needs_pooler: bool = True
+) -> PyTree:
     """Reads the parameters of `models.knowledge_encoder.KnowledgeEncoder`.
 
     Args:
       folder: as in `load_bert`.
       config: as in `load_bert`.
+      needs_pooler: as in `load_bert`; a masked LM itself has no use for it.
 
     Returns:
       float32 host arrays: "bert", and unless the file has no masked-LM head at all,
@@ -132,7 +139,7 @@ def load_masked_lm(folder: str | pathlib.Path, config: BertConfig) -> PyTree:
         not its word embeddings.
     """
     tensors = _read(folder)
-    params = {"bert": _encoder_params(folder, tensors, config)}
+    params = {"bert": _encoder_params(folder, tensors, config, needs_pooler)}
     if any(name.startswith(_HEAD) for name in tensors):
         params |= _head_params(folder, tensors, config)
     return params
@@ -163,7 +170,10 @@ def _read(folder: str | pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _encoder_params(
-    folder: str | pathlib.Path, tensors: dict[str, np.ndarray], config: BertConfig
+    folder: str | pathlib.Path,
+    tensors: dict[str, np.ndarray],
+    config: BertConfig,
+    needs_pooler: bool,
 ) -> PyTree:
     tensors = {
         name: tensor
@@ -171,6 +181,12 @@ def _encoder_params(
         if not name.startswith(_IGNORED)
     }
     shapes = expected_shapes(config)
+    if not needs_pooler and not any(name.startswith("pooler.") for name in tensors):
+        shapes = {
+            name: shape
+            for name, shape in shapes.items()
+            if not name.startswith("pooler/")
+        }
     sources = {name: sources_of(name, config.num_layers) for name in shapes}
     params, problems = _to_parameters(tensors, sources, shapes)
     used = {source for names in sources.values() for source in names}

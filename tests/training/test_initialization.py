@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+import safetensors.numpy
 
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.errors import BadInputError
@@ -161,6 +162,32 @@ def test_a_published_head_goes_into_the_reader_that_has_one(tmp_path, caplog):
     params = warm_start_params(drawn, str(tmp_path), config, VOCABULARY)
     assert_same_bits(params["reader"]["bert"], published["reader"]["bert"])
     assert_same_bits(params["reader"]["span_dense"], drawn["reader"]["span_dense"])
+
+
+@pytest.mark.parametrize("reader_class", [KnowledgeEncoder, SpanReader])
+def test_a_masked_lm_without_a_pooler_will_do_where_nothing_reads_one(
+    tmp_path, reader_class
+):
+    published, config = draw(seed=3)
+    save_published(tmp_path, published, config, with_head=True)
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    safetensors.numpy.save_file(
+        {name: tensor for name, tensor in tensors.items() if "pooler" not in name}, path
+    )
+    drawn, _ = draw(seed=4, reader_class=reader_class)
+    of_reader = warm_start_params(
+        drawn, "", config, VOCABULARY, reader_source=str(tmp_path)
+    )
+    mean = dataclasses.replace(config, pooling="mean")
+    of_both = warm_start_params(drawn, str(tmp_path), mean, VOCABULARY)
+    for params in (of_reader, of_both):
+        found, encoder = params["reader"]["bert"], published["reader"]["bert"]
+        assert_same_bits(found["layers"], encoder["layers"])
+        assert_same_bits(found["pooler"], drawn["reader"]["bert"]["pooler"])
+    cls = dataclasses.replace(config, pooling="cls")
+    with pytest.raises(BadInputError, match=r"pooler\.dense\.weight is missing"):
+        warm_start_params(drawn, str(tmp_path), cls, VOCABULARY)
 
 
 def test_a_head_that_was_not_published_stays_as_drawn_and_that_is_said_once(

@@ -1,0 +1,232 @@
+"""Choices of the warm start beside each other: mixtures, clips, temperatures.
+
+    python -m bench.warm_start_choices --corpus CORPUS --weights MINILM \
+        --work runs/choices --output docs/figures/warm_start_choices.json
+
+Every variant trains for as many updates from the same weights, and then fills in the
+masked sentences of the validation split with what its retriever finds: utility and
+accuracy with and without documents. The mixtures train the reader alone. The clips
+train both models; what they cost the reader shows beside the same mixture without a
+retriever. Temperatures are measured on the last mixture's reader; nothing is trained
+for them. A variant that was measured is not trained again.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import platform
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bench.realm_gain import LENGTHS, models, optimizer
+from realm_jax.data.blocks import BlockStore
+from realm_jax.evaluation.provenance import stage_times
+from realm_jax.evaluation.retrieval import bootstrap_interval
+from realm_jax.index.embed import EmbedConfig, document_embedder, embed_blocks
+from realm_jax.index.searchers import Searcher, make_searcher
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.storage import open_store
+from realm_jax.training import warm_start
+from realm_jax.training.checkpoints import restore_params
+from realm_jax.training.masked_spans import HeldOutSpans, MaskedSpans
+from realm_jax.training.metrics import read_metrics
+from realm_jax.training.stage import open_examples
+from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
+
+# What each variant changes of the quickstart's warm start. One that reads a retrieved
+# block is last, for its reader serves the temperatures.
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "own, one span": {
+        "mixture": ReaderMixture(1.0, 0.0, 0.0),
+        "spans": "one_per_sentence",
+    },
+    "own": {"mixture": ReaderMixture(1.0, 0.0, 0.0)},
+    "own 0.85, null 0.15": {"mixture": ReaderMixture(0.85, 0.15, 0.0)},
+    "own 0.85, null 0.15, one clip, with ICT": {
+        "mixture": ReaderMixture(0.85, 0.15, 0.0),
+        "pairs_task": "ict",
+        "clip": "joint",
+    },
+    "own 0.85, null 0.15, a clip per model, with ICT": {
+        "mixture": ReaderMixture(0.85, 0.15, 0.0),
+        "pairs_task": "ict",
+    },
+    "own 0.45, null 0.15, retrieved 0.4": {
+        "mixture": ReaderMixture(0.45, 0.15, 0.4),
+    },
+    "own 0.75, null 0.1, retrieved 0.15, rate 2e-4": {"learning_rate": 2e-4},
+    "own 0.75, null 0.1, retrieved 0.15": {},
+}
+TEMPERATURES = (1.0, 2.0, 4.0, 8.0, 16.0)
+
+
+def train(flags: argparse.Namespace, name: str, model_dir: str) -> None:
+    """Trains the reader of a variant."""
+    changes = dict(VARIANTS[name])
+    rate = changes.pop("learning_rate", 5e-4)
+    clip = changes.pop("clip", "per_model")
+    if "pairs_task" in changes:
+        changes["pairs_task"] = f"{flags.name}_{changes['pairs_task']}"
+    config = WarmStartConfig(
+        model_dir=model_dir,
+        corpus=flags.corpus,
+        task=f"{flags.name}_salient",
+        train_steps=flags.steps,
+        batch_size=16,
+        reader_batch_size=16,
+        models=models("strong"),
+        optimizer=functools.partial(optimizer(rate, 1.0, 20), clip=clip),
+        warm_start=flags.weights,
+        projection="pca",
+        mixture=ReaderMixture(0.75, 0.1, 0.15),
+        spans="together",
+        embed=EmbedConfig(document_length=LENGTHS.document),
+        log_period=20,
+        checkpoint_period=100,
+    )
+    warm_start.run(dataclasses.replace(config, **changes), _silent, threading.Event())
+
+
+class Measures:
+    """Fills in the validation split."""
+
+    def __init__(self, flags: argparse.Namespace):
+        self._store = BlockStore.open(flags.corpus)
+        self._config = models("strong").retriever_config(self._store.vocabulary.size)
+        self._flags = flags
+        # Of the retriever that no variant trained.
+        self._untrained: Searcher | None = None
+
+    def variant(self, name: str, model_dir: str) -> dict[str, Any]:
+        """Returns what a trained model reaches."""
+        params = self._params(model_dir)
+        spans = self._fill_in(self._config, params, self._searcher(name, params))
+        (time,) = stage_times(model_dir)
+        last = list(read_metrics(model_dir))[-1]
+        return {
+            "seconds of updates": time.seconds,
+            "reader's loss": last["reader_loss"],
+            "in-batch accuracy": last.get("in_batch_accuracy"),
+            "utility": _interval(spans.utility),
+            "utility, equal weights": _interval(
+                _with_equal_weights(spans) - spans.log_null
+            ),
+            "log p(y|null,x)": float(spans.log_null.mean()),
+            "right": float(spans.correct.mean()),
+            "right, null document": float(spans.null_correct.mean()),
+        }
+
+    def temperature(self, value: float, model_dir: str) -> dict[str, Any]:
+        """Returns what a temperature does to p(z|x), and with it to the utility."""
+        params = self._params(model_dir)
+        config = dataclasses.replace(self._config, temperature=value)
+        spans = self._fill_in(config, params, self._searcher("", params))
+        retrieved = np.exp(spans.log_retrieval)
+        return {
+            "entropy of p(z|x)": float(spans.retrieval_entropy.mean()),
+            "largest p(z|x)": float(retrieved.max(axis=1).mean()),
+            "p(null|x)": float(retrieved[:, 0].mean()),
+            "utility": _interval(spans.utility),
+        }
+
+    def _params(self, model_dir: str) -> Any:
+        restored = restore_params(open_store(model_dir))
+        assert restored is not None
+        return restored.tree
+
+    def _searcher(self, name: str, params: Any) -> Searcher:
+        if "ICT" in name:
+            return self._embed(params)
+        self._untrained = self._untrained or self._embed(params)
+        return self._untrained
+
+    def _embed(self, params: Any) -> Searcher:
+        embeddings = embed_blocks(
+            document_embedder(self._config),
+            params["retriever"],
+            self._store,
+            np.arange(self._store.num_blocks),
+            EmbedConfig(document_length=LENGTHS.document),
+        )
+        return make_searcher("device", embeddings)
+
+    def _fill_in(
+        self, config: RetrieverConfig, params: Any, searcher: Searcher
+    ) -> MaskedSpans:
+        task = f"{self._flags.name}_salient"
+        spans = HeldOutSpans(
+            Retriever(config),
+            KnowledgeEncoder(config.bert),
+            corpus=self._store,
+            examples=open_examples(self._store, task, "validation"),
+            num_candidates=5,
+            lengths=LENGTHS,
+            max_examples=self._flags.examples,
+        )
+        return spans.fill_in(params, searcher)
+
+
+def _interval(values: np.ndarray) -> dict[str, float]:
+    return dataclasses.asdict(bootstrap_interval(values))
+
+
+def _with_equal_weights(spans) -> np.ndarray:
+    """log of the mean of p(y|z,x) over the retrieved documents: the reader alone."""
+    retrieved = spans.log_candidates[:, 1:]
+    count = np.log(retrieved.shape[1])
+    return np.logaddexp.reduce(retrieved, axis=1) - count
+
+
+def _silent(step: int, total: int, values: Mapping[str, float]) -> None:
+    """Reports to nobody."""
+
+
+def main() -> None:
+    """Trains and measures what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--corpus", required=True)
+    parser.add_argument("--name", default="vital")
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--work", required=True)
+    parser.add_argument("--output", required=True)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--examples", type=int, default=400)
+    flags = parser.parse_args()
+    output = pathlib.Path(flags.output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    measures = Measures(flags)
+    result: dict[str, Any] = {
+        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "updates": flags.steps,
+        "variants": {},
+        "temperatures": {},
+    }
+    if output.exists():
+        result |= json.loads(output.read_text())
+
+    def keep(kind: str, name: str, measured: dict[str, Any]) -> None:
+        result[kind][name] = measured
+        output.write_text(json.dumps(result, indent=1) + "\n")
+        print(name, measured, flush=True)
+
+    model_dir = ""
+    for number, name in enumerate(VARIANTS):
+        model_dir = f"{flags.work}/{number}"
+        if name not in result["variants"]:
+            train(flags, name, model_dir)
+            keep("variants", name, measures.variant(name, model_dir))
+    for temperature in TEMPERATURES:
+        if str(temperature) not in result["temperatures"]:
+            measured = measures.temperature(temperature, model_dir)
+            keep("temperatures", str(temperature), measured)
+
+
+if __name__ == "__main__":
+    main()
