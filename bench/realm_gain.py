@@ -205,7 +205,7 @@ def train_realm(study: Study, start: str, source: str, seed: int) -> str:
         warm_start=source,
         questions=study.questions,
         questions_split="dev",
-        held_out_examples=120,
+        held_out_examples=60,
         embed=study.embed,
         seed=seed,
         log_period=5,
@@ -373,7 +373,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--reader_steps", type=int, default=400)
     parser.add_argument("--ict_steps", type=int, default=40)
-    parser.add_argument("--realm_steps", type=int, default=100)
+    parser.add_argument("--realm_steps", type=int, default=80)
     parser.add_argument("--finetune_steps", type=int, default=120)
     parser.add_argument("--refresh_period", type=int, default=20)
     parser.add_argument("--learning_rate", type=float, default=5e-5)
