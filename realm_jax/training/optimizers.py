@@ -161,6 +161,17 @@ def _is_decayed(params: PyTree) -> PyTree:
     return _map_paths(params, lambda path: path[-1] in ("kernel", "embedding"))
 
 
+def stop_gradient(params: PyTree, frozen: tuple[str, ...]) -> PyTree:
+    """Returns the same parameters; those at and below frozen paths pass no gradient."""
+    if not frozen:
+        return params
+    return jax.tree.map(
+        lambda leaf, label: jax.lax.stop_gradient(leaf) if label == "frozen" else leaf,
+        params,
+        _label(params, frozen),
+    )
+
+
 def _label(params: PyTree, frozen: tuple[str, ...]) -> PyTree:
     labels = _map_paths(
         params,

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -96,6 +97,7 @@ class Stage(Generic[ReaderT]):
         )
         self.retriever = Retriever(self.retriever_config)
         self.reader = make_reader(self.retriever_config.bert)
+        self._frozen = frozen
         self._optimizer = make_optimizer(
             config.optimizer(total_steps=config.train_steps), frozen
         )
@@ -252,10 +254,11 @@ class Stage(Generic[ReaderT]):
             accounting.see(state, inputs)
             return inputs
 
+        make_step = make_step or functools.partial(plain_step, frozen=self._frozen)
         with jax.set_mesh(self._mesh), self._profiling() as profiling:
             self.state = loop.train(
                 self.state,
-                (make_step or plain_step)(loss, self._optimizer),
+                make_step(loss, self._optimizer),
                 inputs_on_devices,
                 replace_state=replace_state,
                 total_steps=config.train_steps,

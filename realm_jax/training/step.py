@@ -12,6 +12,7 @@ import optax
 from jaxtyping import PyTree
 
 from realm_jax.training import metrics as metrics_lib
+from realm_jax.training.optimizers import stop_gradient
 from realm_jax.training.state import TrainState
 from realm_jax.types import Array
 
@@ -31,15 +32,29 @@ MakeStep = Callable[[Any, optax.GradientTransformation], Step]
 """(loss, optimizer) -> the jitted step, such as `make_step`."""
 
 
-def make_step(loss: Loss, optimizer: optax.GradientTransformation) -> Step:
+def make_step(
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    frozen: tuple[str, ...] = (),
+) -> Step:
     """Returns the jitted step(state, inputs) -> state, metrics.
 
     The state that is passed in is donated: its buffers become the new state's.
+
+    Args:
+      loss: what is optimised.
+      optimizer: from `make_optimizer` with the same `frozen`.
+      frozen: parameter paths whose gradient is not computed, and zero in the norms.
     """
+
+    def of_trained(params: PyTree, inputs: Any, key: jax.Array):
+        return loss(stop_gradient(params, frozen), inputs, key)
 
     def step(state: TrainState, inputs: Any) -> tuple[TrainState, metrics_lib.Means]:
         key = step_key(state)
-        gradient, metrics = jax.grad(loss, has_aux=True)(state.params, inputs, key)
+        gradient, metrics = jax.grad(of_trained, has_aux=True)(
+            state.params, inputs, key
+        )
         return apply_gradient(state, gradient, metrics, optimizer)
 
     return jax.jit(step, donate_argnums=0)

@@ -5,6 +5,7 @@ import optax
 import pytest
 
 from realm_jax.training import metrics
+from realm_jax.training.optimizers import OptimizerConfig, make_optimizer
 from realm_jax.training.state import create_state
 from realm_jax.training.step import make_step
 
@@ -52,6 +53,35 @@ def test_the_gradient_norm_of_each_model_is_its_own():
             "gradient_norm_reader": 12.0,
         }
     )
+
+
+def test_what_is_frozen_costs_no_gradient():
+    size = 64
+    params = {
+        "retriever": {"tower": {"kernel": jnp.ones((size, size))}},
+        "reader": jnp.ones((size, size)),
+    }
+    frozen = ("retriever/tower",)
+
+    def of_products(params, inputs, key):
+        hidden = inputs @ params["retriever"]["tower"]["kernel"]
+        return jnp.sum((hidden @ params["reader"]) ** 2), {}
+
+    config = OptimizerConfig(0.1, warmup_steps=0, total_steps=4)
+    optimizer = make_optimizer(config, frozen)
+    state, inputs = create_state(params, optimizer, seed=0), jnp.ones((size, size))
+    # Forward two products; backward one for the reader, and two for the tower.
+    product, flops = 2 * size**3, []
+    for paths in ((), frozen):
+        compiled = make_step(of_products, optimizer, paths).lower(state, inputs)
+        flops.append(compiled.compile().cost_analysis()["flops"])
+    assert flops[0] - flops[1] == pytest.approx(2 * product, rel=0.1)
+    state, found = make_step(of_products, optimizer, frozen)(state, inputs)
+    np.testing.assert_array_equal(state.params["retriever"]["tower"]["kernel"], 1.0)
+    assert np.all(np.asarray(state.params["reader"]) != 1.0)
+    norms = metrics.compute(found)
+    assert norms["gradient_norm_retriever"] == 0
+    assert norms["gradient_norm"] == norms["gradient_norm_reader"] > 0
 
 
 def test_each_step_draws_its_own_numbers_and_a_resumed_one_the_same():

@@ -5,6 +5,7 @@ planned is what will be computed. A mesh may be one of devices that are not here
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
@@ -97,12 +98,12 @@ def training(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Training:
     towers = config.models.retriever_config(corpus.vocab_size)
     retriever = Retriever(towers)
     frozen: tuple[str, ...] = ()
-    make = make_step
+    make = None
     if isinstance(config, PretrainConfig):
         reader = KnowledgeEncoder(towers.bert)
         frozen = tuple(config.frozen)
         loss, inputs = _pretrain(config, corpus, retriever, reader, mesh)
-        make = pretrain.make_step(config) or make_step
+        make = pretrain.make_step(config)
     elif isinstance(config, WarmStartConfig):
         reader = KnowledgeEncoder(towers.bert)
         frozen = warm_start.frozen_parameters(config)
@@ -131,6 +132,7 @@ def training(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Training:
     if isinstance(config, PretrainConfig) and config.index_in_state:
         state = state.replace(index=inputs.embeddings)
         inputs = inputs.replace(embeddings=None)
+    make = make or functools.partial(make_step, frozen=frozen)
     return Training(mesh, loss, make(loss, optimizer), state, inputs)
 
 
