@@ -44,6 +44,9 @@ class BertConfig:
         error function, as `transformers` and MiniLM have it).
       layer_norm_epsilon: epsilon of every LayerNorm.
       dropout_rate: dropout of embeddings, attention weights and residual branches.
+      broadcast_dropout: one mask for all positions of a sequence (in attention, for all
+        queries of a head), as T5X draws them; BERT draws one for each position. It
+        takes a hundredth of the random numbers, which cost a CPU as much as the layers.
       dtype: "float32" or "bfloat16", for activations; parameters are float32.
       products: operands of the layers' matrix products where activations are float32:
         "float32"; "bfloat16", accumulated in float32, which some processors compute
@@ -67,6 +70,7 @@ class BertConfig:
     activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
     layer_norm_epsilon: float = 1e-12
     dropout_rate: float = 0.0
+    broadcast_dropout: bool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
     products: Literal["float32", "bfloat16", "auto"] = "float32"
     remat: Literal["none", "dots", "full", "auto"] = "none"
@@ -130,6 +134,7 @@ class EncoderLayer(nn.Module):
         attended = layers.SelfAttention(
             num_heads=config.num_heads,
             dropout_rate=config.dropout_rate,
+            broadcast_dropout=config.broadcast_dropout,
             stddev=config.initializer_range,
             dtype=dtype,
             rounds=config.rounds_products,
@@ -154,11 +159,11 @@ class EncoderLayer(nn.Module):
         )
 
     def _add_and_norm(self, x, branch, name: str, deterministic: bool):
-        branch = nn.Dropout(self.config.dropout_rate)(
-            branch, deterministic=deterministic
-        )
+        config = self.config
+        dropout = layers.dropout(config.dropout_rate, config.broadcast_dropout)
+        branch = dropout(branch, deterministic=deterministic)
         norm = layers.LayerNorm(
-            self.config.layer_norm_epsilon, jnp.dtype(self.config.dtype), name=name
+            config.layer_norm_epsilon, jnp.dtype(config.dtype), name=name
         )
         return layers.constrain(norm(x + branch), "batch", "length", "activation_embed")
 
@@ -181,7 +186,7 @@ class Bert(nn.Module):
         self.position_embedding = embedding(config.max_positions, "position")
         self.segment_embedding = embedding(config.num_segments, "segment")
         self.embedding_norm = layers.LayerNorm(config.layer_norm_epsilon, dtype)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = layers.dropout(config.dropout_rate, config.broadcast_dropout)
         self.layers = _stacked_layers(config)
         self.pooler = layers.Dense(
             features=(config.hidden_size,),

@@ -244,12 +244,23 @@ class Embedding(nn.Module):
         )
 
 
+def dropout(rate: float, broadcast: bool) -> nn.Dropout:
+    """Returns dropout of [..., length, features] or of [..., query, key].
+
+    Args:
+      rate: probability of a zero.
+      broadcast: one mask for all positions, or for all queries.
+    """
+    return nn.Dropout(rate, broadcast_dims=(-2,) if broadcast else ())
+
+
 class SelfAttention(nn.Module):
     """Multi-head self-attention as in BERT, the output projection included.
 
     Attributes:
       num_heads: heads; each has `embed / num_heads` features.
       dropout_rate: dropout of the attention probabilities.
+      broadcast_dropout: of all queries alike; see `dropout`.
       stddev: standard deviation of the kernels' initialisation.
       dtype: dtype of projections and result; the softmax is float32.
       rounds: of its projections; see `Dense`.
@@ -257,6 +268,7 @@ class SelfAttention(nn.Module):
 
     num_heads: int
     dropout_rate: float = 0.0
+    broadcast_dropout: bool = False
     stddev: float = 0.02
     dtype: jnp.dtype = jnp.dtype("float32")
     rounds: bool = False
@@ -299,7 +311,8 @@ class SelfAttention(nn.Module):
         )
         scores = jnp.where(is_token[:, None, None, :], scores, _MASKED_SCORE)
         weights = nn.softmax(scores, axis=-1).astype(self.dtype)
-        weights = nn.Dropout(self.dropout_rate)(weights, deterministic=deterministic)
+        drop = dropout(self.dropout_rate, self.broadcast_dropout)
+        weights = drop(weights, deterministic=deterministic)
         gathered = jnp.einsum("bhqk,bhkd->bhqd", weights, value).swapaxes(1, 2)
         return Dense(
             features=(embed,),

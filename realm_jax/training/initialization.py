@@ -28,6 +28,7 @@ from realm_jax.weights.tensors import weights_file
 _FREE = (
     "projection_dropout",
     "dropout_rate",
+    "broadcast_dropout",
     "dtype",
     "products",
     "remat",

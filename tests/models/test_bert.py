@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from realm_jax.errors import BadInputError
+from realm_jax.models import layers
 from realm_jax.models.bert import Bert, BertConfig
 
 
@@ -150,8 +151,30 @@ def test_how_the_backward_pass_runs_does_not_change_it(
         assert compiled.memory_analysis().temp_size_in_bytes < reference_bytes
 
 
-def test_dropout_follows_its_key_and_only_in_training(config, params, joined):
-    config = dataclasses.replace(config, dropout_rate=0.5)
+@pytest.mark.parametrize("shape", [(3, 5, 256), (3, 4, 5, 256)])
+def test_a_broadcast_mask_is_the_same_at_every_position(shape):
+    """Of [batch, length, features], and of attention's [batch, head, query, key]."""
+    dropped = {
+        broadcast: layers.dropout(0.25, broadcast).apply(
+            {}, np.ones(shape), deterministic=False, rngs={"dropout": jax.random.key(0)}
+        )
+        for broadcast in (False, True)
+    }
+    for values in map(np.asarray, dropped.values()):
+        np.testing.assert_allclose(np.unique(values), [0, 1 / 0.75], rtol=1e-6)
+        assert (values == 0).mean() == pytest.approx(0.25, abs=0.05)
+        # Examples, and heads, are dropped differently in any case.
+        assert (values[0] != values[1]).any()
+    each, shared = (np.asarray(dropped[broadcast]) for broadcast in (False, True))
+    assert (shared == shared[..., :1, :]).all()
+    assert (each != each[..., :1, :]).any()
+
+
+@pytest.mark.parametrize("broadcast", [False, True])
+def test_dropout_follows_its_key_and_only_in_training(
+    config, params, joined, broadcast
+):
+    config = dataclasses.replace(config, dropout_rate=0.5, broadcast_dropout=broadcast)
     module = Bert(config)
 
     @jax.jit
