@@ -40,7 +40,8 @@ from realm_jax.evaluation.retrieval import (
 from realm_jax.evaluation.trained import FinetunedModel
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.models.bert import BertConfig
-from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
 from realm_jax.training.checkpoints import restore_params
@@ -48,13 +49,18 @@ from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.held_out import HeldOutQuestions, search_questions
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import Lengths, ModelFactory
+from realm_jax.training.masked_spans import HeldOutSpans
 from realm_jax.training.metrics import read_metrics
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.pretrain import PretrainConfig
+from realm_jax.training.reader_documents import holds_answer
+from realm_jax.training.stage import open_examples
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
+from realm_jax.types import NULL_BLOCK
 
 LENGTHS = Lengths(query=64, document=96, joined=112)
 RECALL_AT = (1, 5, 20)
+NUM_CANDIDATES = 5
 STARTS = ("strong", "weak")
 
 
@@ -220,7 +226,7 @@ def train_realm(study: Study, start: str, source: str, seed: int) -> str:
         task=f"{study.name}_salient",
         train_steps=study.realm_steps,
         batch_size=32,
-        num_candidates=5,
+        num_candidates=NUM_CANDIDATES,
         refresh_mode="off",
         models=models(start),
         optimizer=optimizer(study.learning_rate, 1.0, 5),
@@ -300,6 +306,44 @@ class Measures:
                 np.asarray(neighbours.ids), self._questions.relevant, k
             )
             for k in RECALL_AT
+        }
+
+    def signal(self, start: str, model_dir: str) -> dict[str, float]:
+        """What REALM's gradient has to go by: what the documents do for the reader.
+
+        Of training sentences, with the documents that a start's retriever finds for
+        them: how many hold the answer, and log p(y|z,x) - log p(y|null,x) of those that
+        do and of those that do not. A document can help without the answer, and one
+        that holds it may be about something else.
+        """
+        config = models(start).retriever_config(self._store.vocabulary.size)
+        store = open_store(model_dir)
+        restored = restore_params(store)
+        assert restored is not None
+        source = IndexSource(store, self._store, config, self._study.embed, "device")
+        index = source.load(restored.step)
+        assert index is not None
+        task = f"{self._study.name}_salient"
+        spans = HeldOutSpans(
+            Retriever(config),
+            KnowledgeEncoder(config.bert),
+            corpus=self._store,
+            examples=open_examples(self._store, task, "train"),
+            num_candidates=NUM_CANDIDATES,
+            lengths=LENGTHS,
+            max_examples=480,
+        ).fill_in(restored.tree, index.searcher)
+        found = spans.block_ids[:, 1:] != NULL_BLOCK
+        holds = found & holds_answer(
+            self._store, spans.block_ids[:, 1:], spans.batch, LENGTHS.joined
+        )
+        gain = spans.log_candidates[:, 1:] - spans.log_null[:, None]
+        return {
+            "documents with the answer": float(holds[found].mean()),
+            "sentences with such a document": float(holds.any(axis=1).mean()),
+            "gain of a document with the answer": float(gain[holds].mean()),
+            "gain of one without": float(gain[found & ~holds].mean()),
+            "entropy of p(z|x)": float(spans.retrieval_entropy.mean()),
         }
 
     def answers(self, start: str, model_dir: str) -> dict[str, np.ndarray]:
@@ -410,12 +454,17 @@ def main() -> None:
         "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
         "starts": {},
     }
+    signals: dict[str, dict[str, float]] = {}
     by_start: dict[str, dict[int, dict]] = {start: {} for start in starts}
     for seed in range(seeds):
         for start in starts:
             by_start[start][seed] = run_seed(study, measures, start, seed)
+            if start not in signals:
+                start_dir = study.folder(start, "start_0")
+                signals[start] = measures.signal(start, start_dir)
             result["starts"][start] = {
                 "table": summarise(by_start[start]),
+                "signal": signals[start],
                 "curves": {s: arms["curve"] for s, arms in by_start[start].items()},
             }
             path = pathlib.Path(output)

@@ -93,20 +93,24 @@ def choose_retrieved(
         joined_length,
     )
     usable = ~trivial & (neighbours != NULL_BLOCK)
-    holds = usable & _holds_answer(store, neighbours, batch, joined_length)
+    holds = usable & holds_answer(store, neighbours, batch, joined_length)
     found = holds.any(axis=1)
     best = np.where(found, holds.argmax(axis=1), usable.argmax(axis=1))
     chosen = np.take_along_axis(neighbours, best[:, None], axis=1)[:, 0]
     return np.where(usable.any(axis=1), chosen, NULL_BLOCK), found
 
 
-def _holds_answer(
+def holds_answer(
     store: TokenStore,
     block_ids: Int[np.ndarray, "batch neighbour"],
     batch: PretrainBatch,
     joined_length: int,
 ) -> Bool[np.ndarray, "batch neighbour"]:
-    """Whether the part of each body that is read holds the first scored span."""
+    """Returns whether the part of each body that is read holds the answer.
+
+    See `choose_retrieved` for the arguments and for what the answer is. The null
+    document and empty slots (-1) hold none.
+    """
     bodies = store.body_ids(block_ids, joined_length)
     # The body stands between the query and the last [SEP].
     room = joined_length - 1 - np.count_nonzero(batch.query_ids, axis=1)
