@@ -24,6 +24,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.index.manifest import EMBEDDINGS, DamagedSnapshotError, Manifest
 from realm_jax.index.snapshot_writer import commit_name
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
+from realm_jax.models.retriever import SETTINGS_OF_TRAINING
 from realm_jax.storage import MissingObjectError, Store, open_store
 
 HASHES = "block_hashes"
@@ -37,14 +38,6 @@ UNREADABLE = (BadInputError, OSError)
 
 _OTHERS = "other_index"
 _READ_ROWS = 1 << 16
-# Settings of a retriever that leave its embeddings as they are.
-_OF_TRAINING = (
-    "dropout_rate",
-    "initializer_range",
-    "projection_dropout",
-    "remat",
-    "scan_unroll",
-)
 
 
 def index_series(store: Store, corpus_fingerprint: str) -> SnapshotSeries:
@@ -178,7 +171,7 @@ def _encoding(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     try:
         retriever = {**metadata["retriever"], "bert": {**metadata["retriever"]["bert"]}}
-        for name in _OF_TRAINING:
+        for name in SETTINGS_OF_TRAINING:
             retriever.pop(name, None)
             retriever["bert"].pop(name, None)
         return {

@@ -22,6 +22,16 @@ QUERY_TOWER = "query_tower"
 DOCUMENT_TOWER = "document_tower"
 """The other one."""
 
+SETTINGS_OF_TRAINING = (
+    "broadcast_dropout",
+    "dropout_rate",
+    "initializer_range",
+    "projection_dropout",
+    "remat",
+    "scan_unroll",
+)
+"""Of retriever and encoder: those that leave embeddings as they are."""
+
 
 @dataclass(frozen=True)
 class RetrieverConfig:

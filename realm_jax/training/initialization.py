@@ -16,7 +16,11 @@ from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
-from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.models.retriever import (
+    SETTINGS_OF_TRAINING,
+    Retriever,
+    RetrieverConfig,
+)
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import Which
@@ -25,16 +29,7 @@ from realm_jax.weights import bert as bert_weights
 from realm_jax.weights.tensors import weights_file
 
 # Settings that the same parameters can be used with, whatever they are.
-_FREE = (
-    "projection_dropout",
-    "dropout_rate",
-    "broadcast_dropout",
-    "dtype",
-    "products",
-    "remat",
-    "initializer_range",
-    "scan_unroll",
-)
+_FREE = (*SETTINGS_OF_TRAINING, "dtype", "products")
 
 
 @dataclasses.dataclass(frozen=True)

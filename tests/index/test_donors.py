@@ -104,7 +104,9 @@ def test_what_only_training_or_batching_knows_of_does_not_matter(
 ):
     build(blocks, donor, retriever)
     embedded.clear()
-    bert = dataclasses.replace(retriever.config.bert, dropout_rate=0.4, remat="full")
+    bert = dataclasses.replace(
+        retriever.config.bert, dropout_rate=0.4, broadcast_dropout=True, remat="full"
+    )
     config = dataclasses.replace(retriever.config, bert=bert, projection_dropout=0.4)
     other = dataclasses.replace(CONFIG.embed, batch_size=9, shard_blocks=11)
     later = given(retriever, donor.url(), config=config)
