@@ -36,6 +36,7 @@ LAYERS = {
     "realm_jax.training.warm_start": 4,
     "realm_jax.training.pretrain": 4,
     "realm_jax.training.finetune": 4,
+    "realm_jax.training.first_index": 4,
     "realm_jax.training.index_link": 4,
     "realm_jax.index.build": 4,
     "realm_jax.index.builder": 4,
