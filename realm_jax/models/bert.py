@@ -46,7 +46,7 @@ class BertConfig:
       dropout_rate: dropout of embeddings, attention weights and residual branches.
       broadcast_dropout: one mask for all positions of a sequence (in attention, for all
         queries of a head), as T5X draws them; BERT draws one for each position. It
-        takes a hundredth of the random numbers, which cost a CPU as much as the layers.
+        takes a hundredth of the random numbers.
       dtype: "float32" or "bfloat16", for activations; parameters are float32.
       products: operands of the layers' matrix products where activations are float32:
         "float32"; "bfloat16", accumulated in float32, which some processors compute

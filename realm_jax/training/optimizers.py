@@ -49,7 +49,8 @@ class OptimizerConfig:
     retriever_rate: float = 1.0
 
     def __post_init__(self):
-        if not 0 <= self.warmup_steps <= self.total_steps:
+        # Of no updates there is no schedule either, whatever the warmup.
+        if self.total_steps and not 0 <= self.warmup_steps <= self.total_steps:
             raise BadInputError(
                 f"warmup_steps must lie in 0..{self.total_steps} (total_steps), got "
                 f"{self.warmup_steps}; shorten the warmup or train longer"

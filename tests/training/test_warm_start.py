@@ -1,3 +1,4 @@
+import functools
 import shutil
 
 import jax
@@ -15,6 +16,7 @@ from realm_jax.training.accounting import Part
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.metrics import read_metrics
+from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.stage import Stage
 from realm_jax.training.warm_start import ReaderMixture
 from tests import tiny_world
@@ -188,6 +190,8 @@ def test_no_update_puts_the_two_sources_into_one_checkpoint(
         world,
         tmp_path,
         train_steps=0,
+        # As the run file has it: longer than the run.
+        optimizer=functools.partial(OptimizerConfig, 1e-4, 10_000),
         retriever_warm_start=str(uninterrupted),
         reader_warm_start=str(reader_alone),
     )
