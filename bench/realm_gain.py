@@ -30,6 +30,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from bench.minilm import (
+    LENGTHS,
+    NUM_CANDIDATES,
+    fill_in,
+    models,
+    optimizer,
+    reader_config,
+)
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.open_qa import evaluate_open_qa
 from realm_jax.evaluation.retrieval import (
@@ -39,28 +47,20 @@ from realm_jax.evaluation.retrieval import (
 )
 from realm_jax.evaluation.trained import FinetunedModel
 from realm_jax.index.embed import EmbedConfig
-from realm_jax.models.bert import BertConfig
-from realm_jax.models.knowledge_encoder import KnowledgeEncoder
-from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.held_out import HeldOutQuestions, search_questions
 from realm_jax.training.index_link import IndexSource
-from realm_jax.training.initialization import Lengths, ModelFactory
-from realm_jax.training.masked_spans import HeldOutSpans
 from realm_jax.training.metrics import read_metrics
-from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.reader_documents import holds_answer
 from realm_jax.training.stage import open_examples
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
 from realm_jax.types import NULL_BLOCK
 
-LENGTHS = Lengths(query=64, document=96, joined=112)
 RECALL_AT = (1, 5, 20)
-NUM_CANDIDATES = 5
 STARTS = ("strong", "weak")
 
 
@@ -102,45 +102,6 @@ class Study:
         return "/".join([self.work, *parts])
 
 
-def models(start: str) -> ModelFactory:
-    """MiniLM in two towers and a reader, without dropout."""
-
-    def bert(vocab_size: int) -> BertConfig:
-        return BertConfig(
-            vocab_size=vocab_size,
-            hidden_size=384,
-            num_layers=6,
-            num_heads=12,
-            mlp_size=1536,
-            activation="gelu",
-            scan_unroll=6,
-            products="auto",
-        )
-
-    def retriever(bert: BertConfig) -> RetrieverConfig:
-        return RetrieverConfig(
-            bert,
-            pooling="mean" if start == "strong" else "cls",
-            shared=False,
-            temperature=4.0,
-            projection_dropout=0.0,
-        )
-
-    return ModelFactory(bert, retriever, LENGTHS)
-
-
-def optimizer(learning_rate: float, retriever_rate: float, warmup: int):
-    """Linear warmup and decay, each model clipped by its own norm."""
-    return functools.partial(
-        OptimizerConfig,
-        learning_rate,
-        warmup,
-        final_fraction=0.1,
-        retriever_rate=retriever_rate,
-        clip="per_model",
-    )
-
-
 def train_reader(study: Study) -> str:
     """Returns the model directory of the reader that both starts begin with.
 
@@ -163,24 +124,12 @@ def _train_reader(
     source: str = "",
 ) -> str:
     model_dir = study.folder(run)
-    config = WarmStartConfig(
-        model_dir=model_dir,
-        corpus=study.corpus,
-        task=f"{study.name}_salient",
-        train_steps=steps,
-        batch_size=16,
-        reader_batch_size=16,
-        models=models("strong"),
+    config = dataclasses.replace(
+        reader_config(model_dir, study.corpus, study.name, study.weights, steps),
         optimizer=optimizer(learning_rate, 1.0, 20),
-        retriever_warm_start=study.weights,
-        reader_warm_start=source or study.weights,
-        projection="pca",
+        reader_warm_start=source,
         mixture=mixture,
-        spans="together",
-        embed=study.embed,
         seed=1 if source else 0,
-        log_period=50,
-        checkpoint_period=100,
     )
     warm_start.run(config, functools.partial(_report, model_dir), threading.Event())
     return model_dir
@@ -323,16 +272,10 @@ class Measures:
         source = IndexSource(store, self._store, config, self._study.embed, "device")
         index = source.load(restored.step)
         assert index is not None
-        task = f"{self._study.name}_salient"
-        spans = HeldOutSpans(
-            Retriever(config),
-            KnowledgeEncoder(config.bert),
-            corpus=self._store,
-            examples=open_examples(self._store, task, "train"),
-            num_candidates=NUM_CANDIDATES,
-            lengths=LENGTHS,
-            max_examples=480,
-        ).fill_in(restored.tree, index.searcher)
+        examples = open_examples(self._store, f"{self._study.name}_salient", "train")
+        spans = fill_in(
+            config, restored.tree, self._store, examples, index.searcher, 480
+        )
         found = spans.block_ids[:, 1:] != NULL_BLOCK
         holds = found & holds_answer(
             self._store, spans.block_ids[:, 1:], spans.batch, LENGTHS.joined

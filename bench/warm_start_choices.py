@@ -24,21 +24,20 @@ from typing import Any
 
 import numpy as np
 
-from bench.realm_gain import LENGTHS, models, optimizer
+from bench.minilm import LENGTHS, fill_in, models, optimizer, reader_config
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.provenance import stage_times
 from realm_jax.evaluation.retrieval import bootstrap_interval
 from realm_jax.index.embed import EmbedConfig, document_embedder, embed_blocks
 from realm_jax.index.searchers import Searcher, make_searcher
-from realm_jax.models.knowledge_encoder import KnowledgeEncoder
-from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.storage import open_store
 from realm_jax.training import warm_start
 from realm_jax.training.checkpoints import restore_params
-from realm_jax.training.masked_spans import HeldOutSpans, MaskedSpans
+from realm_jax.training.masked_spans import MaskedSpans
 from realm_jax.training.metrics import read_metrics
 from realm_jax.training.stage import open_examples
-from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
+from realm_jax.training.warm_start import ReaderMixture
 
 # What each variant changes of the quickstart's warm start. One that reads a retrieved
 # block is last, for its reader serves the temperatures.
@@ -74,23 +73,10 @@ def train(flags: argparse.Namespace, name: str, model_dir: str) -> None:
     clip = changes.pop("clip", "per_model")
     if "pairs_task" in changes:
         changes["pairs_task"] = f"{flags.name}_{changes['pairs_task']}"
-    config = WarmStartConfig(
-        model_dir=model_dir,
-        corpus=flags.corpus,
-        task=f"{flags.name}_salient",
-        train_steps=flags.steps,
-        batch_size=16,
-        reader_batch_size=16,
-        models=models("strong"),
-        optimizer=functools.partial(optimizer(rate, 1.0, 20), clip=clip),
-        warm_start=flags.weights,
-        projection="pca",
-        mixture=ReaderMixture(0.75, 0.1, 0.15),
-        spans="together",
-        embed=EmbedConfig(document_length=LENGTHS.document),
-        log_period=20,
-        checkpoint_period=100,
+    config = reader_config(
+        model_dir, flags.corpus, flags.name, flags.weights, flags.steps
     )
+    changes["optimizer"] = functools.partial(optimizer(rate, 1.0, 20), clip=clip)
     warm_start.run(dataclasses.replace(config, **changes), _silent, threading.Event())
 
 
@@ -161,16 +147,10 @@ class Measures:
         self, config: RetrieverConfig, params: Any, searcher: Searcher
     ) -> MaskedSpans:
         task = f"{self._flags.name}_salient"
-        spans = HeldOutSpans(
-            Retriever(config),
-            KnowledgeEncoder(config.bert),
-            corpus=self._store,
-            examples=open_examples(self._store, task, "validation"),
-            num_candidates=5,
-            lengths=LENGTHS,
-            max_examples=self._flags.examples,
+        examples = open_examples(self._store, task, "validation")
+        return fill_in(
+            config, params, self._store, examples, searcher, self._flags.examples
         )
-        return spans.fill_in(params, searcher)
 
 
 def _interval(values: np.ndarray) -> dict[str, float]:

@@ -1,0 +1,110 @@
+"""MiniLM as the quickstart trains it: what the benches of its stages share."""
+
+import functools
+from typing import Any
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.examples import Examples
+from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.searchers import Searcher
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.training.initialization import Lengths, ModelFactory
+from realm_jax.training.masked_spans import HeldOutSpans, MaskedSpans
+from realm_jax.training.optimizers import OptimizerConfig
+from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
+
+LENGTHS = Lengths(query=64, document=96, joined=112)
+NUM_CANDIDATES = 5
+
+
+def models(start: str) -> ModelFactory:
+    """MiniLM in two towers and a reader, without dropout."""
+
+    def bert(vocab_size: int) -> BertConfig:
+        return BertConfig(
+            vocab_size=vocab_size,
+            hidden_size=384,
+            num_layers=6,
+            num_heads=12,
+            mlp_size=1536,
+            activation="gelu",
+            scan_unroll=6,
+            products="auto",
+        )
+
+    def retriever(bert: BertConfig) -> RetrieverConfig:
+        return RetrieverConfig(
+            bert,
+            pooling="mean" if start == "strong" else "cls",
+            shared=False,
+            temperature=4.0,
+            projection_dropout=0.0,
+        )
+
+    return ModelFactory(bert, retriever, LENGTHS)
+
+
+def optimizer(learning_rate: float, retriever_rate: float, warmup: int):
+    """Linear warmup and decay, each model clipped by its own norm."""
+    return functools.partial(
+        OptimizerConfig,
+        learning_rate,
+        warmup,
+        final_fraction=0.1,
+        retriever_rate=retriever_rate,
+        clip="per_model",
+    )
+
+
+def reader_config(
+    model_dir: str, corpus: str, name: str, weights: str, steps: int
+) -> WarmStartConfig:
+    """The quickstart's warm start, of the reader alone.
+
+    Args:
+      model_dir: of the run.
+      corpus: prepared in the vocabulary of the weights.
+      name: of the corpus, with which the names of its tasks begin.
+      weights: folder of MiniLM.
+      steps: updates.
+    """
+    return WarmStartConfig(
+        model_dir=model_dir,
+        corpus=corpus,
+        task=f"{name}_salient",
+        train_steps=steps,
+        batch_size=16,
+        reader_batch_size=16,
+        models=models("strong"),
+        optimizer=optimizer(5e-4, 1.0, 20),
+        warm_start=weights,
+        projection="pca",
+        mixture=ReaderMixture(0.75, 0.1, 0.15),
+        spans="together",
+        embed=EmbedConfig(document_length=LENGTHS.document),
+        log_period=20,
+        checkpoint_period=100,
+    )
+
+
+def fill_in(
+    config: RetrieverConfig,
+    params: Any,
+    store: BlockStore,
+    examples: Examples,
+    searcher: Searcher,
+    max_examples: int,
+) -> MaskedSpans:
+    """Fills in masked sentences with the documents that a retriever finds."""
+    spans = HeldOutSpans(
+        Retriever(config),
+        KnowledgeEncoder(config.bert),
+        corpus=store,
+        examples=examples,
+        num_candidates=NUM_CANDIDATES,
+        lengths=LENGTHS,
+        max_examples=max_examples,
+    )
+    return spans.fill_in(params, searcher)
