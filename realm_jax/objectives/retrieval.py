@@ -1,10 +1,26 @@
 """The retriever as a distribution over candidate documents."""
 
+import enum
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
-from realm_jax.types import Array
+from realm_jax.types import NULL_BLOCK, Array
+
+
+class Normalization(enum.Enum):
+    """Over which documents p(z|x) sums to one while a retriever is trained.
+
+    CANDIDATES: those retrieved for x, as the paper approximates it (section 3.3).
+    BATCH: those and what was retrieved for the other sentences of the batch, which
+      is nearer to the sum over the whole corpus. Over its own candidates alone a
+      retriever may move every query towards the documents that help many sentences,
+      and nothing in the loss tells it that they are now found for all the others.
+    """
+
+    CANDIDATES = "candidates"
+    BATCH = "batch"
 
 
 def retrieval_log_probs(
@@ -25,6 +41,43 @@ def retrieval_log_probs(
     """
     scores = jnp.einsum("bp,bkp->bk", query_embeddings, document_embeddings)
     return jax.nn.log_softmax(jnp.where(valid, scores, -jnp.inf), axis=-1)
+
+
+def log_share_of_batch(
+    query_embeddings: Float[Array, "batch projection"],
+    document_embeddings: Float[Array, "batch candidate projection"],
+    block_ids: Int[Array, "batch candidate"],
+    source_block: Int[Array, " batch"],
+    valid: Bool[Array, "batch candidate"],
+) -> Float[Array, " batch"]:
+    """Computes which share of p(z|x), over the documents of the batch, x's own have.
+
+    log sum_{own z} exp f(x, z) - log sum_{z of the batch} exp f(x, z). Added to
+    log p(y|x) over the own candidates, it is log p(y|x) with `Normalization.BATCH`,
+    where documents that were not retrieved for x are taken to say nothing of y: a
+    lower bound of the sum over all of them.
+
+    Of the other rows' documents, those are left out that x has itself, null documents,
+    and the block that x was taken from. Under `jit` the batch axis may be sharded: the
+    product below then gathers the documents of every device.
+
+    Args:
+      query_embeddings: Embed_input(x).
+      document_embeddings: Embed_doc(z) of each candidate.
+      block_ids: of the candidates, -1 for the null document.
+      source_block: where x was taken from, -1 if nowhere.
+      valid: False for an empty slot.
+    """
+    own = jnp.einsum("bp,bkp->bk", query_embeddings, document_embeddings)
+    others = jnp.einsum("bp,ckp->bck", query_embeddings, document_embeddings)
+    is_own = (block_ids[:, None, :, None] == block_ids[None, :, None, :]).any(axis=2)
+    is_source = block_ids[None] == source_block[:, None, None]
+    counts = (valid & (block_ids != NULL_BLOCK))[None] & ~is_own & ~is_source
+    own = jnp.where(valid, own, -jnp.inf)
+    others = jnp.where(counts, others, -jnp.inf).reshape(len(own), -1)
+    # In one sum, for there may be none of the others.
+    everything = jnp.concatenate([own, others], axis=-1)
+    return jax.nn.logsumexp(own, axis=-1) - jax.nn.logsumexp(everything, axis=-1)
 
 
 def retrieval_gradient(

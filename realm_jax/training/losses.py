@@ -23,6 +23,7 @@ from realm_jax.models.span_reader import SpanReader, SpanScores
 from realm_jax.objectives import inverse_cloze, masked_lm, open_qa, retrieval
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.objectives.open_qa import AnswerMarginalization
+from realm_jax.objectives.retrieval import Normalization
 from realm_jax.training.metrics import Means, mean_of, merge, padding_share
 from realm_jax.training.reader_documents import KINDS, DocumentKind
 from realm_jax.types import (
@@ -47,12 +48,14 @@ class PretrainLoss:
     """-log p(y|x), marginalised over the candidates (REALM, section 3).
 
     Queries and all candidates are embedded here, with live parameters, so gradients
-    reach both towers; the index only chose the candidates.
+    reach both towers; the index only chose the candidates. What is measured beside the
+    loss is over the candidates of a sentence, whatever the normalisation.
     """
 
     retriever: Retriever
     reader: KnowledgeEncoder
     marginalization: Marginalization = Marginalization.PER_SPAN
+    normalization: Normalization = Normalization.CANDIDATES
     microbatches: int = 1
 
     def __call__(
@@ -66,18 +69,32 @@ class PretrainLoss:
         self, params: PyTree, inputs: PretrainInputs, key: jax.Array
     ) -> tuple[Array, Means, Float[Array, "batch candidate projection"]]:
         """Returns the candidates' embeddings, too, which the step computes anyway."""
-        likelihood, log_retrieval, embeddings = self._forward(params, inputs, key)
+        likelihood, log_retrieval, (queries, documents) = self._forward(
+            params, inputs, key
+        )
         weights, count = likelihood.weights, likelihood.weights.sum()
         loss = likelihood.loss_total / jnp.maximum(likelihood.loss_count, 1.0)
 
         def per_example(values):
             return mean_of((values * weights).sum(), count)
 
+        of_batch = {}
+        if self.normalization is Normalization.BATCH:
+            log_share = retrieval.log_share_of_batch(
+                queries,
+                documents,
+                inputs.candidates.block_ids,
+                inputs.batch.source_block,
+                inputs.candidates.valid,
+            )
+            loss -= (log_share * weights).sum() / jnp.maximum(count, 1.0)
+            of_batch = {"share_of_batch": per_example(jnp.exp(log_share))}
+
         entropy = -jnp.where(
             inputs.candidates.valid, jnp.exp(log_retrieval) * log_retrieval, 0.0
         ).sum(axis=-1)
         metrics = {
-            "loss": mean_of(likelihood.loss_total, likelihood.loss_count),
+            "loss": mean_of(loss * likelihood.loss_count, likelihood.loss_count),
             "retrieval_utility": per_example(likelihood.retrieval_utility),
             "likelihood": per_example(jnp.exp(likelihood.log_marginal)),
             "null_likelihood": per_example(jnp.exp(likelihood.log_null)),
@@ -88,8 +105,9 @@ class PretrainLoss:
                 inputs.candidates.document_ids,
                 inputs.candidates.joined_ids,
             ),
+            **of_batch,
         }
-        return loss, metrics, embeddings
+        return loss, metrics, documents
 
     def likelihood(
         self, params: PyTree, inputs: PretrainInputs, key: jax.Array | None
@@ -100,10 +118,10 @@ class PretrainLoss:
 
     def _forward(
         self, params: PyTree, inputs: PretrainInputs, key: jax.Array | None
-    ) -> tuple[masked_lm.MaskedLikelihood, Array, Array]:
+    ) -> tuple[masked_lm.MaskedLikelihood, Array, tuple[Array, Array]]:
         batch, candidates = inputs.batch, inputs.candidates
         queries, documents, reading = _keys(key, 3)
-        embeddings = _apply(
+        document_embeddings = _apply(
             self.retriever,
             params["retriever"],
             candidates.document_ids,
@@ -112,17 +130,16 @@ class PretrainLoss:
             key=documents,
             microbatches=self.microbatches,
         )
+        query_embeddings = _apply(
+            self.retriever,
+            params["retriever"],
+            batch.query_ids,
+            method="embed_queries",
+            key=queries,
+            microbatches=self.microbatches,
+        )
         log_retrieval = retrieval.retrieval_log_probs(
-            _apply(
-                self.retriever,
-                params["retriever"],
-                batch.query_ids,
-                method="embed_queries",
-                key=queries,
-                microbatches=self.microbatches,
-            ),
-            embeddings,
-            candidates.valid,
+            query_embeddings, document_embeddings, candidates.valid
         )
         log_tokens = _apply(
             self.reader,
@@ -139,7 +156,7 @@ class PretrainLoss:
         likelihood = masked_lm.marginal_likelihood(
             log_retrieval, log_tokens, batch.mask_weights, self.marginalization
         )
-        return likelihood, log_retrieval, embeddings
+        return likelihood, log_retrieval, (query_embeddings, document_embeddings)
 
 
 @flax.struct.dataclass

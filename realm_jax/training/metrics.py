@@ -9,6 +9,9 @@ of every stage
                              the same of each model; the sum of their squares is the
                              square of `gradient_norm`
   `retrieval_utility`        nats, of pre-training
+  `share_of_batch`           of p(z|x) over the batch, what the candidates of x have,
+                             where p(z|x) is normalised over the batch
+                             (`objectives/retrieval.py`)
   `reader_loss_own`, `reader_loss_null`, `reader_loss_retrieved`
                              nats a wordpiece, of a warm start: by the kind of document
                              that a sentence is read with (`reader_documents.py`)

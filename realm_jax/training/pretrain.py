@@ -21,6 +21,7 @@ from realm_jax.index.searchers import DeviceConfig, DeviceSearcher, Searcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.masked_lm import Marginalization
+from realm_jax.objectives.retrieval import Normalization
 from realm_jax.training.accounting import Part
 from realm_jax.training.checkpoint_manifests import HOLDS_INDEX
 from realm_jax.training.held_out import HeldOutQuestions
@@ -76,6 +77,8 @@ class PretrainConfig(StageConfig):
         see `host_search.py`.
       device: how "device" searches.
       marginalization: "per_span" (the paper) or "per_token" (the authors' code).
+      normalization: of p(z|x) in the loss: "candidates" of a sentence (the paper) or of
+        the whole "batch"; see `objectives/retrieval.py`.
       questions: JSON lines of held-out questions for recall@5, or "".
       questions_split: the split of them that is searched.
       held_out_examples: masked sentences of the validation split that are filled in
@@ -96,6 +99,7 @@ class PretrainConfig(StageConfig):
     search_ahead: bool = True
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
     marginalization: str = "per_span"
+    normalization: str = "candidates"
     questions: str = ""
     questions_split: str = "dev"
     held_out_examples: int = 256
@@ -114,6 +118,7 @@ class PretrainConfig(StageConfig):
                 "replaced; change one of them"
             )
         require_one_of("marginalization", self.marginalization, Marginalization)
+        require_one_of("normalization", self.normalization, Normalization)
         if self.num_candidates < 2:
             raise BadInputError(
                 f"expected NUM_CANDIDATES of at least 2 (the null document and one "
@@ -166,6 +171,7 @@ def make_loss(
         retriever,
         reader,
         Marginalization(config.marginalization),
+        Normalization(config.normalization),
         config.microbatches,
     )
 

@@ -1,3 +1,5 @@
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,3 +57,69 @@ def test_retrieval_gradient_is_the_derivative_of_the_log_marginal():
     np.testing.assert_allclose(got, want, atol=1e-6)
     # A softmax's gradient moves mass, it makes none.
     np.testing.assert_allclose(got.sum(axis=-1), np.zeros(4), atol=1e-6)
+
+
+def share_twin(queries, documents, block_ids, source_block, valid):
+    """One query at a time, over every document of the batch that counts for it."""
+    shares = []
+    for row, query in enumerate(queries):
+        own = [
+            math.exp(query @ z)
+            for z, v in zip(documents[row], valid[row], strict=True)
+            if v
+        ]
+        not_others = {-1, int(source_block[row]), *block_ids[row].tolist()}
+        others = [
+            math.exp(query @ documents[other, k])
+            for other in range(len(queries))
+            for k in range(documents.shape[1])
+            if valid[other, k] and int(block_ids[other, k]) not in not_others
+        ]
+        shares.append(sum(own) / (sum(own) + sum(others)))
+    return shares
+
+
+def batch_of_candidates():
+    """Rows share blocks, one holds another's source, one has an empty slot."""
+    rng = np.random.default_rng(2)
+    block_ids = np.array([[-1, 4, 7], [-1, 7, 2], [-1, 9, -1], [-1, 5, 6]], np.int32)
+    valid = np.ones(block_ids.shape, bool)
+    valid[2, 2] = False
+    return {
+        "query_embeddings": rng.normal(size=(4, 8)),
+        "document_embeddings": rng.normal(size=(4, 3, 8)),
+        "block_ids": block_ids,
+        "source_block": np.array([9, 3, -1, 4], np.int32),
+        "valid": valid,
+    }
+
+
+def share_of_batch(arrays):
+    arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
+    return retrieval.log_share_of_batch(**arrays)
+
+
+def test_the_share_of_the_batch_equals_a_loop():
+    arrays = batch_of_candidates()
+    got = np.exp(share_of_batch(arrays))
+    np.testing.assert_allclose(got, share_twin(*arrays.values()), rtol=1e-5)
+    assert (got < 0.95).all()
+
+
+def test_alone_in_a_batch_the_candidates_are_all_there_is():
+    """And the gradient is zero, not the NaN of a sum over nothing."""
+    arrays = {name: array[:1] for name, array in batch_of_candidates().items()}
+    value, gradient = jax.value_and_grad(
+        lambda q: share_of_batch({**arrays, "query_embeddings": q}).sum()
+    )(jnp.asarray(arrays["query_embeddings"]))
+    assert float(value) == 0.0
+    np.testing.assert_array_equal(gradient, np.zeros((1, 8)))
+
+
+def test_over_the_batch_all_queries_cannot_move_to_the_same_documents():
+    """Over the own candidates alone, the step below costs nothing; here it does."""
+    arrays = batch_of_candidates()
+    towards = arrays["document_embeddings"][3, 1]
+    moved = {**arrays, "query_embeddings": arrays["query_embeddings"] + towards}
+    before, after = (np.asarray(share_of_batch(a)) for a in (arrays, moved))
+    assert (after[:3] < before[:3]).all()

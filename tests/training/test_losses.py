@@ -15,6 +15,7 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.objectives.open_qa import AnswerMarginalization
+from realm_jax.objectives.retrieval import Normalization, log_share_of_batch
 from realm_jax.training import metrics
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.losses import (
@@ -193,6 +194,39 @@ def test_pretrain_loss_equals_its_twin(corpus, marginalization):
     )
     # The twin would agree with anything if documents made no difference.
     assert max(abs(value) for value in utility) > 0.01
+
+
+def test_normalised_over_the_batch_the_loss_adds_the_share_of_the_own_candidates(
+    corpus,
+):
+    """The metrics stay those of the candidates, so that runs can be compared."""
+    retriever, reader, params = make(corpus, KnowledgeEncoder)
+    inputs = pretrain_inputs(corpus)
+    of_candidates, means = jax.jit(PretrainLoss(retriever, reader))(params, inputs, KEY)
+    loss = PretrainLoss(retriever, reader, normalization=Normalization.BATCH)
+    of_batch, batch_means = jax.jit(loss)(params, inputs, KEY)
+    candidates = inputs.candidates
+    bound = retriever.bind({"params": params["retriever"]})
+    log_share = log_share_of_batch(
+        *bound(
+            inputs.batch.query_ids,
+            candidates.document_ids,
+            candidates.document_segment_ids,
+        ),
+        candidates.block_ids,
+        inputs.batch.source_block,
+        candidates.valid,
+    )
+    # The third sentence has nothing to score.
+    expected = float(of_candidates) - float(log_share[:2].mean())
+    assert float(of_batch) == pytest.approx(expected, rel=1e-5)
+    assert expected > float(of_candidates) + 0.01
+    means, batch_means = metrics.compute(means), metrics.compute(batch_means)
+    share = batch_means.pop("share_of_batch")
+    assert share == pytest.approx(float(jnp.exp(log_share[:2]).mean()), rel=1e-5)
+    assert batch_means.pop("loss") == pytest.approx(expected, rel=1e-5)
+    del means["loss"]
+    assert batch_means == pytest.approx(means, rel=1e-5)
 
 
 def gradient_of(loss, params, inputs):

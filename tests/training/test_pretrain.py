@@ -323,6 +323,7 @@ def test_candidate_0_is_the_null_document_of_every_step(
         ({"num_candidates": 1}, "NUM_CANDIDATES"),
         ({"refresh_mode": "sometimes"}, "REFRESH_MODE"),
         ({"marginalization": "per_word"}, "marginalization"),
+        ({"normalization": "corpus"}, "normalization"),
     ],
 )
 def test_wrong_settings_are_named_before_anything_runs(changes, named, world):
