@@ -20,8 +20,8 @@ SLACK = 8
 # edited word breaks up to GRAM_SIZE runs.
 GRAM_SIZE = 4
 TRIVIAL_SHARE = 0.8
-# Stands for a wordpiece that was masked and is not among those scored.
-_UNKNOWN = -1
+UNKNOWN = -1
+"""Stands for a wordpiece that was masked and is not among those scored."""
 
 
 class TokenStore(Protocol):
@@ -135,13 +135,13 @@ def restore_queries(batch: PretrainBatch) -> Int[np.ndarray, "batch query"]:
     scored = np.asarray(batch.mask_weights) > 0
     rows = np.flatnonzero(scored.any(axis=1))
     first = positions[rows, scored[rows].argmax(axis=1)]
-    mask_ids = np.full((len(query_ids), 1), _UNKNOWN)
+    mask_ids = np.full((len(query_ids), 1), UNKNOWN)
     mask_ids[rows, 0] = query_ids[rows, first]
     # Unused positions are 0 and put back the [CLS] they found there.
     present = np.take_along_axis(query_ids, positions, axis=1)
     restored = np.where(scored, np.asarray(batch.mask_ids), present)
     np.put_along_axis(query_ids, positions, restored, axis=1)
-    return np.where(query_ids == mask_ids, _UNKNOWN, query_ids)
+    return np.where(query_ids == mask_ids, UNKNOWN, query_ids)
 
 
 def find_trivial(
@@ -195,7 +195,7 @@ def share_of_grams(
     # Numbered anew, so that a gram is one integer whatever the vocabulary.
     pieces = np.unique(sentence)
     ranks, body_ranks = _rank(pieces, sentence), _rank(pieces, bodies)
-    known = np.lib.stride_tricks.sliding_window_view(sentence != _UNKNOWN, size)
+    known = np.lib.stride_tricks.sliding_window_view(sentence != UNKNOWN, size)
     wanted = np.unique(_grams(ranks, size)[known.all(axis=-1)])
     if not len(wanted):
         return np.zeros(len(bodies))

@@ -16,12 +16,10 @@ from jax.sharding import Mesh
 from jaxtyping import Bool, Int
 
 from realm_jax.data.blocks import BlockStore
-from realm_jax.index.candidates import GRAM_SIZE, TRIVIAL_SHARE
+from realm_jax.index.candidates import GRAM_SIZE, TRIVIAL_SHARE, UNKNOWN
 from realm_jax.index.device_search import gather_rows, place_rows
 from realm_jax.types import NULL_BLOCK, Array, Candidates, Neighbours, PretrainBatch
 
-# Stands for a wordpiece that was masked and is not among those scored.
-_UNKNOWN = -1
 _READ_BLOCKS = 1 << 16
 
 
@@ -179,7 +177,7 @@ def restore_queries(batch: PretrainBatch) -> Int[Array, "batch query"]:
     present = jnp.take_along_axis(batch.query_ids, batch.mask_positions, axis=1)
     first = jnp.argmax(scored, axis=1)[:, None]
     mask_id = jnp.take_along_axis(present, first, axis=1)
-    mask_id = jnp.where(scored.any(axis=1, keepdims=True), mask_id, _UNKNOWN)
+    mask_id = jnp.where(scored.any(axis=1, keepdims=True), mask_id, UNKNOWN)
     rows = jnp.arange(len(batch.query_ids))[:, None]
     # Unused positions are 0, where they put back the [CLS] that they found.
     restored = (
@@ -187,7 +185,7 @@ def restore_queries(batch: PretrainBatch) -> Int[Array, "batch query"]:
         .at[rows, batch.mask_positions]
         .set(jnp.where(scored, batch.mask_ids, present))
     )
-    return jnp.where(restored == mask_id, _UNKNOWN, restored)
+    return jnp.where(restored == mask_id, UNKNOWN, restored)
 
 
 def find_trivial(
@@ -227,7 +225,7 @@ def _share_of_grams(
         return runs
 
     places = jnp.arange(len(sentence))
-    known = jnp.where(places < length, sentence != _UNKNOWN, False)
+    known = jnp.where(places < length, sentence != UNKNOWN, False)
     padded = jnp.pad(known, (0, GRAM_SIZE))
     whole = jnp.ones_like(known)
     for offset in range(GRAM_SIZE):

@@ -20,6 +20,7 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.index.candidates import num_neighbours, pretrain_candidates
 from realm_jax.index.embed import query_embedder
 from realm_jax.index.follower import LoadedIndex
+from realm_jax.index.own_blocks import own_candidates
 from realm_jax.index.searchers import DeviceSearcher, Searcher
 from realm_jax.training.accounting import Part, Stopwatch
 from realm_jax.training.initialization import Lengths
@@ -71,6 +72,7 @@ class HostSearch:
         batch_size: int,
         ahead: bool = True,
         stopwatch: Stopwatch | None = None,
+        own_block: bool = False,
     ):
         """Keeps what documents are gathered from, and how.
 
@@ -78,11 +80,13 @@ class HostSearch:
           loss: of the candidates.
           corpus: the blocks.
           lengths: of documents and joined inputs.
-          num_candidates: documents per example, the null document included.
+          num_candidates: documents per example, the null document and the own block
+            included.
           mesh: over which a batch is split.
           batch_size: over all devices.
           ahead: whether to search for the next update while one is running.
           stopwatch: of the thread that trains, told of the waiting for a search.
+          own_block: whether the own block is a candidate; see `own_blocks.py`.
         """
         self.loss = loss
         self._stopwatch = stopwatch or Stopwatch()
@@ -90,6 +94,7 @@ class HostSearch:
         self._corpus = corpus
         self._lengths = lengths
         self._num_candidates = num_candidates
+        self._own_block = own_block
         self._embed_queries = query_embedder(loss.retriever.config, mesh)
         self._threads = ThreadPoolExecutor(1, "search") if ahead else None
         self._rows = local_rows(mesh, batch_size)
@@ -168,14 +173,22 @@ class HostSearch:
         return self._gather(search_local(searcher, queries, wanted, self._mesh), batch)
 
     def _gather(self, neighbours: Neighbours, batch: PretrainBatch) -> _Found:
+        lengths = {
+            "document_length": self._lengths.document,
+            "joined_length": self._lengths.joined,
+        }
         candidates = pretrain_candidates(
             self._corpus,
             neighbours,
             batch,
-            num_candidates=self._num_candidates,
-            document_length=self._lengths.document,
-            joined_length=self._lengths.joined,
+            num_candidates=self._num_candidates - self._own_block,
+            **lengths,
         )
+        if self._own_block:
+            own = own_candidates(self._corpus, batch, **lengths)
+            candidates = jax.tree.map(
+                lambda *parts: np.concatenate(parts, axis=1), candidates, own
+            )
         return PretrainInputs(batch, candidates), neighbours
 
 

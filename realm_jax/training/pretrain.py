@@ -65,6 +65,8 @@ class PretrainConfig(StageConfig):
     Attributes:
       task: masked sentences.
       num_candidates: documents per example, the null document included.
+      own_block: whether one of them is the block that the sentence was taken from, read
+        without the sentence, instead of a retrieved one; see `index/own_blocks.py`.
       refresh_mode: "off", "blocking", "async" (`realm build-index` beside this job) or
         "rolling"; see `refresh.py`.
       refresh_period: steps between two refreshes.
@@ -90,6 +92,7 @@ class PretrainConfig(StageConfig):
     """
 
     num_candidates: int = 8
+    own_block: bool = False
     refresh_mode: str = "async"
     refresh_period: int = 500
     write_back: bool = False
@@ -119,10 +122,11 @@ class PretrainConfig(StageConfig):
             )
         require_one_of("marginalization", self.marginalization, Marginalization)
         require_one_of("normalization", self.normalization, Normalization)
-        if self.num_candidates < 2:
+        if self.num_candidates < 2 + self.own_block:
             raise BadInputError(
-                f"expected NUM_CANDIDATES of at least 2 (the null document and one "
-                f"that is retrieved), got {self.num_candidates}"
+                f"expected NUM_CANDIDATES of at least {2 + self.own_block} (the null "
+                f"document{', the own block' if self.own_block else ''} and one that "
+                f"is retrieved), got {self.num_candidates}"
             )
         if self.held_out_examples < 0:
             raise BadInputError(
@@ -265,10 +269,11 @@ class _Pretraining:
             stage.mesh,
         )
         self._step_inputs: StepInputs = (
-            DeviceSearch(*of_all, config.device.approximate)
+            DeviceSearch(*of_all, config.device.approximate, config.own_block)
             if config.searcher == "device"
             else HostSearch(
-                *of_all, config.batch_size, config.search_ahead, stage.stopwatch
+                *(*of_all, config.batch_size, config.search_ahead, stage.stopwatch),
+                config.own_block,
             )
         )
         self._metrics = _index_metrics(stage, config, self._examples)

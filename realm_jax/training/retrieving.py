@@ -7,11 +7,13 @@ the same queries both give the same candidates.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
@@ -21,6 +23,7 @@ from realm_jax.index.candidates import num_neighbours
 from realm_jax.index.device_search import EmbeddingTable
 from realm_jax.index.device_tokens import DocumentLayout, TokenTable, place_tokens
 from realm_jax.index.follower import LoadedIndex
+from realm_jax.index.own_blocks import own_candidates
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.host_search import BatchAt
 from realm_jax.training.initialization import Lengths
@@ -38,11 +41,13 @@ class RetrievingInputs:
       batch: the masked sentences.
       embeddings: the index; None where it is part of the state (`renewal.py`).
       tokens: the wordpieces of the same blocks.
+      own: the sentences' own blocks, where they are candidates (`own_blocks.py`).
     """
 
     batch: PretrainBatch
     embeddings: EmbeddingTable | None
     tokens: TokenTable
+    own: Candidates | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +56,8 @@ class RetrievingLoss:
 
     Attributes:
       loss: of the candidates.
-      num_candidates: documents per example, the null document included.
+      num_candidates: documents per example, the null document and the own block
+        included.
       layout: lengths and special wordpieces of the documents.
       mesh: the devices that hold the corpus.
       approximate: see `device_search.search`.
@@ -94,13 +100,18 @@ class RetrievingLoss:
             mesh=self.mesh,
             approximate=self.approximate,
         )
-        return device_tokens.pretrain_candidates(
+        found = device_tokens.pretrain_candidates(
             inputs.tokens,
             neighbours,
             inputs.batch,
-            num_candidates=self.num_candidates,
+            num_candidates=self.num_candidates - (inputs.own is not None),
             layout=self.layout,
             mesh=self.mesh,
+        )
+        if inputs.own is None:
+            return found
+        return jax.tree.map(
+            lambda *parts: jnp.concatenate(parts, axis=1), found, inputs.own
         )
 
 
@@ -150,8 +161,17 @@ class DeviceSearch:
         num_candidates: int,
         mesh: Mesh,
         approximate: bool,
+        own_block: bool = False,
     ):
         """Places the wordpieces of the corpus on the devices."""
+        self._own = None
+        if own_block:
+            self._own = functools.partial(
+                own_candidates,
+                corpus,
+                document_length=lengths.document,
+                joined_length=lengths.joined,
+            )
         vocabulary = corpus.vocabulary
         layout = DocumentLayout(
             lengths.document, lengths.joined, vocabulary.cls, vocabulary.sep
@@ -163,7 +183,9 @@ class DeviceSearch:
         self, step: int, retriever: PyTree, index: LoadedIndex, batch_at: BatchAt
     ) -> RetrievingInputs:
         """See `StepInputs`."""
-        return RetrievingInputs(batch_at(step), index.searcher.table, self._tokens)
+        batch = batch_at(step)
+        own = None if self._own is None else self._own(batch)
+        return RetrievingInputs(batch, index.searcher.table, self._tokens, own)
 
     def details(self) -> Mapping[str, Any]:
         """See `StepInputs`: the step finds the same again."""

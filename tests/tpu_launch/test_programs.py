@@ -58,6 +58,7 @@ def _per_model(total_steps):
     [
         (pretrain.run, tiny_world.pretrain_config, {}),
         (pretrain.run, tiny_world.pretrain_config, {"searcher": "scann"}),
+        (pretrain.run, tiny_world.pretrain_config, {"own_block": True}),
         (pretrain.run, tiny_world.pretrain_config, {"refresh_mode": "rolling"}),
         (pretrain.run, tiny_world.pretrain_config, {"write_back": True}),
         (warm_start.run, tiny_world.warm_start_config, {}),

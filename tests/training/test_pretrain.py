@@ -324,6 +324,7 @@ def test_candidate_0_is_the_null_document_of_every_step(
         ({"refresh_mode": "sometimes"}, "REFRESH_MODE"),
         ({"marginalization": "per_word"}, "marginalization"),
         ({"normalization": "corpus"}, "normalization"),
+        ({"num_candidates": 2, "own_block": True}, "at least 3"),
     ],
 )
 def test_wrong_settings_are_named_before_anything_runs(changes, named, world):

@@ -65,6 +65,25 @@ def test_the_candidates_are_the_same(both):
     assert (np.asarray(expected.block_ids)[:, 1:] >= 0).all()
 
 
+def test_with_own_blocks_the_candidates_are_the_same(both, corpus):
+    on_host, _, params, index, batch = both
+    mesh, loss = make_mesh(MeshConfig()), on_host.loss
+    of_both = (loss, corpus, LENGTHS, NUM_CANDIDATES, mesh)
+    on_host = HostSearch(*of_both, 16, ahead=False, own_block=True)
+    within = DeviceSearch(*of_both, False, own_block=True)
+    of_step = (0, params["retriever"], index, lambda step: batch)
+    expected, inputs = on_host(*of_step).candidates, within(*of_step)
+    found = jax.jit(within.loss.candidates)(params["retriever"], inputs)
+    for field in dataclasses.fields(expected):
+        np.testing.assert_array_equal(
+            getattr(found, field.name), getattr(expected, field.name), field.name
+        )
+    own = np.asarray(expected.block_ids)[:, -1]
+    assert expected.block_ids.shape == (16, NUM_CANDIDATES)
+    assert (own == np.where(expected.valid[:, -1], batch.source_block, -1)).all()
+    assert expected.valid[:, -1].any()
+
+
 def test_loss_and_gradient_are_the_same(both):
     on_host, within, params, index, batch = both
 

@@ -246,7 +246,8 @@ def _pretrain(
     batch = _masked_batch(config.batch_size, lengths, mesh)
     loss = pretrain.make_loss(config, retriever, reader)
     if config.searcher != "device":
-        return loss, PretrainInputs(batch, _candidates(config, mesh))
+        candidates = _candidates(config, config.num_candidates, mesh)
+        return loss, PretrainInputs(batch, candidates)
     layout = DocumentLayout(lengths.document, lengths.joined, _CLS, _SEP)
     table = embedding_table(
         corpus.num_blocks,
@@ -260,7 +261,12 @@ def _pretrain(
             mesh,
             config.device.approximate,
         ),
-        RetrievingInputs(batch, table, token_table(corpus, lengths, mesh)),
+        RetrievingInputs(
+            batch,
+            table,
+            token_table(corpus, lengths, mesh),
+            _candidates(config, 1, mesh) if config.own_block else None,
+        ),
     )
 
 
@@ -277,9 +283,9 @@ def _masked_batch(
     )
 
 
-def _candidates(config: PretrainConfig, mesh: Mesh) -> Candidates:
+def _candidates(config: PretrainConfig, count: int, mesh: Mesh) -> Candidates:
     lengths = config.models.lengths
-    rows = (config.batch_size, config.num_candidates)
+    rows = (config.batch_size, count)
     documents = _batch((*rows, lengths.document), jnp.int32, mesh)
     joined = _batch((*rows, lengths.joined), jnp.int32, mesh)
     return Candidates(
