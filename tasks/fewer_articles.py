@@ -47,7 +47,7 @@ def _read(path: str) -> list[dict]:
         error = problem
     raise BadInputError(
         f"expected articles in {path}, one JSON object a line with id and title, but "
-        f"it cannot be read ({error}); for the quickstart's run `make data`"
+        f"it cannot be read ({error}); name such a file"
     )
 
 
