@@ -62,10 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = parser.parse_args(arguments)
     try:
         articles = _read(flags.articles)
-        asked = {question.title for question in read_questions(flags.questions)}
+        questions = read_questions(flags.questions)
     except BadInputError as error:
         print(error, file=sys.stderr)
         return 2
+    asked = {question.title for question in questions if question.title is not None}
     kept = choose(articles, asked, flags.drawn, flags.seed)
     output = pathlib.Path(flags.output)
     temporary = output.with_name(f".{output.name}.{os.getpid()}")

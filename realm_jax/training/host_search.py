@@ -173,19 +173,19 @@ class HostSearch:
         return self._gather(search_local(searcher, queries, wanted, self._mesh), batch)
 
     def _gather(self, neighbours: Neighbours, batch: PretrainBatch) -> _Found:
-        lengths = {
-            "document_length": self._lengths.document,
-            "joined_length": self._lengths.joined,
-        }
+        document, joined = self._lengths.document, self._lengths.joined
         candidates = pretrain_candidates(
             self._corpus,
             neighbours,
             batch,
             num_candidates=self._num_candidates - self._own_block,
-            **lengths,
+            document_length=document,
+            joined_length=joined,
         )
         if self._own_block:
-            own = own_candidates(self._corpus, batch, **lengths)
+            own = own_candidates(
+                self._corpus, batch, document_length=document, joined_length=joined
+            )
             candidates = jax.tree.map(
                 lambda *parts: np.concatenate(parts, axis=1), candidates, own
             )
