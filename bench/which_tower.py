@@ -1,0 +1,79 @@
+"""Which tower REALM's gain comes from: queries and index of two stages, crossed.
+
+    python -m bench.which_tower --corpus runs/quickstart/corpus \
+        --questions tasks/data/vital_questions.jsonl \
+        --before runs/quickstart/warm_start --after runs/quickstart/pretrain
+
+Prints recall of the questions of train and dev, which neither stage is trained on, as
+rows of a Markdown table, with the paired difference from the stage before.
+"""
+
+import argparse
+
+import numpy as np
+
+from bench.minilm import LENGTHS, models
+from realm_jax.data.blocks import BlockStore
+from realm_jax.evaluation.retrieval import paired_bootstrap_difference, recall_at_k
+from realm_jax.index.embed import EmbedConfig, query_embedder
+from realm_jax.index.searchers import Searcher
+from realm_jax.storage import open_store
+from realm_jax.training.checkpoints import restore_params
+from realm_jax.training.held_out import HeldOutQuestions
+from realm_jax.training.index_link import IndexSource
+
+RECALL_AT = (1, 5, 20)
+_BATCH = 32
+
+
+def main() -> None:
+    """Crosses the towers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("corpus", "questions", "before", "after"):
+        parser.add_argument(f"--{name}", required=True)
+    flags = parser.parse_args()
+    store = BlockStore.open(flags.corpus)
+    config = models("strong").retriever_config(store.vocabulary.size)
+    splits = [
+        HeldOutQuestions(store, flags.questions, split, LENGTHS.query)
+        for split in ("train", "dev")
+    ]
+    ids = np.concatenate([questions.ids for questions in splits])
+    relevant = [blocks for questions in splits for blocks in questions.relevant]
+    embed = query_embedder(config)
+    queries: dict[str, np.ndarray] = {}
+    indexes: dict[str, Searcher] = {}
+    for name in ("before", "after"):
+        model_store = open_store(getattr(flags, name))
+        restored = restore_params(model_store)
+        assert restored is not None
+        parts = [ids[i : i + _BATCH] for i in range(0, len(ids), _BATCH)]
+        retriever = restored.tree["retriever"]
+        queries[name] = np.concatenate([np.asarray(embed(retriever, p)) for p in parts])
+        source = IndexSource(
+            *(model_store, store, config),
+            EmbedConfig(document_length=LENGTHS.document),
+            "device",
+        )
+        index = source.load(restored.step)
+        assert index is not None
+        indexes[name] = index.searcher
+    base: dict[int, np.ndarray] = {}
+    print("| queries | index |" + "".join(f" recall@{k} |" for k in RECALL_AT))
+    for query_tower, document_tower in (
+        *(("before", "before"), ("after", "before")),
+        *(("before", "after"), ("after", "after")),
+    ):
+        found = indexes[document_tower].search(queries[query_tower], max(RECALL_AT))
+        row = f"| {query_tower} | {document_tower} |"
+        for k in RECALL_AT:
+            hits = recall_at_k(np.asarray(found.ids), relevant, k)
+            change = paired_bootstrap_difference(base.setdefault(k, hits), hits)
+            low, high = 100 * change.low, 100 * change.high
+            row += f" {100 * hits.mean():.1f} ({100 * change.mean:+.1f} "
+            row += f"[{low:+.1f}, {high:+.1f}]) |"
+        print(row)
+
+
+if __name__ == "__main__":
+    main()
