@@ -71,6 +71,7 @@ class Realm:
     Attributes:
       steps: updates.
       batch_size: sentences an update.
+      num_candidates: documents of a sentence, the null document included.
       learning_rate: of the reader.
       retriever_rate: the retriever's share of it.
       normalization: of p(z|x).
@@ -80,6 +81,7 @@ class Realm:
 
     steps: int
     batch_size: int
+    num_candidates: int
     learning_rate: float
     retriever_rate: float
     normalization: str
@@ -89,11 +91,12 @@ class Realm:
 
 REALM: Mapping[str, Realm] = {
     # As the quickstart.
-    "strong": Realm(30, 8, 5e-5, 0.5, "candidates", False, ()),
+    "strong": Realm(30, 8, NUM_CANDIDATES, 5e-5, 0.5, "candidates", False, ()),
     # The projection of the query tower alone: hardly anything of a step then has a
-    # backward pass, and the same time is enough for eight times as many sentences.
+    # backward pass, and the same time is enough for many more sentences. Null document,
+    # own block and two retrieved ones.
     "weak": Realm(
-        *(60, 64, 1e-3, 1.0, "batch", True),
+        *(150, 64, 4, 1e-3, 1.0, "batch", True),
         ("reader", "retriever/document_tower", "retriever/query_tower/bert"),
     ),
 }
@@ -206,7 +209,7 @@ def train_realm(study: Study, start: str, source: str, seed: int) -> str:
         task=f"{study.name}_salient",
         train_steps=realm.steps,
         batch_size=realm.batch_size,
-        num_candidates=NUM_CANDIDATES + realm.own_block,
+        num_candidates=realm.num_candidates,
         own_block=realm.own_block,
         normalization=realm.normalization,
         refresh_mode="off",
