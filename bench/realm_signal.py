@@ -107,7 +107,8 @@ class Bench:
         self._relevant = [r for questions in splits for r in questions.relevant]
         embedded = query_embedder(self.config)(self._params["retriever"], ids[:8])
         ours = embed(self.config, self.projection, self._questions[:8])
-        np.testing.assert_allclose(ours, embedded, atol=1e-3)
+        # Its products may be of bfloat16 operands.
+        np.testing.assert_allclose(ours, embedded, atol=2e-2)
 
     def recall(self, projection: Any) -> dict[int, np.ndarray]:
         """Of the questions, by a projection of their features."""
