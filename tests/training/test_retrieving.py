@@ -65,8 +65,26 @@ def test_the_candidates_are_the_same(both):
     assert (np.asarray(expected.block_ids)[:, 1:] >= 0).all()
 
 
+def first_pieces(corpus):
+    """The first four pieces of sixteen blocks as sentences, one of them masked."""
+    special, blocks = corpus.vocabulary, np.arange(16, dtype=np.int32)
+    query_ids = np.zeros((16, LENGTHS.query), np.int32)
+    query_ids[:, 0], query_ids[:, 5] = special.cls, special.sep
+    query_ids[:, 1:5] = corpus.body_ids(blocks, 4)
+    masked = query_ids[:, 2:3].copy()
+    query_ids[:, 2] = special.mask
+    return PretrainBatch(
+        query_ids=query_ids,
+        mask_positions=np.full((16, 1), 2, np.int32),
+        mask_ids=masked,
+        mask_weights=np.ones((16, 1), np.float32),
+        source_block=blocks,
+    )
+
+
 def test_with_own_blocks_the_candidates_are_the_same(both, corpus):
-    on_host, _, params, index, batch = both
+    on_host, _, params, index, _ = both
+    batch = first_pieces(corpus)
     mesh, loss = make_mesh(MeshConfig()), on_host.loss
     of_both = (loss, corpus, LENGTHS, NUM_CANDIDATES, mesh)
     on_host = HostSearch(*of_both, 16, ahead=False, own_block=True)
