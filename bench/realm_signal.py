@@ -174,7 +174,9 @@ class Bench:
         return np.concatenate(likelihood), np.concatenate(valid)
 
     def _embed_null(self) -> np.ndarray:
-        ids, segments = self._store.document_ids(np.array([NULL_BLOCK]), 96)
+        ids, segments = self._store.document_ids(
+            np.array([NULL_BLOCK]), LENGTHS.document
+        )
         embedder = document_embedder(self.config)
         return np.asarray(embedder(self._params["retriever"], ids, segments))[0]
 
@@ -210,7 +212,6 @@ def teachers(sentences: Sentences) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 def train(
     bench: Bench,
-    config: RetrieverConfig,
     taught: tuple[np.ndarray, np.ndarray],
     normalization: str,
     learning_rate: float,
@@ -234,7 +235,7 @@ def train(
 
     def loss(projection: Any, chosen: jax.Array) -> jax.Array:
         features, documents, log_p, shown, source = (a[chosen] for a in arrays)
-        queries = embed(config, projection, features)
+        queries = embed(bench.config, projection, features)
         scores = jnp.einsum("bp,bkp->bk", queries, documents)
         scores = jnp.where(shown, scores, -jnp.inf)
         total = scores
@@ -283,7 +284,6 @@ def main() -> None:
         *(flags.reader_steps, flags.ict_steps, 0, REALM),
     )
     bench = Bench(study, make_start(study, "weak", 0), flags.sentences)
-    config = bench.config
     before = bench.recall(bench.projection)
     result: dict[str, Any] = {
         "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
@@ -299,7 +299,7 @@ def main() -> None:
             after = [
                 bench.recall(
                     train(
-                        *(bench, config, taught, normalization),
+                        *(bench, taught, normalization),
                         *(flags.learning_rate, flags.steps, seed),
                     )
                 )
@@ -314,7 +314,12 @@ def main() -> None:
                 for k in RECALL_AT
             }
             result["teachers"][f"{name}, over the {normalization}"] = found
-            print(name, normalization, {k: v["mean"] for k, v in found.items()})
+            print(
+                name,
+                normalization,
+                {k: v["mean"] for k, v in found.items()},
+                flush=True,
+            )
     pathlib.Path(flags.output).write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -61,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     flags = parser.parse_args(arguments)
     try:
+        if flags.drawn < 0:
+            raise BadInputError(f"expected --drawn of at least 0, got {flags.drawn}")
         articles = _read(flags.articles)
         questions = read_questions(flags.questions)
     except BadInputError as error:
@@ -71,8 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output = pathlib.Path(flags.output)
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     lines = (json.dumps(article, ensure_ascii=False) + "\n" for article in kept)
-    temporary.write_text("".join(lines), encoding="utf-8")
-    os.replace(temporary, output)
+    try:
+        temporary.write_text("".join(lines), encoding="utf-8")
+        os.replace(temporary, output)
+    except OSError as error:
+        print(f"expected to write {output}: {error}", file=sys.stderr)
+        return 2
     print(f"{len(kept)} of {len(articles)} articles")
     return 0
 

@@ -58,6 +58,13 @@ def test_a_file_of_something_else_is_one_line(paths, line, tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_a_negative_number_and_a_folder_that_is_not_there_are_one_line(paths, capsys):
+    assert fewer_articles.main([*paths, "--drawn", "-1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert fewer_articles.main([*paths[:2], "no/such/f", "--drawn", "1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_a_missing_file_is_one_line(paths, capsys):
     assert fewer_articles.main(["nowhere", *paths[1:], "--drawn", "1"]) == 2
     assert "nowhere" in capsys.readouterr().err

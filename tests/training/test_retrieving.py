@@ -53,15 +53,18 @@ def both(corpus):
     return on_host, within, params, index, batch
 
 
-def test_the_candidates_are_the_same(both):
-    on_host, within, params, index, batch = both
-    of_step = (0, params["retriever"], index, lambda step: batch)
-    expected, inputs = on_host(*of_step).candidates, within(*of_step)
-    found = jax.jit(within.loss.candidates)(params["retriever"], inputs)
+def assert_same(found, expected):
     for field in dataclasses.fields(expected):
         np.testing.assert_array_equal(
             getattr(found, field.name), getattr(expected, field.name), field.name
         )
+
+
+def test_the_candidates_are_the_same(both):
+    on_host, within, params, index, batch = both
+    of_step = (0, params["retriever"], index, lambda step: batch)
+    expected, inputs = on_host(*of_step).candidates, within(*of_step)
+    assert_same(jax.jit(within.loss.candidates)(params["retriever"], inputs), expected)
     assert (np.asarray(expected.block_ids)[:, 1:] >= 0).all()
 
 
@@ -91,11 +94,7 @@ def test_with_own_blocks_the_candidates_are_the_same(both, corpus):
     within = DeviceSearch(*of_both, False, own_block=True)
     of_step = (0, params["retriever"], index, lambda step: batch)
     expected, inputs = on_host(*of_step).candidates, within(*of_step)
-    found = jax.jit(within.loss.candidates)(params["retriever"], inputs)
-    for field in dataclasses.fields(expected):
-        np.testing.assert_array_equal(
-            getattr(found, field.name), getattr(expected, field.name), field.name
-        )
+    assert_same(jax.jit(within.loss.candidates)(params["retriever"], inputs), expected)
     own = np.asarray(expected.block_ids)[:, -1]
     assert expected.block_ids.shape == (16, NUM_CANDIDATES)
     assert (own == np.where(expected.valid[:, -1], batch.source_block, -1)).all()
