@@ -11,15 +11,28 @@ from jaxtyping import Array, Float, Int
 
 from realm_jax.models import layers
 from realm_jax.models.bert import Bert, BertConfig
+from realm_jax.models.span_reader import (
+    MAX_SPAN,
+    SPAN_EPSILON,
+    SpanScores,
+    score_spans,
+    span_layers,
+)
 
 
 class KnowledgeEncoder(nn.Module):
-    """BERT with its masked-LM head."""
+    """BERT with its masked-LM head.
+
+    Attributes:
+      config: the encoder.
+      span_scorer: whether it has the span reader's scorer, too, for `span_selection`.
+    """
 
     config: BertConfig
+    span_scorer: bool = False
 
     def setup(self):
-        """Creates the encoder and its masked-LM head."""
+        """Creates the encoder and its heads."""
         config, dtype = self.config, jnp.dtype(self.config.dtype)
         self.bert = Bert(config)
         self.head_dense = layers.Dense(
@@ -32,6 +45,10 @@ class KnowledgeEncoder(nn.Module):
         self.head_bias = layers.parameter(
             self, "head_bias", nn.initializers.zeros, (config.vocab_size,), ("vocab",)
         )
+        if self.span_scorer:
+            self.span_dense, self.span_norm, self.span_output = span_layers(
+                config, SPAN_EPSILON
+            )
 
     def __call__(
         self,
@@ -49,20 +66,12 @@ class KnowledgeEncoder(nn.Module):
             `joined_ids`, so that `[batch, 1, mask]` serves all candidates.
           deterministic: no dropout; otherwise an rng named "dropout" is needed.
         """
-        leading = joined_ids.shape[:-1]
-        num_masks = mask_positions.shape[-1]
-        positions = jnp.broadcast_to(mask_positions, (*leading, num_masks))
         ids = joined_ids.reshape(-1, joined_ids.shape[-1])
-        sequence = self.bert(
-            ids, segment_ids.reshape(ids.shape), deterministic
-        ).sequence
-        masked = jnp.take_along_axis(
-            sequence, positions.reshape(-1, num_masks)[..., None], axis=1, mode="clip"
-        )
-        hidden = layers.ACTIVATIONS[self.config.activation](self.head_dense(masked))
-        logits = self.bert.token_logits(self.head_norm(hidden)) + self.head_bias
-        logits = layers.constrain(logits, "batch", "mask", "activation_vocab")
-        return logits.reshape(*leading, num_masks, self.config.vocab_size)
+        segments = segment_ids.reshape(ids.shape)
+        sequence = self.bert(ids, segments, deterministic).sequence
+        if self.span_scorer and self.is_initializing():
+            self._score_spans(sequence, ids, segments)
+        return self._logits(sequence, joined_ids.shape[:-1], mask_positions)
 
     def token_log_probs(
         self,
@@ -82,8 +91,54 @@ class KnowledgeEncoder(nn.Module):
           deterministic: as in `__call__`.
         """
         logits = self(joined_ids, segment_ids, mask_positions, deterministic)
+        return self._log_probs(logits, mask_ids)
+
+    def tokens_and_spans(
+        self,
+        joined_ids: Int[Array, "batch joined"],
+        segment_ids: Int[Array, "batch joined"],
+        mask_positions: Int[Array, "batch mask"],
+        mask_ids: Int[Array, "batch mask"],
+        deterministic: bool = True,
+    ) -> tuple[Float[Array, "batch mask"], SpanScores]:
+        """Returns `token_log_probs` and the scores of the body's spans, of one pass.
+
+        Args:
+          joined_ids: as in `__call__`, of one document each.
+          segment_ids: as in `__call__`.
+          mask_positions: as in `__call__`.
+          mask_ids: as in `token_log_probs`.
+          deterministic: as in `__call__`.
+        """
+        sequence = self.bert(joined_ids, segment_ids, deterministic).sequence
+        logits = self._logits(sequence, joined_ids.shape[:-1], mask_positions)
+        return (
+            self._log_probs(logits, mask_ids),
+            self._score_spans(sequence, joined_ids, segment_ids),
+        )
+
+    def _logits(
+        self, sequence: Array, leading: tuple[int, ...], mask_positions: Array
+    ) -> Float[Array, "... mask vocab"]:
+        num_masks = mask_positions.shape[-1]
+        positions = jnp.broadcast_to(mask_positions, (*leading, num_masks))
+        masked = jnp.take_along_axis(
+            sequence, positions.reshape(-1, num_masks)[..., None], axis=1, mode="clip"
+        )
+        hidden = layers.ACTIVATIONS[self.config.activation](self.head_dense(masked))
+        logits = self.bert.token_logits(self.head_norm(hidden)) + self.head_bias
+        logits = layers.constrain(logits, "batch", "mask", "activation_vocab")
+        return logits.reshape(*leading, num_masks, self.config.vocab_size)
+
+    def _log_probs(self, logits: Array, mask_ids: Array) -> Float[Array, "... mask"]:
         # Compare and sum: gathering along a vocabulary that is split over devices
         # would bring the logits together first.
         is_target = mask_ids[..., None] == jnp.arange(self.config.vocab_size)
         target = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
         return target - jax.nn.logsumexp(logits, axis=-1)
+
+    def _score_spans(
+        self, sequence: Array, ids: Array, segment_ids: Array
+    ) -> SpanScores:
+        scorer = self.span_dense, self.span_norm, self.span_output
+        return score_spans(sequence, ids, segment_ids, scorer, MAX_SPAN)

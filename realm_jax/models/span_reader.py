@@ -3,6 +3,10 @@
 ORQA (Lee et al. 2019), section 5, as the authors' code has it: one dense layer of 512
 split into a start and an end half; a span is LayerNorm(ReLU(start_i + end_j)), then one
 number.
+
+The scorer is trained with questions; by span selection a warm start can train it before
+there are any (`objectives/span_selection.py`). It then lies beside the masked-LM head
+of a `KnowledgeEncoder`, under the names it has here.
 """
 
 from typing import NamedTuple
@@ -17,6 +21,9 @@ from realm_jax.models.bert import PAD_ID, Bert, BertConfig
 
 MAX_SPAN = 10
 """Wordpieces of the longest span."""
+
+SPAN_EPSILON = 1e-3
+"""Of the scorer's LayerNorm in ORQA's published readers."""
 
 _HALF = 256
 
@@ -47,9 +54,15 @@ class SpanReader(nn.Module):
 
     config: BertConfig
     max_span: int = MAX_SPAN
-    layer_norm_epsilon: float = 1e-3
+    layer_norm_epsilon: float = SPAN_EPSILON
 
-    @nn.compact
+    def setup(self):
+        """Creates the encoder and the scorer."""
+        self.bert = Bert(self.config)
+        self.span_dense, self.span_norm, self.span_output = span_layers(
+            self.config, self.layer_norm_epsilon
+        )
+
     def __call__(
         self,
         joined_ids: Int[Array, "... joined"],
@@ -66,26 +79,61 @@ class SpanReader(nn.Module):
         leading, length = joined_ids.shape[:-1], joined_ids.shape[-1]
         ids = joined_ids.reshape(-1, length)
         segments = segment_ids.reshape(ids.shape)
-        sequence = Bert(self.config, name="bert")(ids, segments, deterministic).sequence
-        halves = layers.Dense(
+        scores = score_spans(
+            self.bert(ids, segments, deterministic).sequence,
+            ids,
+            segments,
+            (self.span_dense, self.span_norm, self.span_output),
+            self.max_span,
+        )
+        shape = (*leading, length * self.max_span)
+        return SpanScores(scores.logits.reshape(shape), scores.valid.reshape(shape))
+
+
+SpanLayers = tuple[layers.Dense, layers.LayerNorm, layers.Dense]
+
+
+def span_layers(config: BertConfig, layer_norm_epsilon: float) -> SpanLayers:
+    """Makes a scorer: for the attributes span_dense, span_norm and span_output."""
+    return (
+        layers.Dense(
             features=(2 * _HALF,),
             kernel_axes=("embed", None),
-            stddev=self.config.initializer_range,
-            name="span_dense",
-        )(sequence)
-        starts, ends = jnp.split(halves, 2, axis=-1)
-        # [sequence, start, width, half]: the end of width w stands w pieces further.
-        hidden = nn.relu(starts[:, :, None] + _shifted(ends, self.max_span))
-        hidden = layers.LayerNorm(self.layer_norm_epsilon, name="span_norm")(hidden)
-        logits = layers.Dense(
+            stddev=config.initializer_range,
+        ),
+        layers.LayerNorm(layer_norm_epsilon),
+        layers.Dense(
             features=(1,),
             kernel_axes=("norm", None),
-            stddev=self.config.initializer_range,
-            name="span_output",
-        )(hidden)
-        valid = span_validity(ids, segments, self.max_span)
-        shape = (*leading, length * self.max_span)
-        return SpanScores(logits.reshape(shape), valid.reshape(shape))
+            stddev=config.initializer_range,
+        ),
+    )
+
+
+def score_spans(
+    sequence: Float[Array, "batch length embed"],
+    ids: Int[Array, "batch length"],
+    segment_ids: Int[Array, "batch length"],
+    scorer: SpanLayers,
+    max_span: int,
+) -> SpanScores:
+    """Scores every span of what an encoder returned for joined wordpieces.
+
+    Args:
+      sequence: the encoder's last hidden states.
+      ids: what it read, 0 where padded.
+      segment_ids: 0 for the question, 1 for the body.
+      scorer: bound layers, as `span_layers` makes them.
+      max_span: wordpieces of the longest span.
+    """
+    dense, norm, output = scorer
+    starts, ends = jnp.split(dense(sequence), 2, axis=-1)
+    # [sequence, start, width, half]: the end of width w stands w pieces further.
+    hidden = nn.relu(starts[:, :, None] + _shifted(ends, max_span))
+    logits = output(norm(hidden))
+    return SpanScores(
+        logits.reshape(len(ids), -1), span_validity(ids, segment_ids, max_span)
+    )
 
 
 def span_bounds(

@@ -89,9 +89,9 @@ def open_qa(
       span_is_answer: the span is an answer.
     """
     log_blocks = jax.nn.log_softmax(retrieval_scores, axis=-1)
-    retriever = _negative_log_mass(log_blocks, block_has_answer)
+    retriever = negative_log_mass(log_blocks, block_has_answer)
     batch = log_spans.shape[0]
-    reader = _negative_log_mass(
+    reader = negative_log_mass(
         log_spans.reshape(batch, -1), span_is_answer.reshape(batch, -1)
     )
     return OpenQa(
@@ -105,7 +105,7 @@ def open_qa(
     )
 
 
-def _negative_log_mass(
+def negative_log_mass(
     log_probs: Float[Array, "batch item"], positive: Bool[Array, "batch item"]
 ) -> Float[Array, " batch"]:
     """-log of the summed probability of the positives; 0 where there is none."""

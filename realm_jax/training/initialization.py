@@ -55,15 +55,23 @@ class ModelFactory:
       bert: makes the encoder of both towers and of the reader from `vocab_size`.
       retriever: makes the towers from `bert`.
       lengths: padded lengths.
+      span_scorer: whether fine-tuning's span scorer is there before fine-tuning: the
+        reader's warm start then trains it, too (`objectives/span_selection.py`), and
+        REALM hands it on.
     """
 
     bert: Callable[..., BertConfig]
     retriever: Callable[..., RetrieverConfig] = RetrieverConfig
     lengths: Lengths = dataclasses.field(default_factory=Lengths)
+    span_scorer: bool = False
 
     def retriever_config(self, vocab_size: int) -> RetrieverConfig:
         """Sizes the towers for a vocabulary."""
         return self.retriever(bert=self.bert(vocab_size=vocab_size))
+
+    def knowledge_encoder(self, bert: BertConfig) -> KnowledgeEncoder:
+        """The reader of all stages before fine-tuning."""
+        return KnowledgeEncoder(bert, span_scorer=self.span_scorer)
 
 
 Reader = KnowledgeEncoder | SpanReader

@@ -20,7 +20,13 @@ from jaxtyping import Bool, Float, Int, PyTree
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanReader, SpanScores
-from realm_jax.objectives import inverse_cloze, masked_lm, open_qa, retrieval
+from realm_jax.objectives import (
+    inverse_cloze,
+    masked_lm,
+    open_qa,
+    retrieval,
+    span_selection,
+)
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.objectives.retrieval import Normalization
@@ -168,6 +174,8 @@ class ReaderInputs:
       joined_ids, joined_segment_ids: sentence and document.
       kind: what kind of document it is, as a place in `reader_documents.KINDS`.
       has_answer: it is a retrieved block that holds the answer.
+      span_is_answer: over the spans of the body, the span is one that was masked; None
+        for a reader without a span scorer.
     """
 
     batch: PretrainBatch
@@ -175,6 +183,7 @@ class ReaderInputs:
     joined_segment_ids: Int[Array, "batch joined"]
     kind: Int[Array, " batch"]
     has_answer: Bool[Array, " batch"]
+    span_is_answer: Bool[Array, "batch span"] | None = None
 
 
 @flax.struct.dataclass
@@ -255,17 +264,19 @@ class WarmStartLoss:
     def _reader_loss(
         self, params: PyTree, inputs: ReaderInputs, key: jax.Array | None
     ) -> tuple[Array, Means]:
-        log_tokens = _apply(
+        selects = inputs.span_is_answer is not None
+        read = _apply(
             self.reader,
             params,
             inputs.joined_ids,
             inputs.joined_segment_ids,
             inputs.batch.mask_positions,
             inputs.batch.mask_ids,
-            method="token_log_probs",
+            method="tokens_and_spans" if selects else "token_log_probs",
             key=key,
             microbatches=self.microbatches,
         )
+        log_tokens, spans = read if selects else (read, None)
         weights = inputs.batch.mask_weights
         total, count = -(log_tokens * weights).sum(), weights.sum()
 
@@ -280,7 +291,15 @@ class WarmStartLoss:
             for kind in KINDS
         }
         retrieved = of_kind(DocumentKind.RETRIEVED)
-        return total / jnp.maximum(count, 1.0), {
+        loss = total / jnp.maximum(count, 1.0)
+        if spans is not None:
+            selected = span_selection.span_selection(
+                spans.logits, spans.valid, inputs.span_is_answer
+            )
+            loss += selected.loss_total / jnp.maximum(selected.count, 1.0)
+            metrics["span_loss"] = mean_of(selected.loss_total, selected.count)
+            metrics["span_accuracy"] = mean_of(selected.correct, selected.count)
+        return loss, {
             "reader_loss": mean_of(total, count),
             **metrics,
             "answer_retrieved": mean_of(

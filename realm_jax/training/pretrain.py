@@ -139,6 +139,10 @@ class PretrainConfig(StageConfig):
         """Whether the steps themselves renew the index, which checkpoints then hold."""
         return self.write_back or self.refresh_mode == RefreshMode.ROLLING.value
 
+    def data_order(self) -> dict[str, Any]:
+        """What a resumed run must keep, what its reader has included."""
+        return {**super().data_order(), "span_scorer": self.models.span_scorer}
+
 
 def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
     """Trains from the latest checkpoint on; returns whether all updates are done.
@@ -149,8 +153,8 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
     stage = Stage(
         NAME,
         config,
-        KnowledgeEncoder,
-        frozen=tuple(config.frozen),
+        config.models.knowledge_encoder,
+        frozen=frozen_parameters(config),
         index=Precision(config.device.precision) if config.index_in_state else None,
     )
     source = stage.index_source(config.searcher, config.embed, config.device)
@@ -165,6 +169,12 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
     finally:
         stage.close()
     return stage.is_done
+
+
+def frozen_parameters(config: PretrainConfig) -> tuple[str, ...]:
+    """Those of the configuration, and the span scorer, which nothing here reads."""
+    scorer = ("reader/span_dense", "reader/span_norm", "reader/span_output")
+    return (*config.frozen, *(scorer if config.models.span_scorer else ()))
 
 
 def make_loss(

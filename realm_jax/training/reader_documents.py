@@ -115,10 +115,33 @@ def holds_answer(
     # The body stands between the query and the last [SEP].
     room = joined_length - 1 - np.count_nonzero(batch.query_ids, axis=1)
     bodies = np.where(np.arange(joined_length) < room[:, None, None], bodies, 0)
-    weights, mask_ids = np.asarray(batch.mask_weights), np.asarray(batch.mask_ids)
-    positions = np.asarray(batch.mask_positions)
-    follows = positions == positions[:, :1] + np.arange(positions.shape[1])
-    first_span = np.logical_and.accumulate(follows & (weights > 0), axis=1)
-    answers = np.where(first_span, mask_ids, 0)
-    starts = answer_starts(bodies, answers[:, None])
+    starts = answer_starts(bodies, masked_spans(batch)[:, :1])
     return np.asarray(starts.any(axis=(2, 3)))
+
+
+def masked_spans(batch: PretrainBatch) -> Int[np.ndarray, "batch answer piece"]:
+    """Returns the wordpieces of each run of scored masks, in their order.
+
+    The first is the span that was drawn; others are masked together with it. Spans that
+    touch are one run.
+
+    Args:
+      batch: the masked sentences.
+
+    Returns:
+      0 where unused; as many runs and pieces as a row has masks, which is the most
+      there can be.
+    """
+    scored = np.asarray(batch.mask_weights) > 0
+    positions = np.asarray(batch.mask_positions)
+    count = positions.shape[1]
+    begins = scored.copy()
+    begins[:, 1:] &= ~scored[:, :-1] | (np.diff(positions, axis=1) != 1)
+    run = np.cumsum(begins, axis=1) - 1
+    first = np.maximum.accumulate(np.where(begins, np.arange(count), 0), axis=1)
+    spans = np.zeros((len(positions), count, count), np.int32)
+    row, mask = np.nonzero(scored)
+    spans[row, run[row, mask], mask - first[row, mask]] = np.asarray(batch.mask_ids)[
+        row, mask
+    ]
+    return spans

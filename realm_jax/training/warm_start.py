@@ -12,10 +12,12 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
+from realm_jax.data.answer_spans import answer_spans
 from realm_jax.errors import BadInputError
 from realm_jax.index.embed import EmbedConfig, query_embedder
 from realm_jax.index.follower import LoadedIndex
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.span_reader import MAX_SPAN
 from realm_jax.training.accounting import Part
 from realm_jax.training.first_index import open_first_index
 from realm_jax.training.host_search import search_local
@@ -27,6 +29,7 @@ from realm_jax.training.reader_documents import (
     DocumentKind,
     choose_retrieved,
     draw_kinds,
+    masked_spans,
 )
 from realm_jax.training.stage import Stage
 from realm_jax.training.stage_config import StageConfig, require_one_of
@@ -140,6 +143,7 @@ class WarmStartConfig(StageConfig):
             **super().data_order(),
             "pairs_task": self.pairs_task,
             "reader_batch_size": self.reader_batch_size,
+            "span_scorer": self.models.span_scorer,
             # Own blocks alone need no word: a checkpoint may say nothing of it.
             "mixture": dataclasses.asdict(mixture)
             if mixture.null > 0 or mixture.retrieved > 0
@@ -158,7 +162,12 @@ def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:
       BadInputError: as `Stage`, or the index cannot be had.
       StoppedError: stopped while the corpus was being embedded.
     """
-    stage = Stage(NAME, config, KnowledgeEncoder, frozen=frozen_parameters(config))
+    stage = Stage(
+        NAME,
+        config,
+        config.models.knowledge_encoder,
+        frozen=frozen_parameters(config),
+    )
     try:
         if stage.is_done:
             if stage.details is None:
@@ -244,12 +253,17 @@ class _Reading:
             block_ids[:, None],
             config.models.lengths.joined,
         )
+        span_is_answer = None
+        if config.models.span_scorer:
+            answers = masked_spans(batch)
+            span_is_answer = answer_spans(joined_ids, answers, MAX_SPAN)[:, 0]
         return ReaderInputs(
             batch=batch,
             joined_ids=joined_ids[:, 0],
             joined_segment_ids=joined_segment_ids[:, 0],
             kind=kinds,
             has_answer=has_answer,
+            span_is_answer=span_is_answer,
         )
 
     def _search(

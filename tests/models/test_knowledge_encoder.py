@@ -7,6 +7,7 @@ import pytest
 
 from realm_jax.models.bert import Bert
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.span_reader import SpanReader
 
 POSITIONS = np.array([[1, 2, 3], [3, 1, 0], [1, 0, 0], [5, 5, 2]], np.int32)
 
@@ -75,3 +76,27 @@ def test_masks_of_an_example_serve_all_its_candidates(config, params, joined):
     repeated = log_probs(np.repeat(positions, 2, 1), np.repeat(mask_ids, 2, 1))
     assert found.shape == (2, 2, 3)
     np.testing.assert_allclose(found, repeated, rtol=1e-5)
+
+
+def test_its_span_scorer_is_the_span_readers(config, joined, random_params):
+    """The same parameters under the same names give the same scores, of one pass."""
+    module = KnowledgeEncoder(config, span_scorer=True)
+    params = random_params(module, *joined, POSITIONS)
+    mask_ids = np.full_like(POSITIONS, 7)
+    tokens, spans = jax.jit(
+        lambda p: module.apply(
+            {"params": p}, *joined, POSITIONS, mask_ids, method="tokens_and_spans"
+        )
+    )(params)
+    names = ("bert", "span_dense", "span_norm", "span_output")
+    expected = jax.jit(SpanReader(config).apply)(
+        {"params": {name: params[name] for name in names}}, *joined
+    )
+    np.testing.assert_allclose(spans.logits, expected.logits, atol=1e-5)
+    np.testing.assert_array_equal(spans.valid, expected.valid)
+    alone = jax.jit(
+        lambda p: module.apply(
+            {"params": p}, *joined, POSITIONS, mask_ids, method="token_log_probs"
+        )
+    )(params)
+    np.testing.assert_allclose(tokens, alone, atol=1e-5)

@@ -33,6 +33,7 @@ from tests.tiny_world import LENGTHS
 
 KEY = jax.random.key(0)
 MAX_SPAN = 3
+SCORER_SPAN = 10
 
 
 def make(corpus, reader_class, *, dropout=0.0, **options):
@@ -330,6 +331,42 @@ def test_warm_start_loss_equals_its_twin(corpus):
         padding_in(pairs.query_ids, pairs.document_ids, reading.joined_ids)
     )
     assert float(value) == pytest.approx(sum(terms) / 3 + sum(tokens) / 3, rel=1e-4)
+
+
+def test_a_reader_with_a_span_scorer_also_selects_the_masked_span(corpus):
+    make_encoder = functools.partial(KnowledgeEncoder, span_scorer=True)
+    retriever, reader, params = make(corpus, make_encoder)
+    reading = warm_start_inputs(corpus).reading
+    # One answer of two wordpieces in the first document, none in the others.
+    starts = np.argmax(reading.joined_segment_ids, axis=1)
+    answers = np.zeros((3, LENGTHS.joined, SCORER_SPAN), bool)
+    answers[0, starts[0] + 1, 1] = True
+    answers = answers.reshape(3, -1)
+    loss = jax.jit(WarmStartLoss(retriever, reader))
+    value, means = loss(
+        params,
+        WarmStartInputs(None, reading.replace(span_is_answer=answers)),
+        KEY,
+    )
+    span_reader = SpanReader(reader.config)
+    names = ("bert", "span_dense", "span_norm", "span_output")
+    scores = jax.jit(span_reader.apply)(
+        {"params": {name: params["reader"][name] for name in names}},
+        reading.joined_ids[:1],
+        reading.joined_segment_ids[:1],
+    )
+    spans = softmax(np.asarray(scores.logits[0], np.float64)[scores.valid[0]])
+    (place,) = np.flatnonzero(answers[0][np.asarray(scores.valid[0])])
+    found = metrics.compute(means)
+    assert found["span_loss"] == pytest.approx(-math.log(spans[place]), rel=1e-4)
+    assert found["span_accuracy"] == float(spans[place] == max(spans))
+    _, without = loss(params, WarmStartInputs(None, reading), KEY)
+    without = metrics.compute(without)
+    assert "span_loss" not in without
+    assert found["reader_loss"] == pytest.approx(without["reader_loss"], rel=1e-5)
+    assert float(value) == pytest.approx(
+        found["reader_loss"] + found["span_loss"], rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("trained", ["retriever", "reader"])

@@ -5,7 +5,11 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from realm_jax.training.reader_documents import choose_retrieved, draw_kinds
+from realm_jax.training.reader_documents import (
+    choose_retrieved,
+    draw_kinds,
+    masked_spans,
+)
 from realm_jax.types import PretrainBatch
 
 CLS, SEP, MASK = 2, 3, 4
@@ -152,3 +156,31 @@ def test_without_a_scored_mask_nothing_is_an_answer():
     batch = masked([10, 11], [], source=-1)
     block, found = choose_retrieved(Bodies([[20]]), np.array([[0]]), batch, JOINED)
     assert (block[0], found[0]) == (0, False)
+
+
+@hypothesis.given(
+    st.lists(
+        st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=6),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_masked_spans_are_the_runs_of_positions(rows):
+    """Gaps between positions of 1 or 2, as drawn; against a loop over masks."""
+    size = 6
+    positions, ids = np.zeros((2, len(rows), size), np.int32)
+    weights = np.zeros((len(rows), size), np.float32)
+    expected = np.zeros((len(rows), size, size), np.int32)
+    for row, masks in enumerate(rows):
+        run, place, position = -1, 0, 0
+        for slot, (piece, gap) in enumerate(masks):
+            position += 2 if gap else 1
+            if gap or slot == 0:
+                run, place = run + 1, 0
+            positions[row, slot], ids[row, slot] = position, piece
+            weights[row, slot] = 1.0
+            expected[row, run, place] = piece
+            place += 1
+    queries = np.zeros((len(rows), QUERY), np.int32)
+    batch = PretrainBatch(queries, positions, ids, weights, np.zeros(len(rows)))
+    np.testing.assert_array_equal(masked_spans(batch), expected)

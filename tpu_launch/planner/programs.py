@@ -22,6 +22,7 @@ from realm_jax.index.device_tokens import DocumentLayout, TokenTable
 from realm_jax.index.searchers import DeviceConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.models.span_reader import MAX_SPAN
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.training import (
     finetune,
@@ -100,12 +101,12 @@ def training(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Training:
     frozen: tuple[str, ...] = ()
     make = None
     if isinstance(config, PretrainConfig):
-        reader = KnowledgeEncoder(towers.bert)
-        frozen = tuple(config.frozen)
+        reader = config.models.knowledge_encoder(towers.bert)
+        frozen = pretrain.frozen_parameters(config)
         loss, inputs = _pretrain(config, corpus, retriever, reader, mesh)
         make = pretrain.make_step(config)
     elif isinstance(config, WarmStartConfig):
-        reader = KnowledgeEncoder(towers.bert)
+        reader = config.models.knowledge_encoder(towers.bert)
         frozen = warm_start.frozen_parameters(config)
         loss = WarmStartLoss(retriever, reader, config.microbatches)
         inputs = _warm_start_inputs(config, mesh)
@@ -314,6 +315,11 @@ def _warm_start_inputs(config: WarmStartConfig, mesh: Mesh) -> WarmStartInputs:
         joined_segment_ids=joined,
         kind=_batch((config.reader_batch_size,), jnp.int32, mesh),
         has_answer=_batch((config.reader_batch_size,), jnp.bool_, mesh),
+        span_is_answer=_batch(
+            (config.reader_batch_size, lengths.joined * MAX_SPAN), jnp.bool_, mesh
+        )
+        if config.models.span_scorer
+        else None,
     )
     return WarmStartInputs(
         pairs if config.pairs_task else None, reading if config.task else None

@@ -1,0 +1,64 @@
+"""Span selection: point at the masked answer in the document (Glass et al. 2020).
+
+A masked sentence is a question that nobody had to write, and where its document holds
+the answer, a span reader can learn from it what it learns from questions: which words
+to look for, and where an answer begins and ends. An extension; REALM's span scorer
+starts from random parameters with the first question.
+"""
+
+import flax.struct
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+
+from realm_jax.objectives.open_qa import (
+    AnswerMarginalization,
+    negative_log_mass,
+    span_log_probs,
+)
+from realm_jax.types import Array
+
+
+@flax.struct.dataclass
+class SpanSelection:
+    """Sums over a batch of masked sentences, each read with one document.
+
+    Attributes:
+      loss_total: -log of the probability of the spans that are an answer.
+      correct: sentences whose most probable span is one.
+      count: sentences whose document holds an answer; the others teach nothing.
+    """
+
+    loss_total: Float[Array, ""]
+    correct: Float[Array, ""]
+    count: Float[Array, ""]
+
+
+def span_selection(
+    span_logits: Float[Array, "batch span"],
+    span_valid: Bool[Array, "batch span"],
+    span_is_answer: Bool[Array, "batch span"],
+) -> SpanSelection:
+    """Softmax over the spans of a document's body; of several answers each is right.
+
+    Args:
+      span_logits: the scorer's.
+      span_valid: False where a span does not exist.
+      span_is_answer: the span is one that was masked in the sentence. Outside the body
+        it does not count.
+    """
+    log_spans = span_log_probs(
+        # Of one document each, so that nothing is left of the score.
+        jnp.zeros((len(span_logits), 1)),
+        span_logits[:, None],
+        span_valid[:, None],
+        AnswerMarginalization.PRODUCT,
+    )[:, 0]
+    right = span_is_answer & span_valid
+    best = jnp.argmax(log_spans, axis=-1)
+    has_answer = right.any(axis=-1)
+    found = jnp.take_along_axis(right, best[:, None], axis=-1)[:, 0]
+    return SpanSelection(
+        loss_total=negative_log_mass(log_spans, right).sum(),
+        correct=jnp.asarray(found.sum(), jnp.float32),
+        count=jnp.asarray(has_answer.sum(), jnp.float32),
+    )
