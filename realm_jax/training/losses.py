@@ -264,7 +264,7 @@ class WarmStartLoss:
     def _reader_loss(
         self, params: PyTree, inputs: ReaderInputs, key: jax.Array | None
     ) -> tuple[Array, Means]:
-        selects = inputs.span_is_answer is not None
+        span_is_answer = inputs.span_is_answer
         read = _apply(
             self.reader,
             params,
@@ -272,11 +272,11 @@ class WarmStartLoss:
             inputs.joined_segment_ids,
             inputs.batch.mask_positions,
             inputs.batch.mask_ids,
-            method="tokens_and_spans" if selects else "token_log_probs",
+            method="token_log_probs" if span_is_answer is None else "tokens_and_spans",
             key=key,
             microbatches=self.microbatches,
         )
-        log_tokens, spans = read if selects else (read, None)
+        log_tokens, spans = (read, None) if span_is_answer is None else read
         weights = inputs.batch.mask_weights
         total, count = -(log_tokens * weights).sum(), weights.sum()
 
@@ -292,9 +292,9 @@ class WarmStartLoss:
         }
         retrieved = of_kind(DocumentKind.RETRIEVED)
         loss = total / jnp.maximum(count, 1.0)
-        if spans is not None:
+        if span_is_answer is not None:
             selected = span_selection.span_selection(
-                spans.logits, spans.valid, inputs.span_is_answer
+                spans.logits, spans.valid, span_is_answer
             )
             loss += selected.loss_total / jnp.maximum(selected.count, 1.0)
             metrics["span_loss"] = mean_of(selected.loss_total, selected.count)
