@@ -83,7 +83,7 @@ class Realm:
 
 
 REALM: Mapping[str, Realm] = {
-    # As the quickstart, though from its own reader and without a refresh.
+    # The quickstart's updates and rates, of all parameters, without a refresh.
     "strong": Realm(30, 8, 4, 5e-5, 0.5, "candidates", False, ()),
     # The projection of the query tower alone: hardly anything of a step then has a
     # backward pass, and the same time is enough for many more sentences. Null document,
