@@ -115,11 +115,11 @@ def holds_answer(
     # The body stands between the query and the last [SEP].
     room = joined_length - 1 - np.count_nonzero(batch.query_ids, axis=1)
     bodies = np.where(np.arange(joined_length) < room[:, None, None], bodies, 0)
-    starts = answer_starts(bodies, masked_spans(batch)[:, :1])
+    starts = answer_starts(bodies, masked_answers(batch)[:, :1])
     return np.asarray(starts.any(axis=(2, 3)))
 
 
-def masked_spans(batch: PretrainBatch) -> Int[np.ndarray, "batch answer piece"]:
+def masked_answers(batch: PretrainBatch) -> Int[np.ndarray, "batch answer piece"]:
     """Returns the wordpieces of each run of scored masks, in their order.
 
     The first is the span that was drawn; others are masked together with it. Spans that

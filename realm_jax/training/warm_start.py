@@ -29,7 +29,7 @@ from realm_jax.training.reader_documents import (
     DocumentKind,
     choose_retrieved,
     draw_kinds,
-    masked_spans,
+    masked_answers,
 )
 from realm_jax.training.stage import Stage
 from realm_jax.training.stage_config import StageConfig, require_one_of
@@ -255,7 +255,7 @@ class _Reading:
         )
         span_is_answer = None
         if config.models.span_scorer:
-            answers = masked_spans(batch)
+            answers = masked_answers(batch)
             span_is_answer = answer_spans(joined_ids, answers, MAX_SPAN)[:, 0]
         return ReaderInputs(
             batch=batch,

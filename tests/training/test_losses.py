@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from realm_jax.index.candidates import gather_candidates
+from realm_jax.models import span_reader
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanReader
@@ -33,7 +34,6 @@ from tests.tiny_world import LENGTHS
 
 KEY = jax.random.key(0)
 MAX_SPAN = 3
-SCORER_SPAN = 10
 
 
 def make(corpus, reader_class, *, dropout=0.0, **options):
@@ -339,7 +339,7 @@ def test_a_reader_with_a_span_scorer_also_selects_the_masked_span(corpus):
     reading = warm_start_inputs(corpus).reading
     # One answer of two wordpieces in the first document, none in the others.
     starts = np.argmax(reading.joined_segment_ids, axis=1)
-    answers = np.zeros((3, LENGTHS.joined, SCORER_SPAN), bool)
+    answers = np.zeros((3, LENGTHS.joined, span_reader.MAX_SPAN), bool)
     answers[0, starts[0] + 1, 1] = True
     answers = answers.reshape(3, -1)
     loss = jax.jit(WarmStartLoss(retriever, reader))
@@ -348,9 +348,9 @@ def test_a_reader_with_a_span_scorer_also_selects_the_masked_span(corpus):
         WarmStartInputs(None, reading.replace(span_is_answer=answers)),
         KEY,
     )
-    span_reader = SpanReader(reader.config)
+    of_questions = SpanReader(reader.config)
     names = ("bert", "span_dense", "span_norm", "span_output")
-    scores = jax.jit(span_reader.apply)(
+    scores = jax.jit(of_questions.apply)(
         {"params": {name: params["reader"][name] for name in names}},
         reading.joined_ids[:1],
         reading.joined_segment_ids[:1],

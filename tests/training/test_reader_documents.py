@@ -8,7 +8,7 @@ import pytest
 from realm_jax.training.reader_documents import (
     choose_retrieved,
     draw_kinds,
-    masked_spans,
+    masked_answers,
 )
 from realm_jax.types import PretrainBatch
 
@@ -165,7 +165,7 @@ def test_without_a_scored_mask_nothing_is_an_answer():
         max_size=3,
     )
 )
-def test_masked_spans_are_the_runs_of_positions(rows):
+def test_masked_answers_are_the_runs_of_positions(rows):
     """Gaps between positions of 1 or 2, as drawn; against a loop over masks."""
     size = 6
     positions, ids = np.zeros((2, len(rows), size), np.int32)
@@ -183,4 +183,4 @@ def test_masked_spans_are_the_runs_of_positions(rows):
             place += 1
     queries = np.zeros((len(rows), QUERY), np.int32)
     batch = PretrainBatch(queries, positions, ids, weights, np.zeros(len(rows)))
-    np.testing.assert_array_equal(masked_spans(batch), expected)
+    np.testing.assert_array_equal(masked_answers(batch), expected)

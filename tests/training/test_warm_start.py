@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.snapshots import SnapshotSeries
@@ -14,7 +13,7 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import span_bounds
 from realm_jax.storage import open_store
-from realm_jax.training import finetune, pretrain, warm_start
+from realm_jax.training import warm_start
 from realm_jax.training.accounting import Part
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
@@ -37,10 +36,11 @@ def params_of(folder):
     return restore_params(open_store(folder)).tree
 
 
-def drawn_params(corpus, span_scorer=False):
+def drawn_params(corpus):
     config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    reader = KnowledgeEncoder(config.bert, span_scorer=span_scorer)
-    drawn, _ = initial_params(Retriever(config), reader, LENGTHS, seed=0)
+    drawn, _ = initial_params(
+        Retriever(config), KnowledgeEncoder(config.bert), LENGTHS, seed=0
+    )
     return drawn
 
 
@@ -93,53 +93,6 @@ def test_stopped_and_resumed_it_ends_at_the_same_bits(world, uninterrupted, tmp_
     assert not warm_start.run(config, report, stop)
     assert warm_start.run(config, silent, NEVER)
     assert_same_bits(params_of(tmp_path), params_of(uninterrupted))
-
-
-def test_the_span_scorer_goes_through_realm_to_fine_tuning(world, tmp_path):
-    """The warm start trains it, REALM hands it on as it is, fine-tuning begins with it.
-
-    And a run that was started without one does not go on with one.
-    """
-    models = dataclasses.replace(tiny_world.models(), span_scorer=True)
-    configs = {
-        "warm_start": tiny_world.warm_start_config(
-            world, tmp_path / "warm_start", models=models
-        ),
-        "pretrain": tiny_world.pretrain_config(
-            world,
-            tmp_path / "pretrain",
-            models=models,
-            train_steps=2,
-            warm_start=str(tmp_path / "warm_start"),
-        ),
-        "finetune": tiny_world.finetune_config(
-            world,
-            tmp_path / "finetune",
-            models=models,
-            train_steps=0,
-            warm_start=str(tmp_path / "pretrain"),
-        ),
-    }
-    stages = {"warm_start": warm_start, "pretrain": pretrain, "finetune": finetune}
-    readers = {}
-    for name, config in configs.items():
-        assert stages[name].run(config, silent, NEVER)
-        if name != "finetune":
-            readers[name] = params_of(tmp_path / name)["reader"]
-    drawn = drawn_params(BlockStore.open(world.corpus), span_scorer=True)["reader"]
-    for part in ("span_dense", "span_norm", "span_output"):
-        assert differing({part: drawn[part]}, {part: readers["warm_start"][part]})
-        assert_same_bits(readers["warm_start"][part], readers["pretrain"][part])
-    assert differing(readers["warm_start"]["bert"], readers["pretrain"]["bert"])
-    stage = Stage("finetune", configs["finetune"], configs["finetune"].make_reader)
-    assert_same_bits(
-        stage.state.params["reader"]["span_dense"], readers["pretrain"]["span_dense"]
-    )
-    stage.close()
-    for name in ("warm_start", "pretrain"):
-        without = dataclasses.replace(configs[name], models=tiny_world.models())
-        with pytest.raises(BadInputError, match="span_scorer"):
-            stages[name].run(without, silent, NEVER)
 
 
 def test_the_span_scorer_is_shown_every_masked_span(world, tmp_path, monkeypatch):

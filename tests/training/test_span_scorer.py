@@ -1,0 +1,73 @@
+"""The span scorer on its way from the warm start through REALM to fine-tuning."""
+
+import dataclasses
+
+import pytest
+
+from realm_jax.errors import BadInputError
+from realm_jax.storage import open_store
+from realm_jax.training import finetune, pretrain, warm_start
+from realm_jax.training.checkpoints import restore_params
+from realm_jax.training.stage import Stage
+from tests import tiny_world
+from tests.tiny_world import NEVER, assert_same_bits, differing, silent
+
+SCORER = ("span_dense", "span_norm", "span_output")
+MODELS = dataclasses.replace(tiny_world.models(), span_scorer=True)
+
+
+@pytest.fixture(scope="module")
+def configs(world, tmp_path_factory):
+    """A warm start and REALM's updates from it, both done."""
+    folder = tmp_path_factory.mktemp("span_scorer")
+    started = tiny_world.warm_start_config(world, folder / "started", models=MODELS)
+    assert warm_start.run(started, silent, NEVER)
+    trained = tiny_world.pretrain_config(
+        world,
+        folder / "trained",
+        models=MODELS,
+        train_steps=2,
+        warm_start=started.model_dir,
+    )
+    assert pretrain.run(trained, silent, NEVER)
+    return started, trained
+
+
+def scorer_of(params):
+    return {name: params["reader"][name] for name in SCORER}
+
+
+def params_of(config):
+    return restore_params(open_store(config.model_dir)).tree
+
+
+def test_the_warm_start_trains_it(world, configs, tmp_path):
+    started, _ = configs
+    config = dataclasses.replace(started, model_dir=str(tmp_path))
+    stage = Stage("warm_start", config, config.models.knowledge_encoder)
+    drawn = scorer_of(stage.state.params)
+    stage.close()
+    changed = differing(drawn, scorer_of(params_of(started)))
+    assert {name.split("/")[0] for name in changed} == set(SCORER)
+
+
+def test_realm_hands_it_on_as_it_is(configs):
+    started, trained = map(params_of, configs)
+    assert_same_bits(scorer_of(started), scorer_of(trained))
+    assert differing(started["reader"]["bert"], trained["reader"]["bert"])
+
+
+def test_fine_tuning_begins_with_it(world, configs, tmp_path):
+    _, trained = configs
+    config = tiny_world.finetune_config(world, tmp_path, warm_start=trained.model_dir)
+    stage = Stage(finetune.NAME, config, config.make_reader)
+    assert_same_bits(scorer_of(stage.state.params), scorer_of(params_of(trained)))
+    stage.close()
+
+
+@pytest.mark.parametrize("stage", [warm_start, pretrain])
+def test_a_run_with_one_does_not_go_on_without(configs, stage):
+    config = configs[0 if stage is warm_start else 1]
+    without = dataclasses.replace(config, models=tiny_world.models())
+    with pytest.raises(BadInputError, match="span_scorer"):
+        stage.run(without, silent, NEVER)
