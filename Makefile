@@ -51,7 +51,7 @@ $(COMPILER_STAMP): requirements-tpu.lock | $(ENV_STAMP)
 	$(BIN)/uv pip install --quiet --target $(COMPILER) --no-deps --require-hashes -r requirements-tpu.lock
 	touch $@
 
-quickstart: $(ENV_STAMP) $(ARTICLES) ## Run the whole chain on real Wikipedia text (12 to 20 minutes on two cores).
+quickstart: $(ENV_STAMP) $(ARTICLES) ## Run the whole chain on real Wikipedia text (about twenty minutes on two cores).
 	$(BIN)/python -m tpu_launch local --gin_file=gin/runs/quickstart.gin
 
 quickstart-control: quickstart ## Run the quickstart's chain without REALM too, and report what REALM did.
