@@ -19,7 +19,7 @@ LENGTHS = Lengths(query=64, document=96, joined=112)
 NUM_CANDIDATES = 5
 
 
-def models(start: str) -> ModelFactory:
+def models(start: str, *, span_scorer: bool = False) -> ModelFactory:
     """MiniLM in two towers and a reader, without dropout."""
 
     def bert(vocab_size: int) -> BertConfig:
@@ -43,7 +43,7 @@ def models(start: str) -> ModelFactory:
             projection_dropout=0.0,
         )
 
-    return ModelFactory(bert, retriever, LENGTHS)
+    return ModelFactory(bert, retriever, LENGTHS, span_scorer)
 
 
 def optimizer(learning_rate: float, retriever_rate: float, warmup: int):

@@ -46,6 +46,7 @@ from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.held_out import HeldOutQuestions, search_questions
 from realm_jax.training.index_link import IndexSource
+from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.metrics import read_metrics
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.reader_documents import holds_answer
@@ -108,6 +109,7 @@ class Study:
       weights: folder of MiniLM.
       work: folder of all runs.
       reader_steps, ict_steps, finetune_steps: updates; no fine-tuning if 0.
+      span_scorer: whether the reader's warm start trains fine-tuning's span scorer.
       realm: REALM's updates from each start.
     """
 
@@ -120,12 +122,17 @@ class Study:
     reader_steps: int
     ict_steps: int
     finetune_steps: int
+    span_scorer: bool
     realm: Mapping[str, Realm]
 
     @property
     def embed(self) -> EmbedConfig:
         """How blocks are embedded."""
         return EmbedConfig(document_length=LENGTHS.document)
+
+    def models(self, start: str) -> ModelFactory:
+        """The models of a start."""
+        return models(start, span_scorer=self.span_scorer)
 
     def folder(self, *parts: str) -> str:
         """A folder of the work."""
@@ -156,6 +163,7 @@ def _train_reader(
     model_dir = study.folder(run)
     config = dataclasses.replace(
         reader_config(model_dir, study.corpus, study.name, study.weights, steps),
+        models=study.models("strong"),
         optimizer=optimizer(learning_rate, 1.0, 20),
         reader_warm_start=source,
         mixture=mixture,
@@ -178,7 +186,7 @@ def make_start(study: Study, start: str, seed: int) -> str:
         pairs_task="" if strong else f"{study.name}_ict",
         train_steps=0 if strong else study.ict_steps,
         batch_size=32,
-        models=models(start),
+        models=study.models(start),
         optimizer=optimizer(1e-4, 1.0, 0 if strong else 5),
         retriever_warm_start=study.weights,
         reader_warm_start=train_reader(study),
@@ -206,7 +214,7 @@ def train_realm(study: Study, start: str, source: str, seed: int) -> str:
         own_block=realm.own_block,
         normalization=realm.normalization,
         refresh_mode="off",
-        models=models(start),
+        models=study.models(start),
         optimizer=optimizer(realm.learning_rate, realm.retriever_rate, 5),
         warm_start=source,
         questions=study.questions,
@@ -244,7 +252,7 @@ def _finetune_config(study: Study, start: str, model_dir: str) -> FinetuneConfig
         batch_size=8,
         num_retrieved=100,
         num_read=3,
-        models=models(start),
+        models=study.models(start),
         optimizer=optimizer(3e-4, 0.1, 10),
         embed=study.embed,
         log_period=10,
@@ -417,6 +425,7 @@ def main() -> None:
     parser.add_argument("--reader_steps", type=int, default=900)
     parser.add_argument("--ict_steps", type=int, default=40)
     parser.add_argument("--finetune_steps", type=int, default=60)
+    parser.add_argument("--span_scorer", action="store_true")
     parser.add_argument(
         "--realm",
         type=json.loads,
