@@ -60,14 +60,22 @@ def find(device_kind: str) -> Chip | None:
 
 
 @functools.cache
-def multiplies_bfloat16() -> bool:
-    """Returns whether this machine's processor has instructions for bfloat16 products.
+def multiplies_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
+    """Returns whether this machine multiplies bfloat16 faster than float32.
 
-    AVX512-BF16 and AMX have, and XLA uses them for products that are accumulated in
-    float32. Elsewhere it converts the operands, which is slower than float32.
+    That is, products which are accumulated in float32, by XLA's CPU compiler. With
+    AVX512-BF16 an EPYC is up to 1.8 times as fast, and a Xeon half as fast
+    (docs/benchmarks.md): it issues one such instruction a cycle, where it issues two of
+    float32. A Xeon's unit for them is AMX, which a virtual machine may not show.
+    Elsewhere XLA converts the operands, which is slower than float32.
+
+    Args:
+      cpuinfo: the kernel's description of the processors.
     """
     try:
-        processors = pathlib.Path("/proc/cpuinfo").read_text()
+        processors = pathlib.Path(cpuinfo).read_text()
     except OSError:
         return False
-    return "avx512_bf16" in processors or "amx_bf16" in processors
+    if "amx_bf16" in processors:
+        return True
+    return "avx512_bf16" in processors and "AuthenticAMD" in processors
