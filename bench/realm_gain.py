@@ -109,7 +109,8 @@ class Study:
       weights: folder of MiniLM.
       work: folder of all runs.
       reader_steps, ict_steps, finetune_steps: updates; no fine-tuning if 0.
-      span_scorer: whether the reader's warm start trains fine-tuning's span scorer.
+      span_scorer, score_unmasked: whether the reader's warm start also trains
+        fine-tuning's span scorer, and on wordpieces that are not masked.
       realm: REALM's updates from each start.
     """
 
@@ -123,6 +124,7 @@ class Study:
     ict_steps: int
     finetune_steps: int
     span_scorer: bool
+    score_unmasked: bool
     realm: Mapping[str, Realm]
 
     @property
@@ -167,6 +169,7 @@ def _train_reader(
         optimizer=optimizer(learning_rate, 1.0, 20),
         reader_warm_start=source,
         mixture=mixture,
+        score_unmasked=study.score_unmasked,
         seed=1 if source else 0,
     )
     warm_start.run(config, functools.partial(_report, model_dir), threading.Event())
@@ -426,6 +429,7 @@ def main() -> None:
     parser.add_argument("--ict_steps", type=int, default=40)
     parser.add_argument("--finetune_steps", type=int, default=60)
     parser.add_argument("--span_scorer", action="store_true")
+    parser.add_argument("--score_unmasked", action="store_true")
     parser.add_argument(
         "--realm",
         type=json.loads,

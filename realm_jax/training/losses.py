@@ -32,6 +32,7 @@ from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.objectives.retrieval import Normalization
 from realm_jax.training.metrics import Means, mean_of, merge, padding_share
 from realm_jax.training.reader_documents import KINDS, DocumentKind
+from realm_jax.training.unmasked_targets import UnmaskedTargets
 from realm_jax.types import (
     Array,
     Candidates,
@@ -176,6 +177,8 @@ class ReaderInputs:
       has_answer: it is a retrieved block that holds the answer.
       span_is_answer: over the spans of the body, the span is one that was masked; None
         for a reader without a span scorer.
+      unmasked: wordpieces that are predicted where they stand, in the slots that the
+        masks leave empty; None if only masked ones are.
     """
 
     batch: PretrainBatch
@@ -184,6 +187,7 @@ class ReaderInputs:
     kind: Int[Array, " batch"]
     has_answer: Bool[Array, " batch"]
     span_is_answer: Bool[Array, "batch span"] | None = None
+    unmasked: UnmaskedTargets | None = None
 
 
 @flax.struct.dataclass
@@ -264,20 +268,25 @@ class WarmStartLoss:
     def _reader_loss(
         self, params: PyTree, inputs: ReaderInputs, key: jax.Array | None
     ) -> tuple[Array, Means]:
+        batch, unmasked = inputs.batch, inputs.unmasked
         span_is_answer = inputs.span_is_answer
+        positions, ids = batch.mask_positions, batch.mask_ids
+        if unmasked is not None:
+            positions = jnp.where(unmasked.weights > 0, unmasked.positions, positions)
+            ids = jnp.where(unmasked.weights > 0, unmasked.ids, ids)
         read = _apply(
             self.reader,
             params,
             inputs.joined_ids,
             inputs.joined_segment_ids,
-            inputs.batch.mask_positions,
-            inputs.batch.mask_ids,
+            positions,
+            ids,
             method="token_log_probs" if span_is_answer is None else "tokens_and_spans",
             key=key,
             microbatches=self.microbatches,
         )
         log_tokens, spans = (read, None) if span_is_answer is None else read
-        weights = inputs.batch.mask_weights
+        weights = batch.mask_weights
         total, count = -(log_tokens * weights).sum(), weights.sum()
 
         def of_kind(kind: DocumentKind) -> Array:
@@ -292,6 +301,11 @@ class WarmStartLoss:
         }
         retrieved = of_kind(DocumentKind.RETRIEVED)
         loss = total / jnp.maximum(count, 1.0)
+        if unmasked is not None:
+            seen_total = -(log_tokens * unmasked.weights).sum()
+            seen_count = unmasked.weights.sum()
+            loss += seen_total / jnp.maximum(seen_count, 1.0)
+            metrics["reader_loss_unmasked"] = mean_of(seen_total, seen_count)
         if span_is_answer is not None:
             selected = span_selection.span_selection(
                 spans.logits, spans.valid, span_is_answer

@@ -44,7 +44,11 @@ from realm_jax.training.tensorboard import EventFile
 
 ReaderT = TypeVar("ReaderT", bound=Reader)
 
-_UNRECORDED = {"spans": Spans.ALL.value, "span_scorer": False}
+_UNRECORDED = {
+    "spans": Spans.ALL.value,
+    "span_scorer": False,
+    "score_unmasked": False,
+}
 """What a checkpoint was trained with that does not record a setting."""
 CheckpointDetails = Callable[[int], Mapping[str, Any]]
 """Updates done -> what a checkpoint says beside what every stage says."""

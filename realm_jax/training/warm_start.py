@@ -34,6 +34,7 @@ from realm_jax.training.reader_documents import (
 from realm_jax.training.stage import Stage
 from realm_jax.training.stage_config import StageConfig, require_one_of
 from realm_jax.training.state import TrainState
+from realm_jax.training.unmasked_targets import draw_unmasked
 from realm_jax.types import NULL_BLOCK, InverseClozeBatch, PretrainBatch
 
 NAME = "warm_start"
@@ -105,6 +106,8 @@ class WarmStartConfig(StageConfig):
       pairs_task: sentence-block pairs, for the retriever; "": only the reader is.
       reader_batch_size: masked sentences per update.
       mixture: what masked sentences are joined with.
+      score_unmasked: whether the reader also predicts wordpieces that are not masked,
+        as BERT does; see `unmasked_targets.py`.
       searcher: "device" (exact) or "scann", of retrieved documents.
       embed: how the corpus is embedded, once, for retrieved documents.
     """
@@ -114,6 +117,7 @@ class WarmStartConfig(StageConfig):
     starts_from_nothing: ClassVar[bool] = True
 
     mixture: ReaderMixture = dataclasses.field(default_factory=ReaderMixture)
+    score_unmasked: bool = False
     searcher: str = "device"
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
 
@@ -144,6 +148,7 @@ class WarmStartConfig(StageConfig):
             "pairs_task": self.pairs_task,
             "reader_batch_size": self.reader_batch_size,
             "span_scorer": self.models.span_scorer,
+            "score_unmasked": self.score_unmasked,
             # Own blocks alone need no word: a checkpoint may say nothing of it.
             "mixture": dataclasses.asdict(mixture)
             if mixture.null > 0 or mixture.retrieved > 0
@@ -236,8 +241,8 @@ class _Reading:
         stage, config = self._stage, self._config
         size = config.reader_batch_size
         batch = PretrainBatch(**stage.batch(self._sentences, step, size))
-        kinds = draw_kinds(config.mixture.shares, config.seed, step, size)
-        kinds = kinds[local_rows(stage.mesh, size)]
+        rows = local_rows(stage.mesh, size)
+        kinds = draw_kinds(config.mixture.shares, config.seed, step, size)[rows]
         block_ids = np.where(
             kinds == KINDS.index(DocumentKind.OWN), batch.source_block, NULL_BLOCK
         )
@@ -245,9 +250,9 @@ class _Reading:
         if self._index is not None:
             neighbours = self._search(self._index, batch, state)
             with stage.stopwatch.part(Part.SEARCH):
-                rows = np.flatnonzero(kinds == KINDS.index(DocumentKind.RETRIEVED))
-                chosen = self._choose(neighbours, batch, rows)
-                block_ids[rows], has_answer[rows] = chosen
+                some = np.flatnonzero(kinds == KINDS.index(DocumentKind.RETRIEVED))
+                chosen = self._choose(neighbours, batch, some)
+                block_ids[some], has_answer[some] = chosen
         joined_ids, joined_segment_ids = stage.corpus.joined_ids(
             np.asarray(batch.query_ids),
             block_ids[:, None],
@@ -257,6 +262,14 @@ class _Reading:
         if config.models.span_scorer:
             answers = masked_answers(batch)
             span_is_answer = answer_spans(joined_ids, answers, MAX_SPAN)[:, 0]
+        unmasked = None
+        if config.score_unmasked:
+            unmasked = draw_unmasked(
+                *(batch, joined_ids[:, 0], stage.corpus.vocabulary),
+                seed=config.seed,
+                step=step,
+                rows=rows,
+            )
         return ReaderInputs(
             batch=batch,
             joined_ids=joined_ids[:, 0],
@@ -264,6 +277,7 @@ class _Reading:
             kind=kinds,
             has_answer=has_answer,
             span_is_answer=span_is_answer,
+            unmasked=unmasked,
         )
 
     def _search(

@@ -46,6 +46,7 @@ from realm_jax.training.retrieving import RetrievingInputs, RetrievingLoss
 from realm_jax.training.stage_config import StageConfig
 from realm_jax.training.state import TrainState, create_state, state_shardings
 from realm_jax.training.step import Loss, make_step, step_key
+from realm_jax.training.unmasked_targets import UnmaskedTargets
 from realm_jax.training.warm_start import WarmStartConfig
 from realm_jax.types import (
     Candidates,
@@ -309,8 +310,9 @@ def _warm_start_inputs(config: WarmStartConfig, mesh: Mesh) -> WarmStartInputs:
         documents,
         _batch((config.batch_size,), jnp.int32, mesh),
     )
+    masked = _masked_batch(config.reader_batch_size, lengths, mesh)
     reading = ReaderInputs(
-        batch=_masked_batch(config.reader_batch_size, lengths, mesh),
+        batch=masked,
         joined_ids=joined,
         joined_segment_ids=joined,
         kind=_batch((config.reader_batch_size,), jnp.int32, mesh),
@@ -319,6 +321,11 @@ def _warm_start_inputs(config: WarmStartConfig, mesh: Mesh) -> WarmStartInputs:
             (config.reader_batch_size, lengths.joined * MAX_SPAN), jnp.bool_, mesh
         )
         if config.models.span_scorer
+        else None,
+        unmasked=UnmaskedTargets(
+            masked.mask_weights, masked.mask_positions, masked.mask_ids
+        )
+        if config.score_unmasked
         else None,
     )
     return WarmStartInputs(
