@@ -63,6 +63,7 @@ def _per_model(total_steps):
         (pretrain.run, tiny_world.pretrain_config, {"write_back": True}),
         (warm_start.run, tiny_world.warm_start_config, {}),
         (warm_start.run, tiny_world.warm_start_config, {"optimizer": _per_model}),
+        (warm_start.run, tiny_world.warm_start_config, {"score_unmasked": True}),
         (warm_start.run, tiny_world.warm_start_config, {"task": ""}),
         (warm_start.run, tiny_world.warm_start_config, {"pairs_task": ""}),
         (finetune.run, tiny_world.finetune_config, {}),
@@ -77,7 +78,7 @@ def test_planned_shapes_are_the_arrays_of_a_run(world, tmp_path, run, make, chan
     real, expected = described(inputs), described(planned.inputs)
     assert real.keys() == expected.keys()
     # What a corpus and its examples decide: the longest block, masks and answers.
-    free = ("mask_", "tokens", "answer_ids", "span_is_answer")
+    free = ("mask_", "unmasked", "tokens", "answer_ids", "span_is_answer")
     for name, shape in expected.items():
         if not any(word in name for word in free):
             assert real[name] == shape, name

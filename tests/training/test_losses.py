@@ -28,6 +28,7 @@ from realm_jax.training.losses import (
     WarmStartInputs,
     WarmStartLoss,
 )
+from realm_jax.training.unmasked_targets import UnmaskedTargets
 from realm_jax.types import InverseClozeBatch, PretrainBatch, QuestionBatch
 from tests import tiny_world
 from tests.tiny_world import LENGTHS
@@ -367,6 +368,41 @@ def test_a_reader_with_a_span_scorer_also_selects_the_masked_span(corpus):
     assert float(value) == pytest.approx(
         found["reader_loss"] + found["span_loss"], rel=1e-5
     )
+
+
+def test_a_reader_that_also_predicts_what_is_not_masked(corpus):
+    """The twin asks the reader for each place by itself."""
+    retriever, reader, params = make(corpus, KnowledgeEncoder)
+    reading = warm_start_inputs(corpus).reading
+    # The first sentence has no slot left, the second one and the third two.
+    positions = np.array([[0, 0], [0, 5], [1, 10]], np.int32)
+    unmasked = UnmaskedTargets(
+        np.array([[0, 0], [0, 1], [1, 1]], np.float32),
+        positions,
+        np.take_along_axis(reading.joined_ids, positions, axis=1),
+    )
+    loss = jax.jit(WarmStartLoss(retriever, reader))
+    value, means = loss(
+        params, WarmStartInputs(None, reading.replace(unmasked=unmasked)), KEY
+    )
+    seen = []
+    for i, m in ((1, 1), (2, 0), (2, 1)):
+        logits = read(
+            reader,
+            params,
+            reading.joined_ids[i][None],
+            reading.joined_segment_ids[i][None],
+            positions[i][None],
+        )
+        logits = np.asarray(logits, np.float64)[0, m]
+        seen.append(-math.log(token_probability(logits, unmasked.ids[i, m])))
+    plain, of_masked = loss(params, WarmStartInputs(None, reading), KEY)
+    found, of_masked = metrics.compute(means), metrics.compute(of_masked)
+    assert found["reader_loss_unmasked"] == pytest.approx(sum(seen) / 3, rel=1e-4)
+    assert float(value) == pytest.approx(float(plain) + sum(seen) / 3, rel=1e-4)
+    # What is said of masked wordpieces is said of them alone.
+    for name in ("reader_loss", "reader_loss_own", "reader_loss_retrieved"):
+        assert found[name] == pytest.approx(of_masked[name], rel=1e-5)
 
 
 @pytest.mark.parametrize("trained", ["retriever", "reader"])

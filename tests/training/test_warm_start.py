@@ -116,10 +116,31 @@ def test_the_span_scorer_is_shown_every_masked_span(world, tmp_path, monkeypatch
             assert list(found) == wanted
 
 
+def test_unmasked_wordpieces_are_predicted_where_they_stand(
+    world, tmp_path, monkeypatch
+):
+    config = tiny_world.warm_start_config(world, tmp_path, score_unmasked=True)
+    first, second = (inputs.reading for inputs in inputs_of(monkeypatch, config, 2))
+    targets = first.unmasked
+    scored = targets.weights > 0
+    assert scored.any()
+    assert not (scored & (first.batch.mask_weights > 0)).any()
+    row = np.nonzero(scored)[0]
+    there = first.joined_ids[row, targets.positions[scored]]
+    np.testing.assert_array_equal(there, targets.ids[scored])
+    assert (second.unmasked.positions != targets.positions).any()
+    (without,) = inputs_of(
+        monkeypatch, dataclasses.replace(config, score_unmasked=False)
+    )
+    assert without.reading.unmasked is None
+    np.testing.assert_array_equal(without.reading.joined_ids, first.joined_ids)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
         {"reader_batch_size": 3},
+        {"score_unmasked": True},
         {"pairs_task": "asked"},
         {"pairs_task": ""},
         {"task": ""},
