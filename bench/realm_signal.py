@@ -281,7 +281,7 @@ def main() -> None:
     flags = parser.parse_args()
     study = Study(
         *(flags.corpus, flags.name, flags.questions, "dev", flags.weights, flags.work),
-        *(flags.reader_steps, flags.ict_steps, 0, REALM),
+        *(flags.reader_steps, flags.ict_steps, 0, False, False, REALM),
     )
     bench = Bench(study, make_start(study, "weak", 0), flags.sentences)
     before = bench.recall(bench.projection)

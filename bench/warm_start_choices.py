@@ -48,6 +48,13 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     },
     "own": {"mixture": ReaderMixture(1.0, 0.0, 0.0)},
     "own 0.85, null 0.15": {"mixture": ReaderMixture(0.85, 0.15, 0.0)},
+    "own 0.85, null 0.15, unmasked wordpieces too": {
+        "mixture": ReaderMixture(0.85, 0.15, 0.0),
+        "score_unmasked": True,
+    },
+    "own 0.75, null 0.1, retrieved 0.15, unmasked wordpieces too": {
+        "score_unmasked": True,
+    },
     "own 0.85, null 0.15, one clip, with ICT": {
         "mixture": ReaderMixture(0.85, 0.15, 0.0),
         "pairs_task": "ict",
