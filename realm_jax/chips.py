@@ -64,10 +64,9 @@ def multiplies_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
     """Returns whether this machine multiplies bfloat16 faster than float32.
 
     That is, products which are accumulated in float32, by XLA's CPU compiler. With
-    AVX512-BF16 an EPYC is up to 1.8 times as fast, and a Xeon half as fast
-    (docs/benchmarks.md): it issues one such instruction a cycle, where it issues two of
-    float32. A Xeon's unit for them is AMX, which a virtual machine may not show.
-    Elsewhere XLA converts the operands, which is slower than float32.
+    AVX512-BF16 an EPYC does, and a Xeon does not (docs/benchmarks.md): its unit for
+    bfloat16 is AMX, which a virtual machine may hide. Elsewhere XLA converts the
+    operands, which is slower than float32.
 
     Args:
       cpuinfo: the kernel's description of the processors.
