@@ -84,8 +84,15 @@ class Realm:
 
 
 REALM: Mapping[str, Realm] = {
-    # The quickstart's updates and rates, of all parameters, without a refresh.
-    "strong": Realm(30, 8, 4, 5e-5, 0.5, "candidates", False, ()),
+    # The quickstart's, without a refresh.
+    "strong": Realm(
+        *(24, 8, 4, 5e-5, 0.5, "batch", True),
+        (
+            "retriever/query_tower",
+            "retriever/document_tower/bert/token_embedding",
+            "reader/bert/token_embedding",
+        ),
+    ),
     # The projection of the query tower alone: hardly anything of a step then has a
     # backward pass, and the same time is enough for many more sentences. Null document,
     # own block and two retrieved ones.
