@@ -78,5 +78,10 @@ def draw_unmasked(
 
 
 def _special_ids(vocabulary: WordPiece) -> list[int]:
-    pieces = vocabulary
-    return [pieces.pad, pieces.unk, pieces.cls, pieces.sep, pieces.mask]
+    return [
+        vocabulary.pad,
+        vocabulary.unk,
+        vocabulary.cls,
+        vocabulary.sep,
+        vocabulary.mask,
+    ]
