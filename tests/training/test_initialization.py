@@ -47,6 +47,23 @@ def shapes(**sizes):
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), traced), config
 
 
+def test_layers_are_drawn_alike_whatever_the_scan_unrolls():
+    config = tiny_world.models().retriever_config(VOCAB)
+    bert = dataclasses.replace(config.bert, scan_unroll=config.bert.num_layers)
+    retriever = Retriever(dataclasses.replace(config, bert=bert))
+    reader = KnowledgeEncoder(bert)
+    drawn, _ = initial_params(retriever, reader, LENGTHS, 3)
+    # By Flax alone, from the models as they are.
+    keys = jax.random.split(jax.random.key(3))
+    ids = np.zeros((1, 1, LENGTHS.joined), np.int32)
+    expected = {
+        "retriever": retriever.init(keys[0], ids[0], ids, ids)["params"],
+        "reader": reader.init(keys[1], ids, ids, ids[..., :1])["params"],
+    }
+    assert bert.num_layers > 1
+    jax.tree.map(np.testing.assert_array_equal, drawn, expected)
+
+
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory):
     """Model directory of an earlier stage, and its parameters."""
