@@ -2,8 +2,8 @@
 
     python -m bench.allocator
 
-XLA asks for the scratch memory of every call anew. The loss of a reader of MiniLM's size
-with its gradient, as in `bench.products`, in a fresh process for each setting; the
+XLA asks for the scratch memory of every call anew. The loss of a reader of MiniLM's
+size with its gradient, as in `bench.products`, in a fresh process for each setting; the
 settings take turns.
 """
 
@@ -24,10 +24,8 @@ from bench.products import make_passes
 SETTINGS = {
     "glibc's own": "",
     "huge pages": "glibc.malloc.hugetlb=1",
-    "huge pages, memory kept": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0"
-    ":glibc.malloc.trim_threshold=4294967296",
-    "huge pages, memory kept, one heap": "glibc.malloc.hugetlb=1"
-    ":glibc.malloc.mmap_max=0:glibc.malloc.arena_max=1"
+    "huge pages, one heap that keeps 4 GiB": "glibc.malloc.hugetlb=1"
+    ":glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=1073741824"
     ":glibc.malloc.trim_threshold=4294967296",
 }
 """Name -> GLIBC_TUNABLES; the last is the Makefile's."""
