@@ -115,7 +115,7 @@ def initial_params(
 def _rolled(bert: BertConfig) -> BertConfig:
     """The same encoder with one layer in a turn of its scan.
 
-    Its parameters are the same, and drawing them compiles in half of the time.
+    Its parameters are the same, and drawing them takes half as long to compile.
     """
     return dataclasses.replace(bert, scan_unroll=1)
 

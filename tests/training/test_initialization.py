@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import json
 import logging
 import pathlib
@@ -49,7 +50,7 @@ def shapes(**sizes):
 
 def test_layers_are_drawn_alike_whatever_the_scan_unrolls():
     config = tiny_world.models().retriever_config(VOCAB)
-    bert = dataclasses.replace(config.bert, scan_unroll=config.bert.num_layers)
+    bert = dataclasses.replace(config.bert, num_layers=3, scan_unroll=3)
     retriever = Retriever(dataclasses.replace(config, bert=bert))
     reader = KnowledgeEncoder(bert)
     drawn, _ = initial_params(retriever, reader, LENGTHS, 3)
@@ -60,8 +61,9 @@ def test_layers_are_drawn_alike_whatever_the_scan_unrolls():
         "retriever": retriever.init(keys[0], ids[0], ids, ids)["params"],
         "reader": reader.init(keys[1], ids, ids, ids[..., :1])["params"],
     }
-    assert bert.num_layers > 1
-    jax.tree.map(np.testing.assert_array_equal, drawn, expected)
+    # Compiled, the truncated normal is rounded differently.
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-7)
+    jax.tree.map(close, drawn, expected)
 
 
 @pytest.fixture(scope="module")
