@@ -12,8 +12,8 @@ COMPILER := .cache/tpu_compiler
 COMPILER_STAMP := $(COMPILER)/.fetched
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 # glibc gives XLA's scratch memory back to the kernel after every call, and a third of a
-# step on a CPU is getting it again, zeroed. So: one heap that keeps what it has, up to
-# 4 GiB, in huge pages, and takes what is smaller than 1 GiB (docs/benchmarks.md).
+# step on a CPU is getting it again, zeroed. So: one heap in huge pages that keeps
+# up to 4 GiB, for all that is smaller than 1 GiB (docs/benchmarks.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296
 
 # One process a core, each with whole files: what a file sets up, it sets up once.

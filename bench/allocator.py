@@ -10,6 +10,8 @@ settings take turns.
 import argparse
 import json
 import os
+import pathlib
+import re
 import resource
 import subprocess
 import sys
@@ -21,14 +23,15 @@ import numpy as np
 
 from bench.products import make_passes
 
+_MAKEFILE = pathlib.Path(__file__).parents[1] / "Makefile"
+_EXPORTED = re.compile(r"^export GLIBC_TUNABLES \?= (\S+)$", re.MULTILINE)
+
 SETTINGS = {
-    "glibc's own": "",
-    "huge pages": "glibc.malloc.hugetlb=1",
-    "huge pages, one heap that keeps 4 GiB": "glibc.malloc.hugetlb=1"
-    ":glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=1073741824"
-    ":glibc.malloc.trim_threshold=4294967296",
+    "as it comes": "",
+    "in huge pages": "glibc.malloc.hugetlb=1",
+    "the Makefile's": _EXPORTED.findall(_MAKEFILE.read_text())[0],
 }
-"""Name -> GLIBC_TUNABLES; the last is the Makefile's."""
+"""Name -> GLIBC_TUNABLES."""
 
 _WARM_UP = 3
 

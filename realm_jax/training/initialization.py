@@ -96,14 +96,11 @@ def initial_params(
     arguments = (joined, joined) + (
         (masks,) if isinstance(reader, KnowledgeEncoder) else ()
     )
-    rolled = retriever.clone(
-        config=dataclasses.replace(
-            retriever.config, bert=_rolled(retriever.config.bert)
-        )
-    )
+    towers = dataclasses.replace(retriever.config, bert=_rolled(retriever.config.bert))
+    retriever = retriever.clone(config=towers)
     reader = reader.clone(config=_rolled(reader.config))
     variables = {
-        "retriever": _init(rolled, retriever_key, query, document, document),
+        "retriever": _init(retriever, retriever_key, query, document, document),
         "reader": _init(reader, reader_key, *arguments),
     }
     return (
