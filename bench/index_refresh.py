@@ -25,9 +25,9 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import write_examples
 from realm_jax.index.builder import RETRIEVER_CRC32C, BuilderConfig, IndexBuilder
 from realm_jax.index.embed import EmbedConfig, shard_ranges
+from realm_jax.index.embedding_cache import HASHES, index_series
 from realm_jax.index.manifest import EMBEDDINGS, Manifest
 from realm_jax.index.retrievers import PARAMS_CRC32C
-from realm_jax.index.reuse import HASHES, index_series
 from realm_jax.index.snapshots import RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.storage import Store, open_store

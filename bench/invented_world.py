@@ -33,10 +33,10 @@ from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.storage import open_store
 from realm_jax.training import pretrain, warm_start
 from realm_jax.training.checkpoints import restore_params
-from realm_jax.training.held_out import search_questions
 from realm_jax.training.initialization import Lengths, ModelFactory
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.training.optimizers import OptimizerConfig
+from realm_jax.training.zero_shot_recall import search_questions
 from realm_jax.types import PretrainBatch
 
 LENGTHS = Lengths(query=10, document=28, joined=34)

@@ -29,10 +29,10 @@ from bench.invented_world import (
     run_pretrain,
     run_warm_start,
 )
-from realm_jax.evaluation.curves import find_curve, health, read_curves
 from realm_jax.evaluation.report import write_report
 from realm_jax.evaluation.report_data import CorpusInfo, ReportData, RunInfo
-from realm_jax.evaluation.retrieval import bootstrap_interval
+from realm_jax.metrics.curves import find_curve, health, read_curves
+from realm_jax.metrics.retrieval import bootstrap_interval
 
 
 def recipes(seed: int, steps: int, with_collapse: bool) -> dict[str, Recipe]:

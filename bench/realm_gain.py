@@ -32,26 +32,26 @@ import numpy as np
 
 from bench.minilm import LENGTHS, fill_in, models, optimizer, reader_config
 from realm_jax.data.blocks import BlockStore
+from realm_jax.evaluation.loading import FinetunedModel
 from realm_jax.evaluation.open_qa import evaluate_open_qa
-from realm_jax.evaluation.retrieval import (
+from realm_jax.index.embed import EmbedConfig
+from realm_jax.metrics.metrics_file import read_metrics
+from realm_jax.metrics.retrieval import (
     bootstrap_interval,
     paired_bootstrap_difference,
     recall_at_k,
 )
-from realm_jax.evaluation.trained import FinetunedModel
-from realm_jax.index.embed import EmbedConfig
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.finetune import FinetuneConfig
-from realm_jax.training.held_out import HeldOutQuestions, search_questions
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import ModelFactory
-from realm_jax.training.metrics import read_metrics
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.reader_documents import holds_answer
 from realm_jax.training.stage import open_examples
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
+from realm_jax.training.zero_shot_recall import HeldOutQuestions, search_questions
 from realm_jax.types import NULL_BLOCK
 
 RECALL_AT = (1, 5, 20)

@@ -34,19 +34,19 @@ import optax
 from bench.minilm import LENGTHS, fill_in, models
 from bench.realm_gain import REALM, Study, make_start
 from realm_jax.data.blocks import BlockStore
-from realm_jax.evaluation.retrieval import paired_bootstrap_difference, recall_at_k
 from realm_jax.index.embed import document_embedder, embed_blocks, query_embedder
 from realm_jax.index.own_blocks import own_candidates
 from realm_jax.index.searchers import make_searcher
+from realm_jax.metrics.retrieval import paired_bootstrap_difference, recall_at_k
 from realm_jax.models.bert import Bert
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import QUERY_TOWER, Retriever, RetrieverConfig
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoints import restore_params
-from realm_jax.training.held_out import HeldOutQuestions
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.training.reader_documents import holds_answer
 from realm_jax.training.stage import open_examples
+from realm_jax.training.zero_shot_recall import HeldOutQuestions
 from realm_jax.types import NULL_BLOCK, PretrainBatch
 
 RECALL_AT = (1, 5, 20)

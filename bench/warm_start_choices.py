@@ -27,15 +27,15 @@ import numpy as np
 from bench.minilm import LENGTHS, fill_in, models, optimizer, reader_config
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.provenance import stage_times
-from realm_jax.evaluation.retrieval import bootstrap_interval
 from realm_jax.index.embed import EmbedConfig, document_embedder, embed_blocks
 from realm_jax.index.searchers import Searcher, make_searcher
+from realm_jax.metrics.metrics_file import read_metrics
+from realm_jax.metrics.retrieval import bootstrap_interval
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.storage import open_store
 from realm_jax.training import warm_start
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.masked_spans import MaskedSpans
-from realm_jax.training.metrics import read_metrics
 from realm_jax.training.stage import open_examples
 from realm_jax.training.warm_start import ReaderMixture
 

@@ -1,5 +1,5 @@
-"""SeqIO registrations of corpora and questions; thin wrappers around realm_jax.data.
+"""Registers corpora and questions with SeqIO under the names of your choice.
 
-Nothing is imported here: `tasks.corpora` and `tasks.questions` import TensorFlow, which
-takes seconds, and `tasks.vital_articles` does without.
+Nothing is imported here, and realm_jax imports nothing of this package:
+`realm_jax.prepare` does the work, and a `tasks.py` of your own may stand in its place.
 """

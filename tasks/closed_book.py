@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from realm_jax.data.questions import Question
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation.answers import is_right
+from realm_jax.metrics.answers import is_right
 
 TRAIN = "train"
 
@@ -121,7 +121,7 @@ def exact_match_percent(
 ) -> dict[str, float]:
     """Returns the percentage of predictions that are right, as T5's metrics do.
 
-    By the same rules as the retrieving reader's: `evaluation.answers.is_right`.
+    By the same rules as the retrieving reader's: `metrics.answers.is_right`.
     """
     right = [
         is_right(prediction, target.answers, target.are_patterns)

@@ -13,8 +13,8 @@ from tests import tiny_run
 
 # Run file -> what its command asks gin for.
 CONFIGURATIONS = {
-    "prepare": "tasks.prepare.PrepareConfig",
-    "update-corpus": "tasks.update_corpus.UpdateConfig",
+    "prepare": "realm_jax.prepare.prepare.PrepareConfig",
+    "update-corpus": "realm_jax.prepare.update_corpus.UpdateConfig",
     "warm-start": "realm_jax.training.warm_start.WarmStartConfig",
     "pretrain": "realm_jax.training.pretrain.PretrainConfig",
     "build-index": "realm_jax.cli.build_index.BuildIndexConfig",

@@ -10,7 +10,7 @@ import pathlib, sys, tempfile
 
 from realm_jax.cli import ask, build_index, evaluate, finetune, pretrain, warm_start
 from realm_jax.evaluation import following, page, run
-from realm_jax.evaluation.ask import AskConfig, Respondent
+from realm_jax.evaluation.ask import AskConfig, AnswerService
 from realm_jax.index import builder, searchers
 from realm_jax.training import finetune as finetuning
 from realm_jax.training import pretrain as pretraining
@@ -27,7 +27,7 @@ for stage, config in (
     assert stage.run(config, tiny.silent, tiny.NEVER)
 finetuned = tiny.finetune_config(world, folder / "f")
 asked = AskConfig(world.corpus, finetuned, embed=tiny.EMBED)
-assert Respondent(asked, tiny.NEVER).answer("who").answer.documents
+assert AnswerService(asked, tiny.NEVER).answer("who").answer.documents
 heavy = {"tensorflow", "seqio", "tensorflow_datasets"} & set(sys.modules)
 assert not heavy, heavy
 print("trained and asked")

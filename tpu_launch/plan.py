@@ -20,7 +20,7 @@ from rich.console import Console
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
 from tpu_launch import local
-from tpu_launch.interruptible import unless_stopped
+from tpu_launch.cancellation import unless_stopped
 from tpu_launch.planner import table
 from tpu_launch.planner.corpus_size import CorpusSize, of_corpus
 from tpu_launch.planner.figures import Plan

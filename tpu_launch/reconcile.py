@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.storage import Store, UnavailableStoreError
-from tpu_launch import operations, verdict, worker_state
+from tpu_launch import diagnosis, operations, worker_state
 from tpu_launch.attempts import DEFAULT_CURRENCY, Attempt, Attempts, TakenOverError
 from tpu_launch.backends.backend import (
     Backend,
@@ -50,7 +50,7 @@ class _Progress:
 
     attempt: Attempt | None = None
     created: bool = False
-    ending: verdict.Verdict | None = None
+    ending: diagnosis.Verdict | None = None
     state: SliceState | None = None
     since: float = 0.0
     step: int = -1
@@ -246,10 +246,12 @@ class Reconciler:
                 return
             if self._clock.now() - progress.since < self._job.config.settling_seconds:
                 return
-        reason = progress.ending or verdict.Lost("gone, nobody knows why")
+        reason = progress.ending or diagnosis.Lost("gone, nobody knows why")
         self._ended(role, progress, reason)
 
-    def _ended(self, role: Role, progress: _Progress, reason: verdict.Verdict) -> None:
+    def _ended(
+        self, role: Role, progress: _Progress, reason: diagnosis.Verdict
+    ) -> None:
         """The slices of an attempt are gone; says when the next one may begin."""
         assert progress.attempt is not None
         now = self._clock.now()
@@ -259,7 +261,7 @@ class Reconciler:
         config = self._job.config
         seconds = config.backoff_seconds * 2 ** min(progress.fruitless, 20)
         seconds = min(seconds, config.max_backoff_seconds)
-        if isinstance(reason, verdict.Lost) and reason.quota:
+        if isinstance(reason, diagnosis.Lost) and reason.quota:
             seconds = config.quota_seconds
         progress.fruitless += 1
         if not progress.done:
@@ -280,24 +282,24 @@ class Reconciler:
 
     def _judge(
         self, role: Role, progress: _Progress, here: FoundSlice
-    ) -> verdict.Verdict | None:
+    ) -> diagnosis.Verdict | None:
         if progress.done:
-            return verdict.Lost("done")
+            return diagnosis.Lost("done")
         assert progress.attempt is not None
         now, config = self._clock.now(), self._job.config
         run, number = self._job.run, progress.attempt.number
         workers = worker_state.read_workers(self._store, run, role.name, number)
-        step = verdict.last_step(workers)
+        step = diagnosis.last_step(workers)
         if step > progress.step:
             progress.step, progress.fruitless = step, 0
-        found = verdict.of_slices(here, role, progress.since, now, config)
+        found = diagnosis.of_slices(here, role, progress.since, now, config)
         if found is None and here.state == SliceState.ACTIVE:
-            found = verdict.of_workers(
+            found = diagnosis.of_workers(
                 workers, role.num_workers, progress.since, now, config
             )
-        if isinstance(found, verdict.BadInput):
+        if isinstance(found, diagnosis.BadInput):
             raise BadInputError(f"{role.name}, {found.reason}")
-        if isinstance(found, verdict.Failure):
+        if isinstance(found, diagnosis.Failure):
             if progress.failed_at == found.place:
                 raise GaveUpError(
                     f"{role.name} failed twice at {found.place}, and was not "

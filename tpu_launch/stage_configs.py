@@ -14,8 +14,8 @@ _CONFIGURATIONS = {
     "ask": "realm_jax.evaluation.ask.AskConfig",
     "finetune": "realm_jax.training.finetune.FinetuneConfig",
     "build-index": "realm_jax.cli.build_index.BuildIndexConfig",
-    "prepare": "tasks.prepare.PrepareConfig",
-    "update-corpus": "tasks.update_corpus.UpdateConfig",
+    "prepare": "realm_jax.prepare.prepare.PrepareConfig",
+    "update-corpus": "realm_jax.prepare.update_corpus.UpdateConfig",
 }
 
 

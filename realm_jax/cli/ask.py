@@ -15,7 +15,7 @@ Macros:
                of one tower
   CHECKPOINT   of PRETRAINED, as it was fine-tuned from: "last" or "best"
   SEARCHER     "device" (exact) or "scann"
-  ANOTHER_CORPUS   True: CORPUS is not the one that was trained on
+  ALLOW_CORPUS_MISMATCH   True: CORPUS is not the one that was trained on
 
 Example:
   realm ask --gin_file=gin/models/base.gin --gin_file=gin/runs/ask.gin \\
@@ -52,7 +52,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
         _serve(config, stop, console)
     elif config.question:
         question = ask.require_question(config.question)
-        _show(ask.Respondent(config, stop, _Notes()).answer(question), console)
+        _show(ask.AnswerService(config, stop, _Notes()).answer(question), console)
     else:
         _converse(config, stop, console)
     return 0
@@ -72,14 +72,14 @@ class _Notes:
 
 def _serve(config: ask.AskConfig, stop: threading.Event, console: Console) -> None:
     # aiohttp takes half a second, which only a page is worth.
-    from realm_jax.evaluation import page
+    from realm_jax.evaluation import server
 
     note = _Notes()
     # First: a port that is taken shows at once, a model takes its time to load.
-    listener = page.open_port(config.host, config.port)
-    with listener, ask.Respondent(config, stop, note) as respondent:
+    listener = server.open_port(config.host, config.port)
+    with listener, ask.AnswerService(config, stop, note) as respondent:
         where = f"http://{config.host}:{config.port}"
-        page.serve(
+        server.serve(
             respondent,
             listener,
             stop,
@@ -89,7 +89,7 @@ def _serve(config: ask.AskConfig, stop: threading.Event, console: Console) -> No
 
 def _converse(config: ask.AskConfig, stop: threading.Event, console: Console) -> None:
     note = _Notes()
-    with ask.Respondent(config, stop, note) as respondent:
+    with ask.AnswerService(config, stop, note) as respondent:
         terminal = os.isatty(_STDIN)
         if terminal:
             note("ready; Ctrl-D or Ctrl-C ends it")

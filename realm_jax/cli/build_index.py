@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from realm_jax import hosts
+from realm_jax import multihost
 from realm_jax.cli import configuration
 from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
@@ -46,7 +46,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     from realm_jax.storage import open_store
 
     logging.getLogger("realm_jax").setLevel(logging.INFO)
-    hosts.join(configuration.configured_if_bound(hosts.HostsConfig))
+    multihost.join(configuration.configured_if_bound(multihost.HostsConfig))
     config = configuration.configured(BuildIndexConfig)
     store = open_store(config.model_dir)
     with StageProgress("build-index", stop) as progress:

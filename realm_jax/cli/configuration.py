@@ -17,12 +17,17 @@ from typing import Any, NoReturn, TypeVar
 
 import gin
 
+from realm_jax.cli import renamed
 from realm_jax.errors import BadInputError
 
 Config = TypeVar("Config")
 
-# Of a checkout: where gin files include others from, whatever the working directory.
-gin.add_config_file_search_path(str(pathlib.Path(__file__).parents[2]))
+# Where gin/runs/pretrain.gin is found, and runs/pretrain.gin too, whatever the working
+# directory: in a checkout gin/ lies beside the package, installed it lies within.
+for _root in (pathlib.Path(__file__).parents[2], pathlib.Path(__file__).parents[1]):
+    gin.add_config_file_search_path(str(_root))
+    gin.add_config_file_search_path(str(_root / "gin"))
+renamed.read_gin_files_by_old_names()
 
 # What gin raises about a file; it has no exception class of its own.
 _GIN_RAISES = (
@@ -145,7 +150,11 @@ def _split(
     parser: argparse.ArgumentParser, argv: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str], list[str]]:
     """Returns flags, what is none, and bindings."""
-    bindings = [arg.removeprefix("--gin.") for arg in argv if arg.startswith("--gin.")]
+    bindings = [
+        renamed.current(arg.removeprefix("--gin."), arg.partition("=")[0])
+        for arg in argv
+        if arg.startswith("--gin.")
+    ]
     flags, others = parser.parse_known_args(
         [arg for arg in argv if not arg.startswith("--gin.")]
     )

@@ -22,7 +22,7 @@ Macros:
   CHECKPOINT   of PRETRAINED: "last", or "best" by held-out utility
   MASKED_TASK  masked sentences, e.g. "my_salient"
   SPLIT        of the questions
-  ANOTHER_CORPUS   True: CORPUS is a later version of the one that was trained on
+  ALLOW_CORPUS_MISMATCH   True: CORPUS is a later version of the one that was trained on
   FOLLOW       True: go on with later versions
 
 Example:
@@ -43,9 +43,9 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command; being stopped is the ordinary end of one that follows."""
     configuration.parse(configuration.make_parser("realm evaluate", __doc__), argv)
     from realm_jax.evaluation import run
-    from realm_jax.evaluation.following import follow
+    from realm_jax.evaluation.findings import verdicts
     from realm_jax.evaluation.report import HTML_NAME
-    from realm_jax.evaluation.verdicts import verdicts
+    from realm_jax.evaluation.watch import follow
 
     config = configuration.configured(run.EvaluateConfig)
     with StageProgress("evaluate", stop) as progress:

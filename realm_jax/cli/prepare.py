@@ -59,8 +59,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         help="damaged records to leave out, and count, before giving up",
     )
     flags, beam_flags = configuration.parse_known(parser, argv)
-    from tasks import prepare
-    from tasks.scratch import Workers
+    from realm_jax.prepare import prepare
+    from realm_jax.prepare.scratch import Workers
 
     config = configuration.configured(prepare.PrepareConfig)
     config = dataclasses.replace(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
-from realm_jax import hosts
+from realm_jax import multihost
 from realm_jax.cli import configuration
 from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
@@ -51,7 +51,7 @@ def run_stage(
         help="write a JAX profile of ten steps to MODEL_DIR/profile",
     )
     flags = configuration.parse(parser, argv)
-    hosts.join(configuration.configured_if_bound(hosts.HostsConfig))
+    multihost.join(configuration.configured_if_bound(multihost.HostsConfig))
     config = configuration.configured(config_class)
     if flags.profile:
         config = dataclasses.replace(config, profile=True)

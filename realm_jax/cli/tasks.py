@@ -106,7 +106,7 @@ def _check(flags: argparse.Namespace) -> None:
 
 
 def _lines(flags: argparse.Namespace) -> Iterator[str]:
-    from tasks import inspect
+    from realm_jax.prepare import inspect
 
     _register(flags)
     if flags.show is None:
@@ -131,7 +131,8 @@ def _lines(flags: argparse.Namespace) -> Iterator[str]:
 
 def _register(flags: argparse.Namespace) -> None:
     from realm_jax.data.blocks import BlockStore
-    from tasks import inspect, questions
+    from realm_jax.data.questions import read_questions
+    from realm_jax.prepare import inspect, question_tasks
 
     for module in flags.import_module:
         configuration.import_module(module)
@@ -140,8 +141,8 @@ def _register(flags: argparse.Namespace) -> None:
     inspect.register_prepared(flags.name, flags.corpus)
     if flags.questions is not None:
         vocabulary = BlockStore.open(flags.corpus).vocabulary
-        questions.register_questions(
-            f"{flags.name}_questions", flags.questions, vocabulary
+        question_tasks.register_question_task(
+            f"{flags.name}_questions", read_questions(flags.questions), vocabulary
         )
 
 

@@ -45,8 +45,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         help="processes on this machine; one a core if left out",
     )
     flags, beam_flags = configuration.parse_known(parser, argv)
-    from tasks import update_corpus
-    from tasks.scratch import Workers
+    from realm_jax.prepare import update_corpus
+    from realm_jax.prepare.scratch import Workers
 
     config = configuration.configured(update_corpus.UpdateConfig)
     with StageProgress("update-corpus", stop) as progress:

@@ -101,7 +101,7 @@ def pattern_spans(
 ) -> Bool[np.ndarray, "piece width"]:
     """True for the spans whose text is a right answer, by first piece and width - 1.
 
-    A span is right if `evaluation.answers.regex_match` says so of its characters, so
+    A span is right if `metrics.answers.regex_match` says so of its characters, so
     what is learned is what is scored; if it begins where a word does; and if the match
     reaches its last piece, for "Paris, the capital" is no longer the answer that
     "Paris" is.

@@ -4,7 +4,7 @@ English capitalises names and the first words of sentences. The rules keep runs 
 capitalised words and drop what only the start of a sentence explains. They know no
 entity types, and miss names that stand alone at the start of a sentence unless the
 text repeats them elsewhere. In a sentence of a script without capitals every
-capitalised word is a foreign name; for its own names see `uncapitalised.py`.
+capitalised word is a foreign name; for its own names see `cjk_names.py`.
 """
 
 import re

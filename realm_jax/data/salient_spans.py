@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 
 from realm_jax.data import dates
 from realm_jax.data.chunking import split_sentences
+from realm_jax.data.cjk_names import find_counted, find_marked_names
 from realm_jax.data.names import find_names
-from realm_jax.data.uncapitalised import find_counted, find_marked_names
 from realm_jax.errors import BadInputError
 
 DATE = "DATE"

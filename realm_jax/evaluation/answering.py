@@ -22,8 +22,8 @@ from realm_jax.index.searchers import Searcher
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.models.span_reader import SpanReader, SpanScores
 from realm_jax.objectives.open_qa import AnswerMarginalization, span_log_probs
-from realm_jax.training.held_out import search_questions
 from realm_jax.training.initialization import Lengths
+from realm_jax.training.zero_shot_recall import search_questions
 from realm_jax.types import NULL_BLOCK, Array, Neighbours
 
 Characters = tuple[int, int]

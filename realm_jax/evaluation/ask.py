@@ -3,7 +3,8 @@
 A version is a corpus with its index, loaded and warm. It is replaced as a whole,
 between two questions: no answer ever mixes two. What replaces it is made in a thread,
 while the old one goes on answering: of a later version of the corpus
-(`data/versions.py`) only the blocks that changed are embedded, see `index/reuse.py`.
+(`data/versions.py`) only the blocks that changed are embedded, see
+`index/embedding_cache.py`.
 """
 
 import dataclasses
@@ -20,11 +21,11 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.data.versions import newest_version
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.evaluation.answering import Answer, Answerer
-from realm_jax.evaluation.trained import FinetunedModel, open_finished
+from realm_jax.evaluation.loading import FinetunedModel, open_finished
 from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.embedding_cache import DOCUMENT_CRC32C
 from realm_jax.index.follower import IndexFollower, LoadedIndex
 from realm_jax.index.manifest import Manifest, MismatchedSnapshotError
-from realm_jax.index.reuse import DOCUMENT_CRC32C
 from realm_jax.training import pretrain
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.finetune import FinetuneConfig
@@ -57,8 +58,8 @@ class AskConfig:
       port: its port; 0 for no page.
       searcher: "device" (exact) or "scann".
       embed: how a missing index is made.
-      another_corpus: whether `corpus` may be another one than the model was trained on,
-        in the same vocabulary.
+      allow_corpus_mismatch: whether `corpus` may be another one than the model was
+        trained on, in the same vocabulary.
       poll_seconds: pause between two looks for a newer version.
     """
 
@@ -71,7 +72,7 @@ class AskConfig:
     port: int = 0
     searcher: str = "device"
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
-    another_corpus: bool = False
+    allow_corpus_mismatch: bool = False
     poll_seconds: float = 2.0
 
     def __post_init__(self):
@@ -185,7 +186,7 @@ def require_question(question: Any) -> str:
     return question
 
 
-class Respondent:
+class AnswerService:
     """Answers from the newest version; a context manager, which follows it.
 
     Outside of the context it answers too, and stays with the version it opened.
@@ -248,7 +249,7 @@ class Respondent:
         read_as = version.answerer.part_that_fits(question)
         return Reply(question, read_as, answer, version, time.monotonic() - began)
 
-    def __enter__(self) -> "Respondent":
+    def __enter__(self) -> "AnswerService":
         self._indexes.start()
         self._thread.start()
         return self
@@ -355,7 +356,7 @@ def _open_model(config: AskConfig, corpus: BlockStore) -> FinetunedModel:
         corpus,
         searcher=config.searcher,
         embed=config.embed,
-        another_corpus=config.another_corpus,
+        allow_corpus_mismatch=config.allow_corpus_mismatch,
         began_as=began_as,
         pretrained=config.pretrained,
     )

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from realm_jax.evaluation.curves import Curve, measured, running_mean
+from realm_jax.metrics.curves import Curve, measured, running_mean
 
 _INK, _MUTED, _GRID, _SERIES = "#010101", "#020202", "#030303", "#040404"
 _VARIABLES = {

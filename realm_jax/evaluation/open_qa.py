@@ -11,9 +11,9 @@ from jaxtyping import Float
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.questions import Question
 from realm_jax.evaluation.answering import Answer, Answerer
-from realm_jax.evaluation.answers import is_right
 from realm_jax.evaluation.report_data import AnsweredQuestion
-from realm_jax.evaluation.retrieval import recall_at_k, relevant_blocks
+from realm_jax.metrics.answers import is_right
+from realm_jax.metrics.retrieval import recall_at_k, relevant_blocks
 
 _CONTEXT_CHARACTERS = 160
 
@@ -42,7 +42,7 @@ class Prediction:
     Attributes:
       question: as it was asked, with its references.
       answer: the original characters of the best span; empty if there was none.
-      correct: by `evaluation.answers.is_right`.
+      correct: by `metrics.answers.is_right`.
       log_probability: log p(z, span|x) of the best span; -inf if there was none.
       block_id: where it was read; -1 if nowhere.
       start: first character of the answer in the block's body.

@@ -7,13 +7,13 @@ import platform
 import jax
 
 from realm_jax.evaluation.report_data import BestCheckpoint, StageTime
+from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import (
     HELD_OUT_UTILITY,
     all_details,
     best_step,
 )
-from realm_jax.training.metrics import read_metrics
 
 _VERSIONS = ("realm_jax", "jax", "flax", "optax", "orbax-checkpoint", "scann")
 

@@ -16,9 +16,15 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from realm_jax.evaluation import curves as curves_lib
-from realm_jax.evaluation.curves import Curve, Level, find_curve, index_versions
 from realm_jax.evaluation.figures import line_chart
+from realm_jax.evaluation.findings import (
+    control_verdict,
+    duration,
+    nats,
+    percent,
+    points,
+    verdicts,
+)
 from realm_jax.evaluation.report_data import (
     AFTER_FINETUNING,
     AFTER_REALM,
@@ -27,17 +33,11 @@ from realm_jax.evaluation.report_data import (
     ReportData,
     recall_name,
 )
-from realm_jax.evaluation.retrieval import Interval
 from realm_jax.evaluation.templates import page_environment
-from realm_jax.evaluation.verdicts import (
-    control_verdict,
-    duration,
-    nats,
-    percent,
-    points,
-    verdicts,
-)
-from realm_jax.evaluation.work import work_of_stages
+from realm_jax.evaluation.throughput import work_of_stages
+from realm_jax.metrics import curves as curves_lib
+from realm_jax.metrics.curves import Curve, Level, find_curve, index_versions
+from realm_jax.metrics.retrieval import Interval
 from realm_jax.storage import open_store
 from realm_jax.types import NULL_BLOCK
 

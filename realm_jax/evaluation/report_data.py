@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from realm_jax.evaluation.curves import Curve
-from realm_jax.evaluation.retrieval import (
+from realm_jax.metrics.curves import Curve
+from realm_jax.metrics.retrieval import (
     RESAMPLES,
     Interval,
     bootstrap_interval,

@@ -12,7 +12,12 @@ from jaxtyping import PyTree
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.evaluation import provenance, report_data
-from realm_jax.evaluation.curves import read_curves
+from realm_jax.evaluation.loading import (
+    FinetunedModel,
+    open_finished,
+    require_alike,
+    require_finished,
+)
 from realm_jax.evaluation.masked_spans import evaluate_masked_spans, masked_examples
 from realm_jax.evaluation.open_qa import (
     OpenQaEvaluation,
@@ -22,14 +27,9 @@ from realm_jax.evaluation.open_qa import (
 )
 from realm_jax.evaluation.report import write_report
 from realm_jax.evaluation.report_data import ReportData
-from realm_jax.evaluation.trained import (
-    FinetunedModel,
-    open_finished,
-    require_alike,
-    require_finished,
-)
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import Searcher
+from realm_jax.metrics.curves import read_curves
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
@@ -39,13 +39,13 @@ from realm_jax.training.checkpoint_manifests import (
 )
 from realm_jax.training.checkpoints import Restored
 from realm_jax.training.finetune import FinetuneConfig
-from realm_jax.training.held_out import HeldOutQuestions
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import ModelFactory, describe
 from realm_jax.training.masked_spans import MaskedSpans
 from realm_jax.training.stage import open_examples
 from realm_jax.training.stage_config import require_one_of
 from realm_jax.training.state import count_parameters
+from realm_jax.training.zero_shot_recall import HeldOutQuestions
 
 PREDICTIONS_NAME = "predictions.jsonl"
 CONTROL_PREDICTIONS_NAME = "predictions_control.jsonl"
@@ -84,13 +84,13 @@ class EvaluateConfig:
       num_candidates: documents per masked sentence, the null document included.
       searcher: "device" (exact) or "scann".
       embed: how a missing index is made.
-      another_corpus: whether the corpus may be another than the models were trained
-        on, such as a later version of it, in the same vocabulary. Its indexes are made
-        where they are missing.
+      allow_corpus_mismatch: whether the corpus may be another than the models were
+        trained on, such as a later version of it, in the same vocabulary. Its indexes
+        are made where they are missing.
       title: of the report.
       attribution: source and licence of the text.
       follow: whether to measure again whenever there is something newer; see
-        `following.py`, for `run` measures once.
+        `watch.py`, for `run` measures once.
     """
 
     model_dir: str
@@ -110,7 +110,7 @@ class EvaluateConfig:
     num_candidates: int = 8
     searcher: str = "device"
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
-    another_corpus: bool = False
+    allow_corpus_mismatch: bool = False
     title: str = "REALM"
     attribution: str = ""
     follow: bool = False
@@ -258,7 +258,7 @@ class _Evaluation:
                 config.finetuned,
                 config.control_finetuned,
                 self._corpus,
-                another_corpus=config.another_corpus,
+                allow_corpus_mismatch=config.allow_corpus_mismatch,
             )
 
     def _open(
@@ -275,7 +275,7 @@ class _Evaluation:
             "vocabulary_fingerprint": self._corpus.vocabulary.fingerprint,
             "lengths": dataclasses.asdict(self._config.models.lengths),
         }
-        if not self._config.another_corpus:
+        if not self._config.allow_corpus_mismatch:
             wanted["corpus_fingerprint"] = self._corpus.fingerprint
         return wanted
 
@@ -349,7 +349,7 @@ class _Evaluation:
             self._corpus,
             searcher=config.searcher,
             embed=config.embed,
-            another_corpus=config.another_corpus,
+            allow_corpus_mismatch=config.allow_corpus_mismatch,
             began_as=began and began["retriever"],
             pretrained=pretrained,
             macro=macro,

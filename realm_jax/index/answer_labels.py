@@ -20,7 +20,7 @@ from realm_jax.data.blocks import BlockText
 from realm_jax.data.questions import decode_patterns
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation.answers import compile_patterns, has_pattern
+from realm_jax.metrics.answers import compile_patterns, has_pattern
 from realm_jax.types import NULL_BLOCK, Array, Candidates, QuestionBatch
 
 _CONTINUATION = "##"

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
-from realm_jax import hosts
+from realm_jax import multihost
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
 from realm_jax.index import arrays
@@ -25,8 +25,8 @@ from realm_jax.index.embed import (
     query_embedder,
     shard_ranges,
 )
+from realm_jax.index.embedding_cache import HASHES, UNREADABLE, KnownRows
 from realm_jax.index.retrievers import TrainedRetriever
-from realm_jax.index.reuse import HASHES, UNREADABLE, KnownRows
 from realm_jax.index.scann_assets import LowRecallError, ScannAssets, write_assets
 from realm_jax.index.snapshot_writer import data_folder
 from realm_jax.index.snapshots import (
@@ -91,7 +91,7 @@ class IndexBuild:
         shape = (blocks.num_blocks, retriever.config.projection_size)
         self._record = ArrayRecord(shape, "float32")
         shards = shard_ranges(blocks.num_blocks, embed.shard_blocks)
-        self._own = shards[hosts.number() :: hosts.count()]
+        self._own = shards[multihost.number() :: multihost.count()]
         self.num_own = sum(map(len, self._own))
         self.num_reused = 0
 

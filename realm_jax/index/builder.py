@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from realm_jax import hosts
+from realm_jax import multihost
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index.build import DivergedRetrieverError, IndexBuild
 from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.embedding_cache import DOCUMENT_CRC32C, find_known, index_series
 from realm_jax.index.heartbeat import (
     Heartbeat,
     JobStatus,
@@ -33,7 +34,6 @@ from realm_jax.index.retrievers import (
     check_reads,
     load_retriever,
 )
-from realm_jax.index.reuse import DOCUMENT_CRC32C, find_known, index_series
 from realm_jax.index.scann_assets import LowRecallError, ScannAssets
 from realm_jax.index.snapshots import (
     INDEX_SERIES,
@@ -123,10 +123,10 @@ def build_once(
     """
     check_reads(retriever, blocks, config.embed.document_length)
     step, corpus = retriever.step, blocks.fingerprint
-    name = hosts.first_does(lambda: index_series(store, corpus).name)
+    name = multihost.run_on_primary(lambda: index_series(store, corpus).name)
     series = SnapshotSeries(store, name)
     metadata = _metadata(retriever, config)
-    attempt = hosts.first_does(lambda: _begin(series, step, corpus, metadata))
+    attempt = multihost.run_on_primary(lambda: _begin(series, step, corpus, metadata))
     if attempt is None:
         return series.read_manifest(step)
     writer = series.join(step, attempt)
@@ -139,7 +139,7 @@ def build_once(
     def write_shards() -> bool:
         """Returns whether this process has written all of its own."""
         for done in build.write_shards():
-            hosts.post(_EMBEDDED, (attempt, done))
+            multihost.post(_EMBEDDED, (attempt, done))
             if on_progress:
                 on_progress(_embedded(attempt, done), blocks.num_blocks)
             ends = (stop is not None and stop.is_set()) or is_superseded()
@@ -147,7 +147,7 @@ def build_once(
                 return False
         return True
 
-    if not all(hosts.gather(hosts.together(write_shards))):
+    if not all(multihost.gather(multihost.run_on_all(write_shards))):
         return None
 
     def verify_and_commit() -> None:
@@ -162,7 +162,7 @@ def build_once(
                 raise
             _log.info("step %d: another builder was first", step)
 
-    hosts.first_does(verify_and_commit)
+    multihost.run_on_primary(verify_and_commit)
     if known is not None and build.num_reused:
         _log.info(
             *("step %d: %d of %d blocks copied from %s", step, build.num_reused),
@@ -197,8 +197,8 @@ def _is_committed(
 
 def _embedded(attempt: str, done: int) -> int:
     """In the first process: how many blocks all of them have embedded."""
-    others = dict(hosts.posted(_EMBEDDED))
-    others.pop(hosts.number(), None)
+    others = dict(multihost.posted(_EMBEDDED))
+    others.pop(multihost.number(), None)
     return done + sum(count for name, count in others.values() if name == attempt)
 
 
@@ -299,9 +299,9 @@ class IndexBuilder:
             # found.
             return self._is_done(*self._trainer.listen()), self._newest_step()
 
-        asked_to_stop = hosts.StopRequest(stop)
+        asked_to_stop = multihost.StopRequest(stop)
         while not asked_to_stop.is_set():
-            trainer_is_done, step = hosts.first_does(look)
+            trainer_is_done, step = multihost.run_on_primary(look)
             if step is not None:
                 self._build(step, stop)
             elif trainer_is_done:
@@ -353,7 +353,7 @@ class IndexBuilder:
         began = time.monotonic()
         try:
             # The newest may be another by now; all go on with what the first has read.
-            attempt = hosts.first_does(
+            attempt = multihost.run_on_primary(
                 lambda: self._retrievers.read_manifest(step).attempt
             )
 
@@ -371,7 +371,7 @@ class IndexBuilder:
                     )
 
             manifest = build_once(
-                hosts.together(lambda: load_retriever(self._store, step)),
+                multihost.run_on_all(lambda: load_retriever(self._store, step)),
                 self._blocks,
                 self._store,
                 self._config,
@@ -396,7 +396,7 @@ class IndexBuilder:
         self._index_step = step
         seconds = time.monotonic() - began
         _log.info("step %d: %d blocks in %.1f s", step, manifest.count, seconds)
-        if hosts.is_first():
+        if multihost.is_first():
             collect_garbage(self._store, self._config.keep)
 
     def _report(self, done: int, num_blocks: int) -> None:
@@ -408,7 +408,7 @@ class IndexBuilder:
             self._beat("running", activity="embedding", blocks_done=done)
 
     def _beat(self, state: State, **extra: Any) -> None:
-        if not hosts.is_first():
+        if not multihost.is_first():
             return
         self._heartbeat.beat(
             self._step,

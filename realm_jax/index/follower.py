@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from realm_jax import hosts
+from realm_jax import multihost
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.manifest import (
     DamagedSnapshotError,
@@ -181,7 +181,7 @@ class IndexFollower(Generic[SearcherT]):
         Raises:
           Exception: what ended the thread, such as a failure of `load`.
         """
-        version = hosts.from_first(self._ready_everywhere())
+        version = multihost.from_first(self._ready_everywhere())
         with self._changed:
             if self._failure is not None:
                 raise self._failure
@@ -216,7 +216,7 @@ class IndexFollower(Generic[SearcherT]):
         looks_when_gone: int | None = None
         while (taken := self.take()) is None:
             left, why, asked = deadline - time.monotonic(), "", stopped()
-            if hosts.is_first() and not asked:
+            if multihost.is_first() and not asked:
                 why = problem()
             if why and looks_when_gone is None:
                 looks_when_gone = self._looks
@@ -228,7 +228,7 @@ class IndexFollower(Generic[SearcherT]):
                 why = ""
             else:
                 why = self._no_index("the index builder has ended without one", why)
-            asked, why = hosts.from_first((asked, why))
+            asked, why = multihost.from_first((asked, why))
             if asked:
                 raise StoppedError("stopped while waiting for an index")
             if why:
@@ -251,10 +251,12 @@ class IndexFollower(Generic[SearcherT]):
     def _ready_everywhere(self) -> _Version | None:
         """In the first process: the index that waits in all of them."""
         version = self._ready_version()
-        if version is None or not hosts.is_first() or hosts.count() == 1:
+        if version is None or not multihost.is_first() or multihost.count() == 1:
             return version
         refused = [
-            why for found, why in hosts.posted(_REFUSED).values() if found == version
+            why
+            for found, why in multihost.posted(_REFUSED).values()
+            if found == version
         ]
         if refused:
             step, attempt = version
@@ -262,8 +264,8 @@ class IndexFollower(Generic[SearcherT]):
             with self._changed:
                 self._pending = None
             return None
-        loaded = list(hosts.posted(_LOADED).values())
-        return version if loaded == [version] * hosts.count() else None
+        loaded = list(multihost.posted(_LOADED).values())
+        return version if loaded == [version] * multihost.count() else None
 
     def _follow(self) -> None:
         while not self._stop.is_set():
@@ -284,7 +286,7 @@ class IndexFollower(Generic[SearcherT]):
             self._stop.wait(self._poll_seconds)
 
     def _look(self) -> None:
-        if hosts.is_first():
+        if multihost.is_first():
             if not self.ready():
                 self._look_for_newer()
             return
@@ -292,12 +294,12 @@ class IndexFollower(Generic[SearcherT]):
         if ready is not None:
             # The first may be ahead, with a newer one loaded; this one stays until it
             # is taken here, too, or the first has dropped it.
-            dropped, _ = hosts.posted(_REFUSED).get(0, (None, ""))
+            dropped, _ = multihost.posted(_REFUSED).get(0, (None, ""))
             if dropped != ready:
                 return
             with self._changed:
                 self._pending = None
-        wanted = hosts.posted(_LOADED).get(0)
+        wanted = multihost.posted(_LOADED).get(0)
         if wanted is not None and wanted != self._last_tried:
             self._load_step(wanted[0])
 
@@ -328,7 +330,7 @@ class IndexFollower(Generic[SearcherT]):
         self._newest, self._last_tried = step, _version(manifest)
         with self._changed:
             self._pending = index
-        hosts.post(_LOADED, self._last_tried)
+        multihost.post(_LOADED, self._last_tried)
 
     def _is_new_attempt(self, step: int, committed: Sequence[int]) -> bool:
         """Whether a refused snapshot was replaced, or is gone."""
@@ -346,7 +348,7 @@ class IndexFollower(Generic[SearcherT]):
         self._last_tried = (step, attempt)
         with self._changed:
             self._refused[step] = why
-        hosts.post(_REFUSED, (self._last_tried, why))
+        multihost.post(_REFUSED, (self._last_tried, why))
 
 
 def _version(manifest: Manifest) -> _Version:

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from realm_jax.checksummed_json import seal, unseal
 from realm_jax.errors import BadInputError
-from realm_jax.sealed_json import seal, unseal
 
 FORMAT_VERSION = 1
 

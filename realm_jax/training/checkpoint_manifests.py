@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from realm_jax.sealed_json import seal, unseal
+from realm_jax.checksummed_json import seal, unseal
 from realm_jax.storage import MissingObjectError, Store
 
 FOLDER = "checkpoints"

@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jaxtyping import PyTree
 
-from realm_jax import hosts
+from realm_jax import multihost
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import EmbeddingTable
 from realm_jax.storage import Store
@@ -89,7 +89,7 @@ class Checkpointer:
             return self._make_room(step, details)
 
         self._orbax.wait_until_finished()
-        if not hosts.first_does(make_room):
+        if not multihost.run_on_primary(make_room):
             return
         rest = {
             "step": state.step,
@@ -103,7 +103,7 @@ class Checkpointer:
         self._orbax.save(
             self._store.url(f"{FOLDER}/{step}"), ocp.args.Composite(**args)
         )
-        if hosts.is_first():
+        if multihost.is_first():
             details = {**details, HOLDS_INDEX: state.index is not None}
             # In the background: a run that is killed then goes on from here.
             self._finishing = self._threads.submit(self._finish, step, details)
@@ -216,7 +216,7 @@ def _chosen(
     choose: Callable[[Store], int | None],
     read: Callable[[str, Mapping[str, Any]], Any],
 ) -> Restored | None:
-    step = hosts.first_does(lambda: choose(store))
+    step = multihost.run_on_primary(lambda: choose(store))
     if step is None:
         return None
     details = read_details_of(store, step)

@@ -18,7 +18,6 @@ from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
-from realm_jax.training.accounting import Part
 from realm_jax.training.first_index import open_first_index
 from realm_jax.training.host_search import search_local
 from realm_jax.training.loop import Report
@@ -27,6 +26,7 @@ from realm_jax.training.partitioning import place_batch
 from realm_jax.training.stage import Stage
 from realm_jax.training.stage_config import StageConfig, require_one_of
 from realm_jax.training.state import TrainState
+from realm_jax.training.step_timing import Part
 from realm_jax.types import QuestionBatch
 
 NAME = "finetune"

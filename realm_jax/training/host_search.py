@@ -15,17 +15,17 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, PyTree
 
-from realm_jax import hosts
+from realm_jax import multihost
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index.candidates import num_neighbours, pretrain_candidates
 from realm_jax.index.embed import query_embedder
 from realm_jax.index.follower import LoadedIndex
 from realm_jax.index.own_blocks import own_candidates
 from realm_jax.index.searchers import DeviceSearcher, Searcher
-from realm_jax.training.accounting import Part, Stopwatch
 from realm_jax.training.initialization import Lengths
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.training.partitioning import local_rows, place_batch
+from realm_jax.training.step_timing import Part, Stopwatch
 from realm_jax.types import Neighbours, PretrainBatch
 
 FOUND_AHEAD = "found_ahead"
@@ -124,7 +124,7 @@ class HostSearch:
         if self._ahead is None:
             return {}
         _, neighbours = self._wait_for(self._ahead)
-        parts = hosts.gather((self._rows, np.asarray(neighbours.ids)))
+        parts = multihost.gather((self._rows, np.asarray(neighbours.ids)))
         rows = np.concatenate([rows for rows, _ in parts])
         ids = np.concatenate([ids for _, ids in parts])
         # Processes that share rows have found the same.
@@ -210,4 +210,4 @@ def search_local(
         rows = local_rows(mesh, len(queries))
         found = jax.device_get(searcher.search(queries, k))
         return jax.tree.map(lambda array: array[rows], found)
-    return searcher.search(hosts.local_rows(queries), k)
+    return searcher.search(multihost.local_rows(queries), k)

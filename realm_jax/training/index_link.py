@@ -13,7 +13,7 @@ from types import TracebackType
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from realm_jax import hosts
+from realm_jax import multihost
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.builder import (
@@ -25,6 +25,7 @@ from realm_jax.index.builder import (
     collect_garbage,
 )
 from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.embedding_cache import index_series
 from realm_jax.index.follower import IndexFollower, LoadedIndex, load_index
 from realm_jax.index.heartbeat import Heartbeat, JobStatus, Listener, State
 from realm_jax.index.manifest import (
@@ -39,7 +40,6 @@ from realm_jax.index.retrievers import (
     TrainedRetriever,
     publish_retriever,
 )
-from realm_jax.index.reuse import index_series
 from realm_jax.index.scann_assets import load_assets
 from realm_jax.index.searchers import DeviceConfig, Searcher, make_searcher
 from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
@@ -89,7 +89,7 @@ class IndexSource:
         return TrainedRetriever(
             step,
             self.config,
-            hosts.fetch(params),
+            multihost.fetch(params),
             self.corpus.vocabulary.fingerprint,
             tuple(map(absolute_url, self.donors)),
         )
@@ -126,7 +126,7 @@ class IndexSource:
           DamagedSnapshotError: it is not what was committed.
           MismatchedSnapshotError: it is of another corpus or model.
         """
-        if not hosts.first_does(lambda: step in self.series.steps()):
+        if not multihost.run_on_primary(lambda: step in self.series.steps()):
             return None
         manifest = self.series.read_manifest(step)
         return load_index(self.series, manifest, self.expectation(), self.make_searcher)
@@ -236,7 +236,7 @@ class IndexLink:
             self._warned_of = problem.rpartition(",")[0]
 
     def _say(self, state: State) -> None:
-        if hosts.is_first():
+        if multihost.is_first():
             self._heartbeat.beat(self._step, state, **self._in_use)
 
     def _builder_problem(self) -> str:
@@ -272,7 +272,7 @@ class IndexLink:
     def build(self, step: int, params: PyTree) -> LoadedIndex:
         """Embeds the corpus in this process, then drops what nobody needs."""
         index = self._source.build(step, params, self._stop)
-        if hosts.is_first():
+        if multihost.is_first():
             collect_garbage(self._source.model_store, _KEEP)
         return index
 
@@ -304,7 +304,7 @@ class IndexLink:
             for name in (RETRIEVER_SERIES, INDEX_SERIES):
                 SnapshotSeries(self._source.model_store, name).forget_after(step)
 
-        hosts.first_does(forget)
+        multihost.run_on_primary(forget)
 
     def publish(self, step: int, params: PyTree) -> None:
         """Hands the retriever to the builder; once a step.
@@ -316,7 +316,7 @@ class IndexLink:
         retriever = self._source.retriever(step, params)
         try:
             # What this run published before it was resumed is the same to the last bit.
-            manifest = hosts.first_does(
+            manifest = multihost.run_on_primary(
                 lambda: publish_retriever(
                     store, retriever, self._source.corpus.fingerprint
                 )
@@ -328,7 +328,7 @@ class IndexLink:
 
     def follow(self, newer_than: int) -> None:
         """Starts to look for newer indexes in the background."""
-        if hosts.is_first():
+        if multihost.is_first():
             self._builder = Listener(self._source.model_store, BUILDER_ROLE)
         self._follower = IndexFollower(
             self._source.series,
@@ -375,7 +375,7 @@ class IndexLink:
             return self._builder_problem()
 
         return self._follower.wait_for_first(
-            seconds, problem, hosts.StopRequest(self._stop).asked
+            seconds, problem, multihost.StopRequest(self._stop).asked
         )
 
     def finish(self, step: int, params: PyTree) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from jaxtyping import PyTree
 
-from realm_jax import hosts
-from realm_jax.evaluation.curves import Level, health, read_curves
+from realm_jax import multihost
 from realm_jax.index.searchers import Searcher
+from realm_jax.metrics.curves import Level, health, read_curves
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.training.checkpoint_manifests import HELD_OUT_UTILITY
-from realm_jax.training.held_out import HeldOutQuestions
+from realm_jax.training.index_drift import Probe
 from realm_jax.training.masked_spans import HeldOutSpans
-from realm_jax.training.probe import Probe
+from realm_jax.training.zero_shot_recall import HeldOutQuestions
 
 
 class IndexMetrics:
@@ -114,5 +114,5 @@ class IndexMetrics:
         self._measured["recall_at_5"] = float(recall.mean())
         # Says early what the report would say late: collapse is money wasted.
         for finding in health(read_curves([self._model_dir])):
-            if finding.level is Level.ALARM and hosts.is_first():
+            if finding.level is Level.ALARM and multihost.is_first():
                 logging.warning("step %d: %s %s", step, finding.text, finding.advice)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from realm_jax import hosts
+from realm_jax import multihost
 from realm_jax.storage import Store
 from realm_jax.training.checkpoint_manifests import (
     HELD_OUT_UTILITY,
@@ -28,7 +28,7 @@ class KeptCheckpoints:
         Args:
           store: the model directory.
         """
-        self._details = hosts.first_does(lambda: all_details(store))
+        self._details = multihost.run_on_primary(lambda: all_details(store))
         self._measured: dict[int, float] = {}
 
     @property

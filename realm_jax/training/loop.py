@@ -7,11 +7,12 @@ from typing import Any, Protocol
 import jax
 
 from realm_jax.errors import StoppedError
-from realm_jax.training import metrics as metrics_lib
-from realm_jax.training.accounting import Accounting, Part, Stopwatch
-from realm_jax.training.metrics import Means, MetricsFile
+from realm_jax.metrics import means as means_lib
+from realm_jax.metrics.means import Means
+from realm_jax.metrics.metrics_file import MetricsFile
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Step
+from realm_jax.training.step_timing import Accounting, Part, Stopwatch
 from realm_jax.training.tensorboard import EventFile
 
 Report = Callable[[int, int, Mapping[str, float]], None]
@@ -135,7 +136,7 @@ class LogMetrics:
             return
         self._accounting.stopwatch.wait_for(self._kept)
         kept = jax.device_get(self._kept)
-        values = metrics_lib.compute(functools.reduce(metrics_lib.merge, kept))
+        values = means_lib.compute(functools.reduce(means_lib.merge, kept))
         values |= self._accounting.line(len(kept))
         values |= self._extra(step)
         for file in self._files:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Bool, Float, Int, PyTree
 
+from realm_jax.metrics.means import Means, mean_of, merge, padding_share
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanReader, SpanScores
@@ -30,7 +31,6 @@ from realm_jax.objectives import (
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.objectives.retrieval import Normalization
-from realm_jax.training.metrics import Means, mean_of, merge, padding_share
 from realm_jax.training.reader_documents import KINDS, DocumentKind
 from realm_jax.training.unmasked_targets import UnmaskedTargets
 from realm_jax.types import (

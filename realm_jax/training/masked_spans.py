@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, Int, PyTree
 
-from realm_jax import hosts
+from realm_jax import multihost
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
 from realm_jax.index.candidates import num_neighbours, pretrain_candidates
@@ -69,7 +69,7 @@ class MaskedSpans:
         return -(np.exp(self.log_retrieval) * logs).sum(axis=-1)
 
     def means(self) -> Mapping[str, float]:
-        """Means over all spans, by the names that `metrics.py` explains."""
+        """Means over all spans, by the names in `metrics/metrics_file.py`."""
         values = {
             "utility": self.utility,
             "likelihood": np.exp(self.log_marginal),
@@ -140,7 +140,7 @@ class HeldOutSpans:
     def _fill_batch(
         self, params: PyTree, searcher: Searcher, batch: PretrainBatch
     ) -> tuple[Any, ...]:
-        queries = hosts.fetch(
+        queries = multihost.fetch(
             self._embed(params["retriever"], self._place(batch.query_ids))
         )
         neighbours = searcher.search(queries, num_neighbours(self._num_candidates))
@@ -153,7 +153,7 @@ class HeldOutSpans:
             joined_length=self._lengths.joined,
         )
         inputs = self._place(PretrainInputs(batch, candidates))
-        filled = hosts.fetch(self._fill(params, inputs))
+        filled = multihost.fetch(self._fill(params, inputs))
         return (batch, candidates.block_ids, *filled)
 
     def _place(self, inputs: PyTree) -> PyTree:

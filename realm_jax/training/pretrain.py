@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from realm_jax import hosts
+from realm_jax import multihost
 from realm_jax.data.examples import Examples
 from realm_jax.data.splits import VALIDATION
 from realm_jax.errors import BadInputError
@@ -18,38 +18,38 @@ from realm_jax.index.device_search import EmbeddingTable, Precision
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.follower import LoadedIndex
 from realm_jax.index.searchers import DeviceConfig, DeviceSearcher, Searcher
+from realm_jax.metrics.means import Means
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.objectives.retrieval import Normalization
-from realm_jax.training.accounting import Part
+from realm_jax.training.candidate_search import (
+    DeviceSearch,
+    RetrievingInputs,
+    StepInputs,
+)
 from realm_jax.training.checkpoint_manifests import HOLDS_INDEX
-from realm_jax.training.held_out import HeldOutQuestions
 from realm_jax.training.host_search import HostSearch
+from realm_jax.training.index_drift import NUM_QUERIES, Probe
 from realm_jax.training.index_link import IndexLink
 from realm_jax.training.index_metrics import IndexMetrics
 from realm_jax.training.kept_checkpoints import KeptCheckpoints
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.training.masked_spans import HeldOutSpans
-from realm_jax.training.metrics import Means
-from realm_jax.training.probe import NUM_QUERIES, Probe
 from realm_jax.training.refresh import (
     Refresher,
     RefreshMode,
     StalenessBound,
     WhenStale,
 )
-from realm_jax.training.renewal import Renewal, make_renewing_step
-from realm_jax.training.retrieving import (
-    DeviceSearch,
-    RetrievingInputs,
-    StepInputs,
-)
+from realm_jax.training.rolling_refresh import Renewal, make_renewing_step
 from realm_jax.training.stage import Stage
 from realm_jax.training.stage_config import StageConfig, require_one_of
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import MakeStep
+from realm_jax.training.step_timing import Part
+from realm_jax.training.zero_shot_recall import HeldOutQuestions
 from realm_jax.types import PretrainBatch
 
 NAME = "pretrain"
@@ -71,7 +71,7 @@ class PretrainConfig(StageConfig):
         "rolling"; see `refresh.py`.
       refresh_period: steps between two refreshes.
       write_back: whether the embeddings that a step computes of its candidates replace
-        their rows in the index; see `renewal.py`.
+        their rows in the index; see `rolling_refresh.py`.
       max_staleness_steps: how old the index of "async" may become, None for any age.
       when_stale: "wait" for a newer one, "warn" or "stop".
       searcher: "device" (inside the step) or "scann" (on the host).
@@ -241,7 +241,7 @@ def _held_out_spans(
         return None
     split = stage.corpus.directory / "examples" / config.task / VALIDATION
     if wanted == PretrainConfig.held_out_examples and not split.exists():
-        if hosts.is_first():
+        if multihost.is_first():
             logging.info(
                 "task %r has no validation split: nothing is measured on held-out "
                 "sentences, and no checkpoint is the best",

@@ -12,11 +12,11 @@ from types import TracebackType
 
 import jax
 
-from realm_jax import hosts
+from realm_jax import multihost
+from realm_jax.metrics.means import Means
 from realm_jax.storage import Store
-from realm_jax.training.accounting import Stopwatch
-from realm_jax.training.metrics import Means
 from realm_jax.training.state import TrainState
+from realm_jax.training.step_timing import Stopwatch
 
 FOLDER = "profile"
 NUM_STEPS = 10
@@ -83,7 +83,7 @@ class Profiler:
         elif self._folder is not None:
             with self._folder:
                 jax.profiler.stop_trace()
-        elif self._done < self._begin and kind is None and hosts.is_first():
+        elif self._done < self._begin and kind is None and multihost.is_first():
             LOG.info(
                 "no profile: training ended after step %d, before those that were to "
                 "be profiled (%d to %d)",
@@ -103,9 +103,9 @@ class Profiler:
             run = f"{FOLDER}/plugins/profile/{self._stage}-step-{self._begin + 1}"
             for path in pathlib.Path(folder).rglob("*"):
                 if path.is_file():
-                    name = f"{run}/{hosts.number()}-{path.name}"
+                    name = f"{run}/{multihost.number()}-{path.name}"
                     self._store.write(name, path.read_bytes())
-        if hosts.is_first():
+        if multihost.is_first():
             where = self._store.url(FOLDER)
             LOG.info(
                 "steps %d to %d are profiled in %s; pip install xprof, and "

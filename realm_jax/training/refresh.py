@@ -5,7 +5,7 @@ blocking  every REFRESH_PERIOD steps training waits while the corpus is embedded
 async     every REFRESH_PERIOD steps the retriever is published; the index builder, a
           separate job, embeds the corpus, and its index is taken up when it is there
 rolling   every step embeds a slice of the corpus anew, in REFRESH_PERIOD steps all of
-          it (`renewal.py`)
+          it (`rolling_refresh.py`)
 
 MAX_STALENESS_STEPS bounds the age of the index in `async`: beyond it the trainer waits
 for a newer one, warns, or stops.

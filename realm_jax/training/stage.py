@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from realm_jax import hosts
+from realm_jax import multihost
 from realm_jax.data.batch_order import Spans
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
@@ -19,11 +19,11 @@ from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import Precision, empty_table
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import DeviceConfig
+from realm_jax.metrics.metrics_file import MetricsFile
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.storage import Store, open_store
 from realm_jax.training import checkpoints, initialization, loop, partitioning
-from realm_jax.training.accounting import Accounting, Part, Stopwatch
 from realm_jax.training.checkpoint_manifests import (
     finished_steps,
     read_details,
@@ -32,7 +32,6 @@ from realm_jax.training.checkpoints import Checkpointer
 from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import Reader
 from realm_jax.training.loop import Hook, LogMetrics, ReplaceState, Report
-from realm_jax.training.metrics import MetricsFile
 from realm_jax.training.optimizers import make_optimizer
 from realm_jax.training.profiling import Profiler
 from realm_jax.training.stage_config import StageConfig
@@ -40,6 +39,7 @@ from realm_jax.training.starting import starting_params
 from realm_jax.training.state import TrainState, create_state, place_state
 from realm_jax.training.step import Loss, MakeStep
 from realm_jax.training.step import make_step as plain_step
+from realm_jax.training.step_timing import Accounting, Part, Stopwatch
 from realm_jax.training.tensorboard import EventFile
 
 ReaderT = TypeVar("ReaderT", bound=Reader)
@@ -241,7 +241,7 @@ class Stage(Generic[ReaderT]):
             self.stopwatch, loss, config.examples_per_update, devices
         )
         log = LogMetrics(
-            [MetricsFile(*of_run), EventFile(*of_run)] if hosts.is_first() else [],
+            [MetricsFile(*of_run), EventFile(*of_run)] if multihost.is_first() else [],
             report,
             accounting,
             every=config.log_period,
@@ -271,7 +271,7 @@ class Stage(Generic[ReaderT]):
                     loop.every(config.checkpoint_period, save),
                     *profiling,
                 ],
-                stop=hosts.StopRequest(stop),
+                stop=multihost.StopRequest(stop),
                 stopwatch=self.stopwatch,
             )
         last = int(self.state.step)
@@ -342,7 +342,7 @@ class Stage(Generic[ReaderT]):
         params, params_axes = initialization.initial_params(
             self.retriever, self.reader, config.models.lengths, config.seed
         )
-        newest = hosts.first_does(lambda: finished_steps(self.model_store))
+        newest = multihost.run_on_primary(lambda: finished_steps(self.model_store))
         if not newest:
             params = starting_params(params, config, self.retriever_config, self.corpus)
         state = place_state(

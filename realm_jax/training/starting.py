@@ -4,7 +4,7 @@ import logging
 
 from jaxtyping import PyTree
 
-from realm_jax import hosts
+from realm_jax import multihost
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.models.retriever import RetrieverConfig
@@ -59,7 +59,7 @@ def starting_params(
 def _warn_of_random_models(config: StageConfig) -> None:
     for model in ("retriever", "reader"):
         own = getattr(config, f"{model}_warm_start")
-        if not (own or config.warm_start) and hosts.is_first():
+        if not (own or config.warm_start) and multihost.is_first():
             logging.warning(
                 "the %s starts from random parameters: neither WARM_START nor "
                 "%s_WARM_START says from what",

@@ -25,8 +25,8 @@ class TrainState:
       optimizer_state: moments and counts of the optimizer.
       key: the run's random key. A step folds its number into it, so that a resumed
         run draws what the uninterrupted one would have drawn.
-      index: the embeddings that are searched, where steps renew them (`renewal.py`);
-        None where they come from snapshots.
+      index: the embeddings that are searched, where steps renew them
+        (`rolling_refresh.py`); None where they come from snapshots.
     """
 
     step: Int[jax.Array, ""]

@@ -11,7 +11,7 @@ import jax
 import optax
 from jaxtyping import PyTree
 
-from realm_jax.training import metrics as metrics_lib
+from realm_jax.metrics import means as means_lib
 from realm_jax.training.optimizers import stop_gradient
 from realm_jax.training.state import TrainState
 from realm_jax.types import Array
@@ -22,12 +22,12 @@ class Loss(Protocol):
 
     def __call__(
         self, params: PyTree, inputs: Any, key: jax.Array
-    ) -> tuple[Array, metrics_lib.Means]:
+    ) -> tuple[Array, means_lib.Means]:
         """Returns a differentiable scalar and the metrics of the step."""
         ...
 
 
-Step = Callable[[TrainState, Any], tuple[TrainState, metrics_lib.Means]]
+Step = Callable[[TrainState, Any], tuple[TrainState, means_lib.Means]]
 MakeStep = Callable[[Any, optax.GradientTransformation], Step]
 """(loss, optimizer) -> the jitted step, such as `make_step`."""
 
@@ -50,7 +50,7 @@ def make_step(
     def of_trained(params: PyTree, inputs: Any, key: jax.Array):
         return loss(stop_gradient(params, frozen), inputs, key)
 
-    def step(state: TrainState, inputs: Any) -> tuple[TrainState, metrics_lib.Means]:
+    def step(state: TrainState, inputs: Any) -> tuple[TrainState, means_lib.Means]:
         key = step_key(state)
         gradient, metrics = jax.grad(of_trained, has_aux=True)(
             state.params, inputs, key
@@ -68,9 +68,9 @@ def step_key(state: TrainState) -> jax.Array:
 def apply_gradient(
     state: TrainState,
     gradient: PyTree,
-    metrics: metrics_lib.Means,
+    metrics: means_lib.Means,
     optimizer: optax.GradientTransformation,
-) -> tuple[TrainState, metrics_lib.Means]:
+) -> tuple[TrainState, means_lib.Means]:
     """Returns the state after an update, and the metrics with the gradient's norms.
 
     `gradient_norm` is that of the whole gradient, before it is clipped, and
@@ -81,7 +81,7 @@ def apply_gradient(
     )
     parts = {f"gradient_norm_{model}": part for model, part in gradient.items()}
     norms = {
-        name: metrics_lib.mean_of(optax.global_norm(part), 1.0)
+        name: means_lib.mean_of(optax.global_norm(part), 1.0)
         for name, part in {"gradient_norm": gradient, **parts}.items()
     }
     state = state.replace(

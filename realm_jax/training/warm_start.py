@@ -18,7 +18,6 @@ from realm_jax.index.embed import EmbedConfig, query_embedder
 from realm_jax.index.follower import LoadedIndex
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.span_reader import MAX_SPAN
-from realm_jax.training.accounting import Part
 from realm_jax.training.first_index import open_first_index
 from realm_jax.training.host_search import search_local
 from realm_jax.training.loop import Report
@@ -34,6 +33,7 @@ from realm_jax.training.reader_documents import (
 from realm_jax.training.stage import Stage
 from realm_jax.training.stage_config import StageConfig, require_one_of
 from realm_jax.training.state import TrainState
+from realm_jax.training.step_timing import Part
 from realm_jax.training.unmasked_targets import draw_unmasked
 from realm_jax.types import NULL_BLOCK, InverseClozeBatch, PretrainBatch
 

@@ -22,7 +22,7 @@ from realm_jax.cli import configuration
 from realm_jax.cli.main import main
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.versions import SUCCESSOR_FILE
-from realm_jax.evaluation.ask import AskConfig, Respondent
+from realm_jax.evaluation.ask import AnswerService, AskConfig
 from realm_jax.index.builder import BuilderConfig, build_once
 from realm_jax.index.retrievers import TrainedRetriever
 from realm_jax.storage import open_store
@@ -132,7 +132,7 @@ def all_scores(respondent, question):
 
 @functools.cache
 def respondent(root):
-    return Respondent(config_of(root), threading.Event())
+    return AnswerService(config_of(root), threading.Event())
 
 
 def test_the_page_shows_the_answer_in_its_sources(server):
@@ -308,7 +308,7 @@ def test_a_later_corpus_is_served_without_a_restart(server):
     assert changed not in [d["passage"] for d in replies[-1]["documents"]]
     assert server.status()["problem"] == ""
     # What it found is what a model that is opened now finds best.
-    fresh = Respondent(config_of(root), threading.Event())
+    fresh = AnswerService(config_of(root), threading.Event())
     assert fresh.version.corpus.fingerprint == later.fingerprint
     scores = all_scores(fresh, question)
     blocks = [document["block"] for document in replies[-1]["documents"]]

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.data import block_writer, blocks
-from realm_jax.data.block_parts import Summary, pack_blocks, unpack_blocks
 from realm_jax.data.block_writer import Block, write_blocks
 from realm_jax.data.blocks import BlockStore, BlockText
 from realm_jax.data.document_table import document_rows
 from realm_jax.data.salient_spans import Span
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.errors import BadInputError
+from realm_jax.prepare.block_parts import Summary, pack_blocks, unpack_blocks
 
 WORDPIECE = WordPiece([*SPECIAL_PIECES, *(f"w{i}" for i in range(60))])
 CLS, SEP = WORDPIECE.cls, WORDPIECE.sep

@@ -7,7 +7,6 @@ import pytest
 
 from realm_jax.data.questions import Question, question_examples
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation.answers import has_answer
 from realm_jax.evaluation.open_qa import (
     answered_question,
     evaluate_open_qa,
@@ -15,6 +14,7 @@ from realm_jax.evaluation.open_qa import (
     sample_answers,
 )
 from realm_jax.index.searchers import make_searcher
+from realm_jax.metrics.answers import has_answer
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanScores, span_bounds
 from realm_jax.objectives.open_qa import AnswerMarginalization

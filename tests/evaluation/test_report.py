@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation.curves import Level, curves_from_lines
+from realm_jax.evaluation.findings import duration, points, verdicts
 from realm_jax.evaluation.report import render_html, render_json, write_report
 from realm_jax.evaluation.report_data import (
     AFTER_FINETUNING,
@@ -28,8 +28,8 @@ from realm_jax.evaluation.report_data import (
     masked_accuracy,
 )
 from realm_jax.evaluation.templates import probability
-from realm_jax.evaluation.verdicts import duration, points, verdicts
-from realm_jax.evaluation.work import work_of_stages
+from realm_jax.evaluation.throughput import work_of_stages
+from realm_jax.metrics.curves import Level, curves_from_lines
 
 HOSTILE = "<script>alert('x')</script> & \"more\""
 

@@ -14,18 +14,18 @@ from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.versions import link_versions
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.evaluation import provenance, report_data, run
-from realm_jax.evaluation.following import follow
-from realm_jax.evaluation.retrieval import recall_at_k, relevant_blocks
+from realm_jax.evaluation.watch import follow
 from realm_jax.index.embed import document_embedder, embed_blocks
+from realm_jax.index.embedding_cache import index_series
 from realm_jax.index.manifest import EMBEDDINGS
-from realm_jax.index.reuse import index_series
 from realm_jax.index.searchers import make_searcher
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
+from realm_jax.metrics.retrieval import recall_at_k, relevant_blocks
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
 from realm_jax.training.checkpoint_manifests import read_details, write_manifest
 from realm_jax.training.checkpoints import restore_params
-from realm_jax.training.held_out import search_questions
+from realm_jax.training.zero_shot_recall import search_questions
 from tests import tiny_world
 from tests.tiny_world import EMBED, LENGTHS, NEVER, silent
 
@@ -437,7 +437,7 @@ def test_a_later_version_of_the_corpus_is_searched_without_training(chain, tmp_p
     changes = {"corpus": str(tmp_path / "later"), "masked_task": ""}
     with pytest.raises(BadInputError, match="corpus_fingerprint"):
         run.run(config_of(chain, tmp_path / "a", **changes), silent, NEVER)
-    config = config_of(chain, tmp_path / "b", another_corpus=True, **changes)
+    config = config_of(chain, tmp_path / "b", allow_corpus_mismatch=True, **changes)
     data = run.run(config, silent, NEVER)
     assert data.run.corpus.num_blocks < old.num_blocks + 3
     for stage in ("warm_start", "pretrain", "finetune"):
@@ -466,7 +466,7 @@ def test_one_tower_needs_the_model_it_began_as(chain, tmp_path):
         "models": models,
         "warm_started": "",
         "masked_task": "",
-        "another_corpus": True,
+        "allow_corpus_mismatch": True,
     }
     without = config_of(chain, tmp_path / "a", pretrained="", **changes)
     with pytest.raises(BadInputError, match="expected in PRETRAINED the model"):

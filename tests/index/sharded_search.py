@@ -10,11 +10,11 @@ from realm_jax.index.device_search import Precision
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
-from realm_jax.training import renewal
+from realm_jax.training import rolling_refresh
+from realm_jax.training.candidate_search import RetrievingLoss
 from realm_jax.training.losses import PretrainLoss
 from realm_jax.training.partitioning import MeshConfig, make_mesh
-from realm_jax.training.renewal import Renewal
-from realm_jax.training.retrieving import RetrievingLoss
+from realm_jax.training.rolling_refresh import Renewal
 from tests.index import device_worlds as worlds
 from tests.index.test_searchers import slow_neighbours, small_integers
 
@@ -69,7 +69,7 @@ def check_renewal() -> None:
     tokens = device_tokens.place_tokens(world.store, world.layout, MESH)
     index = place(np.zeros((300, 4), np.float32))
     embed = jax.jit(
-        functools.partial(renewal.embed_slice, search, Renewal(3, False, 32))
+        functools.partial(rolling_refresh.embed_slice, search, Renewal(3, False, 32))
     )
     with jax.set_mesh(MESH):
         for step in range(3):
@@ -79,7 +79,7 @@ def check_renewal() -> None:
     np.testing.assert_allclose(np.asarray(index.rows)[:300], whole, atol=1e-5)
     block_ids = np.array([[299, 0, -1], [150, 299, 37]])
     fresh = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    written = np.asarray(renewal.write_rows(index, block_ids, fresh, MESH).rows)
+    written = np.asarray(rolling_refresh.write_rows(index, block_ids, fresh, MESH).rows)
     expected = np.asarray(index.rows).copy()
     expected[[299, 0, 150, 37]] = fresh[[0, 0, 1, 1], [0, 1, 0, 2]]
     np.testing.assert_array_equal(written, expected)

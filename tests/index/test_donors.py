@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from realm_jax.index import build as attempt
-from realm_jax.index import builder, reuse
+from realm_jax.index import builder, embedding_cache
 from realm_jax.index.manifest import EMBEDDINGS, DamagedSnapshotError
 from realm_jax.index.retrievers import (
     TrainedRetriever,
@@ -131,7 +131,7 @@ def test_what_decides_on_embeddings_must_be_the_same_in_another_directory(
         assert sum(embedded) == blocks.num_blocks + 1
 
 
-@pytest.mark.parametrize("array", [EMBEDDINGS, reuse.HASHES])
+@pytest.mark.parametrize("array", [EMBEDDINGS, embedding_cache.HASHES])
 def test_a_damaged_directory_is_passed_over_for_a_sound_one(
     blocks, model_store, donor, retriever, embedded, array
 ):
@@ -166,7 +166,7 @@ def test_an_index_that_is_deleted_while_it_is_copied_is_embedded(
 ):
     manifest = build(blocks, donor, retriever)
     embedded.clear()
-    read_rows, reads = reuse.KnownRows.read, []
+    read_rows, reads = embedding_cache.KnownRows.read, []
 
     def read_until_deleted(known, rows):
         if reads:
@@ -174,7 +174,7 @@ def test_an_index_that_is_deleted_while_it_is_copied_is_embedded(
         reads.append(len(rows))
         return read_rows(known, rows)
 
-    monkeypatch.setattr(reuse.KnownRows, "read", read_until_deleted)
+    monkeypatch.setattr(embedding_cache.KnownRows, "read", read_until_deleted)
     build(blocks, model_store, given(retriever, donor.url()))
     assert len(reads) == 2
     assert sum(embedded) == blocks.num_blocks - reads[0] + 1

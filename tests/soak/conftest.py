@@ -1,7 +1,7 @@
 import pytest
 
 from tests.soak import jobs
-from tests.soak.nursery import Nursery
+from tests.soak.fork_server import ForkServer
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +15,6 @@ def compiled(tmp_path_factory):
 
 
 @pytest.fixture
-def nursery(compiled):
-    with Nursery(compiled) as started:
+def fork_server(compiled):
+    with ForkServer(compiled) as started:
         yield started

@@ -9,7 +9,7 @@ import time
 from bench.invented_world import LENGTHS, WorldConfig
 from realm_jax.cli.main import STOPPED
 from tests import tiny_run, tiny_world
-from tests.soak.nursery import Nursery, Strike
+from tests.soak.fork_server import Fault, ForkServer
 from tpu_launch.backends import local
 
 _PATIENCE_SECONDS = 120.0
@@ -128,27 +128,27 @@ class Job:
     """The processes of a run, started anew whenever one of them was killed."""
 
     def __init__(
-        self, stage: str, run: Run, nursery: Nursery, strike: Strike | None = None
+        self, stage: str, run: Run, fork_server: ForkServer, fault: Fault | None = None
     ):
         self.log = run.scratch / f"{stage}.log"
         self._arguments = run.arguments(stage)
         self._loaded = run.loaded
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._processes = run.processes if stage == "pretrain" else 1
         self._asked = False
-        self.start(strike)
+        self.start(fault)
 
-    def start(self, strike: Strike | None = None) -> None:
-        """Starts the processes, one of which is to strike itself."""
+    def start(self, fault: Fault | None = None) -> None:
+        """Starts the processes, one of which is to kill itself."""
         self.started = time.time()
         port = local.free_port()
         self._pids = [
-            self._nursery.start(
+            self._fork_server.start(
                 self._arguments,
                 self.log,
                 self._loaded,
                 local.environment(number, self._processes, port, devices=1),
-                strike if strike and strike.process == number else None,
+                fault if fault and fault.process == number else None,
             )
             for number in range(self._processes)
         ]
@@ -161,30 +161,30 @@ class Job:
     @property
     def has_ended(self) -> bool:
         """Whether it ended by itself, and well."""
-        codes = [self._nursery.code(pid) for pid in self._pids]
+        codes = [self._fork_server.code(pid) for pid in self._pids]
         expected = (None, 0, STOPPED if self._asked else 0)
         if not set(codes) <= set(expected):
             said = self.log.read_text()[-4000:]
             raise AssertionError(f"{self.log.name}: codes {codes}\n{said}")
         return None not in codes
 
-    def wait_for(self, strike: Strike) -> None:
+    def wait_for(self, fault: Fault) -> None:
         """Waits until it has struck itself, and ends as a launcher would see to it."""
-        pid = self._pids[strike.process]
+        pid = self._pids[fault.process]
         code = self._wait(pid)
-        if strike.signal == signal.SIGTERM:
+        if fault.signal == signal.SIGTERM:
             codes = [self._wait(pid) for pid in self._pids]
             assert codes == [STOPPED] * self._processes, self.log.read_text()[-4000:]
             return
-        assert code == -strike.signal, self.log.read_text()[-4000:]
+        assert code == -fault.signal, self.log.read_text()[-4000:]
         for other in self._pids:
-            if self._nursery.code(other) is None:
+            if self._fork_server.code(other) is None:
                 os.kill(other, signal.SIGKILL)
                 self._wait(other)
 
     def _wait(self, pid: int) -> int:
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        while (code := self._nursery.code(pid)) is None:
+        while (code := self._fork_server.code(pid)) is None:
             assert time.monotonic() < deadline, self.log.read_text()[-4000:]
             time.sleep(0.01)
         return code

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from realm_jax.index.builder import BUILDER_ROLE
 from realm_jax.index.heartbeat import read_heartbeat
 from realm_jax.storage import open_store
-from tests.soak.chronicle import Chronicle
+from tests.soak.fork_server import Fault, ForkServer
+from tests.soak.invariant_checker import InvariantChecker
 from tests.soak.jobs import Job, Run
-from tests.soak.nursery import Nursery, Strike
 
 # Twice as long as the whole takes on a busy machine.
 _PATIENCE_SECONDS = 3600.0
@@ -40,40 +40,44 @@ class Kills:
 
 
 def run_to_the_end(
-    run: Run, nursery: Nursery, kills: Kills | None = None, *, num_builders: int = 1
-) -> Chronicle:
-    """Runs the trainer (and builders, in async) to the end; the chronicle looks on."""
-    chronicle = Chronicle(run)
-    jobs = {"trainer": Job("pretrain", run, nursery)}
-    chronicle.begins(jobs["trainer"])
+    run: Run,
+    fork_server: ForkServer,
+    kills: Kills | None = None,
+    *,
+    num_builders: int = 1,
+) -> InvariantChecker:
+    """Runs the trainer (and builders, in async) to the end; the checker looks on."""
+    checker = InvariantChecker(run)
+    jobs = {"trainer": Job("pretrain", run, fork_server)}
+    checker.begins(jobs["trainer"])
     if run.mode == "async":
         for number in range(num_builders):
             name = f"builder {number}" if number else "builder"
-            jobs[name] = Job("build-index", run, nursery)
+            jobs[name] = Job("build-index", run, fork_server)
     moments = kills.moments(run.steps) if kills else []
     rng = random.Random(kills.seed if kills else 0)
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not all(job.has_ended for job in jobs.values()):
-        assert time.monotonic() < deadline, f"at step {chronicle.step}"
-        chronicle.look()
-        if moments and chronicle.step >= moments[0][0]:
+        assert time.monotonic() < deadline, f"at step {checker.step}"
+        checker.look()
+        if moments and checker.step >= moments[0][0]:
             _, who = moments.pop(0)
-            _wait_for_a_moment(run, rng, chronicle, jobs, who)
+            _wait_for_a_moment(run, rng, checker, jobs, who)
             if jobs[who].kill():
                 jobs[who].start()
                 if who == "trainer":
-                    chronicle.begins(jobs[who])
-        if jobs["trainer"].has_ended and chronicle.is_up_to_date():
+                    checker.begins(jobs[who])
+        if jobs["trainer"].has_ended and checker.is_up_to_date():
             # A builder that was started after that would wait for another trainer.
             for name in jobs.keys() - {"trainer"}:
                 jobs[name].ask_to_end()
         time.sleep(_LOOK_SECONDS)
-    chronicle.look()
+    checker.look()
     assert not moments, f"it ended before {moments}"
-    return chronicle
+    return checker
 
 
-def strikes(seed: int, count: int, run: Run) -> list[Strike]:
+def faults(seed: int, count: int, run: Run) -> list[Fault]:
     """Half of them SIGKILL, half SIGTERM, in random order, at steps that differ.
 
     Half of them come between two steps, and half a moment later: while the next is
@@ -83,7 +87,7 @@ def strikes(seed: int, count: int, run: Run) -> list[Strike]:
     signals = [signal.SIGKILL, signal.SIGTERM] * -(-count // 2)
     rng.shuffle(signals)
     return [
-        Strike(
+        Fault(
             step,
             int(number),
             rng.choice([0.0, rng.uniform(0.001, _MOMENT_SECONDS)]),
@@ -97,30 +101,36 @@ def strikes(seed: int, count: int, run: Run) -> list[Strike]:
     ]
 
 
-def run_through(run: Run, nursery: Nursery, blows: Sequence[Strike] = ()) -> Chronicle:
-    """Runs the trainer to the end, which strikes itself once in each of its lives."""
-    lives = [*blows, None]
-    job = Job("pretrain", run, nursery, lives[0])
-    for strike, following in itertools.pairwise(lives):
-        job.wait_for(strike)
+def run_through(
+    run: Run, fork_server: ForkServer, injected: Sequence[Fault] = ()
+) -> InvariantChecker:
+    """Runs the trainer to the end, which kills itself once in each of its lives."""
+    lives = [*injected, None]
+    job = Job("pretrain", run, fork_server, lives[0])
+    for fault, following in itertools.pairwise(lives):
+        job.wait_for(fault)
         job.start(following)
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not job.has_ended:
         assert time.monotonic() < deadline
         time.sleep(_LOOK_SECONDS)
-    return Chronicle(run)
+    return InvariantChecker(run)
 
 
 def _wait_for_a_moment(
-    run: Run, rng: random.Random, chronicle: Chronicle, jobs: dict[str, Job], who: str
+    run: Run,
+    rng: random.Random,
+    checker: InvariantChecker,
+    jobs: dict[str, Job],
+    who: str,
 ) -> None:
     """Half of the time anywhere, else amid the work."""
     deadline = time.monotonic() + rng.choice([0.0, _BUSY_SECONDS])
     store = open_store(run.model_dir)
     while time.monotonic() < deadline:
-        chronicle.look()
+        checker.look()
         if who == "trainer":
-            if chronicle.step > 0:
+            if checker.step > 0:
                 break
         else:
             status = read_heartbeat(store, BUILDER_ROLE)

@@ -13,7 +13,7 @@ from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
 from realm_jax.storage import open_store
 from realm_jax.training import checkpoints
 from tests.soak.jobs import Run
-from tests.soak.supervisor import Kills, run_through, run_to_the_end, strikes
+from tests.soak.supervisor import Kills, faults, run_through, run_to_the_end
 from tests.tiny_world import assert_same_bits
 
 SEED = int(os.environ.get("SOAK_SEED", "0"))
@@ -32,27 +32,27 @@ def make_run(request, tmp_path, world):
     return make
 
 
-def check_async(run, chronicle):
-    assert chronicle.check_loaded() >= 3
-    found = chronicle.steps()
+def check_async(run, checker):
+    assert checker.check_loaded() >= 3
+    found = checker.steps()
     period = run.checkpoint_period
     # As of a run that nobody disturbed: the last two, and what they resume with.
     assert found["checkpoints"] == [run.steps - period, run.steps]
     assert found["retriever"][-1] == found["index"][-1] == run.steps
     assert len(found["retriever"]) <= 2
     assert len(found["index"]) <= 5
-    assert chronicle.leftovers() == []
+    assert checker.leftovers() == []
 
 
-def check_blocking(run, chronicle, twin, of_twin):
+def check_blocking(run, checker, twin, of_twin):
     # Retrievers are not published here: what was loaded must be what the twin loaded.
     expected = dict(_loaded(twin))
     assert len(expected) >= 3
     for step, rows in _loaded(run):
         np.testing.assert_array_equal(rows, expected[step])
     # One that was asked to stop has a checkpoint of that step.
-    assert chronicle.steps()["checkpoints"][-1] == run.steps
-    assert chronicle.leftovers() == of_twin.leftovers() == []
+    assert checker.steps()["checkpoints"][-1] == run.steps
+    assert checker.leftovers() == of_twin.leftovers() == []
     assert_same_bits(_last_state(run), _last_state(twin))
     one, other = (
         SnapshotSeries(open_store(each.model_dir), "index") for each in (run, twin)
@@ -78,54 +78,54 @@ def _last_state(run):
     ]
 
 
-def test_a_few_kills(tmp_path, world, nursery):
+def test_a_few_kills(tmp_path, world, fork_server):
     run = Run(str(tmp_path / "model"), tmp_path / "logs", world.corpus, steps=20)
     kills = Kills(SEED, builder=2, trainer=1)
-    check_async(run, run_to_the_end(run, nursery, kills))
+    check_async(run, run_to_the_end(run, fork_server, kills))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_seventy_kills(make_run, nursery):
+def test_seventy_kills(make_run, fork_server):
     run = make_run("killed", steps=200, period=4)
     kills = Kills(SEED, builder=50, trainer=20)
-    check_async(run, run_to_the_end(run, nursery, kills))
+    check_async(run, run_to_the_end(run, fork_server, kills))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_four_builders_beside_one_trainer(make_run, nursery):
+def test_four_builders_beside_one_trainer(make_run, fork_server):
     run = make_run("crowded", steps=60, period=4)
     kills = Kills(SEED, builder=2, trainer=2)
-    check_async(run, run_to_the_end(run, nursery, kills, num_builders=4))
+    check_async(run, run_to_the_end(run, fork_server, kills, num_builders=4))
     assert "Traceback" not in (run.scratch / "build-index.log").read_text()
 
 
-def check_strikes(make_run, nursery, count, **options):
+def check_faults(make_run, fork_server, count, **options):
     run, twin = (make_run(name, mode="blocking", **options) for name in ("hit", "twin"))
-    blows = strikes(SEED, count, run)
-    assert len({blow.signal for blow in blows}) == 2
+    injected = faults(SEED, count, run)
+    assert len({fault.signal for fault in injected}) == 2
     began = time.monotonic()
-    chronicle = run_through(run, nursery, blows)
+    checker = run_through(run, fork_server, injected)
     seconds = time.monotonic() - began
-    print(f"\n{count} strikes, {run.processes} processes: {seconds:.0f} s")
-    check_blocking(run, chronicle, twin, run_through(twin, nursery))
+    print(f"\n{count} faults, {run.processes} processes: {seconds:.0f} s")
+    check_blocking(run, checker, twin, run_through(twin, fork_server))
 
 
 @pytest.mark.long
-def test_two_strikes_at_two_processes_change_no_bit(tmp_path, world, nursery):
+def test_two_strikes_at_two_processes_change_no_bit(tmp_path, world, fork_server):
     def make_run(name, **options):
         return Run(
             str(tmp_path / name), tmp_path / f"{name}-logs", world.corpus, **options
         )
 
     options = {"steps": 12, "period": 5, "checkpoint_period": 4}
-    check_strikes(make_run, nursery, 2, processes=2, **options)
+    check_faults(make_run, fork_server, 2, processes=2, **options)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("processes", [1, 2])
-def test_thirty_strikes_change_no_bit(make_run, nursery, processes):
+def test_thirty_faults_change_no_bit(make_run, fork_server, processes):
     options = {"steps": 100, "period": 5, "checkpoint_period": 4}
-    check_strikes(make_run, nursery, 30, processes=processes, **options)
+    check_faults(make_run, fork_server, 30, processes=processes, **options)

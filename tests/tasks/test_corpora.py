@@ -16,8 +16,9 @@ from realm_jax.data.salient_spans import PreAnnotated, RuleTagger, Span
 from realm_jax.data.splits import is_held_out
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
+from realm_jax.prepare import seqio_tasks
+from realm_jax.prepare.materialise import materialise
 from tasks import corpora
-from tasks.materialise import materialise
 
 pytestmark = pytest.mark.usefixtures("towns")
 
@@ -192,7 +193,7 @@ def test_provenance_tells_other_spans_apart(store):
     ):
         corpora.register(name, store.directory, tagger=tagger)
     found = {
-        name: corpora.provenance(seqio.TaskRegistry.get(f"{name}_salient"))
+        name: seqio_tasks.provenance(seqio.TaskRegistry.get(f"{name}_salient"))
         for name in ("towns", "one", "two", "rules", "none")
     }
     assert found["one"] == found["two"]
@@ -203,7 +204,7 @@ def test_provenance_tells_other_spans_apart(store):
     }
     assert found["rules"]["tagger"] == RuleTagger.name
     # Tasks without spans are those of the corpus, whoever tags.
-    pairs = corpora.provenance(seqio.TaskRegistry.get("one_ict"))
+    pairs = seqio_tasks.provenance(seqio.TaskRegistry.get("one_ict"))
     assert pairs["settings_fingerprint"] == found["towns"]["settings_fingerprint"]
 
 

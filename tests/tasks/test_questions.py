@@ -8,8 +8,8 @@ from realm_jax.data.examples import Examples
 from realm_jax.data.questions import question_examples, read_questions
 from realm_jax.errors import BadInputError
 from realm_jax.index.answer_labels import AnswerLabels
+from realm_jax.prepare.materialise import materialise
 from realm_jax.types import QuestionBatch
-from tasks.materialise import materialise
 from tasks.questions import register_questions
 
 pytestmark = pytest.mark.usefixtures("registry")

@@ -7,7 +7,7 @@ import sys
 import pytest
 import seqio
 
-from tasks.materialise import materialise
+from realm_jax.prepare.materialise import materialise
 from tests import tiny_run
 
 _MODULE = """

@@ -11,7 +11,7 @@ import pytest
 from realm_jax.errors import BadInputError
 from realm_jax.storage import open_store
 from tests.tpu_launch import launching
-from tpu_launch import verdict, worker_state
+from tpu_launch import diagnosis, worker_state
 from tpu_launch.attempts import (
     Attempts,
     TakenOverError,
@@ -21,7 +21,7 @@ from tpu_launch.attempts import (
 )
 from tpu_launch.backends.backend import FoundSlice, SliceState
 from tpu_launch.bundle import make_bundle
-from tpu_launch.verdict import BadInput, Failure, Lost
+from tpu_launch.diagnosis import BadInput, Failure, Lost
 from tpu_launch.worker_state import Done, State, WorkerState
 
 
@@ -116,7 +116,7 @@ def slices(state, expires="9999", reason="", machines="v4-8", number=1):
 
 
 def judged(found, since, now):
-    return verdict.of_slices(found, ROLE, since, now, CONFIG)
+    return diagnosis.of_slices(found, ROLE, since, now, CONFIG)
 
 
 @pytest.mark.parametrize("state", SliceState)
@@ -189,7 +189,7 @@ RUNNING = WorkerState(State.RUNNING, 1000.0, 70)
     ],
 )
 def test_what_workers_say_is_judged(workers, now, expected):
-    found = verdict.of_workers(workers, 2, 900.0, now, CONFIG)
+    found = diagnosis.of_workers(workers, 2, 900.0, now, CONFIG)
     assert found is None if expected is None else type(found) is expected
     if expected is Failure:
         assert found.place == ("step 70" if workers else "the start")

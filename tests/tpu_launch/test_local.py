@@ -16,9 +16,9 @@ from collections.abc import Callable
 import pytest
 
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
+from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import finished_steps
-from realm_jax.training.metrics import read_metrics
 from tests import tiny_run
 from tpu_launch import worker_state
 from tpu_launch.attempts import read_attempts

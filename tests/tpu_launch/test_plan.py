@@ -20,7 +20,7 @@ from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
 from tests import tiny_run
 from tpu_launch import __main__ as tpu_launch
-from tpu_launch.interruptible import unless_stopped
+from tpu_launch.cancellation import unless_stopped
 from tpu_launch.planner import commands, devices, memory
 from tpu_launch.planner.corpus_size import CorpusSize
 from tpu_launch.planner.devices import Setting

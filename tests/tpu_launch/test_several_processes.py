@@ -9,10 +9,10 @@ import time
 
 import pytest
 
+from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training import checkpoints
 from realm_jax.training.checkpoint_manifests import finished_steps
-from realm_jax.training.metrics import read_metrics
 from tests import tiny_run
 from tests.soak.jobs import Run, make_world
 from tests.tiny_world import assert_same_bits

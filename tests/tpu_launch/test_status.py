@@ -16,7 +16,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from realm_jax.training.metrics import MetricsFile
+from realm_jax.metrics.metrics_file import MetricsFile
 from tests.tpu_launch import watched_run
 from tests.tpu_launch.watched_run import NOW, RUN, AwayStore, shown, speak
 from tpu_launch import __main__ as tpu_launch

@@ -18,10 +18,10 @@ from tpu_launch import worker_state
 from tpu_launch.startup import startup_script
 from tpu_launch.worker import supervisor
 from tpu_launch.worker.command import Work
-from tpu_launch.worker.pace import Pace
-from tpu_launch.worker.place import Place
 from tpu_launch.worker.reporter import bounded_tail
 from tpu_launch.worker.supervisor import Supervisor
+from tpu_launch.worker.timeouts import Pace
+from tpu_launch.worker.worker_identity import Place
 from tpu_launch.worker_state import Done, State
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from jax._src.clusters import cloud_tpu_cluster
 
 from realm_jax.errors import BadInputError
 from tpu_launch.clock import SystemClock
-from tpu_launch.worker.place import Place, command_environment, find_place
+from tpu_launch.worker.worker_identity import Place, command_environment, find_place
 
 TPU_ENV = """ACCELERATOR_TYPE: 'v4-16'
 MEGASCALE_COORDINATOR_ADDRESS: '10.0.0.1:8080'

@@ -5,8 +5,8 @@ import io
 from rich.console import Console
 
 from realm_jax.index.heartbeat import Heartbeat
+from realm_jax.metrics.metrics_file import MetricsFile
 from realm_jax.storage import UnavailableStoreError, open_store
-from realm_jax.training.metrics import MetricsFile
 from tpu_launch import worker_state
 from tpu_launch.attempts import Attempts
 from tpu_launch.job import BUILDER, TRAINER

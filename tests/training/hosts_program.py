@@ -17,7 +17,7 @@ from unittest import mock
 
 import jax
 
-from realm_jax import hosts
+from realm_jax import multihost
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index.builder import BuilderConfig, IndexBuilder
 from realm_jax.storage import open_store
@@ -57,7 +57,7 @@ def check_places(stage: Stage) -> None:
 
 
 def main(what: str, world: str, model_dir: str, changes: str) -> None:
-    hosts.join(hosts.HostsConfig(heartbeat_seconds=20))
+    multihost.join(multihost.HostsConfig(heartbeat_seconds=20))
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     settings = json.loads(changes)
@@ -79,12 +79,12 @@ def main(what: str, world: str, model_dir: str, changes: str) -> None:
         optimizer=smooth,
         **settings,
     )
-    seen = pathlib.Path(model_dir, f"index_of_steps-{hosts.number()}.jsonl")
+    seen = pathlib.Path(model_dir, f"index_of_steps-{multihost.number()}.jsonl")
 
     def report(step: int, total: int, values) -> None:
         with seen.open("a") as file:
             file.write(json.dumps([step, values["index_step"]]) + "\n")
-        if step == stop_after and hosts.number() == hosts.count() - 1:
+        if step == stop_after and multihost.number() == multihost.count() - 1:
             stop.set()
 
     close = Stage.close

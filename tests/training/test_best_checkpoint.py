@@ -9,16 +9,17 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax import hosts
+from realm_jax import multihost
 from realm_jax.data.examples import Examples
 from realm_jax.errors import BadInputError
+from realm_jax.evaluation.loading import open_finished
 from realm_jax.evaluation.masked_spans import evaluate_masked_spans
 from realm_jax.evaluation.provenance import best_checkpoint
 from realm_jax.evaluation.report_data import BestCheckpoint
-from realm_jax.evaluation.trained import open_finished
 from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.index.searchers import make_searcher
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
+from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
@@ -31,7 +32,6 @@ from realm_jax.training.checkpoint_manifests import (
     finished_steps,
 )
 from realm_jax.training.masked_spans import HeldOutSpans
-from realm_jax.training.metrics import read_metrics
 from realm_jax.training.stage import Stage
 from tests import tiny_world
 from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, silent
@@ -79,7 +79,7 @@ def scripted(utilities, seen=None):
 
     def fill_in(spans, params, searcher):
         if seen is not None:
-            seen.append(hosts.fetch(params))
+            seen.append(multihost.fetch(params))
         means = dict.fromkeys(NAMES, 0.0) | {HELD_OUT_UTILITY: utilities[searcher.step]}
         return types.SimpleNamespace(means=lambda: means)
 
@@ -102,7 +102,7 @@ def measured(world, tmp_path_factory):
     fill_in, guess = HeldOutSpans.fill_in, masked_spans._guess
 
     def fill_in_and_tell(spans, tree, searcher):
-        params.append(hosts.fetch(tree))
+        params.append(multihost.fetch(tree))
         return fill_in(spans, tree, searcher)
 
     def guess_and_tell(*arguments):

@@ -10,6 +10,7 @@ from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.builder import BuilderConfig, IndexBuilder
 from realm_jax.index.manifest import EMBEDDINGS, DamagedSnapshotError
 from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanReader, span_bounds
 from realm_jax.storage import open_store
@@ -17,7 +18,6 @@ from realm_jax.training import finetune, pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
-from realm_jax.training.metrics import read_metrics
 from realm_jax.training.stage import Stage
 from tests import tiny_world
 from tests.tiny_world import (

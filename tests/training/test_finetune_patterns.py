@@ -7,8 +7,8 @@ import numpy as np
 
 from realm_jax.data.examples import write_examples
 from realm_jax.data.questions import question_examples, read_questions
+from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.training import finetune
-from realm_jax.training.metrics import read_metrics
 from tests import tiny_world
 from tests.tiny_world import LENGTHS, NEVER, silent
 from tests.training.test_finetune import inputs_of

@@ -6,10 +6,11 @@ import optax
 import pytest
 
 from realm_jax.errors import StoppedError
+from realm_jax.metrics.means import mean_of
+from realm_jax.metrics.metrics_file import MetricsFile, read_metrics
 from realm_jax.training import loop
-from realm_jax.training.accounting import Accounting, Stopwatch
-from realm_jax.training.metrics import MetricsFile, mean_of, read_metrics
 from realm_jax.training.state import create_state
+from realm_jax.training.step_timing import Accounting, Stopwatch
 
 
 def start(step=0):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from realm_jax.index.candidates import gather_candidates
+from realm_jax.metrics import means as means_lib
 from realm_jax.models import span_reader
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
@@ -17,7 +18,6 @@ from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.objectives.retrieval import Normalization, log_share_of_batch
-from realm_jax.training import metrics
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.losses import (
     FinetuneInputs,
@@ -177,7 +177,7 @@ def test_pretrain_loss_equals_its_twin(corpus, marginalization):
         for marginal, span in zip(marginals, spans, strict=True)
     ]
     entropy = [-sum(q * math.log(q) for q in p) for p, _ in scored]
-    assert metrics.compute(means) == pytest.approx(
+    assert means_lib.compute(means) == pytest.approx(
         {
             "loss": expected,
             "retrieval_utility": sum(utility) / 2,
@@ -223,7 +223,7 @@ def test_normalised_over_the_batch_the_loss_adds_the_share_of_the_own_candidates
     expected = float(of_candidates) - float(log_share[:2].mean())
     assert float(of_batch) == pytest.approx(expected, rel=1e-5)
     assert expected > float(of_candidates) + 0.01
-    means, batch_means = metrics.compute(means), metrics.compute(batch_means)
+    means, batch_means = means_lib.compute(means), means_lib.compute(batch_means)
     share = batch_means.pop("share_of_batch")
     assert share == pytest.approx(float(jnp.exp(log_share[:2]).mean()), rel=1e-5)
     assert batch_means.pop("loss") == pytest.approx(expected, rel=1e-5)
@@ -319,7 +319,7 @@ def test_warm_start_loss_equals_its_twin(corpus):
                 )
             )
         )
-    found = metrics.compute(means)
+    found = means_lib.compute(means)
     assert found["retriever_loss"] == pytest.approx(sum(terms) / 3, rel=1e-4)
     assert found["reader_loss"] == pytest.approx(sum(tokens) / 3, rel=1e-4)
     # The first sentence has two masks and reads its own block, the second has one and
@@ -358,11 +358,11 @@ def test_a_reader_with_a_span_scorer_also_selects_the_masked_span(corpus):
     )
     spans = softmax(np.asarray(scores.logits[0], np.float64)[scores.valid[0]])
     (place,) = np.flatnonzero(answers[0][np.asarray(scores.valid[0])])
-    found = metrics.compute(means)
+    found = means_lib.compute(means)
     assert found["span_loss"] == pytest.approx(-math.log(spans[place]), rel=1e-4)
     assert found["span_accuracy"] == float(spans[place] == max(spans))
     _, without = loss(params, WarmStartInputs(None, reading), KEY)
-    without = metrics.compute(without)
+    without = means_lib.compute(without)
     assert "span_loss" not in without
     assert found["reader_loss"] == pytest.approx(without["reader_loss"], rel=1e-5)
     assert float(value) == pytest.approx(
@@ -397,7 +397,7 @@ def test_a_reader_that_also_predicts_what_is_not_masked(corpus):
         logits = np.asarray(logits, np.float64)[0, m]
         seen.append(-math.log(token_probability(logits, unmasked.ids[i, m])))
     plain, of_masked = loss(params, WarmStartInputs(None, reading), KEY)
-    found, of_masked = metrics.compute(means), metrics.compute(of_masked)
+    found, of_masked = means_lib.compute(means), means_lib.compute(of_masked)
     assert found["reader_loss_unmasked"] == pytest.approx(sum(seen) / 3, rel=1e-4)
     assert float(value) == pytest.approx(float(plain) + sum(seen) / 3, rel=1e-4)
     # What is said of masked wordpieces is said of them alone.
@@ -413,7 +413,7 @@ def test_a_warm_start_of_one_model_computes_nothing_of_the_other(corpus, trained
     inputs = both.replace(**{"pairs" if trained == "reader" else "reading": None})
     # Parameters that are not there cannot be computed with.
     value, means = loss({trained: params[trained]}, inputs, KEY)
-    found, of_both = (metrics.compute(m) for m in (means, loss(params, both, KEY)[1]))
+    found, of_both = (means_lib.compute(m) for m in (means, loss(params, both, KEY)[1]))
     assert float(value) == found["loss"] == found[f"{trained}_loss"]
     assert found[f"{trained}_loss"] == pytest.approx(of_both[f"{trained}_loss"])
     words = {"retriever": ("retriever_", "in_batch_"), "reader": ("reader_", "answer_")}
@@ -493,7 +493,7 @@ def test_finetune_loss_equals_its_twin(corpus, marginalization):
         reader_loss.append(-math.log(right) if any(right_spans) else None)
     assert reader_loss[0] is not None
     assert reader_loss[1] is None
-    assert metrics.compute(means) == pytest.approx(
+    assert means_lib.compute(means) == pytest.approx(
         {
             "loss": (sum(retriever_loss) + reader_loss[0]) / 2,
             "retriever_loss": sum(retriever_loss) / 2,
@@ -544,7 +544,7 @@ def test_all_masks_unscored_is_no_loss_and_no_nan(corpus):
     loss = PretrainLoss(retriever, reader)
     value, means = jax.jit(loss)(params, PretrainInputs(batch, inputs.candidates), KEY)
     assert float(value) == 0.0
-    assert metrics.compute(means).keys() == {"padding_share"}
+    assert means_lib.compute(means).keys() == {"padding_share"}
 
 
 def several(inputs):
@@ -581,7 +581,7 @@ def test_microbatches_are_the_same_loss_with_the_same_gradient(
         whole,
         parts,
     )
-    expected, found = metrics.compute(means), metrics.compute(means_of_parts)
+    expected, found = means_lib.compute(means), means_lib.compute(means_of_parts)
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 

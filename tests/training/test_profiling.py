@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from realm_jax.errors import StoppedError
 from realm_jax.storage import open_store
 from realm_jax.training import profiling, warm_start
-from realm_jax.training.accounting import Stopwatch
 from realm_jax.training.loop import train
 from realm_jax.training.profiling import Profiler
 from realm_jax.training.state import create_state
+from realm_jax.training.step_timing import Stopwatch
 from tests import tiny_world
 from tests.tiny_world import NEVER, silent
 

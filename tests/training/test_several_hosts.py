@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
+from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training import pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.checkpoints import read_item, restore_params
-from realm_jax.training.metrics import read_metrics
 from tests import groups, tiny_world
 from tests.tiny_world import assert_same_bits
 from tests.training import hosts_program

@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from realm_jax.training import metrics
+from realm_jax.metrics import means as means_lib
 from realm_jax.training.optimizers import OptimizerConfig, make_optimizer
 from realm_jax.training.state import create_state
 from realm_jax.training.step import make_step
@@ -14,7 +14,10 @@ def noisy_quadratic(params, inputs, key):
     """0.5 |w - x|^2, with a draw of the key among the metrics."""
     loss = 0.5 * jnp.sum((params["w"] - inputs) ** 2)
     draw = jax.random.uniform(key)
-    return loss, {"loss": metrics.mean_of(loss, 1.0), "draw": metrics.mean_of(draw, 1)}
+    return loss, {
+        "loss": means_lib.mean_of(loss, 1.0),
+        "draw": means_lib.mean_of(draw, 1),
+    }
 
 
 def start():
@@ -27,7 +30,7 @@ def test_steps_equal_gradient_descent_written_out():
     for done in range(3):
         gradient = w - x
         state, found = step(state, jnp.asarray(x, jnp.float32))
-        values = metrics.compute(found)
+        values = means_lib.compute(found)
         assert values["loss"] == pytest.approx(0.5 * (gradient**2).sum(), rel=1e-5)
         norm = np.sqrt((gradient**2).sum())
         assert values["gradient_norm"] == pytest.approx(norm, rel=1e-5)
@@ -46,7 +49,7 @@ def test_the_gradient_norm_of_each_model_is_its_own():
     # The gradient is the parameters: norms 5 and 12, and 13 of both.
     state = create_state(params, optax.sgd(0.1), seed=0)
     _, found = make_step(half_square, optax.sgd(0.1))(state, jnp.zeros(()))
-    assert metrics.compute(found) == pytest.approx(
+    assert means_lib.compute(found) == pytest.approx(
         {
             "gradient_norm": 13.0,
             "gradient_norm_retriever": 5.0,
@@ -79,7 +82,7 @@ def test_what_is_frozen_costs_no_gradient():
     state, found = make_step(of_products, optimizer, frozen)(state, inputs)
     np.testing.assert_array_equal(state.params["retriever"]["tower"]["kernel"], 1.0)
     assert np.all(np.asarray(state.params["reader"]) != 1.0)
-    norms = metrics.compute(found)
+    norms = means_lib.compute(found)
     assert norms["gradient_norm_retriever"] == 0
     assert norms["gradient_norm"] == norms["gradient_norm_reader"] > 0
 
@@ -91,10 +94,10 @@ def test_each_step_draws_its_own_numbers_and_a_resumed_one_the_same():
         if done == 1:
             saved = jax.tree.map(np.array, state)
         state, found = step(state, jnp.zeros(2))
-        draws.append(metrics.compute(found)["draw"])
+        draws.append(means_lib.compute(found)["draw"])
     assert len(set(draws)) == 3
     resumed, found = step(jax.tree.map(jnp.asarray, saved), jnp.zeros(2))
-    assert metrics.compute(found)["draw"] == draws[1]
+    assert means_lib.compute(found)["draw"] == draws[1]
     np.testing.assert_array_equal(resumed.key, state.key)
 
 

@@ -9,17 +9,17 @@ import pytest
 from realm_jax.errors import BadInputError
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import span_bounds
 from realm_jax.storage import open_store
 from realm_jax.training import warm_start
-from realm_jax.training.accounting import Part
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
-from realm_jax.training.metrics import read_metrics
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.stage import Stage
+from realm_jax.training.step_timing import Part
 from realm_jax.training.warm_start import ReaderMixture
 from tests import tiny_world
 from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, differing, silent

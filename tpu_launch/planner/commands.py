@@ -11,7 +11,7 @@ from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.refresh import RefreshMode
 from realm_jax.training.stage_config import StageConfig
-from tpu_launch.planner import devices, memory, programs, storage_space, upkeep
+from tpu_launch.planner import devices, memory, programs, refresh_cost, storage_space
 from tpu_launch.planner.devices import AUTO, DeviceMemory, Setting
 from tpu_launch.planner.figures import Line, Plan, Unit
 from tpu_launch.planner.programs import Training
@@ -45,7 +45,7 @@ def training(command: str, config: StageConfig, setting: Setting) -> Plan:
         seconds += embed_seconds * _refreshes(config)
     sections["the run"] = _run(config, setting, seconds)
     problems = [] if found.fits else [devices.advice(found, setting)]
-    problems += upkeep.problems(index, _embedding_machines(config, setting))
+    problems += refresh_cost.problems(index, _embedding_machines(config, setting))
     needed = next(line.value for line in host if line.name == "in all")
     if needed > setting.trainer.host_memory:
         problems.append("the memory of a host: see there; spread the run over more")
@@ -65,7 +65,7 @@ def build_index(models: ModelFactory, embed: EmbedConfig, setting: Setting) -> P
     dimension = towers.projection_size
     disk = setting.corpus.disk_bytes(length)
     index = storage_space.index_bytes(dimension, setting)
-    lines = upkeep.embedding_lines(towers, embed, machines, setting)
+    lines = refresh_cost.embedding_lines(towers, embed, machines, setting)
     return Plan(
         f"build-index on {machines.accelerator_type}",
         {
@@ -73,7 +73,7 @@ def build_index(models: ModelFactory, embed: EmbedConfig, setting: Setting) -> P
             "the model directory": [Line("one index", index, Unit.BYTES)],
             "a host": [Line("the corpus on its disk", disk, Unit.BYTES)],
         },
-        upkeep.problems(lines, machines),
+        refresh_cost.problems(lines, machines),
     )
 
 
@@ -98,9 +98,9 @@ def reading(command: str, config: EvaluateConfig | AskConfig, setting: Setting) 
         Line("there is", limit, Unit.BYTES, "for programs"),
     ]
     embed = config.embed.at_length(finetuned.models.lengths.document)
-    lines = upkeep.embedding_lines(towers, embed, setting.trainer, setting)
+    lines = refresh_cost.embedding_lines(towers, embed, setting.trainer, setting)
     disk = setting.corpus.disk_bytes(embed.document_length)
-    problems = upkeep.problems(lines, setting.trainer)
+    problems = refresh_cost.problems(lines, setting.trainer)
     if total > limit:
         problems.append('SEARCHER="scann" would do: it searches on the host')
     return Plan(
@@ -151,13 +151,15 @@ def _index(
     towers = config.models.retriever_config(setting.corpus.vocab_size)
     embed = config.embed.at_length(config.models.lengths.document)
     machines = _embedding_machines(config, setting)
-    lines = upkeep.embedding_lines(towers, embed, machines, setting)
+    lines = refresh_cost.embedding_lines(towers, embed, machines, setting)
     seconds = next(line.value for line in lines if line.name == "a refresh takes")
     if not isinstance(config, PretrainConfig):
         return lines, seconds, []
     if config.searcher == "device" and setting.compiles:
         lines += _search_lines(config, setting)
-    more, hints = upkeep.refresh_lines(config, seconds, step_seconds, setting.hardware)
+    more, hints = refresh_cost.refresh_lines(
+        config, seconds, step_seconds, setting.hardware
+    )
     return lines + more, seconds, hints
 
 

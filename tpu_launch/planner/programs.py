@@ -31,6 +31,7 @@ from realm_jax.training import (
     pretrain,
     warm_start,
 )
+from realm_jax.training.candidate_search import RetrievingInputs, RetrievingLoss
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.losses import (
     FinetuneInputs,
@@ -42,7 +43,6 @@ from realm_jax.training.losses import (
 )
 from realm_jax.training.optimizers import make_optimizer
 from realm_jax.training.pretrain import PretrainConfig
-from realm_jax.training.retrieving import RetrievingInputs, RetrievingLoss
 from realm_jax.training.stage_config import StageConfig
 from realm_jax.training.state import TrainState, create_state, state_shardings
 from realm_jax.training.step import Loss, make_step, step_key

@@ -28,9 +28,9 @@ from realm_jax.storage import (
     open_store,
 )
 from tpu_launch.attempts import attempt_numbers, read_launcher
-from tpu_launch.interruptible import unless_stopped
+from tpu_launch.cancellation import unless_stopped
 from tpu_launch.job import BUILDER, TRAINER
-from tpu_launch.watching import gaps
+from tpu_launch.watching import lenient_reads
 from tpu_launch.watching.cached_store import CachedStore
 from tpu_launch.watching.log_tail import Tail
 from tpu_launch.watching.run_status import find_run
@@ -271,7 +271,9 @@ class Logs:
         number = self._wanted.attempt
         if number is not None and all(one > number for one in last.values()):
             return True
-        markers = [gaps.done_step(self._store, self._run, role) for role in last]
+        markers = [
+            lenient_reads.done_step(self._store, self._run, role) for role in last
+        ]
         if not markers or None in markers:
             self._done_since, self._have_ended = None, False
             return False
@@ -282,7 +284,9 @@ class Logs:
         self._have_ended = all(
             word.state in _ENDED
             for role, attempt in last.items()
-            for word in gaps.words(self._store, self._run, role, attempt).values()
+            for word in lenient_reads.words(
+                self._store, self._run, role, attempt
+            ).values()
         )
         return had_ended or now - self._done_since > _LAST_WORDS_SECONDS
 

@@ -18,7 +18,7 @@ from tpu_launch import attempts
 from tpu_launch.attempts import Attempt, Launcher
 from tpu_launch.backends.backend import PENDING, SliceState
 from tpu_launch.job import BUILDER, TRAINER
-from tpu_launch.watching import gaps
+from tpu_launch.watching import lenient_reads
 from tpu_launch.worker_state import State, WorkerState, role_folder
 
 
@@ -195,11 +195,11 @@ def read_status(store: Store, run: str, now: float) -> RunStatus:
     """
     launcher = attempts.read_launcher(store, run)
     listed = store.list(f"launch/{run}")
-    line = gaps.last_line(store)
+    line = lenient_reads.last_line(store)
     notes, roles = {}, []
     for name in (TRAINER, BUILDER):
         if any(one.startswith(f"{role_folder(run, name)}/") for one in listed):
-            notes[name] = gaps.attempts(store, run, name)
+            notes[name] = lenient_reads.attempts(store, run, name)
             roles.append(_role(store, run, name, notes[name], launcher, line, now))
     known = [one for tried in notes.values() for one in tried.values() if one]
     return RunStatus(
@@ -211,7 +211,7 @@ def read_status(store: Store, run: str, now: float) -> RunStatus:
         cost=_cost([one for tried in notes.values() for one in tried.values()], now),
         currency=known[-1].currency if known else attempts.DEFAULT_CURRENCY,
         total_steps=launcher.total_steps if launcher else None,
-        **_training(roles, gaps.heartbeat(store, TRAINER), line),
+        **_training(roles, lenient_reads.heartbeat(store, TRAINER), line),
     )
 
 
@@ -226,9 +226,9 @@ def _role(
 ) -> RoleStatus:
     number = max(tried, default=0)
     last = tried.get(number)
-    done_step = gaps.done_step(store, run, name)
-    words = gaps.words(store, run, name, number)
-    beat = gaps.heartbeat(store, name)
+    done_step = lenient_reads.done_step(store, run, name)
+    words = lenient_reads.words(store, run, name, number)
+    beat = lenient_reads.heartbeat(store, name)
     is_over = launcher is not None and launcher.ended is not None
     is_gone = is_over or (last is not None and last.ended is not None)
     slices = None if is_gone else attempts.read_slices(store, run, name, number)
@@ -240,7 +240,7 @@ def _role(
         state = _live_state(words, last, slices.state if slices else "")
     # What was said by one that is gone is no longer so.
     is_building = name == BUILDER and state == RoleState.RUNNING
-    logged = gaps.whole(line.get("step")) if name == TRAINER else None
+    logged = lenient_reads.whole(line.get("step")) if name == TRAINER else None
     reasons = [one.reason for one in tried.values() if one and one.ended is not None]
     return RoleStatus(
         name=name,
@@ -313,8 +313,8 @@ def _building(beat: JobStatus) -> dict[str, Any]:
     activity = str(beat.extra.get("activity", ""))
     if activity != "embedding":
         return {"activity": activity}
-    done = gaps.whole(beat.extra.get("blocks_done"))
-    blocks = gaps.whole(beat.extra.get("num_blocks"))
+    done = lenient_reads.whole(beat.extra.get("blocks_done"))
+    blocks = lenient_reads.whole(beat.extra.get("num_blocks"))
     return {
         "activity": activity,
         "blocks_done": done,
@@ -327,17 +327,19 @@ def _training(
     roles: Sequence[RoleStatus], beat: JobStatus | None, line: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The figures of the training, by its heartbeat and the last of its metrics."""
-    logged = gaps.whole(line.get("index_step"))
-    index = gaps.whole(beat.extra.get("index_step")) if beat else logged
+    logged = lenient_reads.whole(line.get("index_step"))
+    index = lenient_reads.whole(beat.extra.get("index_step")) if beat else logged
     step = next((role.step for role in roles if role.name == TRAINER), None)
     age = None if step is None or index is None else max(0, step - index)
-    seconds = gaps.real(line.get("index_age_seconds")) if index == logged else None
+    seconds = (
+        lenient_reads.real(line.get("index_age_seconds")) if index == logged else None
+    )
     return {
         "step": step,
-        "loss": gaps.real(line.get("loss")),
-        "retrieval_utility": gaps.real(line.get("retrieval_utility")),
-        "examples_per_second": gaps.real(line.get("examples_per_second")),
-        "steps_per_second": gaps.real(line.get("steps_per_second")),
+        "loss": lenient_reads.real(line.get("loss")),
+        "retrieval_utility": lenient_reads.real(line.get("retrieval_utility")),
+        "examples_per_second": lenient_reads.real(line.get("examples_per_second")),
+        "steps_per_second": lenient_reads.real(line.get("steps_per_second")),
         "index_step": index,
         "index_age_steps": age,
         "index_age_seconds": seconds,

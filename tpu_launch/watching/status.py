@@ -20,7 +20,7 @@ from rich.text import Text
 from realm_jax.cli import configuration
 from realm_jax.errors import StoppedError
 from realm_jax.storage import Store, UnavailableStoreError, open_store
-from tpu_launch.interruptible import unless_stopped
+from tpu_launch.cancellation import unless_stopped
 from tpu_launch.watching.cached_store import CachedStore
 from tpu_launch.watching.run_status import RunStatus, find_run, read_status
 from tpu_launch.watching.status_table import as_json, render

@@ -29,9 +29,9 @@ from tpu_launch.clock import Clock, SystemClock
 from tpu_launch.job import BUILDER, TRAINER, attempt_id
 from tpu_launch.progress import Progress
 from tpu_launch.worker.command import Command, Work
-from tpu_launch.worker.pace import LOCAL_PACE, Pace
-from tpu_launch.worker.place import Place, command_environment, find_place
 from tpu_launch.worker.reporter import Reporter, last_line
+from tpu_launch.worker.timeouts import LOCAL_PACE, Pace
+from tpu_launch.worker.worker_identity import Place, command_environment, find_place
 from tpu_launch.worker_state import Done, State, WorkerState
 
 _BUG = 1

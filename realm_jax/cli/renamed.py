@@ -1,0 +1,60 @@
+"""Names that gin files of version 0.1 use; they work until 0.3, with a warning.
+
+A user's own gin files keep working after an upgrade: each old name is replaced as a
+file is read, and one line says what to write instead.
+"""
+
+import io
+import logging
+import os
+import re
+from typing import IO
+
+import gin
+
+# Old name -> new name, each a whole word of gin's syntax.
+RENAMED = {
+    "from tasks import prepare": "from realm_jax.prepare import prepare",
+    "from tasks import update_corpus": "from realm_jax.prepare import update_corpus",
+    "from realm_jax import hosts": "from realm_jax import multihost",
+    "hosts.HostsConfig": "multihost.HostsConfig",
+    "another_corpus": "allow_corpus_mismatch",
+    "ANOTHER_CORPUS": "ALLOW_CORPUS_MISMATCH",
+}
+
+_OLD = re.compile("|".join(rf"(?<![\w.]){re.escape(old)}(?!\w)" for old in RENAMED))
+# A setting stands behind the class that has it.
+_OLD_SETTING = re.compile(r"(?<=\.)another_corpus(?!\w)")
+_log = logging.getLogger(__name__)
+# `configuration` quiets the root logger while gin reads.
+_log.setLevel(logging.WARNING)
+
+
+def current(text: str, where: str) -> str:
+    """Returns gin's syntax with the names of today.
+
+    Args:
+      text: lines of a gin file, or a binding of the command line.
+      where: names them in the warning, one for each old name.
+    """
+    found = dict.fromkeys([*_OLD.findall(text), *_OLD_SETTING.findall(text)])
+    for old in found:
+        _log.warning("%s: %s is now %s; please change it.", where, old, RENAMED[old])
+
+    def name_of_today(match: re.Match[str]) -> str:
+        return RENAMED[match.group()]
+
+    return _OLD_SETTING.sub(name_of_today, _OLD.sub(name_of_today, text))
+
+
+def read_gin_files_by_old_names() -> None:
+    """Has gin read all files, those that others include too, through `current`."""
+    # What is registered comes after gin's own reader, which opens every file there is.
+    gin.config._FILE_READERS[:0] = [(_open, os.path.isfile)]
+
+
+def _open(path: str) -> IO[str]:
+    with open(path, encoding="utf-8") as file:
+        text = io.StringIO(current(file.read(), path))
+    text.name = path  # Gin's errors say it.
+    return text

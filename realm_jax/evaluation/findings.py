@@ -1,0 +1,207 @@
+"""What a run showed, in plain words: one line for each thing that was measured."""
+
+import itertools
+from collections.abc import Iterator
+
+from realm_jax.evaluation.report_data import (
+    AFTER_FINETUNING,
+    AFTER_REALM,
+    AFTER_WARM_START,
+    EXACT_MATCH,
+    MOMENTS,
+    BestCheckpoint,
+    ControlComparison,
+    ControlFigure,
+    MaskedAccuracy,
+    ReportData,
+    recall_name,
+)
+from realm_jax.metrics.curves import Finding, Level, index_versions
+from realm_jax.metrics.retrieval import Interval
+
+
+def percent(rate: float) -> str:
+    """A rate as a percentage with one decimal."""
+    return f"{100 * rate:.1f}%"
+
+
+def points(difference: float) -> str:
+    """A difference of rates in percentage points, with its sign."""
+    text = f"{100 * difference:+.1f}"
+    return "0.0" if float(text) == 0.0 else text.replace("-", "−")
+
+
+def nats(difference: float) -> str:
+    """A difference of log-probabilities with its sign."""
+    text = f"{difference:+.2f}"
+    return "0.00" if float(text) == 0.0 else text.replace("-", "−")
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the two largest units that say something."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def verdicts(data: ReportData) -> list[Finding]:
+    """Says of every measured comparison whether it went up, down or neither."""
+    return list(_verdicts(data))
+
+
+def _verdicts(data: ReportData) -> Iterator[Finding]:
+    before, after = (
+        data.comparison.find(label, recall_name(5))
+        for label in (AFTER_WARM_START, AFTER_REALM)
+    )
+    change = data.comparison.find_change(AFTER_WARM_START, AFTER_REALM, recall_name(5))
+    if before and after and change:
+        yield _pretraining(before, after, change)
+    if data.control:
+        yield from control_verdict(data.control)
+    if data.masked_accuracy:
+        yield _masked_spans(data.masked_accuracy)
+    if data.best_checkpoint:
+        yield _best_checkpoint(data.best_checkpoint)
+    answered = data.comparison.find(AFTER_FINETUNING, EXACT_MATCH)
+    if answered:
+        yield Finding(
+            Level.NEUTRAL,
+            f"The fine-tuned reader answers {percent(answered.mean)} of "
+            f"{answered.count:,} questions exactly right (95% interval "
+            f"{percent(answered.low)} to {percent(answered.high)}).",
+        )
+    versions = index_versions(data.curves)
+    if versions:
+        yield _refreshes(data)
+
+
+def _pretraining(before: Interval, after: Interval, change: Interval) -> Finding:
+    figures = (
+        f"{percent(before.mean)} after the warm start, {percent(after.mean)} after "
+        f"REALM ({_measured_difference(change)}, {change.count:,} questions)"
+    )
+    if change.low > 0:
+        return Finding(Level.GOOD, f"REALM pre-training raised recall@5: {figures}.")
+    if change.high < 0:
+        return Finding(
+            Level.WARNING,
+            f"REALM pre-training lowered recall@5: {figures}. The interval lies below "
+            "zero.",
+            "See the curves: a collapse calls for more frequent refreshes and a lower "
+            "rate, a slow decline for fewer steps.",
+        )
+    return Finding(
+        Level.NEUTRAL,
+        f"REALM pre-training made no measurable difference to recall@5: {figures}. "
+        "The interval includes zero.",
+    )
+
+
+def control_verdict(control: ControlComparison) -> Iterator[Finding]:
+    """Says in one sentence what REALM gained and lost against its control.
+
+    It judges recall@5 and exact match; a difference whose interval includes zero is
+    not measurable.
+    """
+    found = [
+        figure
+        for moment, metric in itertools.product(
+            MOMENTS.values(), (recall_name(5), EXACT_MATCH)
+        )
+        if (figure := control.find(moment, metric))
+    ]
+    if not found:
+        return
+    gained = any(figure.difference.low > 0 for figure in found)
+    lost = any(figure.difference.high < 0 for figure in found)
+    clauses = [_against_control(figure) for figure in found]
+    *first, last = clauses
+    together = f"{', '.join(first)} and {last}" if first else last
+    yield Finding(
+        Level.WARNING if lost else Level.GOOD if gained else Level.NEUTRAL,
+        f"On the same {found[0].difference.count:,} questions, compared with the same "
+        f"chain without it, REALM {together}.",
+    )
+
+
+def _against_control(figure: ControlFigure) -> str:
+    difference = figure.difference
+    what = figure.metric
+    if what != EXACT_MATCH:
+        what = f"{what} {figure.moment}"
+    interval = f"95% interval {points(difference.low)} to {points(difference.high)}"
+    size = f"{100 * abs(difference.mean):.1f} points"
+    if difference.low > 0:
+        return f"gained {size} of {what} ({interval})"
+    if difference.high < 0:
+        return f"lost {size} of {what} ({interval})"
+    return (
+        f"made no measurable difference to {what} ({points(difference.mean)} points, "
+        f"{interval}, which includes zero)"
+    )
+
+
+def _masked_spans(accuracy: MaskedAccuracy) -> Finding:
+    """Judges by the utility: it says more than a count of spans, most of them wrong."""
+    utility, right = accuracy.utility, accuracy.difference
+    figures = (
+        f"{nats(utility.mean)} nats of log-probability over the null document alone "
+        f"(95% interval {nats(utility.low)} to {nats(utility.high)}, "
+        f"{utility.count:,} spans); {percent(accuracy.with_retrieval.mean)} right "
+        f"against {percent(accuracy.null_only.mean)} ({_measured_difference(right)})"
+    )
+    if utility.low > 0:
+        return Finding(
+            Level.GOOD, f"Documents help to fill in masked spans: {figures}."
+        )
+    if utility.high < 0:
+        return Finding(
+            Level.WARNING, f"Documents make filling in masked spans worse: {figures}."
+        )
+    return Finding(
+        Level.NEUTRAL,
+        f"Documents make no measurable difference to masked spans: {figures}.",
+    )
+
+
+def _best_checkpoint(best: BestCheckpoint) -> Finding:
+    text = f"Best held-out utility {nats(best.utility)} nats at step {best.step:,}"
+    if best.step == best.last_step:
+        return Finding(Level.NEUTRAL, f"{text}, the last checkpoint.")
+    if best.last_utility is not None:
+        text += (
+            f"; the last checkpoint, of step {best.last_step:,}, has "
+            f"{nats(best.last_utility)}"
+        )
+    return Finding(
+        Level.NEUTRAL, f"{text}.", 'CHECKPOINT="best" fine-tunes and measures that one.'
+    )
+
+
+def _refreshes(data: ReportData) -> Finding:
+    versions = index_versions(data.curves)
+    if len(versions) == 1:
+        return Finding(
+            Level.NEUTRAL,
+            "The index was never replaced during pre-training: every step searched "
+            f"the one built at step {versions[0].step:,}.",
+        )
+    oldest = max((v.oldest_steps or 0.0) for v in versions)
+    seconds = max((v.oldest_seconds or 0.0) for v in versions)
+    aged = f"{oldest:,.0f} steps" + (f" ({duration(seconds)})" if seconds else "")
+    return Finding(
+        Level.NEUTRAL,
+        f"Pre-training searched {len(versions)} versions of the index; none was in use "
+        f"beyond an age of {aged}.",
+    )
+
+
+def _measured_difference(interval: Interval) -> str:
+    return (
+        f"{points(interval.mean)} points, 95% interval {points(interval.low)} to "
+        f"{points(interval.high)}"
+    )

@@ -1,0 +1,193 @@
+"""The page and the JSON interface that a trained model is questioned on.
+
+    GET  /?question=…        the page, with the answer and its sources
+    POST /answer             {"question": …} -> the same as JSON
+    GET  /status             the version that answers, as JSON
+
+The model runs in a thread of its own, one question at a time. Requests that wait for it
+keep nobody from being accepted, nor /status from being answered.
+"""
+
+import asyncio
+import errno
+import json
+import socket
+import threading
+from collections.abc import Callable
+
+from aiohttp import web
+from markupsafe import Markup, escape
+
+from realm_jax.errors import BadInputError
+from realm_jax.evaluation.answering import ReadDocument
+from realm_jax.evaluation.ask import AnswerService, Reply
+from realm_jax.evaluation.findings import duration
+from realm_jax.evaluation.templates import page_environment
+
+_LARGEST_REQUEST = 1 << 16
+_GOODBYE_SECONDS = 2.0
+
+
+def open_port(host: str, port: int) -> socket.socket:
+    """Takes a port; nobody is answered on it before `serve`.
+
+    Raises:
+      BadInputError: the address is not of this machine, or the port is taken.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        taken = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise _no_port(host, port, error) from error
+    try:
+        # A server that has just ended leaves the port in a state that only looks taken.
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(address)
+        # Not later: two sockets may be bound to one port until one of them listens.
+        taken.listen()
+    except OSError as error:
+        taken.close()
+        raise _no_port(host, port, error) from error
+    return taken
+
+
+def serve(
+    respondent: AnswerService,
+    listener: socket.socket,
+    stop: threading.Event,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Answers requests until `stop` is set; closes the port.
+
+    Args:
+      respondent: answers.
+      listener: from `open_port`.
+      stop: ends the server; a question being answered is answered first.
+      on_ready: called once requests are answered.
+    """
+    asyncio.run(_serve(respondent, listener, stop, on_ready))
+
+
+async def _serve(
+    respondent: AnswerService,
+    listener: socket.socket,
+    stop: threading.Event,
+    on_ready: Callable[[], None],
+) -> None:
+    runner = web.AppRunner(
+        make_application(respondent),
+        access_log=None,
+        shutdown_timeout=_GOODBYE_SECONDS,
+    )
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listener).start()
+        on_ready()
+        await asyncio.to_thread(stop.wait)
+    finally:
+        await runner.cleanup()
+
+
+def make_application(respondent: AnswerService) -> web.Application:
+    """Returns the routes."""
+    handlers = _Handlers(respondent)
+    application = web.Application(client_max_size=_LARGEST_REQUEST)
+    application.add_routes(
+        [
+            web.get("/", handlers.page),
+            web.post("/answer", handlers.answer),
+            web.get("/status", handlers.status),
+        ]
+    )
+    return application
+
+
+class _Handlers:
+    def __init__(self, respondent: AnswerService):
+        self._respondent = respondent
+        self._free = asyncio.Lock()
+        environment = page_environment()
+        environment.filters |= {"duration": duration, "marked": _marked}
+        self._template = environment.get_template("ask.html.jinja")
+
+    async def page(self, request: web.Request) -> web.Response:
+        question = request.query.get("question")
+        reply, problem = None, ""
+        if question is not None:
+            try:
+                reply = await self._ask(question)
+            except BadInputError as error:
+                problem = str(error)
+        version = reply.version if reply else self._respondent.version
+        page = self._template.render(
+            question=question or "",
+            reply=reply,
+            problem=problem,
+            version=version.describe(),
+        )
+        return web.Response(
+            text=page, content_type="text/html", status=400 if problem else 200
+        )
+
+    async def answer(self, request: web.Request) -> web.Response:
+        try:
+            reply = await self._ask(_question_of(await request.read()))
+        except web.HTTPRequestEntityTooLarge:
+            return _refuse(f"expected a request of at most {_LARGEST_REQUEST:,} bytes")
+        except BadInputError as error:
+            return _refuse(str(error))
+        return web.json_response(reply.describe())
+
+    async def status(self, request: web.Request) -> web.Response:
+        return web.json_response(
+            {
+                **self._respondent.version.describe(),
+                "problem": self._respondent.problem,
+            }
+        )
+
+    async def _ask(self, question: str) -> Reply:
+        async with self._free:
+            return await asyncio.to_thread(self._respondent.answer, question)
+
+
+def _question_of(data: bytes) -> str:
+    try:
+        request = json.loads(data)
+    except ValueError as error:
+        raise BadInputError(
+            f'expected JSON such as {{"question": "who ..."}}, got none ({error})'
+        ) from error
+    if not isinstance(request, dict) or list(request) != ["question"]:
+        raise BadInputError(
+            f'expected JSON such as {{"question": "who ..."}}, got {request!r:.60}'
+        )
+    return request["question"]
+
+
+def _refuse(message: str) -> web.Response:
+    return web.json_response({"error": " ".join(message.split())}, status=400)
+
+
+def _marked(document: ReadDocument) -> Markup:
+    """Escapes what was read and highlights the answer wherever it stands."""
+    pieces, end = [], 0
+    for start, stop in document.places:
+        if start < end:
+            continue  # An answer that repeats itself overlaps with itself.
+        pieces.append(escape(document.body[end:start]))
+        pieces.append(Markup("<mark>{}</mark>").format(document.body[start:stop]))
+        end = stop
+    return Markup("").join([*pieces, escape(document.body[end:])])
+
+
+def _no_port(host: str, port: int, error: OSError) -> BadInputError:
+    if error.errno == errno.EADDRINUSE:
+        return BadInputError(
+            f"expected a free port, got {host}:{port}, which is in use; choose another "
+            "PORT, or end what answers there"
+        )
+    return BadInputError(
+        f"expected an address of this machine and a port that may be opened, got "
+        f"{host}:{port} ({error.strerror}); correct HOST or PORT"
+    )

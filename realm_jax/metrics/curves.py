@@ -1,0 +1,324 @@
+"""Curves of a run, read from its `metrics.jsonl`, and what they say about its health.
+
+The failure to watch for: the retriever runs away from its own index, what it finds no
+longer helps, and the reader learns to ignore documents. The loss hides this, for the
+null document alone is not much worse. Retrieval utility falling to zero and recall
+falling after it had risen show it.
+"""
+
+import dataclasses
+import enum
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from realm_jax.metrics.metrics_file import read_metrics
+
+PRETRAIN = "pretrain"
+LOSS = "loss"
+UTILITY = "retrieval_utility"
+RECALL = "recall_at_5"
+INDEX_STEP = "index_step"
+INDEX_AGE_STEPS = "index_age_steps"
+INDEX_AGE_SECONDS = "index_age_seconds"
+
+# Utility below this many nats is about zero: documents change p(y|x) by 1 per cent.
+_NO_UTILITY = 0.01
+# It must have been above this before "fell to zero" means anything.
+_SOME_UTILITY = 0.05
+# Recall has collapsed when it lost half of its best and at least these many points.
+_RECALL_DROP = 0.1
+_CURE = (
+    "Refresh the index more often (REFRESH_PERIOD), lower the learning rate, keep the "
+    "LayerNorm on the embeddings on, and warm-start the retriever and the reader "
+    "longer; then pretrain again from the warm start, for a collapsed run does not "
+    "recover."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """One metric of one stage.
+
+    Attributes:
+      stage: as in `metrics.jsonl`: warm_start, pretrain, finetune.
+      metric: as in `metrics.jsonl`.
+      steps: updates done, increasing.
+      values: one for each step; NaN where the run wrote no number.
+    """
+
+    stage: str
+    metric: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+class Level(enum.Enum):
+    """How a finding is meant to be taken."""
+
+    GOOD = "good"
+    NEUTRAL = "neutral"
+    WARNING = "warning"
+    ALARM = "alarm"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line in plain words.
+
+    Attributes:
+      level: how it is meant to be taken.
+      text: what was found.
+      advice: what to do about it, if anything.
+    """
+
+    level: Level
+    text: str
+    advice: str = ""
+
+
+def read_curves(model_dirs: Iterable[str]) -> tuple[Curve, ...]:
+    """Reads the curves of a run whose stages wrote into these folders."""
+    return curves_from_lines(
+        line for model_dir in model_dirs for line in read_metrics(model_dir)
+    )
+
+
+def curves_from_lines(lines: Iterable[Mapping[str, Any]]) -> tuple[Curve, ...]:
+    """Sorts lines of metrics into curves; of a step written twice, the last counts.
+
+    Args:
+      lines: `step`, `stage` and any number of metrics each.
+    """
+    points: dict[tuple[str, str], dict[int, float]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name in ("step", "stage") or isinstance(value, str | bool):
+                continue
+            curve = points.setdefault((line["stage"], name), {})
+            curve[int(line["step"])] = math.nan if value is None else float(value)
+    return tuple(
+        Curve(stage, metric, *map(tuple, zip(*sorted(values.items()), strict=True)))
+        for (stage, metric), values in points.items()
+    )
+
+
+def find_curve(curves: Sequence[Curve], stage: str, metric: str) -> Curve:
+    """Returns the curve of a metric, an empty one if it was not measured."""
+    for curve in curves:
+        if (curve.stage, curve.metric) == (stage, metric):
+            return curve
+    return Curve(stage, metric, (), ())
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexVersion:
+    """One index that the trainer searched.
+
+    Attributes:
+      step: the step of the retriever that embedded it.
+      first_used: the first step logged with it.
+      oldest_steps: its age in steps when it was last used; None if not logged.
+      oldest_seconds: the same in seconds.
+      recall: recall@5 measured with it; None if it was not.
+    """
+
+    step: int
+    first_used: int
+    oldest_steps: float | None
+    oldest_seconds: float | None
+    recall: float | None
+
+
+def index_versions(curves: Sequence[Curve]) -> list[IndexVersion]:
+    """The indexes that pre-training searched, in order."""
+    ages = _by_step(curves, INDEX_AGE_STEPS)
+    seconds = _by_step(curves, INDEX_AGE_SECONDS)
+    recalls = _by_step(curves, RECALL)
+    used: dict[int, list[int]] = {}
+    for step, version in _by_step(curves, INDEX_STEP).items():
+        used.setdefault(int(version), []).append(step)
+    return [
+        IndexVersion(
+            step=version,
+            first_used=steps[0],
+            oldest_steps=max((ages[s] for s in steps if s in ages), default=None),
+            oldest_seconds=max(
+                (seconds[s] for s in steps if s in seconds), default=None
+            ),
+            recall=next((recalls[s] for s in steps if s in recalls), None),
+        )
+        for version, steps in used.items()
+    ]
+
+
+def _by_step(curves: Sequence[Curve], metric: str) -> dict[int, float]:
+    curve = measured(find_curve(curves, PRETRAIN, metric))
+    return dict(zip(curve.steps, curve.values, strict=True))
+
+
+def measured(curve: Curve) -> Curve:
+    """The curve without its missing and infinite values."""
+    points = [
+        (step, value)
+        for step, value in zip(curve.steps, curve.values, strict=True)
+        if math.isfinite(value)
+    ]
+    return dataclasses.replace(
+        curve, steps=tuple(s for s, _ in points), values=tuple(v for _, v in points)
+    )
+
+
+def running_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Means over a window of a twentieth of the curve, around each point.
+
+    Infinite and missing values are left out; NaN where the window has no others.
+    """
+    array = np.asarray(values, np.float64)
+    finite = np.isfinite(array)
+    totals = np.concatenate([[0.0], np.cumsum(np.where(finite, array, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
+    half = len(array) // 40
+    row = np.arange(len(array))
+    low, high = np.maximum(row - half, 0), np.minimum(row + half + 1, len(array))
+    count = counts[high] - counts[low]
+    return np.where(
+        count > 0, (totals[high] - totals[low]) / np.maximum(count, 1), np.nan
+    )
+
+
+def health(curves: Sequence[Curve]) -> list[Finding]:
+    """Looks for what goes wrong in REALM pre-training, worst first.
+
+    Returns:
+      One finding per trouble; a single good one if there is none. Empty if the run has
+      no pre-training curves.
+    """
+    utility = measured(find_curve(curves, PRETRAIN, UTILITY))
+    recall = measured(find_curve(curves, PRETRAIN, RECALL))
+    found = _diverged(curves)
+    if utility.steps or recall.steps:
+        found += _collapse(utility, recall) or _without_use(utility)
+        found += _stale_index(curves)
+        if not found:
+            found = [Finding(Level.GOOD, _healthy(utility, recall))]
+    return sorted(found, key=lambda finding: finding.level is not Level.ALARM)
+
+
+def _diverged(curves: Sequence[Curve]) -> list[Finding]:
+    found = []
+    for curve in curves:
+        broken = [
+            step
+            for step, value in zip(curve.steps, curve.values, strict=True)
+            if not math.isfinite(value)
+        ]
+        if curve.metric == LOSS and broken:
+            found.append(
+                Finding(
+                    Level.ALARM,
+                    f"The loss of {curve.stage} is not a number from step "
+                    f"{broken[0]:,} on.",
+                    "Lower the learning rate or lengthen its warm-up, and start the "
+                    "stage again from its last good checkpoint.",
+                )
+            )
+    return found
+
+
+def _collapse(utility: Curve, recall: Curve) -> list[Finding]:
+    """Recall that fell after it had risen; utility that fell to about zero."""
+    smooth = running_mean(utility.values)
+    at_end = _at_end(utility)
+    utility_fell = bool(
+        smooth.size and smooth.max() > _SOME_UTILITY and at_end < _NO_UTILITY
+    )
+    recall_fell = False
+    what = []
+    if recall.steps:
+        best = int(np.argmax(recall.values))
+        top, last = recall.values[best], recall.values[-1]
+        recall_fell = last < 0.5 * top and top - last > _RECALL_DROP
+        if recall_fell:
+            what.append(
+                f"recall@5 fell from {top:.0%} at step {recall.steps[best]:,} to "
+                f"{last:.0%} at step {recall.steps[-1]:,}"
+            )
+    if utility_fell:
+        what.append(
+            f"retrieval utility fell from {smooth.max():.2f} to {at_end:.2f} nats"
+        )
+    if not what:
+        return []
+    if recall_fell or not recall.steps:
+        return [
+            Finding(
+                Level.ALARM,
+                f"Collapse: {' and '.join(what)}. The reader is learning to ignore "
+                "documents.",
+                _CURE,
+            )
+        ]
+    return [
+        Finding(
+            Level.WARNING,
+            f"{what[0][0].upper()}{what[0][1:]} though recall@5 held: the reader "
+            "answers without its documents, perhaps because it knows the text by "
+            "heart.",
+            "Train for fewer steps, on more text, or with a smaller reader.",
+        )
+    ]
+
+
+def _at_end(curve: Curve) -> float:
+    """Mean over the last quarter of a curve: single points of a short run are noise."""
+    last = curve.values[-max(3, len(curve.values) // 4) :]
+    return float(np.mean(last)) if last else math.nan
+
+
+def _without_use(utility: Curve) -> list[Finding]:
+    smooth = running_mean(utility.values)
+    if not smooth.size or smooth.max() > _SOME_UTILITY:
+        return []
+    if _at_end(utility) >= _NO_UTILITY:
+        return []
+    return [
+        Finding(
+            Level.ALARM,
+            "Retrieval utility never rose above zero: documents do not help the "
+            "reader, so nothing teaches the retriever.",
+            "Warm-start the retriever and the reader longer (WARM_START); check that "
+            "the sentences stand in the corpus that is searched.",
+        )
+    ]
+
+
+def _stale_index(curves: Sequence[Curve]) -> list[Finding]:
+    """An index that was never replaced, or not any more towards the end."""
+    ages = measured(find_curve(curves, PRETRAIN, INDEX_AGE_STEPS))
+    versions = [version.step for version in index_versions(curves)]
+    if len(versions) < 2 or not ages.steps:
+        return []
+    usual = float(np.median(np.diff(versions)))
+    if ages.values[-1] <= 4 * usual:
+        return []
+    return [
+        Finding(
+            Level.WARNING,
+            f"The index was {ages.values[-1]:,.0f} steps old at the end; it used to "
+            f"be replaced every {usual:,.0f} steps.",
+            "See whether the index builder still ran: its log and "
+            "jobs/index_builder.json in the model directory.",
+        )
+    ]
+
+
+def _healthy(utility: Curve, recall: Curve) -> str:
+    parts = []
+    if utility.steps:
+        parts.append(f"retrieval utility ended at {_at_end(utility):+.2f} nats")
+    if recall.steps:
+        parts.append(f"recall@5 at {recall.values[-1]:.0%}")
+    return f"No sign of collapse: {' and '.join(parts)}."

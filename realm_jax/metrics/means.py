@@ -1,0 +1,46 @@
+"""Metrics are sums and counts; they are divided once, when they are written."""
+
+import jax
+import jax.numpy as jnp
+from clu.metrics import Average
+
+from realm_jax.models.bert import PAD_ID
+from realm_jax.types import Array
+
+Means = dict[str, Average]
+"""Metric name -> total and count; device scalars until `compute`."""
+
+
+def mean_of(total: Array, count: Array | float) -> Average:
+    """A metric whose value is total / count, mergeable with others of its name."""
+    return Average.empty().replace(
+        total=jnp.asarray(total, jnp.float32), count=jnp.asarray(count, jnp.float32)
+    )
+
+
+def padding_share(*ids: Array) -> Average:
+    """The share of the positions a model computes that hold no wordpiece.
+
+    Args:
+      ids: what each of the models reads in a step, of any shape; 0 is padding.
+    """
+    padding = sum(jnp.sum(array == PAD_ID) for array in ids)
+    return mean_of(jnp.asarray(padding), sum(array.size for array in ids))
+
+
+def merge(left: Means, right: Means) -> Means:
+    """Adds up totals and counts; a name that only one side has is kept."""
+    return {
+        name: left[name].merge(right[name]) if name in left and name in right else mean
+        for name, mean in {**left, **right}.items()
+    }
+
+
+def compute(means: Means) -> dict[str, float]:
+    """Divides; a metric that counted nothing is left out."""
+    host = jax.device_get(means)
+    return {
+        name: float(mean.total / mean.count)
+        for name, mean in host.items()
+        if mean.count > 0
+    }

@@ -1,0 +1,194 @@
+"""How often the right block is found, and how sure the figure is."""
+
+import dataclasses
+import statistics
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.questions import Question
+from realm_jax.errors import BadInputError
+from realm_jax.metrics.answers import answer_tokens, contains_tokens, has_pattern
+
+RESAMPLES = 10_000
+# Keep what is in memory at a time small: resampled values, texts of blocks.
+_VALUES_AT_A_TIME = 4_000_000
+_BLOCKS_AT_A_TIME = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A mean with its bootstrap interval.
+
+    Attributes:
+      mean: mean of the values.
+      low: lower end of the interval.
+      high: upper end of the interval.
+      count: how many values went into it.
+    """
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+
+def relevant_blocks(
+    store: BlockStore,
+    questions: Sequence[Question],
+    among: Int[np.ndarray, "question neighbour"] | None = None,
+) -> list[frozenset[int]]:
+    """Finds the blocks that answer each question.
+
+    A block is relevant if an answer stands in its body (`has_answer`, `has_pattern`)
+    and, for a question that names its article, the block is of that article.
+
+    Args:
+      store: the corpus.
+      questions: what is asked.
+      among: block ids to look at, -1 is passed over; by default the whole corpus. For
+        a corpus too large to read, those that were retrieved give the same recall.
+    """
+    block_ids = np.arange(store.num_blocks) if among is None else np.unique(among)
+    block_ids = block_ids[block_ids >= 0]
+    with_patterns = {
+        row for row, question in enumerate(questions) if question.answers_are_patterns
+    }
+    answers = [
+        [tokens for answer in question.answers if (tokens := answer_tokens(answer))]
+        if row not in with_patterns
+        else []
+        for row, question in enumerate(questions)
+    ]
+    asked_by_word: defaultdict[str, set[int]] = defaultdict(set)
+    for row, alternatives in enumerate(answers):
+        for tokens in alternatives:
+            asked_by_word[tokens[0]].add(row)
+    relevant: list[set[int]] = [set() for _ in questions]
+    for start in range(0, len(block_ids), _BLOCKS_AT_A_TIME):
+        some = block_ids[start : start + _BLOCKS_AT_A_TIME]
+        for block_id, block in zip(some, store.texts(some), strict=True):
+            words = answer_tokens(block.body)
+            by_word = (asked_by_word.get(word, ()) for word in words)
+            for row in with_patterns.union(*by_word):
+                question = questions[row]
+                if question.title not in (None, block.title):
+                    continue
+                if contains_tokens(words, answers[row]) or (
+                    row in with_patterns and has_pattern(block.body, question.answers)
+                ):
+                    relevant[row].add(int(block_id))
+    return [frozenset(blocks) for blocks in relevant]
+
+
+def recall_at_k(
+    retrieved: Int[np.ndarray, "question neighbour"],
+    relevant: Sequence[Collection[int]],
+    k: int,
+) -> Float[np.ndarray, " question"]:
+    """1.0 for each question with a relevant block among its first k, else 0.0.
+
+    Args:
+      retrieved: block ids, best first; -1 where nothing was found.
+      relevant: the relevant blocks of each question. A question without any counts 0.
+      k: how many of the retrieved blocks are looked at.
+
+    Raises:
+      BadInputError: there are fewer than k columns, or not one set per question.
+    """
+    if retrieved.shape[1] < k or retrieved.shape[0] != len(relevant):
+        raise BadInputError(
+            f"recall@{k} of {len(relevant)} questions needs block ids of shape "
+            f"[{len(relevant)}, at least {k}], got {list(retrieved.shape)}; search "
+            f"with k >= {k}."
+        )
+    hits = [
+        any(int(block) in blocks for block in row if block >= 0)
+        for row, blocks in zip(retrieved[:, :k], relevant, strict=True)
+    ]
+    return np.asarray(hits, np.float64)
+
+
+def bootstrap_interval(
+    values: Float[np.ndarray, " question"],
+    *,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Mean of the values with its percentile bootstrap interval (Efron 1979).
+
+    Where every value is 0, or every one 1, resampling would say that the rate is known
+    exactly; then it is Wilson's score interval (1927).
+
+    Args:
+      values: one per question.
+      confidence: the share of the resampled means inside the interval.
+      resamples: how many means are resampled.
+      seed: same seed, same interval.
+
+    Raises:
+      BadInputError: there are no values, or one is not a finite number.
+    """
+    values = np.asarray(values, np.float64)
+    if len(values) and values[0] in (0.0, 1.0) and (values == values[0]).all():
+        return _wilson_interval(float(values[0]), len(values), confidence)
+    return _bootstrap(values, confidence, resamples, seed)
+
+
+def _bootstrap(
+    values: np.ndarray, confidence: float, resamples: int, seed: int
+) -> Interval:
+    count = len(values)
+    if not count or not np.isfinite(values).all():
+        raise BadInputError(
+            f"a bootstrap interval needs at least one value and only finite ones, got "
+            f"{count} of which {int(np.isfinite(values).sum())} are finite; check "
+            "the evaluation that made them."
+        )
+    generator = np.random.default_rng(seed)
+    rows = max(1, _VALUES_AT_A_TIME // count)
+    means = np.empty(resamples)
+    for start in range(0, resamples, rows):
+        part = means[start : start + rows]
+        part[:] = values[generator.integers(count, size=(len(part), count))].mean(1)
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(means, [tail, 1.0 - tail])
+    return Interval(float(values.mean()), float(low), float(high), count)
+
+
+def _wilson_interval(rate: float, count: int, confidence: float) -> Interval:
+    """Wilson's score interval of a rate of 0 or 1."""
+    square = statistics.NormalDist().inv_cdf(0.5 + confidence / 2.0) ** 2
+    width = square / (count + square)
+    low, high = (0.0, width) if rate == 0.0 else (1.0 - width, 1.0)
+    return Interval(rate, low, high, count)
+
+
+def paired_bootstrap_difference(
+    first: Float[np.ndarray, " question"],
+    second: Float[np.ndarray, " question"],
+    *,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Mean of second - first over the same questions, with its bootstrap interval.
+
+    Pairing takes out what is hard about a question for both, so the interval is
+    narrower than two separate ones suggest.
+
+    Raises:
+      BadInputError: the two do not have one value per question each.
+    """
+    if np.shape(first) != np.shape(second):
+        raise BadInputError(
+            f"a paired difference needs the same questions on both sides, got "
+            f"{np.shape(first)} and {np.shape(second)} values; evaluate both on one "
+            "set."
+        )
+    differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)
+    return _bootstrap(differences, confidence, resamples, seed)

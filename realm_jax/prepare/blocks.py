@@ -1,0 +1,290 @@
+"""Documents to a block store: source, filter, sentences, blocks and tags, in parts."""
+
+import dataclasses
+import itertools
+import pathlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from realm_jax.data.block_writer import Block, BlockWriter, EmptyCorpusError
+from realm_jax.data.blocks import INFO_FILE, BlockStore
+from realm_jax.data.corpus import chunk_each, settings_fingerprint
+from realm_jax.data.document_table import document_rows
+from realm_jax.data.documents import Document, LeftOut
+from realm_jax.data.records import BadRecord
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.prepare.block_parts import Summary, pack_blocks, unpack_blocks
+from realm_jax.prepare.documents.open import open_source
+from realm_jax.prepare.documents.source import DocumentSource, Shard
+from realm_jax.prepare.scratch import ALL_CORES, Report, Scratch, Workers
+from realm_jax.prepare.taggers import loaded_tagger
+from realm_jax.prepare.vocabularies import VocabularyTraining
+
+# Enough for the tokenizer and the tagger to work in batches, little to keep in memory.
+_DOCUMENTS_PER_BATCH = 512
+
+PART_VERSION = 2
+"""Of the format of parts: a killed run goes on with those of the same one only."""
+
+
+def part_names(num_shards: int) -> list[str]:
+    """Returns the name of the part of each shard of a source, in order."""
+    return [f"{i:06d}-of-{num_shards:06d}" for i in range(num_shards)]
+
+
+@dataclasses.dataclass(frozen=True)
+class MakeBlocks:
+    """Makes the blocks of a shard; see `beam_parts.MakePart`.
+
+    Attributes:
+      source: of the documents.
+      shards: by the name of their part.
+      vocabulary: the tokenizer.
+      tagger: name of the tagger, which each worker loads for itself.
+      chunk_length: wordpieces of a block.
+      max_bad_lines: damaged records to bear.
+    """
+
+    source: DocumentSource
+    shards: Mapping[str, Shard]
+    vocabulary: WordPiece
+    tagger: str
+    chunk_length: int
+    max_bad_lines: int
+
+    def __call__(self, name: str, check: Callable[[], None]) -> bytes:
+        """Returns the blocks of the shard and what was counted.
+
+        Raises:
+          BadInputError: the source cannot be read, or has too many damaged records.
+        """
+        summary, blocks = Summary(), list[Block]()
+        rows = [document_rows([], [])]
+        documents = self._documents(self.shards[name], summary)
+        tagger = loaded_tagger(self.tagger)
+        while batch := list(itertools.islice(documents, _DOCUMENTS_PER_BATCH)):
+            check()
+            made = chunk_each(batch, self.vocabulary, tagger, self.chunk_length)
+            summary.without_text += sum(not of_one for of_one in made)
+            blocks += itertools.chain.from_iterable(made)
+            rows.append(document_rows(batch, list(map(len, made))))
+        return pack_blocks(blocks, np.concatenate(rows), summary)
+
+    def _documents(self, shard: Shard, summary: Summary) -> Iterator[Document]:
+        for record in self.source.read(shard):
+            match record:
+                case Document():
+                    summary.documents += 1
+                    summary.without_title += not record.title.strip()
+                    yield record
+                case LeftOut():
+                    summary.left_out[record.reason] += 1
+                case BadRecord():
+                    summary.add_bad(record)
+                    require_few_bad(summary, self.max_bad_lines)
+
+
+def require_few_bad(summary: Summary, max_bad_lines: int) -> None:
+    """Checks that there are no more damaged records than can be borne.
+
+    Raises:
+      BadInputError: there are; names the first.
+    """
+    if summary.bad_records > max_bad_lines:
+        where, reason = summary.first_bad[0]
+        raise BadInputError(
+            f"{where}: {reason} ({summary.bad_records} damaged so far, "
+            f"--max_bad_lines={max_bad_lines})"
+        )
+
+
+def assemble(
+    directory: str,
+    parts: Iterator[bytes],
+    *,
+    vocabulary: WordPiece,
+    chunk_length: int,
+    max_bad_lines: int,
+    metadata: Mapping[str, Any],
+) -> BlockStore:
+    """Writes the blocks of all parts, in order, as one store, and opens it.
+
+    Raises:
+      BadInputError: no document has text, there are too many damaged records, or the
+        disk is full.
+    """
+    total = Summary()
+    with BlockWriter(directory, vocabulary, chunk_length) as writer:
+        for part in parts:
+            blocks, documents, summary = unpack_blocks(part)
+            total.add(summary)
+            for block in blocks:
+                writer.add(block)
+            writer.add_documents(documents)
+        require_few_bad(total, max_bad_lines)
+        writer.metadata |= {
+            **metadata,
+            "num_documents": total.documents,
+            "summary": total.to_json(),
+        }
+    return BlockStore.open(directory)
+
+
+PART_BYTES = 2 << 20
+"""About how much of a source is one part."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BlocksConfig:
+    """A block store to make.
+
+    Attributes:
+      corpus: folder to make.
+      source: of the documents, or how `documents.open.open_source` calls it.
+      vocabulary: the tokenizer, or how one is trained on the text.
+      tagger: of salient spans, see `taggers.tagger_by_name`.
+      chunk_length: wordpieces of a block with its title and special pieces.
+      part_bytes: about how much of the source is one part.
+      scratch: where the corpus gets a folder for parts, "" for beside it.
+    """
+
+    corpus: str
+    source: str | DocumentSource
+    vocabulary: WordPiece | VocabularyTraining
+    tagger: str
+    chunk_length: int
+    part_bytes: int = PART_BYTES
+    scratch: str = ""
+
+
+def prepare_blocks(
+    config: BlocksConfig,
+    report: Report = lambda *_: None,
+    stop: threading.Event | None = None,
+    workers: Workers = ALL_CORES,
+) -> BlockStore:
+    """Makes the block store where it is missing; goes on with what a killed run made.
+
+    Raises:
+      BadInputError: the source is missing, empty or malformed, or the folder holds
+        another corpus.
+      StoppedError: asked to stop.
+    """
+    source = config.source
+    if isinstance(source, str):
+        source = open_source(source, shard_bytes=config.part_bytes)
+    tagger = loaded_tagger(config.tagger).name
+    fingerprint = source.fingerprint()
+    if (pathlib.Path(config.corpus) / INFO_FILE).exists():
+        store = BlockStore.open(config.corpus)
+        _require_same_settings(config, store, tagger, fingerprint)
+        report("blocks", store.num_blocks, store.num_blocks)
+        return store
+    scratch = Scratch(config.corpus, config.scratch)
+    source.prepare_shards(scratch.folder("unpacked"))
+    shards = source.shards()
+    vocabulary = config.vocabulary
+    if isinstance(vocabulary, VocabularyTraining):
+        report("vocabulary", 0, 1)
+        vocabulary = vocabulary.train(source, fingerprint, scratch.store())
+    settings = settings_fingerprint(
+        vocabulary=vocabulary,
+        tagger_name=tagger,
+        chunk_length=config.chunk_length,
+        source=fingerprint,
+    )
+    names = part_names(len(shards))
+    make = MakeBlocks(
+        source,
+        dict(zip(names, shards, strict=True)),
+        vocabulary,
+        config.tagger,
+        config.chunk_length,
+        workers.max_bad_lines,
+    )
+    folder = f"blocks-{settings[:16]}-{config.part_bytes}-{PART_VERSION}"
+    parts = _parts(names, make, scratch, folder, report, stop, workers)
+    try:
+        store = assemble(
+            config.corpus,
+            parts,
+            vocabulary=vocabulary,
+            chunk_length=config.chunk_length,
+            max_bad_lines=workers.max_bad_lines,
+            metadata={
+                "tagger": tagger,
+                "source": fingerprint,
+                "settings_fingerprint": settings,
+                "vocabulary_training": _training(config),
+            },
+        )
+    except EmptyCorpusError:
+        # Of no use to a later run. Whatever else goes wrong, such as a full disk, is
+        # mended without making the parts again.
+        scratch.clear()
+        raise
+    scratch.clear()
+    return store
+
+
+def _parts(
+    names: Sequence[str],
+    make: MakeBlocks,
+    scratch: Scratch,
+    folder: str,
+    report: Report,
+    stop: threading.Event | None,
+    workers: Workers,
+) -> Iterator[bytes]:
+    """Makes the parts in a folder of the scratch folder, and reads them in order."""
+    stop = stop or threading.Event()
+    if len(names) == 1 and not workers.beam_flags:
+        # Beam takes seconds to start, and one part has work for one process.
+
+        def check() -> None:
+            if stop.is_set():
+                raise StoppedError("stopped; the same command begins anew")
+
+        part = make(names[0], check)
+        report("blocks", 1, 1)
+        return iter([part])
+    parts = scratch.make_parts(
+        folder, names, make, what="blocks", report=report, stop=stop, workers=workers
+    )
+    return map(parts.read, names)
+
+
+def _training(config: BlocksConfig) -> Mapping[str, Any] | None:
+    """How the vocabulary was trained, None if it was given."""
+    if isinstance(config.vocabulary, VocabularyTraining):
+        return dataclasses.asdict(config.vocabulary)
+    return None
+
+
+def _require_same_settings(
+    config: BlocksConfig, store: BlockStore, tagger: str, source: str
+) -> None:
+    vocabulary = config.vocabulary
+    wanted = settings_fingerprint(
+        vocabulary=vocabulary
+        if isinstance(vocabulary, WordPiece)
+        else store.vocabulary,
+        tagger_name=tagger,
+        chunk_length=config.chunk_length,
+        source=source,
+    )
+    trained = store.info.get("vocabulary_training")
+    same = store.info.get("settings_fingerprint") == wanted
+    if not same or trained != _training(config):
+        raise BadInputError(
+            f"expected {config.corpus} to be absent or made from {config.source} with "
+            f"these settings, but it holds another corpus (tagger "
+            f"{store.info.get('tagger')!r}, {store.chunk_length} wordpieces a block, "
+            f"{store.vocabulary.size} in a vocabulary that was "
+            f"{'trained on it' if trained else 'given'}); remove it or choose "
+            "another CORPUS"
+        )

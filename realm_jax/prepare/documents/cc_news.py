@@ -1,0 +1,77 @@
+"""CC-News: news articles that news-please has taken from Common Crawl.
+
+Two spellings of one format: news-please's own (`NewsArticle`, with `maintext`) and that
+of the published data set `cc_news` (with `text`), here and in TFDS' catalogue.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from realm_jax.data.documents import Document
+from realm_jax.data.records import RecordError, clean_text, json_object, shorten
+from realm_jax.prepare.documents.files import find_files
+from realm_jax.prepare.documents.lines import LineSource
+from realm_jax.prepare.documents.source import SHARD_BYTES
+
+# The first that is there and not empty. A description is the lead of an article whose
+# body could not be extracted.
+TEXT_FIELDS = ("maintext", "text", "description")
+_TITLE_FIELDS = ("title", "title_page", "title_rss")
+_ID_FIELDS = ("url", "filename", *_TITLE_FIELDS)
+
+
+def cc_news(pattern: str, *, shard_bytes: int = SHARD_BYTES) -> LineSource:
+    """Returns the articles of a JSON-lines file, or of all files a pattern matches.
+
+    Raises:
+      BadInputError: there are none, or all of them are empty.
+    """
+    paths = find_files(pattern, "CC-News as JSON lines")
+    return LineSource("cc_news", paths, article_from_json, shard_bytes=shard_bytes)
+
+
+def article_from_json(line: bytes, where: str) -> Document:
+    """Reads a line of CC-News.
+
+    Raises:
+      RecordError: it is no JSON object, or none of a news article.
+    """
+    return article_from_fields(json_object(line, where), where)
+
+
+def article_from_fields(fields: Mapping[str, Any], where: str) -> Document:
+    """Makes a document of the fields of an article; it is identified by its address.
+
+    Args:
+      fields: strings or None; the crawler leaves what it did not find at None.
+      where: names the record in errors.
+
+    Raises:
+      RecordError: there is no field with a text, or one that is used is no string.
+    """
+    if not any(name in fields for name in TEXT_FIELDS):
+        raise RecordError(
+            where,
+            f"expected one of the fields {', '.join(TEXT_FIELDS)}, got "
+            f"{shorten(', '.join(fields))}; correct the record.",
+        )
+    return Document(
+        title=_first(fields, _TITLE_FIELDS, where),
+        text=_first(fields, TEXT_FIELDS, where),
+        source_id=_first(fields, _ID_FIELDS, where),
+    )
+
+
+def _first(fields: Mapping[str, Any], names: tuple[str, ...], where: str) -> str:
+    for name in names:
+        value = fields.get(name)
+        if not isinstance(value, str | None):
+            raise RecordError(
+                where,
+                f"expected {name!r} to be a string or null, got "
+                f"{shorten(json.dumps(value, default=str))}; correct the record.",
+            )
+        if value and value.strip():
+            return clean_text(value)
+    return ""

@@ -1,0 +1,207 @@
+"""Finding, opening, hashing and unpacking files, local or on gs://."""
+
+import bz2
+import errno
+import gzip
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO
+
+from etils import epath
+
+from realm_jax.errors import BadInputError
+from realm_jax.prepare.documents.source import Piece
+
+CHUNK_BYTES = 1 << 20
+_WILDCARDS = frozenset("*?[")
+_OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What damage looks like, in the words of gzip and bz2.
+_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, OSError)
+
+
+def find_files(pattern: str, what: str) -> list[epath.Path]:
+    """Returns a file, or the files that a pattern with `*`, `?` or `[` matches, sorted.
+
+    Args:
+      pattern: its last part may match files only.
+      what: should be there, for the error.
+
+    Raises:
+      BadInputError: there is no such file, or all of them are empty.
+    """
+    path = epath.Path(pattern).expanduser()
+    found = [path] if path.exists() and not path.is_dir() else _glob(path)
+    return _require_content(found, f"{what} at {pattern}")
+
+
+def find_below(
+    folder: str, what: str, wanted: Callable[[str], bool]
+) -> list[epath.Path]:
+    """Returns the files below a folder, at any depth, sorted by their paths.
+
+    Args:
+      folder: where to look.
+      what: should be there, for the error.
+      wanted: tells by its name whether a file is wanted.
+
+    Raises:
+      BadInputError: there is no such folder or file, or all of them are empty.
+    """
+    root = epath.Path(folder).expanduser()
+    if not root.is_dir():
+        raise BadInputError(
+            f"expected a folder of {what} at {folder}, found none; check the path."
+        )
+    found = [
+        epath.Path(parent) / name
+        for parent, _, names in root.walk()
+        for name in names
+        if wanted(name)
+    ]
+    # Compared part by part, and by code points: the same order on every machine.
+    found.sort(key=lambda path: os.fspath(path).split("/"))
+    return _require_content(found, f"{what} below {folder}")
+
+
+def whole_file(path: epath.Path) -> Piece:
+    """Returns a file as one piece."""
+    return Piece(os.fspath(path), os.fspath(path), 0, path.stat().length)
+
+
+def open_file(path: epath.PathLike) -> IO[bytes]:
+    """Opens a file for reading.
+
+    Raises:
+      BadInputError: it cannot be opened.
+    """
+    try:
+        return epath.Path(path).open("rb")
+    except OSError as error:
+        raise BadInputError(
+            f"expected a readable file at {path}, but it cannot be opened ({error}); "
+            "check the path and its permissions."
+        ) from error
+
+
+def is_compressed(path: epath.PathLike) -> bool:
+    """Whether a file can only be read from its beginning."""
+    return os.fspath(path).endswith((".gz", ".bz2"))
+
+
+def read_range(piece: Piece) -> Iterator[bytes]:
+    """Returns the bytes of a piece of a plain file, in chunks.
+
+    Raises:
+      BadInputError: the file is shorter than it was.
+    """
+    remaining = piece.size
+    with open_file(piece.path) as file:
+        file.seek(piece.start)
+        while remaining:
+            chunk = file.read(min(CHUNK_BYTES, remaining))
+            if not chunk:
+                raise BadInputError(
+                    f"expected at least {piece.stop:,} bytes in {piece.path}, got "
+                    f"{piece.stop - remaining:,}; it has changed while it was read, "
+                    "start anew."
+                )
+            remaining -= len(chunk)
+            yield chunk
+
+
+def unpack(path: epath.PathLike, name: str) -> Iterator[bytes]:
+    """Returns the content of a compressed file, in chunks.
+
+    Args:
+      path: ends in .gz or .bz2.
+      name: what errors call it.
+
+    Raises:
+      BadInputError: it is damaged.
+    """
+    unpacked = 0
+    with open_file(path) as file:
+        if os.fspath(path).endswith(".gz"):
+            stream = gzip.GzipFile(fileobj=file)
+        else:
+            stream = bz2.BZ2File(file)
+        while True:
+            try:
+                chunk = stream.read(CHUNK_BYTES)
+            except _DAMAGE as error:
+                raise BadInputError(
+                    f"expected a whole compressed file at {name}, but it is damaged "
+                    f"{unpacked:,} unpacked bytes on ({error}); fetch it again."
+                ) from error
+            if not chunk:
+                return
+            unpacked += len(chunk)
+            yield chunk
+
+
+def write_whole(chunks: Iterable[bytes], path: epath.Path) -> None:
+    """Writes a file that appears when it is complete.
+
+    Raises:
+      BadInputError: the disk is full.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.parent / f".{path.name}.{os.getpid()}"
+    try:
+        with unfinished.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+        unfinished.replace(path)
+    except OSError as error:
+        if error.errno not in _OUT_OF_SPACE:
+            raise
+        raise BadInputError(
+            f"expected room for {path}, but the disk is full; make room or choose "
+            "another folder."
+        ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def sha256(path: epath.PathLike) -> str:
+    """Returns the SHA-256 (hex) of a file."""
+    digest = hashlib.sha256()
+    with open_file(path) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def combined_sha256(kind: str, parts: Iterable[str]) -> str:
+    """Returns the SHA-256 (hex) of a kind of source and what identifies its content."""
+    return hashlib.sha256(json.dumps([kind, *parts]).encode()).hexdigest()
+
+
+def first_line(error: Exception) -> str:
+    """Returns an error's first line; TensorFlow's go on with where it was raised."""
+    return str(error).partition("\n")[0]
+
+
+def _glob(path: epath.Path) -> list[epath.Path]:
+    parts = path.parts
+    first = next((i for i, part in enumerate(parts) if _WILDCARDS & set(part)), None)
+    if first is None:
+        return []
+    # Of a gs:// path the first part is no folder of this machine.
+    root = path
+    for _ in parts[first:]:
+        root = root.parent
+    found = (match for match in root.glob("/".join(parts[first:])))
+    files = [match for match in found if not match.is_dir()]
+    return sorted(files, key=lambda match: os.fspath(match).split("/"))
+
+
+def _require_content(found: list[epath.Path], what: str) -> list[epath.Path]:
+    if not found:
+        raise BadInputError(f"expected {what}, found no such file; check the path.")
+    if not any(path.stat().length for path in found):
+        raise BadInputError(f"expected {what}, but it is empty; check how it was made.")
+    return found

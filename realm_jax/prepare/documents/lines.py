@@ -1,0 +1,207 @@
+"""A source over files of lines: each line is a record, and has a number."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from etils import epath
+
+from realm_jax.data.documents import (
+    MAX_RECORD_BYTES,
+    Document,
+    LeftOut,
+    Record,
+    document_from_json,
+    too_long,
+)
+from realm_jax.data.records import RecordError
+from realm_jax.prepare.documents import files
+from realm_jax.prepare.documents.files import find_files
+from realm_jax.prepare.documents.source import SHARD_BYTES, Piece, Shard, pack
+
+Parse = Callable[[bytes, str], Document | LeftOut]
+"""(line, where) to a document; raises `RecordError`. A function of a module."""
+
+
+class Line(NamedTuple):
+    """A line.
+
+    Attributes:
+      content: without the newline; None if it is too long to keep.
+      length: in bytes.
+    """
+
+    content: bytes | None
+    length: int
+
+
+class LineSource:
+    """Documents from files of one record a line; lines of white space are none.
+
+    A plain file is cut where a line begins, so that every line is whole in one shard.
+    A compressed file is one piece until `prepare_shards` has unpacked it.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        paths: Sequence[epath.Path],
+        parse: Parse,
+        *,
+        shard_bytes: int = SHARD_BYTES,
+        max_line_bytes: int = MAX_RECORD_BYTES,
+    ):
+        """Describes files.
+
+        Args:
+          kind: names what `parse` makes of a line, for the fingerprint.
+          paths: in the order they are read; `.gz` and `.bz2` are unpacked.
+          parse: makes a document of a line.
+          shard_bytes: about the size of a shard.
+          max_line_bytes: longer lines are bad records, and never held in memory.
+        """
+        self._kind = kind
+        self._paths = tuple(paths)
+        self._parse = parse
+        self._shard_bytes = shard_bytes
+        self._max_line_bytes = max_line_bytes
+        self._hashes: dict[str, str] = {}
+        self._unpacked: dict[str, str] = {}
+
+    def fingerprint(self) -> str:
+        """Returns a SHA-256 of the kind and the content of the files, in order."""
+        return files.combined_sha256(self._kind, map(self._sha256, self._paths))
+
+    def prepare_shards(self, scratch: epath.PathLike) -> None:
+        """Unpacks the compressed files that are larger than a shard.
+
+        Their names in `scratch` are hashes of their content: another source may use
+        the same folder, and what an earlier call unpacked is not unpacked again.
+
+        Raises:
+          BadInputError: a file is damaged, or the disk is full.
+        """
+        for path in self._paths:
+            large = path.stat().length > self._shard_bytes
+            if not (large and files.is_compressed(path)):
+                continue
+            target = epath.Path(scratch) / f"{self._sha256(path)}.lines"
+            if not target.exists():
+                files.write_whole(files.unpack(path, os.fspath(path)), target)
+            self._unpacked[os.fspath(path)] = os.fspath(target)
+
+    def shards(self) -> list[Shard]:
+        """Returns shards of whole lines.
+
+        Files larger than a shard are read once to count their lines.
+        """
+        pieces = (piece for path in self._paths for piece in self._pieces(path))
+        return pack(pieces, self._shard_bytes)
+
+    def read(self, shard: Shard) -> Iterator[Record]:
+        """Returns the records of a shard, in order.
+
+        Raises:
+          BadInputError: while reading: a compressed file is damaged, or a file has
+            become shorter.
+        """
+        for piece in shard.pieces:
+            if files.is_compressed(piece.path):
+                chunks = files.unpack(piece.path, piece.name)
+            else:
+                chunks = files.read_range(piece)
+            lines = split_lines(chunks, self._max_line_bytes)
+            for number, line in enumerate(lines, start=piece.first_number):
+                where = f"{piece.name}, line {number}"
+                if line.content is None:
+                    yield too_long(where, line.length, self._max_line_bytes)
+                elif line.content.strip():
+                    yield self._record(line.content, where)
+
+    def _record(self, line: bytes, where: str) -> Record:
+        try:
+            return self._parse(line, where)
+        except RecordError as error:
+            return error.record
+
+    def _pieces(self, path: epath.Path) -> list[Piece]:
+        name = os.fspath(path)
+        whole = files.whole_file(epath.Path(self._unpacked.get(name, path)))
+        if files.is_compressed(whole.path):
+            return [whole]
+        return cut_at_lines(whole, name, self._shard_bytes)
+
+    def _sha256(self, path: epath.Path) -> str:
+        name = os.fspath(path)
+        if name not in self._hashes:
+            self._hashes[name] = files.sha256(path)
+        return self._hashes[name]
+
+
+def split_lines(chunks: Iterable[bytes], max_bytes: int) -> Iterator[Line]:
+    """Splits chunks of bytes into lines that end in a newline or at the end.
+
+    No more than `max_bytes` and a chunk are held.
+    """
+    content, length = b"", 0
+    for chunk in chunks:
+        begun, *lines = chunk.split(b"\n")
+        length += len(begun)
+        content = content + begun if length <= max_bytes else b""
+        for line in lines:
+            yield Line(content if length <= max_bytes else None, length)
+            content, length = line, len(line)
+    if length:
+        yield Line(content if length <= max_bytes else None, length)
+
+
+def cut_at_lines(whole: Piece, name: str, shard_bytes: int) -> list[Piece]:
+    """Cuts a plain file where the next line begins after each `shard_bytes`.
+
+    Args:
+      whole: the file.
+      name: what errors call it.
+      shard_bytes: the size a piece has at least, but the last one.
+
+    Returns:
+      Its pieces, in order; none if the file is empty.
+    """
+    starts = [(0, 1)]
+    if whole.size > shard_bytes:
+        starts += _line_starts(files.read_range(whole), shard_bytes)
+    ends = [*(start for start, _ in starts[1:]), whole.size]
+    return [
+        Piece(whole.path, name, start, end, number)
+        for (start, number), end in zip(starts, ends, strict=True)
+        if start < end
+    ]
+
+
+def _line_starts(
+    chunks: Iterable[bytes], shard_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Yields (offset, line number) where a piece begins, but the first."""
+    position, newlines, wanted = 0, 0, shard_bytes
+    for chunk in chunks:
+        counted = 0
+        while True:
+            # A line begins at the earliest wanted place if a newline is just before.
+            found = chunk.find(b"\n", max(wanted - 1 - position, counted))
+            if found < 0:
+                break
+            newlines += chunk.count(b"\n", counted, found + 1)
+            counted = found + 1
+            yield position + counted, newlines + 1
+            wanted = position + counted + shard_bytes
+        newlines += chunk.count(b"\n", counted)
+        position += len(chunk)
+
+
+def json_lines(pattern: str, *, shard_bytes: int = SHARD_BYTES) -> LineSource:
+    """Returns the documents of a file, or of all files a pattern matches.
+
+    Raises:
+      BadInputError: there are none, or all of them are empty.
+    """
+    paths = find_files(pattern, "JSON lines with title and text")
+    return LineSource("json", paths, document_from_json, shard_bytes=shard_bytes)

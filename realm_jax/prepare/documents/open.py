@@ -1,0 +1,86 @@
+"""Finds the source of documents that a person names on the command line or in gin."""
+
+import re
+from collections.abc import Callable
+
+from realm_jax.errors import BadInputError
+from realm_jax.prepare.documents.cc_news import cc_news
+from realm_jax.prepare.documents.lines import json_lines
+from realm_jax.prepare.documents.source import SHARD_BYTES, DocumentSource
+from realm_jax.prepare.documents.text import TextFolder
+from realm_jax.prepare.documents.wikiextractor import wikiextractor
+
+_KIND = re.compile(r"([A-Za-z_]\w*):(?!//)(.*)", re.DOTALL)
+_JSON_LINES = re.compile(r"\.(?:jsonl?|ndjson)(?:\.gz|\.bz2)?$")
+
+
+def open_source(spec: str, *, shard_bytes: int = SHARD_BYTES) -> DocumentSource:
+    """Opens a source of documents.
+
+    Args:
+      spec: JSON lines by their suffix, `articles.jsonl` or `articles.jsonl.gz`, or
+        `kind:what`:
+
+        | kind | what |
+        |---|---|
+        | `json` | a file or a pattern of files, JSON lines |
+        | `text` | a folder of *.txt |
+        | `wikiextractor` | the folder that WikiExtractor wrote with --json |
+        | `tfds` | a prepared dataset, `wikipedia/20190301.en`, perhaps `@/data/dir` |
+        | `realm_wikipedia` | a pattern of TFRecords, the annotated Wikipedia of REALM |
+        | `cc_news` | a file or a pattern of files, CC-News as JSON lines |
+
+        Files and folders are local or on gs://.
+      shard_bytes: about the size of a shard.
+
+    Raises:
+      BadInputError: there is no such kind, or nothing to read where it should be.
+    """
+    kind, what = _parse(spec)
+    if not what:
+        raise BadInputError(
+            f"expected a path or a dataset behind {kind!r}, got {spec!r}; name what to "
+            "read."
+        )
+    return _OPENERS[kind](what, shard_bytes=shard_bytes)
+
+
+def _tfds(what: str, *, shard_bytes: int) -> DocumentSource:
+    from realm_jax.prepare.documents.tfds import TfdsSource
+
+    name, _, data_dir = what.partition("@")
+    return TfdsSource(name, data_dir or None, shard_bytes=shard_bytes)
+
+
+def _realm_wikipedia(what: str, *, shard_bytes: int) -> DocumentSource:
+    from realm_jax.prepare.documents.realm_wikipedia import RealmWikipedia
+
+    return RealmWikipedia(what, shard_bytes=shard_bytes)
+
+
+_OPENERS: dict[str, Callable[..., DocumentSource]] = {
+    "json": json_lines,
+    "text": TextFolder,
+    "wikiextractor": wikiextractor,
+    "tfds": _tfds,
+    "realm_wikipedia": _realm_wikipedia,
+    "cc_news": cc_news,
+}
+
+
+def _parse(spec: str) -> tuple[str, str]:
+    kinds = ", ".join(_OPENERS)
+    if match := _KIND.match(spec):
+        kind, what = match.groups()
+        if kind not in _OPENERS:
+            raise BadInputError(
+                f"expected a kind of source out of {kinds}, got {kind!r}; correct "
+                f"{spec!r}."
+            )
+        return kind, what
+    if not _JSON_LINES.search(spec):
+        raise BadInputError(
+            "expected JSON lines (.jsonl, .jsonl.gz) or kind:path with a kind out of "
+            f"{kinds}, got {spec!r}; put the kind before it."
+        )
+    return "json", spec

@@ -1,0 +1,196 @@
+"""Datasets of TensorFlow Datasets that are prepared on disk or on gs://.
+
+Read from their files alone, so any version that is there does, whether or not the
+installed TFDS still builds it. What a dataset's examples mean is told by its features:
+
+    title, text                `wikipedia/*`; disambiguation pages, lists, indexes and
+                               outlines are left out, as the authors did
+    title, text, spans         `salient_span_wikipedia/*`: `start`, `limit` (in bytes of
+                               the text as UTF-8) and `type`; used as they are
+    ... and sentences          `salient_span_wikipedia/documents`: `start`, `limit`
+    title, text, url, ...      news articles, `cc_news`
+"""
+
+import functools
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from etils import epath
+
+from realm_jax.data.documents import (
+    NO_ARTICLE,
+    ByteRanges,
+    Document,
+    LeftOut,
+    Record,
+    document_from_bytes,
+    is_article,
+)
+from realm_jax.data.records import RecordError, decode
+from realm_jax.errors import BadInputError
+from realm_jax.prepare.documents import files
+from realm_jax.prepare.documents.cc_news import TEXT_FIELDS, article_from_fields
+from realm_jax.prepare.documents.source import SHARD_BYTES, Piece, Shard
+
+_DEFAULT_DATA_DIR = "~/tensorflow_datasets"
+
+
+class TfdsSource:
+    """The examples of one split, in the order of their files.
+
+    In `salient_span_wikipedia/sentences` each sentence is a document of its own; those
+    of one article share its title, which is their source id.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data_dir: str | None = None,
+        *,
+        split: str = "train",
+        shard_bytes: int = SHARD_BYTES,
+    ):
+        """Finds a dataset.
+
+        Args:
+          name: as in `tfds.load`: dataset, perhaps /config, perhaps :version.
+          data_dir: where datasets are prepared; if None, the environment variable
+            TFDS_DATA_DIR, or ~/tensorflow_datasets.
+          split: which examples.
+          shard_bytes: about the size of a shard.
+
+        Raises:
+          BadInputError: the dataset is not prepared there, has no such split, an empty
+            one, or no text.
+        """
+        self._name = name
+        self._data_dir = os.path.expanduser(
+            data_dir or os.environ.get("TFDS_DATA_DIR") or _DEFAULT_DATA_DIR
+        )
+        self._split = split
+        self._shard_bytes = shard_bytes
+        _require_text(name, _builder(name, self._data_dir), split)
+
+    def fingerprint(self) -> str:
+        """Returns a SHA-256 of the dataset's name and the contents of its files."""
+        builder = _builder(self._name, self._data_dir)
+        paths = sorted(map(os.fspath, builder.info.splits[self._split].filepaths))
+        return files.combined_sha256(
+            "tfds", [builder.info.full_name, self._split, *map(files.sha256, paths)]
+        )
+
+    def prepare_shards(self, scratch: epath.PathLike) -> None:
+        """Does nothing: files of records are entered anywhere."""
+
+    def shards(self) -> list[Shard]:
+        """Returns shards of as many examples as have about the size of a shard."""
+        info = _builder(self._name, self._data_dir).info.splits[self._split]
+        mean_bytes = max(1, info.num_bytes // info.num_examples)
+        size = max(1, self._shard_bytes // mean_bytes)
+        name = f"{self._name} {self._split}"
+        return [
+            Shard((Piece(name, name, at, min(at + size, info.num_examples), at + 1),))
+            for at in range(0, info.num_examples, size)
+        ]
+
+    def read(self, shard: Shard) -> Iterator[Record]:
+        """Returns the records of a shard, in order.
+
+        Raises:
+          BadInputError: while reading: a file is damaged or missing.
+        """
+        builder = _builder(self._name, self._data_dir)
+        for piece in shard.pieces:
+            examples = _read_examples(builder, self._split, piece)
+            for number, example in enumerate(examples, start=piece.first_number):
+                where = f"{piece.name}, example {number}"
+                try:
+                    yield _record(builder.name, example, where)
+                except RecordError as error:
+                    yield error.record
+
+
+# Pickled sources hold no builder: every process opens its own, once.
+@functools.lru_cache
+def _builder(name: str, data_dir: str) -> Any:
+    import tensorflow_datasets as tfds
+
+    try:
+        # Not tfds.builder: that asks the network for what it does not find.
+        return tfds.core.read_only_builder.builder_from_files(name, data_dir=data_dir)
+    except (tfds.core.DatasetNotFoundError, ValueError) as error:
+        raise BadInputError(
+            f"expected the TFDS dataset {name!r} prepared in {data_dir}, found none; "
+            "name it as dataset/config:version, and its folder by TFDS_DATA_DIR or "
+            "behind an @."
+        ) from error
+
+
+def _require_text(name: str, builder: Any, split: str) -> None:
+    features, splits = builder.info.features, builder.info.splits
+    if split not in splits or not splits[split].num_examples:
+        raise BadInputError(
+            f"expected examples in the split {split!r} of {name}, got the splits "
+            f"{', '.join(splits) or 'none'}; name another dataset."
+        )
+    if "title" not in features or not any(field in features for field in TEXT_FIELDS):
+        raise BadInputError(
+            f"expected a dataset with the features title and text, got {name} with "
+            f"{', '.join(features)}; name another dataset."
+        )
+
+
+def _read_examples(builder: Any, split: str, piece: Piece) -> Iterator[Mapping]:
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    options = tf.data.Options()
+    # One shard is read beside many others, each in a process of its own.
+    options.threading.private_threadpool_size = 1
+    dataset = builder.as_dataset(
+        split=tfds.core.ReadInstruction(
+            split, from_=piece.start, to=piece.stop, unit="abs"
+        ),
+        shuffle_files=False,
+        read_config=tfds.ReadConfig(
+            options=options,
+            try_autocache=False,
+            # Files one after the other; by default 16 are interleaved, and the order
+            # would depend on where shards begin.
+            interleave_cycle_length=1,
+            num_parallel_calls_for_decode=1,
+            num_parallel_calls_for_interleave_files=1,
+        ),
+    )
+    try:
+        yield from tfds.as_numpy(dataset)
+    except tf.errors.OpError as error:
+        raise BadInputError(
+            f"expected whole files of {piece.name} in {builder.data_dir}, but they "
+            f"cannot be read ({files.first_line(error)}); prepare it again."
+        ) from error
+
+
+def _record(dataset: str, example: Mapping, where: str) -> Document | LeftOut:
+    if "spans" in example:
+        return _annotated(example, where)
+    fields = {
+        name: decode(value, name, where)
+        for name, value in example.items()
+        if isinstance(value, bytes)
+    }
+    if dataset == "wikipedia" and not is_article(fields["title"]):
+        return LeftOut(where, NO_ARTICLE)
+    return article_from_fields(fields, where)
+
+
+def _annotated(example: Mapping, where: str) -> Document:
+    spans, sentences = example["spans"], example.get("sentences")
+    return document_from_bytes(
+        example["title"],
+        example["text"],
+        where,
+        spans=ByteRanges(spans["start"], spans["limit"], spans.get("type")),
+        sentences=sentences and ByteRanges(sentences["start"], sentences["limit"]),
+    )

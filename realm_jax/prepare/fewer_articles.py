@@ -1,0 +1,88 @@
+r"""Takes some of the articles of a JSON-lines file, for runs that have less time.
+
+    python -m realm_jax.prepare.fewer_articles ARTICLES.jsonl QUESTIONS.jsonl \
+        FEWER.jsonl --drawn N
+
+Kept are the articles that questions are about, those of the validation split, without
+which too few masked sentences would be left to measure on, and N others, drawn. They
+stay in their order. Questions over fewer articles are easier: compare figures only over
+the same ones.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import sys
+from collections.abc import Sequence
+
+from realm_jax.data.questions import read_questions
+from realm_jax.data.splits import is_held_out
+from realm_jax.errors import BadInputError
+
+
+def choose(articles: list[dict], asked: set[str], drawn: int, seed: int) -> list[dict]:
+    """Returns the articles to keep.
+
+    Args:
+      articles: with `id` and `title`.
+      asked: titles of articles that are kept in any case.
+      drawn: how many of the others.
+      seed: of the draw.
+    """
+    others = [article["title"] for article in articles if article["title"] not in asked]
+    random.Random(seed).shuffle(others)
+    kept = asked | set(others[:drawn])
+    return [a for a in articles if a["title"] in kept or is_held_out(a["id"])]
+
+
+def _read(path: str) -> list[dict]:
+    try:
+        with open(path, encoding="utf-8") as lines:
+            articles = [json.loads(line) for line in lines]
+        if all({"id", "title"} <= set(article) for article in articles):
+            return articles
+        error = "an article has no id or no title"
+    except (OSError, ValueError, TypeError) as problem:
+        error = problem
+    raise BadInputError(
+        f"expected articles in {path}, one JSON object a line with id and title, but "
+        f"it cannot be read ({error}); name such a file"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("articles", help="JSON lines with id, title and text")
+    parser.add_argument("questions", help="JSON lines with the title of an article")
+    parser.add_argument("output", help="JSON lines to write")
+    parser.add_argument("--drawn", type=int, required=True, help="other articles")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    flags = parser.parse_args(arguments)
+    try:
+        if flags.drawn < 0:
+            raise BadInputError(f"expected --drawn of at least 0, got {flags.drawn}")
+        articles = _read(flags.articles)
+        questions = read_questions(flags.questions)
+    except BadInputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    asked = {question.title for question in questions if question.title is not None}
+    kept = choose(articles, asked, flags.drawn, flags.seed)
+    output = pathlib.Path(flags.output)
+    temporary = output.with_name(f".{output.name}.{os.getpid()}")
+    lines = (json.dumps(article, ensure_ascii=False) + "\n" for article in kept)
+    try:
+        temporary.write_text("".join(lines), encoding="utf-8")
+        os.replace(temporary, output)
+    except OSError as error:
+        print(f"expected to write {output}: {error}", file=sys.stderr)
+        return 2
+    print(f"{len(kept)} of {len(articles)} articles")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

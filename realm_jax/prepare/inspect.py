@@ -1,0 +1,381 @@
+"""Which tasks are registered, how much is in them, and their first examples as text.
+
+Importing this module imports TensorFlow.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.examples import Examples
+from realm_jax.data.features import pieces_of_span
+from realm_jax.data.wordpiece import MASK, WordPiece
+from realm_jax.errors import BadInputError
+from realm_jax.prepare import materialise, seqio_tasks
+from realm_jax.prepare.seqio_tasks import BlockSource
+
+Mark = Callable[[str], str]
+"""Makes a mask, an answer or a span stand out, e.g. by colour."""
+
+# Which split a block is in says its text: reading all of those of Wikipedia takes
+# minutes.
+_MAX_COUNTED_BLOCKS = 1 << 20
+_EXAMPLES = "examples"
+
+
+class Summary(NamedTuple):
+    """One split of a task.
+
+    Attributes:
+      task: its name.
+      split: the split; "" for a mixture that has none.
+      content: what is in it, with counts, in words.
+    """
+
+    task: str
+    split: str
+    content: str
+
+
+def register_prepared(name: str, corpus: str | os.PathLike[str]) -> list[str]:
+    """Registers a corpus with the settings its materialised examples were made with.
+
+    Settings that no examples tell are the defaults of `seqio_tasks.register_corpus`.
+
+    Returns:
+      The names of the tasks.
+
+    Raises:
+      BadInputError: as `seqio_tasks.register_corpus`, or examples are damaged.
+    """
+    store = BlockStore.open(corpus)
+    settings: dict[str, Any] = {"document_length": store.chunk_length}
+    if masked := _materialised(store, f"{name}_salient"):
+        settings["query_length"] = masked.features["query_ids"].shape[1]
+        settings["max_masks"] = masked.features["mask_ids"].shape[1]
+        for setting in ("validation_fraction", "seed"):
+            if setting in masked.metadata:
+                settings[setting] = masked.metadata[setting]
+    if pairs := _materialised(store, f"{name}_ict"):
+        length = pairs.features["query_ids"].shape[1]
+        settings["inverse_cloze_query_length"] = length
+        settings["document_length"] = pairs.features["document_ids"].shape[1]
+    return seqio_tasks.register_corpus(name, store, **settings)
+
+
+def summaries(names: Iterable[str] | None = None) -> list[Summary]:
+    """Returns what is registered, by name, with a row for each split.
+
+    Args:
+      names: tasks and mixtures; None takes all.
+
+    Raises:
+      BadInputError: a name is unknown, or examples on disk are damaged.
+    """
+    if names is None:
+        names = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
+    rows = []
+    for name in sorted(names):
+        provider = materialise.find_task(name)
+        rows += [
+            Summary(name, split, _content(provider, split))
+            for split in _splits(provider) or [""]
+        ]
+    return rows
+
+
+def show(name: str, split: str, count: int, mark: Mark = str) -> Iterator[list[str]]:
+    """Yields the first examples of a task or mixture, each as lines of text.
+
+    Args:
+      name: of the task or mixture.
+      split: one of its splits, or "" for the first of them.
+      count: how many examples, at most.
+      mark: applied to `[MASK]`, to answers and to spans, which stand in brackets.
+
+    Raises:
+      BadInputError: the task or the split is unknown, or no example can be made.
+    """
+    provider = materialise.find_task(name)
+    splits = _splits(provider)
+    if split and split not in splits:
+        raise BadInputError(
+            f"expected a split of {name} ({', '.join(splits)}), got {split!r}; name "
+            "one of these."
+        )
+    split = split or splits[0]
+    origin = Origin(find_vocabulary(provider), _store(provider), _features(provider))
+    found = False
+    for example in _examples(provider, split, count):
+        found = True
+        yield describe(example, origin, mark)
+    if not found:
+        raise BadInputError(
+            f"expected examples in the split {split!r} of {name}, got none; its source "
+            "has nothing to make them of, see `realm tasks`."
+        )
+
+
+def find_vocabulary(provider: seqio.Task | seqio.Mixture) -> WordPiece | None:
+    """Returns the tokenizer of a task's wordpieces, if any registered source has it."""
+    wanted = seqio_tasks.provenance(provider).get("vocabulary_fingerprint")
+    tasks = [seqio.TaskRegistry.get(name) for name in seqio.TaskRegistry.names()]
+    for task in tasks:
+        store = getattr(task.source, "store", task.source)
+        vocabulary = getattr(store, "vocabulary", None)
+        if isinstance(vocabulary, WordPiece) and vocabulary.fingerprint == wanted:
+            return vocabulary
+    return None
+
+
+def _splits(provider: seqio.Task | seqio.Mixture) -> list[str]:
+    splits = list(provider.splits)
+    return sorted(splits, key=lambda split: (split != "train", splits.index(split)))
+
+
+def _content(provider: seqio.Task | seqio.Mixture, split: str) -> str:
+    if isinstance(provider, seqio.Mixture):
+        return f"mixture of {', '.join(sorted(task.name for task in provider.tasks))}"
+    source = provider.source
+    if isinstance(source, BlockSource):
+        made = _materialised(source.store, provider.name, split)
+        prepared = "" if made is None else f", {_example_count(made)} prepared"
+        return f"{_block_count(source, split)}{prepared}"
+    count = source.num_input_examples(split)
+    return "examples, not counted" if count is None else f"{count:,} examples"
+
+
+def _block_count(source: BlockSource, split: str) -> str:
+    total = source.store.num_blocks
+    if total > _MAX_COUNTED_BLOCKS:
+        return f"a share of {total:,} blocks"
+    try:
+        blocks = source.get_dataset(split, shuffle=False).cardinality()
+    except BadInputError:  # No article is in this split.
+        return "0 blocks"
+    return f"{int(blocks):,} blocks"
+
+
+def _example_count(examples: Examples) -> str:
+    starts = examples.sentence_starts
+    sentences = "" if starts is None else f" of {len(starts) - 1:,} sentences"
+    return f"{len(examples):,} examples{sentences}"
+
+
+def _materialised(
+    store: BlockStore, task: str, split: str = "train"
+) -> Examples | None:
+    folder = Path(store.directory) / _EXAMPLES / task / split
+    return Examples.open(folder) if folder.exists() else None
+
+
+def _examples(
+    provider: seqio.Task | seqio.Mixture, split: str, count: int
+) -> Iterator[Mapping[str, Any]]:
+    """Yields examples shard by shard: the first ones need not read the whole corpus."""
+    shards = 1
+    if isinstance(provider, seqio.Task) and isinstance(provider.source, BlockSource):
+        shards = len(provider.source.list_shards(split))
+    left = count
+    for index in range(shards):
+        try:
+            dataset = provider.get_dataset(
+                split=split,
+                shuffle=False,
+                seed=0,
+                num_epochs=1,
+                shard_info=seqio.ShardInfo(index, shards) if shards > 1 else None,
+            )
+            for example in dataset.take(left).as_numpy_iterator():
+                yield example
+                left -= 1
+        except tf.errors.OpError as error:
+            raise materialise.unwrapped(error) from error
+        if not left:
+            return
+
+
+def _store(provider: seqio.Task | seqio.Mixture) -> BlockStore | None:
+    source = provider.source if isinstance(provider, seqio.Task) else None
+    return source.store if isinstance(source, BlockSource) else None
+
+
+def _features(provider: seqio.Task | seqio.Mixture) -> Mapping[str, Any]:
+    return dict(provider.output_features)
+
+
+class Origin(NamedTuple):
+    """Where examples come from.
+
+    Attributes:
+      vocabulary: the tokenizer of their wordpieces, if known.
+      store: the corpus they are made of, if it is one.
+      features: what SeqIO knows of their features.
+    """
+
+    vocabulary: WordPiece | None
+    store: BlockStore | None
+    features: Mapping[str, Any]
+
+
+def describe(example: Mapping[str, Any], origin: Origin, mark: Mark = str) -> list[str]:
+    """Returns an example as lines, each beginning with what it is.
+
+    Masked sentences have `[MASK]` where the model sees it, and a second time with the
+    answers in brackets; pairs and blocks have title and body, blocks with the spans of
+    the corpus in brackets; questions have the answers that the reader can find. Of
+    other examples every feature is a line.
+
+    Args:
+      example: NumPy arrays by name.
+      origin: where it comes from.
+      mark: applied to every `[MASK]` and to what stands in brackets.
+    """
+    names, (vocabulary, store, features) = example.keys(), origin
+    if vocabulary is not None:
+        if {"query_ids", "mask_positions", "mask_ids", "mask_weights"} <= names:
+            return _masked(example, vocabulary, store, mark)
+        if {"query_ids", "document_ids", "document_segment_ids"} <= names:
+            return [
+                f"query     {_row(example['query_ids'], vocabulary)}",
+                *_document(example, vocabulary),
+                *_from(example.get("block_ids", -1), store),
+            ]
+        if {"block_id", "document_ids", "document_segment_ids"} <= names:
+            return _block(example, vocabulary, store, mark)
+        if {"question_ids", "answer_ids"} <= names:
+            return _question(example, vocabulary, mark)
+    width = max(9, *map(len, names))
+    return [
+        f"{name:<{width}} {_any(value, features.get(name))}"
+        for name, value in example.items()
+    ]
+
+
+def _masked(
+    example: Mapping[str, Any],
+    vocabulary: WordPiece,
+    store: BlockStore | None,
+    mark: Mark,
+) -> list[str]:
+    query = example["query_ids"]
+    scored = example["mask_weights"] > 0
+    filled = query.copy()
+    filled[example["mask_positions"][scored]] = example["mask_ids"][scored]
+    runs = _runs(example["mask_positions"][scored].tolist())
+    unscored = int((filled == vocabulary.mask).sum())
+    lines = [
+        f"query     {_row(query, vocabulary).replace(MASK, mark(MASK))}",
+        f"answers   {_bracketed(filled, runs, vocabulary, mark)}",
+    ]
+    if unscored:
+        lines.append(f"          ({unscored} more masked, and not scored)")
+    return [*lines, *_from(example.get("source_block", -1), store)]
+
+
+def _block(
+    example: Mapping[str, Any],
+    vocabulary: WordPiece,
+    store: BlockStore | None,
+    mark: Mark,
+) -> list[str]:
+    block = int(example["block_id"])
+    lines = _document(example, vocabulary)
+    if store is not None:
+        text = store.text(block)
+        offsets = vocabulary.encode(text.body).offsets
+        body = _parts(example, vocabulary)[1]
+        spans = [pieces_of_span(offsets, (start, end)) for start, end, _ in text.spans]
+        runs = [(s.start, s.stop) for s in spans if s.start < s.stop <= len(body)]
+        lines[1] = f"body      {_bracketed(body, runs, vocabulary, mark)}"
+    return [*lines, f"from      block {block}"]
+
+
+def _question(
+    example: Mapping[str, Any], vocabulary: WordPiece, mark: Mark
+) -> list[str]:
+    answers = [vocabulary.decode(answer) for answer in example["answer_ids"]]
+    for pattern in example.get("answer_patterns", ()):
+        answers.append("".join(map(chr, pattern[pattern > 0].tolist())))
+    found = [mark(f"[{answer}]") for answer in answers if answer]
+    return [
+        f"question  {_row(example['question_ids'], vocabulary)}",
+        f"answers   {' '.join(found) or '(none that the reader can find)'}",
+    ]
+
+
+def _document(example: Mapping[str, Any], vocabulary: WordPiece) -> list[str]:
+    title, body = _parts(example, vocabulary)
+    return [
+        f"title     {vocabulary.decode(title)}",
+        f"body      {vocabulary.decode(body)}",
+    ]
+
+
+def _parts(
+    example: Mapping[str, Any], vocabulary: WordPiece
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns title and body of `[CLS] title [SEP] body [SEP]`."""
+    ids, segments = example["document_ids"], example["document_segment_ids"]
+    is_special = (ids == vocabulary.cls) | (ids == vocabulary.sep)
+    kept = (ids != vocabulary.pad) & ~is_special
+    return ids[kept & (segments == 0)], ids[kept & (segments == 1)]
+
+
+def _from(block: Any, store: BlockStore | None) -> list[str]:
+    if int(block) < 0:
+        return []
+    title = "" if store is None else f", {store.text(int(block)).title!r}"
+    return [f"from      block {int(block)}{title}"]
+
+
+def _row(ids: np.ndarray, vocabulary: WordPiece) -> str:
+    """Returns the text between `[CLS]` and `[SEP]`."""
+    return vocabulary.decode(ids[ids != vocabulary.pad][1:-1])
+
+
+def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns ascending positions as stretches [start, end)."""
+    runs: list[tuple[int, int]] = []
+    for position in positions:
+        if runs and runs[-1][1] == position:
+            runs[-1] = (runs[-1][0], position + 1)
+        else:
+            runs.append((position, position + 1))
+    return runs
+
+
+def _bracketed(
+    ids: np.ndarray, runs: Iterable[tuple[int, int]], vocabulary: WordPiece, mark: Mark
+) -> str:
+    """Returns the text of a row with the stretches in brackets."""
+    special = (vocabulary.pad, vocabulary.cls, vocabulary.sep)
+
+    def text(start: int, end: int) -> str:
+        return vocabulary.decode(i for i in ids[start:end] if i not in special)
+
+    parts, place = [], 0
+    for start, end in runs:
+        parts += [text(place, start), mark(f"[{text(start, end)}]")]
+        place = end
+    return " ".join(part for part in (*parts, text(place, len(ids))) if part)
+
+
+def _any(value: Any, feature: Any) -> str:
+    """Returns a feature of a task of any kind as text."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    value = np.asarray(value)
+    if value.dtype == object:
+        return " | ".join(text.decode(errors="replace") for text in value.ravel())
+    vocabulary = getattr(feature, "vocabulary", None)
+    is_text = value.ndim == 1 and np.issubdtype(value.dtype, np.integer)
+    if is_text and not isinstance(vocabulary, seqio.PassThroughVocabulary | None):
+        return vocabulary.decode(value.tolist())
+    return np.array2string(value, threshold=24, edgeitems=8).replace("\n", " ")

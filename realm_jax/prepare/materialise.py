@@ -1,0 +1,144 @@
+"""Any SeqIO task to examples on disk, so that training runs without TensorFlow."""
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import seqio
+import tensorflow as tf
+
+from realm_jax.data.examples import Examples, write_examples
+from realm_jax.data.features import Example
+from realm_jax.errors import BadInputError
+from realm_jax.prepare.feature_converters import numpy_batches
+from realm_jax.prepare.seqio_tasks import provenance
+
+_WRITE_EXAMPLES = 1024
+
+
+def materialise(
+    task_or_mixture: str,
+    split: str,
+    directory: str | os.PathLike[str],
+    *,
+    use_cached: bool = False,
+    seed: int = 0,
+) -> Examples:
+    """Writes one epoch of a task or mixture, in the order of its source.
+
+    Args:
+      task_or_mixture: a name registered with SeqIO; its features have fixed shapes.
+      split: train, validation or what the task calls its splits.
+      directory: must not exist, or be empty; see `data.examples`.
+      use_cached: read what SeqIO's caching tool made, instead of making it anew.
+      seed: of preprocessors that draw and of mixing.
+
+    Returns:
+      The examples; their metadata have task, split and what is known of the source.
+
+    Raises:
+      BadInputError: the task or the split is unknown, nothing is cached, an example
+        has no fixed shape, or the examples cannot be written.
+    """
+    provider = find_task(task_or_mixture)
+    if split not in provider.splits:
+        raise BadInputError(
+            f"expected a split of {task_or_mixture} ({', '.join(provider.splits)}), "
+            f"got {split!r}; name one of these."
+        )
+    return write_examples(
+        directory,
+        batches(task_or_mixture, split, use_cached=use_cached, seed=seed),
+        metadata(task_or_mixture, split, seed),
+    )
+
+
+def metadata(task_or_mixture: str, split: str, seed: int) -> dict[str, Any]:
+    """Returns what is kept with materialised examples: what they were made from."""
+    return {
+        "task": task_or_mixture,
+        "split": split,
+        "seed": seed,
+        **provenance(find_task(task_or_mixture)),
+    }
+
+
+def num_shards(task_or_mixture: str, split: str) -> int:
+    """Returns into how many shards a task can be cut; those of a mixture depend on all.
+
+    The examples of the shards, one after the other, are those of the task.
+    """
+    provider = find_task(task_or_mixture)
+    if isinstance(provider, seqio.Mixture) or is_cached(task_or_mixture):
+        return 1
+    return max(1, len(provider.source.list_shards(split)))
+
+
+def is_cached(task_or_mixture: str) -> bool:
+    """Returns whether SeqIO's caching tool has made the examples of a task already."""
+    provider = find_task(task_or_mixture)
+    return isinstance(provider, seqio.Task) and provider.cache_dir is not None
+
+
+def find_task(name: str) -> seqio.Task | seqio.Mixture:
+    """Returns a registered task or mixture.
+
+    Raises:
+      BadInputError: there is none of this name; those that there are are listed.
+    """
+    try:
+        return seqio.get_mixture_or_task(name)
+    except ValueError as error:
+        known = sorted([*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()])
+        raise BadInputError(
+            f"expected a registered task or mixture ({', '.join(known) or 'none is'}), "
+            f"got {name!r}; correct the name or import the module that registers it."
+        ) from error
+
+
+def batches(
+    task_or_mixture: str,
+    split: str,
+    *,
+    use_cached: bool = False,
+    seed: int = 0,
+    shard: tuple[int, int] | None = None,
+) -> Iterator[Example]:
+    """Yields one epoch of a task or mixture, or of a shard of it, in batches.
+
+    Args:
+      task_or_mixture: a name registered with SeqIO; its features have fixed shapes.
+      split: one of its splits.
+      use_cached: read what SeqIO's caching tool made, instead of making it anew.
+      seed: of preprocessors that draw and of mixing.
+      shard: (index, count), of `num_shards`; None for all of it.
+
+    Raises:
+      BadInputError: as `materialise`.
+    """
+    provider = find_task(task_or_mixture)
+    try:
+        dataset = provider.get_dataset(
+            split=split,
+            use_cached=use_cached,
+            shuffle=False,
+            seed=seed,
+            num_epochs=1,
+            shard_info=seqio.ShardInfo(*shard) if shard and shard[1] > 1 else None,
+        )
+        names = list(provider.output_features)
+        yield from numpy_batches(dataset, names, _WRITE_EXAMPLES)
+    except AssertionError as error:  # SeqIO's way to say that nothing is cached.
+        raise BadInputError(
+            f"expected a cache of {provider.name}, but {error}; run SeqIO's caching "
+            "tool, add the cache directory, or do without the cache."
+        ) from error
+    except tf.errors.OpError as error:
+        raise unwrapped(error) from error
+
+
+def unwrapped(error: tf.errors.OpError) -> Exception:
+    """Returns the BadInputError that TensorFlow wrapped, or else `error` itself."""
+    found = re.search(r"BadInputError: (.*)", str(error))
+    return BadInputError(found[1]) if found else error

@@ -1,0 +1,287 @@
+"""The published Open-QA sets: what their files are called and how they are split.
+
+Importing this module imports TensorFlow.
+"""
+
+import logging
+import posixpath
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from jaxtyping import Bool
+
+from realm_jax.data.questions import Question, read_questions
+from realm_jax.data.records import read_text
+from realm_jax.errors import BadInputError
+from realm_jax.prepare.open_qa import formats
+from realm_jax.prepare.open_qa.formats import Record
+from realm_jax.prepare.open_qa.sources import (
+    DEV,
+    SPLITS,
+    TEST,
+    TRAIN,
+    Layout,
+    Source,
+    files_by_split,
+    read_tfds,
+    tfds_name,
+)
+
+JSON_LINES = "json_lines"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class QuestionSet:
+    """How a set is published.
+
+    Attributes:
+      read: the reader of its files.
+      layouts: what its files are called.
+      tfds_splits: what TFDS calls each split, if it has the set.
+      tfds_record: what an example of TFDS is.
+      answers_are_patterns: its answers are regular expressions.
+      topic_in_name: the names of its files begin with what the questions are about.
+    """
+
+    read: formats.Reader
+    layouts: Sequence[Layout]
+    tfds_splits: Mapping[str, str] = field(default_factory=dict)
+    tfds_record: Callable[[Mapping[str, Any]], Record] | None = None
+    answers_are_patterns: bool = False
+    topic_in_name: bool = False
+
+
+def read_set(kind: str, source: Source) -> list[Question]:
+    """Reads a set, with those of the splits train, dev and test that it has.
+
+    The official development set is the test split where no other has answers. A set
+    without a dev split of its own gets one: see `is_dev`. A question without an id of
+    its own is named by its place in the set, for predictions are joined by id.
+
+    Args:
+      kind: a key of `SETS`, or "json_lines" for `read_questions`.
+      source: where it is.
+
+    Returns:
+      Questions, whose `index` is their place in the list.
+
+    Raises:
+      BadInputError: the kind is unknown, nothing of the set is there, or a record is
+        malformed; file and place are named.
+    """
+    if kind == JSON_LINES and not isinstance(source, Mapping):
+        return read_questions(source)
+    if kind not in SETS:
+        raise BadInputError(
+            f"expected a kind of questions ({', '.join(SETS)}, or {JSON_LINES} in one "
+            f"file), got {kind!r}; name one of these."
+        )
+    known = SETS[kind]
+    dataset = tfds_name(source)
+    if dataset is None:
+        records = _read_files(kind, known, source)
+    else:
+        records = _read_dataset(kind, known, dataset)
+    questions = _questions(records, known.answers_are_patterns)
+    count = sum(map(len, records.values()))
+    if len(questions) < count:
+        _log.warning(
+            "%s: left out %d of %d questions, which have no answer",
+            source,
+            count - len(questions),
+            count,
+        )
+    if not questions:
+        raise BadInputError(
+            f"expected questions of {kind} in {source}, got none; is it whole?"
+        )
+    return questions if DEV in records else _with_dev_split(questions)
+
+
+def is_dev(questions: Sequence[str]) -> Bool[np.ndarray, " question"]:
+    """Whether a question of a train split is held out as dev.
+
+    ORQA's rule (Lee et al. 2019): FarmHash's fingerprint64 of the question, modulo
+    100000, ends in 0. That is a tenth. NQ-open keeps 79,168 questions and holds out
+    8,757; WebQuestions 3,417 and 361; CuratedTREC 1,353 and 133.
+    """
+    texts = tf.constant([question.encode() for question in questions], tf.string)
+    # This op is fingerprint64 modulo the number of buckets, on every platform.
+    return tf.strings.to_hash_bucket_fast(texts, 100_000).numpy() % 10 == 0
+
+
+def _with_dev_split(questions: list[Question]) -> list[Question]:
+    held_out = is_dev([question.question for question in questions])
+    return [
+        replace(question, split=DEV) if question.split == TRAIN and held else question
+        for question, held in zip(questions, held_out, strict=True)
+    ]
+
+
+def _questions(
+    records: Mapping[str, Sequence[Record]], answers_are_patterns: bool
+) -> list[Question]:
+    """The records that have answers, with ids that differ."""
+    seen: Counter[str | None] = Counter()
+    questions = []
+    for split, in_split in records.items():
+        for record in in_split:
+            seen[record.id] += 1
+            again = f"#{seen[record.id]}" if seen[record.id] > 1 else ""
+            if record.answers:
+                question = Question(
+                    id=f"{record.id}{again}",
+                    index=len(questions),
+                    question=record.question,
+                    answers=record.answers,
+                    split=split,
+                    topic=record.topic,
+                    answers_are_patterns=answers_are_patterns,
+                )
+                questions.append(question)
+    return questions
+
+
+def _read_files(
+    kind: str, known: QuestionSet, source: Source
+) -> dict[str, list[Record]]:
+    records: dict[str, list[Record]] = {}
+    for split, paths in files_by_split(source, known.layouts).items():
+        records[split] = []
+        for path in paths:
+            topic = None
+            if known.topic_in_name:
+                topic = posixpath.basename(path).split(".")[0]
+            place = "-".join(filter(None, [kind, split, topic]))
+            for row, record in enumerate(known.read(read_text(path), path)):
+                name = record.id or f"{place}-{row}"
+                records[split].append(record._replace(id=name, topic=topic))
+    return records
+
+
+def _read_dataset(
+    kind: str, known: QuestionSet, dataset: str
+) -> dict[str, list[Record]]:
+    if known.tfds_record is None:
+        offered = [name for name in SETS if SETS[name].tfds_record]
+        raise BadInputError(
+            f"expected a kind that TFDS has ({', '.join(offered)}), got {kind!r}; name "
+            "its files instead."
+        )
+    ours = {theirs: split for split, theirs in known.tfds_splits.items()}
+    records: defaultdict[str, list[Record]] = defaultdict(list)
+    for split, example in read_tfds(dataset, ours):
+        try:
+            record = known.tfds_record(example)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BadInputError(
+                f"expected examples of {kind} in {dataset}, got the features "
+                f"{', '.join(example)}; name another dataset, or another kind."
+            ) from error
+        name = record.id or example["tfds_id"].decode()
+        records[ours[split]].append(record._replace(id=name))
+    return records
+
+
+def _texts(values: Iterable[bytes]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(value.decode() for value in values))
+
+
+def _natural_questions_record(example: Mapping[str, Any]) -> Record:
+    return Record(example["question"].decode(), _texts(example["answer"]))
+
+
+def _web_questions_record(example: Mapping[str, Any]) -> Record:
+    return Record(example["question"].decode(), _texts(example["answers"]))
+
+
+def _trivia_qa_record(example: Mapping[str, Any]) -> Record:
+    answer, name = example["answer"], example["question_id"].decode()
+    answers = formats.trivia_answers(
+        answer["value"].decode(),
+        _texts(answer["aliases"]),
+        _texts(answer["normalized_aliases"]),
+        name,
+    )
+    return Record(example["question"].decode(), answers, id=name)
+
+
+def _squad_record(example: Mapping[str, Any]) -> Record:
+    answers, name = _texts(example["answers"]["text"]), example["id"].decode()
+    return Record(example["question"].decode(), answers, id=name)
+
+
+def _train_and_test(train: str, test: str) -> Layout:
+    return {TRAIN: train, TEST: test}
+
+
+def _resplit(name: str) -> Layout:
+    """The files that ORQA's script writes and its authors published."""
+    return {split: f"{name}.resplit.{split}.jsonl" for split in SPLITS}
+
+
+SETS: Mapping[str, QuestionSet] = {
+    "nq_open": QuestionSet(
+        formats.question_answer_lines,
+        [
+            _train_and_test("NQ-open.train.jsonl", "NQ-open.dev.jsonl"),
+            _resplit("NaturalQuestions"),
+            _train_and_test("NaturalQuestions-train.txt", "NaturalQuestions-dev.txt"),
+        ],
+        _train_and_test("train", "validation"),
+        _natural_questions_record,
+    ),
+    "web_questions": QuestionSet(
+        formats.web_questions,
+        [
+            _train_and_test(
+                "webquestions.examples.train.json", "webquestions.examples.test.json"
+            ),
+            _resplit("WebQuestions"),
+            _train_and_test("WebQuestions-train.txt", "WebQuestions-test.txt"),
+        ],
+        _train_and_test("train", "test"),
+        _web_questions_record,
+    ),
+    "curated_trec": QuestionSet(
+        formats.curated_trec,
+        [
+            _train_and_test("CuratedTrec-train.txt", "CuratedTrec-test.txt"),
+            _resplit("CuratedTrec"),
+            _train_and_test("large2180-train.tsv", "large2180-test.tsv"),
+            {
+                TRAIN: "curatedtrec-train.json",
+                DEV: "curatedtrec-dev.json",
+                TEST: "curatedtrec-test.qa.csv",
+            },
+        ],
+        answers_are_patterns=True,
+    ),
+    "trivia_qa": QuestionSet(
+        formats.trivia_qa,
+        [_train_and_test("unfiltered-web-train.json", "unfiltered-web-dev.json")],
+        _train_and_test("train", "validation"),
+        _trivia_qa_record,
+    ),
+    "entity_questions": QuestionSet(
+        formats.question_answer_list,
+        [{split: f"{split}/*.{split}.json" for split in SPLITS}],
+        topic_in_name=True,
+    ),
+    "squad_open": QuestionSet(
+        formats.squad,
+        [
+            _train_and_test("train-v1.1.json", "dev-v1.1.json"),
+            _train_and_test("train-v2.0.json", "dev-v2.0.json"),
+        ],
+        _train_and_test("train", "validation"),
+        _squad_record,
+    ),
+}
+"""The sets by kind."""

@@ -1,0 +1,267 @@
+"""Prepares a corpus: text to blocks, salient spans, and materialised examples.
+
+    CORPUS/                              the block store (see `data/blocks.py`)
+    CORPUS/examples/<task>/<split>/      examples a trainer reads without TensorFlow
+
+Apache Beam makes both part by part: source, filter, sentences, blocks and tags first,
+then the examples of each task. Whatever the number of workers, the size of a part and
+the runner, the bytes are the same. What is there already is not made again; a run that
+was killed goes on with the parts that are missing.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import re
+import threading
+from collections.abc import Sequence
+
+from realm_jax.data import inverse_cloze, masking
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.questions import read_questions
+from realm_jax.data.records import read_text
+from realm_jax.data.splits import VALIDATION_FRACTION
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.errors import BadInputError
+from realm_jax.prepare import examples, vocabularies
+from realm_jax.prepare.blocks import PART_BYTES, BlocksConfig, prepare_blocks
+from realm_jax.prepare.examples import are_there, examples_folder
+from realm_jax.prepare.scratch import ALL_CORES, Report, Scratch, Workers
+from realm_jax.prepare.vocabularies import VocabularyTraining
+
+# Of the arrays that parts of examples hold: those of other versions are not mixed in.
+_PARTS_VERSION = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareConfig:
+    """What to prepare.
+
+    Attributes:
+      corpus: folder to make.
+      source: of the documents, see `documents.open.open_source`; most simply
+        JSON lines with `title` and `text`, plain or gzipped. "" where the corpus is
+        there, made by `update_corpus`: only examples are made then.
+      name: of the corpus; its tasks are `<name>_ict`, `<name>_salient` and, with
+        questions, `<name>_questions`.
+      vocabulary: a BERT `vocab.txt`, or "" to train one on the text.
+      vocabulary_size: wordpieces of a vocabulary that is trained.
+      lowercase: whether text is lowercased; False for a cased vocabulary.
+      strip_accents: whether accents are removed; None as BERT does, if it lowercases.
+        False for scripts that this would take apart, such as Hangul.
+      chunk_length: wordpieces of a block with its title and special pieces.
+      tagger: of salient spans, see `taggers.tagger_by_name`.
+      questions: JSON lines of questions, or "".
+      query_length: wordpieces of a masked sentence or a question.
+      inverse_cloze_query_length: wordpieces of an inverse cloze query.
+      max_masks: masked wordpieces that are scored.
+      validation_fraction: share of the articles no training example is made from.
+      examples: which of the corpus's own tasks to materialise, such as "salient" or
+        `<name>_salient`; none for all of them: ict, salient and questions.
+      more_tasks: registered SeqIO tasks and mixtures to materialise as well.
+      knowledge: the prepared corpus that is searched for the sentences of this one,
+        where it is another (X and Z in REALM, section 4.3), or "". Its vocabulary is
+        used, and the examples lie with it, where a trainer of it looks for them.
+      modules: imported by every worker, for tasks of your own.
+      seqio_cache: folder where SeqIO's caching tool has put examples, or "".
+      seed: of random choices in making examples.
+      part_bytes: about how much of the source is one part.
+      scratch: in which folder the corpus gets one of its own for parts until all are
+        there, or "" for one beside the corpus. On gs:// where Beam's workers are on
+        other machines.
+    """
+
+    corpus: str
+    source: str
+    name: str
+    vocabulary: str = ""
+    vocabulary_size: int = vocabularies.SIZE
+    lowercase: bool = True
+    strip_accents: bool | None = None
+    chunk_length: int = inverse_cloze.DOCUMENT_LENGTH
+    tagger: str = "auto"
+    questions: str = ""
+    query_length: int = masking.QUERY_LENGTH
+    inverse_cloze_query_length: int = inverse_cloze.QUERY_LENGTH
+    max_masks: int = masking.MAX_MASKS
+    validation_fraction: float = VALIDATION_FRACTION
+    examples: Sequence[str] = ()
+    more_tasks: Sequence[str] = ()
+    knowledge: str = ""
+    modules: Sequence[str] = ()
+    seqio_cache: str = ""
+    seed: int = 0
+    part_bytes: int = PART_BYTES
+    scratch: str = ""
+
+
+def run(
+    config: PrepareConfig,
+    report: Report,
+    stop: threading.Event | None = None,
+    workers: Workers = ALL_CORES,
+) -> BlockStore:
+    """Makes what is missing of the corpus and its examples.
+
+    Args:
+      config: what to make.
+      report: told of progress.
+      stop: asks to end soon; what is done stays.
+      workers: who makes it.
+
+    Raises:
+      BadInputError: the source is missing, empty or malformed, the folder holds another
+        corpus, or `examples` names a task that there is not.
+      StoppedError: asked to stop.
+    """
+    stop = stop or threading.Event()
+    # What costs nothing to check comes before hours of work.
+    _require_task_name(config.name)
+    wanted = _wanted_examples(config)
+    if config.source:
+        store = prepare_blocks(_blocks_config(config), report, stop, workers)
+    else:
+        store = _existing(config)
+    tasks = _task_settings(config)
+    missing = [
+        (task, split)
+        for task, split in wanted
+        if not are_there(tasks, store, task, split)
+    ]
+    if missing:
+        _make_examples(config, tasks, store, missing, report, stop, workers)
+    return store
+
+
+def _require_task_name(name: str) -> None:
+    if not re.fullmatch(r"\w+", name, re.ASCII):
+        raise BadInputError(
+            f"expected a NAME of letters, digits and underscores, got {name!r}; the "
+            "SeqIO tasks are named after it"
+        )
+
+
+def _existing(config: PrepareConfig) -> BlockStore:
+    """Opens a corpus that is there, and whose source nobody has as one."""
+    store = BlockStore.open(config.corpus)
+    if store.chunk_length != config.chunk_length:
+        raise BadInputError(
+            f"expected the chunk_length {store.chunk_length} of {config.corpus}, got "
+            f"{config.chunk_length}; set it, or give a SOURCE to prepare another corpus"
+        )
+    return store
+
+
+def _blocks_config(config: PrepareConfig) -> BlocksConfig:
+    return BlocksConfig(
+        corpus=config.corpus,
+        source=config.source,
+        vocabulary=_vocabulary(config),
+        tagger=config.tagger,
+        chunk_length=config.chunk_length,
+        part_bytes=config.part_bytes,
+        scratch=config.scratch,
+    )
+
+
+def _vocabulary(config: PrepareConfig) -> WordPiece | VocabularyTraining:
+    rules = {"lowercase": config.lowercase, "strip_accents": config.strip_accents}
+    if config.knowledge:
+        return BlockStore.open(config.knowledge).vocabulary
+    if config.vocabulary:
+        return WordPiece.load(config.vocabulary, **rules)
+    return VocabularyTraining(config.vocabulary_size, **rules)
+
+
+def _wanted_examples(config: PrepareConfig) -> list[tuple[str, str]]:
+    """The tasks and splits to materialise."""
+    suffixes = _wanted_suffixes(config)
+    of_blocks = [suffix for suffix in suffixes if suffix != "questions"]
+    names = [f"{config.name}_{suffix}" for suffix in of_blocks] + [*config.more_tasks]
+    # Validation first: too small a share of too few articles leaves it empty, which
+    # must be refused before anything is trained on the rest.
+    wanted = [(name, split) for name in names for split in ("validation", "train")]
+    if "questions" in suffixes:
+        splits = dict.fromkeys(q.split for q in read_questions(config.questions))
+        wanted += [(f"{config.name}_questions", split) for split in splits]
+    return wanted
+
+
+def _wanted_suffixes(config: PrepareConfig) -> list[str]:
+    """Which of the corpus's own tasks to materialise, in order; all if none is named.
+
+    Raises:
+      BadInputError: one is named that there is not.
+    """
+    known = [] if config.knowledge else ["ict"]
+    known += ["salient"] + (["questions"] if config.questions else [])
+    if config.examples and isinstance(config.examples, str):
+        raise BadInputError(
+            f"expected EXAMPLES to be a list of {', '.join(known)}, got "
+            f"{config.examples!r}; write it in brackets"
+        )
+    asked = [name.removeprefix(f"{config.name}_") for name in config.examples]
+    for name, suffix in zip(config.examples, asked, strict=True):
+        if suffix not in known:
+            raise BadInputError(
+                f"expected EXAMPLES out of {', '.join(known)}, got {name!r}; correct "
+                'it, give QUESTIONS for "questions", or name other tasks in more_tasks'
+            )
+    return [suffix for suffix in known if suffix in asked or not asked]
+
+
+def _task_settings(config: PrepareConfig) -> examples.TaskSettings:
+    return examples.TaskSettings(
+        corpus=config.corpus,
+        name=config.name,
+        questions=config.questions,
+        document_length=config.chunk_length,
+        query_length=config.query_length,
+        inverse_cloze_query_length=config.inverse_cloze_query_length,
+        max_masks=config.max_masks,
+        validation_fraction=config.validation_fraction,
+        seed=config.seed,
+        knowledge=config.knowledge,
+        modules=tuple(config.modules),
+        seqio_cache=config.seqio_cache,
+    )
+
+
+def _make_examples(
+    config: PrepareConfig,
+    tasks: examples.TaskSettings,
+    store: BlockStore,
+    missing: Sequence[tuple[str, str]],
+    report: Report,
+    stop: threading.Event,
+    workers: Workers,
+) -> None:
+    names = {
+        (task, split): examples.part_names(tasks, task, split)
+        for task, split in missing
+    }
+    settings = [
+        _PARTS_VERSION,
+        dataclasses.asdict(tasks),
+        store.info.get("settings_fingerprint"),
+    ]
+    if config.questions:
+        settings.append(read_text(config.questions))
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+    scratch = Scratch(config.corpus, config.scratch)
+    parts = scratch.make_parts(
+        f"examples-{digest[:16]}",
+        list(itertools.chain.from_iterable(names.values())),
+        examples.MakeExamples(tasks),
+        what="examples",
+        report=report,
+        stop=stop,
+        workers=workers,
+    )
+    for task, split in missing:
+        if names[task, split]:
+            folder = examples_folder(config.knowledge or config.corpus, task, split)
+            contents = map(parts.read, names[task, split])
+            examples.assemble(tasks, task, split, folder, contents)
+    scratch.clear()

@@ -1,0 +1,94 @@
+"""The SeqIO task of a set of questions, for the retrieving reader.
+
+Importing this module imports TensorFlow.
+"""
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from realm_jax.data.features import Example
+from realm_jax.data.questions import (
+    MAX_ANSWER_LENGTH,
+    MAX_ANSWERS,
+    QUERY_LENGTH,
+    Question,
+    pattern_length,
+    question_examples,
+    question_specs,
+    require_patterns_fit,
+)
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.prepare.seqio_tasks import add_task
+
+
+class QuestionSource(seqio.FunctionDataSource):
+    """Rows of the questions of a split, as int32 scalars.
+
+    Attributes:
+      provenance: fingerprint of the vocabulary.
+    """
+
+    def __init__(self, questions: list[Question], vocabulary: WordPiece):
+        """Describes questions, as `read_questions` returns them."""
+        rows: dict[str, list[int]] = {}
+        for row, question in enumerate(questions):
+            rows.setdefault(question.split, []).append(row)
+        self.vocabulary = vocabulary
+        self.provenance = {"vocabulary_fingerprint": vocabulary.fingerprint}
+
+        def dataset_fn(split: str, shuffle_files: bool, seed: int | None = None):
+            del shuffle_files, seed  # One shard: the task's own shuffling is enough.
+            ids = np.array(rows[split], np.int32)
+            return tf.data.Dataset.from_tensor_slices(ids)
+
+        counts = {split: len(ids) for split, ids in rows.items()}
+        super().__init__(dataset_fn, splits=tuple(rows), num_input_examples=counts)
+
+
+def register_question_task(
+    name: str,
+    questions: list[Question],
+    vocabulary: WordPiece,
+    *,
+    query_length: int = QUERY_LENGTH,
+    max_answers: int = MAX_ANSWERS,
+    max_answer_length: int = MAX_ANSWER_LENGTH,
+    max_pattern_length: int | None = None,
+) -> None:
+    """Registers the task `name`, whose examples are rows of a `types.QuestionBatch`.
+
+    It has the splits of the questions.
+
+    Args:
+      name: letters, digits and underscores.
+      questions: of any splits, as `read_questions` or `open_qa.sets.read_set` returns
+        them.
+      vocabulary: the tokenizer of the corpus they are asked of.
+      query_length: wordpieces of a question, special pieces included.
+      max_answers: answers kept of each question.
+      max_answer_length: wordpieces of the longest answer the reader can find.
+      max_pattern_length: characters of the longest answer that is a regular
+        expression. By default as `pattern_length` says; sets that are to be mixed
+        need the same.
+
+    Raises:
+      BadInputError: a pattern is too long, or the name is taken.
+    """
+    if max_pattern_length is None:
+        max_pattern_length = pattern_length(questions)
+    require_patterns_fit(questions, max_pattern_length)
+    lengths = {
+        "query_length": query_length,
+        "max_answers": max_answers,
+        "max_answer_length": max_answer_length,
+        "max_pattern_length": max_pattern_length,
+    }
+
+    def make_examples(rows: np.ndarray) -> Example:
+        chosen = [questions[row] for row in rows]
+        return question_examples(chosen, vocabulary, **lengths)
+
+    specs = question_specs(**lengths)
+    source = QuestionSource(questions, vocabulary)
+    add_task(name, source, make_examples, specs, vocabulary.size)

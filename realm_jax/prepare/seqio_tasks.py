@@ -1,0 +1,312 @@
+"""The SeqIO tasks of a prepared corpus, and the registration of any other task.
+
+Importing this module imports TensorFlow.
+"""
+
+import copy
+import functools
+import hashlib
+import os
+from collections.abc import Callable
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from realm_jax.data import inverse_cloze, masking
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.features import Example, FeatureSpecs, in_chunks, int32
+from realm_jax.data.random_masking import random_span_examples, random_token_examples
+from realm_jax.data.salient_spans import Tagger
+from realm_jax.data.splits import TRAIN, VALIDATION, VALIDATION_FRACTION, held_out
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.errors import BadInputError
+from realm_jax.prepare.feature_converters import expand, output_features, restore_shapes
+from realm_jax.types import NULL_BLOCK
+
+NUM_SHARDS = 64
+
+
+class BlockSource(seqio.DataSource):
+    """Ids of the blocks of a split, as int32 scalars.
+
+    A shard is a range of blocks, of which each split takes its own: the articles held
+    out are the same however many shards there are. Texts are read (for the article a
+    block belongs to) when a shard is first asked for, and only those of that shard.
+    """
+
+    def __init__(self, store: BlockStore, num_shards: int, fraction: float):
+        """Describes the blocks of `store`.
+
+        Args:
+          store: the corpus.
+          num_shards: into how many ranges its blocks are cut.
+          fraction: share of the articles in the validation split.
+        """
+        super().__init__(splits=(TRAIN, VALIDATION))
+        self.store = store
+        self.provenance = {
+            "corpus_fingerprint": store.fingerprint,
+            "vocabulary_fingerprint": store.vocabulary.fingerprint,
+            # Changes with the spans too, of which the corpus fingerprint is unaware.
+            "settings_fingerprint": store.info.get("settings_fingerprint", ""),
+            # Examples of two shares must not meet: each one's held out articles may
+            # be trained on in the other.
+            "validation_fraction": fraction,
+        }
+        self._fraction = fraction
+        num_shards = min(num_shards, store.num_blocks)
+        self._bounds = np.linspace(0, store.num_blocks, num_shards + 1).astype(int)
+        self._held_out = functools.lru_cache(maxsize=None)(self._read_held_out)
+
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        """False: shards are those of `list_shards`."""
+        return False
+
+    def list_shards(self, split: str) -> list[str]:
+        """Returns the name of each shard."""
+        count = len(self._bounds) - 1
+        return [f"{split}-{index:05d}-of-{count:05d}" for index in range(count)]
+
+    def get_dataset(
+        self,
+        split: str = TRAIN,
+        shuffle: bool = True,
+        seed: int | None = None,
+        shard_info: seqio.ShardInfo | None = None,
+        **unused,
+    ) -> tf.data.Dataset:
+        """Returns the ids of every `num_shards`-th shard, from `index` on.
+
+        Raises:
+          BadInputError: no article at all is in this split.
+        """
+        shards = range(len(self._bounds) - 1)
+        if shard_info is not None:
+            shards = shards[shard_info.index :: shard_info.num_shards]
+        ids = np.concatenate(
+            [np.zeros(0, np.int32), *(self._ids(split, shard) for shard in shards)]
+        )
+        if not len(ids) and shard_info is None:
+            raise BadInputError(
+                f"expected articles in the split {split!r}, got none of the "
+                f"{self.store.num_blocks} blocks of {self.store.directory} (a share of "
+                f"{self._fraction} is held out); change validation_fraction."
+            )
+        dataset = tf.data.Dataset.from_tensor_slices(ids)
+        if shuffle and len(ids):
+            dataset = dataset.shuffle(min(len(ids), _SHUFFLE_BUFFER), seed=seed)
+        return dataset
+
+    def _ids(self, split: str, shard: int) -> np.ndarray:
+        held = self._held_out(shard)
+        kept = held if split == VALIDATION else ~held
+        return (self._bounds[shard] + np.flatnonzero(kept)).astype(np.int32)
+
+    def _read_held_out(self, shard: int) -> np.ndarray:
+        blocks = np.arange(self._bounds[shard], self._bounds[shard + 1])
+        parts = [
+            held_out((t.source_id for t in self.store.texts(ids)), self._fraction)
+            for ids in in_chunks(blocks, _READ_BLOCKS)
+        ]
+        return np.concatenate(parts)
+
+
+def register_corpus(
+    name: str,
+    store: BlockStore,
+    *,
+    tagger: Tagger | None = None,
+    knowledge: BlockStore | None = None,
+    query_length: int = masking.QUERY_LENGTH,
+    inverse_cloze_query_length: int = inverse_cloze.QUERY_LENGTH,
+    document_length: int = inverse_cloze.DOCUMENT_LENGTH,
+    max_masks: int = masking.MAX_MASKS,
+    num_shards: int = NUM_SHARDS,
+    validation_fraction: float = VALIDATION_FRACTION,
+    seed: int = 0,
+) -> list[str]:
+    """Registers `<name>_blocks`, `_ict`, `_salient`, `_random_tokens`, `_random_spans`.
+
+    `<name>_blocks` are the documents, `_ict` sentences and their blocks, `_salient`
+    sentences with a salient span masked, `_random_tokens` and `_random_spans` sentences
+    with random masks. Each has the splits train and validation.
+
+    Args:
+      name: letters, digits and underscores.
+      store: the corpus.
+      tagger: None masks the spans that were found in preparing. Otherwise the salient
+        task has those that this tagger finds in the blocks, whatever is stored: it runs
+        when examples are made, shard by shard, and the corpus stays as it is.
+      knowledge: the prepared corpus that is searched for these sentences, where it is
+        another one (X and Z in REALM, section 4.3). Then only the tasks of masked
+        sentences are registered, which name no block of their own.
+      query_length: wordpieces of a masked sentence, special pieces included.
+      inverse_cloze_query_length: the same of an inverse cloze query.
+      document_length: the same of a document.
+      max_masks: masked wordpieces that are scored.
+      num_shards: into how many parts SeqIO can split the work.
+      validation_fraction: share of the articles no training example is made from.
+      seed: which inverse cloze queries are removed from their blocks, and what the
+        random masks hide.
+
+    Returns:
+      The names of the tasks.
+
+    Raises:
+      BadInputError: the two corpora have different vocabularies, a length leaves no
+        room for an example, or a task of this name is registered already.
+    """
+    blocks = BlockSource(store, num_shards, validation_fraction)
+    if knowledge is not None:
+        require_vocabulary(store, knowledge.vocabulary)
+        blocks.provenance["corpus_fingerprint"] = knowledge.fingerprint
+    tagged_blocks = _tagged_by(blocks, tagger)
+    ict = {
+        "query_length": inverse_cloze_query_length,
+        "document_length": document_length,
+    }
+    masks = {"query_length": query_length, "max_masks": max_masks}
+    of_blocks = block_specs(document_length)
+    of_pairs = inverse_cloze.inverse_cloze_specs(**ict)
+    of_masks = masking.sentence_specs(**masks)
+    tasks = [
+        ("blocks", block_examples, {"document_length": document_length}, of_blocks),
+        ("ict", inverse_cloze.inverse_cloze_examples, {**ict, "seed": seed}, of_pairs),
+        ("salient", masking.salient_examples, {**masks, "tagger": tagger}, of_masks),
+        ("random_tokens", random_token_examples, {**masks, "seed": seed}, of_masks),
+        ("random_spans", random_span_examples, {**masks, "seed": seed}, of_masks),
+    ]
+    if knowledge is not None:
+        tasks = [
+            (suffix, functools.partial(_of_no_block, make_examples), options, specs)
+            for suffix, make_examples, options, specs in tasks
+            if specs is of_masks
+        ]
+    for suffix, make_examples, options, specs in tasks:
+        add_task(
+            f"{name}_{suffix}",
+            tagged_blocks if suffix == "salient" else blocks,
+            functools.partial(make_examples, store, **options),
+            specs,
+            store.vocabulary.size,
+        )
+    return [f"{name}_{suffix}" for suffix, *_ in tasks]
+
+
+def _of_no_block(
+    make_examples: Callable[..., Example], *args: object, **options: object
+) -> Example:
+    """Masked sentences that were taken from no block of the corpus that is searched."""
+    examples = make_examples(*args, **options)
+    source_block = np.full_like(examples["source_block"], NULL_BLOCK)
+    return {**examples, "source_block": source_block}
+
+
+def block_specs(document_length: int) -> FeatureSpecs:
+    """Returns the features of one example of `<name>_blocks`."""
+    return {
+        "block_id": int32(),
+        "document_ids": int32(document_length),
+        "document_segment_ids": int32(document_length),
+    }
+
+
+def block_examples(
+    store: BlockStore, block_ids: np.ndarray, *, document_length: int
+) -> Example:
+    """Returns the blocks as `BlockStore.document_ids` makes them, with their ids."""
+    ids, segments = store.document_ids(block_ids, document_length)
+    return {
+        "block_id": np.asarray(block_ids, np.int32),
+        "document_ids": ids,
+        "document_segment_ids": segments,
+    }
+
+
+def add_task(
+    name: str,
+    source: seqio.DataSource,
+    make_examples: Callable[..., Example],
+    specs: FeatureSpecs,
+    vocab_size: int,
+) -> None:
+    """Registers a task whose examples a NumPy function makes of what a source yields.
+
+    Raises:
+      BadInputError: the name is taken, or SeqIO does not allow it.
+    """
+    try:
+        seqio.TaskRegistry.add(
+            name,
+            # SeqIO's protocol asks for more than its own base class promises.
+            source=source,  # pyright: ignore[reportArgumentType]
+            preprocessors=[
+                functools.partial(expand, make_examples=make_examples, specs=specs),
+                seqio.CacheDatasetPlaceholder(),
+                functools.partial(restore_shapes, specs=specs),
+            ],
+            output_features=output_features(specs, vocab_size),
+        )
+    except ValueError as error:
+        raise BadInputError(
+            f"expected a new task name of letters, digits and underscores, got "
+            f"{name!r} ({error}); choose another."
+        ) from error
+
+
+def require_vocabulary(
+    store: BlockStore, wanted: str | os.PathLike[str] | WordPiece
+) -> None:
+    """Checks that a corpus was prepared with a vocabulary.
+
+    Raises:
+      BadInputError: it was not.
+    """
+    if not isinstance(wanted, WordPiece):
+        wanted = WordPiece.load(
+            wanted,
+            lowercase=store.vocabulary.lowercase,
+            strip_accents=store.vocabulary.strip_accents,
+        )
+    if wanted.fingerprint != store.vocabulary.fingerprint:
+        raise BadInputError(
+            f"expected the corpus {store.directory} in the vocabulary "
+            f"{wanted.fingerprint[:12]} ({wanted.size} pieces), got "
+            f"{store.vocabulary.fingerprint[:12]} ({store.vocabulary.size} pieces); "
+            "prepare the corpus again with this vocabulary, or leave it out."
+        )
+
+
+def _tagged_by(blocks: BlockSource, tagger: Tagger | None) -> BlockSource:
+    """Returns the source under fingerprints that tell other spans apart."""
+    if tagger is None:
+        return blocks
+    tagged = copy.copy(blocks)  # It shares what was read of the articles.
+    settings = f"{blocks.provenance['settings_fingerprint']}\0{tagger.name}"
+    tagged.provenance = {
+        **blocks.provenance,
+        "settings_fingerprint": hashlib.sha256(settings.encode()).hexdigest(),
+        "tagger": tagger.name,
+    }
+    return tagged
+
+
+def provenance(provider: seqio.Task | seqio.Mixture) -> dict[str, str | float]:
+    """Returns what the examples of a task are made from: fingerprints and shares.
+
+    Sources tell theirs in an attribute `provenance`. A mixture has what all its tasks
+    have in common.
+    """
+    tasks = provider.tasks if isinstance(provider, seqio.Mixture) else [provider]
+    known = [getattr(task.source, "provenance", {}) for task in tasks]
+    return {
+        name: value
+        for name, value in known[0].items()
+        if all(other.get(name) == value for other in known)
+    }
+
+
+_READ_BLOCKS = 4096
+_SHUFFLE_BUFFER = 1 << 20

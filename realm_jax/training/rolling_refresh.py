@@ -1,0 +1,186 @@
+"""An index that is part of the training state: the steps themselves renew it.
+
+rolling     before each update a slice of the corpus is embedded anew; after PERIOD
+            updates no row is older than that, and nobody has waited
+write_back  after each update the embeddings of its candidates, which it computed
+            anyway, replace their rows
+
+There is one index in memory, checkpoints hold it, and a resumed run goes on with the
+very rows it had.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding
+from jaxtyping import Float, Int, PyTree
+
+from realm_jax import axes
+from realm_jax.index import device_search
+from realm_jax.index.device_search import EmbeddingTable
+from realm_jax.index.device_tokens import TokenTable, document_inputs
+from realm_jax.metrics import means as means_lib
+from realm_jax.models.retriever import Retriever
+from realm_jax.training.candidate_search import RetrievingInputs, RetrievingLoss
+from realm_jax.training.state import TrainState
+from realm_jax.training.step import Step, apply_gradient, step_key
+from realm_jax.types import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Renewal:
+    """How steps renew the index.
+
+    Attributes:
+      period: updates in which every row is embedded anew once; None: no rolling.
+      write_back: whether the candidates' embeddings replace their rows. They are those
+        of training, so with dropout where the model has it.
+      batch_size: documents embedded at once, over all devices.
+    """
+
+    period: int | None
+    write_back: bool
+    batch_size: int = 512
+
+
+def make_renewing_step(
+    loss: RetrievingLoss, optimizer: optax.GradientTransformation, renewal: Renewal
+) -> Step:
+    """Returns the jitted step whose state holds the index it searches.
+
+    The state that is passed in is donated, its index too.
+    """
+
+    def step(
+        state: TrainState, inputs: RetrievingInputs
+    ) -> tuple[TrainState, means_lib.Means]:
+        index = state.index
+        assert index is not None
+        if renewal.period is not None:
+            index = embed_slice(
+                loss, renewal, index, inputs.tokens, state.params, state.step
+            )
+        gradient, (metrics, candidates, embeddings) = jax.grad(
+            loss.with_embeddings, has_aux=True
+        )(state.params, inputs.replace(embeddings=index), step_key(state))
+        if renewal.write_back:
+            index = write_rows(index, candidates.block_ids, embeddings, loss.mesh)
+        state, metrics = apply_gradient(state, gradient, metrics, optimizer)
+        return state.replace(index=index), metrics
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def embed_slice(
+    loss: RetrievingLoss,
+    renewal: Renewal,
+    index: EmbeddingTable,
+    tokens: TokenTable,
+    params: PyTree,
+    step: Int[Array, ""],
+) -> EmbeddingTable:
+    """Embeds the rows whose turn it is; each device those of its own.
+
+    Args:
+      loss: knows the retriever, the layout of documents and the mesh.
+      renewal: how many rows at a time.
+      index: to be renewed.
+      tokens: the wordpieces of its blocks.
+      params: of this moment.
+      step: updates done.
+    """
+    assert renewal.period is not None
+    num_devices, num_local = loss.mesh.size, index.rows.shape[0] // loss.mesh.size
+    at_once = max(1, min(renewal.batch_size // num_devices, num_local))
+    batches = -(-num_local // (renewal.period * at_once))
+    count = min(batches * at_once, num_local)
+    # The last slice ends at the end, and so begins a little early.
+    start = jnp.minimum((step % renewal.period) * count, num_local - count)
+    by_device = NamedSharding(loss.mesh, axes.partition_spec("block"))
+
+    def local(array: Array) -> Array:
+        """[device, row of it, ...]: no row leaves its device."""
+        split = array.reshape(num_devices, num_local, *array.shape[1:])
+        return jax.lax.with_sharding_constraint(split, by_device)
+
+    def embed(first: Array) -> Float[Array, "device row projection"]:
+        documents = jax.tree.map(
+            lambda array: jax.lax.dynamic_slice_in_dim(local(array), first, at_once, 1),
+            tokens,
+        )
+        flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), documents)
+        embeddings = loss.loss.retriever.apply(
+            {"params": params["retriever"]},
+            *document_inputs(flat, loss.layout),
+            method=Retriever.embed_documents,
+        )
+        return jnp.asarray(embeddings).reshape(num_devices, at_once, -1)
+
+    def renew(index: EmbeddingTable, batch: Array) -> tuple[EmbeddingTable, None]:
+        first = jnp.minimum(start + batch * at_once, num_local - at_once)
+        fresh = as_rows(index, embed(first))
+
+        def put(old: Array, new: Array) -> Array:
+            changed = jax.lax.dynamic_update_slice_in_dim(local(old), new, first, 1)
+            return changed.reshape(old.shape)
+
+        return jax.tree.map(put, index, fresh.replace(num_blocks=None)), None
+
+    fixed = index.replace(num_blocks=None)
+    fixed, _ = jax.lax.scan(renew, fixed, jnp.arange(-(-count // at_once)))
+    return fixed.replace(num_blocks=index.num_blocks)
+
+
+def as_rows(
+    index: EmbeddingTable, embeddings: Float[Array, "*row projection"]
+) -> EmbeddingTable:
+    """Returns embeddings as rows of a table: in its precision, with codes if it has."""
+    rows = embeddings.astype(index.rows.dtype)
+    if index.codes is None:
+        return EmbeddingTable(rows, None, None, index.num_blocks)
+    return EmbeddingTable(rows, *device_search.quantize(rows), index.num_blocks)
+
+
+def write_rows(
+    index: EmbeddingTable,
+    block_ids: Int[Array, "batch candidate"],
+    embeddings: Float[Array, "batch candidate projection"],
+    mesh: jax.sharding.Mesh,
+) -> EmbeddingTable:
+    """Replaces the rows of blocks; of a block that occurs twice the first counts.
+
+    Args:
+      index: the table.
+      block_ids: -1 is nobody's row.
+      embeddings: of these blocks.
+      mesh: the devices of the table.
+    """
+    ids = block_ids.reshape(-1)
+    fresh = as_rows(index, embeddings.reshape(len(ids), -1))
+    # Which of two writes to a row wins is not said; so there must be one.
+    order = jnp.argsort(ids, stable=True)
+    sorted_ids = ids[order]
+    repeats = jnp.concatenate([jnp.zeros(1, bool), sorted_ids[1:] == sorted_ids[:-1]])
+    sorted_ids = jnp.where(repeats, -1, sorted_ids)
+    fresh = jax.tree.map(lambda array: array[order], fresh.replace(num_blocks=None))
+
+    def on_each_device(table: EmbeddingTable, ids: Array, fresh: EmbeddingTable):
+        num_rows = table.rows.shape[0]
+        places = ids - jax.lax.axis_index(axes.MESH_AXES) * num_rows
+        mine = (ids >= 0) & (places >= 0) & (places < num_rows)
+        places = jnp.where(mine, places, num_rows)
+        return jax.tree.map(
+            lambda old, new: old.at[places].set(new, mode="drop"), table, fresh
+        )
+
+    by_row, everywhere = axes.partition_spec("block"), jax.sharding.PartitionSpec()
+    changed = jax.shard_map(
+        on_each_device,
+        mesh=mesh,
+        in_specs=(by_row, everywhere, everywhere),
+        out_specs=by_row,
+        check_vma=False,
+    )(index.replace(num_blocks=None), sorted_ids, fresh)
+    return changed.replace(num_blocks=index.num_blocks)

@@ -1,0 +1,90 @@
+"""A fixed set of questions, searched at every refresh: does the retriever learn?
+
+The retriever never trains on them, and the set never changes, so the values of one run
+can be compared with each other and with those of another (zero-shot recall, REALM,
+section 4.3).
+"""
+
+import jax
+import numpy as np
+from jaxtyping import Float, PyTree
+
+from realm_jax import multihost
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.questions import (
+    MAX_ANSWER_LENGTH,
+    MAX_ANSWERS,
+    question_examples,
+    read_questions,
+)
+from realm_jax.index.embed import query_embedder
+from realm_jax.index.searchers import Searcher
+from realm_jax.metrics.retrieval import recall_at_k, relevant_blocks
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.types import Neighbours
+
+_BATCH = 64
+
+
+def search_questions(
+    config: RetrieverConfig,
+    params: PyTree,
+    searcher: Searcher,
+    question_ids: np.ndarray,
+    k: int,
+    *,
+    batch_size: int = _BATCH,
+) -> Neighbours:
+    """Embeds and searches any number of questions, a batch of one shape at a time.
+
+    Args:
+      config: of the retriever.
+      params: its parameters.
+      searcher: the index.
+      question_ids: int32 [question, query].
+      k: neighbours per question.
+      batch_size: questions at a time.
+    """
+    embed = query_embedder(config)
+    found = []
+    for start in range(0, len(question_ids), batch_size):
+        rows = question_ids[start : start + batch_size]
+        padded = np.pad(rows, ((0, batch_size - len(rows)), (0, 0)))
+        queries = multihost.fetch(embed(params, padded))
+        found.append(jax.device_get(searcher.search(queries, k)))
+    return jax.tree.map(
+        lambda *parts: np.concatenate(parts)[: len(question_ids)], *found
+    )
+
+
+class HeldOutQuestions:
+    """Questions of one split with the blocks that answer them.
+
+    Attributes:
+      questions: the questions.
+      ids: int32 [question, query], `[CLS] question [SEP]`.
+      relevant: block ids that answer each question.
+    """
+
+    def __init__(self, corpus: BlockStore, path: str, split: str, query_length: int):
+        """Reads the questions and finds their blocks; takes one pass over the texts.
+
+        Raises:
+          BadInputError: the file is missing, malformed or has no such split.
+        """
+        self.questions = read_questions(path, split)
+        self.ids = question_examples(
+            self.questions,
+            corpus.vocabulary,
+            query_length=query_length,
+            max_answers=MAX_ANSWERS,
+            max_answer_length=MAX_ANSWER_LENGTH,
+        )["question_ids"]
+        self.relevant = relevant_blocks(corpus, self.questions)
+
+    def recall(
+        self, config: RetrieverConfig, params: PyTree, searcher: Searcher, k: int
+    ) -> Float[np.ndarray, " question"]:
+        """1.0 for each question with a relevant block among the first k, else 0.0."""
+        neighbours = search_questions(config, params, searcher, self.ids, k)
+        return recall_at_k(np.asarray(neighbours.ids), self.relevant, k)

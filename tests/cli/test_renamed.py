@@ -1,0 +1,78 @@
+"""Gin files from before a renaming work, and are told the new names."""
+
+import logging
+
+import gin
+import pytest
+
+from realm_jax.cli import configuration, renamed
+from realm_jax.evaluation.run import EvaluateConfig
+from realm_jax.multihost import HostsConfig
+
+OLD = """
+from __gin__ import dynamic_registration
+from realm_jax import hosts
+from realm_jax.evaluation import run
+
+ANOTHER_CORPUS = False
+hosts.HostsConfig.pod = True
+run.EvaluateConfig:
+    corpus = "c"
+    another_corpus = %ANOTHER_CORPUS
+"""
+
+
+@pytest.fixture
+def parsed(tmp_path, monkeypatch, caplog):
+    """Reads a file that includes an old one, as the command line of a run would."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.gin").write_text(OLD)
+    (tmp_path / "mine.gin").write_text('include "old.gin"\n')
+    parser = configuration.make_parser("realm evaluate", "")
+    with caplog.at_level(logging.WARNING):
+        configuration.parse(
+            parser, ["--gin_file=mine.gin", "--gin.ANOTHER_CORPUS=True"]
+        )
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_old_names_mean_the_new_ones(parsed):
+    assert configuration.configured(HostsConfig).pod
+    bound = gin.get_bindings(EvaluateConfig)
+    assert bound == {"corpus": "c", "allow_corpus_mismatch": True}
+
+
+def test_each_old_name_is_said_once_a_file(parsed):
+    assert [line for line in parsed if line.startswith("old.gin: ")] == [
+        f"old.gin: {old} is now {renamed.RENAMED[old]}; please change it."
+        for old in (
+            *("from realm_jax import hosts", "ANOTHER_CORPUS"),
+            *("hosts.HostsConfig", "another_corpus"),
+        )
+    ]
+    assert any(line.startswith("--gin.ANOTHER_CORPUS: ") for line in parsed)
+
+
+def test_names_of_today_and_their_like_are_left_alone():
+    text = (
+        "from realm_jax import multihost\nmultihost.HostsConfig.pod = True\n"
+        "MY_ANOTHER_CORPUS = 1\nrun.EvaluateConfig.allow_corpus_mismatch = True\n"
+        "from tasks import prepared"
+    )
+    assert renamed.current(text, "mine.gin") == text
+
+
+@pytest.mark.parametrize("old", renamed.RENAMED)
+def test_what_is_named_instead_is_there(old):
+    """Of settings, `test_old_names_mean_the_new_ones` shows it."""
+    new = renamed.RENAMED[old]
+    if new.startswith("from"):
+        exec(new)
+
+
+def test_an_error_names_the_file_it_is_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.gin").write_text("BATCH_SIZE = = 3\n")
+    parser = configuration.make_parser("realm evaluate", "")
+    with pytest.raises(configuration.BadInputError, match=r"bad\.gin"):
+        configuration.parse(parser, ["--gin_file=bad.gin"])

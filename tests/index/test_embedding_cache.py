@@ -1,0 +1,266 @@
+"""Two versions of a corpus: only what changed is embedded, and all of it is found."""
+
+import dataclasses
+import json
+import pathlib
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.corpus import build_corpus
+from realm_jax.data.documents import Document
+from realm_jax.data.salient_spans import RuleTagger
+from realm_jax.data.versions import newest_version
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.index import builder, embedding_cache
+from realm_jax.index.embed import (
+    EmbedConfig,
+    document_embedder,
+    embed_blocks,
+    query_embedder,
+)
+from realm_jax.index.retrievers import TrainedRetriever
+from realm_jax.index.searchers import DeviceSearcher
+from realm_jax.index.snapshots import EMBEDDINGS, INDEX_SERIES, SnapshotSeries
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.prepare import update_corpus
+from realm_jax.prepare.update_corpus import UpdateConfig
+from realm_jax.storage import open_store
+from realm_jax.weights import bert as weights
+from tests.index.tiny_builder import flip_a_bit, given
+
+MINILM = pathlib.Path(__file__).parents[2] / ".cache/data/minilm-l6"
+LENGTH = 40
+CONFIG = builder.BuilderConfig(
+    embed=EmbedConfig(document_length=LENGTH, batch_size=4, shard_blocks=7)
+)
+
+
+def town(i, mayor):
+    return {
+        "id": f"town-{i}",
+        "title": f"Town {i}",
+        "text": f"Town {i} lies on the river Fosk. The mayor of Town {i} is {mayor}. "
+        f"It has {i} mills and was founded in {1200 + i}.",
+    }
+
+
+TOWNS = [town(i, f"Karel Dorm the {i}th") for i in range(30)]
+# As between two snapshots of Wikipedia (REALM, section 4.5): one has another mayor, one
+# is gone, one is new.
+CHANGED = [
+    town(11, "Maria Brel"),
+    {"id": "town-3", "deleted": True},
+    town(30, "Anna Fosk"),
+]
+
+
+def make_versions(folder, records, changed, vocabulary):
+    """Returns a corpus, and what `realm update-corpus` makes of it."""
+    old = build_corpus(
+        [Document(r["title"], r["text"], r["id"]) for r in records],
+        folder / "old",
+        vocabulary=vocabulary,
+        tagger=RuleTagger(),
+        chunk_length=LENGTH,
+    )
+    changes = folder / "changes.jsonl"
+    changes.write_text("".join(f"{json.dumps(change)}\n" for change in changed))
+    config = UpdateConfig(str(old.directory), str(changes), str(folder / "new"))
+    return old, update_corpus.run(config)
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("versions")
+    texts = [record["text"] for record in [*TOWNS, *CHANGED] if "text" in record]
+    vocabulary = WordPiece.train(texts, 300, folder / "vocab.txt")
+    old, update = make_versions(folder, TOWNS, CHANGED, vocabulary)
+    return old, update.store
+
+
+@pytest.fixture(scope="module")
+def retriever(versions):
+    vocabulary = versions[0].vocabulary
+    bert = BertConfig(vocabulary.size, 16, 1, 2, 32, LENGTH, initializer_range=0.5)
+    config = RetrieverConfig(bert, projection_size=8)
+    ids = np.zeros((1, 8), np.int32)
+    params = Retriever(config).init(jax.random.key(0), ids, ids, ids)["params"]
+    return TrainedRetriever(5, config, jax.device_get(params), vocabulary.fingerprint)
+
+
+def build(corpus, store, retriever, **changes):
+    config = dataclasses.replace(CONFIG, **changes)
+    return builder.build_once(retriever, corpus, store, config)
+
+
+def read(store, corpus, step=5):
+    series = embedding_cache.index_series(store, corpus.fingerprint)
+    return series.read_array(series.read_manifest(step), EMBEDDINGS)
+
+
+def test_only_what_changed_is_embedded(versions, model_store, retriever, embedded):
+    old, new = versions
+    build(old, model_store, retriever)
+    embedded.clear()
+    build(new, model_store, retriever, sampled_blocks=1)
+    fresh = ~np.isin(
+        new.content_hashes.view("V16").ravel(), old.content_hashes.view("V16").ravel()
+    )
+    assert 0 < fresh.sum() < new.num_blocks / 3
+    assert sum(embedded) == fresh.sum() + 1  # The sample that is compared.
+    whole = embed_blocks(
+        document_embedder(retriever.config),
+        retriever.params,
+        new,
+        np.arange(new.num_blocks),
+        CONFIG.embed,
+    )
+    np.testing.assert_allclose(read(model_store, new), whole, atol=1e-5)
+    # The index that checkpoints are bound to is what it was.
+    assert SnapshotSeries(model_store, INDEX_SERIES).steps() == [5]
+    assert len(read(model_store, old)) == old.num_blocks
+
+
+def test_what_the_new_version_says_is_found(versions, model_store, retriever):
+    old, new = versions
+    build(old, model_store, retriever)
+    build(new, model_store, retriever)
+    of_the_town = [i for i in range(new.num_blocks) if "Maria Brel" in new.text(i).body]
+    searcher = DeviceSearcher(read(model_store, new))
+    query = read(model_store, new)[of_the_town]
+    found = np.asarray(searcher.search(query, 1).ids)[:, 0]
+    assert [new.text(int(i)).body for i in found] == [
+        new.text(i).body for i in of_the_town
+    ]
+    gone = [new.text(i).title for i in range(new.num_blocks)]
+    assert "Town 3" not in gone
+    assert "Town 30" in gone
+
+
+def test_another_encoder_or_length_reuses_nothing(
+    versions, model_store, retriever, embedded
+):
+    old, new = versions
+    build(old, model_store, retriever)
+    other = dataclasses.replace(
+        retriever,
+        params=jax.tree.map(lambda x: x * np.float32(1.5), retriever.params),
+    )
+    # The same parameters, and other embeddings.
+    pooled = dataclasses.replace(
+        retriever, config=dataclasses.replace(retriever.config, pooling="mean")
+    )
+    shorter = dataclasses.replace(CONFIG.embed, document_length=30)
+    cases = [(other, {}), (pooled, {}), (retriever, {"embed": shorter})]
+    for step, (source, changes) in enumerate(cases, start=6):
+        embedded.clear()
+        at_step = dataclasses.replace(source, step=step)
+        build(new, model_store, at_step, sampled_blocks=1, **changes)
+        assert sum(embedded) == new.num_blocks + 1
+
+
+def test_a_damaged_index_is_not_reused(versions, model_store, retriever, embedded):
+    old, new = versions
+    flip_a_bit(model_store, build(old, model_store, retriever), EMBEDDINGS)
+    embedded.clear()
+    build(new, model_store, retriever, sampled_blocks=1)
+    assert sum(embedded) == new.num_blocks + 1
+
+
+def test_another_directory_has_rows_for_a_later_version_of_the_corpus(
+    versions, model_store, donor, retriever, embedded
+):
+    old, new = versions
+    build(old, donor, retriever)
+    embedded.clear()
+    build(new, model_store, given(retriever, donor.url()), sampled_blocks=1)
+    known = np.isin(
+        new.content_hashes.view("V16").ravel(), old.content_hashes.view("V16").ravel()
+    )
+    assert sum(embedded) == np.count_nonzero(~known) + 1
+
+
+def test_rows_of_the_same_corpus_come_before_those_of_another_version(
+    versions, model_store, donor, retriever, embedded
+):
+    old, new = versions
+    build(new, donor, retriever)
+    build(old, model_store, retriever)  # Nearer and newer, but not all of it.
+    embedded.clear()
+    build(new, model_store, given(retriever, donor.url()), sampled_blocks=1)
+    assert sum(embedded) == 1
+
+
+def test_an_attempt_that_was_begun_without_hashes_goes_on(
+    versions, model_store, retriever
+):
+    old, _ = versions
+    stop = threading.Event()
+    stop.set()
+    assert builder.build_once(retriever, old, model_store, CONFIG, stop=stop) is None
+    for name in model_store.list("index/data"):
+        if embedding_cache.HASHES in name:
+            model_store.delete(name)
+    manifest = build(old, model_store, retriever)
+    series = embedding_cache.index_series(model_store, old.fingerprint)
+    found = series.read_array(manifest, embedding_cache.HASHES)
+    np.testing.assert_array_equal(found, old.content_hashes)
+
+
+def prize(name, winner):
+    return {
+        "id": name,
+        "title": f"{name} Prize",
+        "text": f"The {name} Prize of 2018 was awarded to {winner}.",
+    }
+
+
+def test_an_answer_that_changed_is_found_in_the_newest_version(tmp_path, embedded):
+    """The paper's case: the same encoder, and a fact that is another one by now."""
+    names = ("Abel", "Booker", "Fermi", "Kavli", "Lasker", "Turing", "Wolf")
+    records = [prize(name, "Karel Dorm") for name in names]
+    changed = [
+        prize("Fermi", "Maria Brel"),
+        prize("Shaw", "Anna Fosk"),
+        {"id": "Wolf", "deleted": True},
+    ]
+    vocabulary = WordPiece.load(MINILM / "vocab.txt")
+    old, update = make_versions(tmp_path, records, changed, vocabulary)
+    retriever = sentence_encoder(vocabulary)
+    store = open_store(tmp_path / "model")
+    build(old, store, retriever)
+    assert sum(embedded) >= old.num_blocks == len(records)
+    embedded.clear()
+    newest = BlockStore.open(newest_version(old.directory))
+    build(newest, store, retriever, sampled_blocks=1)
+    assert update.new_blocks == 2
+    assert sum(embedded) == 2 + 1  # The sample that is compared.
+    question = "Who was awarded the Fermi Prize in 2018?"
+    answers = {
+        corpus: ask(question, corpus, store, retriever) for corpus in (old, newest)
+    }
+    assert answers == {old: records[2]["text"], newest: changed[0]["text"]}
+
+
+def sentence_encoder(vocabulary):
+    """MiniLM as it was trained, to bring questions and sentences together."""
+    bert = weights.config_from_json(MINILM)
+    size = bert.hidden_size
+    config = RetrieverConfig(bert, size, pooling="mean", layer_norm=False)
+    projection = {"kernel": np.eye(size, dtype=np.float32), "bias": np.zeros(size)}
+    params = {"bert": weights.load_bert(MINILM, bert), "projection": projection}
+    return TrainedRetriever(5, config, {"tower": params}, vocabulary.fingerprint)
+
+
+def ask(question, corpus, store, retriever):
+    """Returns the body of the block that is found first."""
+    vocabulary = corpus.vocabulary
+    ids = [vocabulary.cls, *vocabulary.encode(question).ids, vocabulary.sep]
+    query = query_embedder(retriever.config)(retriever.params, np.array([ids]))
+    found = DeviceSearcher(read(store, corpus)).search(np.asarray(query), 1)
+    return corpus.text(int(np.asarray(found.ids)[0, 0])).body

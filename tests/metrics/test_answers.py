@@ -1,0 +1,174 @@
+import logging
+import re
+import string
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm_jax.metrics.answers import (
+    answer_tokens,
+    broken_patterns,
+    compile_pattern,
+    compile_patterns,
+    exact_match,
+    has_answer,
+    has_pattern,
+    is_right,
+    normalise_answer,
+    regex_match,
+)
+
+
+def slow_normalise(text):
+    """The official script, step by step and character by character."""
+    decomposed = unicodedata.normalize("NFD", text)
+    lowered = decomposed.lower()
+    kept = ""
+    for character in lowered:
+        if character not in string.punctuation:
+            kept += character
+    without_articles = re.sub(r"\b(a|an|the)\b", " ", kept)
+    return " ".join(without_articles.split())
+
+
+@given(st.text())
+def test_normalisation_equals_the_official_steps(text):
+    assert normalise_answer(text) == slow_normalise(text)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "references", "right"),
+    [
+        ("The Beatles", ["beatles"], True),
+        ("U.S.A.", ["USA"], True),
+        ("Łódź", ["Łódź"], True),
+        ("an apple  a day", ["apple day"], True),
+        ("theory", ["ory"], False),
+        ("16 February 1981", ["February 16, 1981", "16 february 1981"], True),
+        ("1981", ["16 February 1981"], False),
+        ("1981", [], False),
+    ],
+)
+def test_exact_match(prediction, references, right):
+    assert exact_match(prediction, references) is right
+
+
+@pytest.mark.parametrize(
+    ("prediction", "patterns", "right"),
+    [
+        ("Paris, France", ["paris"], True),
+        ("in Paris", ["paris"], False),  # Anchored at the start.
+        ("in Paris", ["london", ".*paris"], True),
+        ("ÉLYSÉE", ["élysée"], True),
+        ("Paris\nFrance", ["paris$"], True),
+        ("Paris", ["(paris"], False),
+        ("Paris", ["(paris", "par.s"], True),
+    ],
+)
+def test_regex_match(prediction, patterns, right):
+    assert regex_match(prediction, patterns) is right
+
+
+@pytest.mark.parametrize(
+    ("text", "patterns", "found"),
+    [
+        ("in Paris", ["paris"], True),  # Anywhere, as retrieval is judged.
+        ("It was written.", ["ten"], True),
+        ("In the\nÉlysée", ["^élysée$"], True),
+        ("In the Élysée", ["^élysée$"], False),
+        ("in Paris", ["(paris", "rome"], False),
+        ("in Paris", [], False),
+    ],
+)
+def test_has_pattern(text, patterns, found):
+    assert has_pattern(text, patterns) is found
+
+
+searched = st.lists(
+    st.sampled_from([".", ".*", ".*?", "a", "b?", "|", "(a|b)", ".+", "$"])
+)
+
+
+@given(
+    st.sampled_from(["", ".*", ".*?", ".*.*", ".+"]),
+    searched.map("".join),
+    st.text("ab\n", max_size=6),
+)
+def test_has_pattern_equals_a_search(start, rest, text):
+    expected = re.search(start + rest, text, re.IGNORECASE | re.MULTILINE)
+    assert has_pattern(text, [start + rest]) == bool(expected)
+
+
+def test_a_search_in_vain_takes_no_time():
+    # Minutes, if every place began the search of the rest of the text anew.
+    assert not has_pattern("in Paris " * 100_000, [".*rome.*"])
+
+
+def test_answers_and_patterns_are_judged_by_their_own_rule():
+    assert is_right("The Sun.", ["sun"], are_patterns=False)
+    assert not is_right("The Sun.", ["sun"], are_patterns=True)
+    assert is_right("sunday", ["sun"], are_patterns=True)
+    assert not is_right("sunday", ["sun"], are_patterns=False)
+
+
+def test_patterns_are_compiled_once_and_broken_ones_left_out():
+    assert compile_pattern("sun(day)?") is compile_pattern("sun(day)?")
+    assert compile_pattern("sun(day") is None
+    good = compile_pattern("sun")
+    assert compile_patterns(["sun(day", "sun", "a{99999999999}"]) == [good]
+
+
+def test_broken_pattern_is_reported_once(caplog):
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert not regex_match("anything", ["*broken only here"])
+            assert not has_pattern("anything", ["*broken only here"])
+    assert broken_patterns(["fine", "*broken only here"]) == ["*broken only here"]
+    assert len(caplog.records) == 1
+    assert "*broken only here" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "found"),
+    [
+        ("It ran from 1914–1918.", ["1914"], True),
+        ("Newton's laws", ["newton"], True),
+        ("the New York Times", ["York Times"], True),
+        ("New Yorkers", ["New York"], False),
+        ("He left in 1981.", ["98"], False),
+        ("Battle of the Bulge", ["battle of bulge"], True),
+        ("a café", ["cafe\u0301"], True),
+        ("Washington, D.C.", ["Washington D.C."], True),
+        ("anything", ["the", "?!"], False),
+        ("anything", [], False),
+    ],
+)
+def test_has_answer(text, answers, found):
+    assert has_answer(text, answers) is found
+
+
+def slow_has_answer(text, answers):
+    words = answer_tokens(text)
+    for answer in answers:
+        wanted = answer_tokens(answer)
+        for start in range(len(words) - len(wanted) + 1):
+            if wanted and words[start : start + len(wanted)] == wanted:
+                return True
+    return False
+
+
+words = st.lists(st.sampled_from(["x", "y", "xy", "a", "the", "é", "İ", "-", "."]))
+
+
+@given(words.map(" ".join), st.lists(words.map(" ".join), max_size=3))
+def test_has_answer_equals_a_scan_over_words(text, answers):
+    assert has_answer(text, answers) == slow_has_answer(text, answers)
+
+
+@given(st.text(), st.text(), st.text())
+def test_an_answer_set_apart_in_a_text_is_found(before, answer, after):
+    assert has_answer(f"{before} | {answer} | {after}", [answer]) == bool(
+        answer_tokens(answer)
+    )

@@ -1,0 +1,94 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from realm_jax.metrics import means as means_lib
+from realm_jax.metrics.means import mean_of
+from realm_jax.metrics.metrics_file import MetricsFile, read_metrics
+from realm_jax.storage import open_store
+from realm_jax.training.tensorboard import EventFile
+
+
+def test_means_are_of_terms_and_not_of_batches():
+    left = {"loss": mean_of(jnp.asarray(6.0), 3.0)}
+    right = {"loss": mean_of(jnp.asarray(10.0), 1.0)}
+    assert means_lib.compute(means_lib.merge(left, right)) == {
+        "loss": pytest.approx(4.0)
+    }
+
+
+def test_a_name_of_one_side_is_kept_and_an_empty_one_is_left_out():
+    left = {"loss": mean_of(jnp.asarray(1.0), 2.0), "none": mean_of(jnp.zeros(()), 0.0)}
+    right = {"accuracy": mean_of(jnp.asarray(3.0), 4.0)}
+    merged = means_lib.merge(left, right)
+    assert means_lib.compute(merged) == {"loss": 0.5, "accuracy": 0.75}
+
+
+def test_metrics_pass_through_jit():
+    summed = jax.jit(means_lib.merge)(
+        {"loss": mean_of(jnp.asarray(1.0), 1.0)},
+        {"loss": mean_of(jnp.asarray(3.0), 1.0)},
+    )
+    assert means_lib.compute(summed) == {"loss": 2.0}
+
+
+def test_lines_are_appended_and_read_back(tmp_path):
+    file = MetricsFile(str(tmp_path / "new"), "pretrain", 0)
+    file.write(1, {"loss": 2.5})
+    file.write(2, {"loss": 1.5, "index_step": 0})
+    assert list(read_metrics(str(tmp_path / "new"))) == [
+        {"step": 1, "stage": "pretrain", "loss": 2.5},
+        {"step": 2, "stage": "pretrain", "loss": 1.5, "index_step": 0},
+    ]
+
+
+def test_a_resumed_run_repeats_no_step_and_leaves_other_stages_alone(tmp_path):
+    lines = [
+        {"step": step, "stage": stage, "loss": 0.0}
+        for stage in ("warm_start", "pretrain")
+        for step in (2, 4, 6)
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "metrics.jsonl").write_text(text + '{"step": 8, "sta')
+    MetricsFile(str(tmp_path), "pretrain", 4).write(5, {"loss": 1.0})
+    found = [(line["stage"], line["step"]) for line in read_metrics(str(tmp_path))]
+    assert found == [
+        ("warm_start", 2),
+        ("warm_start", 4),
+        ("warm_start", 6),
+        ("pretrain", 2),
+        ("pretrain", 4),
+        ("pretrain", 5),
+    ]
+
+
+def test_tensorboard_reads_them_and_drops_what_a_lost_run_had_shown(tmp_path):
+    lost = EventFile(str(tmp_path), "pretrain", 0)
+    for step in (1, 2, 3):
+        lost.write(step, {"loss": 10.0 * step, "index_step": 0})
+    resumed = EventFile(str(tmp_path), "pretrain", 1)
+    resumed.write(2, {"loss": 0.5})
+    found = EventAccumulator(str(tmp_path / "tensorboard" / "pretrain")).Reload()
+    scalars = [(event.step, event.value) for event in found.Scalars("loss")]
+    assert scalars == [(1, 10.0), (2, 0.5)]
+    assert [event.step for event in found.Scalars("index_step")] == [1]
+
+
+def test_a_bucket_has_the_whole_file(tmp_path, bucket):
+    url = f"{bucket}/run"
+    events = EventFile(url, "pretrain", 0)
+    for step in (1, 2):
+        events.write(step, {"loss": 1.0 / step})
+    (name,) = open_store(url).list("tensorboard/pretrain")
+    copy = tmp_path / name
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(open_store(url).read(name))
+    found = EventAccumulator(str(copy.parent)).Reload()
+    assert [event.value for event in found.Scalars("loss")] == [1.0, 0.5]
+
+
+def test_no_metrics_yet(tmp_path):
+    assert list(read_metrics(str(tmp_path / "nowhere"))) == []

@@ -1,0 +1,189 @@
+import types
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm_jax.errors import BadInputError
+from realm_jax.metrics.answers import has_answer
+from realm_jax.metrics.retrieval import (
+    bootstrap_interval,
+    paired_bootstrap_difference,
+    recall_at_k,
+    relevant_blocks,
+)
+
+
+class Texts:
+    """Stands in for a block store: titles and bodies by block id."""
+
+    def __init__(self, *blocks):
+        self.blocks = [types.SimpleNamespace(title=t, body=b) for t, b in blocks]
+        self.num_blocks = len(blocks)
+        self.read = []
+
+    def texts(self, block_ids):
+        self.read.extend(int(i) for i in block_ids)
+        return [self.blocks[i] for i in block_ids]
+
+
+def question(answers, title=None, patterns=False):
+    return types.SimpleNamespace(
+        answers=answers, title=title, answers_are_patterns=patterns
+    )
+
+
+STORE = Texts(
+    ("Rome", "Rome is the capital of Italy."),
+    ("Italy", "Its capital is Rome. The Romans built it."),
+    ("Romans", "Romans lived there."),
+    ("Rome", "It was founded in 753 BC."),
+)
+
+
+def test_relevant_blocks_hold_the_answer_and_are_of_the_named_article():
+    found = relevant_blocks(
+        STORE,
+        [
+            question(["Rome"]),
+            question(["Rome"], title="Rome"),
+            question(["753 BC", "Romans"]),
+            question(["Paris"]),
+            question(["the"]),
+        ],
+    )
+    assert found == [{0, 1}, {0}, {1, 2, 3}, set(), set()]
+
+
+def test_patterns_are_matched_anywhere_in_the_body():
+    found = relevant_blocks(
+        STORE,
+        [
+            question([r"7\d\d bc", "(broken"], patterns=True),
+            question(["^its|founded$"], patterns=True),
+            question(["rom"], title="Rome", patterns=True),
+            question(["Rome.*"]),
+            question(["7.. BC"]),
+        ],
+    )
+    assert found == [{3}, {1}, {0}, {0, 1}, set()]
+
+
+words = st.sampled_from(["red", "green", "blue", "the", "red-green", "Blue"])
+texts = st.lists(words, max_size=5).map(" ".join)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("AB"), texts), min_size=1, max_size=6),
+    st.lists(
+        st.tuples(st.lists(texts, max_size=2), st.sampled_from(["A", "B", None])),
+        max_size=4,
+    ),
+)
+def test_relevant_blocks_equal_a_loop_over_all_pairs(blocks, asked):
+    questions = [question(answers, title) for answers, title in asked]
+    expected = [
+        {
+            block
+            for block, (title, body) in enumerate(blocks)
+            if has_answer(body, q.answers) and q.title in (None, title)
+        }
+        for q in questions
+    ]
+    assert relevant_blocks(Texts(*blocks), questions) == expected
+
+
+def test_only_retrieved_blocks_are_read_and_recall_stays_the_same():
+    questions = [question(["Rome"]), question(["753 BC"])]
+    retrieved = np.asarray([[2, 1], [0, -1]])
+    store = Texts(*((b.title, b.body) for b in STORE.blocks))
+    among = relevant_blocks(store, questions, among=retrieved)
+    assert store.read == [0, 1, 2]
+    np.testing.assert_array_equal(
+        recall_at_k(retrieved, among, 2),
+        recall_at_k(retrieved, relevant_blocks(STORE, questions), 2),
+    )
+
+
+def test_recall_at_k_looks_at_the_first_k():
+    retrieved = np.asarray([[4, 7, 9], [1, 2, 3], [-1, -1, -1], [5, 6, 7]])
+    relevant = [{9, 7}, {0}, {-1}, set()]
+    assert recall_at_k(retrieved, relevant, 1).tolist() == [0, 0, 0, 0]
+    assert recall_at_k(retrieved, relevant, 2).tolist() == [1, 0, 0, 0]
+    with pytest.raises(BadInputError, match="at least 5"):
+        recall_at_k(retrieved, relevant, 5)
+    with pytest.raises(BadInputError, match="2 questions"):
+        recall_at_k(retrieved, relevant[:2], 1)
+
+
+@pytest.mark.parametrize("kind", ["hits", "real"])
+def test_bootstrap_interval_agrees_with_scipy(kind):
+    generator = np.random.default_rng(3)
+    values = generator.normal(size=150)
+    if kind == "hits":
+        values = (values > 0.4).astype(float)
+    ours = bootstrap_interval(values, seed=1)
+    peer = scipy.stats.bootstrap(
+        (values,), np.mean, method="percentile", rng=generator, batch=1000
+    ).confidence_interval
+    tolerance = 0.04 * (peer.high - peer.low)
+    assert ours.mean == pytest.approx(values.mean())
+    assert ours.low == pytest.approx(peer.low, abs=tolerance)
+    assert ours.high == pytest.approx(peer.high, abs=tolerance)
+    assert ours.count == 150
+
+
+def test_bootstrap_interval_covers_the_truth_as_often_as_it_says():
+    generator = np.random.default_rng(0)
+    samples = (generator.random((300, 80)) < 0.3).astype(float)
+    intervals = [bootstrap_interval(s, resamples=400) for s in samples]
+    covered = np.mean([i.low <= 0.3 <= i.high for i in intervals])
+    assert 0.90 <= covered <= 0.98
+
+
+def test_bootstrap_interval_repeats_and_its_memory_is_bounded(monkeypatch):
+    values = np.arange(50.0)
+    interval = bootstrap_interval(values)
+    assert interval == bootstrap_interval(values)
+    assert interval != bootstrap_interval(values, seed=1)
+    monkeypatch.setattr(
+        "realm_jax.metrics.retrieval._VALUES_AT_A_TIME", 7 * len(values)
+    )
+    assert bootstrap_interval(values).low == pytest.approx(interval.low, abs=0.3)
+
+
+def test_paired_difference_sees_what_two_intervals_do_not():
+    generator = np.random.default_rng(0)
+    first = generator.normal(scale=10.0, size=200)
+    second = first + 1.0 + generator.normal(scale=0.5, size=200)
+    difference = paired_bootstrap_difference(first, second)
+    assert difference.mean == pytest.approx((second - first).mean())
+    assert 0.8 < difference.low < difference.high < 1.2
+    assert bootstrap_interval(first).high > bootstrap_interval(second).low
+
+
+@pytest.mark.parametrize("values", [[], [1.0, float("nan")]])
+def test_values_that_are_no_measurements_are_refused(values):
+    with pytest.raises(BadInputError, match="at least one value"):
+        bootstrap_interval(np.asarray(values))
+
+
+def test_unpaired_values_are_refused():
+    with pytest.raises(BadInputError, match="same questions"):
+        paired_bootstrap_difference(np.ones(3), np.ones(4))
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_a_rate_that_never_varied_is_not_known_exactly(rate):
+    interval = bootstrap_interval(np.full(262, rate))
+    expected = scipy.stats.binomtest(int(262 * rate), 262).proportion_ci(
+        0.95, method="wilson"
+    )
+    assert interval.mean == rate
+    assert interval.low == pytest.approx(expected.low, abs=1e-12)
+    assert interval.high == pytest.approx(expected.high, abs=1e-12)
+    # A difference of equal pairs has no such story.
+    same = paired_bootstrap_difference(np.full(262, rate), np.full(262, rate))
+    assert (same.low, same.high) == (0.0, 0.0)

@@ -1,0 +1,157 @@
+"""Files of lines, in shards of any size."""
+
+import gzip
+import resource
+import tempfile
+from pathlib import Path
+
+import pytest
+from etils import epath
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm_jax.data.documents import Document
+from realm_jax.data.records import BadRecord, RecordError
+from realm_jax.errors import BadInputError
+from realm_jax.prepare.documents import files
+from realm_jax.prepare.documents.lines import LineSource
+from realm_jax.prepare.documents.source import read_all
+
+MAX_BYTES = 12
+# Few letters, so that newlines, blank lines and bad lines are frequent.
+CONTENT = st.lists(st.sampled_from([b"a", b"b", b"!", b" ", b"\n", b"\r\n", b"\xff"]))
+
+
+def parse(line, where):
+    if line.startswith(b"!"):
+        raise RecordError(where, "expected no exclamation mark.")
+    return Document(where, line.decode("latin-1"), "")
+
+
+def line_source(*paths, **settings):
+    settings = {"max_line_bytes": MAX_BYTES} | settings
+    return LineSource("letters", list(map(epath.Path, paths)), parse, **settings)
+
+
+def read_plainly(path, content):
+    """What is in a file of lines, without shards."""
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        where = f"{path}, line {number}"
+        if len(line) > MAX_BYTES:
+            yield BadRecord(
+                where,
+                f"expected at most 12 bytes, got {len(line)}; split the text into "
+                "documents.",
+            )
+        elif line.startswith(b"!"):
+            yield BadRecord(where, "expected no exclamation mark.")
+        elif line.strip():
+            yield Document(where, line.decode("latin-1"), "")
+
+
+@given(st.lists(CONTENT, max_size=3), st.integers(1, 9), st.integers(1, 12))
+def test_every_line_is_in_one_shard_with_its_number(
+    read_shards, contents, shard_bytes, chunk_bytes
+):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "CHUNK_BYTES", chunk_bytes)
+        expected, paths = [], []
+        for index, parts in enumerate(contents):
+            content = b"".join(parts)
+            plain, packed = Path(folder, f"{index}"), Path(folder, f"{index}.gz")
+            plain.write_bytes(content)
+            packed.write_bytes(gzip.compress(content))
+            paths += [plain, packed]
+            expected += [*read_plainly(plain, content), *read_plainly(packed, content)]
+        source = line_source(*paths, shard_bytes=shard_bytes)
+        assert [r for shard in read_shards(source) for r in shard] == expected
+        source.prepare_shards(Path(folder, "scratch"))
+        assert [r for shard in read_shards(source) for r in shard] == expected
+        assert list(read_all(source)) == expected
+        assert all(piece.size for shard in source.shards() for piece in shard.pieces)
+
+
+def test_shards_have_about_the_size_asked_for(tmp_path, read_shards):
+    line = b"a line of twenty...\n"
+    (tmp_path / "large").write_bytes(line * 1000)
+    (tmp_path / "small").write_bytes(line)
+    paths = [tmp_path / "large", *[tmp_path / "small"] * 7]
+    source = line_source(*paths, shard_bytes=70, max_line_bytes=100)
+    # Four lines are the first to reach 70 bytes.
+    assert [len(records) for records in read_shards(source)] == [*[4] * 251, 3]
+
+
+def test_a_packed_file_is_unpacked_once_and_then_cut(tmp_path, read_shards):
+    packed = tmp_path / "a.gz"
+    packed.write_bytes(gzip.compress(bytes(range(97, 123)) * 40 + b"\nb" * 1000))
+    source = line_source(packed, shard_bytes=50)
+    assert len(source.shards()) == 1
+    scratch = tmp_path / "scratch"
+    source.prepare_shards(scratch)
+    assert len(source.shards()) > 10
+    [unpacked] = scratch.iterdir()
+    before = unpacked.stat()
+    again = line_source(packed, shard_bytes=50)
+    again.prepare_shards(scratch)
+    assert unpacked.stat() == before
+    assert again.shards() == source.shards()
+    assert source.fingerprint() == line_source(packed, shard_bytes=7).fingerprint()
+
+
+def test_the_fingerprint_is_of_the_content_and_its_order(tmp_path):
+    (tmp_path / "a").write_bytes(b"aaa\n")
+    (tmp_path / "b").write_bytes(b"bbb\n")
+    (tmp_path / "elsewhere").write_bytes(b"aaa\n")
+    a, b, same = (tmp_path / name for name in ("a", "b", "elsewhere"))
+    fingerprint = line_source(a, b).fingerprint()
+    assert line_source(same, b).fingerprint() == fingerprint
+    assert line_source(b, a).fingerprint() != fingerprint
+    assert line_source(a).fingerprint() != fingerprint
+    other_kind = LineSource("other", [epath.Path(a), epath.Path(b)], parse)
+    assert other_kind.fingerprint() != fingerprint
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed"])
+def test_a_damaged_packed_file_ends_in_one_line(tmp_path, read_shards, damage):
+    content = bytearray(gzip.compress(b"some line\n" * 5000))
+    if damage == "cut":
+        del content[len(content) // 2 :]
+    else:
+        content[-6] ^= 1  # A byte of the checksum.
+    packed = tmp_path / "a.gz"
+    packed.write_bytes(content)
+    source = line_source(packed, shard_bytes=10)
+    scratch = tmp_path / "scratch"
+    message = r"^expected a whole compressed file at .*a\.gz, but it is damaged [^\n]*$"
+    with pytest.raises(BadInputError, match=message):
+        source.prepare_shards(scratch)
+    assert not list(scratch.iterdir())
+    with pytest.raises(BadInputError, match=message):
+        read_shards(source)
+
+
+def test_a_full_disk_ends_in_one_line_and_leaves_nothing(tmp_path):
+    packed = tmp_path / "a.gz"
+    packed.write_bytes(gzip.compress(b"some line\n" * 5000))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The limit on a file's size stops a write half-way, as a full disk does.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(BadInputError, match="the disk is full"):
+            line_source(packed, shard_bytes=10).prepare_shards(tmp_path / "scratch")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_a_file_that_became_shorter_ends_in_one_line(tmp_path, read_shards):
+    path = tmp_path / "a"
+    path.write_bytes(b"some line\n" * 3)
+    source = line_source(path)
+    shards = source.shards()
+    path.write_bytes(b"some line\n")
+    with pytest.raises(BadInputError, match=r"at least 30 bytes in .*, got 10"):
+        list(source.read(shards[0]))
+    path.unlink()
+    with pytest.raises(BadInputError, match="expected a readable file at"):
+        list(source.read(shards[0]))

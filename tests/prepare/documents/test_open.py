@@ -1,0 +1,96 @@
+"""What a person may write to name a source."""
+
+import subprocess
+import sys
+
+import pytest
+
+from realm_jax.data.documents import Document
+from realm_jax.errors import BadInputError
+from realm_jax.prepare.documents.open import open_source
+from realm_jax.prepare.documents.source import read_all
+
+ARTICLE = {"title": "Rhine", "text": "A river.", "id": "1"}
+
+
+@pytest.mark.parametrize("prefix", ["", "json:"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.ndjson.bz2"])
+def test_json_lines_are_known_by_their_suffix(write_lines, prefix, name):
+    path = write_lines(name, [ARTICLE])
+    assert list(read_all(open_source(f"{prefix}{path}"))) == [
+        Document("Rhine", "A river.", "1")
+    ]
+
+
+def test_every_kind_is_opened(write_lines, tmp_path):
+    path = write_lines("pages/wiki_00", [ARTICLE])
+    (tmp_path / "pages" / "Meuse.txt").write_text("Another river.")
+    folder = str(tmp_path / "pages")
+    opened = {
+        kind: list(read_all(open_source(f"{kind}:{what}")))
+        for kind, what in [
+            ("json", path),
+            ("text", folder),
+            ("wikiextractor", folder),
+            ("cc_news", f"{folder}/wiki_*"),
+        ]
+    }
+    assert opened == {
+        "json": [Document("Rhine", "A river.", "1")],
+        "text": [Document("Meuse", "Another river.", "Meuse.txt")],
+        "wikiextractor": [Document("Rhine", "A river.", "1")],
+        "cc_news": [Document("Rhine", "A river.", "Rhine")],
+    }
+
+
+def test_the_size_of_a_shard_reaches_the_source(write_lines):
+    path = write_lines("a.jsonl", [ARTICLE] * 4)
+    assert len(open_source(path, shard_bytes=1).shards()) == 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("parquet:a", "a kind of source out of json, text, .*, got 'parquet'"),
+        ("articles.csv", "kind:path with a kind out of json, text, .*'articles.csv'"),
+        ("", "a kind out of json, text, .*, got ''"),
+        ("text:", "a path or a dataset behind 'text', got 'text:'"),
+        ("absent.jsonl", "JSON lines with title and text at absent.jsonl, found no"),
+        ("text:absent", "a folder of text files"),
+        ("wikiextractor:absent", "wiki_00 and so on at absent, found no such file"),
+        ("cc_news:absent.jsonl", "CC-News as JSON lines at absent.jsonl"),
+        ("realm_wikipedia:absent*", "TFRecords of annotated Wikipedia at absent"),
+        ("tfds:wikipedia/20190301.en@absent", "prepared in absent, found none"),
+    ],
+)
+def test_what_cannot_be_opened_is_one_line(tmp_path, monkeypatch, spec, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInputError, match=f"^expected [^\n]*{message}[^\n]*$"):
+        open_source(spec)
+
+
+def test_a_bucket_is_no_kind(monkeypatch):
+    named = []
+    monkeypatch.setattr(
+        "realm_jax.prepare.documents.lines.find_files",
+        lambda pattern, what: named.append(pattern) or [],
+    )
+    open_source("gs://bucket/a.jsonl.gz")
+    open_source("json:gs://bucket/*.jsonl")
+    assert named == ["gs://bucket/a.jsonl.gz", "gs://bucket/*.jsonl"]
+
+
+def test_files_of_lines_are_read_without_tensorflow(write_lines, tmp_path):
+    # A stand-in that ends whoever imports it.
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit(4)")
+    path = write_lines("a.jsonl.gz", [ARTICLE])
+    command = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r});"
+        "from realm_jax.prepare.documents.open import open_source;"
+        "from realm_jax.prepare.documents.source import read_all;"
+        f"print(len(list(read_all(open_source({path!r})))))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", command], check=True, capture_output=True, text=True
+    )
+    assert result.stdout == "1\n"

@@ -1,0 +1,241 @@
+"""Datasets of TFDS, generated on disk with the features of the real builders."""
+
+import re
+import shutil
+import types
+
+import pytest
+
+from realm_jax.data.documents import NO_ARTICLE, Document, LeftOut
+from realm_jax.data.records import BadRecord
+from realm_jax.data.salient_spans import Span
+from realm_jax.errors import BadInputError
+from realm_jax.prepare.documents.source import read_all
+from realm_jax.prepare.documents.tfds import TfdsSource
+
+NUM_FILES = 3
+
+
+def generate(data_dir, name, config, features, examples, num_files=1):
+    """Generates a dataset, as TFDS does with the real one."""
+    import tensorflow_datasets as tfds
+
+    base = tfds.core.GeneratorBasedBuilder
+
+    def body(namespace):
+        namespace |= {
+            "VERSION": tfds.core.Version("1.0.0"),
+            "BUILDER_CONFIGS": [tfds.core.BuilderConfig(name=config)] if config else [],
+            "_info": lambda self: tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            ),
+            "_split_generators": lambda self, _: {"train": self._generate_examples()},
+            "_generate_examples": lambda self: enumerate(examples),
+        }
+
+    # The name is taken: TFDS has the real builder under it.
+    cls = types.new_class(name, (base,), {"skip_registration": True}, body)
+    builder = cls(data_dir=str(data_dir), **({"config": config} if config else {}))
+    settings = tfds.download.DownloadConfig(num_shards=num_files)
+    builder.download_and_prepare(download_config=settings)
+    return builder
+
+
+def features_of(name, **settings):
+    """The features that the installed TFDS gives the real dataset."""
+    import tensorflow_datasets as tfds
+
+    return dict(tfds.builder_cls(name)(**settings).info.features)
+
+
+def titles_in_files(builder):
+    """The titles as they lie in the files, read without TFDS."""
+    import tensorflow as tf
+
+    paths = sorted(str(path) for path in builder.data_path.glob("*.tfrecord*"))
+    assert len(paths) == NUM_FILES
+    for path in paths:
+        for record in tf.data.TFRecordDataset(path).as_numpy_iterator():
+            features = tf.train.Example.FromString(record).features.feature
+            yield features["title"].bytes_list.value[0].decode()
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("tensorflow_datasets")
+
+
+@pytest.fixture(scope="module")
+def wikipedia(data_dir):
+    titles = [f"한강 {i}" for i in range(100)]
+    titles += ["Mercury (disambiguation)", "List of rivers"]
+    features = features_of("wikipedia", config="20190301.en", data_dir=data_dir)
+    examples = [{"title": title, "text": f"{title}은 강이다."} for title in titles]
+    examples.append({"title": "broken", "text": b"\xff"})
+    return generate(data_dir, "Wikipedia", "20190301.en", features, examples, NUM_FILES)
+
+
+def test_wikipedia_in_the_order_of_its_files_whatever_the_shards(
+    wikipedia, data_dir, read_shards
+):
+    name = "wikipedia/20190301.en"
+    expected = []
+    for number, title in enumerate(titles_in_files(wikipedia), start=1):
+        where = f"{name} train, example {number}"
+        if "List" in title or "(" in title:
+            expected.append(LeftOut(where, NO_ARTICLE))
+        elif title == "broken":
+            expected.append(where)
+        else:
+            expected.append(Document(title, f"{title}은 강이다.", title))
+    for shard_bytes, least in [(1 << 20, 1), (1000, 3), (300, 10)]:
+        source = TfdsSource(name, str(data_dir), shard_bytes=shard_bytes)
+        shards = read_shards(source)
+        assert len(shards) >= least
+        records = [record for shard in shards for record in shard]
+        [bad] = [record for record in records if isinstance(record, BadRecord)]
+        assert "text in UTF-8" in bad.reason
+        assert [r.where if r is bad else r for r in records] == expected
+
+
+def test_the_fingerprint_is_of_the_files(wikipedia, data_dir, tmp_path):
+    fingerprint = TfdsSource("wikipedia/20190301.en", str(data_dir)).fingerprint()
+    copy = tmp_path / "copy"
+    shutil.copytree(data_dir / "wikipedia", copy / "wikipedia")
+    source = TfdsSource("wikipedia/20190301.en:1.0.0", str(copy))
+    assert source.fingerprint() == fingerprint
+    path = sorted(copy.rglob("*.tfrecord*"))[1]
+    path.write_bytes(path.read_bytes()[:-20])
+    assert source.fingerprint() != fingerprint
+    message = r"^expected whole files of wikipedia[^\n]* cannot be read [^\n]*$"
+    with pytest.raises(BadInputError, match=message):
+        list(read_all(source))
+    path.unlink()
+    with pytest.raises(BadInputError, match=message):
+        list(read_all(source))
+
+
+ARTICLE = "Ávila grew in 1607. 한강은 서울을 지난다."
+SENTENCES = ["Ávila grew in 1607.", "한강은 서울을 지난다."]
+SPANS = {"Ávila": "PLACE", "1607": "DATE", "서울": "PLACE"}
+
+
+def byte_ranges(text, parts):
+    content = text.encode()
+    starts = [content.index(part.encode()) for part in parts]
+    limits = [start + len(p.encode()) for start, p in zip(starts, parts, strict=True)]
+    return {"start": starts, "limit": limits}
+
+
+def spans_in(text):
+    return [part for part in SPANS if part in text]
+
+
+def annotated(text):
+    """An example's text and spans as the real builder makes them."""
+    spans = byte_ranges(text, spans_in(text))
+    return {"text": text, "spans": spans | {"type": [SPANS[s] for s in spans_in(text)]}}
+
+
+def expected_spans(text):
+    return tuple(
+        Span(text.index(part), text.index(part) + len(part), SPANS[part])
+        for part in spans_in(text)
+    )
+
+
+def test_annotated_sentences_are_documents_with_their_spans(data_dir):
+    examples = [{"title": "Avila", **annotated(text)} for text in SENTENCES]
+    wrong = annotated(SENTENCES[0])
+    wrong["spans"]["start"] = [1, *wrong["spans"]["start"][1:]]  # Inside the Á.
+    examples.append({"title": "wrong", **wrong})
+    features = features_of(
+        "salient_span_wikipedia", config="sentences", data_dir=data_dir
+    )
+    generate(data_dir, "SalientSpanWikipedia", "sentences", features, examples)
+    source = TfdsSource("salient_span_wikipedia/sentences", str(data_dir))
+    records = list(read_all(source))
+    documents = {r.text: r for r in records if isinstance(r, Document)}
+    assert documents == {
+        text: Document("Avila", text, "Avila", expected_spans(text))
+        for text in SENTENCES
+    }
+    [bad] = [record for record in records if isinstance(record, BadRecord)]
+    assert re.search(
+        r"expected every span to be whole characters.*\[1, 6\)", bad.reason
+    )
+
+
+def test_annotated_documents_have_their_sentences_too(data_dir):
+    sentences = byte_ranges(ARTICLE, SENTENCES)
+    examples = [
+        {"title": "Avila", "sentences": sentences, **annotated(ARTICLE)},
+        {
+            "title": "Nothing",
+            "text": "nothing",
+            "sentences": {"start": [], "limit": []},
+            "spans": {"start": [], "limit": [], "type": []},
+        },
+    ]
+    features = features_of(
+        "salient_span_wikipedia", config="documents", data_dir=data_dir
+    )
+    generate(data_dir, "SalientSpanWikipedia", "documents", features, examples)
+    source = TfdsSource("salient_span_wikipedia/documents", str(data_dir))
+    assert {record.title: record for record in read_all(source)} == {
+        "Avila": Document(
+            "Avila",
+            ARTICLE,
+            "Avila",
+            expected_spans(ARTICLE),
+            tuple((ARTICLE.index(s), ARTICLE.index(s) + len(s)) for s in SENTENCES),
+        ),
+        "Nothing": Document("Nothing", "nothing", "Nothing", (), ()),
+    }
+
+
+def test_cc_news_and_the_folder_from_the_environment(data_dir, monkeypatch):
+    import tensorflow_datasets as tfds
+
+    names = ("title", "text", "domain", "date", "description", "url", "image_url")
+    features = {name: tfds.features.Text() for name in names}
+    article = dict.fromkeys(names, "") | {
+        "title": "A title",
+        "text": "서울에 눈이 왔다.",
+        "date": "2018-02-13 19:01:01",
+        "description": "A lead.",
+        "url": "http://news.example/1",
+    }
+    examples = [article, article | {"url": "", "text": ""}]
+    generate(data_dir, "CcNews", None, features, examples)
+    monkeypatch.setenv("TFDS_DATA_DIR", str(data_dir))
+    read = {record.source_id: record for record in read_all(TfdsSource("cc_news"))}
+    assert read == {
+        "http://news.example/1": Document(
+            "A title", "서울에 눈이 왔다.", "http://news.example/1"
+        ),
+        "A title": Document("A title", "A lead.", "A title"),
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["wikipedia/20200101.xx", "wikipedia/20190301.en:2.0.0", "no_such", "a b", "a:b/c"],
+)
+def test_what_is_not_prepared_is_refused(wikipedia, data_dir, name):
+    message = rf"^expected the TFDS dataset '{name}' prepared in [^\n]*$"
+    with pytest.raises(BadInputError, match=message):
+        TfdsSource(name, str(data_dir))
+
+
+def test_datasets_without_text_or_examples_are_refused(wikipedia, data_dir):
+    import tensorflow_datasets as tfds
+
+    features = {"question": tfds.features.Text()}
+    generate(data_dir, "Questions", None, features, [{"question": "Who?"}])
+    with pytest.raises(BadInputError, match="title and text, got questions with quest"):
+        TfdsSource("questions", str(data_dir))
+    with pytest.raises(
+        BadInputError, match=r"'test' of wikipedia.*got the splits train"
+    ):
+        TfdsSource("wikipedia/20190301.en", str(data_dir), split="test")

@@ -1,0 +1,389 @@
+"""Sets in the places and under the names in which they are published."""
+
+import collections
+import gzip
+import json
+import shutil
+import types
+
+import pytest
+
+from realm_jax.data.questions import Question, read_questions
+from realm_jax.errors import BadInputError
+from realm_jax.prepare.open_qa import __main__ as command
+from realm_jax.prepare.open_qa.sets import SETS, is_dev, read_set
+from realm_jax.storage import open_store
+from tests.gcs_emulator import emulated_bucket
+
+# Published with other implementations of FarmHash's fingerprint64 (those of Guava and
+# of Airship's SDKs), as signed or unsigned 64 bits.
+FINGERPRINTS = {
+    "": 11160318154034397263,
+    "test": 8581389452482819506,
+    "test" * 8: -4196240717365766262,
+    "test" * 64: 3500507768004279527,
+    "Q": 13816109650407654260,
+    "e#p8": 252499459662674074,
+    "WW5": 6316074107149058620,
+    ",=": 1326014594494455617,
+    ")D<l91": 6440615040757739207,
+    "P9|0-Xg": 15614415556471156694,
+    "#cDR^sLO": 328147020574120176,
+    "&QEO\\": 673322083973757863,
+    "K6Pjv<>ad": 16506019169567922731,
+    "?c^6BkI#-SLw": 13133570674398037786,
+    "/dWQW6&i7h$1@": 11452602314494946942,
+    "y2=B@rsu:g9bWU": 2493222351070148393,
+    "5C $WnO2K@:(4#h": 2463546464490189,
+    "ZyzWj:&3hH78.WUCNW4e&Z ": 13218358187761524434,
+    "!/tU|0cMaw=/-Yg)m_*4UNvwB": 14890523890635468863,
+    "wi=%v]GoIPI6zm[Rrgmq]7J?.|": 8222623341199956836,
+    "F7479877-4690-4A44-AFC9-8FE987EA512F:some_other_id": 6862335115798125349,
+}
+
+
+def test_dev_is_where_published_fingerprints_end_in_0():
+    expected = [h % 2**64 % 100_000 % 10 == 0 for h in FINGERPRINTS.values()]
+    assert any(expected)
+    assert is_dev(list(FINGERPRINTS)).tolist() == expected
+
+
+def test_a_tenth_is_held_out_whatever_the_script():
+    questions = [f"где находится город {i}?" for i in range(20_000)]
+    # Four standard deviations of a binomial share.
+    assert is_dev(questions).mean() == pytest.approx(0.1, abs=0.0085)
+
+
+def write_lines(path, records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    pack = gzip.compress if path.suffix == ".gz" else bytes
+    path.write_bytes(pack(lines.encode()))
+    return path
+
+
+def ask(count, what="drew", field="answer"):
+    return [{"question": f"who {what} {i}", field: [f"Brel {i}"]} for i in range(count)]
+
+
+@pytest.fixture
+def nq(tmp_path):
+    write_lines(tmp_path / "nq/NQ-open.train.jsonl", ask(300))
+    write_lines(tmp_path / "nq/NQ-open.dev.jsonl", ask(7, "sank"))
+    return tmp_path / "nq"
+
+
+def test_nq_open_is_split_as_orqa_did(nq):
+    questions = read_set("nq_open", nq)
+    texts = collections.defaultdict(set)
+    for question in questions:
+        texts[question.split].add(question.question)
+    train = {record["question"] for record in ask(300)}
+    # Disjoint, and together they are the published train split.
+    assert texts["train"] & texts["dev"] == set()
+    assert texts["train"] | texts["dev"] == train
+    assert is_dev(sorted(texts["dev"])).all()
+    assert not is_dev(sorted(texts["train"])).any()
+    assert 10 < len(texts["dev"]) < 60
+    # The official dev questions are the test.
+    assert texts["test"] == {record["question"] for record in ask(7, "sank")}
+    assert [question.index for question in questions] == list(range(307))
+
+
+def test_ids_name_the_place_in_the_set(nq):
+    questions = read_set("nq_open", nq)
+    assert [q.id for q in questions[:3]] == [f"nq_open-train-{i}" for i in range(3)]
+    assert questions[-1].id == "nq_open-test-6"
+    assert questions[-1].answers == ("Brel 6",)
+    assert len({question.id for question in questions}) == len(questions)
+
+
+def test_the_same_question_twice_is_two_questions(nq):
+    twice = {"question": "who drew 1", "answer": ["Dorm"]}
+    write_lines(nq / "NQ-open.train.jsonl", [*ask(2), twice])
+    _, first, second = (q for q in read_set("nq_open", nq) if "drew" in q.question)
+    assert first.question == second.question
+    assert first.id != second.id
+    assert (first.answers, second.answers) == (("Brel 1",), ("Dorm",))
+
+
+def test_a_file_is_known_by_its_name(nq, tmp_path):
+    train = read_set("nq_open", nq / "NQ-open.train.jsonl")
+    assert {question.split for question in train} == {"train", "dev"}
+    test = read_set("nq_open", nq / "NQ-open.dev.jsonl")
+    assert {question.split for question in test} == {"test"}
+    named = read_set(
+        "nq_open",
+        {
+            "test": nq / "NQ-open.dev.jsonl",
+            "train": write_lines(tmp_path / "mine.jsonl.gz", ask(300)),
+        },
+    )
+    assert named == read_set("nq_open", nq)
+
+
+def test_packed_files_in_a_folder_below_are_found(nq, tmp_path):
+    write_lines(tmp_path / "top/v1/nq_open/NQ-open.train.jsonl.gz", ask(300))
+    shutil.copy(nq / "NQ-open.dev.jsonl", tmp_path / "top/v1/nq_open")
+    assert read_set("nq_open", tmp_path / "top") == read_set("nq_open", nq)
+
+
+def test_a_set_with_a_dev_split_keeps_its_own(tmp_path):
+    for split, count in {"train": 200, "dev": 4, "test": 3}.items():
+        name = f"WebQuestions.resplit.{split}.jsonl"
+        write_lines(tmp_path / name, ask(count, split))
+    questions = read_set("web_questions", tmp_path)
+    counts = collections.Counter(question.split for question in questions)
+    assert counts == {"train": 200, "dev": 4, "test": 3}
+    assert all(question.split in question.question for question in questions)
+
+
+def test_entity_questions_are_about_their_relation(tmp_path):
+    for split in ("train", "dev", "test"):
+        for relation in ("P17", "P106"):
+            path = tmp_path / f"dataset/{split}/{relation}.{split}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(ask(2, f"{split} {relation}", "answers")))
+    questions = read_set("entity_questions", tmp_path)
+    assert len(questions) == 12
+    for question in questions:
+        _, split, relation, row = question.question.split()
+        assert (question.split, question.topic) == (split, relation)
+        assert question.id == f"entity_questions-{split}-{relation}-{row}"
+
+
+def test_curated_trec_has_patterns(tmp_path):
+    (tmp_path / "large2180-train.tsv").write_text("1\tfactoid\tWhen?\tSept?|Feb\n")
+    (question,) = read_set("curated_trec", tmp_path)
+    assert question.answers_are_patterns
+    assert question.answers == ("Sept?|Feb",)
+    assert not any(
+        known.answers_are_patterns
+        for kind, known in SETS.items()
+        if kind != "curated_trec"
+    )
+
+
+def test_questions_without_an_answer_are_counted(tmp_path, caplog):
+    unanswerable = {"id": "b", "question": "q", "answers": [], "is_impossible": True}
+    answerable = {"id": "a", "question": "q", "answers": [{"text": "Hult"}]}
+    data = [{"paragraphs": [{"qas": [unanswerable, answerable]}]}]
+    (tmp_path / "dev-v2.0.json").write_text(json.dumps({"data": data}))
+    (question,) = read_set("squad_open", tmp_path)
+    assert (question.id, question.index, question.split) == ("a", 0, "test")
+    assert "left out 1 of 2 questions" in caplog.text
+
+
+def test_a_set_is_read_from_a_bucket(nq, tmp_path):
+    with emulated_bucket(tmp_path, "questions") as bucket:
+        for path in nq.iterdir():
+            open_store(bucket).write(f"sets/nq/{path.name}", path.read_bytes())
+        expected = read_set("nq_open", nq)
+        assert read_set("nq_open", f"{bucket}/sets/nq") == expected
+        file = f"{bucket}/sets/nq/NQ-open.dev.jsonl"
+        assert read_set("nq_open", file) == read_set(
+            "nq_open", nq / "NQ-open.dev.jsonl"
+        )
+        output = f"{bucket}/made/nq.jsonl"
+        arguments = ["nq_open", "--source", f"{bucket}/sets", "--output", output]
+        assert command.main(arguments) == 0
+        assert read_questions(output) == expected
+
+
+def test_the_command_writes_what_stages_read(nq, tmp_path, capsys):
+    output = tmp_path / "made/nq.jsonl"
+    arguments = ["nq_open", "--source", str(nq), "--output", str(output)]
+    assert command.main(arguments) == 0
+    questions = read_set("nq_open", nq)
+    assert read_questions(output) == questions
+    dev = [question for question in questions if question.split == "dev"]
+    assert read_questions(output, "dev") == dev
+    assert f"dev: {len(dev)}, test: 7" in capsys.readouterr().out
+    arguments[2] = str(tmp_path / "nowhere")
+    assert command.main(arguments) == 2
+    assert "expected NQ-open.train.jsonl and" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "message"),
+    [
+        ("nq", "{folder}", r"expected a kind of questions \(nq_open.* got 'nq'"),
+        ("json_lines", {"train": "a"}, "json_lines in one file"),
+        ("nq_open", {"validation": "a"}, r"got \['validation'\]; name the splits"),
+        ("nq_open", {}, "expected a file for any of train"),
+        ("trivia_qa", "{folder}", "expected unfiltered-web-train.json and .*nq, found"),
+        ("nq_open", {"train": "{folder}/none"}, "none, but it cannot be read"),
+        ("curated_trec", "tfds:curated_trec", r"that TFDS has \(nq_open, web_q"),
+        ("nq_open", "tfds:natural@{folder}", "'natural' prepared in .*nq, found none"),
+    ],
+)
+def test_what_is_not_there_is_refused(nq, kind, source, message):
+    if isinstance(source, dict):
+        source = {k: v.format(folder=nq) for k, v in source.items()}
+    else:
+        source = source.format(folder=nq)
+    with pytest.raises(BadInputError, match=message) as caught:
+        read_set(kind, source)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_there_twice_is_refused(nq):
+    shutil.copytree(nq, nq / "copy")
+    with pytest.raises(
+        BadInputError, match=r"once below .*, found NQ-open.train.jsonl"
+    ):
+        read_set("nq_open", nq)
+
+
+def test_an_empty_file_is_refused(nq):
+    for path in nq.iterdir():
+        path.write_text("\n")
+    with pytest.raises(BadInputError, match="expected questions of nq_open in"):
+        read_set("nq_open", nq)
+
+
+def generate(folder, name, features, splits, config=None):
+    """Prepares a dataset as TFDS does, with features of one's own."""
+    import tensorflow_datasets as tfds
+
+    def body(namespace):
+        namespace |= {
+            "VERSION": tfds.core.Version("1.0.0"),
+            "BUILDER_CONFIGS": [tfds.core.BuilderConfig(name=config)] if config else [],
+            "_info": lambda self: tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            ),
+            "_split_generators": lambda self, _: {
+                split: enumerate(examples) for split, examples in splits.items()
+            },
+            "_generate_examples": lambda self: None,
+        }
+
+    # The name is taken: TFDS has the real builder under it.
+    base = tfds.core.GeneratorBasedBuilder
+    cls = types.new_class(name, (base,), {"skip_registration": True}, body)
+    cls(data_dir=str(folder), config=config).download_and_prepare()
+
+
+def real_features(name, **settings):
+    """The features that the installed TFDS gives the real dataset."""
+    import tensorflow_datasets as tfds
+
+    return dict(tfds.builder_cls(name)(**settings).info.features)
+
+
+def test_natural_questions_of_tfds(tmp_path):
+    generate(
+        tmp_path,
+        "natural_questions_open",
+        real_features("natural_questions_open"),
+        {"train": ask(60), "validation": ask(3, "sank")},
+    )
+    questions = read_set("nq_open", f"tfds:natural_questions_open:1.0.0@{tmp_path}")
+    train = [q for q in questions if q.split in ("train", "dev")]
+    asked = {q.question: (q.answers, q.split == "dev") for q in train}
+    expected = {record["question"]: tuple(record["answer"]) for record in ask(60)}
+    assert asked == {
+        text: (answers, bool(is_dev([text])[0])) for text, answers in expected.items()
+    }
+    assert sorted(q.question for q in questions if q.split == "test") == sorted(
+        record["question"] for record in ask(3, "sank")
+    )
+    assert len({q.id for q in questions}) == 63
+    assert questions == read_set("nq_open", f"tfds:natural_questions_open@{tmp_path}")
+
+
+def test_a_dataset_without_the_splits_of_the_set_is_refused(tmp_path):
+    name = "natural_questions_open"
+    generate(tmp_path, name, real_features(name), {"train": ask(3)})
+    with pytest.raises(
+        BadInputError, match=f"split 'validation' of {name} in .* train"
+    ):
+        read_set("nq_open", f"tfds:{name}@{tmp_path}")
+
+
+def trivia(name, value, aliases, normalized):
+    return {
+        "question": f"Which river {name}?",
+        "question_id": name,
+        "question_source": "http://quiz.example/",
+        "entity_pages": [],
+        "search_results": [],
+        "answer": {
+            "aliases": aliases,
+            "normalized_aliases": normalized,
+            "matched_wiki_entity_name": "",
+            "normalized_matched_wiki_entity_name": "",
+            "normalized_value": value.lower(),
+            "type": "WikipediaEntity",
+            "value": value,
+        },
+    }
+
+
+def test_trivia_qa_of_tfds(tmp_path):
+    config = "unfiltered.nocontext"
+    generate(
+        tmp_path,
+        "trivia_qa",
+        real_features("trivia_qa", config=config),
+        {
+            "train": [trivia("tc_7", "Hult", ["The Hult", "Hult"], ["hult"])],
+            "validation": [trivia("tc_2", "Čudo", [], ["cudo"])],
+            # Published without answers; never read.
+            "test": [trivia("tc_3", "<unk>", [], [])],
+        },
+        config,
+    )
+    assert not is_dev(["Which river tc_7?"]).any()
+    assert read_set("trivia_qa", f"tfds:trivia_qa/{config}@{tmp_path}") == [
+        Question("tc_7", 0, "Which river tc_7?", ("Hult", "The Hult"), "train"),
+        Question("tc_2", 1, "Which river tc_2?", ("Čudo", "cudo"), "test"),
+    ]
+
+
+def test_web_questions_and_squad_of_tfds(tmp_path, monkeypatch):
+    url = {"url": "http://www.freebase.com/view/en/ansk"}
+    generate(
+        tmp_path,
+        "web_questions",
+        real_features("web_questions"),
+        {
+            split: [url | r for r in ask(2, split, "answers")]
+            for split in ("train", "test")
+        },
+    )
+    answers = [{"text": "Hult", "answer_start": 3}, {"text": "Hult", "answer_start": 9}]
+    generate(
+        tmp_path,
+        "squad",
+        real_features("squad", config="v1.1"),
+        {
+            split: [
+                {
+                    "id": f"{split}-1",
+                    "title": "Ansk",
+                    "context": "On Hult, Hult!",
+                    "question": "Where?",
+                    "answers": answers,
+                }
+            ]
+            for split in ("train", "validation")
+        },
+        "v1.1",
+    )
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    web = read_set("web_questions", "tfds:web_questions")
+    assert sorted(q.question for q in web if q.split == "test") == [
+        "who test 0",
+        "who test 1",
+    ]
+    squad = read_set("squad_open", "tfds:squad/v1.1")
+    assert [(q.id, q.answers, q.title) for q in squad] == [
+        ("train-1", ("Hult",), None),
+        ("validation-1", ("Hult",), None),
+    ]
+    with pytest.raises(
+        BadInputError, match=r"of web_questions in squad/v1\.1, got the"
+    ):
+        read_set("web_questions", "tfds:squad/v1.1")

@@ -1,0 +1,76 @@
+"""Making a block store: what stays of a run that failed, and what else stays."""
+
+import sys
+
+import pytest
+
+from realm_jax.errors import BadInputError
+from realm_jax.prepare import blocks
+from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks
+from realm_jax.prepare.scratch import Workers
+from realm_jax.prepare.vocabularies import VocabularyTraining
+from tests import tiny_run
+
+HERE = Workers(1)
+
+
+@pytest.fixture
+def root(tmp_path):
+    tiny_run.make_inputs(tmp_path)
+    return tmp_path
+
+
+def config(root, scratch="", **others):
+    return BlocksConfig(
+        corpus=str(root / "corpus"),
+        source=str(root / "articles.jsonl"),
+        vocabulary=VocabularyTraining(300),
+        tagger="rules",
+        chunk_length=40,
+        scratch=str(scratch),
+        **others,
+    )
+
+
+def test_a_scratch_folder_keeps_what_else_is_in_it(root):
+    """Parts are removed with their folder, so it must be the corpus's own."""
+    scratch = root / "scratch"
+    (scratch / "mine").mkdir(parents=True)
+    (scratch / "mine" / "thesis.txt").write_text("years of work")
+    (scratch / "corpus.txt").write_text("more of it")
+    before = files(scratch)
+    prepare_blocks(config(root, scratch), workers=HERE)
+    assert files(scratch) == before
+    assert (root / "corpus" / "corpus.json").exists()
+
+
+def test_parts_outlive_a_failure_to_put_them_together(root, monkeypatch):
+    def full_disk(*args, **kwargs):
+        raise BadInputError("the disk is full")
+
+    two_parts = config(root, part_bytes=8000)
+    monkeypatch.setattr(blocks, "assemble", full_disk)
+    with pytest.raises(BadInputError, match="disk is full"):
+        prepare_blocks(two_parts, workers=HERE)
+    monkeypatch.undo()
+    assert len(list((root / "corpus.parts").glob("blocks-*/done/*"))) == 2
+    # The next run needs no worker at all.
+    monkeypatch.setattr(blocks.MakeBlocks, "__call__", full_disk)
+    store = prepare_blocks(two_parts, workers=HERE)
+    assert store.info["num_documents"] == 60
+    assert not (root / "corpus.parts").exists()
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_one_part_is_made_without_beam_and_the_same(root, monkeypatch):
+    several = prepare_blocks(config(root, part_bytes=2000), workers=HERE)
+    (root / "corpus").rename(root / "several")
+    monkeypatch.setitem(sys.modules, "realm_jax.prepare.beam_parts", None)
+    prepare_blocks(config(root), workers=HERE)
+    assert several.num_blocks > 60
+    assert [path.read_bytes() for path in sorted((root / "several").iterdir())] == [
+        path.read_bytes() for path in sorted((root / "corpus").iterdir())
+    ]

@@ -1,0 +1,70 @@
+"""The articles of a smaller corpus, against the rules that they are chosen by."""
+
+import json
+
+import pytest
+
+from realm_jax.data.splits import is_held_out
+from realm_jax.prepare import fewer_articles
+
+NAMES = [f"article {i}" for i in range(1000)]
+ARTICLES = [{"id": n.replace(" ", "_"), "title": n, "text": "x\u2028y"} for n in NAMES]
+ASKED = ["article 3", "article 500"]
+
+
+@pytest.fixture
+def paths(tmp_path):
+    articles, questions = tmp_path / "articles.jsonl", tmp_path / "questions.jsonl"
+    lines = (json.dumps(article, ensure_ascii=False) + "\n" for article in ARTICLES)
+    articles.write_text("".join(lines), encoding="utf-8")
+    asked = (
+        {"id": t, "question": "?", "answers": ["x"], "title": t, "split": "dev"}
+        for t in ASKED
+    )
+    questions.write_text("".join(json.dumps(q) + "\n" for q in asked))
+    return str(articles), str(questions), str(tmp_path / "fewer.jsonl")
+
+
+def read(path):
+    with open(path, encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def test_keeps_what_is_asked_about_and_held_out_and_draws_the_rest(paths):
+    assert fewer_articles.main([*paths, "--drawn", "100"]) == 0
+    kept = read(paths[2])
+    titles = [article["title"] for article in kept]
+    assert kept == [article for article in ARTICLES if article["title"] in titles]
+    held_out = {a["title"] for a in ARTICLES if is_held_out(a["id"])}
+    assert held_out
+    assert {*ASKED, *held_out} <= set(titles)
+    # Of those drawn, some are held out as well.
+    assert 100 + len(ASKED) <= len(titles) <= 100 + len(ASKED) + len(held_out)
+
+
+def test_another_seed_draws_others_and_the_same_one_the_same(paths):
+    drawn = []
+    for seed in ("0", "0", "1"):
+        fewer_articles.main([*paths, "--drawn", "100", "--seed", seed])
+        drawn.append(read(paths[2]))
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize("line", ["no JSON", '{"title": "no id"}', "[1]"])
+def test_a_file_of_something_else_is_one_line(paths, line, tmp_path, capsys):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(line + "\n")
+    assert fewer_articles.main([str(bad), *paths[1:], "--drawn", "1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_negative_number_and_a_folder_that_is_not_there_are_one_line(paths, capsys):
+    assert fewer_articles.main([*paths, "--drawn", "-1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert fewer_articles.main([*paths[:2], "no/such/f", "--drawn", "1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_missing_file_is_one_line(paths, capsys):
+    assert fewer_articles.main(["nowhere", *paths[1:], "--drawn", "1"]) == 2
+    assert "nowhere" in capsys.readouterr().err

@@ -1,0 +1,274 @@
+"""What is said of registered tasks, against the corpus they are made of."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from realm_jax.data.splits import is_held_out
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.errors import BadInputError
+from realm_jax.prepare import inspect
+from realm_jax.prepare.materialise import materialise
+from tasks import corpora
+from tasks.questions import register_questions
+
+pytestmark = pytest.mark.usefixtures("towns")
+
+
+@pytest.fixture
+def copied(store, tmp_path):
+    """A copy of the corpus, to put examples into."""
+    return shutil.copytree(store.directory, tmp_path / "corpus")
+
+
+def plain(text):
+    return text.lower().replace(" ", "").replace("##", "")
+
+
+def without_brackets(text):
+    return plain(text).replace("[", "").replace("]", "")
+
+
+def field(lines, name):
+    [found] = [line.removeprefix(name) for line in lines if line.split()[0] == name]
+    return found.lstrip(" ")
+
+
+def rows_of(name):
+    return {row.split: row.content for row in inspect.summaries([name])}
+
+
+def test_summaries_list_every_task_with_its_splits_and_counts(store, towns):
+    seqio.MixtureRegistry.add("mixed", ["towns_salient", "towns_random_spans"], 1.0)
+    rows = inspect.summaries()
+    assert {row.task for row in rows} >= {*towns, "mixed"}
+    assert [row.task for row in rows] == sorted(row.task for row in rows)
+    held = [is_held_out(store.text(i).source_id, 0.2) for i in range(store.num_blocks)]
+    for name in towns:
+        assert rows_of(name) == {
+            "train": f"{held.count(False):,} blocks",
+            "validation": f"{held.count(True):,} blocks",
+        }
+    assert set(rows_of("mixed").values()) == {
+        "mixture of towns_random_spans, towns_salient"
+    }
+    corpora.register("whole", store.directory, validation_fraction=0.0)
+    assert rows_of("whole_ict")["validation"] == "0 blocks"
+    with pytest.raises(BadInputError, match="got 'nothing'"):
+        inspect.summaries(["nothing"])
+
+
+def test_large_corpora_are_not_read_to_be_counted(monkeypatch):
+    monkeypatch.setattr(inspect, "_MAX_COUNTED_BLOCKS", 3)
+    store = seqio.TaskRegistry.get("towns_blocks").source.store
+    monkeypatch.setattr(store, "texts", None)
+    assert rows_of("towns_blocks")["train"] == f"a share of {store.num_blocks:,} blocks"
+
+
+def test_a_prepared_corpus_is_registered_as_it_was_prepared(copied):
+    corpora.register(
+        "made",
+        copied,
+        query_length=24,
+        max_masks=3,
+        inverse_cloze_query_length=20,
+        document_length=36,
+        validation_fraction=0.3,
+        seed=4,
+    )
+    written = {
+        task: materialise(
+            f"made_{task}", "train", copied / f"examples/town_{task}/train"
+        )
+        for task in ("salient", "ict")
+    }
+    # `prepare` keeps its seed with the examples.
+    path = copied / "examples/town_salient/train/examples.json"
+    info = json.loads(path.read_text())
+    info["metadata"] |= {"seed": 4, "validation_fraction": 0.3}
+    path.write_text(json.dumps(info))
+
+    assert "town_random_tokens" in inspect.register_prepared("town", copied)
+    for task in ("blocks", "ict", "salient", "random_tokens", "random_spans"):
+        for split in ("train", "validation"):
+            made, again = (
+                list(
+                    seqio.TaskRegistry.get(f"{name}_{task}")
+                    .get_dataset(split=split, shuffle=False)
+                    .as_numpy_iterator()
+                )
+                for name in ("made", "town")
+            )
+            assert len(made) == len(again) > 0
+            for one, other in zip(made, again, strict=True):
+                assert all(np.array_equal(one[name], other[name]) for name in one)
+    starts = written["salient"].sentence_starts
+    assert starts is not None
+    sentences = {"salient": f" of {len(starts) - 1:,} sentences", "ict": ""}
+    for task, examples in written.items():
+        found = rows_of(f"town_{task}")
+        count = f"{len(examples):,} examples{sentences[task]}"
+        assert found["train"].endswith(f" blocks, {count} prepared")
+        assert found["validation"].endswith(" blocks")
+
+
+def test_without_examples_documents_have_the_length_of_blocks(store):
+    inspect.register_prepared("bare", store.directory)
+    features = next(inspect._examples(seqio.TaskRegistry.get("bare_ict"), "train", 1))
+    assert features["document_ids"].shape == (store.chunk_length,)
+    assert features["query_ids"].shape == (64,)
+
+
+@pytest.mark.parametrize("kind", ["salient", "random_tokens", "random_spans"])
+def test_masked_sentences_read_as_the_model_sees_them(store, kind):
+    name = f"towns_{kind}"
+    dataset = seqio.TaskRegistry.get(name).get_dataset(split="train", shuffle=False)
+    examples = list(dataset.as_numpy_iterator())
+    shown = list(inspect.show(name, "train", 10**6))
+    assert len(shown) == len(examples) > 50
+    for lines, example in zip(shown, examples, strict=True):
+        query, answers = field(lines, "query"), field(lines, "answers")
+        masks = (example["query_ids"] == store.vocabulary.mask).sum()
+        assert query.count("[MASK]") == masks
+        block = int(example["source_block"])
+        text = store.text(block)
+        assert field(lines, "from") == f"block {block}, {text.title!r}"
+        # The sentence, or as much of it as the query has room for.
+        body = plain(text.body)
+        assert without_brackets(answers) in body
+        # What is in brackets is what the masks stand for, run by run.
+        hidden = [plain(part) for part in re.findall(r"\[(.*?)\]", answers)]
+        pattern = re.sub(r"(\\\[mask\\\])+", "(.+)", re.escape(plain(query)))
+        found = re.fullmatch(pattern, without_brackets(answers))
+        assert found
+        assert "".join(found.groups()) == "".join(hidden)
+
+
+def test_masks_that_are_not_scored_are_counted(store):
+    corpora.register(
+        "few", store.directory, query_length=32, document_length=40, max_masks=1
+    )
+    said = [
+        lines for lines in inspect.show("few_random_spans", "", 40) if len(lines) > 3
+    ]
+    assert said
+    for query, answers, more, _ in said:
+        count = int(re.fullmatch(r" +\((\d+) more masked, and not scored\)", more)[1])
+        assert answers.count("[MASK]") == count == query.count("[MASK]") - 1
+
+
+def test_blocks_have_their_title_and_the_spans_of_the_corpus(store):
+    shown = list(inspect.show("towns_blocks", "validation", 10**6))
+    assert len(shown) > 10
+    for lines in shown:
+        text = store.text(int(field(lines, "from").removeprefix("block ")))
+        assert plain(field(lines, "title")) == plain(text.title)
+        body = field(lines, "body")
+        assert without_brackets(body) == plain(text.body)
+        marked = [plain(part) for part in re.findall(r"\[(.*?)\]", body)]
+        assert marked == [plain(text.body[s.start : s.end]) for s in text.spans]
+
+
+def test_pairs_have_query_title_and_body(store):
+    shown = list(inspect.show("towns_ict", "train", 10**6))
+    removed = 0
+    for lines in shown:
+        block = int(re.match(r"block (\d+),", field(lines, "from"))[1])
+        text = store.text(block)
+        assert plain(field(lines, "query")) in plain(text.body)
+        assert plain(field(lines, "title")) == plain(text.title)
+        body = plain(field(lines, "body"))
+        is_whole = body == plain(text.body)
+        assert is_whole or body == plain(text.body).replace(
+            plain(field(lines, "query")), "", 1
+        )
+        removed += not is_whole
+    assert 0 < removed < len(shown)
+
+
+def test_questions_have_their_answers(store, tmp_path):
+    path = tmp_path / "questions.jsonl"
+    question = {"id": "a", "question": "Who drew Town 3.", "split": "dev"}
+    path.write_text(json.dumps({**question, "answers": ["Maria Brel", "Brel"]}))
+    register_questions("asked", path, store.vocabulary)
+    [lines] = inspect.show("asked", "", 5)
+    assert plain(field(lines, "question")) == "whodrewtown3."
+    assert plain(field(lines, "answers")) == "[mariabrel][brel]"
+    assert rows_of("asked") == {"dev": "1 examples"}
+
+
+def test_marks_are_applied_to_masks_and_brackets():
+    [lines] = inspect.show("towns_salient", "train", 1, mark=lambda text: f"<{text}>")
+    assert "<[MASK]>" in field(lines, "query")
+    assert re.search(r"<\[.+?\]>", field(lines, "answers"))
+
+
+def text_task(name):
+    vocabulary = seqio.ByteVocabulary()
+    rows = {
+        "inputs": tf.ragged.constant([list(b"abc"), list(b"de")]) + 3,
+        "names": tf.constant([["x", "y"], ["왕", ""]]),
+        "id": tf.constant(["1", "2"]),
+        "weights": tf.constant([[0.5, 1.5], [2.0, 3.0]]),
+    }
+    seqio.TaskRegistry.add(
+        name,
+        source=seqio.FunctionDataSource(
+            lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(
+                rows
+            ).map(lambda row: row | {"inputs": row["inputs"]}),
+            splits=["test"],
+        ),
+        preprocessors=[],
+        output_features={"inputs": seqio.Feature(vocabulary, add_eos=False)},
+    )
+
+
+def test_tasks_of_any_other_kind_show_every_feature():
+    text_task("text")
+    first, second = inspect.show("text", "", 9)
+    assert field(first, "inputs") == "abc"
+    assert field(second, "names") == "왕 | "
+    assert field(first, "id") == "1"
+    assert field(second, "weights") == "[2. 3.]"
+    assert rows_of("text") == {"test": "examples, not counted"}
+
+
+def test_wordpieces_of_an_unknown_vocabulary_are_shown_as_numbers(store, tmp_path):
+    path = tmp_path / "questions.jsonl"
+    question = {"id": "a", "question": "Town?", "split": "dev", "answers": ["Brel"]}
+    path.write_text(json.dumps(question))
+    register_questions("other", path, WordPiece([*store.vocabulary.pieces, "x"]))
+    # A source of somebody else's, which says nothing of its wordpieces.
+    del seqio.TaskRegistry.get("other").source.vocabulary
+    [lines] = inspect.show("other", "dev", 1)
+    assert re.fullmatch(r"\[ *2 +\d+ .* 0\]", field(lines, "question_ids"))
+
+
+def test_the_first_examples_need_one_shard_of_the_corpus(monkeypatch):
+    source = seqio.TaskRegistry.get("towns_salient").source
+    store = source.store
+    read, texts = set(), store.texts
+
+    def reading(block_ids):
+        read.update(int(block) for block in block_ids)
+        return texts(block_ids)
+
+    monkeypatch.setattr(store, "texts", reading)
+    assert len(list(inspect.show("towns_salient", "train", 2))) == 2
+    assert 0 < len(read) <= store.num_blocks / 5 + 1
+
+
+def test_unknown_splits_and_empty_tasks_are_refused(store):
+    with pytest.raises(BadInputError, match=r"train, validation\), got 'test'"):
+        next(inspect.show("towns_ict", "test", 1))
+    with pytest.raises(BadInputError, match="got 'town'"):
+        next(inspect.show("town", "", 1))
+    corpora.register("whole", store.directory, validation_fraction=0.0, num_shards=3)
+    with pytest.raises(BadInputError, match=r"'validation' of whole_ict, got none"):
+        next(inspect.show("whole_ict", "validation", 1))

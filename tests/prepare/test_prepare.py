@@ -1,0 +1,157 @@
+"""Preparing a corpus with Beam: the same bytes however it is done."""
+
+import dataclasses
+import hashlib
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from realm_jax.errors import BadInputError
+from realm_jax.prepare import prepare
+from realm_jax.storage import open_store
+from tests import tiny_run
+from tests.gcs_emulator import emulated_bucket
+
+PREPARE = "prepare.PrepareConfig"
+
+
+def run(root, corpus, *flags, **macros):
+    """Runs `realm prepare` as a person would; returns what it said and its code."""
+    arguments = tiny_run.arguments("prepare", root, CORPUS=str(corpus), **macros)
+    done = subprocess.run(
+        [sys.executable, "-m", "realm_jax.cli.main", *arguments, *flags],
+        check=False,
+        cwd=tiny_run.ROOT,
+        env=tiny_run.environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def contents(folder):
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(pathlib.Path(folder).rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """The folder of a finished chain; its corpus was made in one part."""
+    return tiny_run.finished(tmp_path_factory)
+
+
+@pytest.fixture
+def inputs(finished, tmp_path):
+    return tiny_run.copy(finished, tmp_path)
+
+
+def test_the_bytes_do_not_depend_on_workers_parts_or_where_they_lie(
+    finished, inputs, tmp_path
+):
+    """Two processes that share no disk, only a bucket, as on several machines."""
+    (tmp_path / "server").mkdir()
+    with emulated_bucket(tmp_path / "server", "towns") as bucket:
+        for name in ("articles.jsonl", "questions.jsonl"):
+            open_store(bucket).write(name, (inputs / name).read_bytes())
+        code, said = run(
+            inputs,
+            inputs / "two",
+            "--workers=2",
+            f"--gin.{PREPARE}.part_bytes=5000",
+            SOURCE=f"{bucket}/articles.jsonl",
+            QUESTIONS=f"{bucket}/questions.jsonl",
+            SCRATCH=f"{bucket}/scratch",
+        )
+        assert code == 0, said
+        assert open_store(bucket).list() == ["articles.jsonl", "questions.jsonl"]
+    assert contents(inputs / "two") == contents(finished / "corpus")
+    assert not list(inputs.glob("*.parts"))
+    assert "INFO" not in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.long
+def test_a_run_that_was_killed_goes_on_to_the_same_bytes(finished, inputs):
+    parts = inputs / "three.parts"
+    arguments = tiny_run.arguments("prepare", inputs, CORPUS=str(inputs / "three"))
+    arguments += ["--workers=1", f"--gin.{PREPARE}.part_bytes=2000"]
+    process = tiny_run.start(["realm_jax.cli.main", *arguments])
+    deadline = time.monotonic() + 120
+    while not list(parts.glob("*/done/*")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (inputs / "three" / "corpus.json").exists()
+    code, said = run(
+        inputs,
+        inputs / "three",
+        "--workers=1",
+        f"--gin.{PREPARE}.part_bytes=2000",
+    )
+    assert code == 0, said
+    assert contents(inputs / "three") == contents(finished / "corpus")
+
+
+def test_a_damaged_line_is_named_before_anything_is_written(inputs):
+    lines = (inputs / "articles.jsonl").read_text().splitlines()
+    lines[7:7] = ["no JSON"]
+    (inputs / "damaged.jsonl").write_text("\n".join(lines))
+    source = {"SOURCE": str(inputs / "damaged.jsonl"), "QUESTIONS": ""}
+    code, said = run(inputs, inputs / "damaged", **source)
+    assert code == 2
+    assert "damaged.jsonl, line 8" in said
+    assert "--max_bad_lines=0" in said
+    assert not (inputs / "damaged").exists()
+
+
+def test_only_the_examples_that_are_asked_for_are_made_and_more_are_added(
+    finished, inputs
+):
+    corpus = inputs / "some"
+    code, said = run(inputs, corpus, "--workers=1", '--gin.EXAMPLES=["salient"]')
+    assert code == 0, said
+    made = contents(corpus / "examples")
+    assert {name.split("/")[0] for name in made} == {"towns_salient"}
+    times = {name: (corpus / "examples" / name).stat().st_mtime_ns for name in made}
+    more = '--gin.EXAMPLES=["questions", "towns_ict"]'
+    code, said = run(inputs, corpus, "--workers=1", more)
+    assert code == 0, said
+    assert contents(corpus) == contents(finished / "corpus")
+    for name, written in times.items():
+        assert (corpus / "examples" / name).stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"examples": ["salient", "isaliet"]}, "of ict, salient, got 'isaliet'"),
+        ({"examples": ["questions"]}, "of ict, salient, got 'questions'.*QUESTIONS"),
+        ({"examples": ["ict"], "knowledge": "k"}, "out of salient, got 'ict'"),
+        ({"examples": "salient"}, "a list of ict, salient, got 'salient'; .*brackets"),
+    ],
+)
+def test_examples_that_there_are_not_are_refused_before_any_work(
+    tmp_path, changes, line
+):
+    config = prepare.PrepareConfig(str(tmp_path / "c"), "nothing.jsonl", "towns")
+    with pytest.raises(BadInputError, match=line) as told:
+        prepare.run(dataclasses.replace(config, **changes), lambda *_: None)
+    assert "\n" not in str(told.value)
+    assert not (tmp_path / "c").exists()
+
+
+def test_an_option_that_nobody_knows_is_refused(inputs):
+    code, said = run(inputs, inputs / "none", "--wrokers=2")
+    assert code == 2
+    assert "--wrokers=2" in said
+    assert not (inputs / "none").exists()

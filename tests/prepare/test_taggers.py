@@ -1,0 +1,66 @@
+"""Which tagger a name stands for."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from realm_jax.data.salient_spans import PreAnnotated, RuleTagger
+from realm_jax.errors import BadInputError
+from realm_jax.prepare.taggers import tagger_by_name
+from realm_jax.weights.token_classification import CheckpointTagger
+from tests.weights.tiny_classifier import tensors_of_torch, write_checkpoint
+
+
+def test_names_of_the_taggers_that_need_no_file():
+    assert isinstance(tagger_by_name("rules"), RuleTagger)
+    assert isinstance(tagger_by_name("given"), PreAnnotated)
+
+
+@pytest.mark.parametrize("name", ["flair", "", "checkpoint", "checkpoint:"])
+def test_other_names_are_refused(name):
+    with pytest.raises(
+        BadInputError, match=r"auto, spacy, rules, given or checkpoint:"
+    ):
+        tagger_by_name(name)
+
+
+def test_a_checkpoint_is_read_from_its_folder(tmp_path):
+    with pytest.raises(BadInputError, match=f"{tmp_path}/config.json"):
+        tagger_by_name(f"checkpoint:{tmp_path}")
+
+
+def test_a_checkpoint_tags_a_corpus_that_is_prepared(registry, store, tmp_path):
+    import seqio
+
+    from tasks import corpora
+
+    name = f"checkpoint:{write_checkpoint(tmp_path, tensors_of_torch())}"
+    tagger = tagger_by_name(name)
+    assert isinstance(tagger, CheckpointTagger)
+    corpora.register("mine", store.directory, tagger=name)
+    task = seqio.TaskRegistry.get("mine_salient")
+    assert task.source.provenance["tagger"] == tagger.name
+    blocks = [
+        int(example["source_block"])
+        for example in task.get_dataset(
+            split="train", shuffle=False
+        ).as_numpy_iterator()
+    ]
+    found = tagger.tag([store.text(block).body for block in set(blocks)])
+    assert len(blocks) == sum(map(len, found)) > 100
+
+
+def test_rules_need_neither_jax_models_nor_tensorflow():
+    script = (
+        "import sys; from realm_jax.prepare.taggers import tagger_by_name;"
+        "tagger_by_name('rules');"
+        "print([name for name in sys.modules if name in "
+        "('tensorflow', 'realm_jax.models.bert', 'spacy')])"
+    )
+    root = pathlib.Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, cwd=root
+    )
+    assert done.stdout.strip() == b"[]"

