@@ -231,6 +231,7 @@ def train_realm(study: Study, start: str, source: str, seed: int) -> str:
         questions_split="dev",
         held_out_examples=100,
         frozen=realm.frozen,
+        embeddings_from_index="retriever/document_tower" in realm.frozen,
         embed=study.embed,
         seed=seed,
         log_period=10,

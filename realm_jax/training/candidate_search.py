@@ -15,7 +15,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import PyTree
+from jaxtyping import Float, PyTree
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index import device_search, device_tokens
@@ -30,7 +30,7 @@ from realm_jax.training.host_search import BatchAt
 from realm_jax.training.initialization import Lengths
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.training.step import Loss
-from realm_jax.types import Array, Candidates, PretrainBatch
+from realm_jax.types import NULL_BLOCK, Array, Candidates, PretrainBatch
 
 
 @flax.struct.dataclass
@@ -61,6 +61,8 @@ class RetrievingLoss:
       layout: lengths and special wordpieces of the documents.
       mesh: the devices that hold the corpus.
       approximate: see `device_search.search`.
+      embeddings_from_index: whether the candidates' embeddings are taken from the index
+        instead of being computed; for a document tower that is frozen.
     """
 
     loss: PretrainLoss
@@ -68,13 +70,19 @@ class RetrievingLoss:
     layout: DocumentLayout
     mesh: Mesh
     approximate: bool = False
+    embeddings_from_index: bool = False
 
     def __call__(
         self, params: PyTree, inputs: RetrievingInputs, key: jax.Array
     ) -> tuple[Array, Means]:
         """See `PretrainLoss`; no gradient flows through the choice of candidates."""
         candidates = self.candidates(params["retriever"], inputs)
-        return self.loss(params, PretrainInputs(inputs.batch, candidates), key)
+        embeddings = None
+        if self.embeddings_from_index:
+            embeddings = self._indexed(params["retriever"], inputs, candidates)
+        return self.loss(
+            params, PretrainInputs(inputs.batch, candidates, embeddings), key
+        )
 
     def with_embeddings(
         self, params: PyTree, inputs: RetrievingInputs, key: jax.Array
@@ -113,6 +121,23 @@ class RetrievingLoss:
         return jax.tree.map(
             lambda *parts: jnp.concatenate(parts, axis=1), found, inputs.own
         )
+
+    def _indexed(
+        self, retriever: PyTree, inputs: RetrievingInputs, candidates: Candidates
+    ) -> Float[Array, "batch candidate projection"]:
+        """Returns rows of the index; the null document, which it lacks, is embedded."""
+        assert inputs.embeddings is not None
+        rows = device_search.gather_rows(
+            inputs.embeddings.rows, candidates.block_ids, self.mesh
+        )
+        null = self.loss.retriever.apply(
+            {"params": retriever},
+            candidates.document_ids[:1, 0],
+            candidates.document_segment_ids[:1, 0],
+            method=Retriever.embed_documents,
+        )
+        is_block = candidates.block_ids != NULL_BLOCK
+        return jax.lax.stop_gradient(jnp.where(is_block[..., None], rows, null))
 
 
 class StepInputs(Protocol):
@@ -162,6 +187,7 @@ class DeviceSearch:
         mesh: Mesh,
         approximate: bool,
         own_block: bool = False,
+        embeddings_from_index: bool = False,
     ):
         """Places the wordpieces of the corpus on the devices."""
         self._own = None
@@ -176,7 +202,9 @@ class DeviceSearch:
         layout = DocumentLayout(
             lengths.document, lengths.joined, vocabulary.cls, vocabulary.sep
         )
-        self.loss = RetrievingLoss(loss, num_candidates, layout, mesh, approximate)
+        self.loss = RetrievingLoss(
+            loss, num_candidates, layout, mesh, approximate, embeddings_from_index
+        )
         self._tokens = place_tokens(corpus, layout, mesh)
 
     def __call__(

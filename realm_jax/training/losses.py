@@ -44,10 +44,18 @@ from realm_jax.types import (
 
 @flax.struct.dataclass
 class PretrainInputs:
-    """A REALM step's inputs: masked sentences and the documents found for them."""
+    """A REALM step's inputs: masked sentences and the documents found for them.
+
+    Attributes:
+      batch: the masked sentences.
+      candidates: the documents found for them.
+      embeddings: of the candidates, where the index has them and they do not change;
+        None to embed them here.
+    """
 
     batch: PretrainBatch
     candidates: Candidates
+    embeddings: Float[Array, "batch candidate projection"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +63,9 @@ class PretrainLoss:
     """-log p(y|x), marginalised over the candidates (REALM, section 3).
 
     Queries and all candidates are embedded here, with live parameters, so gradients
-    reach both towers; the index only chose the candidates. What is measured beside the
-    loss is over the candidates of a sentence, whatever the normalisation.
+    reach both towers; the index only chose the candidates. Where the document tower is
+    frozen, their embeddings may be given. What is measured beside the loss is over the
+    candidates of a sentence, whatever the normalisation.
     """
 
     retriever: Retriever
@@ -128,15 +137,17 @@ class PretrainLoss:
     ) -> tuple[masked_lm.MaskedLikelihood, Array, tuple[Array, Array]]:
         batch, candidates = inputs.batch, inputs.candidates
         queries, documents, reading = _keys(key, 3)
-        document_embeddings = _apply(
-            self.retriever,
-            params["retriever"],
-            candidates.document_ids,
-            candidates.document_segment_ids,
-            method="embed_documents",
-            key=documents,
-            microbatches=self.microbatches,
-        )
+        document_embeddings = inputs.embeddings
+        if document_embeddings is None:
+            document_embeddings = _apply(
+                self.retriever,
+                params["retriever"],
+                candidates.document_ids,
+                candidates.document_segment_ids,
+                method="embed_documents",
+                key=documents,
+                microbatches=self.microbatches,
+            )
         query_embeddings = _apply(
             self.retriever,
             params["retriever"],

@@ -88,6 +88,10 @@ class PretrainConfig(StageConfig):
         the highest utility on them is kept beside the newest.
       embed: how the trainer embeds the corpus itself (`off` and `blocking`).
       frozen: parameter paths that stay as they are, such as "retriever".
+      embeddings_from_index: whether steps take the candidates' embeddings from the
+        index instead of computing them. With the whole document tower `frozen` the
+        index is exact, and a step saves an embedder's forward pass over all
+        candidates.
       wait_seconds: how long `async` waits for the first index before it gives up.
     """
 
@@ -108,6 +112,7 @@ class PretrainConfig(StageConfig):
     held_out_examples: int = 256
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
     frozen: tuple[str, ...] = ()
+    embeddings_from_index: bool = False
     wait_seconds: float = 3600.0
 
     def __post_init__(self):
@@ -120,6 +125,7 @@ class PretrainConfig(StageConfig):
                 f"write_back, got {self.searcher!r}: rows of a ScaNN index cannot be "
                 "replaced; change one of them"
             )
+        self._require_exact_index()
         require_one_of("marginalization", self.marginalization, Marginalization)
         require_one_of("normalization", self.normalization, Normalization)
         if self.num_candidates < 2 + self.own_block:
@@ -132,6 +138,24 @@ class PretrainConfig(StageConfig):
             raise BadInputError(
                 f"expected HELD_OUT_EXAMPLES of at least 0 (none), got "
                 f"{self.held_out_examples}"
+            )
+
+    def _require_exact_index(self) -> None:
+        """An index of a tower that learns is old; one on the host is not at hand."""
+        if not self.embeddings_from_index:
+            return
+        if not {"retriever", "retriever/document_tower"} & set(self.frozen):
+            raise BadInputError(
+                'expected "retriever/document_tower" among the frozen parameters for '
+                f"embeddings_from_index, got {list(self.frozen)}: the index would be "
+                "of another tower; freeze it, or have the step embed its candidates"
+            )
+        if self.searcher != "device" or self.index_in_state:
+            raise BadInputError(
+                'expected SEARCHER="device" and an index of snapshots for '
+                f"embeddings_from_index, got {self.searcher!r} with REFRESH_MODE="
+                f"{self.refresh_mode!r} and write_back={self.write_back}; change one "
+                "of them"
             )
 
     @property
@@ -279,7 +303,11 @@ class _Pretraining:
             stage.mesh,
         )
         self._step_inputs: StepInputs = (
-            DeviceSearch(*of_all, config.device.approximate, config.own_block)
+            DeviceSearch(
+                *(*of_all, config.device.approximate),
+                own_block=config.own_block,
+                embeddings_from_index=config.embeddings_from_index,
+            )
             if config.searcher == "device"
             else HostSearch(
                 *(*of_all, config.batch_size, config.search_ahead, stage.stopwatch),

@@ -284,6 +284,55 @@ def test_a_frozen_retriever_stays_to_the_last_bit(world, uninterrupted, tmp_path
     assert all(name.startswith("reader/") for name in changed)
 
 
+def test_embeddings_of_a_frozen_document_tower_may_come_from_the_index(
+    world, uninterrupted, tmp_path
+):
+    """The same run but for rounding, with fewer operations a step."""
+    runs = {}
+    for from_index in (False, True):
+        folder = tmp_path / str(from_index)
+        config = config_of(
+            world,
+            folder,
+            refresh_mode="off",
+            train_steps=4,
+            frozen=("retriever/document_tower",),
+            embeddings_from_index=from_index,
+            own_block=True,
+            normalization="batch",
+            # With dropout a computed embedding is not that of the index.
+            models=tiny_world.models(dropout=0.0),
+            warm_start=str(uninterrupted),
+        )
+        assert pretrain.run(config, silent, NEVER)
+        runs[from_index] = restore_params(open_store(folder)).tree, lines_of(folder)
+    (_, lines), (taken, lines_taken) = runs[False], runs[True]
+    start = restore_params(open_store(uninterrupted)).tree
+    moved = differing(start, taken)
+    assert any(name.startswith("retriever/query_tower") for name in moved)
+    assert not any(name.startswith("retriever/document_tower") for name in moved)
+    for name in ("loss", "gradient_norm", "null_retrieval", "share_of_batch"):
+        one, other = ([line[name] for line in run] for run in (lines, lines_taken))
+        assert one[0] == pytest.approx(other[0], rel=1e-5)
+        assert one == pytest.approx(other, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"frozen": ("retriever/query_tower",)}, 'expected "retriever/document_tower"'),
+        ({"searcher": "scann"}, 'expected SEARCHER="device"'),
+        ({"refresh_mode": "rolling"}, "got 'device' with REFRESH_MODE='rolling'"),
+    ],
+)
+def test_embeddings_of_an_index_that_is_not_exact_are_refused(
+    world, tmp_path, setting, said
+):
+    frozen = {"frozen": ("retriever/document_tower",), "embeddings_from_index": True}
+    with pytest.raises(BadInputError, match=said):
+        config_of(world, tmp_path, **(frozen | setting))
+
+
 @pytest.mark.parametrize("searcher", ["device", "scann"])
 def test_candidate_0_is_the_null_document_of_every_step(
     world, corpus, tmp_path, monkeypatch, searcher

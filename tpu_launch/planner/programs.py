@@ -262,6 +262,7 @@ def _pretrain(
             *(loss, config.num_candidates, layout),
             mesh,
             config.device.approximate,
+            config.embeddings_from_index,
         ),
         RetrievingInputs(
             batch,
