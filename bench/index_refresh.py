@@ -241,11 +241,11 @@ class _TimedRefresher(refresh.Refresher):
 
     events: Connection
 
-    def __init__(self, mode, period, link, *, on_swap, **others):
+    def __init__(self, mode, period, client, *, on_swap, **others):
         self._elsewhere: dict[str, float] = {}
-        link.publish = self._timed("publish_seconds", link.publish)
+        client.publish = self._timed("publish_seconds", client.publish)
         timed = self._timed("measure_seconds", self._noted(on_swap))
-        super().__init__(mode, period, link, on_swap=timed, **others)
+        super().__init__(mode, period, client, on_swap=timed, **others)
 
     def _timed(self, name, function):
         @functools.wraps(function)

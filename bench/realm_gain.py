@@ -35,6 +35,7 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.loading import FinetunedModel
 from realm_jax.evaluation.open_qa import evaluate_open_qa
 from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.source import IndexSource
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.metrics.retrieval import (
     bootstrap_interval,
@@ -45,7 +46,6 @@ from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.finetune import FinetuneConfig
-from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.reader_documents import holds_answer

@@ -16,10 +16,10 @@ from bench.minilm import LENGTHS, models
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index.embed import EmbedConfig, query_embedder
 from realm_jax.index.searchers import Searcher
+from realm_jax.index.source import IndexSource
 from realm_jax.metrics.retrieval import paired_bootstrap_difference, recall_at_k
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoints import restore_params
-from realm_jax.training.index_link import IndexSource
 from realm_jax.training.zero_shot_recall import HeldOutQuestions
 
 RECALL_AT = (1, 5, 20)

@@ -24,8 +24,9 @@ from realm_jax.evaluation.answering import Answer, Answerer
 from realm_jax.evaluation.loading import FinetunedModel, open_finished
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.embedding_cache import DOCUMENT_CRC32C
-from realm_jax.index.follower import IndexFollower, LoadedIndex
+from realm_jax.index.follower import IndexFollower
 from realm_jax.index.manifest import Manifest, MismatchedSnapshotError
+from realm_jax.index.source import LoadedIndex
 from realm_jax.training import pretrain
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.finetune import FinetuneConfig
@@ -324,8 +325,7 @@ class AnswerService:
 
         return IndexFollower(
             source.series,
-            source.expectation(),
-            source.make_searcher,
+            source.load_manifest,
             check=require_same_tower,
             poll_seconds=self._config.poll_seconds,
             newer_than=version.index.manifest.step,

@@ -13,16 +13,14 @@ from realm_jax.evaluation.answering import Answerer
 from realm_jax.index.builder import RETRIEVER_CRC32C
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.embedding_cache import DOCUMENT_CRC32C
-from realm_jax.index.follower import LoadedIndex
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
+from realm_jax.index.source import FIRST_STEP, IndexSource, LoadedIndex
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.storage import open_store
 from realm_jax.training import finetune
 from realm_jax.training.checkpoint_manifests import Which, read_details
 from realm_jax.training.checkpoints import Restored, restore_params
 from realm_jax.training.finetune import FinetuneConfig
-from realm_jax.training.first_index import INDEX_STEP
-from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import describe
 
 
@@ -190,7 +188,7 @@ class FinetunedModel:
 
     def has_index(self, corpus: BlockStore) -> bool:
         """Whether the index of a corpus need not be made."""
-        return INDEX_STEP in self.source(corpus).series.steps()
+        return FIRST_STEP in self.source(corpus).series.steps()
 
     def index(
         self, corpus: BlockStore, stop: threading.Event | None = None
@@ -203,7 +201,7 @@ class FinetunedModel:
           DamagedSnapshotError: it is not what was committed.
           StoppedError: asked to stop; the next call goes on.
         """
-        source, step = self.source(corpus), INDEX_STEP
+        source, step = self.source(corpus), FIRST_STEP
         found = source.load(step)
         if corpus.fingerprint == self.run.details.get("corpus_fingerprint"):
             if found is None:
@@ -290,8 +288,8 @@ class FinetunedModel:
     def _began(self, source: IndexSource) -> bool | None:
         """Whether fine-tuning began with `began_as`; None if nothing says so."""
         own = SnapshotSeries(source.model_store, INDEX_SERIES)
-        if self.began_as is None or INDEX_STEP not in own.steps():
+        if self.began_as is None or FIRST_STEP not in own.steps():
             return None
-        manifest = own.read_manifest(INDEX_STEP)
-        began_as = source.retriever(INDEX_STEP, self.began_as)
+        manifest = own.read_manifest(FIRST_STEP)
+        began_as = source.retriever(FIRST_STEP, self.began_as)
         return began_as.params_crc32c() == manifest.metadata[RETRIEVER_CRC32C]

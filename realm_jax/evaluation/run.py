@@ -29,6 +29,7 @@ from realm_jax.evaluation.report import write_report
 from realm_jax.evaluation.report_data import ReportData
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import Searcher
+from realm_jax.index.source import IndexSource
 from realm_jax.metrics.curves import read_curves
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
@@ -39,7 +40,6 @@ from realm_jax.training.checkpoint_manifests import (
 )
 from realm_jax.training.checkpoints import Restored
 from realm_jax.training.finetune import FinetuneConfig
-from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import ModelFactory, describe
 from realm_jax.training.masked_spans import MaskedSpans
 from realm_jax.training.stage import open_examples

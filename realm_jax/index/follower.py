@@ -8,84 +8,31 @@ Of a job of several processes the first looks for commits and the others load wh
 has loaded. When all have it, all take it at the same call of `take`.
 """
 
-import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Generic, TypeVar
 
 from realm_jax import multihost
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.manifest import (
     DamagedSnapshotError,
-    Expectation,
     Manifest,
     MismatchedSnapshotError,
 )
 from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.index.source import LoadedIndex
 from realm_jax.storage import MissingObjectError
 
 _log = logging.getLogger(__name__)
-
-SearcherT = TypeVar("SearcherT")
-Load = Callable[[SnapshotSeries, Manifest], SearcherT]
-"""Makes a searcher of a snapshot; reads what it needs of it."""
 
 # What the followers of a job's processes tell each other: (step, attempt).
 _Version = tuple[int, str]
 _LOADED, _REFUSED = "index_loaded", "index_refused"
 
 
-@dataclasses.dataclass(frozen=True)
-class LoadedIndex(Generic[SearcherT]):
-    """An index ready to be searched, and what it was made from."""
-
-    searcher: SearcherT
-    manifest: Manifest
-
-    def staleness(self, step: int) -> "Staleness":
-        """Returns how far the index lags behind the trainer at `step`.
-
-        In seconds, it is the time since its embedding began: then at the latest was
-        its encoder published.
-        """
-        seconds = max(0.0, time.time() - self.manifest.began)
-        return Staleness(steps=step - self.manifest.step, seconds=seconds)
-
-
-@dataclasses.dataclass(frozen=True)
-class Staleness:
-    """The age of an index, in training steps and in seconds."""
-
-    steps: int
-    seconds: float
-
-
-def load_index(
-    series: SnapshotSeries,
-    manifest: Manifest,
-    expected: Expectation,
-    load: Load[SearcherT],
-) -> LoadedIndex[SearcherT]:
-    """Verifies a snapshot and loads it.
-
-    Args:
-      series: of index snapshots.
-      manifest: of the snapshot.
-      expected: what the caller needs it to be.
-      load: makes the searcher.
-
-    Raises:
-      MismatchedSnapshotError: it is of another corpus, dimension or count.
-      DamagedSnapshotError: it is not what was committed.
-    """
-    series.verify(manifest, expected)
-    return LoadedIndex(load(series, manifest), manifest)
-
-
-class IndexFollower(Generic[SearcherT]):
+class IndexFollower:
     """Follows the newest index snapshot in a thread; a context manager.
 
     At most one index is loaded ahead. While it waits to be taken nothing else is
@@ -96,8 +43,7 @@ class IndexFollower(Generic[SearcherT]):
     def __init__(
         self,
         series: SnapshotSeries,
-        expected: Expectation,
-        load: Load[SearcherT],
+        load: Callable[[Manifest], LoadedIndex],
         *,
         check: Callable[[Manifest], None] = lambda manifest: None,
         poll_seconds: float = 1.0,
@@ -107,15 +53,14 @@ class IndexFollower(Generic[SearcherT]):
 
         Args:
           series: of index snapshots.
-          expected: what the trainer needs a snapshot to be.
-          load: makes a searcher; called in the follower's thread.
+          load: verifies and loads a snapshot, as `IndexSource.load_manifest`; called
+            in the follower's thread.
           check: refuses a snapshot that fits in shape and yet is not to be used, by a
             MismatchedSnapshotError; called in the follower's thread.
           poll_seconds: pause between two looks at the store.
           newer_than: the step of the index in use; only higher ones are fetched.
         """
         self._series = series
-        self._expected = expected
         self._load = load
         self._check = check
         self._poll_seconds = poll_seconds
@@ -124,7 +69,7 @@ class IndexFollower(Generic[SearcherT]):
         self._last_tried: _Version | None = None
         # Guards what follows, which both threads use; notified when it changes.
         self._changed = threading.Condition()
-        self._pending: LoadedIndex[SearcherT] | None = None
+        self._pending: LoadedIndex | None = None
         self._failure: Exception | None = None
         self._refused: dict[int, str] = {}
         self._looks = 0
@@ -133,7 +78,7 @@ class IndexFollower(Generic[SearcherT]):
             target=self._follow, name="index-follower", daemon=True
         )
 
-    def start(self) -> "IndexFollower[SearcherT]":
+    def start(self) -> "IndexFollower":
         """Begins to poll."""
         self._thread.start()
         return self
@@ -146,7 +91,7 @@ class IndexFollower(Generic[SearcherT]):
         if self._thread.is_alive():
             self._thread.join(timeout_seconds)
 
-    def __enter__(self) -> "IndexFollower[SearcherT]":
+    def __enter__(self) -> "IndexFollower":
         return self.start()
 
     def __exit__(
@@ -173,7 +118,7 @@ class IndexFollower(Generic[SearcherT]):
         """Returns whether an index waits to be taken. Does not block."""
         return self.ready_step is not None
 
-    def take(self) -> LoadedIndex[SearcherT] | None:
+    def take(self) -> LoadedIndex | None:
         """Returns the index that waits, None if there is none. Does not block.
 
         All processes of a job must call it, and get the same index or none.
@@ -198,7 +143,7 @@ class IndexFollower(Generic[SearcherT]):
         timeout_seconds: float,
         problem: Callable[[], str] = lambda: "",
         stopped: Callable[[], bool] = lambda: False,
-    ) -> LoadedIndex[SearcherT]:
+    ) -> LoadedIndex:
         """Waits until there is an index, and takes it.
 
         Args:
@@ -320,7 +265,7 @@ class IndexFollower(Generic[SearcherT]):
             manifest = self._series.read_manifest(step)
             attempt = manifest.attempt
             self._check(manifest)
-            index = load_index(self._series, manifest, self._expected, self._load)
+            index = self._load(manifest)
         except MissingObjectError:
             return  # Collected since it was listed.
         except (DamagedSnapshotError, MismatchedSnapshotError) as error:

@@ -22,8 +22,8 @@ from realm_jax.index import device_search, device_tokens
 from realm_jax.index.candidates import num_neighbours
 from realm_jax.index.device_search import EmbeddingTable
 from realm_jax.index.device_tokens import DocumentLayout, TokenTable, place_tokens
-from realm_jax.index.follower import LoadedIndex
 from realm_jax.index.own_blocks import own_candidates
+from realm_jax.index.source import LoadedIndex
 from realm_jax.metrics.means import Means
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.host_search import BatchAt
@@ -136,8 +136,9 @@ class RetrievingLoss:
             candidates.document_segment_ids[:1, 0],
             method=Retriever.embed_documents,
         )
-        is_block = candidates.block_ids != NULL_BLOCK
-        return jax.lax.stop_gradient(jnp.where(is_block[..., None], rows, null))
+        is_block = (candidates.block_ids != NULL_BLOCK)[..., None]
+        embeddings = jnp.where(is_block, rows, null)  # pyright: ignore[reportArgumentType]
+        return jax.lax.stop_gradient(embeddings)
 
 
 class StepInputs(Protocol):

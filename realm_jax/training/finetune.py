@@ -18,7 +18,6 @@ from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
-from realm_jax.training.first_index import open_first_index
 from realm_jax.training.host_search import search_local
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import FinetuneInputs, FinetuneLoss
@@ -135,10 +134,10 @@ class _Inputs:
         self._embed_queries = query_embedder(stage.retriever_config, stage.mesh)
         self._labels = AnswerLabels(stage.corpus, config.max_span)
         source = stage.index_source(config.searcher, config.embed)
-        self._index = open_first_index(
-            stage,
-            source,
+        self._index = source.open_first(
+            stage.state.params["retriever"],
             stop,
+            resumes=stage.details is not None,
             trained="" if frozen_parameters(config) else "shared tower",
         )
         self._embeddings = source.series.read_array(self._index.manifest, EMBEDDINGS)

@@ -19,9 +19,9 @@ from realm_jax import multihost
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index.candidates import num_neighbours, pretrain_candidates
 from realm_jax.index.embed import query_embedder
-from realm_jax.index.follower import LoadedIndex
 from realm_jax.index.own_blocks import own_candidates
 from realm_jax.index.searchers import DeviceSearcher, Searcher
+from realm_jax.index.source import LoadedIndex
 from realm_jax.training.initialization import Lengths
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.training.partitioning import local_rows, place_batch

@@ -16,8 +16,8 @@ from realm_jax.data.splits import VALIDATION
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import EmbeddingTable, Precision
 from realm_jax.index.embed import EmbedConfig
-from realm_jax.index.follower import LoadedIndex
 from realm_jax.index.searchers import DeviceConfig, DeviceSearcher, Searcher
+from realm_jax.index.source import LoadedIndex
 from realm_jax.metrics.means import Means
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
@@ -30,8 +30,8 @@ from realm_jax.training.candidate_search import (
 )
 from realm_jax.training.checkpoint_manifests import HOLDS_INDEX
 from realm_jax.training.host_search import HostSearch
+from realm_jax.training.index_client import IndexClient
 from realm_jax.training.index_drift import NUM_QUERIES, Probe
-from realm_jax.training.index_link import IndexLink
 from realm_jax.training.index_metrics import IndexMetrics
 from realm_jax.training.kept_checkpoints import KeptCheckpoints
 from realm_jax.training.loop import Report
@@ -183,13 +183,13 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
     )
     source = stage.index_source(config.searcher, config.embed, config.device)
     try:
-        with IndexLink(source, stop, step=int(stage.state.step)) as link:
+        with IndexClient(source, stop, step=int(stage.state.step)) as client:
             if not stage.is_done:
-                _Pretraining(stage, config, link).run(report, stop)
+                _Pretraining(stage, config, client).run(report, stop)
             if stage.is_done:
                 # The builder embeds the corpus once more, for what comes after. Said
                 # of a run that was done before, too: a builder beside it waits for it.
-                link.finish(config.train_steps, stage.state.params["retriever"])
+                client.finish(config.train_steps, stage.state.params["retriever"])
     finally:
         stage.close()
     return stage.is_done
@@ -291,11 +291,11 @@ class _Pretraining:
         self,
         stage: Stage[KnowledgeEncoder],
         config: PretrainConfig,
-        link: IndexLink,
+        client: IndexClient,
     ):
         self._stage = stage
         self._config = config
-        self._link = link
+        self._client = client
         self._examples = stage.open_examples(config.task, "train")
         loss = make_loss(config, stage.retriever, stage.reader)
         of_all = (
@@ -323,7 +323,7 @@ class _Pretraining:
         self._refresher = Refresher(
             RefreshMode(config.refresh_mode),
             config.refresh_period,
-            link,
+            client,
             wait_seconds=config.wait_seconds,
             on_swap=self._on_swap,
             bound=StalenessBound(
@@ -344,7 +344,7 @@ class _Pretraining:
             and stage.state.index is not None
         ):
             searcher = self._searcher_of(stage.state.index, saved)
-            index = LoadedIndex(searcher, self._link.manifest(saved))
+            index = LoadedIndex(searcher, self._client.manifest(saved))
             refresher.adopt(step, retriever, index)
         else:
             refresher.start(step, retriever, saved)
@@ -456,7 +456,7 @@ class _Pretraining:
         index: LoadedIndex,
         replaced: LoadedIndex | None,
     ) -> None:
-        self._link.use(index.manifest.step, self._kept.index_steps)
+        self._client.use(index.manifest.step, self._kept.index_steps)
         if replaced is None:
             self._metrics.of_first(step, params, index.searcher)
             return
@@ -471,7 +471,7 @@ class _Pretraining:
         """Staleness, the builder, and after a refresh what was measured then."""
         return {
             **self._refresher.staleness(step),
-            **self._link.builder_progress(),
+            **self._client.builder_progress(),
             **self._metrics.take(),
         }
 
@@ -481,8 +481,8 @@ class _Pretraining:
         if self._metrics.is_due:
             details[_MEASURED] = self._metrics.pending
         details = self._kept.add(step, details)
-        self._link.use(index_step, self._kept.index_steps)
+        self._client.use(index_step, self._kept.index_steps)
         return details
 
     def _beat(self, step: int, state: TrainState, metrics: Means) -> None:
-        self._link.beat(step)
+        self._client.beat(step)

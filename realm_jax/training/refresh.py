@@ -22,12 +22,13 @@ import enum
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from jaxtyping import PyTree
 
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.index.follower import LoadedIndex
+from realm_jax.index.source import LoadedIndex
+from realm_jax.training.index_client import IndexClient
 
 
 class RefreshMode(enum.Enum):
@@ -64,38 +65,6 @@ ANY_AGE = StalenessBound()
 """No bound."""
 
 
-class Link(Protocol):
-    """What refreshing needs of `index_link.IndexLink`."""
-
-    def build(self, step: int, params: PyTree) -> LoadedIndex:
-        """Embeds the corpus in this process."""
-        ...
-
-    def load(self, step: int) -> LoadedIndex | None:
-        """The committed index of a step, None if there is none (any more)."""
-        ...
-
-    def forget_after(self, step: int) -> None:
-        """Drops the snapshots of a lost run's later steps."""
-        ...
-
-    def publish(self, step: int, params: PyTree) -> None:
-        """Hands the retriever to the builder."""
-        ...
-
-    def follow(self, newer_than: int) -> None:
-        """Starts to look for newer indexes in the background."""
-        ...
-
-    def wait(self, seconds: float) -> LoadedIndex:
-        """Waits for the builder's next index."""
-        ...
-
-    def take(self) -> LoadedIndex | None:
-        """A newer index if one is loaded; does not wait."""
-        ...
-
-
 OnSwap = Callable[[int, PyTree, LoadedIndex, LoadedIndex | None], None]
 """Called with (updates done, retriever parameters, the index now in use, the index
 that it replaces); the last is None at first."""
@@ -115,7 +84,7 @@ class Refresher:
         self,
         mode: RefreshMode,
         period: int,
-        link: Link,
+        client: IndexClient,
         *,
         wait_seconds: float,
         on_swap: OnSwap,
@@ -126,7 +95,7 @@ class Refresher:
         Args:
           mode: who refreshes.
           period: steps between two refreshes.
-          link: the model directory.
+          client: of the model directory.
           wait_seconds: how long `async` waits for an index.
           on_swap: called after every swap, the first included.
           bound: how old the index of `async` may become.
@@ -148,7 +117,7 @@ class Refresher:
         self._bound = bound
         self._warned_of = -1
         self._period = period
-        self._link = link
+        self._client = client
         self._wait_seconds = wait_seconds
         self._on_swap = on_swap
         self._index: LoadedIndex | None = None
@@ -176,8 +145,8 @@ class Refresher:
         Raises:
           BadInputError: no index can be had.
         """
-        self._link.forget_after(step)
-        index = None if saved is None else self._link.load(saved)
+        self._client.forget_after(step)
+        index = None if saved is None else self._client.load(saved)
         if index is None and saved is not None:
             logging.warning(
                 "index %d of the checkpoint is gone; making one of step %d", saved, step
@@ -185,19 +154,19 @@ class Refresher:
         if self._mode is RefreshMode.ASYNC:
             if index is None:
                 # Before it follows: an index that lies there already may be another's.
-                self._link.publish(step, params)
-            self._link.follow(newer_than=-1 if index is None else index.manifest.step)
+                self._client.publish(step, params)
+            self._client.follow(newer_than=-1 if index is None else index.manifest.step)
             if index is None:
-                index = self._link.wait(self._wait_seconds)
+                index = self._client.wait(self._wait_seconds)
         if index is None:
-            index = self._link.build(step, params)
+            index = self._client.build(step, params)
         self._swap(step, params, index)
 
     def adopt(self, step: int, params: PyTree, index: LoadedIndex) -> None:
         """Goes on with the index that a checkpoint held; instead of `start`."""
-        self._link.forget_after(step)
+        self._client.forget_after(step)
         if self._mode is RefreshMode.ASYNC:
-            self._link.follow(newer_than=index.manifest.step)
+            self._client.follow(newer_than=index.manifest.step)
         self._swap(step, params, index)
 
     def is_due(self, step: int) -> bool:
@@ -215,12 +184,12 @@ class Refresher:
         self._asked = time.perf_counter()
         due = self.is_due(step)
         if self._mode is RefreshMode.BLOCKING and due:
-            self._swap(step, params, self._link.build(step, params))
+            self._swap(step, params, self._client.build(step, params))
             self.num_swaps += 1
         if self._mode is RefreshMode.ASYNC:
             if due:
-                self._link.publish(step, params)
-            newer = self._link.take()
+                self._client.publish(step, params)
+            newer = self._client.take()
             if newer is not None:
                 self._swap(step, params, newer)
                 self.num_swaps += 1
@@ -252,7 +221,7 @@ class Refresher:
                     )
                 )
             try:
-                newer = self._link.wait(self._wait_seconds)
+                newer = self._client.wait(self._wait_seconds)
             except BadInputError as error:
                 self._fail(error)
             else:

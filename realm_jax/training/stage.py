@@ -19,6 +19,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import Precision, empty_table
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import DeviceConfig
+from realm_jax.index.source import IndexSource
 from realm_jax.metrics.metrics_file import MetricsFile
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
@@ -29,7 +30,6 @@ from realm_jax.training.checkpoint_manifests import (
     read_details,
 )
 from realm_jax.training.checkpoints import Checkpointer
-from realm_jax.training.index_link import IndexSource
 from realm_jax.training.initialization import Reader
 from realm_jax.training.loop import Hook, LogMetrics, ReplaceState, Report
 from realm_jax.training.optimizers import make_optimizer

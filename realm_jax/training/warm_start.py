@@ -15,10 +15,9 @@ from jaxtyping import Bool, Int
 from realm_jax.data.answer_spans import answer_spans
 from realm_jax.errors import BadInputError
 from realm_jax.index.embed import EmbedConfig, query_embedder
-from realm_jax.index.follower import LoadedIndex
+from realm_jax.index.source import LoadedIndex
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.span_reader import MAX_SPAN
-from realm_jax.training.first_index import open_first_index
 from realm_jax.training.host_search import search_local
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import ReaderInputs, WarmStartInputs, WarmStartLoss
@@ -229,10 +228,11 @@ class _Reading:
         self._embed_queries = query_embedder(stage.retriever_config, stage.mesh)
         self._index = None
         if config.needs_index:
-            self._index = open_first_index(
-                stage,
-                stage.index_source(config.searcher, config.embed),
+            source = stage.index_source(config.searcher, config.embed)
+            self._index = source.open_first(
+                stage.state.params["retriever"],
                 stop,
+                resumes=stage.details is not None,
                 trained="retriever" if config.pairs_task else "",
             )
 

@@ -10,14 +10,14 @@ import pytest
 
 from realm_jax.errors import BadInputError
 from realm_jax.index import follower as follower_module
-from realm_jax.index.follower import IndexFollower, LoadedIndex, Staleness, load_index
+from realm_jax.index import source as source_module
+from realm_jax.index.follower import IndexFollower
 from realm_jax.index.snapshots import (
     EMBEDDINGS,
-    DamagedSnapshotError,
     Expectation,
-    MismatchedSnapshotError,
     SnapshotSeries,
 )
+from realm_jax.index.source import LoadedIndex, Staleness
 from realm_jax.storage import UnavailableStoreError, open_store
 
 CORPUS = "0123abcd"
@@ -61,8 +61,18 @@ def keep_embeddings(series, manifest):
     return series.read_array(manifest, EMBEDDINGS)
 
 
+def loads(series, load=keep_embeddings):
+    """As `IndexSource.load_manifest`, with a searcher that shows what was read."""
+
+    def load_manifest(manifest):
+        series.verify(manifest, EXPECTED)
+        return LoadedIndex(load(series, manifest), manifest)
+
+    return load_manifest
+
+
 def follow(series, load=keep_embeddings, **options):
-    return IndexFollower(series, EXPECTED, load, poll_seconds=0.01, **options)
+    return IndexFollower(series, loads(series, load), poll_seconds=0.01, **options)
 
 
 def wait_until(condition):
@@ -271,7 +281,7 @@ def test_finds_what_a_builder_committed_last_of_all(series):
 
 
 def test_stops_at_once_though_it_polls_rarely(series):
-    follower = IndexFollower(series, EXPECTED, keep_embeddings, poll_seconds=3600)
+    follower = IndexFollower(series, loads(series), poll_seconds=3600)
     threads = threading.active_count()
     follower.start()
     wait_until(lambda: threading.active_count() == threads + 1)
@@ -284,7 +294,7 @@ def test_stops_at_once_though_it_polls_rarely(series):
 
 def test_does_not_spin(series, looks):
     began = time.monotonic()
-    with IndexFollower(series, EXPECTED, keep_embeddings, poll_seconds=0.1):
+    with IndexFollower(series, loads(series), poll_seconds=0.1):
         time.sleep(0.5)
     assert 1 <= len(looks) <= (time.monotonic() - began) / 0.1 + 1
 
@@ -294,21 +304,21 @@ def test_staleness_counts_from_the_encoder(series, monkeypatch):
     index = LoadedIndex(None, manifest)
     now = manifest.began + 12.0
     clock = types.SimpleNamespace(time=lambda: now)
-    monkeypatch.setattr(follower_module, "time", clock)
+    monkeypatch.setattr(source_module, "time", clock)
     assert index.staleness(130) == Staleness(steps=30, seconds=pytest.approx(12.0))
 
 
 def test_another_process_keeps_what_is_agreed_on_until_it_takes_it(series, monkeypatch):
     """The first process may have taken it, and loaded a newer one, long before."""
     of_first = {}
-    monkeypatch.setattr(follower_module.hosts, "is_first", lambda: False)
+    monkeypatch.setattr(follower_module.multihost, "is_first", lambda: False)
     monkeypatch.setattr(
-        follower_module.hosts,
+        follower_module.multihost,
         "posted",
         lambda name: {0: of_first[name]} if name in of_first else {},
     )
     versions = [(m.step, m.attempt) for m in (publish(series, 1), publish(series, 2))]
-    follower = IndexFollower(series, EXPECTED, keep_embeddings)
+    follower = IndexFollower(series, loads(series))
     of_first["index_loaded"] = versions[0]
     follower._look()
     of_first["index_loaded"] = versions[1]
@@ -321,15 +331,3 @@ def test_another_process_keeps_what_is_agreed_on_until_it_takes_it(series, monke
     of_first["index_refused"] = (versions[1], "damaged elsewhere")
     follower._look()
     assert follower.ready_step is None
-
-
-def test_loads_one_index_without_a_thread(series):
-    manifest = publish(series, 1)
-    index = load_index(series, manifest, EXPECTED, keep_embeddings)
-    np.testing.assert_array_equal(index.searcher, np.ones((10, 4)))
-    other = Expectation("ffff", dimension=4)
-    with pytest.raises(MismatchedSnapshotError, match="ffff"):
-        load_index(series, manifest, other, keep_embeddings)
-    damage(series, manifest)
-    with pytest.raises(DamagedSnapshotError):
-        load_index(series, manifest, EXPECTED, keep_embeddings)

@@ -21,6 +21,7 @@ from realm_jax.index.snapshots import (
     Expectation,
     SnapshotSeries,
 )
+from realm_jax.index.source import LoadedIndex
 from tests.index.tiny_builder import (
     CONFIG,
     SCANN,
@@ -61,7 +62,12 @@ def load(series, manifest):
 
 def follow(series, blocks):
     expected = Expectation(blocks.fingerprint, dimension=8, count=blocks.num_blocks)
-    return IndexFollower(series, expected, load, poll_seconds=0.01, newer_than=1)
+
+    def load_manifest(manifest):
+        series.verify(manifest, expected)
+        return LoadedIndex(load(series, manifest), manifest)
+
+    return IndexFollower(series, load_manifest, poll_seconds=0.01, newer_than=1)
 
 
 def test_every_file_of_an_index_is_refused_by_name(

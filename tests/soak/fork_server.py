@@ -196,13 +196,12 @@ def _watch(folder: pathlib.Path) -> None:
     import numpy as np
 
     from realm_jax import multihost
-    from realm_jax.index import follower
-    from realm_jax.training import index_link
+    from realm_jax.index.source import IndexSource
 
-    load_index = follower.load_index
+    load_manifest = IndexSource.load_manifest
 
-    def watched(series, manifest, expected, load):
-        index = load_index(series, manifest, expected, load)
+    def watched(source, manifest):
+        index = load_manifest(source, manifest)
         if not multihost.is_first():
             return index
         rows = multihost.local_rows(index.searcher.table.rows)[: manifest.count]
@@ -214,7 +213,7 @@ def _watch(folder: pathlib.Path) -> None:
         (folder / f".{name}").rename(folder / f"{name}.npy")
         return index
 
-    follower.load_index = index_link.load_index = watched
+    IndexSource.load_manifest = watched
 
 
 if __name__ == "__main__":

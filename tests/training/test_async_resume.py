@@ -15,7 +15,7 @@ from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSe
 from realm_jax.storage import open_store
 from realm_jax.training import pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps
-from realm_jax.training.index_link import IndexLink
+from realm_jax.training.index_client import IndexClient
 from tests import tiny_world
 from tests.tiny_world import EMBED, NEVER
 
@@ -76,13 +76,13 @@ def test_what_was_published_stays_and_what_is_run_again_is_published_anew(
         if indexes.latest_step() == 0:
             build_once(load_retriever(store, 3), corpus, store, BUILDER)
 
-    def take(link):
+    def take(client):
         """The trainer of now never published it, and takes its index."""
         is_new = indexes.latest_step() == 3 and 3 not in second.used.values()
-        return link.wait(60.0) if is_new else None
+        return client.wait(60.0) if is_new else None
 
     second = Life(world, tmp_path)
-    with mock.patch.object(IndexLink, "take", take):
+    with mock.patch.object(IndexClient, "take", take):
         second.run(killed_at=7, during=build_three)
     assert second.used == {5: 0, 6: 3, 7: 3}
     assert finished_steps(store) == [4]

@@ -10,8 +10,8 @@ import pytest
 
 from realm_jax.data.examples import Examples
 from realm_jax.index.embed import document_embedder, embed_blocks
-from realm_jax.index.follower import LoadedIndex
 from realm_jax.index.searchers import DeviceSearcher
+from realm_jax.index.source import LoadedIndex
 from realm_jax.metrics.means import compute
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever

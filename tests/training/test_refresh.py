@@ -3,7 +3,7 @@ import types
 import pytest
 
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.index.follower import LoadedIndex, Staleness
+from realm_jax.index.source import LoadedIndex, Staleness
 from realm_jax.training.refresh import (
     ANY_AGE,
     Refresher,
@@ -23,7 +23,7 @@ class Index:
         return Staleness(steps=step - self.manifest.step, seconds=1.5)
 
 
-class RecordingLink:
+class RecordingClient:
     """Answers like the model directory, and writes down what it was asked."""
 
     def __init__(self, on_disk=(), arrivals=()):
@@ -59,13 +59,13 @@ class RecordingLink:
         return None if arrived is None else Index(arrived)
 
 
-def run(mode, link, *, first=0, last=7, saved=None, period=3, bound=ANY_AGE):
+def run(mode, client, *, first=0, last=7, saved=None, period=3, bound=ANY_AGE):
     """Returns the index step that each update searched, and the swaps."""
     swaps = []
     refresher = Refresher(
         RefreshMode(mode),
         period,
-        link,
+        client,
         wait_seconds=9.0,
         on_swap=lambda step, params, index, old: swaps.append(
             (step, index.manifest.step)
@@ -81,31 +81,31 @@ def run(mode, link, *, first=0, last=7, saved=None, period=3, bound=ANY_AGE):
 
 
 def test_off_keeps_the_first_index():
-    link = RecordingLink()
-    used, swaps, refresher = run("off", link)
+    client = RecordingClient()
+    used, swaps, refresher = run("off", client)
     assert used == [0] * 7
     assert swaps == [(0, 0)]
     assert refresher.num_swaps == 0
-    assert link.calls == [("forget_after", 0), ("build", 0, "p0")]
+    assert client.calls == [("forget_after", 0), ("build", 0, "p0")]
 
 
 def test_blocking_builds_of_the_very_parameters_that_search_next():
-    link = RecordingLink()
-    used, swaps, refresher = run("blocking", link)
+    client = RecordingClient()
+    used, swaps, refresher = run("blocking", client)
     assert used == [0, 0, 0, 3, 3, 3, 6]
     assert swaps == [(0, 0), (3, 3), (6, 6)]
     assert refresher.num_swaps == 2
-    builds = [call for call in link.calls if call[0] == "build"]
+    builds = [call for call in client.calls if call[0] == "build"]
     assert builds == [("build", 0, "p0"), ("build", 3, "p3"), ("build", 6, "p6")]
 
 
 def test_async_publishes_and_takes_what_comes_without_building():
-    link = RecordingLink(arrivals={5: 3})
-    used, swaps, refresher = run("async", link)
+    client = RecordingClient(arrivals={5: 3})
+    used, swaps, refresher = run("async", client)
     assert used == [0, 0, 0, 0, 0, 3, 3]
     assert swaps == [(0, 0), (5, 3)]
     assert refresher.num_swaps == 1
-    assert link.calls == [
+    assert client.calls == [
         ("forget_after", 0),
         ("publish", 0, "p0"),
         ("follow", -1),
@@ -122,14 +122,14 @@ def test_async_publishes_and_takes_what_comes_without_building():
 
 @pytest.mark.parametrize("mode", ["off", "blocking", "async"])
 def test_a_resumed_run_searches_the_index_of_its_checkpoint(mode):
-    link = RecordingLink(on_disk={3})
-    used, swaps, refresher = run(mode, link, first=4, last=6, saved=3)
+    client = RecordingClient(on_disk={3})
+    used, swaps, refresher = run(mode, client, first=4, last=6, saved=3)
     assert used == [3, 3]
     assert swaps == [(4, 3)]
     assert refresher.num_swaps == 0
     # Later steps are forgotten before anything is loaded or followed.
     expected = [("forget_after", 4), ("load", 3)]
-    assert link.calls == expected + [("follow", 3)] * (mode == "async")
+    assert client.calls == expected + [("follow", 3)] * (mode == "async")
 
 
 @pytest.mark.parametrize(
@@ -141,20 +141,20 @@ def test_a_resumed_run_searches_the_index_of_its_checkpoint(mode):
     ],
 )
 def test_a_lost_index_is_made_anew_and_that_is_said(mode, instead, caplog):
-    link = RecordingLink()
-    run(mode, link, first=4, last=5, saved=3)
-    assert link.calls == [("forget_after", 4), ("load", 3), *instead]
+    client = RecordingClient()
+    run(mode, client, first=4, last=5, saved=3)
+    assert client.calls == [("forget_after", 4), ("load", 3), *instead]
     assert "index 3 of the checkpoint is gone" in caplog.text
 
 
 def test_resumed_where_a_refresh_is_due_it_is_not_skipped():
-    used, _, _ = run("blocking", RecordingLink(on_disk={3}), first=6, last=8, saved=3)
+    used, _, _ = run("blocking", RecordingClient(on_disk={3}), first=6, last=8, saved=3)
     assert used == [6, 6]
 
 
 def test_a_period_of_nothing_is_an_error():
     with pytest.raises(BadInputError, match="REFRESH_PERIOD"):
-        run("blocking", RecordingLink(), period=0)
+        run("blocking", RecordingClient(), period=0)
 
 
 def test_the_real_index_answers_as_the_stand_in_does():
@@ -164,7 +164,7 @@ def test_the_real_index_answers_as_the_stand_in_does():
     assert age.seconds > 0
 
 
-class WaitingLink(RecordingLink):
+class WaitingClient(RecordingClient):
     """A builder that finishes each index when it is waited for."""
 
     def wait(self, seconds):
@@ -174,8 +174,8 @@ class WaitingLink(RecordingLink):
 
 
 def test_beyond_the_bound_the_trainer_waits_for_what_it_published_last():
-    link = WaitingLink()
-    used, swaps, refresher = run("async", link, last=9, bound=StalenessBound(4))
+    client = WaitingClient()
+    used, swaps, refresher = run("async", client, last=9, bound=StalenessBound(4))
     # At 4 the index of 0 is too old, and 3 is the newest retriever; at 7 so is that.
     assert used == [0, 0, 0, 0, 3, 3, 3, 6, 6]
     assert swaps == [(0, 0), (4, 3), (7, 6)]
@@ -185,7 +185,7 @@ def test_beyond_the_bound_the_trainer_waits_for_what_it_published_last():
 
 def test_beyond_the_bound_it_warns_once_an_index(caplog):
     bound = StalenessBound(3, WhenStale.WARN)
-    used, _, _ = run("async", RecordingLink(arrivals={5: 3}), bound=bound)
+    used, _, _ = run("async", RecordingClient(arrivals={5: 3}), bound=bound)
     assert used == [0, 0, 0, 0, 0, 3, 3]
     warnings = [line for line in caplog.messages if "as old as it may be" in line]
     assert [line.split(" steps old")[0][-1] for line in warnings] == ["3", "3"]
@@ -198,7 +198,7 @@ def test_beyond_the_bound_it_stops_and_says_why_later():
     refresher = Refresher(
         RefreshMode.ASYNC,
         3,
-        RecordingLink(),
+        RecordingClient(),
         wait_seconds=9.0,
         on_swap=lambda *_: None,
         bound=bound,
@@ -214,16 +214,16 @@ def test_beyond_the_bound_it_stops_and_says_why_later():
 
 
 def test_waiting_in_vain_stops_too():
-    class DeadLink(RecordingLink):
+    class DeadClient(RecordingClient):
         def wait(self, seconds):
             if any(call[0] == "wait" for call in self.calls):
                 raise BadInputError("expected an index; the builder is gone")
             return super().wait(seconds)
 
     with pytest.raises(StoppedError, match="builder is gone"):
-        run("async", DeadLink(), bound=StalenessBound(3))
+        run("async", DeadClient(), bound=StalenessBound(3))
 
 
 def test_a_bound_below_the_period_is_refused():
     with pytest.raises(BadInputError, match=r"at least REFRESH_PERIOD \(3\), got 2"):
-        run("async", RecordingLink(), bound=StalenessBound(2))
+        run("async", RecordingClient(), bound=StalenessBound(2))

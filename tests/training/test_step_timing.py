@@ -16,7 +16,7 @@ from realm_jax.index.searchers import ScannSearcher
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.training import pretrain
 from realm_jax.training.checkpoints import Checkpointer
-from realm_jax.training.index_link import IndexLink
+from realm_jax.training.index_client import IndexClient
 from realm_jax.training.stage import Stage
 from realm_jax.training.state import create_state
 from realm_jax.training.step_timing import Accounting, Part, Stopwatch
@@ -150,7 +150,7 @@ def test_what_is_slow_shows_in_its_part(world, tmp_path, monkeypatch):
     slowed(monkeypatch, ScannSearcher, "search", 0.1)
     slowed(monkeypatch, Stage, "batch", 0.2)
     slowed(monkeypatch, Checkpointer, "save", 0.4)
-    slowed(monkeypatch, IndexLink, "build", 0.8)
+    slowed(monkeypatch, IndexClient, "build", 0.8)
     config = tiny_world.pretrain_config(
         world, tmp_path, searcher="scann", search_ahead=False, train_steps=6
     )

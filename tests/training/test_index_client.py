@@ -22,9 +22,10 @@ from realm_jax.index.manifest import (
 )
 from realm_jax.index.retrievers import load_retriever
 from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
+from realm_jax.index.source import IndexSource
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
-from realm_jax.training.index_link import IndexLink, IndexSource
+from realm_jax.training.index_client import IndexClient
 from tests import tiny_world
 from tests.tiny_world import EMBED, NEVER, assert_same_bits
 
@@ -48,8 +49,8 @@ def source(tmp_path, corpus):
 
 
 @pytest.fixture
-def link(source):
-    return IndexLink(source, threading.Event())
+def client(source):
+    return IndexClient(source, threading.Event())
 
 
 def louder(params):
@@ -132,36 +133,36 @@ def test_an_index_of_another_model_is_refused(source, params):
         dataclasses.replace(source, config=wider).load(0)
 
 
-def test_a_retriever_is_published_once_and_reads_back(source, link, params):
-    link.publish(4, params)
-    link.publish(4, params)
+def test_a_retriever_is_published_once_and_reads_back(source, client, params):
+    client.publish(4, params)
+    client.publish(4, params)
     assert steps(source, RETRIEVER_SERIES) == [4]
     assert_same_bits(load_retriever(source.model_store, 4).params, params)
 
 
-def test_the_retriever_of_another_run_is_refused(source, link, params):
-    link.publish(0, params)
+def test_the_retriever_of_another_run_is_refused(source, client, params):
+    client.publish(0, params)
     with pytest.raises(AlreadyCommittedError, match="another MODEL_DIR"):
-        link.publish(0, louder(params))
+        client.publish(0, louder(params))
     assert_same_bits(load_retriever(source.model_store, 0).params, params)
 
 
-def test_later_snapshots_are_forgotten_in_both_series(source, link, params):
+def test_later_snapshots_are_forgotten_in_both_series(source, client, params):
     for step in (2, 4):
-        link.publish(step, params)
-        link.build(step, params)
-    link.forget_after(3)
+        client.publish(step, params)
+        client.build(step, params)
+    client.forget_after(3)
     assert steps(source) == [2]
     assert steps(source, RETRIEVER_SERIES) == [2]
 
 
 def test_garbage_is_collected_but_for_what_checkpoints_resume_with(
-    source, link, params
+    source, client, params
 ):
-    link.build(0, params)
-    link.use(0, kept=(0,))
+    client.build(0, params)
+    client.use(0, kept=(0,))
     for step in (1, 2, 3):
-        link.build(step, params)
+        client.build(step, params)
     assert steps(source) == [0, 2, 3]
 
 
@@ -170,16 +171,16 @@ def test_the_first_index_of_a_run_that_goes_on_from_another_stage_is_kept(
 ):
     """It is of the retriever that the stage before ended with."""
     after = dataclasses.replace(source, donors=[str(tmp_path / "before")])
-    with IndexLink(after, NEVER) as link:
-        link.build(0, params)
-        link.use(0)
+    with IndexClient(after, NEVER) as client:
+        client.build(0, params)
+        client.use(0)
         for step in (1, 2, 3):
-            link.build(step, params)
-            link.use(step, kept=(1, step))
+            client.build(step, params)
+            client.use(step, kept=(1, step))
     assert steps(source) == [0, 1, 2, 3]
     # Also when the run was done before, and is only started again.
-    with IndexLink(after, NEVER) as link:
-        link.finish(3, params)
+    with IndexClient(after, NEVER) as client:
+        client.finish(3, params)
     SnapshotSeries(source.model_store, INDEX_SERIES).forget(1)
     collect_garbage(source.model_store, keep=2)
     assert steps(source) == [0, 2, 3]
@@ -191,91 +192,91 @@ def test_a_published_retriever_says_where_its_index_may_be_copied_from(
     """As places that a builder with another working directory finds."""
     monkeypatch.chdir(tmp_path)
     after = dataclasses.replace(source, donors=["runs/before", "gs://mine/before"])
-    IndexLink(after, NEVER).publish(0, params)
+    IndexClient(after, NEVER).publish(0, params)
     expected = (str(tmp_path / "runs/before"), "gs://mine/before")
     assert load_retriever(source.model_store, 0).donors == expected
 
 
 def test_a_resumed_trainer_never_says_that_it_is_at_the_beginning(source):
-    with IndexLink(source, NEVER, step=70) as link:
-        link.use(0)
+    with IndexClient(source, NEVER, step=70) as client:
+        client.use(0)
         assert read_heartbeat(source.model_store, TRAINER_ROLE).step == 70
 
 
 def test_the_last_word_is_finished_only_if_all_was_done(source, params):
-    with IndexLink(source, NEVER) as link:
-        link.use(0, kept=(0,))
+    with IndexClient(source, NEVER) as client:
+        client.use(0, kept=(0,))
         said = read_heartbeat(source.model_store, TRAINER_ROLE)
         assert (said.state, said.extra["index_step"]) == ("running", 0)
-        link.beat(5)
+        client.beat(5)
     assert read_heartbeat(source.model_store, TRAINER_ROLE).state == "failed"
-    with IndexLink(source, NEVER) as link:
-        link.finish(8, params)
+    with IndexClient(source, NEVER) as client:
+        client.finish(8, params)
     said = read_heartbeat(source.model_store, TRAINER_ROLE)
     assert (said.state, said.step) == ("finished", 8)
     assert steps(source, RETRIEVER_SERIES) == [8]
 
 
 def test_a_failure_is_said_too(source):
-    with pytest.raises(RuntimeError, match="boom"), IndexLink(source, NEVER):
+    with pytest.raises(RuntimeError, match="boom"), IndexClient(source, NEVER):
         raise RuntimeError("boom")
     assert read_heartbeat(source.model_store, TRAINER_ROLE).state == "failed"
 
 
-def test_nothing_is_followed_before_follow(link):
-    assert link.take() is None
+def test_nothing_is_followed_before_follow(client):
+    assert client.take() is None
 
 
 def test_what_another_job_commits_is_taken(source, params):
-    with IndexLink(source, NEVER) as link:
-        link.publish(2, params)
-        link.follow(newer_than=0)
+    with IndexClient(source, NEVER) as client:
+        client.publish(2, params)
+        client.follow(newer_than=0)
         source.build(0, params)
         source.build(2, params)
-        assert link.wait(30.0).manifest.step == 2
-        assert link.take() is None
+        assert client.wait(30.0).manifest.step == 2
+        assert client.take() is None
 
 
 def test_an_index_of_a_lost_run_is_refused_until_it_is_made_anew(source, params):
     source.build(6, louder(params))  # Of steps this run has not taken.
     source.build(4, louder(params))  # Of another retriever of the same step.
-    with IndexLink(source, NEVER) as link:
-        link.publish(4, params)
-        link.follow(newer_than=-1)
+    with IndexClient(source, NEVER) as client:
+        client.publish(4, params)
+        client.follow(newer_than=-1)
         with pytest.raises(BadInputError, match=r"step 6 .*step 4 is of another"):
-            link.wait(3.0)
+            client.wait(3.0)
         source.series.forget_after(-1)
         source.build(4, params)
-        assert link.wait(30.0).manifest.step == 4
+        assert client.wait(30.0).manifest.step == 4
 
 
 def test_an_index_from_before_the_resume_is_taken(source, params):
     source.build(4, params)
-    with IndexLink(source, NEVER) as link:
-        link.forget_after(5)
-        link.follow(newer_than=2)
-        assert link.wait(30.0).manifest.step == 4
+    with IndexClient(source, NEVER) as client:
+        client.forget_after(5)
+        client.follow(newer_than=2)
+        assert client.wait(30.0).manifest.step == 4
 
 
 def test_documents_embedded_at_another_length_are_refused(source, params):
     shorter = dataclasses.replace(source, embed=EMBED.at_length(9))
     shorter.build(4, params)
-    with IndexLink(source, NEVER) as link:
-        link.publish(4, params)
-        link.follow(newer_than=-1)
+    with IndexClient(source, NEVER) as client:
+        client.publish(4, params)
+        client.follow(newer_than=-1)
         with pytest.raises(BadInputError, match="same document_length"):
-            link.wait(1.0)
+            client.wait(1.0)
 
 
 def test_a_trainer_that_waits_for_its_index_gives_signs_of_life(source, monkeypatch):
-    monkeypatch.setattr("realm_jax.training.index_link._BEAT_SECONDS", 0.1)
+    monkeypatch.setattr("realm_jax.training.index_client._BEAT_SECONDS", 0.1)
     times = set()
-    with IndexLink(source, NEVER) as link:
-        link.follow(newer_than=-1)
+    with IndexClient(source, NEVER) as client:
+        client.follow(newer_than=-1)
 
         def wait():
             with contextlib.suppress(BadInputError):
-                link.wait(3.0)
+                client.wait(3.0)
 
         waiting = threading.Thread(target=wait)
         waiting.start()
@@ -287,39 +288,39 @@ def test_a_trainer_that_waits_for_its_index_gives_signs_of_life(source, monkeypa
 
 
 def test_waiting_in_vain_is_bad_input_and_asked_to_stop_is_not(source):
-    with IndexLink(source, NEVER) as link:
-        link.follow(newer_than=-1)
+    with IndexClient(source, NEVER) as client:
+        client.follow(newer_than=-1)
         with pytest.raises(BadInputError, match=r"none came within 0\.1 s"):
-            link.wait(0.1)
+            client.wait(0.1)
     stop = threading.Event()
     stop.set()
-    with IndexLink(source, stop) as link:
-        link.follow(newer_than=-1)
+    with IndexClient(source, stop) as client:
+        client.follow(newer_than=-1)
         with pytest.raises(StoppedError):
-            link.wait(30.0)
+            client.wait(30.0)
 
 
 def test_a_builder_that_fell_silent_is_named(source, caplog, monkeypatch):
-    monkeypatch.setattr("realm_jax.training.index_link._LISTEN_SECONDS", 0.0)
+    monkeypatch.setattr("realm_jax.training.index_client._LISTEN_SECONDS", 0.0)
     builder = Heartbeat(source.model_store, BUILDER_ROLE)
     builder.beat(0, "failed")  # Of a run long ago.
-    with IndexLink(source, NEVER, builder_patience_seconds=0.3) as link:
-        link.follow(newer_than=-1)
-        link.beat(1)
+    with IndexClient(source, NEVER, builder_patience_seconds=0.3) as client:
+        client.follow(newer_than=-1)
+        client.beat(1)
         assert not caplog.messages
         builder.beat(7)
-        link.beat(2)
+        client.beat(2)
         assert not caplog.messages
         time.sleep(0.4)
-        link.beat(3)
-        link.beat(4)
+        client.beat(3)
+        client.beat(4)
         (warning,) = caplog.messages
         assert f"process {os.getpid()} on" in warning
         assert "running) is silent at step 7, last heard of" in warning
         with pytest.raises(BadInputError, match=r"has ended without.*silent at step 7"):
-            link.wait(30.0)
+            client.wait(30.0)
         builder.beat(8)
-        link.beat(5)
+        client.beat(5)
         time.sleep(0.4)
-        link.beat(6)
+        client.beat(6)
         assert len(caplog.messages) == 2

@@ -1,175 +1,47 @@
-"""How a trainer meets the index: it publishes, builds, follows, and says it lives.
+"""A trainer's side of the refresh: it publishes, builds, fetches, and sends heartbeats.
 
 Of several processes the first writes and speaks for all; each loads its own rows.
 """
 
-import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 
-from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from realm_jax import multihost
-from realm_jax.data.blocks import BlockStore
-from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.errors import BadInputError
 from realm_jax.index.builder import (
     BUILDER_ROLE,
     RETRIEVER_CRC32C,
     TRAINER_ROLE,
-    BuilderConfig,
-    build_once,
     collect_garbage,
 )
-from realm_jax.index.embed import EmbedConfig
-from realm_jax.index.embedding_cache import index_series
-from realm_jax.index.follower import IndexFollower, LoadedIndex, load_index
+from realm_jax.index.follower import IndexFollower
 from realm_jax.index.heartbeat import Heartbeat, JobStatus, Listener, State
 from realm_jax.index.manifest import (
-    EMBEDDINGS,
     AlreadyCommittedError,
-    Expectation,
     Manifest,
     MismatchedSnapshotError,
 )
 from realm_jax.index.retrievers import (
     PARAMS_CRC32C,
-    TrainedRetriever,
     publish_retriever,
 )
-from realm_jax.index.scann_assets import load_assets
-from realm_jax.index.searchers import DeviceConfig, Searcher, make_searcher
 from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
-from realm_jax.models.retriever import RetrieverConfig
-from realm_jax.storage import MissingObjectError, Store, absolute_url
+from realm_jax.index.source import FIRST_STEP, IndexSource, LoadedIndex, of_another_run
+from realm_jax.storage import MissingObjectError
 
 _BEAT_SECONDS = 2.0
 _LISTEN_SECONDS = 5.0
 _KEEP = 2
-_FIRST_STEP = 0
 
 _log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class IndexSource:
-    """What an index is made of and how it is searched.
-
-    Attributes:
-      model_store: the model directory.
-      corpus: the blocks.
-      config: of the retriever.
-      embed: how blocks are embedded here.
-      searcher: "device" or "scann".
-      mesh: the devices of the searcher "device".
-      device: how they search.
-      donors: other model directories whose indexes may be by the same document tower,
-        such as that of the stage before.
-    """
-
-    model_store: Store
-    corpus: BlockStore
-    config: RetrieverConfig
-    embed: EmbedConfig
-    searcher: str
-    mesh: Mesh | None = None
-    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
-    donors: Sequence[str] = ()
-
-    @property
-    def series(self) -> SnapshotSeries:
-        """The index snapshots of the corpus in the model directory."""
-        return index_series(self.model_store, self.corpus.fingerprint)
-
-    def retriever(self, step: int, params: PyTree) -> TrainedRetriever:
-        """The retriever of a step, on the host; all processes take part."""
-        return TrainedRetriever(
-            step,
-            self.config,
-            multihost.fetch(params),
-            self.corpus.vocabulary.fingerprint,
-            tuple(map(absolute_url, self.donors)),
-        )
-
-    def expectation(self) -> Expectation:
-        """What a snapshot must be to be searched by this run."""
-        return Expectation(
-            corpus_fingerprint=self.corpus.fingerprint,
-            dimension=self.config.projection_size,
-            count=self.corpus.num_blocks,
-        )
-
-    def make_searcher(self, series: SnapshotSeries, manifest: Manifest) -> Searcher:
-        """Places embeddings where they are searched; each process reads its own rows.
-
-        Of `scann`, what the builder has trained is taken; else it is trained here.
-        """
-        if self.searcher == "scann":
-            trained = load_assets(series, manifest)
-            if trained is not None:
-                return trained
-        return make_searcher(
-            self.searcher,
-            series.array(manifest, EMBEDDINGS),
-            manifest.step,
-            mesh=self.mesh,
-            device=self.device,
-        )
-
-    def load(self, step: int) -> LoadedIndex | None:
-        """The committed index of a step, None if there is none (any more).
-
-        Raises:
-          DamagedSnapshotError: it is not what was committed.
-          MismatchedSnapshotError: it is of another corpus or model.
-        """
-        if not multihost.run_on_primary(lambda: step in self.series.steps()):
-            return None
-        manifest = self.series.read_manifest(step)
-        return load_index(self.series, manifest, self.expectation(), self.make_searcher)
-
-    def require_made_by(self, index: LoadedIndex, step: int, params: PyTree) -> None:
-        """Checks that an index was embedded by these very parameters.
-
-        Raises:
-          BadInputError: by others, such as those of an earlier run in this folder.
-        """
-        made_by = index.manifest.metadata.get(RETRIEVER_CRC32C)
-        if made_by != self.retriever(step, params).params_crc32c():
-            where = self.model_store.url(f"index/commits/{step}.json")
-            raise BadInputError(
-                f"expected an index of the retriever of step {step}, but {where} is of "
-                "other parameters; delete it, and it will be made anew"
-            )
-
-    def build(
-        self, step: int, params: PyTree, stop: threading.Event | None = None
-    ) -> LoadedIndex:
-        """Embeds the corpus here, unless that index or its rows are there already.
-
-        Raises:
-          StoppedError: `stop` was set; the next call resumes.
-          AlreadyCommittedError: the step has the index of another run.
-        """
-        try:
-            manifest = build_once(
-                self.retriever(step, params),
-                self.corpus,
-                self.model_store,
-                BuilderConfig(embed=self.embed),
-                stop=stop,
-            )
-        except AlreadyCommittedError as error:
-            raise _of_another_run(self.series, step) from error
-        if manifest is None:
-            raise StoppedError("stopped while the corpus was being embedded")
-        return load_index(self.series, manifest, self.expectation(), self.make_searcher)
-
-
-class IndexLink:
+class IndexClient:
     """A trainer's side of the model directory; a context manager.
 
     Its heartbeat names the index in use, which garbage collection then keeps, and ends
@@ -183,7 +55,7 @@ class IndexLink:
         builder_patience_seconds: float = 300.0,
         step: int = 0,
     ):
-        """Prepares the link.
+        """Prepares the client.
 
         Args:
           source: what indexes are made of.
@@ -203,14 +75,14 @@ class IndexLink:
         self._step = step
         # The index of the stage before, if there was one: what measures that stage
         # later takes its rows from here.
-        self._first = [_FIRST_STEP] if source.donors else []
+        self._first = [FIRST_STEP] if source.donors else []
         self._in_use: dict[str, object] = {"kept_index_steps": self._first}
         # Checksums of the retrievers that this process published, by step.
         self._published: dict[int, int] = {}
         self._resumed_at = -1
         self._finished = False
 
-    def __enter__(self) -> "IndexLink":
+    def __enter__(self) -> "IndexClient":
         return self
 
     def __exit__(
@@ -323,7 +195,7 @@ class IndexLink:
             )
         except AlreadyCommittedError as error:
             series = SnapshotSeries(store, RETRIEVER_SERIES)
-            raise _of_another_run(series, step) from error
+            raise of_another_run(series, step) from error
         self._published[step] = manifest.metadata[PARAMS_CRC32C]
 
     def follow(self, newer_than: int) -> None:
@@ -332,8 +204,7 @@ class IndexLink:
             self._builder = Listener(self._source.model_store, BUILDER_ROLE)
         self._follower = IndexFollower(
             self._source.series,
-            self._source.expectation(),
-            self._source.make_searcher,
+            self._source.load_manifest,
             check=self._require_of_this_run,
             newer_than=newer_than,
         ).start()
@@ -382,11 +253,3 @@ class IndexLink:
         """Publishes the last retriever; the heartbeat will end with "finished"."""
         self.publish(step, params)
         self._step, self._finished = step, True
-
-
-def _of_another_run(series: SnapshotSeries, step: int) -> AlreadyCommittedError:
-    return AlreadyCommittedError(
-        f"expected {series.store.url(series.name)} without snapshots of another run, "
-        f"but step {step} has one of other parameters; use another MODEL_DIR, or "
-        "delete that folder"
-    )

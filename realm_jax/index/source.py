@@ -1,0 +1,226 @@
+"""What an index is made of, how it is searched, and an index that is loaded."""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from realm_jax import multihost
+from realm_jax.data.blocks import BlockStore
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.index.builder import RETRIEVER_CRC32C, BuilderConfig, build_once
+from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.embedding_cache import index_series
+from realm_jax.index.manifest import (
+    EMBEDDINGS,
+    AlreadyCommittedError,
+    Expectation,
+    Manifest,
+)
+from realm_jax.index.retrievers import TrainedRetriever
+from realm_jax.index.scann_assets import load_assets
+from realm_jax.index.searchers import DeviceConfig, Searcher, make_searcher
+from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.storage import Store, absolute_url
+
+FIRST_STEP = 0
+"""Of the index that a run is given before its first update."""
+
+SearcherT = TypeVar("SearcherT")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedIndex(Generic[SearcherT]):
+    """An index ready to be searched, and what it was made from."""
+
+    searcher: SearcherT
+    manifest: Manifest
+
+    def staleness(self, step: int) -> "Staleness":
+        """Returns how far the index lags behind the trainer at `step`.
+
+        In seconds, it is the time since its embedding began: then at the latest was
+        its encoder published.
+        """
+        seconds = max(0.0, time.time() - self.manifest.began)
+        return Staleness(steps=step - self.manifest.step, seconds=seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Staleness:
+    """The age of an index, in training steps and in seconds."""
+
+    steps: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexSource:
+    """What an index is made of and how it is searched.
+
+    Attributes:
+      model_store: the model directory.
+      corpus: the blocks.
+      config: of the retriever.
+      embed: how blocks are embedded here.
+      searcher: "device" or "scann".
+      mesh: the devices of the searcher "device".
+      device: how they search.
+      donors: other model directories whose indexes may be by the same document tower,
+        such as that of the stage before.
+    """
+
+    model_store: Store
+    corpus: BlockStore
+    config: RetrieverConfig
+    embed: EmbedConfig
+    searcher: str
+    mesh: Mesh | None = None
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
+    donors: Sequence[str] = ()
+
+    @property
+    def series(self) -> SnapshotSeries:
+        """The index snapshots of the corpus in the model directory."""
+        return index_series(self.model_store, self.corpus.fingerprint)
+
+    def retriever(self, step: int, params: PyTree) -> TrainedRetriever:
+        """The retriever of a step, on the host; all processes take part."""
+        return TrainedRetriever(
+            step,
+            self.config,
+            multihost.fetch(params),
+            self.corpus.vocabulary.fingerprint,
+            tuple(map(absolute_url, self.donors)),
+        )
+
+    def expectation(self) -> Expectation:
+        """What a snapshot must be to be searched by this run."""
+        return Expectation(
+            corpus_fingerprint=self.corpus.fingerprint,
+            dimension=self.config.projection_size,
+            count=self.corpus.num_blocks,
+        )
+
+    def make_searcher(self, series: SnapshotSeries, manifest: Manifest) -> Searcher:
+        """Places embeddings where they are searched; each process reads its own rows.
+
+        Of `scann`, what the builder has trained is taken; else it is trained here.
+        """
+        if self.searcher == "scann":
+            trained = load_assets(series, manifest)
+            if trained is not None:
+                return trained
+        return make_searcher(
+            self.searcher,
+            series.array(manifest, EMBEDDINGS),
+            manifest.step,
+            mesh=self.mesh,
+            device=self.device,
+        )
+
+    def load(self, step: int) -> LoadedIndex | None:
+        """Loads the committed index of a step, None if there is none (any more).
+
+        Raises:
+          DamagedSnapshotError: it is not what was committed.
+          MismatchedSnapshotError: it is of another corpus or model.
+        """
+        if not multihost.run_on_primary(lambda: step in self.series.steps()):
+            return None
+        return self.load_manifest(self.series.read_manifest(step))
+
+    def load_manifest(self, manifest: Manifest) -> LoadedIndex:
+        """Verifies a snapshot and loads it.
+
+        Raises:
+          DamagedSnapshotError: it is not what was committed.
+          MismatchedSnapshotError: it is of another corpus or model.
+        """
+        self.series.verify(manifest, self.expectation())
+        return LoadedIndex(self.make_searcher(self.series, manifest), manifest)
+
+    def require_made_by(self, index: LoadedIndex, step: int, params: PyTree) -> None:
+        """Checks that an index was embedded by these very parameters.
+
+        Raises:
+          BadInputError: by others, such as those of an earlier run in this folder.
+        """
+        made_by = index.manifest.metadata.get(RETRIEVER_CRC32C)
+        if made_by != self.retriever(step, params).params_crc32c():
+            where = self.model_store.url(f"index/commits/{step}.json")
+            raise BadInputError(
+                f"expected an index of the retriever of step {step}, but {where} is of "
+                "other parameters; delete it, and it will be made anew"
+            )
+
+    def build(
+        self, step: int, params: PyTree, stop: threading.Event | None = None
+    ) -> LoadedIndex:
+        """Embeds the corpus here, unless that index or its rows are there already.
+
+        Raises:
+          StoppedError: `stop` was set; the next call resumes.
+          AlreadyCommittedError: the step has the index of another run.
+        """
+        try:
+            manifest = build_once(
+                self.retriever(step, params),
+                self.corpus,
+                self.model_store,
+                BuilderConfig(embed=self.embed),
+                stop=stop,
+            )
+        except AlreadyCommittedError as error:
+            raise of_another_run(self.series, step) from error
+        if manifest is None:
+            raise StoppedError("stopped while the corpus was being embedded")
+        return self.load_manifest(manifest)
+
+    def open_first(
+        self,
+        params: PyTree,
+        stop: threading.Event,
+        *,
+        resumes: bool,
+        trained: str = "",
+    ) -> LoadedIndex:
+        """Opens the index of a run that has one for all its steps, or makes it.
+
+        A warm start reads retrieved documents from it, and fine-tuning searches it.
+
+        Args:
+          params: of the retriever.
+          stop: ends embedding.
+          resumes: whether the run goes on from a checkpoint.
+          trained: what of the document tower has trained on by the time a run resumes,
+            in words; "" if nothing has, so that the index can be made anew.
+
+        Raises:
+          BadInputError: the run resumes, and its index is gone and cannot be made anew.
+          StoppedError: stopped while the corpus was being embedded.
+        """
+        index = self.load(FIRST_STEP) if resumes else None
+        if index is None and resumes and trained:
+            raise BadInputError(
+                f"expected the index that this run started with in "
+                f"{self.model_store.url()}, found none, and its {trained} has trained "
+                "on since; delete that folder and start anew"
+            )
+        # A run without a checkpoint may have left one; `build` takes it only if it is
+        # by these parameters.
+        return index or self.build(FIRST_STEP, params, stop)
+
+
+def of_another_run(series: SnapshotSeries, step: int) -> AlreadyCommittedError:
+    """Describes a snapshot that lies where this run would commit its own."""
+    return AlreadyCommittedError(
+        f"expected {series.store.url(series.name)} without snapshots of another run, "
+        f"but step {step} has one of other parameters; use another MODEL_DIR, or "
+        "delete that folder"
+    )
