@@ -1,7 +1,7 @@
-"""Where the answers to a question stand in a sequence (distant supervision).
+"""Locates the answers to a question in a sequence (distant supervision).
 
-An answer that is a text is looked for as its wordpieces, in arrays. One that is a
-regular expression is looked for in the text that the wordpieces were made of.
+Text answers are matched as wordpieces, in arrays. Answers that are regular expressions
+are matched in the text that the wordpieces were made from.
 """
 
 import re
@@ -17,18 +17,18 @@ def answer_starts(
     ids: Int[np.ndarray, "batch item length"],
     answer_ids: Int[np.ndarray, "batch answer piece"],
 ) -> Bool[np.ndarray, "batch item answer length"]:
-    """True where an answer begins in a sequence of the same row, whole.
+    """Marks the positions at which a complete answer of the same row begins.
 
     Args:
       ids: wordpieces, 0 where padded.
-      answer_ids: wordpieces of each answer, 0 where unused; an answer of no piece
-        begins nowhere.
+      answer_ids: wordpieces of each answer, 0 where unused; an answer without pieces
+        matches nowhere.
     """
     batch, num_items, length = ids.shape
     num_pieces = answer_ids.shape[-1]
     padded = np.pad(ids, ((0, 0), (0, 0), (0, num_pieces - 1)))
     wanted = answer_ids[:, None, :, :]
-    # First pieces first: they leave few places at which to look for the rest.
+    # Compare first pieces first: few positions are left to compare in full.
     found = (ids[:, :, None, :] == wanted[..., :1]) & (wanted[..., :1] != 0)
     rows = np.nonzero(found)
     b, item, answer, start = rows
@@ -45,11 +45,11 @@ def answer_spans(
     answer_ids: Int[np.ndarray, "batch answer piece"],
     max_span: int,
 ) -> Bool[np.ndarray, "batch item span"]:
-    """True for the spans that are an answer, numbered as in `models.span_reader`.
+    """Marks the spans that are an answer, numbered as in `models.span_reader`.
 
     Args:
-      ids: joined wordpieces; matches in the question are masked by the reader, whose
-        valid spans lie in the body.
+      ids: joined wordpieces; matches in the question are masked out by the reader,
+        which only admits spans of the body.
       answer_ids: as in `answer_starts`.
       max_span: wordpieces of the longest span.
     """
@@ -69,10 +69,10 @@ def holds_pattern(
     begins_word: Bool[np.ndarray, " piece"],
     patterns: Sequence[re.Pattern[str]],
 ) -> bool:
-    """Whether a pattern matches in a text from the beginning of a word on.
+    """Returns whether a pattern matches a text starting at the beginning of a word.
 
-    "ten" is no answer of a text for being in "written". Nothing is asked of the end:
-    patterns are often stems ("manufactur").
+    A match inside a word does not count ("ten" in "written"). It may end inside a word,
+    because patterns are often stems ("manufactur").
 
     Args:
       text: the body of a block.
@@ -99,12 +99,12 @@ def pattern_spans(
     patterns: Sequence[re.Pattern[str]],
     max_span: int,
 ) -> Bool[np.ndarray, "piece width"]:
-    """True for the spans whose text is a right answer, by first piece and width - 1.
+    """Marks the spans whose text is a correct answer, by first piece and width - 1.
 
-    A span is right if `metrics.answers.regex_match` says so of its characters, so
-    what is learned is what is scored; if it begins where a word does; and if the match
-    reaches its last piece, for "Paris, the capital" is no longer the answer that
-    "Paris" is.
+    A span is correct if `metrics.answers.regex_match` accepts its characters, so that
+    training and scoring agree; if it begins at the beginning of a word; and if the
+    match reaches its last piece: where "Paris" matches, "Paris, the capital" does not
+    count.
 
     Args:
       text: the body of a block.

@@ -1,7 +1,7 @@
-"""Which examples an update sees: a function of the seed and the step alone.
+"""Chooses the examples of each update, as a function of the seed and the step alone.
 
-So a resumed run sees what an uninterrupted one would have seen, and every host of a job
-finds its own part of a batch without asking the others.
+A resumed run therefore sees the examples that an uninterrupted one would have seen, and
+each host of a job determines its part of a batch without communication.
 """
 
 import enum
@@ -12,15 +12,15 @@ from jaxtyping import Int, Int64, UInt64
 
 
 class Spans(enum.Enum):
-    """Which of the masked spans of a sentence an epoch visits.
+    """Selects the masked spans of a sentence that an epoch visits.
 
     Attributes:
       ONE_PER_SENTENCE: one of them, drawn anew in every epoch (REALM, section 3.4).
       ALL: every one. A sentence with ten names then counts ten times as much as a
         sentence with one, and text that is dense in names dominates.
-      TOGETHER: one, and with it as many others of the sentence as may be scored, masked
-        in the same example. An extension for the reader's warm start: it predicts
-        several spans for the price of reading once.
+      TOGETHER: one, with as many others of the sentence as can be scored masked in the
+        same example. An extension for the reader's warm start: it predicts several
+        spans for the cost of one forward pass.
     """
 
     ONE_PER_SENTENCE = "one_per_sentence"
@@ -31,10 +31,10 @@ class Spans(enum.Enum):
 def batch_rows(
     num_examples: int, step: int, *, batch_size: int, seed: int
 ) -> Int64[np.ndarray, " batch"]:
-    """Returns the rows of the batch of a step, counted from 0.
+    """Returns the rows of a step's batch, counted from 0.
 
-    Epochs follow each other without a gap: each visits every example once, in an order
-    of its own, and a batch may hold the end of one and the start of the next.
+    Epochs follow each other without a gap: each visits every example once, in its own
+    order, and a batch may hold the end of one and the start of the next.
     """
     _, rows = _visited(num_examples, step, batch_size, seed)
     return rows
@@ -43,18 +43,18 @@ def batch_rows(
 def sentence_rows(
     starts: Int[np.ndarray, " boundary"], step: int, *, batch_size: int, seed: int
 ) -> Int64[np.ndarray, " batch"]:
-    """Returns the rows of the batch of a step, one row for each sentence it visits.
+    """Returns the rows of a step's batch, one row for each sentence it visits.
 
     Epochs follow each other as in `batch_rows`, but each visits every sentence once and
-    takes one of its rows, all equally likely, by a hash of seed, epoch and sentence.
+    draws one of its rows uniformly, by a hash of seed, epoch and sentence.
 
     Args:
-      starts: the row at which each sentence begins, and at the end the number of rows;
-        every sentence has at least one. It may be memory-mapped: only what the batch
+      starts: the row at which each sentence begins, then the number of rows; every
+        sentence has at least one row. It may be memory-mapped: only what the batch
         needs is read.
       step: updates done.
-      batch_size: rows in all.
-      seed: of the order and the draws, not negative.
+      batch_size: rows of the whole batch.
+      seed: seeds the order and the draws, not negative.
     """
     epochs, sentences = _visited(len(starts) - 1, step, batch_size, seed)
     first = starts[sentences].astype(np.int64)
@@ -66,10 +66,10 @@ def sentence_rows(
 
 @functools.lru_cache(maxsize=2)  # A batch can reach from one epoch into the next.
 def shuffled(count: int, seed: int, epoch: int) -> Int64[np.ndarray, " item"]:
-    """Returns 0..count-1 in an order that depends on the arguments alone; read-only.
+    """Returns 0..count-1, read-only, in an order that depends on the arguments alone.
 
-    Sorts a raw bit stream: NumPy promises to keep those from version to version, and
-    its permutations it does not.
+    It sorts a raw bit stream, because NumPy guarantees stable bit streams across
+    versions, but not stable permutations.
     """
     keys = np.random.Philox(key=[seed, epoch]).random_raw(count)
     order = np.argsort(keys, kind="stable")
@@ -80,7 +80,7 @@ def shuffled(count: int, seed: int, epoch: int) -> Int64[np.ndarray, " item"]:
 def _visited(
     count: int, step: int, batch_size: int, seed: int
 ) -> tuple[Int64[np.ndarray, " batch"], Int64[np.ndarray, " batch"]]:
-    """Returns the epoch of each place of a batch, and which item stands there."""
+    """Returns the epoch and the item at each position of a batch."""
     positions = np.arange(step * batch_size, (step + 1) * batch_size)
     epochs, offsets = np.divmod(positions, count)
     items = np.empty_like(positions)
@@ -93,10 +93,10 @@ def _visited(
 def _hashed(
     seed: int, epochs: Int64[np.ndarray, " batch"], items: Int64[np.ndarray, " batch"]
 ) -> UInt64[np.ndarray, " batch"]:
-    """Returns 64 bits for each (seed, epoch, item), without a stream to step through.
+    """Returns 64 hashed bits for each (seed, epoch, item), without a sequential stream.
 
     Each number in turn is added to the hash so far and mixed as in SplitMix64 (Steele
-    et al. 2014), whose every input bit changes about half of the output bits.
+    et al. 2014), where each input bit changes about half of the output bits.
     """
     bits = np.full(items.shape, seed, np.uint64)
     for values in (epochs, items):

@@ -1,4 +1,4 @@
-"""Writes block stores: streaming, same input same bytes, whole or not at all."""
+"""Writes block stores as a stream, deterministically and atomically."""
 
 import errno
 import hashlib
@@ -30,7 +30,7 @@ _COPIED_AT_ONCE = 1 << 12
 
 
 class EmptyCorpusError(BadInputError):
-    """There is not one block to write."""
+    """Raised when there is no block to write."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Block:
     """A block to be written.
 
     Attributes:
-      title_ids: wordpieces of the title, no special pieces.
-      body_ids: wordpieces of the body, no special pieces.
-      text: what they were made from.
+      title_ids: wordpieces of the title, without special pieces.
+      body_ids: wordpieces of the body, without special pieces.
+      text: the text they were made from.
     """
 
     title_ids: np.ndarray
@@ -67,13 +67,13 @@ def write_blocks(
 
 
 class BlockWriter:
-    """Writes blocks one after another; memory grows by 26 bytes a block.
+    """Writes blocks one after another; memory grows by 26 bytes per block.
 
     A context manager. The directory appears when the context ends without an
-    exception; otherwise nothing is left.
+    exception; otherwise nothing is left behind.
 
     Attributes:
-      metadata: JSON values to go into corpus.json; may be filled until the end.
+      metadata: JSON values for corpus.json; may be added until the context ends.
     """
 
     def __init__(
@@ -82,16 +82,16 @@ class BlockWriter:
         vocabulary: WordPiece,
         chunk_length: int,
     ):
-        """Takes the place where the store will be.
+        """Prepares a writer; files are created when the context is entered.
 
         Args:
-          directory: must not exist, or be empty.
-          vocabulary: what made the wordpieces; it is copied into the store.
-          chunk_length: what the blocks are packed to.
+          directory: where the store will appear; must be absent or empty.
+          vocabulary: the tokenizer of the wordpieces; it is copied into the store.
+          chunk_length: wordpieces that the blocks are packed to.
 
         Raises:
-          BadInputError: `directory` is taken. Later: no block was written, a title is
-            too long, or the disk is full.
+          BadInputError: `directory` is not empty. Later: no block was written, a title
+            is too long, or the disk is full.
         """
         self.metadata: dict[str, Any] = {}
         self._directory = Path(directory)
@@ -109,7 +109,7 @@ class BlockWriter:
         require_free(self._directory)
 
     def __enter__(self) -> "BlockWriter":
-        # What a killed run left; two writers of one corpus are not supported.
+        # Left by a killed run; two writers of one corpus are not supported.
         shutil.rmtree(self._partial, ignore_errors=True)
         self._partial.mkdir(parents=True)
         self._ids_file = (self._partial / blocks.IDS_FILE).open("wb")
@@ -143,7 +143,7 @@ class BlockWriter:
         self._append(title_length, ids.tobytes(), content, record, block.text)
 
     def copy(self, source: BlockStore, start: int, stop: int) -> None:
-        """Appends blocks of another store as they are, from `start` up to `stop`.
+        """Appends the blocks [start, stop) of another store unchanged.
 
         Raises:
           BadInputError: a file of the other store is damaged.
@@ -164,17 +164,20 @@ class BlockWriter:
                 begin = end
 
     def add_documents(self, rows: np.ndarray) -> None:
-        """Appends the documents whose blocks were added, see `document_rows`."""
+        """Appends the rows of the documents whose blocks were added.
+
+        See `document_table.document_rows`.
+        """
         self._documents += rows.tobytes()
 
     @property
     def documents(self) -> np.ndarray:
-        """The documents so far."""
+        """The document rows added so far, see `document_table.DOCUMENT`."""
         return np.frombuffer(bytes(self._documents), DOCUMENT)
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks there are so far."""
+        """The number of blocks added so far."""
         return len(self._title_lengths)
 
     def _append(
@@ -185,7 +188,7 @@ class BlockWriter:
         record: bytes,
         text: Sequence[Any],
     ) -> None:
-        """Appends a block: wordpieces, their hash, the text's record and its fields."""
+        """Appends a block: its wordpieces, their hash, its text record and fields."""
         if self.num_blocks % _BLOCKS_PER_TEXT_FILE == 0:
             self._open_text_file(self.num_blocks // _BLOCKS_PER_TEXT_FILE)
         self._hashes += content
@@ -267,7 +270,7 @@ class BlockWriter:
         }
 
     def _num_duplicates(self) -> int:
-        """How many blocks have the title and body of one before them."""
+        """Returns the number of blocks with the title and body of an earlier one."""
         hashes = np.frombuffer(self._hashes, f"V{blocks.HASH_BYTES}")
         return len(hashes) - len(np.unique(hashes))
 
@@ -275,13 +278,13 @@ class BlockWriter:
         self._ids_file.close()
         try:
             self._close_text_file()
-        except RuntimeError:  # The disk that made us give up is still full.
+        except RuntimeError:  # The disk is still full.
             self._text_writer = None
         shutil.rmtree(self._partial, ignore_errors=True)
 
 
 def content_hash(title_length: int, ids: np.ndarray) -> bytes:
-    """Returns 16 bytes that stand for title and body wordpieces of a block."""
+    """Returns a 16-byte hash of the title and body wordpieces of a block."""
     digest = hashlib.blake2b(digest_size=blocks.HASH_BYTES)
     digest.update(title_length.to_bytes(4, "little"))
     digest.update(ids.tobytes())
@@ -292,7 +295,7 @@ def require_free(directory: Path) -> None:
     """Checks that a store may be written to a folder.
 
     Raises:
-      BadInputError: something is there.
+      BadInputError: the folder is not empty, or a file is in its place.
     """
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
         raise BadInputError(
@@ -313,7 +316,7 @@ def _write_array_header(file, dtype: npt.DTypeLike, size: int) -> None:
 
 def _raise_if_disk_full(error: BaseException, directory: Path) -> None:
     number = getattr(error, "errno", None)
-    # ArrayRecord reports it as a RuntimeError with the system's words.
+    # ArrayRecord reports it as a RuntimeError with the system's message.
     if number == errno.ENOSPC or "No space left" in str(error):
         raise BadInputError(
             f"expected room for the corpus {directory}, but the disk is full; free "

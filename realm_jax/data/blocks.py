@@ -1,15 +1,16 @@
-"""The knowledge corpus on disk: random access to blocks without one object per block.
+"""Reads the knowledge corpus on disk, with random access to blocks.
 
-A store is a directory:
+A block costs no Python object. A store is a directory:
 
     corpus.json                  counts, fingerprints, size and checksum of every file
     vocab.txt                    the vocabulary the ids belong to
     ids.npy                      uint16 or uint32, see `WordPiece.id_dtype`: title and
                                  body of block 0, of block 1, ...
-    offsets.npy                  int64: where each block starts in `ids`, and the end
-    title_lengths.npy            uint16: how many of a block's ids are its title
-    hashes.npy                   uint8: 16 bytes of each block's content, for refreshes
-    documents.npy                how many blocks each document gave, see
+    offsets.npy                  int64: start of each block in `ids`, then the end
+    title_lengths.npy            uint16: number of a block's ids that are its title
+    hashes.npy                   uint8: 16-byte content hash of each block, for
+                                 refreshes
+    documents.npy                number of blocks from each document, see
                                  `document_table.py`
     texts-NNNNN.array_record     JSON records: title, body, source, sentences, spans
 
@@ -47,11 +48,11 @@ _OPEN_TEXT_FILES = 16
 
 
 class BlockText(NamedTuple):
-    """The text of a block; all character positions count from the start of `body`.
+    """The text of a block; character positions count from the start of `body`.
 
     Attributes:
       title: title of the article.
-      body: the block's sentences as they stand in the article.
+      body: the block's sentences as they appear in the article.
       source_id: identifies the article.
       sentences: [start, end) of each sentence, in order.
       spans: salient spans, in order, each inside one sentence.
@@ -65,12 +66,12 @@ class BlockText(NamedTuple):
 
 
 class StoredBlocks(NamedTuple):
-    """Neighbouring blocks as they lie in a store.
+    """Consecutive blocks as they are stored.
 
     Attributes:
       ids: wordpieces of title and body of the first block, of the second, ...
-      ends: int64 [block], where each block ends in `ids`.
-      title_lengths: [block], how many of a block's ids are its title.
+      ends: int64 [block], end of each block in `ids`.
+      title_lengths: [block], number of a block's ids that are its title.
       hashes: uint8 [block, 16], see `BlockStore.content_hashes`.
       texts: the record of each block, see `encode_text`.
     """
@@ -88,7 +89,7 @@ def text_file(index: int) -> str:
 
 
 def encode_text(text: BlockText) -> bytes:
-    """Returns the record of a block's text, UTF-8 JSON."""
+    """Returns the record of a block's text as UTF-8 JSON."""
     return json.dumps(text, ensure_ascii=False, separators=(",", ":")).encode()
 
 
@@ -108,16 +109,16 @@ class BlockStore:
     """A corpus of blocks, opened for reading.
 
     Attributes:
-      directory: where it lies.
+      directory: directory of the store.
       info: the content of corpus.json.
-      num_blocks: how many blocks; their ids are 0 to num_blocks - 1.
+      num_blocks: number of blocks; their ids are 0 to num_blocks - 1.
       chunk_length: wordpieces a block was packed to, title and special pieces
         included; a single longer sentence exceeds it.
       fingerprint: SHA-256 (hex) of vocabulary, ids, titles and texts. Spans are left
-        out: tagging anew does not outdate an index.
+        out, so that tagging the corpus again does not invalidate an index.
       vocabulary: the tokenizer of the ids.
-      content_hashes: uint8 [block, 16], a hash of title and body. A block that is the
-        same in two corpora has the same hash in both, whatever its id.
+      content_hashes: uint8 [block, 16], a hash of title and body. A block that occurs
+        in two corpora has the same hash in both, whatever its id.
     """
 
     def __init__(self, directory: Path, info: dict[str, Any], vocabulary: WordPiece):
@@ -140,16 +141,16 @@ class BlockStore:
             directory / HASHES_FILE, np.uint8, self.num_blocks * HASH_BYTES
         )
         self.content_hashes = hashes.reshape(-1, HASH_BYTES)
-        # Per store, so that it closes its files with it.
+        # One cache per store, so that the files are closed with the store.
         self._text_reader = lru_cache(_OPEN_TEXT_FILES)(self._open_text_file)
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> "BlockStore":
-        """Opens a store after checking that its files are there and of the right size.
+        """Opens a store after checking that its files exist and have the right size.
 
         Raises:
-          BadInputError: no store is there, a file is missing, truncated or of another
-            format version, or the vocabulary is not the one the ids were made with.
+          BadInputError: there is no store, a file is missing or truncated, the format
+            version differs, or the vocabulary is not the one the ids were made with.
         """
         directory = Path(directory)
         info = read_info(directory)
@@ -172,7 +173,7 @@ class BlockStore:
         """Reads every byte of the store and compares checksums.
 
         Raises:
-          BadInputError: a file is damaged; it is named.
+          BadInputError: a file is damaged; the message names it.
         """
         for name, expected in self.info["files"].items():
             found = file_checksum(self.directory / name)
@@ -189,8 +190,9 @@ class BlockStore:
     ]:
         """Returns the embedder's input, `[CLS] title [SEP] body [SEP]`.
 
-        The title comes first, the body gets the rest; what does not fit is cut, the
-        last [SEP] never. The null document (-1) is `[CLS] [SEP] [SEP]`.
+        The title comes first and the body takes the remaining space; what does not fit
+        is truncated, but the last [SEP] is always kept. The null document (-1) is
+        `[CLS] [SEP] [SEP]`.
 
         Args:
           block_ids: any shape; -1 is the null document.
@@ -230,13 +232,13 @@ class BlockStore:
         Int32[np.ndarray, "*batch candidate joined"],
         Int32[np.ndarray, "*batch candidate joined"],
     ]:
-        """Returns the reader's input, `[CLS] x [SEP] body [SEP]`: no title.
+        """Returns the reader's input, `[CLS] x [SEP] body [SEP]`, without the title.
 
         Args:
           query_ids: `[CLS] x [SEP]`, padded with 0 at the end.
           block_ids: candidates of each query; the null document (-1) has no body.
-          length: wordpieces per row, more than those of a query row. The query stays
-            whole, the body is cut to what is left.
+          length: wordpieces per row, more than those of a query row. The query is never
+            truncated; the body is cut to the remaining space.
 
         Returns:
           Ids padded with 0, and segments: 0 for the query and padding, 1 for the body.
@@ -267,7 +269,7 @@ class BlockStore:
     def title_ids(
         self, block_ids: Int[np.ndarray, "*batch"], length: int
     ) -> Int32[np.ndarray, "*batch length"]:
-        """Returns titles without special pieces, cut or padded to `length`.
+        """Returns titles without special pieces, truncated or padded to `length`.
 
         Raises:
           BadInputError: an id is out of range.
@@ -279,7 +281,7 @@ class BlockStore:
     def body_ids(
         self, block_ids: Int[np.ndarray, "*batch"], length: int
     ) -> Int32[np.ndarray, "*batch length"]:
-        """Returns bodies without title or special pieces, cut or padded to `length`.
+        """Returns bodies without title or special pieces, truncated or padded.
 
         Raises:
           BadInputError: an id is out of range.
@@ -291,7 +293,7 @@ class BlockStore:
     def body_lengths(
         self, block_ids: Int[np.ndarray, "*batch"]
     ) -> Int64[np.ndarray, "*batch"]:
-        """Returns the wordpieces of each body; the null document has 0.
+        """Returns the number of wordpieces in each body; the null document has 0.
 
         Raises:
           BadInputError: an id is out of range.
@@ -301,7 +303,7 @@ class BlockStore:
     def title_lengths(
         self, block_ids: Int[np.ndarray, "*batch"]
     ) -> Int64[np.ndarray, "*batch"]:
-        """Returns the wordpieces of each title; the null document has 0.
+        """Returns the number of wordpieces in each title; the null document has 0.
 
         Raises:
           BadInputError: an id is out of range.
@@ -317,13 +319,13 @@ class BlockStore:
         return self.texts([block_id])[0]
 
     def texts(self, block_ids: Sequence[int] | np.ndarray) -> list[BlockText]:
-        """Returns the texts of blocks in the order given; see `text`."""
+        """Returns the texts of blocks in the given order; see `text`."""
         rows = np.asarray(block_ids, np.int64).reshape(-1)
         _check_ids(rows, 0, self.num_blocks)
         return [decode_text(record) for record in self._records(rows)]
 
     def stored(self, start: int, stop: int) -> StoredBlocks:
-        """Returns the blocks from `start` up to `stop`, one at least, as they lie here.
+        """Returns the blocks [start, stop), at least one, as they are stored.
 
         Raises:
           BadInputError: an id is out of range or a text file is damaged.
@@ -377,7 +379,7 @@ class BlockStore:
         return starts, np.where(real, titles, 0), np.where(real, bodies, 0)
 
     def _place(self, starts, counts, first, length: int) -> np.ndarray:
-        """Returns rows of zeros with stored pieces starts..starts+counts at `first`."""
+        """Returns zero rows with stored pieces starts..starts+counts at `first`."""
         first = np.broadcast_to(first, starts.shape)[:, None]
         column = np.arange(length)
         inside = (column >= first) & (column < first + counts[:, None])
@@ -386,10 +388,10 @@ class BlockStore:
 
 
 def read_info(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns corpus.json of a store.
+    """Returns the content of a store's corpus.json.
 
     Raises:
-      BadInputError: there is none, it is not JSON, or it is of another format version.
+      BadInputError: it is missing, is not JSON, or has another format version.
     """
     path = Path(directory) / INFO_FILE
     try:

@@ -1,4 +1,4 @@
-"""Text to sentences, and sentences to blocks by greedy packing."""
+"""Splits text into sentences, and packs sentences greedily into blocks."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,19 +11,19 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from realm_jax.errors import BadInputError
 
 NUM_SPECIAL_PIECES = 3
-"""`[CLS] title [SEP] body [SEP]`."""
+"""Special pieces of a document: `[CLS] title [SEP] body [SEP]`."""
 
-# Cased: what parts words without stripping accents parts them with it too.
+# Cased: word boundaries found without accent stripping are boundaries with it too.
 _BERT_CLEANING = BertNormalizer(lowercase=False)
 _BERT_WORDS = BertPreTokenizer()
 _PARAGRAPH_BREAK = re.compile(r"\n\s*\n")
-# Korean sentences end in these syllables, as no abbreviation does, and often begin with
-# a year: blingfire sees no sentence begin with a digit, nor right after a full stop.
+# Korean sentences end in these syllables, which no abbreviation does, and often begin
+# with a year: blingfire starts no sentence at a digit, nor right after a full stop.
 _KOREAN_END = re.compile(r"[다요까죠][.!?](?:\[\d+\])*(?:\s+(?=\S)|(?=[가-힣]))")
 _KOREAN = re.compile("[가-힣]")
-# "2021. 3. 5." is a date in Korean text, and blingfire ends three sentences in it.
+# "2021. 3. 5." is a date in Korean text, which blingfire splits into three sentences.
 _DOTTED_DATE = re.compile(r"\d{4}\.\s?\d{1,2}\.\s?\d{1,2}\.?\s*")
-# blingfire sees no sentence begin with "Á" or "Ç".
+# blingfire starts no sentence at a letter such as "Á" or "Ç".
 _PLAIN = str.maketrans("ÀÁÂÃÄÅÇÈÉÊËÌÍÎÏÑÒÓÔÕÖØÙÚÛÜÝ", "AAAAAACEEEEIIIINOOOOOOUUUUY")
 
 
@@ -31,8 +31,8 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
     """Returns the sentences of `text` as character ranges [start, end).
 
     They are in order, do not overlap, neither begin nor end with white space, and
-    cover everything else. Sentences only part where WordPiece parts words too: the
-    wordpieces of a text are those of its sentences, one after the other.
+    cover everything else. Sentence boundaries are also WordPiece word boundaries, so
+    the wordpieces of a text are the concatenation of those of its sentences.
     """
     paragraphs = [0, *(match.end() for match in _PARAGRAPH_BREAK.finditer(text))]
     starts = [
@@ -46,9 +46,10 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
 
 
 def split_at(text: str, starts: Iterable[int]) -> list[tuple[int, int]]:
-    """Returns the sentences of `text` that begin where `starts` says, ascending.
+    """Returns the sentences of `text` that begin at `starts`, in ascending order.
 
-    They are as those of `split_sentences`; a start inside a word is passed over.
+    They have the properties stated in `split_sentences`; a start inside a word is
+    ignored.
     """
     starts = [start for start in starts if start and _parts_words(text, start)]
     edges = [0, *starts, len(text)]
@@ -62,12 +63,12 @@ def pack(
     """Packs whole sentences greedily into blocks without overlap.
 
     A block grows while `3 + title + sentences <= chunk_length`. A sentence that is too
-    long for any block is a block of its own; the model will see it truncated.
+    long for any block becomes its own block; the model sees it truncated.
 
     Args:
       title_length: wordpieces of the title, repeated in every block.
       sentence_lengths: wordpieces of each sentence.
-      chunk_length: wordpieces of a block with title and special pieces.
+      chunk_length: wordpieces of a block, title and special pieces included.
 
     Returns:
       For each block, the indices of its sentences. Every sentence is in one block.
@@ -93,15 +94,15 @@ def pack(
 
 
 def _blingfire_starts(paragraph: str) -> list[int]:
-    """Returns where sentences start; the library's ends leave characters out."""
+    """Returns the starts of sentences; the library's ends leave characters out."""
     if not paragraph.strip():
-        return []  # It fails on text of white space.
+        return []  # blingfire fails on white space.
     _, ranges = blingfire.text_to_sentences_and_offsets(paragraph.translate(_PLAIN))
     return [0, *(start for start, _ in ranges[1:])]
 
 
 def _korean_starts(text: str, starts: Sequence[int]) -> list[int]:
-    """Returns where sentences start, given where blingfire sees them start."""
+    """Returns the starts of sentences, given those that blingfire found."""
     dates = [match.span() for match in _DOTTED_DATE.finditer(text)]
     found = {*starts, *(match.end() for match in _KOREAN_END.finditer(text))}
     return sorted(start for start in found if not any(a < start <= b for a, b in dates))
@@ -114,9 +115,9 @@ def _strip(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _parts_words(text: str, position: int) -> bool:
-    """Whether BERT surely begins a new word at `position`.
+    """Returns whether BERT is certain to begin a new word at `position`.
 
-    Asked of the tokenizer itself: its tables of punctuation are not Python's.
+    Calls the tokenizer, whose punctuation tables differ from Python's.
     """
     before = text[position - 1]
     if before in " \t\n\r":

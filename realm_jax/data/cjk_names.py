@@ -1,15 +1,15 @@
-"""Spans that stand out in Korean, Japanese and Chinese, which have no capitals.
+"""Finds names and numbers in Korean, Japanese and Chinese, which have no capitals.
 
-Most names look like any other word there, and these rules miss them. They find what the
-writing itself marks, and little else:
+Most names look like any other word in these scripts, and the rules miss them. They find
+little beyond what the writing itself marks:
 
 - titles in title brackets, 《훈민정음》, 『源氏物語』, without the brackets;
-- words with their form in another script behind them, 세종(世宗), 뉴턴(Isaac Newton);
-- foreign names in katakana whose parts a dot joins, アイザック・ニュートン;
-- numbers with what they count, 제4대, 28자, 988만 명, 1400万人.
+- words followed by their form in another script, 세종(世宗), 뉴턴(Isaac Newton);
+- foreign names in katakana with parts joined by a dot, アイザック・ニュートン;
+- numbers with their counters, 제4대, 28자, 988만 명, 1400万人.
 
-Names in Latin letters are found by `names.py`. A tagger that was trained for the
-language finds the rest.
+`names.py` finds names in Latin letters. The rest takes a tagger trained for the
+language.
 """
 
 import re
@@ -30,7 +30,7 @@ _HAN, _HANGUL, _KATAKANA = (
 _GLOSSED = re.compile(
     rf"(?<![{_HANGUL}{_KATAKANA}ー])"
     rf"(?:[{_HANGUL}]{{2,12}}|[{_KATAKANA}][{_KATAKANA}ー]+)"
-    # The name of the language may come first, as Wikipedia has it.
+    # The name of the language may come first, as on Wikipedia.
     rf"(?=\s?[(（](?:[{_HANGUL}{_HAN}]{{1,5}}[:：]\s?)?[{_HAN}A-Z])"
 )
 _KATAKANA_NAME = re.compile(
@@ -65,7 +65,7 @@ def find_marked_names(text: str) -> list[tuple[int, int]]:
 
 
 def find_counted(text: str) -> list[tuple[int, int]]:
-    """Returns numbers with what they count as [start, end), in order."""
+    """Returns numbers with their counters as [start, end), in order."""
     return [match.span() for match in _COUNTED.finditer(text)]
 
 

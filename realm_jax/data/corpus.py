@@ -1,4 +1,4 @@
-"""Builds a knowledge corpus: documents to sentences to blocks with salient spans."""
+"""Builds a knowledge corpus of blocks with salient spans from documents."""
 
 import hashlib
 import itertools
@@ -34,22 +34,22 @@ def build_corpus(
 ) -> BlockStore:
     """Builds and opens a block store.
 
-    The same documents and settings give the same bytes. Memory does not grow with the
-    corpus but by the offsets of its blocks.
+    The same documents and settings give the same bytes. Memory grows with the number of
+    blocks (see `BlockWriter`), not with their text.
 
     Args:
-      documents: in the order their blocks shall have; consumed once.
+      documents: in the order of the blocks to be written; consumed once.
       directory: where the store appears when it is complete; absent or empty.
       vocabulary: the tokenizer; it is copied into the store.
-      tagger: finds the salient spans of documents that bring none.
-      chunk_length: wordpieces of a block with its title and special pieces.
+      tagger: finds the salient spans of documents that come without any.
+      chunk_length: wordpieces of a block, title and special pieces included.
       source: identifies the documents, for `settings_fingerprint`.
-      metadata: more values for corpus.json.
+      metadata: additional values for corpus.json.
       progress: called with the number of documents read so far.
 
     Raises:
-      BadInputError: no document has text, `directory` is taken, `chunk_length` has no
-        room, a document is malformed, or the disk is full.
+      BadInputError: no document has text, `directory` is not empty, `chunk_length` is
+        too small, a document is malformed, or the disk is full.
     """
     num_documents = 0
     with BlockWriter(directory, vocabulary, chunk_length) as writer:
@@ -79,9 +79,9 @@ def build_corpus(
 def settings_fingerprint(
     *, vocabulary: WordPiece, tagger_name: str, chunk_length: int, source: str
 ) -> str:
-    """Returns a hash of everything that decides what `build_corpus` writes.
+    """Returns a hash of everything that determines the output of `build_corpus`.
 
-    A store whose corpus.json has this `settings_fingerprint` need not be built again.
+    A store with this `settings_fingerprint` in corpus.json need not be built again.
     """
     settings: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
@@ -112,8 +112,8 @@ def chunk_each(
 ) -> list[list[Block]]:
     """Returns the blocks of each document; a block has at least one wordpiece.
 
-    Its wordpieces are those of its sentences, one after the other; these are also
-    those of its body as a whole (see `split_sentences`).
+    Its wordpieces are the concatenation of those of its sentences, which equals the
+    wordpieces of its body as a whole (see `split_sentences`).
     """
     sentences = [_sentences(document) for document in documents]
     titles = vocabulary.encode_batch([document.title for document in documents])
@@ -153,7 +153,7 @@ def _sentences(document: Document) -> list[tuple[int, int]]:
 
 
 class _Draft(NamedTuple):
-    """A block whose spans are not known yet; sentences count from the document."""
+    """A block before its spans are known; `sentences` count from the document start."""
 
     document: Document
     sentences: list[tuple[int, int]]
@@ -176,7 +176,7 @@ class _Draft(NamedTuple):
         ]
 
     def finish(self, spans: Iterable[Span]) -> Block:
-        """Returns the block with those of the spans that lie inside a sentence."""
+        """Returns the block with the spans that lie inside a sentence."""
         sentences = [(a - self.start, b - self.start) for a, b in self.sentences]
         spans_inside = [
             span

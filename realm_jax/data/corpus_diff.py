@@ -1,12 +1,12 @@
-"""Changes to a corpus: documents that are added, replaced and deleted.
+"""Applies changes to a corpus: documents added, replaced and deleted.
 
 A change is a line of JSON, a document with its `id` or `{"id": ..., "deleted": true}`.
-The blocks of what is new are made as those of any corpus. Here they are put in the
-place of the old ones: a document that replaces another stands where that one stood, new
-ones stand at the end, in the order given.
+New blocks are made as for any corpus. This module puts them in place of the old ones: a
+document that replaces another takes its position, and new documents are appended in the
+order given.
 
 An id names an article, which may be several records of a source. They are replaced and
-deleted together, and what replaces them stands where the first of them stood.
+deleted together, and the replacement takes the position of the first of them.
 """
 
 import json
@@ -21,12 +21,12 @@ from realm_jax.data.documents import Document, document_from_fields, id_field
 from realm_jax.data.records import RecordError, json_object, shorten
 
 _ROWS_AT_ONCE = 1 << 20
-# Between two of them the work may be stopped.
+# Work can be stopped between two batches of documents.
 _DOCUMENTS_AT_ONCE = 1 << 12
 
 
 class Deletion(Document):
-    """A document that shall be no more: one without title and text."""
+    """A document to be deleted, represented without title and text."""
 
 
 def change_from_json(line: bytes, where: str) -> Document:
@@ -38,7 +38,7 @@ def change_from_json(line: bytes, where: str) -> Document:
       where: names the line in errors.
 
     Raises:
-      RecordError: it is no such object.
+      RecordError: the line is no such object.
     """
     fields = json_object(line, where)
     deleted = fields.get("deleted", False)
@@ -55,12 +55,12 @@ def change_from_json(line: bytes, where: str) -> Document:
 
 @dataclass(frozen=True)
 class Changes:
-    """What to change, in the order given.
+    """Changes to a corpus, in the order given.
 
     Attributes:
-      rows: of the documents, see `document_table.DOCUMENT`; deletions have one too,
-        without blocks. No two are of one id.
-      deleted: bool [change], which are deletions.
+      rows: table rows of the documents, see `document_table.DOCUMENT`; a deletion has a
+        row without blocks. Ids are unique.
+      deleted: bool [change], True for deletions.
       store: the blocks of the rows, or None if there are none.
     """
 
@@ -69,7 +69,7 @@ class Changes:
     store: BlockStore | None
 
     def find(self, documents: np.ndarray) -> "Places":
-        """Returns where the changed documents stand in the table of a corpus."""
+        """Returns the positions of the changed documents in a corpus's table."""
         order = np.argsort(self.rows["id_hash"], kind="stable")
         wanted = self.rows["id_hash"][order]
         matches = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
@@ -84,11 +84,11 @@ class Changes:
 
 @dataclass(frozen=True)
 class Places:
-    """Which documents of a corpus are changed.
+    """Documents of a corpus that are changed.
 
     Attributes:
-      documents: int64 [match], their places in its table, ascending.
-      changes: int64 [match], by which change.
+      documents: int64 [match], their positions in the corpus's table, ascending.
+      changes: int64 [match], the index of the change that applies to each.
     """
 
     documents: np.ndarray
@@ -103,14 +103,14 @@ def write_changed(
     places: Places,
     progress: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Writes a corpus with changes; what is in neither of the two is not made anew.
+    """Writes a corpus with changes applied, by copying blocks; none are computed.
 
     Args:
-      writer: of the new version; its vocabulary is that of both.
-      corpus: the version there is.
+      writer: the writer of the new version; both versions share its vocabulary.
+      corpus: the current version.
       documents: its table.
-      changes: what to change.
-      places: of the changes in the table.
+      changes: the changes to apply.
+      places: positions of the changed documents in the table.
       progress: called with the number of blocks written so far.
     """
     unchanged = _Unchanged(writer, corpus, documents, progress)
@@ -138,7 +138,7 @@ def write_changed(
 
 
 class _Unchanged:
-    """Goes through the documents of a corpus once, and keeps only where it is."""
+    """Copies unchanged documents in a single pass, keeping only its position."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class _Unchanged:
         self._block = 0
 
     def copy_until(self, document: int) -> None:
-        """Copies the documents from here on, up to this one."""
+        """Copies the documents from the current position up to this one."""
         for first in range(self._document, document, _DOCUMENTS_AT_ONCE):
             rows = self._documents[first : min(first + _DOCUMENTS_AT_ONCE, document)]
             stop = self._block + int(rows["num_blocks"].sum(dtype=np.int64))
@@ -166,6 +166,6 @@ class _Unchanged:
         self._document = document
 
     def skip_document(self) -> None:
-        """Passes over the next one."""
+        """Skips the next document."""
         self._block += int(self._documents["num_blocks"][self._document])
         self._document += 1

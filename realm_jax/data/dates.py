@@ -1,17 +1,17 @@
-"""Patterns for dates, for masking them as salient spans.
+"""Finds dates in text, to mask them as salient spans.
 
-They find points and stretches of the calendar ("16 February 1981", "1980s", "5th
-century BC", "1443년 12월", "昭和20年8月15日"), not durations ("30 years", "30년간") or
-relative dates ("last week"): no document could tell what stands there.
+The patterns find calendar dates and periods ("16 February 1981", "1980s", "5th century
+BC", "1443년 12월", "昭和20年8月15日"), not durations ("30 years", "30년간") or relative
+dates ("last week"), which no document could recover.
 
-Months and eras are known in English, and in what Korean, Japanese and Chinese write
-after numbers. Years that stand alone and ISO dates need no language.
+Months and eras are recognised in English, and in the units that Korean, Japanese and
+Chinese write after numbers. Bare years and ISO dates are independent of the language.
 """
 
 import re
 
 VERSION = "dates-3"
-"""Changes with what is found; part of the names of taggers."""
+"""Version of the patterns, bumped when they change; part of the names of taggers."""
 
 _ERA = r"(?:BCE|CE|BC|AD|B\.C\.E\.|B\.C\.|C\.E\.|A\.D\.)(?!\w)"
 _YEAR = r"(?:1\d{3}|20\d{2})"
@@ -22,14 +22,14 @@ _MONTH = (
     r"(?:January|February|March|April|May|June|July|August|September|October|November"
     r"|December|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)\b\.?)"
 )
-_COMMA = r"(?:\s?,)?\s"  # Some corpora come with a space before every comma.
+_COMMA = r"(?:\s?,)?\s"  # Some corpora have a space before every comma.
 _ORDINAL = (
     r"(?:\d{1,2}(?:st|nd|rd|th)|(?i:first|second|third|fourth|fifth|sixth|seventh"
     r"|eighth|ninth|tenth|eleventh|twelfth|thirteenth|fourteenth|fifteenth|sixteenth"
     r"|seventeenth|eighteenth|nineteenth|twentieth|twenty-first))"
 )
 _AGE = r"(?:century|centuries|millennium|millennia)\b"
-# A bare number before one of these counts things; it is no year.
+# A bare number before one of these is a count, not a year.
 _COUNTED = (
     r"\s(?:years?|months?|days?|hours?|people|men|women|persons|inhabitants|members"
     r"|soldiers|troops|species|islands|languages|copies|votes|students|employees"
@@ -37,7 +37,7 @@ _COUNTED = (
     r"|feet|foot|ft|acres?|hectares?|ha|square|cubic|tons?|tonnes?|kg|kilograms?"
     r"|pounds|degrees?|watts?|volts?|K)\b"
 )
-# Or before one of these, in Korean.
+# The same in Korean.
 _COUNTED_KOREAN = (
     r"\s(?:명|개(?![관교국봉정최통편항혁])|권|대|마리|채|척|점|원|톤|미터|킬로미터)"
 )
@@ -65,7 +65,7 @@ _DATE = re.compile(
 )
 
 # Korean, Japanese and Chinese put a unit after each number, with or without a space,
-# and particles after the unit: no word ends where the date ends.
+# and particles after the unit: a date need not end at a word boundary.
 _EAST_ASIAN = re.compile("[\u4e00-\u9fff\uac00-\ud7a3]")
 _FULL_WIDTH = str.maketrans("０１２３４５６７８９", "0123456789")
 _HAN_DIGIT = "[〇零○一二三四五六七八九十]"
@@ -79,11 +79,11 @@ _JAPANESE_YEAR = (
     r"(?:明治|大正|昭和|平成|令和|메이지|다이쇼|쇼와|헤이세이|레이와)"
     r"\s?(?:[0-9]{1,2}|元|원)"
 )
-# What makes "1000년" a stretch of time, and "15일" one of days.
+# Suffixes that make "1000년" a duration in years, and "15일" one in days.
 _LASTS = (
     r"(?!간(?!행)|[間间前]|여\s|以[上来]|\s?동안|\s?이상|\s?만에|\s?넘|\s전[에의,. ])"
 )
-# "300년" and "350년" mostly are; "668년" may be one where such a word follows.
+# "300년" and "350년" usually are durations; "668년" may be one before these words.
 _ROUND = "[0-9](?:00|50)"
 _LASTS_LONG = rf"{_LASTS}(?!\s?(?:후|뒤|역사|전통|정도|이[ 가]|[된째짜])|[后後])"
 _NOT_IN_NUMBER = "(?<![0-9.,$£€¥#〇零○一二三四五六七八九十])"
@@ -92,7 +92,7 @@ _EAST_ASIAN_DATE = re.compile(
     "|".join(
         rf"{_NOT_IN_NUMBER}{pattern}"
         for pattern in [
-            # With a month any year will do.
+            # With a month, any number is taken as a year.
             rf"{_ANY_ERA}?(?:[0-9]{{1,4}}|{_HAN_DIGIT}{{4}}|{_JAPANESE_YEAR}){_Y}\s?"
             rf"{_MONTH_NUMBER}{_M}(?:\s?{_DAY_NUMBER}{_D}{_LASTS})?",
             rf"{_MONTH_NUMBER}{_M}\s?{_DAY_NUMBER}{_D}{_LASTS}",
@@ -104,7 +104,7 @@ _EAST_ASIAN_DATE = re.compile(
             rf"{_YEAR}(?:{_Y})?{_TO}(?:{_YEAR}|[0-9]{{2}}){_Y}{_LASTS}",
             rf"{_YEAR}{_Y}{_LASTS}",
             rf"(?!{_ROUND})[1-9][0-9]{{2}}{_Y}{_LASTS_LONG}",
-            # Numbers alone, as Korean has them, and ISO dates before a particle.
+            # Dotted numeric dates, as in Korean, and ISO dates before a particle.
             rf"{_YEAR}\.\s?{_MONTH_NUMBER}\.\s?{_DAY_NUMBER}(?![0-9])",
             r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9])",
         ]
@@ -117,9 +117,9 @@ def find_dates(text: str) -> list[tuple[int, int]]:
     plain = [match.span() for match in _DATE.finditer(text)]
     if text.isascii() or not _EAST_ASIAN.search(text):
         return plain
-    # One character for another: places stay.
+    # The translation is one character for one, so positions do not change.
     found = [m.span() for m in _EAST_ASIAN_DATE.finditer(text.translate(_FULL_WIDTH))]
-    # These know more of such text: in "2021. 3. 5." no year stands alone.
+    # The East Asian patterns take precedence: "2021. 3. 5." has no bare year.
     others = [
         (start, end)
         for start, end in plain

@@ -1,10 +1,10 @@
-"""Which documents a corpus was made from, in order, and how many blocks each gave.
+"""Lists the documents of a corpus in order, with the number of blocks from each.
 
-The texts of a corpus name the article of each block. That says nothing of documents
-without text, nor where one document ends and the next of the same id begins; who
-changes documents of a corpus has to know both.
+The texts of a corpus name the article of each block. They do not list documents without
+text, nor the boundary between two documents of the same id; changing the documents of a
+corpus takes both.
 
-The table is `documents.npy` of a block store, 21 bytes a document.
+The table is `documents.npy` of a block store, 21 bytes per document.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ _HASH_BYTES = 16
 DOCUMENT = np.dtype(
     [("id_hash", f"V{_HASH_BYTES}"), ("num_blocks", "<i4"), ("has_title", "?")]
 )
-"""A row: a hash of the id, how many blocks follow those of the row before, and whether
-the title is more than white space."""
+"""A row: a hash of the id, the number of blocks, which follow those of the row before,
+and whether the title is more than white space."""
 
 
 def document_rows(
     documents: Sequence[Document], num_blocks: Sequence[int]
 ) -> np.ndarray:
-    """Returns the rows of documents that gave so many blocks each."""
+    """Returns the table rows of documents and the number of blocks from each."""
     return np.array(
         [
             (_id_hash(document.source_id), count, bool(document.title.strip()))
@@ -42,7 +42,8 @@ def read_documents(store: BlockStore) -> np.ndarray:
     """Returns the rows of a corpus, mapped into memory.
 
     Raises:
-      BadInputError: it has none: it is of an earlier version, or not of documents.
+      BadInputError: it has none, because it is of an earlier version or was not made
+        from documents.
     """
     if DOCUMENTS_FILE not in store.info["files"]:
         raise BadInputError(

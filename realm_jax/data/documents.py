@@ -1,7 +1,7 @@
-"""Documents, and how one record of a file becomes one.
+"""Defines documents, and parses records of files into them.
 
-A record that is no document is a value too, `BadRecord` or `LeftOut`: whoever reads a
-corpus counts what was not used, and decides how much of it to bear.
+A record that is not a document is a value too, `BadRecord` or `LeftOut`: the reader of
+a corpus counts the records that were not used, and decides how many to tolerate.
 """
 
 import json
@@ -24,13 +24,13 @@ from realm_jax.data.records import (
 from realm_jax.data.salient_spans import Span
 
 MAX_RECORD_BYTES = 1 << 24
-"""Longest line or file that is read as one document: no text written by people."""
+"""Longest line or file, in bytes, read as one document; no real article is longer."""
 
 GIVEN = "GIVEN"
-"""Label of a span that came with its document, but without a label."""
+"""Label of a span that a document provides without a label."""
 
 NO_ARTICLE = "no article: a disambiguation page, list, index or outline"
-"""Why a page of Wikipedia is left out."""
+"""The reason for leaving out a Wikipedia page that is not an article."""
 
 # As in the authors' code (orqa/preprocessing/wiki_preprocessor.py).
 _NO_ARTICLE_TITLE = re.compile(r"(?:List|Index|Outline) of .+|.*\(disambiguation\)")
@@ -43,10 +43,10 @@ class Document:
     Attributes:
       title: its title; may be empty.
       text: its text; one without any wordpiece is left out of the corpus.
-      source_id: identifies it; blocks of one article share it.
+      source_id: identifies the article; all its blocks share it.
       spans: salient spans in characters of `text`, or None to have them tagged.
       sentences: its sentences as characters [start, end) of `text`, in order and
-        disjoint, or None to have the text split.
+        disjoint, or None to have the text split into sentences.
     """
 
     title: str
@@ -57,11 +57,11 @@ class Document:
 
 
 class LeftOut(NamedTuple):
-    """A record that is whole, but not wanted in a corpus.
+    """A record that is intact, but excluded from a corpus.
 
     Attributes:
       where: the file, or dataset, and the place in it.
-      reason: which rule leaves it out, the same for all that it leaves out.
+      reason: the rule that excludes it, worded the same for all such records.
     """
 
     where: str
@@ -72,7 +72,7 @@ Record = Document | BadRecord | LeftOut
 
 
 class ByteRanges(NamedTuple):
-    """Ranges [start, limit) in bytes of a UTF-8 text, and perhaps what they name."""
+    """Byte ranges [start, limit) of a UTF-8 text, with optional labels."""
 
     starts: Sequence[int] | np.ndarray
     limits: Sequence[int] | np.ndarray
@@ -80,34 +80,34 @@ class ByteRanges(NamedTuple):
 
 
 def is_article(title: str) -> bool:
-    """Whether a Wikipedia page is an article by its title, as the authors decide it.
+    """Returns whether a Wikipedia page is an article, by its title.
 
-    Disambiguation pages and those that begin with "List of", "Index of" or "Outline
-    of" are none.
+    The rule is that of the authors' code: disambiguation pages and those that begin
+    with "List of", "Index of" or "Outline of" are not articles.
     """
     return _NO_ARTICLE_TITLE.match(title) is None
 
 
 def document_from_json(line: bytes, where: str) -> Document:
-    """Reads an object with `title` and `text`, perhaps `id` and `spans`.
+    """Reads an object with `title` and `text`, and optionally `id` and `spans`.
 
     Args:
-      line: the object in UTF-8. `id` is the title where it is absent; `spans` is a
-        list of [start, end] or [start, end, label] in characters of the text. Other
-        fields are ignored.
+      line: the object in UTF-8. `id` defaults to the title; `spans` is a list of
+        [start, end] or [start, end, label] in characters of the text. Other fields are
+        ignored.
       where: names the line in errors.
 
     Raises:
-      RecordError: it is no such object.
+      RecordError: the line is no such object.
     """
     return document_from_fields(json_object(line, where), where)
 
 
 def document_from_fields(fields: Mapping[str, Any], where: str) -> Document:
-    """Does what `document_from_json` does, of an object that is parsed.
+    """Converts a parsed object to a document; see `document_from_json`.
 
     Raises:
-      RecordError: it is no such object.
+      RecordError: the object lacks the fields or has values of other types.
     """
     title, text = title_and_text(fields, where)
     spans = None
@@ -118,10 +118,10 @@ def document_from_fields(fields: Mapping[str, Any], where: str) -> Document:
 
 
 def id_field(fields: Mapping[str, Any], where: str) -> str:
-    """Returns the field `id`, which may be a number, as a text.
+    """Returns the field `id`, a string or a number, as a string.
 
     Raises:
-      RecordError: it is something else.
+      RecordError: it has another type.
     """
     value = fields["id"]
     if not isinstance(value, str | int | float):
@@ -137,7 +137,7 @@ def title_and_text(fields: Mapping[str, Any], where: str) -> tuple[str, str]:
     """Returns the fields `title` and `text`, which may be empty.
 
     Raises:
-      RecordError: one is absent, or no string.
+      RecordError: one is absent, or is not a string.
     """
     title, text = fields.get("title"), fields.get("text")
     if not isinstance(title, str) or not isinstance(text, str):
@@ -157,24 +157,25 @@ def document_from_bytes(
     spans: ByteRanges | None = None,
     sentences: ByteRanges | None = None,
 ) -> Document:
-    """Turns texts in UTF-8 and offsets in their bytes into a document.
+    """Converts UTF-8 texts and byte offsets to a document.
 
     Args:
-      title: identifies the document too.
-      text: what the offsets count in.
+      title: the title, which also identifies the document.
+      text: the text that the offsets refer to.
       where: names the record in errors.
       spans: salient spans, not empty.
       sentences: in order and disjoint.
 
     Raises:
-      RecordError: broken UTF-8, offsets outside the text or inside a character, or
-        sentences that overlap.
+      RecordError: the UTF-8 is invalid, an offset is outside the text or inside a
+        character, a span is empty, the labels do not match the spans, or sentences
+        overlap.
     """
     name, body = decode(title, "title", where), decode(text, "text", where)
     given = None if spans is None else _byte_spans(text, spans, where)
     if sentences is None:
         return Document(name, body, name, given)
-    # A sentence of no characters holds nothing that could be lost.
+    # An empty sentence can be dropped without losing text.
     ranges = _character_ranges(text, sentences, "sentence", where)
     parts = tuple((start, end) for start, end in ranges if start < end)
     if any(left[1] > right[0] for left, right in pairwise(parts)):
@@ -211,7 +212,7 @@ def _json_spans(value: Any, length: int, where: str) -> tuple[Span, ...]:
 def _is_span(entry: Any, length: int) -> bool:
     match entry:
         case [int(start), int(end)] | [int(start), int(end), str()]:
-            # To Python, true is an integer.
+            # In Python, bool is a subclass of int.
             return type(start) is type(end) is int and 0 <= start < end <= length
         case _:
             return False
@@ -249,8 +250,8 @@ def _character_ranges(
         )
     if not len(starts):
         return []
-    # A character begins at every byte that is no continuation byte, and the end of
-    # the text is a border too.
+    # A character begins at every byte that is not a continuation byte, and the end of
+    # the text is a boundary too.
     begins = np.append((np.frombuffer(text, np.uint8) & 0xC0) != 0x80, True)
     outside = (starts < 0) | (starts > limits) | (limits > len(text))
     inside = ~(begins[starts * ~outside] & begins[limits * ~outside])

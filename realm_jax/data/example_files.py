@@ -1,4 +1,4 @@
-"""The files of a set of examples while it is written; see `examples.py`."""
+"""Writes the files of a set of examples; see `examples.py`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from realm_jax.data.features import SENTENCE_ID
 from realm_jax.errors import BadInputError
 
 SENTENCE_STARTS = "sentence_starts"
-"""The array of the rows at which sentences begin; the last is the number of rows."""
+"""Name of the array of rows at which sentences begin, then the number of rows."""
 
 _Spec: TypeAlias = tuple[np.dtype, tuple[int, ...]]
 _ROW: _Spec = (np.dtype(np.int64), ())
@@ -25,7 +25,7 @@ class ExampleFiles:
     """
 
     def __init__(self, directory: Path):
-        """Makes no file yet; the first batch says which."""
+        """Prepares a writer; the first batch determines which files are created."""
         self._directory = directory
         self._files: dict[str, BinaryIO] = {}
         self._specs: dict[str, _Spec] = {}
@@ -33,10 +33,11 @@ class ExampleFiles:
         self.count = 0
 
     def append(self, batch: Mapping[str, np.ndarray]) -> None:
-        """Appends the examples of a batch; the first one settles the features.
+        """Appends the examples of a batch; the first batch determines the features.
 
         Raises:
-          BadInputError: the batch does not fit to those before.
+          BadInputError: the batch differs in features, types or shapes from those
+            before.
         """
         arrays = {name: np.ascontiguousarray(value) for name, value in batch.items()}
         specs = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
@@ -65,7 +66,7 @@ class ExampleFiles:
             _write_header(self._files[name], *spec, count=0)
 
     def finish(self) -> dict[str, Any]:
-        """Completes the files; returns what examples.json says of them."""
+        """Completes the files and returns their description for examples.json."""
         for name, file in self._files.items():
             file.seek(0)
             _write_header(file, *self._specs[name], count=self.count)
@@ -88,10 +89,10 @@ class ExampleFiles:
 
 
 class _SentenceStarts:
-    """The file of the rows at which sentences begin, made of each row's sentence id.
+    """Writes the rows at which sentences begin, from the sentence id of each row.
 
-    Rows of a sentence must follow each other. Ids that never decrease prove it; where a
-    mixture or a cache has dealt rows out anew they do not, and there is no file.
+    Rows of a sentence must be consecutive. Ids that never decrease prove it; where a
+    mixture or a cache has reordered the rows, ids do decrease and no file is kept.
     """
 
     def __init__(self, directory: Path, dtype: np.dtype, shape: tuple[int, ...]):
@@ -121,7 +122,7 @@ class _SentenceStarts:
         self._last = ids[-1:]
 
     def finish(self) -> dict[str, Any] | None:
-        """Completes the file; returns what examples.json says of it, None without."""
+        """Completes the file and returns its description, None if it is discarded."""
         self._write(np.array([self._rows]))
         self._file.seek(0)
         _write_header(self._file, *_ROW, count=self._count)

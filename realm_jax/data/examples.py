@@ -1,13 +1,13 @@
-"""Materialised examples: what a training job reads, without TensorFlow in its process.
+"""Stores materialised examples, which training jobs read without TensorFlow.
 
 A set of examples is a directory:
 
     examples.json        count, features (type, shape, size, checksum), metadata
-    <feature>.npy        one array a feature, examples along the first axis
+    <feature>.npy        one array per feature, examples along the first axis
     sentence_starts.npy  the row at which each sentence begins, then the number of rows;
                          only where several examples can be of one sentence
 
-Arrays are memory-mapped. `batch_order.py` says which rows an update sees.
+Arrays are memory-mapped. `batch_order.py` chooses the rows of each update.
 """
 
 import errno
@@ -38,22 +38,22 @@ def write_examples(
     batches: Iterable[Mapping[str, np.ndarray]],
     metadata: Mapping[str, Any],
 ) -> "Examples":
-    """Writes examples as they come, in bounded memory, and opens the result.
+    """Writes a stream of examples in bounded memory, and opens the result.
 
-    The directory appears when all is written; otherwise nothing is left.
+    The directory appears when everything is written; otherwise nothing is left behind.
 
     Args:
-      directory: must not exist, or be empty.
+      directory: must be absent or empty.
       batches: arrays with examples along the first axis; every batch has the same
-        features, types and shapes but for the number of examples, which may be 0.
-        `features.SENTENCE_ID` is not written as a feature: it tells where sentences
+        features, types and shapes except for the number of examples, which may be 0.
+        `features.SENTENCE_ID` is not written as a feature: it marks where sentences
         begin.
-      metadata: JSON values to keep with the examples: what they are, and the
+      metadata: JSON values to store with the examples: a description, and the
         fingerprints of the corpus and the vocabulary they were made from.
 
     Raises:
-      BadInputError: `directory` is taken, there is no example, the batches do not fit
-        together, or the disk is full.
+      BadInputError: `directory` is not empty, there is no example, the batches differ
+        in features, types or shapes, or the disk is full.
     """
     directory = Path(directory)
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
@@ -62,7 +62,7 @@ def write_examples(
             "remove it or choose another directory."
         )
     partial = directory.with_name(f"{directory.name}.partial")
-    # What a killed run left; two writers of one directory are not supported.
+    # Left by a killed run; two writers of one directory are not supported.
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
@@ -86,11 +86,11 @@ class Examples:
     """A set of examples, opened for reading.
 
     Attributes:
-      directory: where it lies.
-      metadata: what was kept with the examples.
+      directory: directory of the files.
+      metadata: the values stored with the examples.
       features: the memory-mapped array of each feature.
-      sentence_starts: the row at which each sentence begins, and at the end the number
-        of rows, memory-mapped; None if it is not known which rows share a sentence.
+      sentence_starts: the row at which each sentence begins, then the number of rows,
+        memory-mapped; None if it is not known which rows share a sentence.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class Examples:
         """Opens examples after checking sizes, types and shapes of their files.
 
         Args:
-          directory: where they lie.
+          directory: directory of the examples.
           expect: metadata they must have, such as the fingerprint of the corpus.
 
         Raises:
-          BadInputError: no examples are there, a file is missing or truncated, or the
-            metadata are others.
+          BadInputError: there are no examples, a file is missing or truncated, or the
+            metadata differ from `expect`.
         """
         directory = Path(directory)
         info = _read_info(directory)
@@ -143,14 +143,14 @@ class Examples:
         return cls(directory, info["metadata"], features, starts)
 
     def __len__(self) -> int:
-        """Returns how many examples there are."""
+        """Returns the number of examples."""
         return self._count
 
     def verify(self) -> None:
         """Reads every byte and compares checksums.
 
         Raises:
-          BadInputError: a file is damaged; it is named.
+          BadInputError: a file is damaged; the message names it.
         """
         info = _read_info(self.directory)
         files = dict(info["features"])
@@ -166,15 +166,15 @@ class Examples:
                 )
 
     def batch(self, indices: Int[np.ndarray, " batch"]) -> Example:
-        """Returns the examples of these rows, in the order given."""
+        """Returns the examples at `indices`, in the given order."""
         return {name: array[indices] for name, array in self.features.items()}
 
     def together(self, indices: Int[np.ndarray, " batch"]) -> Example:
-        """Returns examples that ask for more of each row's sentence than its span.
+        """Returns examples that mask further spans of each row's sentence.
 
         See `masking.mask_together`; the row's own span comes first, then the others in
-        the order of the text, from the row on. The same as `batch` where it is not
-        known which rows share a sentence.
+        text order, cyclically from the row. Equals `batch` where it is not known which
+        rows share a sentence.
         """
         starts = self.sentence_starts
         if starts is None:
@@ -195,15 +195,15 @@ class Examples:
         seed: int,
         spans: Spans = Spans.ONE_PER_SENTENCE,
     ) -> Int64[np.ndarray, " batch"]:
-        """Returns the rows of the batch of a step.
+        """Returns the rows of a step's batch.
 
         Args:
           step: updates done.
-          batch_size: rows in all.
-          seed: of the order, not negative.
-          spans: whether an epoch visits one row of each sentence or every row. Where
-            it is not known which rows share a sentence, it is every row. `TOGETHER`
-            visits as `ONE_PER_SENTENCE` does.
+          batch_size: rows of the whole batch.
+          seed: seeds the order, not negative.
+          spans: whether an epoch visits one row of each sentence or every row. Every
+            row is visited where it is not known which rows share a sentence.
+            `TOGETHER` visits the same rows as `ONE_PER_SENTENCE`.
         """
         if self.sentence_starts is None or spans is Spans.ALL:
             return batch_rows(len(self), step, batch_size=batch_size, seed=seed)
@@ -221,19 +221,19 @@ class Examples:
         host: int = 0,
         spans: Spans = Spans.ONE_PER_SENTENCE,
     ) -> Iterator[Example]:
-        """Yields the batches of step `start_step`, of the next one, and so for ever.
+        """Yields batches without end, beginning with that of step `start_step`.
 
         Args:
           batch_size: examples of all hosts together.
-          seed: the order of the examples, not negative.
-          start_step: where to begin; earlier steps are not replayed.
-          num_hosts: into how many equal parts a batch is cut.
+          seed: seeds the order of the examples, not negative.
+          start_step: the first step; earlier steps are not replayed.
+          num_hosts: number of equal parts of a batch.
           host: the part to yield.
-          spans: what an epoch visits; see `step_rows`.
+          spans: the rows that an epoch visits; see `step_rows`.
 
         Raises:
-          BadInputError: the batch cannot be cut into `num_hosts` equal parts, there is
-            no part `host`, or the seed is negative.
+          BadInputError: the batch cannot be split into `num_hosts` equal parts, there
+            is no part `host`, or the seed is negative.
         """
         if batch_size < 1 or batch_size % num_hosts or not 0 <= host < num_hosts:
             raise BadInputError(

@@ -1,4 +1,4 @@
-"""What examples are made of: named NumPy arrays of fixed shape and type."""
+"""Builds the features of examples: named NumPy arrays of fixed shape and type."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
@@ -11,14 +11,15 @@ from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 
 Example: TypeAlias = dict[str, np.ndarray]
-"""The arrays of one example, or of several along a leading axis."""
+"""Arrays of one example, or of several along a leading axis."""
 
 FeatureSpecs: TypeAlias = dict[str, jax.ShapeDtypeStruct]
 """Shape and type of each array of one example."""
 
 SENTENCE_ID = "sentence_id"
-"""The feature that examples of one sentence share: an integer that never decreases from
-one example to the next. It is no part of a batch; see `examples.write_examples`."""
+"""Name of the feature that examples of one sentence share: an integer that never
+decreases from one example to the next. It is not part of a batch; see
+`examples.write_examples`."""
 
 
 def int32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -27,7 +28,7 @@ def int32(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def int64(*shape: int) -> jax.ShapeDtypeStruct:
-    """Returns the specification of an int64 feature, which no device gets to see."""
+    """Returns the specification of an int64 feature, which is kept off the devices."""
     return jax.ShapeDtypeStruct(shape, np.int64)
 
 
@@ -37,7 +38,7 @@ def float32(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def stack(examples: Sequence[Mapping[str, object]], specs: FeatureSpecs) -> Example:
-    """Returns the examples along a new leading axis, in order; there may be none."""
+    """Returns the examples stacked along a new leading axis; there may be none."""
     return {
         name: np.array([example[name] for example in examples], spec.dtype).reshape(
             len(examples), *spec.shape
@@ -49,10 +50,10 @@ def stack(examples: Sequence[Mapping[str, object]], specs: FeatureSpecs) -> Exam
 def query_row(
     pieces: Int[np.ndarray, " pieces"], length: int, vocabulary: WordPiece
 ) -> Int32[np.ndarray, " length"]:
-    """Returns `[CLS] x [SEP]` padded with 0; what does not fit of x is cut.
+    """Returns `[CLS] x [SEP]` padded with 0; x is truncated where it does not fit.
 
     Raises:
-      BadInputError: `length` has no room for a single wordpiece.
+      BadInputError: `length` is below 3, without room for a wordpiece.
     """
     if length < 3:
         raise BadInputError(
@@ -75,8 +76,8 @@ def document_row(
 ) -> tuple[Int32[np.ndarray, " length"], Int32[np.ndarray, " length"]]:
     """Returns ids and segments of `[CLS] title [SEP] body [SEP]`, padded with 0.
 
-    As `BlockStore.document_ids`, for documents that stand in no store: the title comes
-    first, the body gets the rest, the last [SEP] is never cut.
+    Equivalent to `BlockStore.document_ids`, for documents outside a store: the title
+    comes first, the body takes the remaining space, the last [SEP] is always kept.
 
     Raises:
       BadInputError: `length` is below 3.
@@ -104,7 +105,7 @@ def document_row(
 def pieces_of_sentence(
     offsets: Int[np.ndarray, "pieces 2"], sentence: tuple[int, int]
 ) -> slice:
-    """Returns the wordpieces that begin inside characters [start, end)."""
+    """Returns the wordpieces that begin inside the characters [start, end)."""
     start, end = np.searchsorted(offsets[:, 0], sentence)
     return slice(int(start), int(end))
 
@@ -112,7 +113,7 @@ def pieces_of_sentence(
 def pieces_of_span(
     offsets: Int[np.ndarray, "pieces 2"], span: tuple[int, int]
 ) -> slice:
-    """Returns the wordpieces that share a character with [start, end)."""
+    """Returns the wordpieces that overlap the characters [start, end)."""
     first = np.searchsorted(offsets[:, 1], span[0], side="right")
     end = np.searchsorted(offsets[:, 0], span[1], side="left")
     return slice(int(first), max(int(first), int(end)))

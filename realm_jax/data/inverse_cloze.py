@@ -1,4 +1,4 @@
-"""Inverse cloze examples: a sentence and the block it was taken from (ORQA, §4)."""
+"""Makes inverse cloze examples: a sentence paired with its block (ORQA, §4)."""
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from realm_jax.errors import BadInputError
 QUERY_LENGTH = 64
 DOCUMENT_LENGTH = 288
 REMOVAL_PROBABILITY = 0.9
-"""How often the sentence is taken out of its block. The rest keeps it, so that the
-retriever also learns to match words literally."""
+"""Share of examples whose document is the block without the sentence. The others keep
+the sentence, so that the retriever also learns lexical matching."""
 
 
 def inverse_cloze_specs(
@@ -62,7 +62,7 @@ def make_ict_example(
       title: wordpieces of the block's title.
       body: wordpieces of the block's body.
       sentence: characters [start, end) of the sentence in the body.
-      vocabulary: the tokenizer that made them.
+      vocabulary: the tokenizer of the wordpieces.
       remove: whether the document is the block without the sentence.
       block_id: the block.
       query_length: wordpieces of the query, `[CLS]` and `[SEP]` included.
@@ -70,7 +70,7 @@ def make_ict_example(
 
     Returns:
       The features of `inverse_cloze_specs`, or None if the sentence has no wordpieces
-      or nothing would be left of the body.
+      or the rest of the body would be empty.
     """
     query = pieces_of_sentence(body.offsets, sentence)
     if query.start == query.stop:
@@ -98,17 +98,17 @@ def inverse_cloze_examples(
 ) -> Example:
     """Returns an example for every sentence of the blocks.
 
-    The reference draws one sentence of a block each time it meets the block; here each
-    sentence has its turn in an epoch. Whether a sentence is removed depends on `seed`,
-    the block and the sentence alone.
+    The reference implementation draws one sentence of a block each time it visits the
+    block; here an epoch visits every sentence. Whether a sentence is removed depends on
+    `seed`, the block and the sentence alone.
 
     Args:
       store: the corpus.
       block_ids: shape [block].
       query_length: wordpieces of a query.
       document_length: wordpieces of a document.
-      removal_probability: how often the sentence is taken out of the document.
-      seed: which sentences are.
+      removal_probability: probability that the sentence is removed from the document.
+      seed: determines which sentences are removed.
 
     Returns:
       The features of `inverse_cloze_specs` along a leading axis, in the order of

@@ -1,4 +1,4 @@
-"""Pre-training examples: one sentence with one salient span masked.
+"""Makes pre-training examples: one sentence with one salient span masked.
 
 The query is the single sentence that holds the span, and every wordpiece of the span
 becomes [MASK]: there is no 80/10/10 rule as in BERT (paper, §3.4, and `realm/` of the
@@ -57,7 +57,7 @@ def pretrain_specs(
 def sentence_specs(
     query_length: int = QUERY_LENGTH, max_masks: int = MAX_MASKS
 ) -> FeatureSpecs:
-    """Returns the features of one example of a task of masked sentences.
+    """Returns the features of one example of a masked-sentence task.
 
     They are those of `pretrain_specs`, and `features.SENTENCE_ID`.
 
@@ -68,10 +68,10 @@ def sentence_specs(
 
 
 def sentence_id(block_id: int, index: int) -> np.ndarray:
-    """Returns the id of a sentence, by its block and its place among those of it.
+    """Returns the id of a sentence, from its block and its index within the block.
 
-    It ascends from sentence to sentence of a corpus, and says so where `source_block`
-    does not: for sentences of a corpus that is not the one searched, that is -1.
+    Ids ascend from sentence to sentence of a corpus. They identify sentences where
+    `source_block` does not: it is -1 for a corpus that is not the one searched.
     """
     return np.array(int(block_id) << 32 | index, np.int64)
 
@@ -86,7 +86,7 @@ def make_salient_example(
     query_length: int = QUERY_LENGTH,
     max_masks: int = MAX_MASKS,
 ) -> Example | None:
-    """Returns the query that asks for a span of a sentence.
+    """Returns the query that masks a span of a sentence.
 
     Args:
       body: wordpieces of the text that holds the sentence.
@@ -95,11 +95,11 @@ def make_salient_example(
       vocabulary: the tokenizer that made `body`.
       source_block: the block the text is the body of; -1 if none.
       query_length: wordpieces of the query, `[CLS]` and `[SEP]` included.
-      max_masks: masked pieces that are scored. Pieces beyond are masked all the same,
-        for they would give the answer away.
+      max_masks: masked pieces that are scored. Pieces beyond this number are masked
+        too, because they would reveal the answer.
 
     Returns:
-      The features of `pretrain_specs`, or None if there is nothing to ask: the span
+      The features of `pretrain_specs`, or None if there is nothing to mask: the span
       does not lie in the sentence, has no wordpieces, or ends beyond the query.
     """
     if not sentence[0] <= span[0] < span[1] <= sentence[1]:
@@ -132,8 +132,8 @@ def masked_example(
 
     Args:
       pieces: the sentence.
-      masked: which of its wordpieces become [MASK], the most wanted first; all lie
-        within the query. The first `max_masks` are scored, in the order of the text.
+      masked: indices of the wordpieces that become [MASK], in order of preference; all
+        lie within the query. The first `max_masks` are scored, in text order.
       vocabulary: the tokenizer.
       source_block: the block of the sentence; -1 if none.
       query_length: wordpieces of the query, `[CLS]` and `[SEP]` included.
@@ -156,12 +156,12 @@ def masked_example(
 
 
 def mask_together(examples: Example) -> Example:
-    """Returns one example that asks for several spans of a sentence at once.
+    """Returns one example in which several spans of a sentence are masked.
 
     Args:
-      examples: of the spans of one sentence, along a leading axis. The first span is
-        asked for; the others are in their order, as long as all their wordpieces can be
-        scored.
+      examples: an example for each span of one sentence, along a leading axis. The
+        first span is always masked; the others follow in their order, as long as all
+        their wordpieces can be scored.
 
     Returns:
       An example without the leading axis.
@@ -170,12 +170,12 @@ def mask_together(examples: Example) -> Example:
     counts = (examples["mask_weights"] > 0).sum(axis=1)
     merged = {name: array[0].copy() for name, array in examples.items()}
     used = int(counts[0])
-    # The piece that stands where a scored one was: the vocabulary's [MASK].
+    # The id at a scored position is the vocabulary's [MASK].
     mask = merged["query_ids"][merged["mask_positions"][0]]
     for row in range(1, len(counts)):
         count = int(counts[row])
         hidden = (examples["query_ids"][row] == mask).sum()
-        # One with pieces that are masked and not scored would hide more than it asks.
+        # A span with masked but unscored pieces would hide more than is predicted.
         if used + count > max_masks or hidden != count:
             continue
         positions = examples["mask_positions"][row, :count]
@@ -197,15 +197,14 @@ def salient_examples(
 ) -> Example:
     """Returns an example for every salient span of the blocks.
 
-    A trainer takes one of those of a sentence; see `batch_order.Spans`.
+    The trainer draws from the spans of a sentence; see `batch_order.Spans`.
 
     Args:
       store: the corpus.
       block_ids: shape [block].
       query_length: wordpieces of a query.
       max_masks: masked pieces that are scored.
-      tagger: finds the spans in the bodies of the blocks; None takes those that are
-        stored.
+      tagger: finds the spans in the bodies of the blocks; None uses the stored spans.
 
     Returns:
       The features of `sentence_specs` along a leading axis, in the order of blocks and

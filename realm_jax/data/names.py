@@ -1,10 +1,10 @@
-"""Proper names by their capitals, for where no trained tagger is installed.
+"""Finds proper names by their capitals, for use without a trained tagger.
 
 English capitalises names and the first words of sentences. The rules keep runs of
-capitalised words and drop what only the start of a sentence explains. They know no
-entity types, and miss names that stand alone at the start of a sentence unless the
-text repeats them elsewhere. In a sentence of a script without capitals every
-capitalised word is a foreign name; for its own names see `cjk_names.py`.
+capitalised words and drop words capitalised only because they start a sentence. They
+assign no entity types, and miss a one-word name at the start of a sentence unless the
+text repeats it elsewhere. In a sentence of a script without capitals every capitalised
+word is a foreign name; for its native names see `cjk_names.py`.
 """
 
 import re
@@ -34,13 +34,13 @@ _ABBREVIATED = _word_set("""
     Bros Capt Co Col Corp Dr Fr Gen Gov Inc Jr Lt Ltd Maj Mr Mrs Ms Mt Prof Rev Sen Sgt
     Sr St
 """)
-# What may stand inside a name without a capital.
+# Words that can occur inside a name without a capital.
 _CONNECTORS = _word_set("""
     al bin da das de del della den der des di do dos du el for ibn la las le los of ten
     ter the van vom von zu
 """)
 _ARTICLES = _word_set("a an the")
-# Words whose capital at the start of a sentence says nothing, whatever follows.
+# Words that never begin a name at the start of a sentence, whatever follows.
 _FUNCTION_WORDS = _word_set("""
     a about according after all also although among an and another any apart are around
     as at based because before being below besides between both but by can compared
@@ -76,7 +76,7 @@ class _Word(NamedTuple):
 
     @property
     def is_abbreviated(self) -> bool:
-        """Whether a full stop after the word belongs to it: "J. S.", "U.S.", "St."."""
+        """True if a full stop after the word belongs to it: "J. S.", "U.S.", "St."."""
         return self.text in _ABBREVIATED or len(self.text.split(".")[-1]) == 1
 
     @property
@@ -125,7 +125,7 @@ def _words(text: str, start: int, end: int) -> list[_Word]:
 
 
 def _is_caseless(sentence: str) -> bool:
-    """Whether a sentence has more letters without capitals than words with them."""
+    """Returns whether caseless letters outnumber the words of cased scripts."""
     caseless = len(_CASELESS_LETTER.findall(sentence))
     return caseless > 0 and caseless > len(_OTHER_WORD.findall(sentence))
 
@@ -171,11 +171,13 @@ def _is_model_number(word: _Word) -> bool:
 
 
 def _trim(run: list[_Word], capitalised: set[str], lower: set[str]) -> list[_Word]:
-    """Returns what is left of a run when words without the air of a name are dropped.
+    """Returns a run without the leading words that are not part of a name.
+
+    The result is empty if a single word is left that is no name by itself.
 
     Args:
       run: neighbouring words.
-      capitalised: words of the text with a capital not due to a sentence's start.
+      capitalised: words of the text that are capitalised within a sentence.
       lower: words of the text without a capital.
     """
     while run and not _may_begin_name(run, capitalised, lower):
@@ -204,11 +206,11 @@ def _may_begin_name(run: list[_Word], capitalised: set[str], lower: set[str]) ->
 
 
 def _name_end(text: str, last: _Word, sentence_end: int) -> int:
-    """Returns where a name ends: without "'s", with the stop of "U.S."."""
+    """Returns the end of a name, without "'s" and with the full stop of "U.S."."""
     if possessive := _POSSESSIVE.search(last.text):
         return last.start + possessive.start()
     if text[last.end : last.end + 1] != "." or not last.is_abbreviated:
         return last.end
-    # At its end the full stop is the sentence's, except after "U.S".
+    # At the end of a sentence the full stop belongs to it, except after "U.S".
     closes_sentence = last.end + 1 == sentence_end and "." not in last.text
     return last.end if closes_sentence else last.end + 1

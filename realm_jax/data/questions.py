@@ -1,4 +1,4 @@
-"""Questions with their answers, and the arrays made of them."""
+"""Reads and writes questions with their answers, and converts them to arrays."""
 
 import json
 import os
@@ -18,23 +18,23 @@ from realm_jax.storage import open_store
 QUERY_LENGTH = 96
 MAX_ANSWERS = 8
 MAX_ANSWER_LENGTH = 10
-"""Wordpieces of the longest span the reader considers."""
+"""Longest span the reader considers, in wordpieces."""
 MAX_PATTERN_LENGTH = 512
-"""Characters of an answer that is a regular expression; CuratedTREC needs 267."""
+"""Longest regular expression as an answer, in characters; CuratedTREC needs 267."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question as its file has it.
+    """A question as read from its file.
 
     Attributes:
       id: identifies the question; predictions are joined with references by it.
-      index: its row in the file or set, counted from 0, blank lines left out.
+      index: its row in the file or set, counted from 0 without blank lines.
       question: the text.
       answers: acceptable answers, at least one.
-      title: the article the answer stands in, if known.
-      split: train, dev, test or whatever the file says.
-      topic: what it is about, if known.
+      split: train, dev, test or any other name in the file.
+      title: title of the article that contains the answer, if known.
+      topic: topic of the question, if known.
       answers_are_patterns: the answers are regular expressions, as in CuratedTREC.
     """
 
@@ -55,12 +55,13 @@ def read_questions(
 
     Args:
       path: lines with the fields id, question, answers (a list of texts) and split,
-        and maybe title, topic and answers_are_patterns (true or false).
-      split: keep the questions of this split; None keeps all.
+        and optionally title, topic and answers_are_patterns (true or false).
+      split: keep only the questions of this split; None keeps all.
 
     Raises:
       BadInputError: the file cannot be read, a line is not a question, an id occurs
-        twice, or the split is empty. The message names file and line.
+        twice, or the split is empty. The message names the file and, for a line, its
+        number.
     """
     questions = list(_parse_lines(os.fspath(path)))
     splits = sorted({question.split for question in questions})
@@ -77,14 +78,14 @@ def read_questions(
 def write_questions(
     path: str | os.PathLike[str], questions: Iterable[Question]
 ) -> None:
-    """Writes the file that `read_questions` reads, whole or not at all.
+    """Writes a file for `read_questions`, atomically.
 
     Args:
       path: local or gs://.
       questions: in the order of their index, which is their row in the file.
 
     Raises:
-      BadInputError: the place cannot be written.
+      BadInputError: the file cannot be written.
     """
     lines = [json.dumps(_record(q), ensure_ascii=False) + "\n" for q in questions]
     folder, name = os.path.split(os.fspath(path))
@@ -99,7 +100,7 @@ def question_specs(
 ) -> FeatureSpecs:
     """Returns the features of one example of `types.QuestionBatch`.
 
-    `answer_patterns` is among them if there is room for patterns.
+    `answer_patterns` is among them if `max_pattern_length` is not 0.
     """
     specs = {
         "question_ids": int32(query_length),
@@ -120,20 +121,21 @@ def question_examples(
     max_answer_length: int = MAX_ANSWER_LENGTH,
     max_pattern_length: int = 0,
 ) -> Example:
-    """Returns the arrays of the questions.
+    """Converts questions to arrays.
 
     Args:
-      questions: as `read_questions` returns them.
+      questions: as returned by `read_questions`.
       vocabulary: the tokenizer of the corpus.
-      query_length: wordpieces of `[CLS] question [SEP]`; what does not fit is cut.
-      max_answers: answers kept for each question, the first ones.
-      max_answer_length: an answer of more wordpieces is left out, for no span of the
-        reader could ever match it.
-      max_pattern_length: characters of the longest answer that is a pattern. 0 leaves
-        patterns out, which is enough to ask the questions, but not to train on them.
+      query_length: wordpieces of `[CLS] question [SEP]`; longer questions are
+        truncated.
+      max_answers: number of answers kept for each question; the first ones are.
+      max_answer_length: longest answer, in wordpieces. Longer ones are left out,
+        because no span of the reader could match them.
+      max_pattern_length: longest pattern, in characters. 0 leaves patterns out, which
+        suffices to answer the questions, but not to train on them.
 
     Returns:
-      The features of `question_specs` along a leading axis, in the order given. A
+      The features of `question_specs` along a leading axis, in the given order. A
       question has its answers in `answer_ids` or its patterns in `answer_patterns`.
 
     Raises:
@@ -161,20 +163,21 @@ def question_examples(
 
 
 def pattern_length(questions: Iterable[Question]) -> int:
-    """The `max_pattern_length` that suits a set: 0 if none of its answers is one."""
+    """Returns the `max_pattern_length` of a set: 0 if no answer is a pattern."""
     any_pattern = any(question.answers_are_patterns for question in questions)
     return MAX_PATTERN_LENGTH if any_pattern else 0
 
 
 def require_patterns_fit(questions: Iterable[Question], max_length: int) -> None:
-    """Checks that the patterns of questions have room as arrays.
+    """Checks that the patterns of questions can be stored as arrays.
 
     Raises:
-      BadInputError: one has not; its question is named.
+      BadInputError: a pattern is too long or contains NUL; the message names its
+        question.
     """
     for question in questions:
         for pattern in question.answers if question.answers_are_patterns else ():
-            # Code point 0 pads; a pattern can say \0 for it.
+            # Code point 0 is padding; a pattern can spell it as \0.
             if len(pattern) > max_length or "\0" in pattern:
                 raise BadInputError(
                     f"expected patterns of at most {max_length} characters and none "
@@ -194,8 +197,8 @@ def _answer_rows(
 ) -> np.ndarray:
     max_answers, max_length = shape
     pieces = (encoding.ids for encoding in vocabulary.encode_batch(answers))
-    # Spellings that differ in case or accents only are one answer to the reader. A
-    # dictionary keeps the order in which the answers are given.
+    # Spellings that differ only in case or accents have the same wordpieces. A
+    # dictionary keeps the order of the answers.
     kept = dict.fromkeys(
         tuple(ids.tolist()) for ids in pieces if 0 < len(ids) <= max_length
     )

@@ -1,15 +1,15 @@
-"""Pre-training examples with random masks, the ablations of the paper (Table 2).
+"""Makes pre-training examples with random masks, the ablations of the paper (Table 2).
 
-*Random tokens*, as BERT (Devlin et al. 2019, §3.1): 15 % of the wordpieces of a
-sentence. *Random spans*, as SpanBERT (Joshi et al. 2020, §3.1): runs of whole words, of
-lengths from a geometric distribution, until 15 % of the wordpieces are masked.
+*Random tokens*, as in BERT (Devlin et al. 2019, §3.1): 15 % of the wordpieces of a
+sentence. *Random spans*, as in SpanBERT (Joshi et al. 2020, §3.1): runs of whole words
+with geometrically distributed lengths, until 15 % of the wordpieces are masked.
 
-All that is masked becomes [MASK]. BERT and SpanBERT leave a tenth as it was and put
-random pieces in place of another, so that fine-tuning, which has no [MASK], meets
-nothing new. Here that would change what is compared: salient spans are always [MASK]
-(see `masking.py`), and a piece left as it was tells the answer to retriever and reader.
+Every masked piece becomes [MASK]. BERT and SpanBERT keep a tenth of them and replace
+another tenth by random pieces, to reduce the mismatch with fine-tuning, which has no
+[MASK]. Here that would bias the comparison: salient spans are always [MASK] (see
+`masking.py`), and a piece that is kept reveals the answer to retriever and reader.
 
-What is masked is a function of a seed, the block and the sentence alone.
+The choice of masks is a function of a seed, the block and the sentence alone.
 """
 
 import functools
@@ -33,13 +33,13 @@ from realm_jax.data.wordpiece import Encoding, WordPiece
 from realm_jax.types import NULL_BLOCK
 
 MASKED_FRACTION = 0.15
-"""Share of a sentence's wordpieces that is masked."""
+"""Share of a sentence's wordpieces that are masked."""
 SPAN_STOP_PROBABILITY = 0.2
 """The parameter p of the geometric distribution of span lengths."""
 MAX_SPAN_WORDS = 10
 
-# SpanBERT calls it clipping, but its mean of 3.8 words is that of the distribution cut
-# off after ten and normalised again.
+# SpanBERT calls it clipping, but its mean of 3.8 words is that of the distribution
+# truncated at ten and renormalised.
 _LENGTH_CDF = (1 - (1 - SPAN_STOP_PROBABILITY) ** np.arange(1, MAX_SPAN_WORDS + 1)) / (
     1 - (1 - SPAN_STOP_PROBABILITY) ** MAX_SPAN_WORDS
 )
@@ -48,8 +48,8 @@ Draw: TypeAlias = Callable[
     [WordPiece, Int[np.ndarray, " pieces"], Sequence[int | str]],
     Int[np.ndarray, " masked"],
 ]
-"""From (vocabulary, wordpieces of the query, key) to the places to mask, those first
-that shall be scored. None where too little is left to mask some and not all."""
+"""Maps (vocabulary, wordpieces of the query, key) to the positions to mask, those to be
+scored first. Empty where the query is too short to mask a part of it only."""
 
 
 def random_token_examples(
@@ -62,16 +62,17 @@ def random_token_examples(
 ) -> Example:
     """Returns an example with random masked tokens for every sentence of the blocks.
 
-    As many are masked as in BERT: 15 % of the wordpieces that fit the query, rounded,
-    at least one. Sentences of a single wordpiece are left out.
+    The number of masks is that of BERT: 15 % of the wordpieces that fit the query,
+    rounded, at least one. Sentences of a single wordpiece are left out.
 
     Args:
       store: the corpus.
       block_ids: shape [block].
       query_length: wordpieces of a query.
       max_masks: masked pieces that are scored, drawn at random from those masked. BERT
-        masks no more than it scores; here the share stays and the rest is hidden.
-      seed: which pieces are masked.
+        masks no more than it scores; here the share is kept, and the pieces beyond are
+        masked without being scored.
+      seed: determines which pieces are masked.
 
     Returns:
       The features of `sentence_specs` along a leading axis, in the order of blocks and
@@ -93,16 +94,16 @@ def random_span_examples(
 ) -> Example:
     """Returns an example with random masked spans for every sentence of the blocks.
 
-    A word is what BERT splits at spaces and punctuation. The word that reaches the 15 %
-    is masked whole and ends the last span. At least one word is left to read: sentences
-    of a single word are left out.
+    Words are delimited as in BERT, by spaces and punctuation. The word that reaches the
+    15 % is masked whole and ends the last span. At least one word stays unmasked, so
+    sentences of a single word are left out.
 
     Args:
       store: the corpus.
       block_ids: shape [block].
       query_length: wordpieces of a query.
       max_masks: masked pieces that are scored, those of the spans drawn first.
-      seed: which words are masked.
+      seed: determines which words are masked.
 
     Returns:
       The features of `sentence_specs` along a leading axis, in the order of blocks and
@@ -125,22 +126,22 @@ def make_random_example(
     query_length: int = QUERY_LENGTH,
     max_masks: int = MAX_MASKS,
 ) -> Example | None:
-    """Returns the query that asks for random wordpieces of a sentence.
+    """Returns the query that masks random wordpieces of a sentence.
 
     Args:
       body: wordpieces of the text that holds the sentence.
       sentence: characters [start, end) of the sentence in that text.
       draw: chooses the wordpieces: `draw_tokens` or `draw_spans`.
       vocabulary: the tokenizer that made `body`.
-      key: what the choice depends on.
+      key: the values that determine the choice.
       source_block: the block the text is the body of; -1 if none.
-      query_length: wordpieces of the query, `[CLS]` and `[SEP]` included; nothing that
-        it has no room for is drawn.
+      query_length: wordpieces of the query, `[CLS]` and `[SEP]` included; only pieces
+        that fit are drawn.
       max_masks: masked pieces that are scored.
 
     Returns:
-      The features of `pretrain_specs`, or None if the sentence is too short to have
-      some of it masked and some not.
+      The features of `pretrain_specs`, or None if the sentence is too short to mask a
+      part of it only.
     """
     pieces = body.ids[pieces_of_sentence(body.offsets, sentence)][: query_length - 2]
     masked = draw(vocabulary, pieces, key)
@@ -159,7 +160,7 @@ def make_random_example(
 def draw_tokens(
     vocabulary: WordPiece, pieces: Int[np.ndarray, " pieces"], key: Sequence[int | str]
 ) -> Int[np.ndarray, " masked"]:
-    """Returns 15 % of the places, rounded, at least one: all equally likely."""
+    """Returns 15 % of the positions, rounded, at least one, drawn uniformly."""
     del vocabulary  # Parts of words are drawn like whole ones.
     if len(pieces) < 2:
         return np.zeros(0, np.int64)
@@ -171,7 +172,7 @@ def draw_tokens(
 def draw_spans(
     vocabulary: WordPiece, pieces: Int[np.ndarray, " pieces"], key: Sequence[int | str]
 ) -> Int[np.ndarray, " masked"]:
-    """Returns the places of spans of whole words; see `choose_spans`."""
+    """Returns the positions of spans of whole words; see `choose_spans`."""
     starts = np.flatnonzero(~vocabulary.is_inner[pieces])
     # The first piece begins a word, whatever it is; np.unique sorts.
     edges = np.unique(np.concatenate([[0], starts, [len(pieces)]]))
@@ -183,7 +184,7 @@ def draw_spans(
 
 
 def span_length(uniform: float) -> int:
-    """Returns the words of a span, from 1 to 10, for a number drawn from [0, 1).
+    """Returns a span length in words, from 1 to 10, for a uniform number in [0, 1).
 
     P(n) is proportional to 0.2 · 0.8^(n-1), with a mean of 3.8 (SpanBERT, §3.1).
     """
@@ -193,13 +194,13 @@ def span_length(uniform: float) -> int:
 def choose_spans(word_lengths: Sequence[int], uniforms: Iterator[float]) -> list[range]:
     """Returns spans of words that cover 15 % of the wordpieces, in the order drawn.
 
-    A span of a drawn length lies anywhere where it meets no other span, each place as
-    likely as the next; where there is no such place it is as long as there is room.
-    It ends early with the word that reaches the 15 %, or if no other word were left.
+    The position of a span of drawn length is uniform over those where it overlaps no
+    other span; where there is none, the span is as long as the longest free run. It
+    ends early with the word that reaches the 15 %, or to leave one word unmasked.
 
     Args:
       word_lengths: wordpieces of each word of the sentence.
-      uniforms: numbers from [0, 1), two for each span.
+      uniforms: uniform numbers in [0, 1), two for each span.
     """
     wanted = MASKED_FRACTION * sum(word_lengths)
     is_free = np.ones(len(word_lengths), bool)
@@ -219,7 +220,7 @@ def choose_spans(word_lengths: Sequence[int], uniforms: Iterator[float]) -> list
 def _places(
     is_free: Bool[np.ndarray, " words"], length: int
 ) -> tuple[Int[np.ndarray, " places"], int]:
-    """Returns where a span of free words can start, and its length where it fits."""
+    """Returns the possible starts of a span of free words, and its feasible length."""
     places = np.arange(len(is_free))
     last_taken = np.maximum.accumulate(np.where(is_free, -1, places))
     runs = places - last_taken  # Free words up to and including each.
@@ -228,7 +229,7 @@ def _places(
 
 
 def _uniforms(count: int, *key: int | str) -> Float64[np.ndarray, " count"]:
-    """Returns `count` numbers as `splits.stable_uniform` does one, from one hash."""
+    """Returns `count` numbers like those of `splits.stable_uniform`, from one hash."""
     digest = hashlib.shake_128("\0".join(map(str, key)).encode()).digest(8 * count)
     return (np.frombuffer(digest, "<u8") >> np.uint64(11)) / (1 << 53)
 

@@ -1,4 +1,4 @@
-"""Text files, records and their fields, with errors that name the place."""
+"""Reads text files, records and their fields, with errors that name the place."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ class BadRecord(NamedTuple):
 
     Attributes:
       where: the file, or dataset, and the place in it.
-      reason: what was expected, what was there, and what to do.
+      reason: what was expected, what was received, and what to do.
     """
 
     where: str
@@ -28,7 +28,7 @@ class BadRecord(NamedTuple):
 
 
 class RecordError(BadInputError):
-    """A record cannot be read as a document; `record` says where and why."""
+    """Raised when a record cannot be read; `record` holds the place and the reason."""
 
     def __init__(self, where: str, reason: str):
         super().__init__(where, reason)
@@ -39,10 +39,10 @@ class RecordError(BadInputError):
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Returns a text file, local or gs://, plain or gzipped (`.gz`).
+    """Returns the content of a text file, local or gs://, plain or gzipped (`.gz`).
 
     Raises:
-      BadInputError: it cannot be read, or is not UTF-8; the line is named.
+      BadInputError: it cannot be read, or is not UTF-8; the message names the line.
       UnavailableStoreError: the bucket did not answer.
     """
     location = os.fspath(path)
@@ -73,7 +73,7 @@ def json_object(line: str | bytes, where: str) -> dict[str, Any]:
       where: names the line in errors.
 
     Raises:
-      RecordError: the line is broken UTF-8, no JSON, or no object.
+      RecordError: the line is not valid UTF-8, not JSON, or not an object.
     """
     try:
         record = json.loads(line if isinstance(line, str) else line.decode("utf-8-sig"))
@@ -91,10 +91,10 @@ def json_object(line: str | bytes, where: str) -> dict[str, Any]:
 
 
 def text_field(record: dict[str, Any], field: str, where: str) -> str:
-    """Returns a field that is a text and not blank.
+    """Returns a field that must be a string and not blank.
 
     Raises:
-      RecordError: it is something else.
+      RecordError: it is absent, blank or of another type.
     """
     value = record.get(field)
     if not isinstance(value, str) or not value.strip():
@@ -106,10 +106,10 @@ def text_field(record: dict[str, Any], field: str, where: str) -> str:
 
 
 def answers_field(record: dict[str, Any], field: str, where: str) -> tuple[str, ...]:
-    """Returns a field that is a list of texts, none blank, and at least one.
+    """Returns a field that must be a non-empty list of strings, none blank.
 
     Raises:
-      RecordError: it is something else.
+      RecordError: it is absent, empty or of another type, or a string is blank.
     """
     answers = record.get(field)
     if (
@@ -129,7 +129,7 @@ def decode(value: bytes, what: str, where: str) -> str:
     """Decodes UTF-8.
 
     Raises:
-      RecordError: it is broken.
+      RecordError: the value is not valid UTF-8.
     """
     try:
         return value.decode()
@@ -140,12 +140,12 @@ def decode(value: bytes, what: str, where: str) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Replaces halves of surrogate pairs: JSON can spell them, UTF-8 cannot."""
+    """Replaces lone surrogates, which JSON can represent and UTF-8 cannot."""
     return _SURROGATE.sub("\ufffd", text)
 
 
 def shorten(value: bytes | str) -> str:
-    """Returns as much of a value as fits into an error message."""
+    """Shortens a value to fit into an error message, to 80 characters at most."""
     text = value[:400]
     text = text.decode(errors="replace") if isinstance(text, bytes) else text
     return textwrap.shorten(text, 80, placeholder="…")

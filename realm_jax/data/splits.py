@@ -1,4 +1,4 @@
-"""Which articles are held out, decided by hash: no list to keep, no order to matter."""
+"""Assigns articles to splits by hash, independently of order and without a list."""
 
 import hashlib
 from collections.abc import Iterable
@@ -10,13 +10,13 @@ TRAIN = "train"
 VALIDATION = "validation"
 
 VALIDATION_FRACTION = 0.01
-"""Share of the articles that no training example is made from."""
+"""Share of the articles that are held out from training."""
 
 
 def stable_uniform(*key: int | str) -> float:
-    """Returns a number in [0, 1) that looks random and depends on `key` alone.
+    """Returns a pseudorandom number in [0, 1) that depends on `key` alone.
 
-    The same on every machine and in every version of Python and NumPy.
+    It is the same on every machine and in every version of Python and NumPy.
     """
     digest = hashlib.blake2b("\0".join(map(str, key)).encode(), digest_size=8).digest()
     # 53 bits are exact in a float; all 64 could round up to 1.0.
@@ -24,10 +24,10 @@ def stable_uniform(*key: int | str) -> float:
 
 
 def is_held_out(source_id: str, fraction: float = VALIDATION_FRACTION) -> bool:
-    """Whether an article belongs to the validation split.
+    """Returns whether an article belongs to the validation split.
 
-    All blocks of an article fall on the same side. A larger fraction holds out a
-    superset of what a smaller one does.
+    All blocks of an article are in the same split. A larger fraction holds out a
+    superset of the articles that a smaller one does.
     """
     return stable_uniform("validation", source_id) < fraction
 
@@ -35,5 +35,5 @@ def is_held_out(source_id: str, fraction: float = VALIDATION_FRACTION) -> bool:
 def held_out(
     source_ids: Iterable[str], fraction: float = VALIDATION_FRACTION
 ) -> Bool[np.ndarray, " block"]:
-    """Returns `is_held_out` of each."""
+    """Returns `is_held_out` of each article id."""
     return np.array([is_held_out(source, fraction) for source in source_ids], bool)

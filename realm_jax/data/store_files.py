@@ -1,4 +1,4 @@
-"""The files of a block store: their checksums, and refusing those that do not fit."""
+"""Checks, checksums and maps the files of a block store."""
 
 from pathlib import Path
 
@@ -21,10 +21,10 @@ def file_checksum(path: Path) -> str:
 
 
 def check_size(path: Path, size: int) -> None:
-    """Checks that a file is there, and so large.
+    """Checks that a file exists and has `size` bytes.
 
     Raises:
-      BadInputError: it is not.
+      BadInputError: it is missing or has another size.
     """
     found = path.stat().st_size if path.exists() else None
     if found != size:
@@ -36,7 +36,7 @@ def check_size(path: Path, size: int) -> None:
 
 
 def map_array(path: Path, dtype: npt.DTypeLike, size: int) -> np.ndarray:
-    """Returns the array of a file, mapped into memory.
+    """Returns the array in a .npy file, memory-mapped.
 
     Raises:
       BadInputError: it cannot be read, or has another type or shape.

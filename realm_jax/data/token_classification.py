@@ -1,8 +1,8 @@
-"""From a label for each wordpiece to spans of text, as CoNLL-2003 labels words (BIO).
+"""Converts wordpiece labels in the BIO scheme of CoNLL-2003 to spans of text.
 
-`B-PER` begins a name of type PER, `I-PER` goes on with one, `O` is outside. In the
-original scheme (IOB1) `I-` begins a name too, and `B-` only parts two neighbours of one
-type; both are read alike.
+`B-PER` begins a name of type PER, `I-PER` continues one, `O` is outside. In the
+original scheme (IOB1) `I-` begins a name too, and `B-` only separates two neighbours of
+one type; both schemes are accepted.
 """
 
 import re
@@ -17,8 +17,8 @@ from realm_jax.errors import BadInputError
 
 OUTSIDE = "O"
 _LABEL = re.compile(r"O|[BI]-.+")
-# Quantities of OntoNotes and of Korean corpora (KLUE), and their dates, which the
-# pattern finds: see `salient_spans.ENTITY_LABELS`.
+# Quantities of OntoNotes and of Korean corpora (KLUE), and their dates, which are found
+# by the pattern instead: see `salient_spans.ENTITY_LABELS`.
 _NOT_SALIENT = (
     *("CARDINAL", "ORDINAL", "PERCENT", "MONEY", "QUANTITY", "TIME", "DATE"),
     *("DT", "TI", "QT"),
@@ -26,7 +26,7 @@ _NOT_SALIENT = (
 
 
 def check_labels(labels: Sequence[str], where: str) -> None:
-    """Refuses labels that do not mark where names begin and go on.
+    """Checks that labels are in the BIO scheme.
 
     Raises:
       BadInputError: a label is none of O, B-…, I-…, or all are O.
@@ -48,14 +48,14 @@ def word_spans(
 ) -> list[Span]:
     """Returns the names in a text: in order, disjoint, not empty.
 
-    The first wordpiece of a word decides for all of it. Words are BERT's, which in
-    Korean have the particles with them.
+    The first wordpiece of a word determines the label of the word. Words are those of
+    BERT, which in Korean include the particles.
 
     Args:
-      text: what the wordpieces were made from.
+      text: the text.
       encoding: its wordpieces.
-      is_inner: whether each goes on with a word.
-      labels: of each.
+      is_inner: True for the wordpieces that continue a word.
+      labels: the label of each wordpiece.
     """
     spans: list[Span] = []
     kind_before = None
@@ -83,9 +83,10 @@ def word_spans(
 
 
 def windows(is_inner: Bool[np.ndarray, " pieces"], room: int) -> list[slice]:
-    """Cuts wordpieces into stretches of at most `room`, one after the other.
+    """Splits wordpieces into consecutive windows of at most `room` pieces.
 
-    They cover everything, and begin with a word unless one is longer than that.
+    The windows cover all pieces, and begin at a word boundary unless a word is longer
+    than a window.
     """
     cuts, start = [], 0
     while len(is_inner) - start > room:

@@ -1,12 +1,12 @@
-"""Versions of a corpus: each names the one that came after it.
+"""Links the versions of a corpus: each version names its successor.
 
-    <corpus>/successor.json   in an old version: where the next one is, and what it is
-    <corpus>/parent.json      in a new version: what it was made from
+    <corpus>/successor.json   in an old version: path and fingerprint of the next one
+    <corpus>/parent.json      in a new version: the same of the version it was made from
 
-A corpus is never changed, for indexes and checkpoints are bound to its fingerprint. It
-has at most one successor, so that there is always one newest version. Both files stand
-beside corpus.json and not in it: a corpus that was changed is the one that preparing
-the changed text makes.
+A corpus is never modified, because indexes and checkpoints are bound to its
+fingerprint. It has at most one successor, so that the newest version is unique. Both
+files are kept beside corpus.json and not in it: an updated corpus is identical to one
+prepared from the changed text.
 """
 
 import json
@@ -22,11 +22,11 @@ PARENT_FILE = "parent.json"
 
 
 def newest_version(corpus: str | os.PathLike[str]) -> Path:
-    """Returns the newest version of a corpus, which is itself if it has no successor.
+    """Returns the newest version of a corpus, itself if it has no successor.
 
     Raises:
-      BadInputError: there is no corpus, a successor is missing, is another corpus than
-        the one that was made, or leads back to where it came from.
+      BadInputError: there is no corpus, a successor is missing or has another
+        fingerprint than recorded, or successors form a cycle.
     """
     path = Path(corpus)
     read_info(path)
@@ -44,10 +44,10 @@ def newest_version(corpus: str | os.PathLike[str]) -> Path:
 
 
 def successor(corpus: str | os.PathLike[str]) -> Path | None:
-    """Returns the version that came right after a corpus, None if there is none.
+    """Returns the immediate successor of a corpus, None if there is none.
 
     Raises:
-      BadInputError: it is missing, or another corpus than the one that was made.
+      BadInputError: it is missing, or has another fingerprint than recorded.
     """
     pointer = Path(corpus) / SUCCESSOR_FILE
     if not pointer.exists():
@@ -80,10 +80,10 @@ def successor(corpus: str | os.PathLike[str]) -> Path | None:
 def require_no_other_successor(
     corpus: str | os.PathLike[str], output: str | os.PathLike[str]
 ) -> None:
-    """Checks that nothing but `output` succeeds a corpus.
+    """Checks that a corpus has no successor other than `output`.
 
     Raises:
-      BadInputError: another version does.
+      BadInputError: it has another successor.
     """
     pointer = Path(corpus) / SUCCESSOR_FILE
     if pointer.exists():
@@ -95,16 +95,20 @@ def require_no_other_successor(
 def link_versions(
     corpus: str | os.PathLike[str], output: str | os.PathLike[str]
 ) -> None:
-    """Makes a complete corpus the successor of another; once more does nothing.
+    """Records a complete corpus as the successor of another; idempotent.
+
+    Args:
+      corpus: directory of the old version.
+      output: directory of the new version.
 
     Raises:
-      BadInputError: the other has a successor already.
+      BadInputError: `corpus` has another successor, or `output` another parent.
     """
     old, new = Path(corpus).resolve(), Path(output).resolve()
-    # Relative, so that both may be moved together.
+    # Relative, so that both can be moved together.
     parent = _pointer(os.path.relpath(old, new), read_info(old)["fingerprint"])
     following = _pointer(os.path.relpath(new, old), read_info(new)["fingerprint"])
-    # The successor last: who follows it finds a version that is complete.
+    # The successor is written last, so that it only ever names a complete version.
     try:
         open_store(new).create(PARENT_FILE, parent)
     except AlreadyExistsError as error:

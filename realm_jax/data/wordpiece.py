@@ -1,4 +1,4 @@
-"""WordPiece as BERT does it, with character offsets into the original text."""
+"""Provides BERT's WordPiece tokenizer, with character offsets into the input text."""
 
 import functools
 import hashlib
@@ -19,10 +19,10 @@ from realm_jax.errors import BadInputError
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)
 
-# BERT's `tokenization.py` gives up on longer words; ports that say 100 differ from it.
+# BERT's `tokenization.py` maps longer words to [UNK]; ports that use 100 differ.
 _MAX_WORD_LENGTH = 200
-# Characters a trained vocabulary knows: this many, and more where the text needs them
-# (Korean has 11,172 syllables). A word with a character beyond them is [UNK].
+# Characters in the alphabet of a trained vocabulary: this many, and more where the text
+# needs them (Korean has 11,172 syllables). A word with any other character is [UNK].
 _MIN_ALPHABET = 1000
 _ALPHABET_COVERAGE = 0.9995
 
@@ -32,9 +32,8 @@ class Encoding:
     """The wordpieces of one text.
 
     Attributes:
-      ids: wordpiece ids, no [CLS] or [SEP] added.
-      offsets: for each piece, the characters of the original text it stands for, as
-        [start, end).
+      ids: wordpiece ids, without [CLS] and [SEP].
+      offsets: for each piece, its characters in the original text as [start, end).
     """
 
     ids: Int32[np.ndarray, " length"]
@@ -47,14 +46,14 @@ class Encoding:
 class WordPiece:
     """BERT's tokenizer over one vocabulary.
 
-    Text never produces a special piece: `[MASK]` written in a document is a bracket,
-    a word and a bracket, as in BERT's own code.
+    Text never produces a special piece: `[MASK]` written in a document is tokenized as
+    a bracket, a word and a bracket, as in BERT's own code.
 
     Attributes:
       pad, unk, cls, sep, mask: ids of the special pieces; pad is always 0.
-      size: pieces in the vocabulary.
-      id_dtype: the unsigned integer that ids are stored as, the smallest that holds
-        all: uint16 up to 65,536 pieces.
+      size: number of pieces in the vocabulary.
+      id_dtype: the smallest unsigned integer type that holds all ids, used to store
+        them: uint16 for 257 to 65,536 pieces.
       lowercase: whether text is lowercased.
       strip_accents: whether accents are removed.
       fingerprint: SHA-256 (hex) of the vocabulary and of the rules for case and
@@ -68,19 +67,19 @@ class WordPiece:
         lowercase: bool = True,
         strip_accents: bool | None = None,
     ):
-        """Makes a tokenizer of `pieces`, listed in the order of their ids.
+        """Creates a tokenizer from `pieces`, listed in the order of their ids.
 
         Args:
           pieces: the vocabulary.
           lowercase: whether text is lowercased: False for a cased vocabulary.
-          strip_accents: whether accents are removed; None as BERT does, which is if
-            and only if text is lowercased. To do so BERT decomposes characters (NFD):
-            a Korean syllable becomes two or three letters, each at least a wordpiece.
-            Vocabularies whose pieces are whole syllables want False here, as do
-            languages to which accents matter.
+          strip_accents: whether accents are removed. None follows BERT, which strips
+            them if and only if text is lowercased. To strip accents BERT decomposes
+            characters (NFD): a Korean syllable becomes two or three letters, each at
+            least one wordpiece. Use False for vocabularies of whole syllables and for
+            languages in which accents are distinctive.
 
         Raises:
-          BadInputError: the vocabulary cannot serve (see `load`).
+          BadInputError: the vocabulary is invalid (see `load`).
         """
         vocabulary = _checked_vocabulary(pieces)
         self.pieces = tuple(pieces)
@@ -104,12 +103,12 @@ class WordPiece:
         *,
         strip_accents: bool | None = None,
     ) -> "WordPiece":
-        """Reads `vocab.txt`: one piece a line, the line number is the id.
+        """Reads `vocab.txt`: one piece per line, ids are line numbers counted from 0.
 
         Args:
-          vocab_file: UTF-8.
-          lowercase: as in `__init__`, and so are the rest.
-          strip_accents: None as BERT does.
+          vocab_file: path of a UTF-8 file.
+          lowercase: as in `__init__`.
+          strip_accents: as in `__init__`.
 
         Raises:
           BadInputError: the file is missing or not UTF-8, a special piece is missing,
@@ -147,15 +146,15 @@ class WordPiece:
 
         Args:
           texts: in any language.
-          size: pieces of the vocabulary. The thousand most frequent characters are
+          size: largest number of pieces. The thousand most frequent characters are
             among them, or as many as make up 99.95 % of the text if those are more.
-          path: of the `vocab.txt` to write.
+          path: path of the `vocab.txt` to write.
           lowercase: as in `__init__`.
           strip_accents: as in `__init__`.
 
         Raises:
-          BadInputError: `size` is out of range or below what the characters of the text
-        take, or there is no text.
+          BadInputError: `size` is too small for the special pieces and the characters
+            of the text, or there is no text.
         """
         strip = lowercase if strip_accents is None else strip_accents
         pieces = _train_pieces(list(texts), size, _normalizer(lowercase, strip))
@@ -164,7 +163,7 @@ class WordPiece:
         return wordpiece
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes `vocab.txt`, whole or not at all."""
+        """Writes `vocab.txt` atomically."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -176,20 +175,20 @@ class WordPiece:
         return _encoding(self._tokenizer.encode(text, add_special_tokens=False))
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
-        """Returns the wordpieces of every text, in the order given."""
+        """Returns the wordpieces of each text, in the given order."""
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [_encoding(encoding) for encoding in encodings]
 
     @functools.cached_property
     def is_inner(self) -> Bool[np.ndarray, " vocab"]:
-        """Whether each piece goes on with a word ("##able") or begins one ("un")."""
+        """True for pieces that continue a word ("##able"), False for others ("un")."""
         return np.array([p.startswith("##") and len(p) > 2 for p in self.pieces])
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns readable text for `ids`; padding is left out.
 
-        Case and spacing of the original are gone: to quote a document, use offsets.
-        Letters that were decomposed are composed again (NFC): Korean reads as written.
+        Case and spacing of the original are lost: to quote a document, use offsets.
+        Decomposed letters are composed again (NFC), so that Korean reads as written.
         """
         kept = [int(i) for i in ids if i != self.pad]
         text = self._tokenizer.decode(kept, skip_special_tokens=False)
@@ -204,7 +203,7 @@ def _encoding(encoding) -> Encoding:
 def _lines(text: str) -> list[str]:
     """Returns the pieces of a vocabulary file.
 
-    Only a newline ends a line: `str.splitlines` would also part at pieces of published
+    Only a newline ends a line: `str.splitlines` would also split at pieces of published
     multilingual vocabularies that Unicode counts as line ends, and shift all ids.
     """
     lines = text.removesuffix("\n").split("\n")
@@ -213,7 +212,7 @@ def _lines(text: str) -> list[str]:
 
 def _case_rule(lowercase: bool, strip_accents: bool) -> str:
     rule = "lowercase" if lowercase else "cased"
-    if strip_accents == lowercase:  # BERT's rule, which needs no word.
+    if strip_accents == lowercase:  # BERT's default rule is not spelled out.
         return rule
     return f"{rule}, accents {'stripped' if strip_accents else 'kept'}"
 
@@ -280,8 +279,8 @@ def _train_pieces(
         )
     # The trainer numbers word-inner characters in the order of a randomised hash table
     # and breaks ties between pairs by number. A first pass without merges finds those
-    # characters; the second is given them in order, so that it has nothing to draw.
-    # Given the characters too, it need not choose among equally rare ones.
+    # characters; the second receives them in order, which makes it deterministic. It
+    # receives the alphabet too, so as not to choose among equally rare characters.
     alphabet = _alphabet(texts, normalizer)
     single = _run_trainer(texts, 0, alphabet, normalizer, SPECIAL_PIECES)
     inner = sorted(piece for piece in single if piece.startswith("##") and piece[2:])
@@ -298,7 +297,7 @@ def _train_pieces(
 def _alphabet(
     texts: Iterable[str], normalizer: normalizers.BertNormalizer
 ) -> list[str]:
-    """Returns the characters that a vocabulary shall know, the most frequent ones."""
+    """Returns the most frequent characters, the alphabet of a vocabulary."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(normalizer.normalize_str(text))
