@@ -1,4 +1,4 @@
-"""BERT's encoder (Devlin et al. 2019): embeddings, a scan over layers, a pooler.
+"""Implements BERT's encoder (Devlin et al. 2019): embeddings, scanned layers, a pooler.
 
 Parameters of the layers are stacked along a leading `layer` axis, so compile time does
 not grow with depth.
@@ -33,31 +33,32 @@ class BertConfig:
     """Size and numerics of an encoder.
 
     Attributes:
-      vocab_size: wordpieces; [PAD] is wordpiece 0.
+      vocab_size: number of wordpieces; [PAD] is wordpiece 0.
       hidden_size: features of a position.
-      num_layers: transformer layers.
-      num_heads: attention heads; divides `hidden_size`.
+      num_layers: number of transformer layers.
+      num_heads: number of attention heads; divides `hidden_size`.
       mlp_size: features between the two projections of a layer's MLP.
-      max_positions: longest sequence.
-      num_segments: segment ids.
+      max_positions: length of the longest sequence, in wordpieces.
+      num_segments: number of segment ids.
       activation: "gelu_tanh" (the original BERT and REALM) or "gelu" (exact, by the
-        error function, as `transformers` and MiniLM have it).
+        error function, as in `transformers` and MiniLM).
       layer_norm_epsilon: epsilon of every LayerNorm.
       dropout_rate: dropout of embeddings, attention weights and residual branches.
-      broadcast_dropout: one mask for all positions of a sequence (in attention, for all
-        queries of a head), as T5X draws them; BERT draws one for each position. It
-        takes a hundredth of the random numbers.
+      broadcast_dropout: share one mask among all positions of a sequence (in attention,
+        among all queries of a head), as T5X does; BERT draws one for each position.
+        Sharing takes a hundredth of the random numbers.
       dtype: "float32" or "bfloat16", for activations; parameters are float32.
-      products: operands of the layers' matrix products where activations are float32:
-        "float32"; "bfloat16", accumulated in float32, which some processors compute
-        twice as fast; or "auto", the second where this processor is one of them. On
-        TPUs and GPUs the compiler's default precision says what "float32" is.
-      remat: what the backward pass computes again: "none", "dots" (all but matrix
-        products), "full" (each layer from its input), or "auto": what the planner
-        chooses; no model can be made before it has.
+      products: dtype of the operands of the layers' matrix products where activations
+        are float32: "float32"; "bfloat16", accumulated in float32, which some
+        processors compute twice as fast; or "auto", which is "bfloat16" on such a
+        processor and "float32" on others. On TPUs and GPUs the compiler's default
+        precision determines how "float32" is computed.
+      remat: what the backward pass recomputes: "none", "dots" (all but matrix
+        products), "full" (each layer from its input), or "auto", to be decided by the
+        planner; no model can be created before it is.
       initializer_range: standard deviation of the initial kernels.
-      scan_unroll: layers in one turn of the scan. More of them compile for longer and
-        run faster on a CPU (a quarter, for two layers in one turn).
+      scan_unroll: layers per iteration of the scan. More of them take longer to compile
+        and run faster on a CPU (by a quarter, for two layers per iteration).
     """
 
     vocab_size: int
@@ -97,7 +98,7 @@ class BertConfig:
 
     @property
     def rounds_products(self) -> bool:
-        """Whether `layers.Dense` is to round; see `products`."""
+        """True if `layers.Dense` rounds its operands to bfloat16; see `products`."""
         if self.dtype != "float32":
             return False
         if self.products == _UNDECIDED:
@@ -106,11 +107,11 @@ class BertConfig:
 
 
 class Encoded(NamedTuple):
-    """What the encoder returns.
+    """Output of the encoder.
 
     Attributes:
-      sequence: a vector for each position, in the dtype of the configuration.
-      pooled: the tanh pooler on [CLS], likewise.
+      sequence: hidden state of each position, in the dtype of the configuration.
+      pooled: output of the tanh pooler on [CLS], in the same dtype.
     """
 
     sequence: Float[Array, "batch length embed"]
@@ -118,7 +119,7 @@ class Encoded(NamedTuple):
 
 
 class EncoderLayer(nn.Module):
-    """Attention and MLP, each with a residual and a LayerNorm after it."""
+    """Attention and MLP, each followed by a residual connection and a LayerNorm."""
 
     config: BertConfig
 
@@ -129,7 +130,7 @@ class EncoderLayer(nn.Module):
         is_token: Bool[Array, "batch length"],
         deterministic: bool,
     ) -> tuple[Float[Array, "batch length embed"], None]:
-        """Returns the next layer's input, and nothing for the scan to stack."""
+        """Returns the next layer's input, and None as the scan's stacked output."""
         config, dtype = self.config, jnp.dtype(self.config.dtype)
         attended = layers.SelfAttention(
             num_heads=config.num_heads,
@@ -169,7 +170,7 @@ class EncoderLayer(nn.Module):
 
 
 class Bert(nn.Module):
-    """The encoder."""
+    """BERT's encoder."""
 
     config: BertConfig
 
@@ -205,8 +206,8 @@ class Bert(nn.Module):
 
         Args:
           ids: wordpieces, 0 where padded.
-          segment_ids: 0 or 1; anything where padded.
-          deterministic: no dropout; otherwise an rng named "dropout" is needed.
+          segment_ids: 0 or 1; arbitrary where padded.
+          deterministic: disables dropout; otherwise an rng named "dropout" is needed.
 
         Raises:
           BadInputError: sequences are longer than `max_positions`.
@@ -232,15 +233,19 @@ class Bert(nn.Module):
         return self.token_embedding.attend(x)
 
     def _embed_segments(self, segment_ids):
-        # A product with a one-hot matrix: a gather's gradient is a scatter, slow
-        # where many rows meet in the same few.
+        # A product with a one-hot matrix: the gradient of a gather is a scatter, which
+        # is slow where many rows add up in a few.
         one_hot = jax.nn.one_hot(segment_ids, self.config.num_segments)
         table = self.segment_embedding.first_rows(self.config.num_segments)
         return one_hot.astype(table.dtype) @ table
 
 
 def _stacked_layers(config: BertConfig) -> nn.Module:
-    """Returns `num_layers` encoder layers as one scan."""
+    """Returns `num_layers` encoder layers as one scan.
+
+    Raises:
+      BadInputError: `remat` is "auto", without a decision by the planner.
+    """
     layer = EncoderLayer
     if config.remat == _UNDECIDED:
         raise BadInputError(
@@ -252,10 +257,10 @@ def _stacked_layers(config: BertConfig) -> nn.Module:
         layer = nn.remat(
             layer,
             policy=_REMAT_POLICIES[config.remat],
-            prevent_cse=False,  # The scan's loop already keeps the copies apart.
+            prevent_cse=False,  # The scan's loop already prevents it.
             static_argnums=(3,),
         )
-    # Annotated for one axis; `nn.scan`, which it calls, takes one for each input.
+    # Annotated for a single axis; `nn.scan`, which it calls, takes one for each input.
     scan_with_axes: Any = partitioning.scan_with_axes
     scan = scan_with_axes(
         layer,

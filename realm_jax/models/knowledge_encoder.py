@@ -1,7 +1,7 @@
-"""The knowledge-augmented encoder: p(y|z,x) from query and document read together.
+"""Implements the knowledge-augmented encoder, which computes p(y|z,x).
 
-A second BERT over `[CLS] x [SEP] body [SEP]` with BERT's masked-LM head, applied at the
-masked positions alone (Guu et al. 2020, section 3.2).
+It is a second BERT over the joined query and document, `[CLS] x [SEP] body [SEP]`, with
+BERT's masked-LM head at the masked positions alone (Guu et al. 2020, section 3.2).
 """
 
 import jax
@@ -25,7 +25,7 @@ class KnowledgeEncoder(nn.Module):
 
     Attributes:
       config: the encoder.
-      span_scorer: whether it has the span reader's scorer, too, for `span_selection`.
+      span_scorer: whether to add the span reader's scorer, for `span_selection`.
     """
 
     config: BertConfig
@@ -63,8 +63,8 @@ class KnowledgeEncoder(nn.Module):
           joined_ids: wordpieces, 0 where padded.
           segment_ids: 0 for the query, 1 for the body.
           mask_positions: positions to predict; leading axes broadcast against those of
-            `joined_ids`, so that `[batch, 1, mask]` serves all candidates.
-          deterministic: no dropout; otherwise an rng named "dropout" is needed.
+            `joined_ids`, so that `[batch, 1, mask]` applies to all candidates.
+          deterministic: disables dropout; otherwise an rng named "dropout" is needed.
         """
         ids = joined_ids.reshape(-1, joined_ids.shape[-1])
         segments = segment_ids.reshape(ids.shape)
@@ -87,7 +87,7 @@ class KnowledgeEncoder(nn.Module):
           joined_ids: as in `__call__`.
           segment_ids: as in `__call__`.
           mask_positions: as in `__call__`.
-          mask_ids: the wordpieces that were masked; leading axes broadcast likewise.
+          mask_ids: the masked wordpieces; leading axes broadcast in the same way.
           deterministic: as in `__call__`.
         """
         logits = self(joined_ids, segment_ids, mask_positions, deterministic)
@@ -101,10 +101,10 @@ class KnowledgeEncoder(nn.Module):
         mask_ids: Int[Array, "batch mask"],
         deterministic: bool = True,
     ) -> tuple[Float[Array, "batch mask"], SpanScores]:
-        """Returns `token_log_probs` and the scores of the body's spans, of one pass.
+        """Returns `token_log_probs` and the body's span scores from one forward pass.
 
         Args:
-          joined_ids: as in `__call__`, of one document each.
+          joined_ids: as in `__call__`, with one document per sentence.
           segment_ids: as in `__call__`.
           mask_positions: as in `__call__`.
           mask_ids: as in `token_log_probs`.
@@ -131,8 +131,8 @@ class KnowledgeEncoder(nn.Module):
         return logits.reshape(*leading, num_masks, self.config.vocab_size)
 
     def _log_probs(self, logits: Array, mask_ids: Array) -> Float[Array, "... mask"]:
-        # Compare and sum: gathering along a vocabulary that is split over devices
-        # would bring the logits together first.
+        # Compare and sum: a gather along a vocabulary axis sharded over devices would
+        # first all-gather the logits.
         is_target = mask_ids[..., None] == jnp.arange(self.config.vocab_size)
         target = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
         return target - jax.nn.logsumexp(logits, axis=-1)

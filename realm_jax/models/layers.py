@@ -1,4 +1,4 @@
-"""Dense, norm, attention and embedding, and the one way a parameter is made.
+"""Provides dense, norm, attention and embedding layers, and creates parameters.
 
 Parameters are float32 and every one is created by `parameter`, which checks its
 logical axes against `realm_jax.axes` and records them in the `params_axes` collection
@@ -37,7 +37,7 @@ def parameter(
     shape: Sequence[int],
     axis_names: Sequence[str | None],
 ) -> jax.Array:
-    """Creates a float32 parameter, records its logical axes and places it by them.
+    """Creates a float32 parameter, records its logical axes and shards it by them.
 
     Args:
       module: the module that owns the parameter.
@@ -58,12 +58,12 @@ def parameter(
         axes=tuple(axis_names),  # pyright: ignore[reportArgumentType]
         module=module,
     )
-    # Constrained here, its gradient is too: it is summed where the parameter lies.
+    # The constraint also applies to the gradient, which is summed with this sharding.
     return constrain(created, *axis_names)
 
 
 def constrain(x: jax.Array, *axis_names: str | None) -> jax.Array:
-    """Returns `x`, placed on the current mesh as its logical axes say.
+    """Constrains the sharding of `x` on the current mesh by its logical axes.
 
     Without a mesh this only checks the names. The mesh is the one of `jax.set_mesh`.
 
@@ -91,8 +91,8 @@ def bfloat16_product(
 ) -> Float[Array, "row outputs"]:
     """Returns x @ kernel, both rounded to bfloat16 and accumulated in float32.
 
-    So are the two products of its gradient. What XLA does with float32 on a TPU, where
-    it is the default precision; a CPU has to be asked.
+    The two products of its gradient are computed in the same way. On a TPU this is
+    XLA's default precision for float32; on a CPU it must be requested.
     """
     return _rounded_product(x, kernel, ((1,), (0,)))
 
@@ -129,7 +129,7 @@ class Dense(nn.Module):
       kernel_axes: logical axes of the kernel, input axes first.
       stddev: standard deviation of the kernel's truncated normal initialisation.
       dtype: dtype of the product and the result.
-      rounds: whether a float32 product is a `bfloat16_product`.
+      rounds: whether a float32 product is computed by `bfloat16_product`.
     """
 
     features: tuple[int, ...]
@@ -192,7 +192,7 @@ class LayerNorm(nn.Module):
 
 
 class Embedding(nn.Module):
-    """A table of vectors, one for each id.
+    """An embedding table, with a vector for each id.
 
     Attributes:
       num_embeddings: rows of the table.
@@ -221,17 +221,17 @@ class Embedding(nn.Module):
     def __call__(
         self, ids: Int[Array, "batch length"]
     ) -> Float[Array, "batch length embed"]:
-        """Returns the rows of the table that `ids` name."""
-        # The table's columns come together first. Left split, they would split the
-        # result, which is to be split by batch, and the partitioner's only way from the
-        # one to the other is to put the whole result on every device.
+        """Returns the rows of the table at `ids`."""
+        # Gather the table's columns first. Left sharded, they would shard the result
+        # by features; it is to be sharded by batch, and the partitioner can only
+        # reshard it by replicating the whole result on every device.
         table = constrain(self.table, self.row_axis, "activation_embed")
-        # The gradient adds up in the dtype of the table: cast after the gather.
+        # Cast after the gather, so that the gradient is summed in the table's dtype.
         rows = jnp.take(table, ids, axis=0, mode="clip").astype(self.dtype)
         return constrain(rows, "batch", "length", "activation_embed")
 
     def first_rows(self, count: int) -> Float[Array, "rows embed"]:
-        """Returns rows 0 to `count`, which is all that positions need."""
+        """Returns the first `count` rows; positions need no gather."""
         return self.table[:count].astype(self.dtype)
 
     def attend(self, x: Float[Array, "... embed"]) -> Float[Array, "... rows"]:
@@ -245,25 +245,25 @@ class Embedding(nn.Module):
 
 
 def dropout(rate: float, broadcast: bool) -> nn.Dropout:
-    """Returns dropout of [..., length, features] or of [..., query, key].
+    """Returns dropout for [..., length, features] or [..., query, key].
 
     Args:
       rate: probability of a zero.
-      broadcast: one mask for all positions, or for all queries.
+      broadcast: whether all positions, or all queries, share one mask.
     """
     return nn.Dropout(rate, broadcast_dims=(-2,) if broadcast else ())
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention as in BERT, the output projection included.
+    """Multi-head self-attention as in BERT, including the output projection.
 
     Attributes:
-      num_heads: heads; each has `embed / num_heads` features.
+      num_heads: number of heads; each has `embed / num_heads` features.
       dropout_rate: dropout of the attention probabilities.
-      broadcast_dropout: of all queries alike; see `dropout`.
+      broadcast_dropout: share one dropout mask among all queries; see `dropout`.
       stddev: standard deviation of the kernels' initialisation.
       dtype: dtype of projections and result; the softmax is float32.
-      rounds: of its projections; see `Dense`.
+      rounds: as in `Dense`, for all projections.
     """
 
     num_heads: int
@@ -280,12 +280,12 @@ class SelfAttention(nn.Module):
         is_token: Bool[Array, "batch length"],
         deterministic: bool = True,
     ) -> Float[Array, "batch length embed"]:
-        """Returns what each position gathers from the positions that are tokens.
+        """Returns the attention output at each position.
 
         Args:
           x: the sequence.
-          is_token: False at padding, which nothing attends to.
-          deterministic: no dropout.
+          is_token: False at padding, which is masked out.
+          deterministic: disables dropout.
         """
         embed = x.shape[-1]
         head_dim = embed // self.num_heads

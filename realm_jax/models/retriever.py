@@ -1,8 +1,9 @@
-"""The embedder: towers that map queries and documents to the same space.
+"""Implements the embedder: towers that map queries and documents to one space.
 
 p(z|x) is the softmax over candidates of Embed_input(x) . Embed_doc(z), a raw inner
 product (Guu et al. 2020, section 3.2). Each embedding is BERT's pooled [CLS], or the
-mean over its wordpieces, projected, normalised, and dropped out in training.
+mean over its wordpieces, followed by a projection, a LayerNorm and, in training,
+dropout.
 """
 
 from dataclasses import dataclass
@@ -17,10 +18,11 @@ from realm_jax.models import layers
 from realm_jax.models.bert import PAD_ID, Bert, BertConfig
 
 QUERY_TOWER = "query_tower"
-"""In the parameters, where there are two: all others embed documents."""
+"""Key of the query tower's parameters, if there are two towers; all other parameters of
+the retriever embed documents."""
 
 DOCUMENT_TOWER = "document_tower"
-"""The other one."""
+"""Key of the document tower's parameters, if there are two towers."""
 
 SETTINGS_OF_TRAINING = (
     "broadcast_dropout",
@@ -30,29 +32,30 @@ SETTINGS_OF_TRAINING = (
     "remat",
     "scan_unroll",
 )
-"""Of retriever and encoder: those that leave embeddings as they are."""
+"""Settings of retriever and encoder that do not change embeddings."""
 
 
 @dataclass(frozen=True)
 class RetrieverConfig:
-    """Towers and projection.
+    """Configuration of towers and projection.
 
     Attributes:
       bert: the encoder of each tower.
       projection_size: features of an embedding.
       pooling: "cls", BERT's pooled first position (REALM, ORQA), or "mean", the mean
         over the last layer's wordpieces (Sentence-BERT, and so the MiniLM weights),
-        which learns far sooner where training starts from nothing.
-      shared: one tower for queries and documents (the authors' code), else two (the
-        paper's W_input and W_doc).
-      layer_norm: normalise embeddings. Without it training tends to collapse.
+        which learns much faster from random initialisation.
+      shared: whether queries and documents share one tower (the authors' code) or have
+        two (the paper's W_input and W_doc).
+      layer_norm: whether to normalise embeddings. Without it training tends to
+        collapse.
       layer_norm_epsilon: 1e-12 in the published embedder, 1e-3 in ORQA's.
       temperature: p(z|x) is the softmax of f(x, z) / temperature; 1.0 in the paper.
         Normalised embeddings of 128 features have inner products of up to 128, so that
         at 1.0 the best candidate may take all of p(z|x) and leave the others without a
-        gradient. Both towers' embeddings are divided by its square root, so that the
-        index holds embeddings whose inner products need no further scaling.
-      projection_dropout: dropout of the normalised embedding, in training.
+        gradient. Both towers' embeddings are divided by its square root, so that inner
+        products of indexed embeddings need no further scaling.
+      projection_dropout: dropout of the normalised embedding in training.
     """
 
     bert: BertConfig
@@ -78,7 +81,7 @@ class RetrieverConfig:
 
 
 class Tower(nn.Module):
-    """Wordpieces to one embedding."""
+    """A tower, which maps a sequence of wordpieces to an embedding."""
 
     config: RetrieverConfig
 
@@ -89,7 +92,7 @@ class Tower(nn.Module):
         segment_ids: Int[Array, "... length"],
         deterministic: bool,
     ) -> Float[Array, "... projection"]:
-        """Returns a float32 embedding for each sequence, whatever the leading axes."""
+        """Returns a float32 embedding for each sequence; leading axes are kept."""
         config, leading = self.config, ids.shape[:-1]
         ids = ids.reshape(-1, ids.shape[-1])
         segment_ids = segment_ids.reshape(ids.shape)
@@ -145,7 +148,7 @@ class Retriever(nn.Module):
         document_segment_ids: Int[Array, "... document"],
         deterministic: bool = True,
     ) -> tuple[Float[Array, "batch projection"], Float[Array, "... projection"]]:
-        """Embeds queries and documents; `init` with this creates both towers."""
+        """Embeds queries and documents; `init` through it creates both towers."""
         return (
             self.embed_queries(query_ids, deterministic),
             self.embed_documents(document_ids, document_segment_ids, deterministic),
@@ -158,7 +161,7 @@ class Retriever(nn.Module):
 
         Args:
           ids: wordpieces, 0 where padded.
-          deterministic: no dropout; otherwise an rng named "dropout" is needed.
+          deterministic: disables dropout; otherwise an rng named "dropout" is needed.
         """
         tower = self.tower if self.config.shared else self.query_tower
         return tower(ids, jnp.zeros_like(ids), deterministic)
@@ -174,7 +177,7 @@ class Retriever(nn.Module):
         Args:
           ids: wordpieces, 0 where padded.
           segment_ids: 0 for the title, 1 for the body.
-          deterministic: no dropout; otherwise an rng named "dropout" is needed.
+          deterministic: disables dropout; otherwise an rng named "dropout" is needed.
         """
         tower = self.tower if self.config.shared else self.document_tower
         return tower(ids, segment_ids, deterministic)

@@ -1,12 +1,12 @@
-"""The span reader for Open-QA: scores every short span of a document's body.
+"""Implements the Open-QA span reader, which scores every short span of a body.
 
-ORQA (Lee et al. 2019), section 5, as the authors' code has it: one dense layer of 512
-split into a start and an end half; a span is LayerNorm(ReLU(start_i + end_j)), then one
-number.
+It follows the authors' code of ORQA (Lee et al. 2019), section 5: a dense layer of 512
+features is split into a start and an end half; the score of a span is a linear function
+of LayerNorm(ReLU(start_i + end_j)).
 
-The scorer is trained with questions; by span selection a warm start can train it before
-there are any (`objectives/span_selection.py`). It then lies beside the masked-LM head
-of a `KnowledgeEncoder`, under the names it has here.
+The scorer is trained on questions; a warm start can train it before, by span selection
+(`objectives/span_selection.py`). Its parameters are then part of a `KnowledgeEncoder`,
+beside the masked-LM head, under the names used here.
 """
 
 from typing import NamedTuple
@@ -20,19 +20,19 @@ from realm_jax.models import layers
 from realm_jax.models.bert import PAD_ID, Bert, BertConfig
 
 MAX_SPAN = 10
-"""Wordpieces of the longest span."""
+"""Length of the longest span, in wordpieces."""
 
 SPAN_EPSILON = 1e-3
-"""Of the scorer's LayerNorm in ORQA's published readers."""
+"""Epsilon of the scorer's LayerNorm in ORQA's published readers."""
 
 _HALF = 256
 
 
 class SpanScores(NamedTuple):
-    """What the reader returns.
+    """Output of the reader.
 
     Attributes:
-      logits: float32, one a span; spans are numbered as in `span_bounds`.
+      logits: float32 score of each span; spans are numbered as in `span_bounds`.
       valid: False for a span that is not wholly inside the body.
     """
 
@@ -43,13 +43,13 @@ class SpanScores(NamedTuple):
 class SpanReader(nn.Module):
     """BERT with the span scorer.
 
-    The encoder lies under "bert", as in `KnowledgeEncoder`, so that fine-tuning starts
-    from the pre-trained one.
+    The encoder's parameters are under "bert", as in `KnowledgeEncoder`, so that
+    fine-tuning can start from the pre-trained encoder.
 
     Attributes:
-      config: the encoder.
-      max_span: wordpieces of the longest span.
-      layer_norm_epsilon: 1e-3 in ORQA's published readers.
+      config: configuration of the encoder.
+      max_span: length of the longest span, in wordpieces.
+      layer_norm_epsilon: epsilon of the scorer's LayerNorm.
     """
 
     config: BertConfig
@@ -74,7 +74,7 @@ class SpanReader(nn.Module):
         Args:
           joined_ids: `[CLS] question [SEP] body [SEP]`, 0 where padded.
           segment_ids: 0 for the question, 1 for the body.
-          deterministic: no dropout; otherwise an rng named "dropout" is needed.
+          deterministic: disables dropout; otherwise an rng named "dropout" is needed.
         """
         leading, length = joined_ids.shape[:-1], joined_ids.shape[-1]
         ids = joined_ids.reshape(-1, length)
@@ -94,7 +94,7 @@ SpanLayers = tuple[layers.Dense, layers.LayerNorm, layers.Dense]
 
 
 def span_layers(config: BertConfig, layer_norm_epsilon: float) -> SpanLayers:
-    """Makes a scorer: for the attributes span_dense, span_norm and span_output."""
+    """Creates the layers span_dense, span_norm and span_output of a scorer."""
     return (
         layers.Dense(
             features=(2 * _HALF,),
@@ -117,18 +117,18 @@ def score_spans(
     scorer: SpanLayers,
     max_span: int,
 ) -> SpanScores:
-    """Scores every span of what an encoder returned for joined wordpieces.
+    """Scores every span, given the encoder's output for joined wordpieces.
 
     Args:
       sequence: the encoder's last hidden states.
-      ids: what it read, 0 where padded.
+      ids: the wordpieces it read, 0 where padded.
       segment_ids: 0 for the question, 1 for the body.
-      scorer: bound layers, as `span_layers` makes them.
-      max_span: wordpieces of the longest span.
+      scorer: bound layers, as created by `span_layers`.
+      max_span: length of the longest span, in wordpieces.
     """
     dense, norm, output = scorer
     starts, ends = jnp.split(dense(sequence), 2, axis=-1)
-    # [sequence, start, width, half]: the end of width w stands w pieces further.
+    # [sequence, start, width, half]: the end of width w is w pieces after the start.
     hidden = nn.relu(starts[:, :, None] + _shifted(ends, max_span))
     logits = output(norm(hidden))
     return SpanScores(
@@ -139,10 +139,10 @@ def score_spans(
 def span_bounds(
     length: int, max_span: int = MAX_SPAN
 ) -> tuple[Int[np.ndarray, " span"], Int[np.ndarray, " span"]]:
-    """First and last position of each span, in the order of the reader's scores.
+    """Returns the first and last position of each span, in the order of the scores.
 
-    Span `start * max_span + width` reaches from `start` to `start + width`; those that
-    reach beyond the sequence are never valid.
+    Span `start * max_span + width` covers `start` to `start + width`, inclusive; spans
+    that extend beyond the sequence are never valid.
     """
     starts = np.repeat(np.arange(length), max_span)
     return starts, starts + np.tile(np.arange(max_span), length)
@@ -153,20 +153,20 @@ def span_validity(
     segment_ids: Int[Array, "batch length"],
     max_span: int,
 ) -> Bool[Array, "batch span"]:
-    """True for the spans whose wordpieces all belong to the body.
+    """Marks the spans that lie entirely in the body.
 
     The body is segment 1 without its final [SEP].
     """
     is_token = ids != PAD_ID
     is_last = is_token & ~_shifted(is_token[..., None], 2)[:, :, 1, 0]
     is_body = is_token & (segment_ids == 1) & ~is_last
-    # The body is one run, so its first and last piece decide.
+    # The body is contiguous, so a span's first and last piece suffice.
     ends = _shifted(is_body[..., None], max_span)[..., 0]
     return (is_body[:, :, None] & ends).reshape(ids.shape[0], -1)
 
 
 def _shifted(x: Array, count: int) -> Array:
-    """[batch, length, ...] -> [batch, length, count, ...]: x[i + w], 0 past the end."""
+    """Maps [batch, length, ...] to [batch, length, count, ...], x[i + w] or 0."""
     padding = [(0, 0), (0, count - 1), *[(0, 0)] * (x.ndim - 2)]
     padded, length = jnp.pad(x, padding), x.shape[1]
     return jnp.stack([padded[:, w : w + length] for w in range(count)], axis=2)
