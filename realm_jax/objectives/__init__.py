@@ -1,1 +1,1 @@
-"""What is optimised: pure functions from arrays to sums and counts."""
+"""Training objectives: pure functions from arrays to sums and counts."""

@@ -1,4 +1,4 @@
-"""The inverse cloze task: find the block a sentence came from (ORQA, section 4)."""
+"""Implements the inverse cloze task: find a sentence's block (ORQA, section 4)."""
 
 import flax.struct
 import jax
@@ -13,8 +13,8 @@ class InverseCloze:
     """Sums over a batch of sentence-block pairs; divide by `count`.
 
     Attributes:
-      loss_total: summed negative log-probability of the right block.
-      correct: how many sentences ranked their own block first.
+      loss_total: summed negative log-probability of the correct block.
+      correct: number of sentences that rank their own block first.
       count: number of pairs.
     """
 
@@ -28,16 +28,16 @@ def inverse_cloze(
     document_embeddings: Float[Array, "batch projection"],
     block_ids: Int[Array, " batch"],
 ) -> InverseCloze:
-    """Softmax over the blocks of the global batch; row i's own block is right.
+    """Computes a softmax over the blocks of the global batch; row i's own is correct.
 
     Under `jit` the batch axis may be sharded: the product below then gathers the
     blocks of every device, so negatives come from the global batch.
 
     Args:
-      query_embeddings: sentences.
-      document_embeddings: blocks.
-      block_ids: the block each row was taken from. Another sentence of the same block
-        is no negative: its column is left out of that row's softmax.
+      query_embeddings: embeddings of the sentences.
+      document_embeddings: embeddings of the blocks.
+      block_ids: the block each row was taken from. A row of the same block is not a
+        negative: its column is left out of the softmax.
     """
     scores = query_embeddings @ document_embeddings.T
     own = jnp.eye(scores.shape[0], dtype=bool)

@@ -1,4 +1,4 @@
-"""Masked-language-model likelihood, marginalised over documents.
+"""Computes the masked-language-model likelihood, marginalised over documents.
 
 Shapes follow `realm_jax.types`; logarithms are natural, likelihoods are in nats.
 """
@@ -13,12 +13,12 @@ from realm_jax.types import Array
 
 
 class Marginalization(enum.Enum):
-    """Where the sum over documents stands.
+    """Placement of the sum over documents.
 
-    PER_TOKEN: each masked wordpiece is marginalised by itself, as the authors' code
-      does.
-    PER_SPAN: the wordpieces of one example are multiplied inside p(y|z,x) first, as the
-      paper writes it (REALM, section 3.2).
+    PER_TOKEN: each masked wordpiece is marginalised separately, as in the authors'
+      code.
+    PER_SPAN: the wordpieces of one example are multiplied inside p(y|z,x) first, as in
+      the paper (REALM, section 3.2).
     """
 
     PER_TOKEN = "per_token"
@@ -27,11 +27,11 @@ class Marginalization(enum.Enum):
 
 @flax.struct.dataclass
 class MaskedLikelihood:
-    """What a batch of masked sentences gave.
+    """Likelihoods of a batch of masked sentences.
 
     Attributes:
       loss_total: summed negative log-likelihood.
-      loss_count: the number of terms in it: masks (`PER_TOKEN`) or examples
+      loss_count: the number of its terms: masks (`PER_TOKEN`) or examples
         (`PER_SPAN`).
       log_marginal: log p(y|x) of each example's whole span.
       log_null: log p(y|null,x), the span given the null document alone.
@@ -48,7 +48,7 @@ class MaskedLikelihood:
 
     @property
     def retrieval_utility(self) -> Float[Array, " batch"]:
-        """log p(y|x) - log p(y|null,x): what retrieval adds (REALM, section 5)."""
+        """The gain from retrieval, log p(y|x) - log p(y|null,x) (REALM, section 5)."""
         return self.log_marginal - self.log_null
 
 
@@ -64,8 +64,8 @@ def marginal_likelihood(
       log_retrieval: log p(z|x); the null document is candidate 0.
       log_tokens: log p(token|z,x) of each masked wordpiece.
       mask_weights: 1.0 for a scored mask, 0.0 for padding.
-      marginalization: where the sum over documents stands in the loss. The span
-        likelihoods of the result are per span under both.
+      marginalization: placement of the sum over documents in the loss. The likelihoods
+        in the result are per span with either value.
     """
     log_tokens = log_tokens * mask_weights[:, None, :]
     log_candidates = log_tokens.sum(axis=-1)

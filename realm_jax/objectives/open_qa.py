@@ -1,4 +1,4 @@
-"""Open-domain question answering: retriever and reader losses (ORQA, section 5)."""
+"""Implements the retriever and reader losses of Open-QA (ORQA, section 5)."""
 
 import enum
 
@@ -11,10 +11,10 @@ from realm_jax.types import Array
 
 
 class AnswerMarginalization(enum.Enum):
-    """How retrieval and reading are combined.
+    """Combination of retrieval and reading.
 
-    JOINT_SOFTMAX: one softmax over all spans of all blocks, after adding each block's
-      retrieval score to its spans (the authors' code).
+    JOINT_SOFTMAX: one softmax over all spans of all blocks, after each block's
+      retrieval score is added to its spans (the authors' code).
     PRODUCT: p(z|x) p(span|z,x), a softmax over blocks times one over the spans of a
       block (the paper's formula).
     """
@@ -28,12 +28,12 @@ class OpenQa:
     """Sums over a batch of questions; divide by the counts.
 
     Attributes:
-      loss_total: retriever loss + reader loss, summed.
-      retriever_total: -log of the retrieval mass on blocks that hold an answer.
-      reader_total: -log of the mass on right spans.
+      loss_total: sum of retriever loss and reader loss.
+      retriever_total: -log of the retrieval mass on blocks that contain an answer.
+      reader_total: -log of the mass on correct spans.
       retriever_count: questions with a positive among the retrieved blocks.
-      reader_count: questions with a right span in a block that was read.
-      count: questions.
+      reader_count: questions with a correct span in a block that was read.
+      count: number of questions.
     """
 
     loss_total: Float[Array, ""]
@@ -56,7 +56,7 @@ def span_log_probs(
       retrieval_scores: f(x, z) of the blocks that are read.
       span_logits: the reader's score of each span.
       span_valid: False where a span does not exist; its log-probability is -inf.
-      marginalization: how the two are combined.
+      marginalization: combination of retrieval and reading.
     """
     logits = jnp.where(span_valid, span_logits, -jnp.inf)
     match marginalization:
@@ -79,14 +79,14 @@ def open_qa(
     log_spans: Float[Array, "batch candidate span"],
     span_is_answer: Bool[Array, "batch candidate span"],
 ) -> OpenQa:
-    """Adds the retriever's and the reader's loss; a term without a positive counts 0.
+    """Sums the retriever's and the reader's loss; a term without a positive is 0.
 
     Args:
       retrieval_scores: f(x, z) of every retrieved block (5000 in the paper); -inf for
         an empty slot.
-      block_has_answer: the block contains an answer.
+      block_has_answer: True for a block that contains an answer.
       log_spans: log p(z, span|x) from `span_log_probs`, of the blocks that are read.
-      span_is_answer: the span is an answer.
+      span_is_answer: True for a span that is an answer.
     """
     log_blocks = jax.nn.log_softmax(retrieval_scores, axis=-1)
     retriever = negative_log_mass(log_blocks, block_has_answer)
@@ -99,7 +99,7 @@ def open_qa(
         retriever_total=retriever.sum(),
         reader_total=reader.sum(),
         retriever_count=_any(block_has_answer),
-        # An answer where no span may be, such as in the question, teaches nothing.
+        # An answer at an invalid span, such as in the question, has no loss.
         reader_count=_any(span_is_answer & jnp.isfinite(log_spans)),
         count=jnp.asarray(batch, jnp.float32),
     )
@@ -108,7 +108,7 @@ def open_qa(
 def negative_log_mass(
     log_probs: Float[Array, "batch item"], positive: Bool[Array, "batch item"]
 ) -> Float[Array, " batch"]:
-    """-log of the summed probability of the positives; 0 where there is none."""
+    """Returns -log of the positives' total probability, 0 where there is none."""
     has_positive = jnp.any(positive & jnp.isfinite(log_probs), axis=-1)
     # The inner `where` keeps the gradient of rows without a positive free of NaN.
     masked = jnp.where(
@@ -123,5 +123,5 @@ def _any(positive: Bool[Array, "batch *items"]) -> Float[Array, ""]:
 
 
 def _finite(log_mass: Array) -> Array:
-    """-inf (an empty softmax) becomes 0, so that -inf - log_mass stays -inf."""
+    """Replaces -inf (an empty softmax) by 0, so that -inf - log_mass stays -inf."""
     return jnp.where(jnp.isfinite(log_mass), log_mass, 0.0)

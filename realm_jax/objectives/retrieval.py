@@ -1,4 +1,4 @@
-"""The retriever as a distribution over candidate documents."""
+"""Computes the retriever's distribution over candidate documents."""
 
 import enum
 
@@ -10,13 +10,13 @@ from realm_jax.types import NULL_BLOCK, Array
 
 
 class Normalization(enum.Enum):
-    """Over which documents p(z|x) sums to one while a retriever is trained.
+    """Documents over which p(z|x) sums to one while a retriever is trained.
 
-    CANDIDATES: those retrieved for x, as the paper approximates it (section 3.3).
-    BATCH: those and what was retrieved for the other sentences of the batch, which
-      is nearer to the sum over the whole corpus. Over its own candidates alone a
-      retriever may move every query towards the documents that help many sentences,
-      and nothing in the loss tells it that they are now found for all the others.
+    CANDIDATES: those retrieved for x, the approximation of the paper (section 3.3).
+    BATCH: those and the documents retrieved for the other sentences of the batch, a
+      closer approximation of the sum over the corpus. With CANDIDATES, a retriever can
+      move every query towards documents that help many sentences without any penalty
+      in the loss for retrieving them for all other sentences too.
     """
 
     CANDIDATES = "candidates"
@@ -30,9 +30,9 @@ def retrieval_log_probs(
 ) -> Float[Array, "batch candidate"]:
     """Computes log p(z|x) over the candidates of each query.
 
-    p(z|x) = softmax_z f(x, z) with f(x, z) = Embed_input(x) . Embed_doc(z), a plain
-    inner product without scaling (REALM, section 3.1). The sum of the softmax runs over
-    the candidates alone (section 3.3).
+    p(z|x) = softmax_z f(x, z) with f(x, z) = Embed_input(x) . Embed_doc(z), an unscaled
+    inner product (REALM, section 3.1). The softmax is normalised over the candidates
+    alone (section 3.3).
 
     Args:
       query_embeddings: Embed_input(x).
@@ -50,22 +50,22 @@ def log_share_of_batch(
     source_block: Int[Array, " batch"],
     valid: Bool[Array, "batch candidate"],
 ) -> Float[Array, " batch"]:
-    """Computes which share of p(z|x), over the documents of the batch, x's own have.
+    """Computes the log share of x's own candidates in p(z|x) over the batch.
 
     log sum_{own z} exp f(x, z) - log sum_{z of the batch} exp f(x, z). Added to
-    log p(y|x) over the own candidates, it is log p(y|x) with `Normalization.BATCH`,
-    where documents that were not retrieved for x are taken to say nothing of y: a
-    lower bound of the sum over all of them.
+    log p(y|x) over the own candidates, it gives log p(y|x) with `Normalization.BATCH`,
+    where p(y|z,x) of documents not retrieved for x is taken to be 0: a lower bound of
+    the sum over all of them.
 
-    Of the other rows' documents, those are left out that x has itself, null documents,
-    and the block that x was taken from. Under `jit` the batch axis may be sharded: the
-    product below then gathers the documents of every device.
+    The documents of other rows exclude x's own candidates, null documents and the block
+    that x was taken from. Under `jit` the batch axis may be sharded: the product below
+    then gathers the documents of every device.
 
     Args:
       query_embeddings: Embed_input(x).
       document_embeddings: Embed_doc(z) of each candidate.
-      block_ids: of the candidates, -1 for the null document.
-      source_block: where x was taken from, -1 if nowhere.
+      block_ids: block of each candidate, -1 for the null document.
+      source_block: the block that x was taken from, -1 if none.
       valid: False for an empty slot.
     """
     own = jnp.einsum("bp,bkp->bk", query_embeddings, document_embeddings)
@@ -75,7 +75,7 @@ def log_share_of_batch(
     counts = (valid & (block_ids != NULL_BLOCK))[None] & ~is_own & ~is_source
     own = jnp.where(valid, own, -jnp.inf)
     others = jnp.where(counts, others, -jnp.inf).reshape(len(own), -1)
-    # In one sum, for there may be none of the others.
+    # A single sum, because there may be no other documents.
     everything = jnp.concatenate([own, others], axis=-1)
     return jax.nn.logsumexp(own, axis=-1) - jax.nn.logsumexp(everything, axis=-1)
 
@@ -87,8 +87,8 @@ def retrieval_gradient(
     """Computes r(z), the gradient of log p(y|x) with respect to the score f(x, z).
 
     r(z) = [p(y|z,x) / p(y|x) - 1] p(z|x) (REALM, section 3.3): a document that predicts
-    the answer better than the mixture does is pushed up. Only diagnostics use this;
-    training differentiates the marginal likelihood itself.
+    the answer better than the mixture does gets a higher score. Only diagnostics use
+    this; training differentiates the marginal likelihood itself.
 
     Args:
       log_retrieval: log p(z|x).

@@ -1,9 +1,9 @@
-"""Span selection: point at the masked answer in the document (Glass et al. 2020).
+"""Implements span selection of masked answers in a document (Glass et al. 2020).
 
-A masked sentence is a question that nobody had to write, and where its document holds
-the answer, a span reader can learn from it what it learns from questions: which words
-to look for, and where an answer begins and ends. An extension; REALM's span scorer
-starts from random parameters with the first question.
+A masked sentence serves as an unlabelled question: where its document contains the
+answer, a span reader can learn from it what it learns from questions, which words to
+look for, and where an answer begins and ends. An extension; in REALM, fine-tuning
+starts with a randomly initialised span scorer.
 """
 
 import flax.struct
@@ -24,8 +24,9 @@ class SpanSelection:
 
     Attributes:
       loss_total: -log of the probability of the spans that are an answer.
-      correct: sentences whose most probable span is one.
-      count: sentences whose document holds an answer; the others teach nothing.
+      correct: number of sentences whose most probable span is an answer.
+      count: number of sentences whose document contains an answer; the loss of the
+        others is 0.
     """
 
     loss_total: Float[Array, ""]
@@ -38,16 +39,16 @@ def span_selection(
     span_valid: Bool[Array, "batch span"],
     span_is_answer: Bool[Array, "batch span"],
 ) -> SpanSelection:
-    """Softmax over the spans of a document's body; of several answers each is right.
+    """Computes a softmax over the body's spans; all answer spans are correct.
 
     Args:
-      span_logits: the scorer's.
+      span_logits: scores of the span scorer.
       span_valid: False where a span does not exist.
-      span_is_answer: the span is one that was masked in the sentence. Outside the body
-        it does not count.
+      span_is_answer: True for a span that was masked in the sentence. Ignored outside
+        the body.
     """
     log_spans = span_log_probs(
-        # Of one document each, so that nothing is left of the score.
+        # With one document each, the retrieval score cancels.
         jnp.zeros((len(span_logits), 1)),
         span_logits[:, None],
         span_valid[:, None],
