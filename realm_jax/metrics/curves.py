@@ -1,9 +1,9 @@
-"""Curves of a run, read from its `metrics.jsonl`, and what they say about its health.
+"""Reads the curves of a run from its `metrics.jsonl`, and diagnoses its health.
 
-The failure to watch for: the retriever runs away from its own index, what it finds no
-longer helps, and the reader learns to ignore documents. The loss hides this, for the
-null document alone is not much worse. Retrieval utility falling to zero and recall
-falling after it had risen show it.
+The typical failure is collapse: the retriever drifts away from its own index, retrieved
+documents no longer help, and the reader learns to ignore them. The loss hides this,
+because the null document alone is not much worse. It shows as retrieval utility that
+falls to zero, and as recall that falls after it had risen.
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ INDEX_STEP = "index_step"
 INDEX_AGE_STEPS = "index_age_steps"
 INDEX_AGE_SECONDS = "index_age_seconds"
 
-# Utility below this many nats is about zero: documents change p(y|x) by 1 per cent.
+# Utility below this many nats counts as zero: documents change p(y|x) by 1 per cent.
 _NO_UTILITY = 0.01
 # It must have been above this before "fell to zero" means anything.
 _SOME_UTILITY = 0.05
-# Recall has collapsed when it lost half of its best and at least these many points.
+# Recall has collapsed when it lost half of its maximum and more than this share.
 _RECALL_DROP = 0.1
 _CURE = (
     "Refresh the index more often (REFRESH_PERIOD), lower the learning rate, keep the "
@@ -44,7 +44,7 @@ class Curve:
 
     Attributes:
       stage: as in `metrics.jsonl`: warm_start, pretrain, finetune.
-      metric: as in `metrics.jsonl`.
+      metric: name as in `metrics.jsonl`.
       steps: updates done, increasing.
       values: one for each step; NaN where the run wrote no number.
     """
@@ -56,7 +56,7 @@ class Curve:
 
 
 class Level(enum.Enum):
-    """How a finding is meant to be taken."""
+    """Severity of a finding."""
 
     GOOD = "good"
     NEUTRAL = "neutral"
@@ -66,11 +66,11 @@ class Level(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One line in plain words.
+    """A diagnosis in one line.
 
     Attributes:
-      level: how it is meant to be taken.
-      text: what was found.
+      level: its severity.
+      text: the finding.
       advice: what to do about it, if anything.
     """
 
@@ -80,17 +80,17 @@ class Finding:
 
 
 def read_curves(model_dirs: Iterable[str]) -> tuple[Curve, ...]:
-    """Reads the curves of a run whose stages wrote into these folders."""
+    """Reads the curves of a run from the model directories of its stages."""
     return curves_from_lines(
         line for model_dir in model_dirs for line in read_metrics(model_dir)
     )
 
 
 def curves_from_lines(lines: Iterable[Mapping[str, Any]]) -> tuple[Curve, ...]:
-    """Sorts lines of metrics into curves; of a step written twice, the last counts.
+    """Groups lines of metrics into curves; the last line of a step takes precedence.
 
     Args:
-      lines: `step`, `stage` and any number of metrics each.
+      lines: each has `step`, `stage` and any number of metrics.
     """
     points: dict[tuple[str, str], dict[int, float]] = {}
     for line in lines:
@@ -120,9 +120,9 @@ class IndexVersion:
     Attributes:
       step: the step of the retriever that embedded it.
       first_used: the first step logged with it.
-      oldest_steps: its age in steps when it was last used; None if not logged.
+      oldest_steps: its largest logged age in steps; None if not logged.
       oldest_seconds: the same in seconds.
-      recall: recall@5 measured with it; None if it was not.
+      recall: recall@5 measured with it; None if not measured.
     """
 
     step: int
@@ -133,7 +133,7 @@ class IndexVersion:
 
 
 def index_versions(curves: Sequence[Curve]) -> list[IndexVersion]:
-    """The indexes that pre-training searched, in order."""
+    """Returns the indexes that pre-training searched, in order."""
     ages = _by_step(curves, INDEX_AGE_STEPS)
     seconds = _by_step(curves, INDEX_AGE_SECONDS)
     recalls = _by_step(curves, RECALL)
@@ -160,7 +160,7 @@ def _by_step(curves: Sequence[Curve], metric: str) -> dict[int, float]:
 
 
 def measured(curve: Curve) -> Curve:
-    """The curve without its missing and infinite values."""
+    """Returns the curve without missing and infinite values."""
     points = [
         (step, value)
         for step, value in zip(curve.steps, curve.values, strict=True)
@@ -172,9 +172,9 @@ def measured(curve: Curve) -> Curve:
 
 
 def running_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Means over a window of a twentieth of the curve, around each point.
+    """Returns means over a centred window of a twentieth of the curve.
 
-    Infinite and missing values are left out; NaN where the window has no others.
+    Infinite and missing values are left out; a window without others gives NaN.
     """
     array = np.asarray(values, np.float64)
     finite = np.isfinite(array)
@@ -190,11 +190,11 @@ def running_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def health(curves: Sequence[Curve]) -> list[Finding]:
-    """Looks for what goes wrong in REALM pre-training, worst first.
+    """Diagnoses known failures of REALM pre-training, worst first.
 
     Returns:
-      One finding per trouble; a single good one if there is none. Empty if the run has
-      no pre-training curves.
+      One finding for each problem; a single good one if there is none. Empty if the run
+      has no pre-training curves and no loss is infinite or NaN.
     """
     utility = measured(find_curve(curves, PRETRAIN, UTILITY))
     recall = measured(find_curve(curves, PRETRAIN, RECALL))
@@ -229,7 +229,7 @@ def _diverged(curves: Sequence[Curve]) -> list[Finding]:
 
 
 def _collapse(utility: Curve, recall: Curve) -> list[Finding]:
-    """Recall that fell after it had risen; utility that fell to about zero."""
+    """Detects recall that fell after it had risen, and utility that fell to zero."""
     smooth = running_mean(utility.values)
     at_end = _at_end(utility)
     utility_fell = bool(
@@ -273,7 +273,7 @@ def _collapse(utility: Curve, recall: Curve) -> list[Finding]:
 
 
 def _at_end(curve: Curve) -> float:
-    """Mean over the last quarter of a curve: single points of a short run are noise."""
+    """Returns the mean of a curve's last quarter, as single points are noisy."""
     last = curve.values[-max(3, len(curve.values) // 4) :]
     return float(np.mean(last)) if last else math.nan
 
@@ -296,7 +296,7 @@ def _without_use(utility: Curve) -> list[Finding]:
 
 
 def _stale_index(curves: Sequence[Curve]) -> list[Finding]:
-    """An index that was never replaced, or not any more towards the end."""
+    """Detects an index that was no longer replaced towards the end."""
     ages = measured(find_curve(curves, PRETRAIN, INDEX_AGE_STEPS))
     versions = [version.step for version in index_versions(curves)]
     if len(versions) < 2 or not ages.steps:

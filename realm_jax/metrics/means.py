@@ -1,4 +1,4 @@
-"""Metrics are sums and counts; they are divided once, when they are written."""
+"""Accumulates metrics as sums and counts, divided once, when they are written."""
 
 import jax
 import jax.numpy as jnp
@@ -8,28 +8,28 @@ from realm_jax.models.bert import PAD_ID
 from realm_jax.types import Array
 
 Means = dict[str, Average]
-"""Metric name -> total and count; device scalars until `compute`."""
+"""Total and count by metric name; device scalars until `compute`."""
 
 
 def mean_of(total: Array, count: Array | float) -> Average:
-    """A metric whose value is total / count, mergeable with others of its name."""
+    """Returns a metric with the value total / count, mergeable with others."""
     return Average.empty().replace(
         total=jnp.asarray(total, jnp.float32), count=jnp.asarray(count, jnp.float32)
     )
 
 
 def padding_share(*ids: Array) -> Average:
-    """The share of the positions a model computes that hold no wordpiece.
+    """Returns the share of padding among the positions that models compute.
 
     Args:
-      ids: what each of the models reads in a step, of any shape; 0 is padding.
+      ids: inputs of each model in a step, of any shape; 0 is padding.
     """
     padding = sum(jnp.sum(array == PAD_ID) for array in ids)
     return mean_of(jnp.asarray(padding), sum(array.size for array in ids))
 
 
 def merge(left: Means, right: Means) -> Means:
-    """Adds up totals and counts; a name that only one side has is kept."""
+    """Adds totals and counts; a metric that only one side has is kept."""
     return {
         name: left[name].merge(right[name]) if name in left and name in right else mean
         for name, mean in {**left, **right}.items()
@@ -37,7 +37,7 @@ def merge(left: Means, right: Means) -> Means:
 
 
 def compute(means: Means) -> dict[str, float]:
-    """Divides; a metric that counted nothing is left out."""
+    """Divides totals by counts; a metric with a count of 0 is left out."""
     host = jax.device_get(means)
     return {
         name: float(mean.total / mean.count)

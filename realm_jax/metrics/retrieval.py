@@ -1,4 +1,4 @@
-"""How often the right block is found, and how sure the figure is."""
+"""Measures how often a relevant block is found, with confidence intervals."""
 
 import dataclasses
 import statistics
@@ -14,7 +14,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.metrics.answers import answer_tokens, contains_tokens, has_pattern
 
 RESAMPLES = 10_000
-# Keep what is in memory at a time small: resampled values, texts of blocks.
+# Bound the memory for resampled values and for texts of blocks.
 _VALUES_AT_A_TIME = 4_000_000
 _BLOCKS_AT_A_TIME = 1024
 
@@ -27,7 +27,7 @@ class Interval:
       mean: mean of the values.
       low: lower end of the interval.
       high: upper end of the interval.
-      count: how many values went into it.
+      count: number of values.
     """
 
     mean: float
@@ -43,14 +43,14 @@ def relevant_blocks(
 ) -> list[frozenset[int]]:
     """Finds the blocks that answer each question.
 
-    A block is relevant if an answer stands in its body (`has_answer`, `has_pattern`)
+    A block is relevant if its body contains an answer (`has_answer`, `has_pattern`)
     and, for a question that names its article, the block is of that article.
 
     Args:
       store: the corpus.
-      questions: what is asked.
-      among: block ids to look at, -1 is passed over; by default the whole corpus. For
-        a corpus too large to read, those that were retrieved give the same recall.
+      questions: the questions.
+      among: block ids to consider, -1 is ignored; by default the whole corpus. For a
+        corpus too large to read, the retrieved blocks suffice for the same recall.
     """
     block_ids = np.arange(store.num_blocks) if among is None else np.unique(among)
     block_ids = block_ids[block_ids >= 0]
@@ -89,12 +89,12 @@ def recall_at_k(
     relevant: Sequence[Collection[int]],
     k: int,
 ) -> Float[np.ndarray, " question"]:
-    """1.0 for each question with a relevant block among its first k, else 0.0.
+    """Returns 1.0 for each question with a relevant block in its top k, else 0.0.
 
     Args:
       retrieved: block ids, best first; -1 where nothing was found.
       relevant: the relevant blocks of each question. A question without any counts 0.
-      k: how many of the retrieved blocks are looked at.
+      k: number of retrieved blocks considered.
 
     Raises:
       BadInputError: there are fewer than k columns, or not one set per question.
@@ -119,16 +119,16 @@ def bootstrap_interval(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """Mean of the values with its percentile bootstrap interval (Efron 1979).
+    """Returns the mean with its percentile bootstrap interval (Efron 1979).
 
-    Where every value is 0, or every one 1, resampling would say that the rate is known
-    exactly; then it is Wilson's score interval (1927).
+    Where all values are 0, or all are 1, resampling would give an interval of width 0;
+    Wilson's score interval (1927) is returned instead.
 
     Args:
       values: one per question.
-      confidence: the share of the resampled means inside the interval.
-      resamples: how many means are resampled.
-      seed: same seed, same interval.
+      confidence: share of the resampled means inside the interval.
+      resamples: number of resampled means.
+      seed: seeds the resampling; the same seed gives the same interval.
 
     Raises:
       BadInputError: there are no values, or one is not a finite number.
@@ -161,7 +161,7 @@ def _bootstrap(
 
 
 def _wilson_interval(rate: float, count: int, confidence: float) -> Interval:
-    """Wilson's score interval of a rate of 0 or 1."""
+    """Returns Wilson's score interval of a rate of 0 or 1."""
     square = statistics.NormalDist().inv_cdf(0.5 + confidence / 2.0) ** 2
     width = square / (count + square)
     low, high = (0.0, width) if rate == 0.0 else (1.0 - width, 1.0)
@@ -176,13 +176,14 @@ def paired_bootstrap_difference(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """Mean of second - first over the same questions, with its bootstrap interval.
+    """Returns the mean of second - first, with its paired bootstrap interval.
 
-    Pairing takes out what is hard about a question for both, so the interval is
+    Pairing by question removes the variance due to their difficulty, so the interval is
     narrower than two separate ones suggest.
 
     Raises:
-      BadInputError: the two do not have one value per question each.
+      BadInputError: the two differ in shape, or the values are as in
+        `bootstrap_interval`.
     """
     if np.shape(first) != np.shape(second):
         raise BadInputError(
