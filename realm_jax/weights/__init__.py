@@ -1,1 +1,1 @@
-"""Other people's weights, read and written by tables of names."""
+"""Readers and writers of published weights, driven by tables of tensor names."""

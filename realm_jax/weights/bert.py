@@ -1,11 +1,11 @@
-"""BERT in the names of `transformers`, MiniLM among them.
+"""Reads and writes BERT weights, MiniLM's included, in the layout of `transformers`.
 
-One table says which tensor is which parameter. PyTorch keeps a dense layer's matrix as
-[output, input]; here it is [input, output], split into heads where there are heads, and
-the layers are stacked along a leading axis.
+A table maps parameters to tensors. PyTorch stores a dense layer's matrix as [output,
+input]; here it is [input, output], split into heads in attention, and the layers are
+stacked along a leading axis.
 
 BERT's masked-LM head (`cls.predictions`) is the head of `models.knowledge_encoder`. Its
-output matrix is the word embeddings, here and there; a file may repeat it.
+output matrix is tied to the word embeddings in both layouts; a file may repeat it.
 """
 
 import json
@@ -53,12 +53,12 @@ _HEAD_NAMES = {
     "head_norm/bias": f"{_HEAD}transform.LayerNorm.bias",
     "head_bias": f"{_HEAD}bias",
 }
-# Repetitions in a file: tensor -> what it must equal.
+# Repetitions in a file: tensor -> the tensor it must equal.
 _TIED = {
     f"{_HEAD}decoder.weight": "embeddings.word_embeddings.weight",
     f"{_HEAD}decoder.bias": f"{_HEAD}bias",
 }
-# Tensors that are no parameters of the encoder.
+# Tensors that are not parameters of the encoder.
 _IGNORED = ("embeddings.position_ids", "cls.")
 
 _ACTIVATIONS: dict[str, Literal["gelu_tanh", "gelu"]] = {
@@ -67,12 +67,12 @@ _ACTIVATIONS: dict[str, Literal["gelu_tanh", "gelu"]] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
-# Settings that give the parameters their meaning, whatever their shapes.
+# Settings that the shapes of the parameters do not reveal.
 _UNSEEN = ("activation", "num_heads", "layer_norm_epsilon")
 
 
 def config_from_json(folder: str | pathlib.Path) -> BertConfig:
-    """Reads the size of an encoder from `config.json`.
+    """Reads the configuration of an encoder from `config.json`.
 
     Raises:
       BadInputError: the file is missing, or describes another architecture.
@@ -104,9 +104,9 @@ def load_bert(
     """Reads the parameters of `models.bert.Bert` from a checkpoint's folder.
 
     Args:
-      folder: holds the file, see `tensors.py`.
-      config: the encoder they are for. A setting that no shape shows and the file's own
-        `config.json` has otherwise (`_UNSEEN`) is refused too.
+      folder: folder of the weights, see `tensors.py`.
+      config: the encoder that the parameters are for. Settings that shapes do not
+        reveal (`_UNSEEN`) must agree with the folder's `config.json`, if it has one.
       needs_pooler: whether a file without the pooler is refused; `transformers` writes
         none with a BertForMaskedLM.
 
@@ -114,8 +114,9 @@ def load_bert(
       float32 host arrays; without "pooler" if the file has none.
 
     Raises:
-      BadInputError: the file is missing or damaged, lacks a tensor, has one too many,
-        or one of another shape; all of them are named.
+      BadInputError: the file is missing or damaged, lacks a tensor, has an unknown one,
+        or one of another shape (the message names the first five of these); or
+        `config.json` has another setting.
     """
     return _encoder_params(folder, _read(folder), config, needs_pooler)
 
@@ -128,15 +129,15 @@ def load_masked_lm(
     Args:
       folder: as in `load_bert`.
       config: as in `load_bert`.
-      needs_pooler: as in `load_bert`; a masked LM itself has no use for it.
+      needs_pooler: as in `load_bert`; a masked LM itself does not use it.
 
     Returns:
       float32 host arrays: "bert", and unless the file has no masked-LM head at all,
       "head_dense", "head_norm" and "head_bias".
 
     Raises:
-      BadInputError: as `load_bert`, of encoder and head; or the file's output matrix is
-        not its word embeddings.
+      BadInputError: as in `load_bert`, for encoder and head; or the file's output
+        matrix differs from its word embeddings.
     """
     tensors = _read(folder)
     params = {"bert": _encoder_params(folder, tensors, config, needs_pooler)}
@@ -153,7 +154,7 @@ def save_bert(path: str | pathlib.Path, params: PyTree, config: BertConfig) -> N
 def save_masked_lm(
     path: str | pathlib.Path, params: PyTree, config: BertConfig
 ) -> None:
-    """Writes a knowledge encoder as `transformers` names a BertForPreTraining's."""
+    """Writes a knowledge encoder with the tensor names of a BertForPreTraining."""
     encoder = _encoder_tensors(params["bert"], config)
     flat = flax.traverse_util.flatten_dict(params, sep="/")
     head = {
@@ -230,7 +231,7 @@ def _to_parameters(
     sources: Mapping[str, list[str]],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> tuple[PyTree, list[str]]:
-    """Returns the parameters that could be made, and why others could not."""
+    """Returns the parameters that could be made, and the problems with the others."""
     params, problems = {}, []
     for name, shape in shapes.items():
         missing = [source for source in sources[name] if source not in tensors]
@@ -274,7 +275,7 @@ def _check_unseen(folder: str | pathlib.Path, config: BertConfig) -> None:
 
 
 def expected_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter of `Bert`, by its path."""
+    """Returns the shape of every parameter of `Bert` by its path."""
     ids = jax.ShapeDtypeStruct((1, 2), np.int32)
     variables = jax.eval_shape(Bert(config).init, jax.random.key(0), ids, ids)
     flat = flax.traverse_util.flatten_dict(variables["params"], sep="/")
@@ -282,7 +283,7 @@ def expected_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
 
 
 def sources_of(name: str, num_layers: int) -> list[str]:
-    """The tensors a parameter is made of: one, or one a layer."""
+    """Returns the names of the tensors of a parameter: one, or one for each layer."""
     if not name.startswith("layers/"):
         return [_NAMES[name]]
     module, _, kind = name.removeprefix("layers/").rpartition("/")
@@ -296,7 +297,11 @@ def sources_of(name: str, num_layers: int) -> list[str]:
 def to_parameter(
     name: str, tensors: list[np.ndarray], shape: tuple[int, ...]
 ) -> np.ndarray:
-    """Transposes matrices, splits heads, stacks layers; ValueError if it won't fit."""
+    """Transposes matrices, splits heads and stacks layers.
+
+    Raises:
+      ValueError: the tensors do not make a parameter of this shape.
+    """
     turn: Callable[[np.ndarray], np.ndarray] = (
         np.transpose if name.endswith("kernel") else np.asarray
     )
@@ -308,7 +313,7 @@ def to_parameter(
 
 
 def _same_but_for_heads(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether `wanted` is `found` with at most one axis split in two."""
+    """Returns whether `wanted` is `found` with at most one axis split in two."""
     if len(found) == len(wanted):
         return found == wanted
     return any(

@@ -1,11 +1,11 @@
-"""The tensors of a checkpoint of `transformers`, whichever library it was saved with.
+"""Reads the tensors of a `transformers` checkpoint, saved from PyTorch or Flax.
 
     model.safetensors     PyTorch's names and shapes
     flax_model.msgpack    Flax's: `kernel` [input, output], `scale`, `embedding`
 
-Both are handed on under PyTorch's names, in which all tables here are written. A
-LayerNorm's `gamma` and `beta`, as weights that came from TensorFlow call them
-(bert-base-uncased's, for one), are handed on as `weight` and `bias`.
+Both are returned under PyTorch's names, which all tables in this package use. A
+LayerNorm's `gamma` and `beta`, the names in weights converted from TensorFlow
+(bert-base-uncased's, for one), are returned as `weight` and `bias`.
 """
 
 import pathlib
@@ -30,7 +30,7 @@ _LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight"}
 
 
 def weights_file(folder: str | pathlib.Path) -> pathlib.Path | None:
-    """Returns the file with the weights in a folder, None if there is none."""
+    """Returns the path of the weights in a folder, None if there are none."""
     paths = (pathlib.Path(folder) / name for name in (SAFETENSORS_FILE, FLAX_FILE))
     return next((path for path in paths if path.exists()), None)
 
@@ -59,7 +59,7 @@ def read_tensors(folder: str | pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _respelled(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Renames what has an old spelling, unless the new name is there beside it."""
+    """Renames tensors with an old spelling, unless the new name exists too."""
     renamed = {}
     for name, tensor in tensors.items():
         new = name

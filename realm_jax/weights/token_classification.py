@@ -1,8 +1,8 @@
-"""A tagger from a BERT that was trained to classify tokens, as `transformers` saves it.
+"""Loads a tagger from a BERT token classifier saved by `transformers`.
 
 The folder holds config.json (a BERT, with `id2label`), vocab.txt, model.safetensors or
-flax_model.msgpack, and perhaps tokenizer_config.json. The paper's tagger is one of
-these: BERT trained on CoNLL-2003 (§3.4).
+flax_model.msgpack, and optionally tokenizer_config.json. The paper's tagger is such a
+model: BERT trained on CoNLL-2003 (§3.4).
 """
 
 import dataclasses
@@ -41,18 +41,18 @@ _FILES = (
     VOCABULARY_FILE,
     TOKENIZER_FILE,
 )
-# Few shapes, for each is compiled; sentences of like length share one.
+# Few shapes, because each is compiled; sentences of similar length share one.
 _BATCH = 32
 _SHORTEST = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenClassifier:
-    """A BERT with a linear layer on every position.
+    """A BERT with a linear layer at every position.
 
     Attributes:
-      config: the encoder.
-      labels: what the classes are called.
+      config: configuration of the encoder.
+      labels: names of the classes.
       vocabulary: the tokenizer it was trained with.
       params: {"bert": ..., "kernel": [embed, label], "bias": [label]}, float32.
     """
@@ -70,17 +70,17 @@ class TokenClassifier:
 
 
 class CheckpointTagger:
-    """Names by a token classifier, dates by the pattern.
+    """Finds names with a token classifier, and dates by the pattern.
 
-    It reads sentence by sentence, as such models are trained; of a sentence longer than
-    its positions, one part after the other.
+    It reads sentence by sentence, as such models are trained; a sentence longer than
+    the model's positions is split into windows.
     """
 
     def __init__(self, folder: str | pathlib.Path):
         """Loads the checkpoint in `folder`.
 
         Raises:
-          BadInputError: as `load_token_classifier`.
+          BadInputError: as in `load_token_classifier`.
         """
         self.classifier = load_token_classifier(folder)
         self.name = f"checkpoint-{_fingerprint(folder)[:16]}-{dates.VERSION}"
@@ -148,13 +148,13 @@ def load_token_classifier(folder: str | pathlib.Path) -> TokenClassifier:
     """Reads a `BertForTokenClassification` of `transformers`.
 
     Args:
-      folder: holds config.json, vocab.txt and the weights. Without
-        tokenizer_config.json a vocabulary with capitals counts as cased.
+      folder: folder of config.json, vocab.txt and the weights. Without
+        tokenizer_config.json a vocabulary with capitals is taken as cased.
 
     Raises:
       BadInputError: a file is missing or damaged, the architecture is another, the
-        labels are not BIO, or tensors and configuration do not fit; what is wrong is
-        named.
+        labels are not BIO, or tensors and configuration disagree; the message names
+        the problems.
     """
     folder = pathlib.Path(folder)
     config = bert_weights.config_from_json(folder)
@@ -183,7 +183,7 @@ def _batches(items: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def _labels(path: pathlib.Path) -> tuple[str, ...]:
-    config = json.loads(path.read_text())  # `config_from_json` has read it before.
+    config = json.loads(path.read_text())  # Already validated by `config_from_json`.
     kind = config.get("model_type", "bert")
     if kind != "bert":
         raise BadInputError(
@@ -243,14 +243,14 @@ def _load_params(folder: pathlib.Path, config: BertConfig, num_labels: int) -> P
 def _encoder_params(
     tensors: dict[str, np.ndarray], config: BertConfig
 ) -> tuple[PyTree, list[str]]:
-    """Returns the encoder's parameters and what is wrong with its tensors."""
+    """Returns the encoder's parameters, and the problems with its tensors."""
     params, problems, used = {}, [], set()
     for name, shape in bert_weights.expected_shapes(config).items():
         sources = bert_weights.sources_of(name, config.num_layers)
         used |= set(sources)
         missing = [source for source in sources if source not in tensors]
         if missing and name.startswith("pooler/"):
-            # Labels need no pooler, and `transformers` leaves it out.
+            # Token classification needs no pooler, and `transformers` leaves it out.
             params[name] = np.zeros(shape, np.float32)
         elif missing:
             problems.append(f"{missing[0]} is missing")
@@ -266,7 +266,7 @@ def _encoder_params(
 
 
 def _fingerprint(folder: str | pathlib.Path) -> str:
-    """Returns the SHA-256 (hex) of what decides which spans are found."""
+    """Returns the SHA-256 (hex) of the files that determine the spans found."""
     digest = hashlib.sha256()
     for name in _FILES:
         path = pathlib.Path(folder) / name
