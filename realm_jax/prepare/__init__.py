@@ -1,5 +1,5 @@
-"""From text to a corpus: documents, blocks, tagged spans, SeqIO tasks and examples.
+"""Prepares a corpus from text: documents, blocks, tagged spans, SeqIO tasks, examples.
 
-The only package that imports TensorFlow, SeqIO and Apache Beam. Whatever trains,
-searches or answers reads what this one wrote.
+This is the only package that imports TensorFlow, SeqIO and Apache Beam. Training,
+search and evaluation read its output.
 """

@@ -1,8 +1,8 @@
-"""Work cut into named parts, made by Apache Beam; a part that is done is kept.
+"""Runs work in named parts with Apache Beam; finished parts are kept.
 
 A part is an object in a scratch folder, which may be gs:// where workers are on other
-machines. It appears whole or not at all, so a run that was killed goes on with what is
-missing. Which worker makes a part, and when, cannot be seen in it.
+machines. It appears whole or not at all, so a run that was killed resumes with the
+missing parts. The content of a part does not depend on which worker makes it, or when.
 """
 
 import argparse
@@ -31,14 +31,14 @@ _BEAM_SAYS_KILLED = "Worker subprocess exited"
 
 
 class MakePart(Protocol):
-    """Makes parts, on a worker; pickled to get there."""
+    """Makes parts on a worker; instances are pickled."""
 
     def __call__(self, name: str, check: Callable[[], None]) -> bytes:
         """Returns the bytes of a part, a function of its name alone.
 
         Args:
-          name: the part.
-          check: to be called now and then; raises `StoppedError` when work shall end.
+          name: name of the part.
+          check: to be called regularly; raises `StoppedError` when work is to end.
         """
         ...
 
@@ -47,20 +47,20 @@ class Parts:
     """The parts of one job.
 
     Attributes:
-      url: the scratch folder.
+      url: address of the scratch folder.
     """
 
     def __init__(self, url: str):
-        """Names the folder; nothing is made yet."""
+        """Sets the scratch folder, without creating it."""
         self.url = url
         self._store = open_store(url)
 
     def done(self) -> set[str]:
-        """Names of the parts that are there."""
+        """Returns the names of the finished parts."""
         return {name.removeprefix(f"{_DONE}/") for name in self._store.list(_DONE)}
 
     def read(self, name: str) -> bytes:
-        """Returns a part that is there."""
+        """Returns the content of a finished part."""
         return self._store.read(f"{_DONE}/{name}")
 
     def make(
@@ -73,19 +73,19 @@ class Parts:
         report: Callable[[int, int], None],
         stop: threading.Event,
     ) -> None:
-        """Makes the parts that are missing.
+        """Makes the missing parts.
 
         Args:
-          names: all parts; file names.
-          make_part: makes one.
+          names: all parts; valid file names.
+          make_part: makes one part.
           workers: processes on this machine, if no other runner is chosen.
           beam_flags: options of Beam, such as --runner=DataflowRunner.
-          report: told how many parts are done and how many there are.
-          stop: ends the work soon; what is under way is lost.
+          report: called with the number of finished parts and of all parts.
+          stop: set to end the work soon; parts in progress are lost.
 
         Raises:
-          BadInputError: a worker met bad input; its message is passed on.
-          StoppedError: asked to stop.
+          BadInputError: a worker found bad input, with its message, or was killed.
+          StoppedError: `stop` was set.
         """
         missing = sorted(set(names) - self.done())
         for marker in (_STOP, _REFUSED):
@@ -108,17 +108,17 @@ class Parts:
         report: Callable[[int, int], None],
         stop: threading.Event,
     ) -> None:
-        """Runs a job to its end and tells how far it is."""
+        """Runs a job to its end and reports its progress."""
         told = -1
         job.start()
         while not job.wait(_POLL_SECONDS):
             if job.killed_worker is not None:
                 self._store.write(_STOP, b"")
                 raise BadInputError(
-                    f"expected workers that live, but one was killed "
+                    f"expected workers to stay alive, but one was killed "
                     f"({job.killed_worker}), "
-                    "perhaps for want of memory; run the same command again, which "
-                    "goes on from here, or take fewer --workers"
+                    "perhaps out of memory; run the same command again, which "
+                    "goes on from here, or use fewer --workers"
                 )
             if stop.is_set():
                 self._store.write(_STOP, b"")
@@ -133,7 +133,7 @@ class Parts:
 
 
 def pipeline_options(flags: Sequence[str], workers: int) -> PipelineOptions:
-    """Returns Beam's options: this machine's processes unless the flags name a runner.
+    """Returns Beam's options, with local processes unless the flags name a runner.
 
     Raises:
       BadInputError: Beam has no such option.
@@ -172,14 +172,14 @@ def _run(
         _ = (
             pipeline
             | "parts" >> beam.Create(names)
-            # Spreads them over the workers; fused with what is before, one has all.
+            # Distributes parts; fused with the step before, one worker would get all.
             | "spread" >> beam.Reshuffle()
             | "make" >> beam.ParDo(_Make(make_part, url))
         )
 
 
 class _Make(beam.DoFn):
-    """Makes a part where it is missing, and says in the folder what was refused."""
+    """Makes a part if it is missing, and records bad input in the scratch folder."""
 
     def __init__(self, make_part: MakePart, url: str):
         self._make_part = make_part
@@ -200,7 +200,7 @@ class _Make(beam.DoFn):
         except StoppedError:
             return
         except BadInputError as error:
-            # Beam would wrap it into a traceback of its own.
+            # Beam would wrap it in a traceback of its own.
             store.write(_REFUSED, json.dumps(str(error)).encode())
             store.write(_STOP, b"")
             return
@@ -208,14 +208,14 @@ class _Make(beam.DoFn):
 
 
 class _Job(threading.Thread):
-    """Runs a function beside the main thread, which stays free for signals.
+    """Runs a function in a thread, so that the main thread can handle signals.
 
-    Processes that it starts inherit its signal mask: Ctrl-C in a terminal goes to the
-    main thread alone, which asks them to end.
+    Processes that it starts inherit its signal mask: Ctrl-C in a terminal only reaches
+    the main thread, which asks them to end.
 
     Attributes:
-      killed_worker: what is known of a process of its that was killed. Beam notices
-        in a thread of its own, and waits for that process for ever.
+      killed_worker: Beam's message on a worker process that was killed, or None. Beam
+        raises it in a thread of its own, and then waits for that process forever.
     """
 
     def __init__(self, function: Callable[[], None]):
@@ -247,22 +247,22 @@ class _Job(threading.Thread):
             self._error = error
 
     def wait(self, seconds: float) -> bool:
-        """Whether the function has ended, within so many seconds."""
+        """Waits up to `seconds`, and returns whether the function has ended."""
         self.join(seconds)
         return not self.is_alive()
 
     def raise_error(self) -> None:
-        """Raises what the function raised."""
+        """Raises the exception that the function raised, if any."""
         if self._error is not None:
             raise self._error
 
 
 @contextlib.contextmanager
 def _quiet_workers() -> Iterator[None]:
-    """Keeps what workers say of their own starting and ending off the screen.
+    """Suppresses the messages that workers log when they start and end.
 
-    They inherit this process's standard error, and log there before they know at which
-    level. An error in their work comes back through Beam.
+    Workers inherit this process's standard error, and log to it before their log level
+    is set. Errors in their work are returned through Beam.
     """
     sys.stderr.flush()
     screen = os.dup(2)
@@ -277,5 +277,5 @@ def _quiet_workers() -> Iterator[None]:
 
 
 def default_workers() -> int:
-    """One for each core this process may use."""
+    """Returns the number of cores available to this process."""
     return len(os.sched_getaffinity(0))

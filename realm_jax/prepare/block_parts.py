@@ -1,4 +1,4 @@
-"""Blocks of a part of a corpus as bytes, and what was counted while they were made."""
+"""Serialises the blocks of a part of a corpus, with counts of its source records."""
 
 import dataclasses
 import io
@@ -18,15 +18,15 @@ _SHOWN = 20
 
 @dataclasses.dataclass
 class Summary:
-    """What became of the records of a source; nothing is lost silently.
+    """Counts of the records of a source by outcome; no record is dropped silently.
 
     Attributes:
       documents: records that are documents.
-      without_text: documents that gave no block.
+      without_text: documents without any block.
       without_title: documents with an empty title; they are kept.
-      bad_records: records that are damaged.
-      first_bad: where and why, of the first of them.
-      left_out: records that a rule leaves out, by rule.
+      bad_records: damaged records.
+      first_bad: place and reason of the first of them.
+      left_out: records that a rule excludes, by rule.
     """
 
     documents: int = 0
@@ -51,7 +51,7 @@ class Summary:
         self.left_out += later.left_out
 
     def to_json(self) -> dict[str, Any]:
-        """The counts as plain JSON."""
+        """Returns the counts as plain JSON values."""
         return {
             **dataclasses.asdict(self),
             "first_bad": [list(record) for record in self.first_bad],
@@ -68,12 +68,12 @@ class Summary:
 
 
 class Part(NamedTuple):
-    """What was made of a part of a source.
+    """Output from a part of a source.
 
     Attributes:
-      blocks: in order; read once.
+      blocks: its blocks in order; can be iterated once.
       documents: the rows of its documents, see `document_rows`.
-      summary: what became of its records.
+      summary: counts of its records.
     """
 
     blocks: Iterator[Block]
@@ -84,7 +84,7 @@ class Part(NamedTuple):
 def pack_blocks(
     blocks: Sequence[Block], documents: np.ndarray, summary: Summary
 ) -> bytes:
-    """Returns a part as bytes; the same one gives the same bytes."""
+    """Serialises a part deterministically."""
     texts = [encode_text(block.text) for block in blocks]
     arrays = {
         "title_lengths": np.array([len(b.title_ids) for b in blocks], np.int32),
@@ -106,7 +106,7 @@ def unpack_blocks(part: bytes) -> Part:
 
 
 def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Returns arrays by name as bytes, NumPy's .npz; its dates are constant."""
+    """Serialises named arrays as NumPy's .npz, whose timestamps are constant."""
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays)
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""Documents to a block store: source, filter, sentences, blocks and tags, in parts."""
+"""Makes a block store from documents, part by part: filters, splits, packs and tags."""
 
 import dataclasses
 import itertools
@@ -28,7 +28,7 @@ from realm_jax.prepare.vocabularies import VocabularyTraining
 _DOCUMENTS_PER_BATCH = 512
 
 PART_VERSION = 2
-"""Of the format of parts: a killed run goes on with those of the same one only."""
+"""Version of the format of parts: a killed run resumes only with parts of the same."""
 
 
 def part_names(num_shards: int) -> list[str]:
@@ -41,12 +41,12 @@ class MakeBlocks:
     """Makes the blocks of a shard; see `beam_parts.MakePart`.
 
     Attributes:
-      source: of the documents.
-      shards: by the name of their part.
+      source: source of the documents.
+      shards: the source's shards by the name of their part.
       vocabulary: the tokenizer.
       tagger: name of the tagger, which each worker loads for itself.
       chunk_length: wordpieces of a block.
-      max_bad_lines: damaged records to bear.
+      max_bad_lines: largest number of damaged records tolerated.
     """
 
     source: DocumentSource
@@ -57,7 +57,7 @@ class MakeBlocks:
     max_bad_lines: int
 
     def __call__(self, name: str, check: Callable[[], None]) -> bytes:
-        """Returns the blocks of the shard and what was counted.
+        """Returns the blocks of the shard and the counts of its records, serialised.
 
         Raises:
           BadInputError: the source cannot be read, or has too many damaged records.
@@ -89,10 +89,10 @@ class MakeBlocks:
 
 
 def require_few_bad(summary: Summary, max_bad_lines: int) -> None:
-    """Checks that there are no more damaged records than can be borne.
+    """Checks that there are no more damaged records than tolerated.
 
     Raises:
-      BadInputError: there are; names the first.
+      BadInputError: there are more; the message names the first.
     """
     if summary.bad_records > max_bad_lines:
         where, reason = summary.first_bad[0]
@@ -111,7 +111,7 @@ def assemble(
     max_bad_lines: int,
     metadata: Mapping[str, Any],
 ) -> BlockStore:
-    """Writes the blocks of all parts, in order, as one store, and opens it.
+    """Writes the blocks of all parts, in order, to one store, and opens it.
 
     Raises:
       BadInputError: no document has text, there are too many damaged records, or the
@@ -135,21 +135,22 @@ def assemble(
 
 
 PART_BYTES = 2 << 20
-"""About how much of a source is one part."""
+"""Approximate size of a part of a source, in bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BlocksConfig:
-    """A block store to make.
+    """Configuration of a block store to be made.
 
     Attributes:
-      corpus: folder to make.
-      source: of the documents, or how `documents.open.open_source` calls it.
-      vocabulary: the tokenizer, or how one is trained on the text.
-      tagger: of salient spans, see `taggers.tagger_by_name`.
-      chunk_length: wordpieces of a block with its title and special pieces.
-      part_bytes: about how much of the source is one part.
-      scratch: where the corpus gets a folder for parts, "" for beside it.
+      corpus: directory of the block store.
+      source: source of the documents, or its name for `documents.open.open_source`.
+      vocabulary: the tokenizer, or how to train one on the text.
+      tagger: tagger of salient spans, see `taggers.tagger_by_name`.
+      chunk_length: wordpieces of a block, title and special pieces included.
+      part_bytes: approximate size of a part of the source, in bytes.
+      scratch: parent of the corpus's folder for parts, "" to place it beside the
+        corpus.
     """
 
     corpus: str
@@ -167,12 +168,12 @@ def prepare_blocks(
     stop: threading.Event | None = None,
     workers: Workers = ALL_CORES,
 ) -> BlockStore:
-    """Makes the block store where it is missing; goes on with what a killed run made.
+    """Makes the block store if it is missing, resuming from the parts of a killed run.
 
     Raises:
       BadInputError: the source is missing, empty or malformed, or the folder holds
         another corpus.
-      StoppedError: asked to stop.
+      StoppedError: `stop` was set.
     """
     source = config.source
     if isinstance(source, str):
@@ -223,8 +224,8 @@ def prepare_blocks(
             },
         )
     except EmptyCorpusError:
-        # Of no use to a later run. Whatever else goes wrong, such as a full disk, is
-        # mended without making the parts again.
+        # The parts are of no use to a later run. After any other failure, such as a
+        # full disk, they need not be made again.
         scratch.clear()
         raise
     scratch.clear()
@@ -240,7 +241,7 @@ def _parts(
     stop: threading.Event | None,
     workers: Workers,
 ) -> Iterator[bytes]:
-    """Makes the parts in a folder of the scratch folder, and reads them in order."""
+    """Makes the parts in a subfolder of the scratch folder, and reads them in order."""
     stop = stop or threading.Event()
     if len(names) == 1 and not workers.beam_flags:
         # Beam takes seconds to start, and one part has work for one process.
@@ -259,7 +260,7 @@ def _parts(
 
 
 def _training(config: BlocksConfig) -> Mapping[str, Any] | None:
-    """How the vocabulary was trained, None if it was given."""
+    """Returns the settings of the vocabulary's training, None if it was given."""
     if isinstance(config.vocabulary, VocabularyTraining):
         return dataclasses.asdict(config.vocabulary)
     return None

@@ -1,4 +1,4 @@
-"""Blocks to examples, shard by shard of a SeqIO task: what workers do second."""
+"""Makes examples from blocks, shard by shard of a SeqIO task."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ _NAME = re.compile(r"(.+)\.(.+)\.(\d+)-of-(\d+)")
 
 @dataclasses.dataclass(frozen=True)
 class TaskSettings:
-    """How the tasks of a corpus are registered; see `prepare.PrepareConfig`."""
+    """Settings to register the tasks of a corpus; see `prepare.PrepareConfig`."""
 
     corpus: str
     name: str
@@ -41,8 +41,8 @@ class TaskSettings:
 
 @functools.cache
 def register(config: TaskSettings) -> None:
-    """Registers the tasks of a corpus; a worker is another process and does it anew."""
-    # TensorFlow takes seconds to import; a corpus that is complete does not need it.
+    """Registers the tasks of a corpus, once in every worker process."""
+    # TensorFlow takes seconds to import, and a complete corpus does not need it.
     import seqio
 
     from realm_jax.data.blocks import BlockStore
@@ -75,12 +75,12 @@ def register(config: TaskSettings) -> None:
 
 
 def _num_shards(num_blocks: int) -> int:
-    """Into how many shards a corpus is cut: enough to spread, few enough to start."""
+    """Returns a number of shards that balances parallelism and start-up cost."""
     return min(max(1, num_blocks // _BLOCKS_PER_SHARD), _MAX_SHARDS)
 
 
 def part_names(config: TaskSettings, task: str, split: str) -> list[str]:
-    """Returns the names of the parts of a task's examples, in order; none if no split.
+    """Returns the names of the parts of a split, in order; none if it does not exist.
 
     Raises:
       BadInputError: there is no such task.
@@ -99,13 +99,13 @@ class MakeExamples:
     """Makes the examples of a shard of a task; see `beam_parts.MakePart`.
 
     Attributes:
-      config: which corpus, and how its tasks are registered.
+      config: the corpus and the settings of its tasks.
     """
 
     config: TaskSettings
 
     def __call__(self, name: str, check: Callable[[], None]) -> bytes:
-        """Returns the examples, one array a feature.
+        """Returns the examples of the shard, serialised, one array per feature.
 
         Raises:
           BadInputError: an example has no fixed shape, or a text cannot be read.
@@ -136,7 +136,7 @@ def assemble(
     """Writes the examples of all parts, in order.
 
     Raises:
-      BadInputError: there is none at all, shapes differ, or the disk is full.
+      BadInputError: there are no examples, shapes differ, or the disk is full.
     """
     from realm_jax.prepare import materialise
 
@@ -166,21 +166,21 @@ def _concatenate(batches: Iterable[Example]) -> Example:
 
 
 def examples_folder(corpus: str, task: str, split: str) -> pathlib.Path:
-    """Where the examples of a task and split lie."""
+    """Returns the directory of the examples of a task and split."""
     return pathlib.Path(corpus) / "examples" / task / split
 
 
 def are_there(tasks: TaskSettings, store: BlockStore, task: str, split: str) -> bool:
-    """Whether the examples of these very settings exist already.
+    """Returns whether the examples of exactly these settings exist.
 
     Args:
-      tasks: how they are made.
-      store: the corpus whose sentences they are of.
-      task: its name.
-      split: of the task.
+      tasks: settings of the tasks.
+      store: the corpus from which the examples are made.
+      task: name of the task.
+      split: split of the task.
 
     Raises:
-      BadInputError: others do, and nothing is overwritten silently.
+      BadInputError: examples of other settings exist, which are never overwritten.
     """
     folder = examples_folder(tasks.knowledge or tasks.corpus, task, split)
     if not folder.exists():
@@ -190,7 +190,7 @@ def are_there(tasks: TaskSettings, store: BlockStore, task: str, split: str) -> 
         expect["corpus_fingerprint"] = (
             BlockStore.open(tasks.knowledge) if tasks.knowledge else store
         ).fingerprint
-        # The spans too: the corpus fingerprint does not know them.
+        # Covers the spans, which the corpus fingerprint leaves out.
         expect["settings_fingerprint"] = store.info.get("settings_fingerprint", "")
         expect["validation_fraction"] = tasks.validation_fraction
         expect["seed"] = tasks.seed
@@ -207,7 +207,7 @@ def are_there(tasks: TaskSettings, store: BlockStore, task: str, split: str) -> 
 def _fit(
     tasks: TaskSettings, store: BlockStore, task: str, split: str, examples: Examples
 ) -> bool:
-    """Whether examples have the lengths, and questions the contents, wanted."""
+    """Returns whether examples have the configured lengths, and the same questions."""
     features = examples.features
     if task == f"{tasks.name}_ict":
         return (features["query_ids"].shape[1], features["document_ids"].shape[1]) == (

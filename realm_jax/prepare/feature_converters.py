@@ -1,7 +1,7 @@
-"""Between NumPy and SeqIO: thin wrappers, no logic of their own.
+"""Wraps NumPy functions for SeqIO, without logic of its own.
 
-Importing this module imports TensorFlow, which takes seconds: a job that trains does
-not (see `examples.py`).
+Importing this module imports TensorFlow, which takes seconds; training jobs do not
+import it (see `examples.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from realm_jax.errors import BadInputError
 def output_features(
     specs: FeatureSpecs, vocab_size: int
 ) -> dict[str, seqio.ContinuousFeature]:
-    """Returns what SeqIO wants to know of the features of a task."""
+    """Returns SeqIO's description of the features of a task."""
     vocabulary = seqio.PassThroughVocabulary(size=vocab_size)
     return {
         name: seqio.ContinuousFeature(
@@ -41,16 +41,16 @@ def expand(
     *,
     chunk_size: int = 64,
 ) -> tf.data.Dataset:
-    """Makes examples of the elements of a dataset with a NumPy function.
+    """Makes examples from the elements of a dataset with a NumPy function.
 
     Args:
-      dataset: elements are scalars.
-      make_examples: from an array of scalars to any number of examples.
+      dataset: a dataset of scalars.
+      make_examples: maps an array of scalars to any number of examples.
       specs: the features of one example.
       chunk_size: scalars per call.
 
     Returns:
-      One element an example, in the order in which the function makes them.
+      A dataset with one element per example, in the order of the function's output.
     """
 
     def make_list(scalars: np.ndarray) -> list[np.ndarray]:
@@ -72,14 +72,14 @@ def restore_shapes(
     sequence_length: Mapping[str, Any] | None,
     specs: FeatureSpecs,
 ) -> tf.data.Dataset:
-    """Gives examples their fixed shapes again, for SeqIO's cache forgets lengths.
+    """Restores the fixed shapes of examples, which SeqIO's cache does not store.
 
-    A preprocessor for after the cache. SeqIO cuts features to `sequence_length` next,
-    and would cut the last [SEP] off: shorter lengths are refused.
+    A preprocessor to follow the cache. SeqIO then truncates features to
+    `sequence_length`, which would remove the last [SEP]: shorter lengths are refused.
 
     Raises:
-      BadInputError: a feature is asked for at less than the length it was made with,
-        or the cache has not all features.
+      BadInputError: a requested length is below the one a feature was made with, or the
+        cache lacks a feature.
     """
     if missing := sorted(specs.keys() - dataset.element_spec.keys()):
         raise BadInputError(
@@ -103,16 +103,16 @@ def restore_shapes(
 
 
 class RealmFeatureConverter(seqio.FeatureConverter):
-    """Passes the features of a task to the model, padded to the lengths asked for.
+    """Passes the features of a task to the model, padded to the requested lengths.
 
-    SeqIO wants a length of every feature: that of a scalar is None. Nothing can be
-    packed. Subclasses name the features.
+    SeqIO requires a length for every feature: that of a scalar is None. Packing is not
+    supported. Subclasses define the features.
     """
 
     PACKING_FEATURE_DTYPES: Mapping[str, tf.dtypes.DType] | None = None
 
     def __init__(self, pack: bool = False, **options):
-        """As `seqio.FeatureConverter`.
+        """Initialises a `seqio.FeatureConverter` without packing.
 
         Raises:
           BadInputError: `pack` is set.
@@ -154,21 +154,21 @@ def _passed(specs: FeatureSpecs) -> dict[str, seqio.FeatureConverter.FeatureSpec
 
 
 class PretrainFeatureConverter(RealmFeatureConverter):
-    """Features of `types.PretrainBatch`; the id of the sentence is left out."""
+    """Converts to the features of `types.PretrainBatch`, without the sentence id."""
 
     TASK_FEATURES = _passed(pretrain_specs())
     MODEL_FEATURES = TASK_FEATURES
 
 
 class InverseClozeFeatureConverter(RealmFeatureConverter):
-    """Features of `types.InverseClozeBatch`."""
+    """Converts to the features of `types.InverseClozeBatch`."""
 
     TASK_FEATURES = _passed(inverse_cloze_specs())
     MODEL_FEATURES = TASK_FEATURES
 
 
 class QuestionFeatureConverter(RealmFeatureConverter):
-    """Features of `types.QuestionBatch`."""
+    """Converts to the features of `types.QuestionBatch`."""
 
     TASK_FEATURES = _passed(question_specs())
     MODEL_FEATURES = TASK_FEATURES

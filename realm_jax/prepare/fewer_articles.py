@@ -1,12 +1,12 @@
-r"""Takes some of the articles of a JSON-lines file, for runs that have less time.
+r"""Selects some of the articles of a JSON-lines file, for shorter runs.
 
     python -m realm_jax.prepare.fewer_articles ARTICLES.jsonl QUESTIONS.jsonl \
         FEWER.jsonl --drawn N
 
-Kept are the articles that questions are about, those of the validation split, without
-which too few masked sentences would be left to measure on, and N others, drawn. They
-stay in their order. Questions over fewer articles are easier: compare figures only over
-the same ones.
+It keeps the articles that questions are about, those of the validation split, without
+which too few masked sentences would be left for evaluation, and N others drawn at
+random, in their order. Questions over fewer articles are easier: compare metrics only
+over the same articles.
 """
 
 import argparse
@@ -26,10 +26,10 @@ def choose(articles: list[dict], asked: set[str], drawn: int, seed: int) -> list
     """Returns the articles to keep.
 
     Args:
-      articles: with `id` and `title`.
-      asked: titles of articles that are kept in any case.
-      drawn: how many of the others.
-      seed: of the draw.
+      articles: objects with `id` and `title`.
+      asked: titles of articles that are always kept.
+      drawn: number of other articles to draw.
+      seed: seeds the draw.
     """
     others = [article["title"] for article in articles if article["title"] not in asked]
     random.Random(seed).shuffle(others)

@@ -1,4 +1,4 @@
-"""Which tasks are registered, how much is in them, and their first examples as text.
+"""Lists registered tasks with their sizes, and renders their first examples as text.
 
 Importing this module imports TensorFlow.
 """
@@ -21,9 +21,9 @@ from realm_jax.prepare import materialise, seqio_tasks
 from realm_jax.prepare.seqio_tasks import BlockSource
 
 Mark = Callable[[str], str]
-"""Makes a mask, an answer or a span stand out, e.g. by colour."""
+"""Highlights a mask, an answer or a span, e.g. by colour."""
 
-# Which split a block is in says its text: reading all of those of Wikipedia takes
+# The split of a block depends on its text, and reading all texts of Wikipedia takes
 # minutes.
 _MAX_COUNTED_BLOCKS = 1 << 20
 _EXAMPLES = "examples"
@@ -33,9 +33,9 @@ class Summary(NamedTuple):
     """One split of a task.
 
     Attributes:
-      task: its name.
-      split: the split; "" for a mixture that has none.
-      content: what is in it, with counts, in words.
+      task: name of the task.
+      split: name of the split; "" for a mixture that has none.
+      content: readable description of the content, with counts.
     """
 
     task: str
@@ -46,13 +46,14 @@ class Summary(NamedTuple):
 def register_prepared(name: str, corpus: str | os.PathLike[str]) -> list[str]:
     """Registers a corpus with the settings its materialised examples were made with.
 
-    Settings that no examples tell are the defaults of `seqio_tasks.register_corpus`.
+    Settings that examples do not record are the defaults of
+    `seqio_tasks.register_corpus`.
 
     Returns:
       The names of the tasks.
 
     Raises:
-      BadInputError: as `seqio_tasks.register_corpus`, or examples are damaged.
+      BadInputError: as in `seqio_tasks.register_corpus`, or examples are damaged.
     """
     store = BlockStore.open(corpus)
     settings: dict[str, Any] = {"document_length": store.chunk_length}
@@ -70,10 +71,10 @@ def register_prepared(name: str, corpus: str | os.PathLike[str]) -> list[str]:
 
 
 def summaries(names: Iterable[str] | None = None) -> list[Summary]:
-    """Returns what is registered, by name, with a row for each split.
+    """Returns a summary of every split of registered tasks, sorted by name.
 
     Args:
-      names: tasks and mixtures; None takes all.
+      names: names of tasks and mixtures; None selects all.
 
     Raises:
       BadInputError: a name is unknown, or examples on disk are damaged.
@@ -94,10 +95,10 @@ def show(name: str, split: str, count: int, mark: Mark = str) -> Iterator[list[s
     """Yields the first examples of a task or mixture, each as lines of text.
 
     Args:
-      name: of the task or mixture.
+      name: name of the task or mixture.
       split: one of its splits, or "" for the first of them.
-      count: how many examples, at most.
-      mark: applied to `[MASK]`, to answers and to spans, which stand in brackets.
+      count: maximum number of examples.
+      mark: applied to `[MASK]`, and to answers and spans, which are in brackets.
 
     Raises:
       BadInputError: the task or the split is unknown, or no example can be made.
@@ -123,7 +124,10 @@ def show(name: str, split: str, count: int, mark: Mark = str) -> Iterator[list[s
 
 
 def find_vocabulary(provider: seqio.Task | seqio.Mixture) -> WordPiece | None:
-    """Returns the tokenizer of a task's wordpieces, if any registered source has it."""
+    """Returns the tokenizer of a task's wordpieces, None if no source has it.
+
+    Registered sources are matched by the fingerprint of their vocabulary.
+    """
     wanted = seqio_tasks.provenance(provider).get("vocabulary_fingerprint")
     tasks = [seqio.TaskRegistry.get(name) for name in seqio.TaskRegistry.names()]
     for task in tasks:
@@ -178,7 +182,7 @@ def _materialised(
 def _examples(
     provider: seqio.Task | seqio.Mixture, split: str, count: int
 ) -> Iterator[Mapping[str, Any]]:
-    """Yields examples shard by shard: the first ones need not read the whole corpus."""
+    """Yields examples shard by shard, so that the first ones read only a part."""
     shards = 1
     if isinstance(provider, seqio.Task) and isinstance(provider.source, BlockSource):
         shards = len(provider.source.list_shards(split))
@@ -211,12 +215,12 @@ def _features(provider: seqio.Task | seqio.Mixture) -> Mapping[str, Any]:
 
 
 class Origin(NamedTuple):
-    """Where examples come from.
+    """Origin of examples.
 
     Attributes:
       vocabulary: the tokenizer of their wordpieces, if known.
-      store: the corpus they are made of, if it is one.
-      features: what SeqIO knows of their features.
+      store: the corpus they are made from, if any.
+      features: SeqIO's description of their features.
     """
 
     vocabulary: WordPiece | None
@@ -225,17 +229,17 @@ class Origin(NamedTuple):
 
 
 def describe(example: Mapping[str, Any], origin: Origin, mark: Mark = str) -> list[str]:
-    """Returns an example as lines, each beginning with what it is.
+    """Renders an example as lines, each of which begins with a label.
 
-    Masked sentences have `[MASK]` where the model sees it, and a second time with the
-    answers in brackets; pairs and blocks have title and body, blocks with the spans of
-    the corpus in brackets; questions have the answers that the reader can find. Of
-    other examples every feature is a line.
+    Masked sentences are shown with `[MASK]` as the model sees them, and again with the
+    answers in brackets; pairs and blocks with title and body, blocks with the spans of
+    the corpus in brackets; questions with the answers that the reader can find. Other
+    examples have a line for every feature.
 
     Args:
       example: NumPy arrays by name.
-      origin: where it comes from.
-      mark: applied to every `[MASK]` and to what stands in brackets.
+      origin: its origin.
+      mark: applied to every `[MASK]` and to bracketed text.
     """
     names, (vocabulary, store, features) = example.keys(), origin
     if vocabulary is not None:
@@ -341,7 +345,7 @@ def _row(ids: np.ndarray, vocabulary: WordPiece) -> str:
 
 
 def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns ascending positions as stretches [start, end)."""
+    """Groups ascending positions into runs [start, end)."""
     runs: list[tuple[int, int]] = []
     for position in positions:
         if runs and runs[-1][1] == position:
@@ -354,7 +358,7 @@ def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
 def _bracketed(
     ids: np.ndarray, runs: Iterable[tuple[int, int]], vocabulary: WordPiece, mark: Mark
 ) -> str:
-    """Returns the text of a row with the stretches in brackets."""
+    """Returns the text of a row with the runs in brackets."""
     special = (vocabulary.pad, vocabulary.cls, vocabulary.sep)
 
     def text(start: int, end: int) -> str:
@@ -368,7 +372,7 @@ def _bracketed(
 
 
 def _any(value: Any, feature: Any) -> str:
-    """Returns a feature of a task of any kind as text."""
+    """Returns a feature of an arbitrary task as text."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     value = np.asarray(value)

@@ -1,4 +1,4 @@
-"""Any SeqIO task to examples on disk, so that training runs without TensorFlow."""
+"""Materialises SeqIO tasks on disk, so that training runs without TensorFlow."""
 
 import os
 import re
@@ -29,13 +29,13 @@ def materialise(
 
     Args:
       task_or_mixture: a name registered with SeqIO; its features have fixed shapes.
-      split: train, validation or what the task calls its splits.
-      directory: must not exist, or be empty; see `data.examples`.
-      use_cached: read what SeqIO's caching tool made, instead of making it anew.
-      seed: of preprocessors that draw and of mixing.
+      split: train, validation or another split of the task.
+      directory: must be absent or empty; see `data.examples`.
+      use_cached: read the output of SeqIO's caching tool.
+      seed: seeds random preprocessors and mixing.
 
     Returns:
-      The examples; their metadata have task, split and what is known of the source.
+      The examples; their metadata hold task, split and provenance.
 
     Raises:
       BadInputError: the task or the split is unknown, nothing is cached, an example
@@ -55,7 +55,7 @@ def materialise(
 
 
 def metadata(task_or_mixture: str, split: str, seed: int) -> dict[str, Any]:
-    """Returns what is kept with materialised examples: what they were made from."""
+    """Returns the metadata of materialised examples: task, split, seed, provenance."""
     return {
         "task": task_or_mixture,
         "split": split,
@@ -65,9 +65,9 @@ def metadata(task_or_mixture: str, split: str, seed: int) -> dict[str, Any]:
 
 
 def num_shards(task_or_mixture: str, split: str) -> int:
-    """Returns into how many shards a task can be cut; those of a mixture depend on all.
+    """Returns the number of shards of a task, 1 for a mixture or a cached task.
 
-    The examples of the shards, one after the other, are those of the task.
+    The concatenated examples of the shards are those of the task.
     """
     provider = find_task(task_or_mixture)
     if isinstance(provider, seqio.Mixture) or is_cached(task_or_mixture):
@@ -76,7 +76,7 @@ def num_shards(task_or_mixture: str, split: str) -> int:
 
 
 def is_cached(task_or_mixture: str) -> bool:
-    """Returns whether SeqIO's caching tool has made the examples of a task already."""
+    """Returns whether SeqIO's caching tool has cached the examples of a task."""
     provider = find_task(task_or_mixture)
     return isinstance(provider, seqio.Task) and provider.cache_dir is not None
 
@@ -85,7 +85,7 @@ def find_task(name: str) -> seqio.Task | seqio.Mixture:
     """Returns a registered task or mixture.
 
     Raises:
-      BadInputError: there is none of this name; those that there are are listed.
+      BadInputError: the name is unknown; the message lists the registered ones.
     """
     try:
         return seqio.get_mixture_or_task(name)
@@ -110,12 +110,13 @@ def batches(
     Args:
       task_or_mixture: a name registered with SeqIO; its features have fixed shapes.
       split: one of its splits.
-      use_cached: read what SeqIO's caching tool made, instead of making it anew.
-      seed: of preprocessors that draw and of mixing.
-      shard: (index, count), of `num_shards`; None for all of it.
+      use_cached: read the output of SeqIO's caching tool.
+      seed: seeds random preprocessors and mixing.
+      shard: (index, count), where count is `num_shards`; None for all shards.
 
     Raises:
-      BadInputError: as `materialise`.
+      BadInputError: nothing is cached, an example has no fixed shape, or bad input was
+        found while making examples.
     """
     provider = find_task(task_or_mixture)
     try:
@@ -129,7 +130,7 @@ def batches(
         )
         names = list(provider.output_features)
         yield from numpy_batches(dataset, names, _WRITE_EXAMPLES)
-    except AssertionError as error:  # SeqIO's way to say that nothing is cached.
+    except AssertionError as error:  # SeqIO raises it if nothing is cached.
         raise BadInputError(
             f"expected a cache of {provider.name}, but {error}; run SeqIO's caching "
             "tool, add the cache directory, or do without the cache."
@@ -139,6 +140,6 @@ def batches(
 
 
 def unwrapped(error: tf.errors.OpError) -> Exception:
-    """Returns the BadInputError that TensorFlow wrapped, or else `error` itself."""
+    """Returns the `BadInputError` wrapped by TensorFlow, or else `error` itself."""
     found = re.search(r"BadInputError: (.*)", str(error))
     return BadInputError(found[1]) if found else error

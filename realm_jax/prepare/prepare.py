@@ -3,10 +3,10 @@
     CORPUS/                              the block store (see `data/blocks.py`)
     CORPUS/examples/<task>/<split>/      examples a trainer reads without TensorFlow
 
-Apache Beam makes both part by part: source, filter, sentences, blocks and tags first,
-then the examples of each task. Whatever the number of workers, the size of a part and
-the runner, the bytes are the same. What is there already is not made again; a run that
-was killed goes on with the parts that are missing.
+Apache Beam makes both part by part: first the tagged blocks, then the examples of each
+task. The bytes do not depend on the number of workers, the size of a part or the
+runner. Existing outputs are not made again; a run that was killed resumes with the
+missing parts.
 """
 
 import dataclasses
@@ -30,46 +30,45 @@ from realm_jax.prepare.examples import are_there, examples_folder
 from realm_jax.prepare.scratch import ALL_CORES, Report, Scratch, Workers
 from realm_jax.prepare.vocabularies import VocabularyTraining
 
-# Of the arrays that parts of examples hold: those of other versions are not mixed in.
+# Version of the arrays in parts of examples; parts of other versions are not used.
 _PARTS_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class PrepareConfig:
-    """What to prepare.
+    """Configuration of a corpus and its examples.
 
     Attributes:
-      corpus: folder to make.
-      source: of the documents, see `documents.open.open_source`; most simply
-        JSON lines with `title` and `text`, plain or gzipped. "" where the corpus is
-        there, made by `update_corpus`: only examples are made then.
-      name: of the corpus; its tasks are `<name>_ict`, `<name>_salient` and, with
+      corpus: directory of the block store.
+      source: source of the documents, see `documents.open.open_source`; in the simplest
+        case JSON lines with `title` and `text`, plain or gzipped. "" for an existing
+        corpus made by `update_corpus`: only examples are made then.
+      name: name of the corpus; its tasks are `<name>_ict`, `<name>_salient` and, with
         questions, `<name>_questions`.
       vocabulary: a BERT `vocab.txt`, or "" to train one on the text.
-      vocabulary_size: wordpieces of a vocabulary that is trained.
+      vocabulary_size: number of wordpieces of a trained vocabulary.
       lowercase: whether text is lowercased; False for a cased vocabulary.
-      strip_accents: whether accents are removed; None as BERT does, if it lowercases.
-        False for scripts that this would take apart, such as Hangul.
-      chunk_length: wordpieces of a block with its title and special pieces.
-      tagger: of salient spans, see `taggers.tagger_by_name`.
+      strip_accents: whether accents are removed; None follows BERT, which strips them
+        if it lowercases. False for scripts that this would decompose, such as Hangul.
+      chunk_length: wordpieces of a block, title and special pieces included.
+      tagger: tagger of salient spans, see `taggers.tagger_by_name`.
       questions: JSON lines of questions, or "".
       query_length: wordpieces of a masked sentence or a question.
       inverse_cloze_query_length: wordpieces of an inverse cloze query.
       max_masks: masked wordpieces that are scored.
-      validation_fraction: share of the articles no training example is made from.
-      examples: which of the corpus's own tasks to materialise, such as "salient" or
-        `<name>_salient`; none for all of them: ict, salient and questions.
-      more_tasks: registered SeqIO tasks and mixtures to materialise as well.
-      knowledge: the prepared corpus that is searched for the sentences of this one,
-        where it is another (X and Z in REALM, section 4.3), or "". Its vocabulary is
-        used, and the examples lie with it, where a trainer of it looks for them.
-      modules: imported by every worker, for tasks of your own.
-      seqio_cache: folder where SeqIO's caching tool has put examples, or "".
-      seed: of random choices in making examples.
-      part_bytes: about how much of the source is one part.
-      scratch: in which folder the corpus gets one of its own for parts until all are
-        there, or "" for one beside the corpus. On gs:// where Beam's workers are on
-        other machines.
+      validation_fraction: share of the articles that are held out from training.
+      examples: the corpus's own tasks to materialise, such as "salient" or
+        `<name>_salient`; empty for all of them: ict, salient and questions.
+      more_tasks: other registered SeqIO tasks and mixtures to materialise.
+      knowledge: another prepared corpus that is searched for the sentences of this one
+        (X and Z in REALM, section 4.3), or "". Its vocabulary is used, and the examples
+        are stored with it, where its trainer looks for them.
+      modules: modules imported by every worker, for user-defined tasks.
+      seqio_cache: output folder of SeqIO's caching tool, or "".
+      seed: seeds random choices in making examples.
+      part_bytes: approximate size of a part of the source, in bytes.
+      scratch: parent of the corpus's folder for parts, or "" to place it beside the
+        corpus. On gs:// where Beam's workers are on other machines.
     """
 
     corpus: str
@@ -102,21 +101,21 @@ def run(
     stop: threading.Event | None = None,
     workers: Workers = ALL_CORES,
 ) -> BlockStore:
-    """Makes what is missing of the corpus and its examples.
+    """Makes the missing parts of the corpus and its examples.
 
     Args:
-      config: what to make.
-      report: told of progress.
-      stop: asks to end soon; what is done stays.
-      workers: who makes it.
+      config: the corpus and its examples.
+      report: called with progress.
+      stop: set to end soon; finished parts are kept.
+      workers: the processes that make them.
 
     Raises:
       BadInputError: the source is missing, empty or malformed, the folder holds another
-        corpus, or `examples` names a task that there is not.
-      StoppedError: asked to stop.
+        corpus, or `examples` names an unknown task.
+      StoppedError: `stop` was set.
     """
     stop = stop or threading.Event()
-    # What costs nothing to check comes before hours of work.
+    # Cheap checks come before hours of work.
     _require_task_name(config.name)
     wanted = _wanted_examples(config)
     if config.source:
@@ -143,7 +142,7 @@ def _require_task_name(name: str) -> None:
 
 
 def _existing(config: PrepareConfig) -> BlockStore:
-    """Opens a corpus that is there, and whose source nobody has as one."""
+    """Opens an existing corpus, which was not made from a single source."""
     store = BlockStore.open(config.corpus)
     if store.chunk_length != config.chunk_length:
         raise BadInputError(
@@ -175,12 +174,12 @@ def _vocabulary(config: PrepareConfig) -> WordPiece | VocabularyTraining:
 
 
 def _wanted_examples(config: PrepareConfig) -> list[tuple[str, str]]:
-    """The tasks and splits to materialise."""
+    """Returns the tasks and splits to materialise."""
     suffixes = _wanted_suffixes(config)
     of_blocks = [suffix for suffix in suffixes if suffix != "questions"]
     names = [f"{config.name}_{suffix}" for suffix in of_blocks] + [*config.more_tasks]
-    # Validation first: too small a share of too few articles leaves it empty, which
-    # must be refused before anything is trained on the rest.
+    # Validation first: a small share of few articles can leave it empty, which must be
+    # refused before anything is trained on the rest.
     wanted = [(name, split) for name in names for split in ("validation", "train")]
     if "questions" in suffixes:
         splits = dict.fromkeys(q.split for q in read_questions(config.questions))
@@ -189,10 +188,10 @@ def _wanted_examples(config: PrepareConfig) -> list[tuple[str, str]]:
 
 
 def _wanted_suffixes(config: PrepareConfig) -> list[str]:
-    """Which of the corpus's own tasks to materialise, in order; all if none is named.
+    """Returns the suffixes of the tasks to materialise, in order; all if none is named.
 
     Raises:
-      BadInputError: one is named that there is not.
+      BadInputError: an unknown task is named.
     """
     known = [] if config.knowledge else ["ict"]
     known += ["salient"] + (["questions"] if config.questions else [])

@@ -1,4 +1,4 @@
-"""The SeqIO task of a set of questions, for the retrieving reader.
+"""Registers a set of questions as a SeqIO task, for Open-QA fine-tuning.
 
 Importing this module imports TensorFlow.
 """
@@ -26,11 +26,12 @@ class QuestionSource(seqio.FunctionDataSource):
     """Rows of the questions of a split, as int32 scalars.
 
     Attributes:
+      vocabulary: the tokenizer of the corpus.
       provenance: fingerprint of the vocabulary.
     """
 
     def __init__(self, questions: list[Question], vocabulary: WordPiece):
-        """Describes questions, as `read_questions` returns them."""
+        """Creates a source from questions, as returned by `read_questions`."""
         rows: dict[str, list[int]] = {}
         for row, question in enumerate(questions):
             rows.setdefault(question.split, []).append(row)
@@ -38,7 +39,7 @@ class QuestionSource(seqio.FunctionDataSource):
         self.provenance = {"vocabulary_fingerprint": vocabulary.fingerprint}
 
         def dataset_fn(split: str, shuffle_files: bool, seed: int | None = None):
-            del shuffle_files, seed  # One shard: the task's own shuffling is enough.
+            del shuffle_files, seed  # A single shard, which the task itself shuffles.
             ids = np.array(rows[split], np.int32)
             return tf.data.Dataset.from_tensor_slices(ids)
 
@@ -56,21 +57,20 @@ def register_question_task(
     max_answer_length: int = MAX_ANSWER_LENGTH,
     max_pattern_length: int | None = None,
 ) -> None:
-    """Registers the task `name`, whose examples are rows of a `types.QuestionBatch`.
+    """Registers a task with rows of a `types.QuestionBatch` as examples.
 
     It has the splits of the questions.
 
     Args:
       name: letters, digits and underscores.
-      questions: of any splits, as `read_questions` or `open_qa.sets.read_set` returns
-        them.
-      vocabulary: the tokenizer of the corpus they are asked of.
+      questions: questions of any splits, as returned by `read_questions` or
+        `open_qa.sets.read_set`.
+      vocabulary: the tokenizer of the corpus that answers them.
       query_length: wordpieces of a question, special pieces included.
-      max_answers: answers kept of each question.
-      max_answer_length: wordpieces of the longest answer the reader can find.
-      max_pattern_length: characters of the longest answer that is a regular
-        expression. By default as `pattern_length` says; sets that are to be mixed
-        need the same.
+      max_answers: answers kept for each question.
+      max_answer_length: longest answer the reader can find, in wordpieces.
+      max_pattern_length: longest regular expression as an answer, in characters. None
+        is that of `pattern_length`; sets to be mixed need the same.
 
     Raises:
       BadInputError: a pattern is too long, or the name is taken.

@@ -1,4 +1,4 @@
-"""Where the parts of a corpus lie until all are there, and who makes them."""
+"""Manages the scratch folder for the parts of a corpus, and the workers' settings."""
 
 import dataclasses
 import hashlib
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from realm_jax.prepare.beam_parts import MakePart, Parts
 
 Report = Callable[[str, int, int | None], None]
-"""Called with (what is being made, how many are done, how many there are)."""
+"""Progress callback: (kind of output, number done, total number or None)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-    """Who does the work; nothing that is made depends on it.
+    """Settings of the workers, on which the output does not depend.
 
     Attributes:
-      count: processes on this machine; 0 for one a core.
+      count: processes on this machine; 0 for one per core.
       beam_flags: options of Apache Beam, such as --runner=DataflowRunner.
-      max_bad_lines: damaged records to leave out before giving up.
+      max_bad_lines: largest number of damaged records that are left out.
     """
 
     count: int = 0
@@ -34,22 +34,22 @@ class Workers:
 
 
 ALL_CORES = Workers()
-"""Processes on this machine, one a core."""
+"""One process per core of this machine."""
 
 
 class Scratch:
-    """A folder of one corpus alone: in the end it is removed with all in it.
+    """A folder exclusive to one corpus, removed with its content in the end.
 
     Attributes:
-      url: where it is.
+      url: address of the folder.
     """
 
     def __init__(self, corpus: str, root: str = ""):
-        """Names the folder.
+        """Determines the folder, without creating it.
 
         Args:
           corpus: the corpus to be made.
-          root: where it gets its folder, perhaps on gs://; "" is beside the corpus.
+          root: parent of the folder, local or on gs://; "" places it beside the corpus.
         """
         path = pathlib.Path(corpus)
         self.url = str(path.with_name(f"{path.name}.parts"))
@@ -58,19 +58,19 @@ class Scratch:
             self.url = f"{root.rstrip('/')}/{path.name}-{whose}.parts"
 
     def folder(self, name: str) -> str:
-        """Returns where a folder in it is."""
+        """Returns the address of a subfolder."""
         return f"{self.url}/{name}"
 
     def store(self) -> Store:
-        """Returns it as a store."""
+        """Opens the folder as a store."""
         return open_store(self.url)
 
     def clear(self) -> None:
-        """Removes all that is in it."""
+        """Removes the folder and its content."""
         store = self.store()
         for name in store.list():
             store.delete(name)
-        # On a disk folders outlive what was in them.
+        # On a disk, empty folders remain.
         shutil.rmtree(self.url, ignore_errors=True)
 
     def make_parts(
@@ -84,14 +84,14 @@ class Scratch:
         stop: threading.Event,
         workers: Workers,
     ) -> "Parts":
-        """Makes the parts that are missing, see `beam_parts.Parts.make`.
+        """Makes the missing parts; see `beam_parts.Parts.make`.
 
         Raises:
-          BadInputError: a worker met bad input, or was killed.
-          StoppedError: asked to stop; what is done stays.
+          BadInputError: a worker found bad input, or was killed.
+          StoppedError: `stop` was set; finished parts are kept.
         """
-        # Beam takes seconds to import; a corpus that is complete does not need it. It
-        # warns of clients for Google Cloud that are not there, and not needed.
+        # Beam takes seconds to import, and a complete corpus does not need it. It warns
+        # about missing Google Cloud clients, which are not needed.
         logging.disable(logging.WARNING)
         try:
             from realm_jax.prepare.beam_parts import Parts, default_workers

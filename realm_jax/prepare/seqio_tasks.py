@@ -1,4 +1,4 @@
-"""The SeqIO tasks of a prepared corpus, and the registration of any other task.
+"""Registers the SeqIO tasks of a prepared corpus, and other tasks.
 
 Importing this module imports TensorFlow.
 """
@@ -30,17 +30,22 @@ NUM_SHARDS = 64
 class BlockSource(seqio.DataSource):
     """Ids of the blocks of a split, as int32 scalars.
 
-    A shard is a range of blocks, of which each split takes its own: the articles held
-    out are the same however many shards there are. Texts are read (for the article a
-    block belongs to) when a shard is first asked for, and only those of that shard.
+    A shard is a range of blocks, of which each split takes its own: the held-out
+    articles do not depend on the number of shards. The texts of a shard, which name the
+    article of each block, are read when the shard is first used.
+
+    Attributes:
+      store: the corpus.
+      provenance: fingerprints of corpus, vocabulary and settings, and the share of
+        held-out articles.
     """
 
     def __init__(self, store: BlockStore, num_shards: int, fraction: float):
-        """Describes the blocks of `store`.
+        """Creates a source of the blocks of `store`.
 
         Args:
           store: the corpus.
-          num_shards: into how many ranges its blocks are cut.
+          num_shards: number of ranges of its blocks.
           fraction: share of the articles in the validation split.
         """
         super().__init__(splits=(TRAIN, VALIDATION))
@@ -48,10 +53,10 @@ class BlockSource(seqio.DataSource):
         self.provenance = {
             "corpus_fingerprint": store.fingerprint,
             "vocabulary_fingerprint": store.vocabulary.fingerprint,
-            # Changes with the spans too, of which the corpus fingerprint is unaware.
+            # Covers the spans, which the corpus fingerprint leaves out.
             "settings_fingerprint": store.info.get("settings_fingerprint", ""),
-            # Examples of two shares must not meet: each one's held out articles may
-            # be trained on in the other.
+            # Examples of two shares must not be mixed: the held-out articles of one
+            # may be trained on in the other.
             "validation_fraction": fraction,
         }
         self._fraction = fraction
@@ -61,7 +66,7 @@ class BlockSource(seqio.DataSource):
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
-        """False: shards are those of `list_shards`."""
+        """Always False: the shards are those of `list_shards`."""
         return False
 
     def list_shards(self, split: str) -> list[str]:
@@ -80,7 +85,7 @@ class BlockSource(seqio.DataSource):
         """Returns the ids of every `num_shards`-th shard, from `index` on.
 
         Raises:
-          BadInputError: no article at all is in this split.
+          BadInputError: the whole split has no article.
         """
         shards = range(len(self._bounds) - 1)
         if shard_info is not None:
@@ -129,27 +134,28 @@ def register_corpus(
 ) -> list[str]:
     """Registers `<name>_blocks`, `_ict`, `_salient`, `_random_tokens`, `_random_spans`.
 
-    `<name>_blocks` are the documents, `_ict` sentences and their blocks, `_salient`
-    sentences with a salient span masked, `_random_tokens` and `_random_spans` sentences
-    with random masks. Each has the splits train and validation.
+    `<name>_blocks` contains the documents, `_ict` sentences and their blocks,
+    `_salient` sentences with a salient span masked, `_random_tokens` and
+    `_random_spans` sentences with random masks. Each has the splits train and
+    validation.
 
     Args:
       name: letters, digits and underscores.
       store: the corpus.
-      tagger: None masks the spans that were found in preparing. Otherwise the salient
-        task has those that this tagger finds in the blocks, whatever is stored: it runs
-        when examples are made, shard by shard, and the corpus stays as it is.
-      knowledge: the prepared corpus that is searched for these sentences, where it is
-        another one (X and Z in REALM, section 4.3). Then only the tasks of masked
-        sentences are registered, which name no block of their own.
+      tagger: None masks the spans stored in the corpus. Otherwise the salient task
+        masks those that this tagger finds in the blocks: it runs when examples are
+        made, shard by shard, and the corpus is not changed.
+      knowledge: another prepared corpus that is searched for these sentences (X and Z
+        in REALM, section 4.3). Then only the tasks of masked sentences are registered,
+        without a source block.
       query_length: wordpieces of a masked sentence, special pieces included.
       inverse_cloze_query_length: the same of an inverse cloze query.
       document_length: the same of a document.
       max_masks: masked wordpieces that are scored.
-      num_shards: into how many parts SeqIO can split the work.
-      validation_fraction: share of the articles no training example is made from.
-      seed: which inverse cloze queries are removed from their blocks, and what the
-        random masks hide.
+      num_shards: number of shards into which SeqIO can split the work.
+      validation_fraction: share of the articles that are held out from training.
+      seed: determines which inverse cloze queries are removed from their blocks, and
+        the random masks.
 
     Returns:
       The names of the tasks.
@@ -198,7 +204,7 @@ def register_corpus(
 def _of_no_block(
     make_examples: Callable[..., Example], *args: object, **options: object
 ) -> Example:
-    """Masked sentences that were taken from no block of the corpus that is searched."""
+    """Returns examples without a source block in the corpus that is searched."""
     examples = make_examples(*args, **options)
     source_block = np.full_like(examples["source_block"], NULL_BLOCK)
     return {**examples, "source_block": source_block}
@@ -216,7 +222,7 @@ def block_specs(document_length: int) -> FeatureSpecs:
 def block_examples(
     store: BlockStore, block_ids: np.ndarray, *, document_length: int
 ) -> Example:
-    """Returns the blocks as `BlockStore.document_ids` makes them, with their ids."""
+    """Returns block ids with the output of `BlockStore.document_ids`."""
     ids, segments = store.document_ids(block_ids, document_length)
     return {
         "block_id": np.asarray(block_ids, np.int32),
@@ -232,7 +238,14 @@ def add_task(
     specs: FeatureSpecs,
     vocab_size: int,
 ) -> None:
-    """Registers a task whose examples a NumPy function makes of what a source yields.
+    """Registers a task that maps the elements of a source with a NumPy function.
+
+    Args:
+      name: letters, digits and underscores.
+      source: a source of scalars.
+      make_examples: maps an array of scalars to any number of examples.
+      specs: the features of one example.
+      vocab_size: number of wordpieces.
 
     Raises:
       BadInputError: the name is taken, or SeqIO does not allow it.
@@ -240,7 +253,7 @@ def add_task(
     try:
         seqio.TaskRegistry.add(
             name,
-            # SeqIO's protocol asks for more than its own base class promises.
+            # SeqIO's protocol requires more than its own base class declares.
             source=source,  # pyright: ignore[reportArgumentType]
             preprocessors=[
                 functools.partial(expand, make_examples=make_examples, specs=specs),
@@ -259,10 +272,10 @@ def add_task(
 def require_vocabulary(
     store: BlockStore, wanted: str | os.PathLike[str] | WordPiece
 ) -> None:
-    """Checks that a corpus was prepared with a vocabulary.
+    """Checks that a corpus was prepared with a given vocabulary.
 
     Raises:
-      BadInputError: it was not.
+      BadInputError: it was prepared with another one.
     """
     if not isinstance(wanted, WordPiece):
         wanted = WordPiece.load(
@@ -280,10 +293,10 @@ def require_vocabulary(
 
 
 def _tagged_by(blocks: BlockSource, tagger: Tagger | None) -> BlockSource:
-    """Returns the source under fingerprints that tell other spans apart."""
+    """Returns the source with fingerprints that depend on the tagger."""
     if tagger is None:
         return blocks
-    tagged = copy.copy(blocks)  # It shares what was read of the articles.
+    tagged = copy.copy(blocks)  # Shares the cache of held-out blocks.
     settings = f"{blocks.provenance['settings_fingerprint']}\0{tagger.name}"
     tagged.provenance = {
         **blocks.provenance,
@@ -294,10 +307,10 @@ def _tagged_by(blocks: BlockSource, tagger: Tagger | None) -> BlockSource:
 
 
 def provenance(provider: seqio.Task | seqio.Mixture) -> dict[str, str | float]:
-    """Returns what the examples of a task are made from: fingerprints and shares.
+    """Returns the provenance of a task's examples: fingerprints and shares.
 
-    Sources tell theirs in an attribute `provenance`. A mixture has what all its tasks
-    have in common.
+    Sources provide it as an attribute `provenance`. A mixture has the values that all
+    its tasks have in common.
     """
     tasks = provider.tasks if isinstance(provider, seqio.Mixture) else [provider]
     known = [getattr(task.source, "provenance", {}) for task in tasks]

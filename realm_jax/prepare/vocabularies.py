@@ -1,4 +1,4 @@
-"""Vocabularies trained on the text of a corpus."""
+"""Trains vocabularies on the text of a corpus."""
 
 import dataclasses
 import pathlib
@@ -11,17 +11,18 @@ from realm_jax.prepare.documents.source import DocumentSource, read_all
 from realm_jax.storage import Store
 
 SIZE = 8192
-"""Wordpieces of a vocabulary that is trained, unless another number is asked for."""
+"""Default size of a trained vocabulary, in wordpieces."""
 
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyTraining:
-    """How a vocabulary is trained.
+    """Configuration of a vocabulary's training.
 
     Attributes:
-      size: wordpieces.
+      size: number of wordpieces.
       lowercase: whether text is lowercased.
-      strip_accents: whether accents are removed; None as BERT does, if it lowercases.
+      strip_accents: whether accents are removed; None follows BERT, which strips them
+        if it lowercases.
     """
 
     size: int = SIZE
@@ -31,12 +32,12 @@ class VocabularyTraining:
     def train(
         self, source: DocumentSource, fingerprint: str, scratch: Store
     ) -> WordPiece:
-        """Trains one, or returns what an earlier run has trained on the same text.
+        """Trains a vocabulary, or loads the one of an earlier run on the same text.
 
         Args:
-          source: of the text.
-          fingerprint: of the source.
-          scratch: where it is kept for a run that resumes.
+          source: source of the text.
+          fingerprint: fingerprint of the source.
+          scratch: store that keeps the vocabulary for a run that resumes.
 
         Raises:
           BadInputError: the source cannot be read, or has too little text.
@@ -45,7 +46,7 @@ class VocabularyTraining:
         accents = "" if self.strip_accents is None else f"-{self.strip_accents}"
         case = "lower" if self.lowercase else "cased"
         name = f"vocab-{fingerprint[:16]}-{self.size}-{case}{accents}.txt"
-        # The corpus will keep a copy of its own.
+        # A temporary folder suffices, as the corpus keeps its own copy.
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "vocab.txt"
             if scratch.exists(name):

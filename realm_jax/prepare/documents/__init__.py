@@ -1,4 +1,4 @@
-"""Sources of documents, one module each; `open.open_source` finds the right one.
+"""Sources of documents, one module each; `open.open_source` chooses among them.
 
-None of them imports TensorFlow before a source is opened that needs it.
+TensorFlow is imported only when a source that needs it is opened.
 """

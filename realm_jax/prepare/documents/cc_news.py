@@ -1,7 +1,7 @@
-"""CC-News: news articles that news-please has taken from Common Crawl.
+"""Reads CC-News, the news articles that news-please extracts from Common Crawl.
 
-Two spellings of one format: news-please's own (`NewsArticle`, with `maintext`) and that
-of the published data set `cc_news` (with `text`), here and in TFDS' catalogue.
+It accepts two variants of the format: that of news-please (`NewsArticle`, with
+`maintext`) and that of the published data set `cc_news` (with `text`), also in TFDS.
 """
 
 import json
@@ -14,18 +14,22 @@ from realm_jax.prepare.documents.files import find_files
 from realm_jax.prepare.documents.lines import LineSource
 from realm_jax.prepare.documents.source import SHARD_BYTES
 
-# The first that is there and not empty. A description is the lead of an article whose
-# body could not be extracted.
+# The first field that is present and not empty is used. A description is the lead of
+# an article whose body could not be extracted.
 TEXT_FIELDS = ("maintext", "text", "description")
 _TITLE_FIELDS = ("title", "title_page", "title_rss")
 _ID_FIELDS = ("url", "filename", *_TITLE_FIELDS)
 
 
 def cc_news(pattern: str, *, shard_bytes: int = SHARD_BYTES) -> LineSource:
-    """Returns the articles of a JSON-lines file, or of all files a pattern matches.
+    """Returns a source of the articles in JSON-lines files.
+
+    Args:
+      pattern: a file, or a pattern of files.
+      shard_bytes: approximate size of a shard, in bytes.
 
     Raises:
-      BadInputError: there are none, or all of them are empty.
+      BadInputError: there are no files, or all of them are empty.
     """
     paths = find_files(pattern, "CC-News as JSON lines")
     return LineSource("cc_news", paths, article_from_json, shard_bytes=shard_bytes)
@@ -35,20 +39,20 @@ def article_from_json(line: bytes, where: str) -> Document:
     """Reads a line of CC-News.
 
     Raises:
-      RecordError: it is no JSON object, or none of a news article.
+      RecordError: it is not a JSON object, or not that of a news article.
     """
     return article_from_fields(json_object(line, where), where)
 
 
 def article_from_fields(fields: Mapping[str, Any], where: str) -> Document:
-    """Makes a document of the fields of an article; it is identified by its address.
+    """Converts the fields of an article to a document, identified by its address.
 
     Args:
-      fields: strings or None; the crawler leaves what it did not find at None.
+      fields: strings or None; the crawler sets fields that it did not find to None.
       where: names the record in errors.
 
     Raises:
-      RecordError: there is no field with a text, or one that is used is no string.
+      RecordError: there is no text field, or one that is used is not a string.
     """
     if not any(name in fields for name in TEXT_FIELDS):
         raise RecordError(

@@ -1,4 +1,4 @@
-"""Finding, opening, hashing and unpacking files, local or on gs://."""
+"""Finds, opens, hashes and unpacks files, local or on gs://."""
 
 import bz2
 import errno
@@ -18,16 +18,16 @@ from realm_jax.prepare.documents.source import Piece
 CHUNK_BYTES = 1 << 20
 _WILDCARDS = frozenset("*?[")
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# What damage looks like, in the words of gzip and bz2.
+# Exceptions with which gzip and bz2 report damage.
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, OSError)
 
 
 def find_files(pattern: str, what: str) -> list[epath.Path]:
-    """Returns a file, or the files that a pattern with `*`, `?` or `[` matches, sorted.
+    """Returns a file, or the files that match a pattern with `*`, `?` or `[`, sorted.
 
     Args:
-      pattern: its last part may match files only.
-      what: should be there, for the error.
+      pattern: a path or a pattern; directories that it matches are ignored.
+      what: description of the expected files, for the error message.
 
     Raises:
       BadInputError: there is no such file, or all of them are empty.
@@ -43,9 +43,9 @@ def find_below(
     """Returns the files below a folder, at any depth, sorted by their paths.
 
     Args:
-      folder: where to look.
-      what: should be there, for the error.
-      wanted: tells by its name whether a file is wanted.
+      folder: the folder to search.
+      what: description of the expected files, for the error message.
+      wanted: returns whether a file of this name is wanted.
 
     Raises:
       BadInputError: there is no such folder or file, or all of them are empty.
@@ -61,7 +61,7 @@ def find_below(
         for name in names
         if wanted(name)
     ]
-    # Compared part by part, and by code points: the same order on every machine.
+    # Compared part by part and by code points, for the same order on every machine.
     found.sort(key=lambda path: os.fspath(path).split("/"))
     return _require_content(found, f"{what} below {folder}")
 
@@ -87,15 +87,15 @@ def open_file(path: epath.PathLike) -> IO[bytes]:
 
 
 def is_compressed(path: epath.PathLike) -> bool:
-    """Whether a file can only be read from its beginning."""
+    """Returns whether a file is compressed, and so only readable from its start."""
     return os.fspath(path).endswith((".gz", ".bz2"))
 
 
 def read_range(piece: Piece) -> Iterator[bytes]:
-    """Returns the bytes of a piece of a plain file, in chunks.
+    """Yields the bytes of a piece of a plain file, in chunks.
 
     Raises:
-      BadInputError: the file is shorter than it was.
+      BadInputError: the file has become shorter.
     """
     remaining = piece.size
     with open_file(piece.path) as file:
@@ -113,11 +113,11 @@ def read_range(piece: Piece) -> Iterator[bytes]:
 
 
 def unpack(path: epath.PathLike, name: str) -> Iterator[bytes]:
-    """Returns the content of a compressed file, in chunks.
+    """Yields the content of a compressed file, in chunks.
 
     Args:
-      path: ends in .gz or .bz2.
-      name: what errors call it.
+      path: path of a .gz or .bz2 file.
+      name: name of the file in errors.
 
     Raises:
       BadInputError: it is damaged.
@@ -143,7 +143,7 @@ def unpack(path: epath.PathLike, name: str) -> Iterator[bytes]:
 
 
 def write_whole(chunks: Iterable[bytes], path: epath.Path) -> None:
-    """Writes a file that appears when it is complete.
+    """Writes a file atomically: it appears when it is complete.
 
     Raises:
       BadInputError: the disk is full.
@@ -176,12 +176,12 @@ def sha256(path: epath.PathLike) -> str:
 
 
 def combined_sha256(kind: str, parts: Iterable[str]) -> str:
-    """Returns the SHA-256 (hex) of a kind of source and what identifies its content."""
+    """Returns the SHA-256 (hex) of a kind of source and the parts of its identity."""
     return hashlib.sha256(json.dumps([kind, *parts]).encode()).hexdigest()
 
 
 def first_line(error: Exception) -> str:
-    """Returns an error's first line; TensorFlow's go on with where it was raised."""
+    """Returns the first line of an error; TensorFlow appends where it was raised."""
     return str(error).partition("\n")[0]
 
 
@@ -190,7 +190,7 @@ def _glob(path: epath.Path) -> list[epath.Path]:
     first = next((i for i, part in enumerate(parts) if _WILDCARDS & set(part)), None)
     if first is None:
         return []
-    # Of a gs:// path the first part is no folder of this machine.
+    # Walk up with `parent`: the first part of a gs:// path is not a local folder.
     root = path
     for _ in parts[first:]:
         root = root.parent

@@ -1,4 +1,4 @@
-"""A source over files of lines: each line is a record, and has a number."""
+"""Provides a source over files of lines, where each numbered line is a record."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,15 +20,16 @@ from realm_jax.prepare.documents.files import find_files
 from realm_jax.prepare.documents.source import SHARD_BYTES, Piece, Shard, pack
 
 Parse = Callable[[bytes, str], Document | LeftOut]
-"""(line, where) to a document; raises `RecordError`. A function of a module."""
+"""Maps (line, where) to a document, or raises `RecordError`. Must be picklable, such as
+a module-level function."""
 
 
 class Line(NamedTuple):
-    """A line.
+    """A line of a file.
 
     Attributes:
-      content: without the newline; None if it is too long to keep.
-      length: in bytes.
+      content: the line without the newline; None if it is too long to keep.
+      length: its length in bytes, without the newline.
     """
 
     content: bytes | None
@@ -36,10 +37,10 @@ class Line(NamedTuple):
 
 
 class LineSource:
-    """Documents from files of one record a line; lines of white space are none.
+    """Documents from files with one record per line; blank lines are skipped.
 
-    A plain file is cut where a line begins, so that every line is whole in one shard.
-    A compressed file is one piece until `prepare_shards` has unpacked it.
+    Plain files are split at line starts, so that no line crosses shards. A compressed
+    file is one piece until `prepare_shards` has unpacked it.
     """
 
     def __init__(
@@ -54,10 +55,10 @@ class LineSource:
         """Describes files.
 
         Args:
-          kind: names what `parse` makes of a line, for the fingerprint.
-          paths: in the order they are read; `.gz` and `.bz2` are unpacked.
-          parse: makes a document of a line.
-          shard_bytes: about the size of a shard.
+          kind: names the format that `parse` reads, for the fingerprint.
+          paths: the files in reading order; `.gz` and `.bz2` are unpacked.
+          parse: converts a line to a document.
+          shard_bytes: approximate size of a shard, in bytes.
           max_line_bytes: longer lines are bad records, and never held in memory.
         """
         self._kind = kind
@@ -75,8 +76,8 @@ class LineSource:
     def prepare_shards(self, scratch: epath.PathLike) -> None:
         """Unpacks the compressed files that are larger than a shard.
 
-        Their names in `scratch` are hashes of their content: another source may use
-        the same folder, and what an earlier call unpacked is not unpacked again.
+        They are named by a hash of their content in `scratch`: other sources may use
+        the same folder, and a file is not unpacked again by a later call.
 
         Raises:
           BadInputError: a file is damaged, or the disk is full.
@@ -99,7 +100,7 @@ class LineSource:
         return pack(pieces, self._shard_bytes)
 
     def read(self, shard: Shard) -> Iterator[Record]:
-        """Returns the records of a shard, in order.
+        """Yields the records of a shard, in order.
 
         Raises:
           BadInputError: while reading: a compressed file is damaged, or a file has
@@ -139,9 +140,9 @@ class LineSource:
 
 
 def split_lines(chunks: Iterable[bytes], max_bytes: int) -> Iterator[Line]:
-    """Splits chunks of bytes into lines that end in a newline or at the end.
+    """Splits chunks of bytes into lines, which end in a newline or at the end.
 
-    No more than `max_bytes` and a chunk are held.
+    At most `max_bytes` and a chunk are kept in memory.
     """
     content, length = b"", 0
     for chunk in chunks:
@@ -156,12 +157,12 @@ def split_lines(chunks: Iterable[bytes], max_bytes: int) -> Iterator[Line]:
 
 
 def cut_at_lines(whole: Piece, name: str, shard_bytes: int) -> list[Piece]:
-    """Cuts a plain file where the next line begins after each `shard_bytes`.
+    """Splits a plain file at the first line start after every `shard_bytes`.
 
     Args:
       whole: the file.
-      name: what errors call it.
-      shard_bytes: the size a piece has at least, but the last one.
+      name: name of the file in errors.
+      shard_bytes: minimum size of all pieces except the last.
 
     Returns:
       Its pieces, in order; none if the file is empty.
@@ -180,12 +181,12 @@ def cut_at_lines(whole: Piece, name: str, shard_bytes: int) -> list[Piece]:
 def _line_starts(
     chunks: Iterable[bytes], shard_bytes: int
 ) -> Iterator[tuple[int, int]]:
-    """Yields (offset, line number) where a piece begins, but the first."""
+    """Yields (offset, line number) of the start of each piece except the first."""
     position, newlines, wanted = 0, 0, shard_bytes
     for chunk in chunks:
         counted = 0
         while True:
-            # A line begins at the earliest wanted place if a newline is just before.
+            # A line begins at the earliest wanted offset if a newline precedes it.
             found = chunk.find(b"\n", max(wanted - 1 - position, counted))
             if found < 0:
                 break
@@ -198,10 +199,14 @@ def _line_starts(
 
 
 def json_lines(pattern: str, *, shard_bytes: int = SHARD_BYTES) -> LineSource:
-    """Returns the documents of a file, or of all files a pattern matches.
+    """Returns a source of the documents in JSON-lines files.
+
+    Args:
+      pattern: a file, or a pattern of files.
+      shard_bytes: approximate size of a shard, in bytes.
 
     Raises:
-      BadInputError: there are none, or all of them are empty.
+      BadInputError: there are no files, or all of them are empty.
     """
     paths = find_files(pattern, "JSON lines with title and text")
     return LineSource("json", paths, document_from_json, shard_bytes=shard_bytes)

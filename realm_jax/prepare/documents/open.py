@@ -1,4 +1,4 @@
-"""Finds the source of documents that a person names on the command line or in gin."""
+"""Opens the source of documents that is named on the command line or in gin."""
 
 import re
 from collections.abc import Callable
@@ -26,15 +26,15 @@ def open_source(spec: str, *, shard_bytes: int = SHARD_BYTES) -> DocumentSource:
         | `json` | a file or a pattern of files, JSON lines |
         | `text` | a folder of *.txt |
         | `wikiextractor` | the folder that WikiExtractor wrote with --json |
-        | `tfds` | a prepared dataset, `wikipedia/20190301.en`, perhaps `@/data/dir` |
+        | `tfds` | a prepared dataset, `wikipedia/20190301.en` or with `@/data/dir` |
         | `realm_wikipedia` | a pattern of TFRecords, the annotated Wikipedia of REALM |
         | `cc_news` | a file or a pattern of files, CC-News as JSON lines |
 
         Files and folders are local or on gs://.
-      shard_bytes: about the size of a shard.
+      shard_bytes: approximate size of a shard, in bytes.
 
     Raises:
-      BadInputError: there is no such kind, or nothing to read where it should be.
+      BadInputError: there is no such kind, or nothing to read at this place.
     """
     kind, what = _parse(spec)
     if not what:

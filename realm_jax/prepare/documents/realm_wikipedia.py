@@ -1,16 +1,16 @@
-"""The annotated Wikipedia published with REALM: TFRecords with sentences and spans.
+"""Reads the annotated Wikipedia published with REALM, with sentences and spans.
 
-`wikipedia_annotated_with_dates_public*.tfrecord.gz`, whose records are
+The files are `wikipedia_annotated_with_dates_public*.tfrecord.gz`. Their records are
 `tf.train.Example`s with these features (the authors' reader is
 `text_features_to_query` in `realm/example_generator.py`):
 
     title, text                               bytes, UTF-8, one each
     sentence_byte_start, sentence_byte_limit  int64, offsets into `text`, end exclusive
     span_byte_start, span_byte_limit          int64, the salient spans
-    span_type                                 bytes, what each span names; may be absent
+    span_type                                 bytes, label of each span; may be absent
 
-The knowledge corpus published beside it (`docs*.tfr.gz-*-of-*`) has a `body` in place
-of the text and no offsets; it is read too, and its spans are tagged.
+The knowledge corpus published with it (`docs*.tfr.gz-*-of-*`) has a `body` in place of
+the text and no offsets; it is read too, and its spans are tagged.
 """
 
 import os
@@ -25,15 +25,15 @@ from realm_jax.errors import BadInputError
 from realm_jax.prepare.documents import files
 from realm_jax.prepare.documents.source import SHARD_BYTES, Shard, pack
 
-# The knowledge corpus has numbers behind its suffix.
+# The knowledge corpus has shard numbers after its suffix.
 _GZIP = re.compile(r"\.gz(-\d+-of-\d+)?$")
 
 
 class RealmWikipedia:
     """Annotated documents of TFRecord files, gzipped (`.gz`) or plain.
 
-    A file is read as a whole: the published corpus is 5,000 small ones. Documents are
-    passages; those of one article share its title, which is their source id.
+    Files are not split: the published corpus consists of 5,000 small ones. Documents
+    are passages; those of one article share its title, which is their source id.
     """
 
     def __init__(self, pattern: str, *, shard_bytes: int = SHARD_BYTES):
@@ -41,10 +41,10 @@ class RealmWikipedia:
 
         Args:
           pattern: a file, or a pattern with `*`, `?` or `[`; read in sorted order.
-          shard_bytes: about the size of a shard, as it lies on the disk.
+          shard_bytes: approximate size of a shard on disk, in bytes.
 
         Raises:
-          BadInputError: there are none, or all of them are empty.
+          BadInputError: there are no files, or all of them are empty.
         """
         self._paths: Sequence[epath.Path] = files.find_files(
             pattern, "TFRecords of annotated Wikipedia"
@@ -63,10 +63,10 @@ class RealmWikipedia:
         return pack(map(files.whole_file, self._paths), self._shard_bytes)
 
     def read(self, shard: Shard) -> Iterator[Record]:
-        """Returns the records of a shard, in order.
+        """Yields the records of a shard, in order.
 
         Raises:
-          BadInputError: while reading: a file is damaged, or no TFRecord at all.
+          BadInputError: while reading: a file is damaged, or not a TFRecord file.
         """
         for piece in shard.pieces:
             for number, record in _read_records(piece.path):
@@ -81,7 +81,7 @@ def document_from_example(record: bytes, where: str) -> Document:
     """Reads a serialised `tf.train.Example` with the features above.
 
     Raises:
-      RecordError: it is no such example, or its offsets do not fit the text.
+      RecordError: it is not such an example, or its offsets do not fit the text.
     """
     import tensorflow as tf
     from google.protobuf.message import DecodeError
@@ -92,7 +92,7 @@ def document_from_example(record: bytes, where: str) -> Document:
         raise RecordError(
             where, f"expected a tf.train.Example, got something else ({error})."
         ) from error
-    # Asking a proto's map for a key that is absent would add it.
+    # Indexing a proto's map with an absent key would add it.
     texts = {name: list(f.bytes_list.value) for name, f in features.items()}
     offsets = {name: list(f.int64_list.value) for name, f in features.items()}
     text = texts.get("text") or texts.get("body")
@@ -115,7 +115,7 @@ def document_from_example(record: bytes, where: str) -> Document:
 
     spans, sentences = ranges("span"), ranges("sentence")
     if spans is None and sentences is not None:
-        # Annotated, and nothing found: an empty list of a proto need not be written.
+        # Annotated without any span: a proto may omit an empty list.
         spans = ByteRanges([], [])
     return document_from_bytes(
         texts["title"][0], text[0], where, spans=spans, sentences=sentences

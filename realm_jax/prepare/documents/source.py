@@ -1,4 +1,4 @@
-"""What every source of documents is: a list of shards that can be read in any order."""
+"""Defines sources of documents, as lists of shards that can be read in any order."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from etils import epath
 from realm_jax.data.documents import Record
 
 SHARD_BYTES = 8 << 20
-"""About how much of a source is a shard: seconds of work, and little to do again."""
+"""Approximate size of a shard: seconds of work, so little is repeated on failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class Piece:
 
     Attributes:
       path: the file that holds it, or the name of a dataset of many files.
-      name: what errors call the file or dataset.
-      start: its first byte; its first example in a dataset of examples.
-      stop: where it ends, exclusive.
-      first_number: of its first line or example, counted from 1.
+      name: name of the file or dataset in errors.
+      start: its first byte, or its first example in a dataset of examples.
+      stop: its end, exclusive.
+      first_number: number of its first line or example, counted from 1.
     """
 
     path: str
@@ -32,16 +32,16 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Bytes, or examples in a dataset of examples."""
+        """Its size in bytes, or in examples in a dataset of examples."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A part of a source that is read at once.
+    """A part of a source that is read as a unit.
 
     Attributes:
-      pieces: in the order they are read.
+      pieces: its pieces in reading order.
     """
 
     pieces: tuple[Piece, ...]
@@ -50,22 +50,19 @@ class Shard:
 class DocumentSource(Protocol):
     """Documents in a fixed order, in shards.
 
-    The records of all shards, one after the other, are the same whatever the size of
-    a shard. A source is pickled and sent to the workers that read it.
+    The concatenated records of all shards do not depend on the size of a shard. A
+    source is pickled and sent to the workers that read it.
     """
 
     def fingerprint(self) -> str:
-        """Returns a SHA-256 (hex) that changes with the content.
-
-        Every file is read for it.
-        """
+        """Returns a SHA-256 (hex) of the content, for which every file is read."""
         ...
 
     def prepare_shards(self, scratch: epath.PathLike) -> None:
-        """Unpacks into `scratch` what cannot be entered in the middle.
+        """Unpacks into `scratch` files that cannot be read from the middle.
 
-        Not calling it is no mistake, but a large compressed file is one shard then.
-        What an earlier call left there is used again.
+        Optional; without it a large compressed file is a single shard. Files that an
+        earlier call unpacked are reused.
 
         Raises:
           BadInputError: a compressed file is damaged, or the disk is full.
@@ -73,27 +70,27 @@ class DocumentSource(Protocol):
         ...
 
     def shards(self) -> list[Shard]:
-        """Returns all shards, in order; the same ones every time."""
+        """Returns all shards, in order; every call returns the same ones."""
         ...
 
     def read(self, shard: Shard) -> Iterator[Record]:
-        """Returns the records of a shard, in order.
+        """Yields the records of a shard, in order.
 
         Raises:
-          BadInputError: while reading: a file is damaged so that what follows cannot
-            be read either, or it has changed since the shards were made.
+          BadInputError: while reading: a file is damaged so that the rest of it cannot
+            be read, or it has changed since the shards were made.
         """
         ...
 
 
 def read_all(source: DocumentSource) -> Iterator[Record]:
-    """Returns all records of a source, in order."""
+    """Yields all records of a source, in order."""
     for shard in source.shards():
         yield from source.read(shard)
 
 
 def pack(pieces: Iterable[Piece], shard_bytes: int) -> list[Shard]:
-    """Puts consecutive pieces together until each shard has `shard_bytes`."""
+    """Groups consecutive pieces into shards of at least `shard_bytes`."""
     shards: list[Shard] = []
     gathered: list[Piece] = []
     size = 0

@@ -1,4 +1,4 @@
-"""A folder of plain text: each file *.txt, at any depth, is a document."""
+"""Reads a folder of plain text, where each file *.txt at any depth is a document."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from realm_jax.prepare.documents.source import SHARD_BYTES, Piece, Shard, pack
 class TextFolder:
     """The files `*.txt` below a folder, in the order of their paths.
 
-    A file's name without `.txt` is the title, its path in the folder the source id.
+    The title is the file's name without `.txt`, the source id its path in the folder.
     """
 
     def __init__(
@@ -28,12 +28,12 @@ class TextFolder:
         """Lists a folder.
 
         Args:
-          folder: local or on gs://.
-          shard_bytes: about the size of a shard.
+          folder: a folder, local or on gs://.
+          shard_bytes: approximate size of a shard, in bytes.
           max_file_bytes: larger files are bad records.
 
         Raises:
-          BadInputError: it is no folder, or has no text.
+          BadInputError: it is not a folder, or has no text.
         """
         self._root = epath.Path(folder).expanduser()
         self._paths: Sequence[epath.Path] = files.find_below(
@@ -59,7 +59,7 @@ class TextFolder:
         return pack(map(files.whole_file, self._paths), self._shard_bytes)
 
     def read(self, shard: Shard) -> Iterator[Record]:
-        """Returns the records of a shard, in order.
+        """Yields the records of a shard, in order.
 
         Raises:
           BadInputError: while reading: a file has become shorter or is gone.
@@ -76,12 +76,12 @@ class TextFolder:
     def _document(self, piece: Piece) -> Document:
         content = b"".join(files.read_range(piece))
         text = decode(content, "text", piece.name).removeprefix("\ufeff")
-        # As Python reads text: a paragraph ends at an empty line on every system.
+        # Universal newlines, so that an empty line ends a paragraph on every system.
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         source_id = self._source_id(epath.Path(piece.path))
         return Document(PurePosixPath(source_id).stem, text, source_id)
 
     def _source_id(self, path: epath.Path) -> str:
         name = os.fspath(path.relative_to(self._root))
-        # Names of files may hold bytes that are no UTF-8.
+        # File names may hold bytes that are not UTF-8.
         return os.fsencode(name).decode(errors="replace")

@@ -1,10 +1,10 @@
-"""Datasets of TensorFlow Datasets that are prepared on disk or on gs://.
+"""Reads datasets of TensorFlow Datasets that are prepared on disk or on gs://.
 
-Read from their files alone, so any version that is there does, whether or not the
-installed TFDS still builds it. What a dataset's examples mean is told by its features:
+They are read from their files alone, so any prepared version works, whether or not the
+installed TFDS still builds it. The features of a dataset determine how it is read:
 
     title, text                `wikipedia/*`; disambiguation pages, lists, indexes and
-                               outlines are left out, as the authors did
+                               outlines are left out, as in the authors' code
     title, text, spans         `salient_span_wikipedia/*`: `start`, `limit` (in bytes of
                                the text as UTF-8) and `type`; used as they are
     ... and sentences          `salient_span_wikipedia/documents`: `start`, `limit`
@@ -39,8 +39,8 @@ _DEFAULT_DATA_DIR = "~/tensorflow_datasets"
 class TfdsSource:
     """The examples of one split, in the order of their files.
 
-    In `salient_span_wikipedia/sentences` each sentence is a document of its own; those
-    of one article share its title, which is their source id.
+    In `salient_span_wikipedia/sentences` each sentence is a separate document; those of
+    one article share its title, which is their source id.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class TfdsSource:
         """Finds a dataset.
 
         Args:
-          name: as in `tfds.load`: dataset, perhaps /config, perhaps :version.
-          data_dir: where datasets are prepared; if None, the environment variable
-            TFDS_DATA_DIR, or ~/tensorflow_datasets.
-          split: which examples.
-          shard_bytes: about the size of a shard.
+          name: as in `tfds.load`: dataset, optionally with /config and :version.
+          data_dir: folder of prepared datasets; None is the environment variable
+            TFDS_DATA_DIR, or else ~/tensorflow_datasets.
+          split: the split to read.
+          shard_bytes: approximate size of a shard, in bytes.
 
         Raises:
-          BadInputError: the dataset is not prepared there, has no such split, an empty
-            one, or no text.
+          BadInputError: the dataset is not prepared there, the split is missing or
+            empty, or its features have no title and text.
         """
         self._name = name
         self._data_dir = os.path.expanduser(
@@ -81,10 +81,10 @@ class TfdsSource:
         )
 
     def prepare_shards(self, scratch: epath.PathLike) -> None:
-        """Does nothing: files of records are entered anywhere."""
+        """Does nothing: record files can be read from any position."""
 
     def shards(self) -> list[Shard]:
-        """Returns shards of as many examples as have about the size of a shard."""
+        """Returns shards of examples, sized by the mean size of an example."""
         info = _builder(self._name, self._data_dir).info.splits[self._split]
         mean_bytes = max(1, info.num_bytes // info.num_examples)
         size = max(1, self._shard_bytes // mean_bytes)
@@ -95,7 +95,7 @@ class TfdsSource:
         ]
 
     def read(self, shard: Shard) -> Iterator[Record]:
-        """Returns the records of a shard, in order.
+        """Yields the records of a shard, in order.
 
         Raises:
           BadInputError: while reading: a file is damaged or missing.
@@ -111,13 +111,13 @@ class TfdsSource:
                     yield error.record
 
 
-# Pickled sources hold no builder: every process opens its own, once.
+# Pickled sources contain no builder: every process opens its own, once.
 @functools.lru_cache
 def _builder(name: str, data_dir: str) -> Any:
     import tensorflow_datasets as tfds
 
     try:
-        # Not tfds.builder: that asks the network for what it does not find.
+        # Not tfds.builder, which queries the network for datasets it does not find.
         return tfds.core.read_only_builder.builder_from_files(name, data_dir=data_dir)
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
         raise BadInputError(
@@ -146,7 +146,7 @@ def _read_examples(builder: Any, split: str, piece: Piece) -> Iterator[Mapping]:
     import tensorflow_datasets as tfds
 
     options = tf.data.Options()
-    # One shard is read beside many others, each in a process of its own.
+    # Many shards are read at once, each in a separate process.
     options.threading.private_threadpool_size = 1
     dataset = builder.as_dataset(
         split=tfds.core.ReadInstruction(
@@ -156,7 +156,7 @@ def _read_examples(builder: Any, split: str, piece: Piece) -> Iterator[Mapping]:
         read_config=tfds.ReadConfig(
             options=options,
             try_autocache=False,
-            # Files one after the other; by default 16 are interleaved, and the order
+            # Read files sequentially; by default 16 are interleaved, and the order
             # would depend on where shards begin.
             interleave_cycle_length=1,
             num_parallel_calls_for_decode=1,

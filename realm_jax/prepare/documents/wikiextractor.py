@@ -1,4 +1,4 @@
-"""The output of WikiExtractor with `--json`: a folder of AA/wiki_00, AA/wiki_01, ..."""
+"""Reads WikiExtractor's output with `--json`: AA/wiki_00, AA/wiki_01, ..."""
 
 import html
 
@@ -18,14 +18,14 @@ from realm_jax.prepare.documents.source import SHARD_BYTES
 
 
 def wikiextractor(path: str, *, shard_bytes: int = SHARD_BYTES) -> LineSource:
-    """Returns the pages of all files `wiki_*` below a folder, plain, .bz2 or .gz.
+    """Returns a source of the pages in the files `wiki_*`, plain, .bz2 or .gz.
 
     Args:
-      path: the folder; or a single file, or a pattern of files.
-      shard_bytes: about the size of a shard.
+      path: a folder with such files at any depth, a single file, or a pattern of files.
+      shard_bytes: approximate size of a shard, in bytes.
 
     Raises:
-      BadInputError: there are none, or all of them are empty.
+      BadInputError: there are no files, or all of them are empty.
     """
     what = "WikiExtractor's files wiki_00 and so on"
     if epath.Path(path).expanduser().is_dir():
@@ -39,10 +39,10 @@ def page_from_json(line: bytes, where: str) -> Document | LeftOut:
     """Reads a page `{"id", "url", "title", "text"}`.
 
     WikiExtractor escapes HTML, and some of its versions begin the text with the title
-    as a line of its own; neither is kept.
+    on a separate line; both are undone.
 
     Raises:
-      RecordError: it is no such object.
+      RecordError: the line is no such object.
     """
     fields = json_object(line, where)
     title, text = map(html.unescape, title_and_text(fields, where))

@@ -1,5 +1,4 @@
-"""The published Open-QA sets, read from the files and the TFDS datasets they come in.
+"""Readers of the published Open-QA sets, from their files or from TFDS.
 
-`formats` reads files, `sources` finds them, `sets` knows the sets and how they are
-split.
+`formats` reads files, `sources` finds them, `sets` defines the sets and their splits.
 """

@@ -1,4 +1,4 @@
-"""Writes a published Open-QA set as the JSON lines that the commands take as QUESTIONS.
+"""Writes a published Open-QA set as JSON lines, the QUESTIONS of the commands.
 
     python -m realm_jax.prepare.open_qa nq_open --source DIR --output nq_open.jsonl
 

@@ -1,8 +1,8 @@
-"""The files in which Open-QA sets are published, read into records.
+"""Reads the files in which Open-QA sets are published.
 
-Each reader takes the text of a file and what to call it in messages, and yields what
-it holds in its order. A record that is no question ends the reading with its place; a
-question that its set declares to have no answer is a record without answers.
+Each reader takes the text of a file and its name in messages, and yields its records in
+order. A malformed record raises an error with its place; a question that its set
+declares unanswerable is a record without answers.
 """
 
 import ast
@@ -20,11 +20,11 @@ class Record(NamedTuple):
     """A question of a set.
 
     Attributes:
-      question: the text, to the character as it is published: splits hash it.
-      answers: the first is the one to learn where only one can be; empty if the set
-        declares the question unanswerable.
-      id: the set's own, or None.
-      topic: what it is about, if known.
+      question: the text exactly as published, because splits hash it.
+      answers: the first is preferred where only one can be used in training; empty if
+        the set declares the question unanswerable.
+      id: the id in the set, or None.
+      topic: topic of the question, if known.
     """
 
     question: str
@@ -41,12 +41,12 @@ _DESCRIPTION = re.compile(
 
 
 def question_answer_lines(text: str, place: str) -> Iterator[Record]:
-    """Reads JSON lines with `question`, and `answer` or `answers` (texts, or one).
+    """Reads JSON lines with `question`, and `answer` or `answers` (a text or a list).
 
-    The form of NQ-open, of DrQA's and of ORQA's files.
+    This is the format of NQ-open, of DrQA's and of ORQA's files.
 
     Raises:
-      BadInputError: a line is something else; it is named.
+      BadInputError: a line has another format; the message names it.
     """
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
@@ -57,10 +57,10 @@ def question_answer_lines(text: str, place: str) -> Iterator[Record]:
 def question_answer_list(text: str, place: str) -> Iterator[Record]:
     """Reads a JSON list of objects with `question` and `answers`.
 
-    The form of EntityQuestions and of DPR's training files.
+    This is the format of EntityQuestions and of DPR's training files.
 
     Raises:
-      BadInputError: it is something else; the element is named.
+      BadInputError: it has another format; the message names the element.
     """
     for record, where in _elements(_json(text, place), place):
         yield _question_answer(record, where)
@@ -73,7 +73,7 @@ def web_questions(text: str, place: str) -> Iterator[Record]:
     `(list (description "Jazmyn Bieber") (description Vermont))`.
 
     Raises:
-      BadInputError: it is neither; the place is named.
+      BadInputError: it is neither; the message names the place.
     """
     if not text.lstrip().startswith("["):
         yield from question_answer_lines(text, place)
@@ -94,12 +94,12 @@ def web_questions(text: str, place: str) -> Iterator[Record]:
 def curated_trec(text: str, place: str) -> Iterator[Record]:
     r"""Reads CuratedTREC, whose answers are regular expressions.
 
-    As lines of tab-separated values: number, kind, question and pattern (brmson's
-    release), or question and a Python list of patterns (DPR's); or as JSON in the forms
-    of `question_answer_lines` and `question_answer_list`.
+    Accepts lines of tab-separated values, which are number, kind, question and pattern
+    (brmson's release), or question and a Python list of patterns (DPR's); or JSON in
+    the formats of `question_answer_lines` and `question_answer_list`.
 
     Raises:
-      BadInputError: it is none of them; the place is named.
+      BadInputError: it is none of them; the message names the place.
     """
     start = text.lstrip()[:1]
     if start in ("{", "["):
@@ -115,11 +115,11 @@ def trivia_qa(text: str, place: str) -> Iterator[Record]:
     """Reads TriviaQA: `Data`, a list of objects with `Question` and `Answer`.
 
     The answers are the value that annotators gave, then its aliases. The normalised
-    aliases stand in where there are no others.
+    aliases are used where there are no others.
 
     Raises:
-      BadInputError: it is something else, or the file without answers; the place is
-        named.
+      BadInputError: it has another format, or is the file without answers; the message
+        names the place.
     """
     for record, where in _objects(_json(text, place), "Data", place):
         answer = _field(record, "Answer", where)
@@ -136,10 +136,10 @@ def trivia_qa(text: str, place: str) -> Iterator[Record]:
 
 
 def squad(text: str, place: str) -> Iterator[Record]:
-    """Reads SQuAD without its paragraphs: the answer must be found in the corpus.
+    """Reads SQuAD without its paragraphs, as the corpus takes their place.
 
     Raises:
-      BadInputError: it is something else; the place is named.
+      BadInputError: it has another format; the message names the place.
     """
     for article, in_article in _objects(_json(text, place), "data", place):
         for paragraph, in_paragraph in _objects(article, "paragraphs", in_article):
@@ -217,7 +217,7 @@ def _objects(
 
 
 def _elements(values: Any, place: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields the objects of a list with what to call each in messages."""
+    """Yields the objects of a list, each with its name in messages."""
     if not isinstance(values, list):
         raise _wrong("a list", place, values)
     for number, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""The published Open-QA sets: what their files are called and how they are split.
+"""Defines the published Open-QA sets: their file names, formats and splits.
 
 Importing this module imports TensorFlow.
 """
@@ -38,15 +38,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """How a set is published.
+    """Published form of a set.
 
     Attributes:
       read: the reader of its files.
-      layouts: what its files are called.
-      tfds_splits: what TFDS calls each split, if it has the set.
-      tfds_record: what an example of TFDS is.
-      answers_are_patterns: its answers are regular expressions.
-      topic_in_name: the names of its files begin with what the questions are about.
+      layouts: the names of its files, for each form in which it is published.
+      tfds_splits: name of each split in TFDS, if TFDS has the set.
+      tfds_record: converts an example of TFDS to a record.
+      answers_are_patterns: whether its answers are regular expressions.
+      topic_in_name: whether its file names begin with the topic of the questions.
     """
 
     read: formats.Reader
@@ -60,20 +60,20 @@ class QuestionSet:
 def read_set(kind: str, source: Source) -> list[Question]:
     """Reads a set, with those of the splits train, dev and test that it has.
 
-    The official development set is the test split where no other has answers. A set
-    without a dev split of its own gets one: see `is_dev`. A question without an id of
-    its own is named by its place in the set, for predictions are joined by id.
+    The official development set is the test split where the test set has no published
+    answers. A set without a dev split gets one, see `is_dev`. A question without an id
+    gets one from its position in the set, because predictions are joined by id.
 
     Args:
       kind: a key of `SETS`, or "json_lines" for `read_questions`.
-      source: where it is.
+      source: location of the set.
 
     Returns:
-      Questions, whose `index` is their place in the list.
+      The questions; `index` is their position in the list.
 
     Raises:
-      BadInputError: the kind is unknown, nothing of the set is there, or a record is
-        malformed; file and place are named.
+      BadInputError: the kind is unknown, no file of the set is found, or a record is
+        malformed; the message names file and place.
     """
     if kind == JSON_LINES and not isinstance(source, Mapping):
         return read_questions(source)
@@ -105,10 +105,10 @@ def read_set(kind: str, source: Source) -> list[Question]:
 
 
 def is_dev(questions: Sequence[str]) -> Bool[np.ndarray, " question"]:
-    """Whether a question of a train split is held out as dev.
+    """Marks the questions of a train split that are held out as dev.
 
-    ORQA's rule (Lee et al. 2019): FarmHash's fingerprint64 of the question, modulo
-    100000, ends in 0. That is a tenth. NQ-open keeps 79,168 questions and holds out
+    ORQA's rule (Lee et al. 2019) selects a tenth: FarmHash's fingerprint64 of the
+    question, modulo 100000, ends in 0. NQ-open keeps 79,168 questions and holds out
     8,757; WebQuestions 3,417 and 361; CuratedTREC 1,353 and 133.
     """
     texts = tf.constant([question.encode() for question in questions], tf.string)
@@ -127,7 +127,7 @@ def _with_dev_split(questions: list[Question]) -> list[Question]:
 def _questions(
     records: Mapping[str, Sequence[Record]], answers_are_patterns: bool
 ) -> list[Question]:
-    """The records that have answers, with ids that differ."""
+    """Converts the records that have answers to questions with unique ids."""
     seen: Counter[str | None] = Counter()
     questions = []
     for split, in_split in records.items():
@@ -222,7 +222,7 @@ def _train_and_test(train: str, test: str) -> Layout:
 
 
 def _resplit(name: str) -> Layout:
-    """The files that ORQA's script writes and its authors published."""
+    """Returns the names of the files that ORQA's script writes and ORQA published."""
     return {split: f"{name}.resplit.{split}.jsonl" for split in SPLITS}
 
 

@@ -1,4 +1,4 @@
-"""Where the questions of a set are: files of known names, or a dataset of TFDS."""
+"""Finds the questions of a set, in files with known names or in a dataset of TFDS."""
 
 import fnmatch
 import os
@@ -17,14 +17,14 @@ TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
 """A folder or a file, local or gs://; `tfds:NAME`; or the file of each split.
 
-NAME is `dataset/config:version`, the latter two if need be, perhaps with `@FOLDER`
-behind it, where TFDS has prepared it.
+NAME is `dataset/config:version`, where config and version are optional, optionally
+followed by `@FOLDER`, the folder in which TFDS has prepared it.
 """
 
 Layout: TypeAlias = Mapping[str, str]
-"""The file of each split, by the name under which it is published.
+"""Published file name of each split.
 
-`*` stands for any number of files of one folder.
+`*` matches any number of files in one folder.
 """
 
 _TFDS = "tfds:"
@@ -32,7 +32,7 @@ _DEFAULT_DATA_DIR = "~/tensorflow_datasets"
 
 
 def tfds_name(source: Source) -> str | None:
-    """Returns NAME of `tfds:NAME`; None of any other source."""
+    """Returns NAME for `tfds:NAME`, None for any other source."""
     if isinstance(source, Mapping):
         return None
     location = os.fspath(source)
@@ -40,16 +40,16 @@ def tfds_name(source: Source) -> str | None:
 
 
 def files_by_split(source: Source, layouts: Sequence[Layout]) -> dict[str, list[str]]:
-    """Returns the files of each split there is, in the order of `SPLITS`.
+    """Returns the files of each existing split, in the order of `SPLITS`.
 
     Args:
-      source: a file under a published name, plain or with `.gz`; a folder with such
-        files in it or below; or the file of each split, whatever their names.
-      layouts: how the set is published; the first that is there is taken.
+      source: a file with a published name, plain or with `.gz`; a folder with such
+        files at any depth; or the file of each split, with any name.
+      layouts: the published forms of the set; the first that is found is used.
 
     Raises:
-      BadInputError: nothing is there, a file is there twice, or a split has another
-        name than those of `SPLITS`.
+      BadInputError: no file is found, a file is found twice, or a split's name is not
+        in `SPLITS`.
     """
     if isinstance(source, Mapping):
         if not source or set(source) - set(SPLITS):
@@ -70,9 +70,9 @@ def read_tfds(name: str, splits: Iterable[str]) -> Iterator[tuple[str, dict[str,
     """Yields (split, example) of a prepared dataset, in the order of its files.
 
     Args:
-      name: of the dataset, perhaps with `@FOLDER`; without, it lies where the
-        environment variable TFDS_DATA_DIR says, or in ~/tensorflow_datasets.
-      splits: those to read, as TFDS calls them.
+      name: the dataset, optionally with `@FOLDER`; the default folder is that of the
+        environment variable TFDS_DATA_DIR, or ~/tensorflow_datasets.
+      splits: the splits to read, by their names in TFDS.
 
     Raises:
       BadInputError: there is no such dataset, it is not prepared, or a file is damaged.
@@ -80,7 +80,7 @@ def read_tfds(name: str, splits: Iterable[str]) -> Iterator[tuple[str, dict[str,
     dataset, _, folder = name.partition("@")
     folder = folder or os.environ.get("TFDS_DATA_DIR") or _DEFAULT_DATA_DIR
     try:
-        # Not tfds.builder: that asks the network for what it does not find.
+        # Not tfds.builder, which queries the network for datasets it does not find.
         builder = tfds.core.read_only_builder.builder_from_files(
             dataset, data_dir=os.path.expanduser(folder)
         )
@@ -90,7 +90,7 @@ def read_tfds(name: str, splits: Iterable[str]) -> Iterator[tuple[str, dict[str,
             "run `tfds build`, or name it as dataset/config:version@folder."
         ) from error
     found = builder.info.splits
-    # One file after the other: the same order each time.
+    # Read files sequentially, for a deterministic order.
     order = tfds.ReadConfig(interleave_cycle_length=1, add_tfds_id=True)
     for split in splits:
         if split not in found:
@@ -98,7 +98,7 @@ def read_tfds(name: str, splits: Iterable[str]) -> Iterator[tuple[str, dict[str,
                 f"expected the split {split!r} of {dataset} in {folder}, found "
                 f"{', '.join(found) or 'none'}; name another dataset."
             )
-        # Its decorator hides the parameters from the type checker.
+        # A decorator hides the parameters from the type checker.
         examples = builder.as_dataset(split=split, read_config=order)  # pyright: ignore[reportCallIssue]
         try:
             yield from ((split, example) for example in tfds.as_numpy(examples))
