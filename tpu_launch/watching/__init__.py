@@ -1,1 +1,1 @@
-"""How a run is, for whoever watches: from its model directory alone."""
+"""Monitoring of a run: its status and logs, from its model directory alone."""

@@ -1,37 +1,41 @@
-"""A folder of a store for who looks at it time and again: one listing a look."""
+"""Caches a folder of a store that is polled, with one listing per poll."""
 
 from typing import Any
 
 from realm_jax.storage import MissingObjectError, ObjectStat, Store
 
-# Logs are larger; whoever follows them keeps what was read.
+# Logs are larger, and their readers keep what they have read.
 _LARGEST_BYTES = 1 << 16
 
 
 class CachedStore:
-    """A `Store` that lists one folder when told to, and reads there what has changed.
+    """A `Store` that lists one folder on request, and rereads only changed objects.
 
-    What is outside of the folder, or too large to keep, is read each time.
+    Objects outside the folder, or too large to cache, are read every time.
     """
 
     def __init__(self, store: Store, folder: str):
-        """Lists nothing yet; see `look`."""
+        """Wraps a store; the folder appears empty until `look` is called."""
         self._store, self._folder = store, folder
         self._stats: dict[str, ObjectStat] = {}
         self._kept: dict[str, tuple[ObjectStat, bytes]] = {}
 
     def look(self) -> None:
-        """Lists the folder; until the next time it holds what it held now.
+        """Lists the folder; its content is fixed until the next call.
 
         Raises:
-          BadInputError: it cannot be read.
-          UnavailableStoreError: it is away.
+          BadInputError: the folder cannot be read.
+          UnavailableStoreError: the store does not answer.
         """
         self._stats = self._store.stats(self._folder)
         self._kept = {n: kept for n, kept in self._kept.items() if n in self._stats}
 
     def read(self, name: str) -> bytes:
-        """Returns an object; of the folder, one that was there at the last look."""
+        """Returns an object's contents; in the folder, only those of the last listing.
+
+        Raises:
+          MissingObjectError: there is none, or it was not listed.
+        """
         if not self._is_within(name):
             return self._store.read(name)
         stat = self._stats.get(name)

@@ -1,7 +1,7 @@
-"""What a model directory holds of a run, with gaps where something is not as it was.
+"""Reads what a model directory holds about a run, tolerating damaged files.
 
-For whoever only looks: a file that is missing or damaged is one that says nothing. A
-directory that is away raises `UnavailableStoreError` from all of these.
+For monitoring only: a file that is missing or damaged counts as absent. All functions
+raise `UnavailableStoreError` if the directory is unavailable.
 """
 
 import collections
@@ -20,12 +20,12 @@ from tpu_launch import progress, worker_state
 from tpu_launch.attempts import Attempt
 from tpu_launch.worker_state import WorkerState
 
-# What reading the words of others can raise that are not what they should be.
+# Exceptions raised on reading malformed files.
 _DAMAGED = (BadInputError, AttributeError, KeyError, TypeError, ValueError)
 
 
 def attempts(store: Store, run: str, role: str) -> dict[int, Attempt | None]:
-    """The attempts of a role by number; None where a note is damaged."""
+    """Returns the attempts of a role by number; None where a record is damaged."""
     found: dict[int, Attempt | None] = {}
     for number in notes.attempt_numbers(store, run, role):
         found[number] = None
@@ -35,7 +35,7 @@ def attempts(store: Store, run: str, role: str) -> dict[int, Attempt | None]:
 
 
 def words(store: Store, run: str, role: str, attempt: int) -> dict[int, WorkerState]:
-    """What the workers said, without what is damaged."""
+    """Returns the last reported state of each worker, without damaged ones."""
     found = {}
     for number in worker_state.worker_numbers(store, run, role, attempt):
         with contextlib.suppress(*_DAMAGED):
@@ -52,7 +52,7 @@ def words(store: Store, run: str, role: str, attempt: int) -> dict[int, WorkerSt
 
 
 def done_step(store: Store, run: str, role: str) -> int | None:
-    """The step in the marker of a role, -1 for none in it; None without a marker."""
+    """Returns the step in a role's marker, -1 if it has none; None without a marker."""
     with contextlib.suppress(*_DAMAGED):
         done = worker_state.read_done(store, run, role)
         return None if done is None else int(done.step)
@@ -60,7 +60,7 @@ def done_step(store: Store, run: str, role: str) -> int | None:
 
 
 def heartbeat(store: Store, role: str) -> JobStatus | None:
-    """The last heartbeat of the job of a role."""
+    """Returns the last heartbeat of a role's job, None if there is none."""
     with contextlib.suppress(*_DAMAGED):
         beat = read_heartbeat(store, progress.HEARTBEATS[role])
         if beat is not None and isinstance(beat.extra, Mapping):
@@ -69,7 +69,7 @@ def heartbeat(store: Store, role: str) -> JobStatus | None:
 
 
 def last_line(store: Store) -> Mapping[str, Any]:
-    """The last line of the metrics, {} if there is none."""
+    """Returns the last line of the metrics, {} if there is none."""
     with contextlib.suppress(BadInputError):
         lines = (line for line in read_metrics(store.url()) if isinstance(line, dict))
         last = collections.deque(lines, maxlen=1)
@@ -78,12 +78,12 @@ def last_line(store: Store) -> Mapping[str, Any]:
 
 
 def real(value: Any) -> float | None:
-    """A number; None for what is none."""
+    """Returns a number as a float, None for any other value."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number else None
 
 
 def whole(value: Any) -> int | None:
-    """A finite number without its fraction; None for what is none."""
+    """Returns a finite number truncated to an integer, None for any other value."""
     number = real(value)
     return None if number is None or not math.isfinite(number) else int(number)

@@ -1,4 +1,4 @@
-"""How a run is, at the bottom of the terminal that launches it here."""
+"""Shows the status of a local run at the bottom of the launcher's terminal."""
 
 import contextlib
 import threading
@@ -17,15 +17,15 @@ _LOOK_SECONDS = 1.0
 
 
 class LiveView(contextlib.ExitStack):
-    """A context manager; where the output is no terminal it shows nothing."""
+    """Context manager that shows a run's status, if the output is a terminal."""
 
     def __init__(self, store: Store, run: str, console: Console):
         """Prepares to show a run.
 
         Args:
-          store: its model directory.
-          run: its id.
-          console: that prints what else there is to say, above it.
+          store: the model directory.
+          run: id of the run.
+          console: the console that also prints other messages, above the view.
         """
         super().__init__()
         self._store, self._run = CachedStore(store, f"launch/{run}"), run
@@ -35,7 +35,7 @@ class LiveView(contextlib.ExitStack):
     def __enter__(self) -> "LiveView":
         super().__enter__()
         if self._console.is_terminal:
-            # Gone at the end, for then what came of it is said in words.
+            # Transient, because the outcome is printed in words at the end.
             live = Live(console=self._console, auto_refresh=False, transient=True)
             self.enter_context(live)
             thread = threading.Thread(target=self._show, args=(live,), daemon=True)

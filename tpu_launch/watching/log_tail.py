@@ -1,27 +1,27 @@
-"""What is new in a log of which only ever the end is seen.
+"""Finds the new lines of a log of which only the end is stored.
 
-A worker replaces `<worker>.log` every minute by the last 256 KiB of what its command
-wrote, from the beginning of a line (`reporter.py`).
+Every minute, a worker replaces `<worker>.log` by the last 256 KiB of its command's
+output, from the beginning of a line (`reporter.py`).
 """
 
 MISSING = "[lines may be missing here]"
-"""In place of what was written between two looks and was not seen."""
+"""Stands for lines that were overwritten between two reads."""
 
 
 class Tail:
-    """A log, from the ends of it that were seen one after the other."""
+    """A log, reconstructed from its consecutive ends."""
 
     def __init__(self):
         self._last = b""
         self._rest = b""
 
     def see(self, end: bytes) -> list[str]:
-        """Returns the whole lines that are new in the end of a log.
+        """Returns the complete lines that are new in the end of a log.
 
-        What follows the last of them is kept, until its line is whole.
+        An incomplete last line is kept until it is complete.
 
         Args:
-          end: of the log, from the beginning of a line.
+          end: the end of the log, from the beginning of a line.
         """
         length = overlap(self._last, end)
         begins_anew = bool(self._last) and not length
@@ -31,16 +31,16 @@ class Tail:
         return [*before, *map(_text, whole)]
 
     def rest(self) -> list[str]:
-        """Returns the last line, though it is not whole, for no more will come."""
+        """Returns the incomplete last line, if any, at the end of the log."""
         rest, self._rest = self._rest, b""
         return [_text(rest)] if rest else []
 
 
 def overlap(last: bytes, end: bytes) -> int:
-    """Returns how much of a log's end was seen before, in bytes.
+    """Returns the length of the known part of a log's new end, in bytes.
 
-    That is the longest end of what was seen last that the new one begins with. It
-    begins with a line in both: a line's end may look like another line.
+    That is the longest suffix of the last end that is a prefix of the new one. It must
+    begin at a line start in both, because the end of a line may equal another line.
     """
     if end.startswith(last):
         return len(last)

@@ -1,9 +1,9 @@
-"""`python -m tpu_launch logs`: what the workers of a run write.
+"""`python -m tpu_launch logs`: prints the output of the workers of a run.
 
-Give it what `up` was given, or --gin.MODEL_DIR='"gs://my-bucket/my/pretrain"' alone. It
-prints what the workers of the last attempt of each role wrote last, up to 256 KiB each,
-every line with role and worker before it. --follow goes on with what is new, of new
-attempts too, until the run is over or Ctrl-C; workers send theirs every minute.
+Give it the flags of `up`, or --gin.MODEL_DIR='"gs://my-bucket/my/pretrain"' alone. It
+prints the last output of the workers of each role's last attempt, up to 256 KiB each,
+with role and worker before every line. --follow continues with new lines, of new
+attempts too, until the run is over or Ctrl-C; workers upload their logs every minute.
 
 Exit code 1: the model directory does not answer.
 """
@@ -39,7 +39,7 @@ from tpu_launch.worker_state import State, attempt_folder, role_folder, worker_n
 
 _STOPPED = "stopped reading; the run goes on"
 _LOG = ".log"
-# Workers hear a minute later that their role is done, and send their logs then.
+# Workers learn up to a minute later that their role is done, then upload their logs.
 _LAST_WORDS_SECONDS = 90.0
 _COLORS = ("cyan", "green", "magenta", "blue", "yellow")
 _ENDED = (State.DONE, State.STOPPED, State.FAILED)
@@ -47,12 +47,12 @@ _ENDED = (State.DONE, State.STOPPED, State.FAILED)
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """Whose logs are read.
+    """Selection of logs.
 
     Attributes:
-      roles: of these roles.
-      worker: its number; None: of all.
-      attempt: its number; None: the last, and later ones.
+      roles: names of the roles.
+      worker: number of the worker; None selects all.
+      attempt: number of the attempt; None selects the last and later ones.
     """
 
     roles: tuple[str, ...] = (TRAINER, BUILDER)
@@ -66,7 +66,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     Raises:
       BadInputError: no MODEL_DIR is given, no run was launched there, or it has no such
         role, attempt or worker.
-      StoppedError: asked to stop.
+      StoppedError: `stop` was set.
     """
     flags, model_dir = configuration.parse_for_macro(_parser(), argv, "MODEL_DIR")
     roles = (flags.role,) if flags.role else (TRAINER, BUILDER)
@@ -81,7 +81,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
         print(f"error: the model directory does not answer: {error}", file=sys.stderr)
         return UNAVAILABLE
     except BrokenPipeError:
-        # Whoever read it, such as `head`, has seen enough; nothing is left to say to.
+        # The reader, such as `head`, has closed the pipe; discard further output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _print(logs: "Logs", stop: threading.Event, pause: float | None) -> int:
-    """Prints what there is; with a pause, again and again until the run is over."""
+    """Prints the new lines; with a pause, repeatedly until the run is over."""
     console = Console()
     is_away = False
     while True:
@@ -124,7 +124,7 @@ def _print(logs: "Logs", stop: threading.Event, pause: float | None) -> int:
 
 
 def _prefix(who: str, console: Console) -> str:
-    """Returns who wrote a line, in a colour of their own where there are any."""
+    """Returns the prefix of a worker's lines, coloured if the console is a terminal."""
     text = f"{who} | "
     if not console.is_terminal:
         return text
@@ -136,19 +136,19 @@ def _prefix(who: str, console: Console) -> str:
 
 
 class Logs:
-    """The logs of a run, as far as they were read.
+    """Reads the logs of a run incrementally.
 
     Attributes:
-      is_over: whether no more is to come, as of the last look.
+      is_over: whether all lines had been written at the last call of `look`.
     """
 
     def __init__(self, store: CachedStore, run: str, wanted: Wanted):
-        """Reads nothing yet.
+        """Prepares to read logs.
 
         Args:
-          store: the model directory; its folder is that of the run.
-          run: its id.
-          wanted: whose logs.
+          store: the model directory, which caches the folder of the run.
+          run: id of the run.
+          wanted: the logs to read.
         """
         self.is_over = False
         self._store, self._run, self._wanted = store, run, wanted
@@ -161,10 +161,10 @@ class Logs:
         self._have_ended = False
 
     def require_there(self) -> None:
-        """Checks that the run has what is wanted.
+        """Checks that the run has the selected role, attempt and worker.
 
         Raises:
-          BadInputError: no such role, attempt or worker.
+          BadInputError: it has no such role, attempt or worker.
         """
         self._store.look()
         wanted = self._wanted
@@ -189,7 +189,7 @@ class Logs:
             for suffix in (_LOG, ".json")
             for worker in worker_numbers(self._store, self._run, role, number, suffix)
         }
-        # Before anybody has spoken, all may yet come.
+        # Before any worker has reported, every number is possible.
         if wanted.worker is not None and workers and wanted.worker not in workers:
             raise BadInputError(
                 f"expected a worker of {_listed(sorted(workers))}, got "
@@ -197,25 +197,25 @@ class Logs:
             )
 
     def look(self, now: float) -> list[tuple[str, str]]:
-        """Returns what is new: who wrote it, such as "trainer/0", and each line.
+        """Returns the new lines, as pairs of a worker, such as "trainer/0", and a line.
 
         Args:
-          now: Unix seconds.
+          now: current time in Unix seconds.
 
         Raises:
           BadInputError: the model directory cannot be read.
-          UnavailableStoreError: it is away.
+          UnavailableStoreError: the model directory does not answer.
         """
         self._store.look()
         for role in self._wanted.roles:
-            # What was read before the store went away is told at the next look.
+            # Lines read before the store became unavailable are kept for the next call.
             self._untold.extend(self._of_role(role))
         self.is_over = self._has_all(now)
         found, self._untold = self._untold, []
         return found
 
     def rests(self) -> list[tuple[str, str]]:
-        """Returns the lines that are not whole, for no more will come."""
+        """Returns the incomplete last lines, at the end of all logs."""
         return [
             (_who(role, worker), line)
             for (role, _, worker), tail in self._tails.items()
@@ -233,7 +233,7 @@ class Logs:
             for worker in workers:
                 if self._wanted.worker in (None, worker):
                     yield from self._of_worker(role, number, worker)
-        # What came before the last attempt was looked at once more, and ends.
+        # Earlier attempts have been read once more, and are complete.
         for key in [key for key in self._tails if key[0] == role]:
             if key[1] < numbers[-1]:
                 rest = self._tails.pop(key).rest()
@@ -259,7 +259,7 @@ class Logs:
             yield who, line
 
     def _has_all(self, now: float) -> bool:
-        """Whether what was just read is all that there will be."""
+        """Returns whether the lines just read are the last ones."""
         launcher = read_launcher(self._store, self._run)
         if launcher is not None and launcher.ended is not None:
             return True
@@ -279,7 +279,7 @@ class Logs:
             return False
         if self._done_since is None:
             self._done_since = now
-        # A worker sends its log after its last word: it is there at the next look.
+        # A worker uploads its log after its last state: it is there at the next call.
         had_ended = self._have_ended
         self._have_ended = all(
             word.state in _ENDED
@@ -294,7 +294,7 @@ class Logs:
         return attempt_numbers(self._store, self._run, role)
 
     def _chosen(self, numbers: Sequence[int]) -> list[int]:
-        """Of the attempts of a role those that are wanted."""
+        """Returns the selected attempts among those of a role."""
         if self._wanted.attempt is not None:
             return [number for number in numbers if number == self._wanted.attempt]
         return list(numbers)

@@ -1,8 +1,8 @@
-"""How a run is, read from its model directory alone.
+"""Reads the status of a run from its model directory alone.
 
-From what launcher, workers and jobs wrote there: their notes (`attempts.py`), their
-last words (`worker_state.py`), heartbeats and metrics. What is missing or damaged
-leaves a gap; only a directory that is away is an error.
+The status is derived from the launcher's records (`attempts.py`), the workers' last
+states (`worker_state.py`), heartbeats and metrics. Missing or damaged files leave gaps;
+only an unavailable directory is an error.
 """
 
 import dataclasses
@@ -23,18 +23,18 @@ from tpu_launch.worker_state import State, WorkerState, role_folder
 
 
 class RoleState(enum.StrEnum):
-    """How a role is.
+    """State of a role.
 
     Attributes:
-      QUEUED: slices were asked for, and are not there yet.
-      STARTING: they are made or there; the command does not run yet.
+      QUEUED: slices are requested, but not yet provisioned.
+      STARTING: slices are being provisioned or active; the command does not run yet.
       RUNNING: the command runs.
-      RESTARTING: it crashed on a worker, whose supervisor starts it again.
-      FAILED: a supervisor has given it up.
-      LOST: its slices are going away.
-      WAITING: they are gone; the launcher asks for others.
-      STOPPED: it was asked to stop, or its launcher has ended.
-      DONE: it has done its work.
+      RESTARTING: the command crashed on a worker, and its supervisor restarts it.
+      FAILED: a supervisor has given up.
+      LOST: the slices are being taken away.
+      WAITING: the slices are gone; the launcher requests new ones.
+      STOPPED: the role was asked to stop, or its launcher has ended.
+      DONE: the work of the role is done.
     """
 
     QUEUED = "queued"
@@ -50,14 +50,14 @@ class RoleState(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class WorkerStatus:
-    """What a worker of the last attempt of a role said last.
+    """Last reported status of a worker of a role's last attempt.
 
     Attributes:
-      number: of the worker.
-      state: what it does, as in `worker_state.State`.
-      silent_seconds: since it said so.
-      message: why, in one line; "" if all is well.
-      exit_code: of its command, where that has ended.
+      number: number of the worker.
+      state: its state, a value of `worker_state.State`.
+      silent_seconds: seconds since its last report.
+      message: the reason of the state in one line; "" if all is well.
+      exit_code: exit code of its command, if that has ended.
     """
 
     number: int
@@ -69,25 +69,25 @@ class WorkerStatus:
 
 @dataclasses.dataclass(frozen=True)
 class RoleStatus:
-    """How a role is; None, 0 or "" where something is not known.
+    """Status of a role; None, 0 or "" where a value is not known.
 
     Attributes:
       name: "trainer" or "builder".
-      state: of its last attempt.
-      attempt: number of the last one.
-      num_attempts: how many there were.
-      slices: state of its slices, as Cloud TPU calls it.
-      slices_since: when they came into it, in Unix seconds.
-      active_since: when they were first seen active, in Unix seconds.
-      ended_reason: why the last attempt that has ended did.
-      step: the last training step that it knows of; of a builder, of the retriever
-        that it embeds or embedded last.
-      activity: of a builder, "embedding" or "waiting".
-      blocks_done: embedded blocks of that index, while it embeds.
-      num_blocks: all of them.
-      share: of the blocks, 0 to 1.
-      cost: of all its attempts so far, at prices on demand.
-      workers: of the last attempt, those that have said something.
+      state: state of its last attempt.
+      attempt: number of the last attempt.
+      num_attempts: number of attempts.
+      slices: state of its slices in the words of the Cloud TPU API.
+      slices_since: time of the change to this state, in Unix seconds.
+      active_since: time when they were first seen active, in Unix seconds.
+      ended_reason: reason of the last attempt's end that is recorded.
+      step: last known training step; for a builder, that of the retriever that it
+        embeds or embedded last.
+      activity: for a builder, "embedding" or "waiting".
+      blocks_done: number of embedded blocks of the index in progress.
+      num_blocks: number of all its blocks.
+      share: share of its blocks that are embedded, from 0 to 1.
+      cost: cost of all its attempts so far, at on-demand prices.
+      workers: workers of the last attempt that have reported.
     """
 
     name: str
@@ -109,25 +109,25 @@ class RoleStatus:
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus:
-    """How a run is; None where something is not known.
+    """Status of a run; None where a value is not known.
 
     Attributes:
-      run: its id.
+      run: id of the run.
       model_dir: its model directory.
-      time: when it was looked at, in Unix seconds.
-      launcher: who launched it last.
-      roles: trainer and builder, those that were ever asked for.
-      cost: of all roles so far; None also where that of one is not known.
-      currency: of all costs.
-      step: of the training.
-      total_steps: that it will have.
-      loss: of the last line of its metrics, and so are those below.
-      retrieval_utility: nats.
-      examples_per_second: that it trains on.
-      steps_per_second: updates.
-      index_step: step of the retriever whose index is searched.
-      index_age_steps: how many updates ago that was.
-      index_age_seconds: how long ago.
+      time: time of this status, in Unix seconds.
+      launcher: its last launcher.
+      roles: trainer and builder, if they were ever requested.
+      cost: cost of all roles so far; None also if that of one is not known.
+      currency: currency of all costs.
+      step: last known training step.
+      total_steps: number of training steps of the whole run.
+      loss: loss in the last line of its metrics.
+      retrieval_utility: retrieval utility in that line, in nats.
+      examples_per_second: training examples per second in that line.
+      steps_per_second: updates per second in that line.
+      index_step: step of the retriever that embedded the index in use.
+      index_age_steps: age of that index in updates.
+      index_age_seconds: age of that index in seconds.
     """
 
     run: str
@@ -149,7 +149,7 @@ class RunStatus:
 
     @property
     def is_over(self) -> bool:
-        """Whether every role is done, or the launcher has ended."""
+        """True if every role is done, or the launcher has ended."""
         if self.launcher is not None and self.launcher.ended is not None:
             return True
         return bool(self.roles) and all(
@@ -160,11 +160,11 @@ class RunStatus:
 def find_run(store: Store) -> str:
     """Returns the run that was launched last in a model directory.
 
-    A copied directory brings the notes of the run that it was copied from.
+    There may be several: a copied directory contains the records of the original run.
 
     Raises:
-      BadInputError: none was.
-      UnavailableStoreError: the directory is away.
+      BadInputError: no run was launched there.
+      UnavailableStoreError: the directory does not answer.
     """
     parts = [name.split("/") for name in store.list("launch")]
     runs = {part[1] for part in parts if len(part) == 4 and part[2] == "launchers"}
@@ -182,16 +182,16 @@ def find_run(store: Store) -> str:
 
 
 def read_status(store: Store, run: str, now: float) -> RunStatus:
-    """Returns how a run is.
+    """Returns the status of a run.
 
     Args:
-      store: its model directory.
-      run: its id.
-      now: Unix seconds.
+      store: the model directory.
+      run: id of the run.
+      now: current time in Unix seconds.
 
     Raises:
       BadInputError: the directory cannot be read.
-      UnavailableStoreError: it is away.
+      UnavailableStoreError: the directory does not answer.
     """
     launcher = attempts.read_launcher(store, run)
     listed = store.list(f"launch/{run}")
@@ -238,7 +238,7 @@ def _role(
         state = _ended_state(words, is_over)
     else:
         state = _live_state(words, last, slices.state if slices else "")
-    # What was said by one that is gone is no longer so.
+    # The heartbeat of a builder that is gone is outdated.
     is_building = name == BUILDER and state == RoleState.RUNNING
     logged = lenient_reads.whole(line.get("step")) if name == TRAINER else None
     reasons = [one.reason for one in tried.values() if one and one.ended is not None]
@@ -266,7 +266,7 @@ def _worker(number: int, word: WorkerState, now: float) -> WorkerStatus:
 def _live_state(
     words: Mapping[int, WorkerState], last: Attempt | None, slices: str
 ) -> RoleState:
-    """How a role is whose last attempt has not ended."""
+    """Returns the state of a role with an attempt that has not ended."""
     if slices == SliceState.PROVISIONING:
         return RoleState.STARTING
     if slices in PENDING:
@@ -274,7 +274,7 @@ def _live_state(
     if slices not in ("", SliceState.UNKNOWN, SliceState.ACTIVE):
         return RoleState.LOST
     states = {word.state for word in words.values()}
-    # One that fails or waits holds the others up.
+    # A worker that fails or waits blocks the others.
     for state in (State.FAILED, State.STOPPED, State.RESTARTING, State.STARTING):
         if state in states:
             return RoleState(state.value)
@@ -285,7 +285,7 @@ def _live_state(
 
 
 def _ended_state(words: Mapping[int, WorkerState], is_over: bool) -> RoleState:
-    """How a role is whose slices are gone, and which is not done."""
+    """Returns the state of a role that is not done, and has no slices."""
     if not is_over:
         return RoleState.WAITING
     has_failed = any(word.state == State.FAILED for word in words.values())
@@ -298,10 +298,10 @@ def _step(
     words: Mapping[int, WorkerState],
     logged: int | None,
 ) -> int | None:
-    """The last step of a role: of its marker, heartbeat, or what else is known."""
+    """Returns the last step of a role, by its marker, heartbeat, or other reports."""
     if done_step is not None and done_step >= 0:
         return done_step
-    # It goes on between two lines of the metrics; not all stages have one.
+    # More recent than the last line of the metrics; not all stages have a heartbeat.
     if beat is not None:
         return beat.step
     step = max([-1 if logged is None else logged, *(w.step for w in words.values())])
@@ -309,7 +309,7 @@ def _step(
 
 
 def _building(beat: JobStatus) -> dict[str, Any]:
-    """What a builder says that it does."""
+    """Returns the activity and progress of a builder by its heartbeat."""
     activity = str(beat.extra.get("activity", ""))
     if activity != "embedding":
         return {"activity": activity}
@@ -326,7 +326,7 @@ def _building(beat: JobStatus) -> dict[str, Any]:
 def _training(
     roles: Sequence[RoleStatus], beat: JobStatus | None, line: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The figures of the training, by its heartbeat and the last of its metrics."""
+    """Returns training metrics from the heartbeat and the last line of the metrics."""
     logged = lenient_reads.whole(line.get("index_step"))
     index = lenient_reads.whole(beat.extra.get("index_step")) if beat else logged
     step = next((role.step for role in roles if role.name == TRAINER), None)
@@ -347,7 +347,7 @@ def _training(
 
 
 def _cost(tried: Sequence[Attempt | None], now: float) -> float | None:
-    """What attempts have cost; None if that cannot be said of all of them."""
+    """Returns the total cost of attempts, None if that of any is not known."""
     known = [one for one in tried if one is not None]
     if not known or len(known) < len(tried):
         return None

@@ -1,9 +1,9 @@
-"""`python -m tpu_launch status`: how a run is, live, from its model directory alone.
+"""`python -m tpu_launch status`: shows a run live, from its model directory alone.
 
-Give it what `up` was given, or --gin.MODEL_DIR='"gs://my-bucket/my/pretrain"' alone. It
+Give it the flags of `up`, or --gin.MODEL_DIR='"gs://my-bucket/my/pretrain"' alone. It
 shows trainer and builder, step, loss, age of the index, attempts and costs so far,
-until the run is over or Ctrl-C ends the view; the run goes on. Where the output is no
-terminal it prints them once.
+until the run is over or Ctrl-C, which ends the view but not the run. Where the output
+is not a terminal it prints them once.
 
 Exit code 1: the model directory does not answer (--once).
 """
@@ -27,7 +27,7 @@ from tpu_launch.watching.status_table import as_json, render
 
 UNAVAILABLE = 1
 
-# A look at a bucket is some requests.
+# Polling a bucket takes several requests.
 _FOLDER_SECONDS, _BUCKET_SECONDS = 5.0, 15.0
 _STOPPED = "stopped looking; the run goes on"
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
 
     Raises:
       BadInputError: no MODEL_DIR is given, or no run was launched there.
-      StoppedError: asked to stop.
+      StoppedError: `stop` was set.
     """
     parser = configuration.make_parser("python -m tpu_launch status", __doc__)
     parser.add_argument("--once", action="store_true", help="print it and end")
@@ -64,7 +64,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
 
 
 def pause_seconds(store: Store) -> float:
-    """Returns how long to wait between two looks at a store."""
+    """Returns the interval for polling a store, in seconds."""
     is_bucket = store.url().startswith("gs://")
     return _BUCKET_SECONDS if is_bucket else _FOLDER_SECONDS
 
@@ -72,7 +72,7 @@ def pause_seconds(store: Store) -> float:
 def _watch(
     store: CachedStore, run: str, stop: threading.Event, console: Console
 ) -> int:
-    """Shows a run until it is over."""
+    """Shows the status of a run until it is over."""
     seconds = pause_seconds(store)
     hint = f"every {seconds:.0f} s; Ctrl-C ends the view, not the run"
     shown: RenderableType = Text("looking ...", style="dim")

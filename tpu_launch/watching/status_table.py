@@ -1,4 +1,4 @@
-"""How a run is, as people read it and as programs do."""
+"""Renders the status of a run for a terminal and as JSON."""
 
 import dataclasses
 import json
@@ -36,16 +36,16 @@ _STYLES = {
     RoleState.STOPPED: "dim",
     RoleState.DONE: "bold green",
 }
-# Of the last word of a worker, who speaks every minute.
+# Age at which a worker's last report counts as late; workers report every minute.
 _LATE_SECONDS = 180.0
 _BAR_WIDTH = 24
-# Workers that are in trouble are shown one by one, so many of a role.
+# Workers with problems are listed individually, up to this many per role.
 _MOST_WORKERS = 8
 _NOTHING = Text("-", style="dim")
 
 
 def render(status: RunStatus) -> RenderableType:
-    """Returns what a terminal shows of a run; no line of it is ever wrapped."""
+    """Returns a terminal view of a run, in which no line is ever wrapped."""
     parts: list[RenderableType] = [_title(status)]
     if not status.roles:
         parts.append(_line("nothing was asked for yet", style="yellow"))
@@ -57,13 +57,13 @@ def render(status: RunStatus) -> RenderableType:
 
 
 def as_json(status: RunStatus) -> str:
-    """Returns all that is known, in one object; null where nothing is."""
+    """Returns the status as a JSON object, with null for unknown values."""
     values = {**dataclasses.asdict(status), "is_over": status.is_over}
     return json.dumps(_plain(values), indent=1)
 
 
 def duration(seconds: float) -> str:
-    """Returns a time as people say it, of two units at most."""
+    """Returns a duration in seconds as readable text, in one unit."""
     minutes, hours, days = seconds / 60, seconds / 3600, seconds / 86400
     if seconds < 100:
         return f"{seconds:.0f} s"
@@ -81,14 +81,14 @@ def _title(status: RunStatus) -> RenderableType:
 
 
 def _training(status: RunStatus) -> RenderableType:
-    """How far the training is, its figures, and the age of its index."""
+    """Renders the progress of the training, its metrics, and the age of its index."""
     lines: list[RenderableType] = []
     if status.step is not None:
         total, step = status.total_steps, Text(f"step {status.step:,}")
         if total:
             grid = Table.grid(padding=(0, 3, 0, 0))
             grid.add_column(no_wrap=True)
-            # It gives way where a terminal is narrow.
+            # This column shrinks on a narrow terminal.
             grid.add_column(max_width=_BAR_WIDTH)
             grid.add_column(no_wrap=True, justify="right")
             grid.add_column(no_wrap=True)
@@ -122,7 +122,7 @@ def _figures(status: RunStatus) -> list[str]:
 
 
 def _left(status: RunStatus) -> str:
-    """How long the steps that are left take, as fast as the last ones."""
+    """Returns the time for the remaining steps at the present speed."""
     trains = any(role.state == RoleState.RUNNING for role in status.roles[:1])
     speed, step, total = status.steps_per_second, status.step, status.total_steps
     if not trains or not speed or step is None or total is None or step >= total:
@@ -141,7 +141,7 @@ def _index(status: RunStatus) -> str:
 
 
 class _Roles:
-    """A row a role, with as many columns as there is room for."""
+    """Renders one row per role, with as many columns as the terminal has room for."""
 
     def __init__(self, status: RunStatus):
         self._status = status
@@ -180,7 +180,7 @@ class _Roles:
 
 @dataclasses.dataclass(frozen=True)
 class _Column:
-    """A column of roles, shown where the terminal is as wide."""
+    """A column of the roles, shown if the terminal has at least `least_width`."""
 
     name: str
     cell: Callable[[RoleStatus], RenderableType]
@@ -201,14 +201,14 @@ def _money(role: RoleStatus) -> Text:
 
 
 def _since(role: RoleStatus, now: float) -> Text:
-    """For how long the slices are as they are."""
+    """Renders the time since the slices changed state or became active."""
     is_there = role.active_since is not None and role.slices in ("", "ACTIVE")
     since = role.active_since if is_there else role.slices_since
     return _NOTHING if since is None else Text(duration(max(0.0, now - since)))
 
 
 def _doing(role: RoleStatus) -> Text:
-    """What a role does, or why it does nothing, in a few words."""
+    """Renders the activity of a role, or the reason why it has none."""
     if role.share is not None and role.blocks_done is not None:
         blocks = f"{_short(role.blocks_done)} of {_short(role.num_blocks)}"
         return _line(f"embeds {math.floor(100 * role.share)} %: {blocks}")
@@ -228,14 +228,14 @@ def _doing(role: RoleStatus) -> Text:
 
 
 def _short(number: int | None) -> str:
-    """A count of blocks, which may be millions."""
+    """Returns a count of blocks, abbreviated from 100,000 on; "-" for None."""
     if number is None or number < 100_000:
         return "-" if number is None else f"{number:,}"
     return f"{number / 1e6:.1f} M" if number >= 1_000_000 else f"{number / 1e3:.0f} k"
 
 
 def _troubles(roles: Sequence[RoleStatus]) -> list[RenderableType]:
-    """The workers that are not as they should be, one by one."""
+    """Renders the workers with problems, and the reasons of earlier attempts' ends."""
     grid, found, reasons = _grid(4), False, []
     for role in roles:
         if role.state in (RoleState.DONE, RoleState.WAITING):
@@ -262,7 +262,7 @@ def _is_in_trouble(worker: WorkerStatus, role: RoleState) -> bool:
     if worker.state == RoleState.DONE:
         return False
     if worker.state in (RoleState.RUNNING, RoleState.STARTING):
-        # With their slices they fall silent.
+        # Workers stop reporting when their slices are gone.
         is_over = role in (RoleState.STOPPED, RoleState.FAILED)
         return worker.silent_seconds > _LATE_SECONDS and not is_over
     return True
@@ -307,7 +307,7 @@ def _costs(status: RunStatus) -> list[RenderableType]:
 def _grid(columns: int) -> Table:
     grid = Table.grid(padding=(0, 3, 0, 0))
     for number in range(columns):
-        # The last one gives way where a terminal is narrow: its cells do not wrap.
+        # The last column shrinks on a narrow terminal: its cells do not wrap.
         grid.add_column(no_wrap=number < columns - 1)
     return grid
 
@@ -317,7 +317,7 @@ def _line(text: str, style: str = "") -> Text:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold: it has no NaN."""
+    """Replaces values that JSON cannot represent, such as NaN, by None."""
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
