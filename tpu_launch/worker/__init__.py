@@ -1,1 +1,1 @@
-"""What runs on each worker: the command of its role, kept alive."""
+"""The supervisor that runs on each worker and keeps the command of its role alive."""

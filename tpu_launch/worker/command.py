@@ -1,4 +1,4 @@
-"""The command of a worker as a process, with all that it starts."""
+"""Runs the command of a worker as a process group."""
 
 import contextlib
 import dataclasses
@@ -10,23 +10,23 @@ from collections.abc import Mapping, Sequence
 
 from realm_jax.errors import BadInputError
 
-# What a libtpu that was killed leaves, and the next refuses to start with.
+# Left by a libtpu that was killed; the next one refuses to start while it exists.
 _LOCKFILE = pathlib.Path("/tmp/libtpu_lockfile")
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a worker is to do.
+    """The work of a worker.
 
     Attributes:
       run: id of the run.
       role: "trainer" or "builder".
-      attempt: its number.
-      deadline: when it ends, in Unix seconds.
+      attempt: number of the attempt.
+      deadline: time at which the work must end, in Unix seconds.
       command: program and arguments.
-      environment: of the command.
-      log: file that takes what the command writes.
-      lockfile: what libtpu leaves behind.
+      environment: environment of the command.
+      log: file to which the command's output is appended.
+      lockfile: path of libtpu's lock file.
     """
 
     run: str
@@ -40,13 +40,13 @@ class Work:
 
 
 class Command:
-    """A command that runs in a process group of its own."""
+    """A command running in its own process group."""
 
     def __init__(self, work: Work):
-        """Starts it, where nothing of one before it is in its way.
+        """Removes a stale lock file of libtpu and starts the command.
 
         Raises:
-          BadInputError: there is no such program.
+          BadInputError: the program cannot be run.
         """
         work.lockfile.unlink(missing_ok=True)
         try:
@@ -67,22 +67,22 @@ class Command:
 
     @property
     def pid(self) -> int:
-        """Of the command, and of its group."""
+        """Process id of the command, which is also the id of its group."""
         return self._process.pid
 
     def has_ended(self) -> bool:
-        """Returns whether the command itself has; what it started may still run."""
+        """Returns whether the command has ended; its children may still run."""
         return self._process.poll() is not None
 
     def ask(self) -> None:
-        """Asks it to save and end."""
+        """Asks the command to save and end, with SIGTERM."""
         self._process.send_signal(signal.SIGTERM)
 
     def end(self) -> int:
-        """Kills it, and what it has started, which may hold the devices.
+        """Kills the whole process group, because children may hold the devices.
 
         Returns:
-          The exit code, as a shell gives it; that of before, where it had ended.
+          The exit code as a shell reports it, also if the command had already ended.
         """
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -90,5 +90,5 @@ class Command:
 
 
 def shell_code(code: int) -> int:
-    """Returns what a shell would give for a process that a signal has ended."""
+    """Returns a process's exit code as a shell reports it: 128 + n for signal n."""
     return code if code >= 0 else 128 - code

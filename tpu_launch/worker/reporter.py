@@ -1,8 +1,8 @@
-"""What a worker says of itself, brought to the model directory beside its work.
+"""Reports the state of a worker to the model directory, in a background thread.
 
-A store that is away blocks its caller for minutes; the command must hear of a
-preemption at once. So a thread writes, and what it could not write waits for the next
-report.
+An unavailable store blocks its caller for minutes, but the command must be told of a
+preemption at once. Reports are therefore written by a thread; one that cannot be
+written is superseded by the next.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tpu_launch import progress, worker_state
 from tpu_launch.job import BUILDER, TRAINER
 from tpu_launch.worker_state import Done, WorkerState
 
-# Of a log, for the bucket and for the disk of the worker.
+# Sizes of a log in the bucket, and at most on the worker's disk.
 _TAIL_BYTES = 256 << 10
 _LONGEST_BYTES = 64 << 20
 
@@ -27,7 +27,7 @@ class Reporter:
     """Writes the last state and the end of the log of a worker.
 
     Attributes:
-      role_is_done: whether the role's marker was there at the last report.
+      role_is_done: whether the role was done at the last report.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class Reporter:
         log: pathlib.Path,
         say: Callable[[str], None],
     ):
-        """Starts the thread; nothing is written yet.
+        """Starts the thread, without writing anything yet.
 
         Args:
           store: the model directory.
           run: id of the run.
-          role: of the worker.
-          attempt: its number.
-          worker: its number.
-          log: what the command writes.
-          say: tells what goes wrong.
+          role: role of the worker.
+          attempt: number of the attempt.
+          worker: number of the worker.
+          log: log file of the command.
+          say: prints error messages.
         """
         self.role_is_done = False
         self._store, self._run, self._role = store, run, role
@@ -61,7 +61,7 @@ class Reporter:
         threading.Thread(target=self._work, daemon=True).start()
 
     def post(self, state: WorkerState) -> int:
-        """Has a state written, in place of one that still waits; returns its number."""
+        """Queues a state, in place of one not yet written; returns its number."""
         with self._condition:
             self._next = state
             self._posted += 1
@@ -69,7 +69,7 @@ class Reporter:
             return self._posted
 
     def has_written(self, number: int) -> bool:
-        """Returns whether that state, or a later one, has reached the store."""
+        """Returns whether the state of this number, or a later one, is written."""
         return self._written >= number
 
     def _work(self) -> None:
@@ -82,13 +82,13 @@ class Reporter:
             try:
                 self._report(state)
                 self._written = number
-            # Whatever a store raises must not end the reports.
+            # No exception from a store may end the thread.
             except Exception as error:
                 self._say(f"not reported: {error}")
 
     def _report(self, state: WorkerState) -> None:
         with contextlib.suppress(BadInputError, UnavailableStoreError):
-            # One worker is enough to look; the others tell where they failed.
+            # Only the first worker reads the progress; others report it on failure.
             if self._worker == 0 and not state.reached:
                 far = progress.of_role(self._store, self._role)
                 state = dataclasses.replace(state, step=far.step, reached=far.reached)
@@ -101,7 +101,7 @@ class Reporter:
         self.role_is_done = self._is_done(state)
 
     def _is_done(self, state: WorkerState) -> bool:
-        """Returns whether the role is; of a builder that may be found here first."""
+        """Returns whether the role is done; marks a builder that has built all."""
         store, run, role = self._store, self._run, self._role
         if worker_state.read_done(store, run, role) is not None:
             return True
@@ -117,11 +117,11 @@ class Reporter:
 
 
 def bounded_tail(log: pathlib.Path, longest: int = _LONGEST_BYTES) -> bytes:
-    """Returns the end of a log, from the beginning of a line; shortens a long one.
+    """Returns the end of a log, from the beginning of a line; truncates a long log.
 
     Args:
-      log: open for appending elsewhere, or not there.
-      longest: a longer file keeps only what is returned.
+      log: the file, which may be open for appending, or missing.
+      longest: size in bytes above which the file is truncated to what is returned.
     """
     try:
         with log.open("r+b") as file:
@@ -140,6 +140,6 @@ def bounded_tail(log: pathlib.Path, longest: int = _LONGEST_BYTES) -> bytes:
 
 
 def last_line(log: pathlib.Path) -> str:
-    """Returns what a command said last, "" if nothing."""
+    """Returns the last line of a command's output, "" if there is none."""
     lines = bounded_tail(log).decode(errors="replace").strip().splitlines()
     return lines[-1].removeprefix("error: ") if lines else ""

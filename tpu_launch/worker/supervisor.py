@@ -1,13 +1,13 @@
-"""Runs the command of a role on one worker: started at boot by the startup script.
+"""Runs the command of a role on one worker; started at boot by the startup script.
 
     python -m tpu_launch.worker.supervisor --model_dir=gs://... --run=... \\
       --role=trainer --attempt=1 --slices=1 --hosts=8 --deadline=1790000000 \\
       --log_dir=/opt/realm -- COMMAND ...
 
-A command that crashes is started again, which goes on from its checkpoint; one that
-crashes at the same place again and again is given up, and the launcher decides. One
-that was asked to stop, or refuses its input, is not started again. Exit codes are the
-command's: 0 done, 2 bad input, 130 and 143 asked to stop, all others bugs.
+A command that crashes is restarted, and resumes from its checkpoint. After repeated
+crashes without progress the supervisor gives up, and the launcher decides. A command
+that was asked to stop, or refuses its input, is not restarted. Exit codes are those of
+the command: 0 done, 2 bad input, 130 and 143 asked to stop, all others bugs.
 """
 
 import argparse
@@ -40,7 +40,7 @@ Answer = TypeVar("Answer")
 
 
 class Supervisor:
-    """Brings the command of one worker to its end; `run` does all of it."""
+    """Supervises the command of one worker until its end; see `run`."""
 
     def __init__(
         self,
@@ -52,16 +52,16 @@ class Supervisor:
         say: Callable[[str], None] = print,
         pace: Pace | None = None,
     ):
-        """Starts nothing yet.
+        """Prepares to run the command, and starts the reporter.
 
         Args:
-          work: what to run.
-          place: which worker this is.
+          work: the work of this worker.
+          place: position of this worker.
           store: the model directory.
-          clock: time; its `wait` ends when `stop` is set.
-          stop: set when the machine goes away.
-          say: tells whoever reads the serial output.
-          pace: how long to wait for what.
+          clock: the clock; its `wait` ends when `stop` is set.
+          stop: set when the machine is about to be taken away.
+          say: prints messages to the serial output.
+          pace: waiting times.
         """
         self._work, self._place = work, place
         self._store, self._clock, self._stop = store, clock, stop
@@ -74,7 +74,9 @@ class Supervisor:
         self._reached: str | None = None
 
     def run(self) -> int:
-        """Returns the exit code; nothing of the command runs any more.
+        """Runs the command to its end, and returns the exit code.
+
+        No process of the command is left running.
 
         Raises:
           BadInputError: the model directory or the command cannot be used.
@@ -84,7 +86,7 @@ class Supervisor:
         except Exception as error:
             code = worker_state.BAD_INPUT if isinstance(error, BadInputError) else _BUG
             said = f"{type(error).__name__}: {error}"
-            # It may be the directory that cannot be used.
+            # The model directory itself may be unusable, so do not wait for long.
             self._finish(State.FAILED, code, said, self._pace.hurried_report)
             raise
 
@@ -116,7 +118,7 @@ class Supervisor:
             self._pause(lambda: False, seconds)
 
     def _is_done(self) -> bool:
-        """Returns whether the role is done, waiting for a store that is away."""
+        """Returns whether the role is done, waiting for an unavailable store."""
         if self._reporter.role_is_done:
             return True
         run, role = self._work.run, self._work.role
@@ -124,7 +126,11 @@ class Supervisor:
         return marker is not None
 
     def _marked(self) -> bool:
-        """Marks the role, on its first worker; the others wait for the marker."""
+        """Marks the role as done, on the first worker; others wait for the marker.
+
+        Returns:
+          Whether the role is marked.
+        """
         if self._place.number:
             return False
         work = self._work
@@ -136,7 +142,7 @@ class Supervisor:
         return bool(marked)
 
     def _run_command(self) -> tuple[int, str]:
-        """Returns the exit code of the command, and why it was asked to end, or ""."""
+        """Returns the command's exit code, and why it was asked to end, or ""."""
         command = Command(self._work)
         try:
             self._say(f"started {self._work.command[0]} as process {command.pid}")
@@ -152,7 +158,7 @@ class Supervisor:
         return code, asked
 
     def _note_crash(self) -> Progress:
-        """Counts a crash, unless the store is away, which may be why it crashed."""
+        """Counts a crash, unless the store is unavailable, which may be its cause."""
         with contextlib.suppress(UnavailableStoreError, BadInputError):
             far = progress.of_role(self._store, self._work.role)
             self._in_vain = self._in_vain + 1 if far.reached == self._reached else 1
@@ -165,7 +171,7 @@ class Supervisor:
         return min(seconds, self._pace.longest_backoff)
 
     def _must_stop(self) -> str:
-        """Returns why nothing may be run any more, or ""."""
+        """Returns the reason why the work must end, or ""."""
         if self._stop.is_set():
             return "asked to stop"
         if self._clock.now() >= self._work.deadline:
@@ -175,10 +181,10 @@ class Supervisor:
     def _pause(
         self, is_over: Callable[[], bool], seconds: float = float("inf")
     ) -> bool:
-        """Waits for something, for so long, or until the work has to end.
+        """Waits for a condition, up to `seconds`, or until the work must end.
 
         Returns:
-          Whether it came to be.
+          Whether the condition holds.
         """
         until = self._clock.now() + seconds
         while not (over := is_over()) and self._clock.now() < until:
@@ -192,17 +198,17 @@ class Supervisor:
         return over
 
     def _insist(self, is_over: Callable[[], bool], seconds: float) -> bool:
-        """Waits for something, for so long, even when asked to stop."""
+        """Waits for a condition, up to `seconds`, even when asked to stop."""
         until = self._clock.now() + seconds
         while not (over := is_over()) and self._clock.now() < until:
             self._clock.wait_anyway(self._pace.poll)
         return over
 
     def _ask(self, question: Callable[[], Answer]) -> Answer | None:
-        """Returns the store's answer, or None if the work has to end before.
+        """Returns the store's answer, or None if the work must end before.
 
         Raises:
-          BadInputError: it refuses, time and again.
+          BadInputError: the store refuses repeatedly.
         """
         refusals = 0
         while True:
@@ -211,7 +217,7 @@ class Supervisor:
             except UnavailableStoreError as error:
                 self._say(f"waiting for the model directory: {error}")
             except BadInputError as error:
-                # Credentials come from a server of their own, which may be away.
+                # Credentials come from a separate server, which may be unavailable.
                 refusals += 1
                 if refusals > self._pace.restarts:
                     raise
@@ -227,7 +233,7 @@ class Supervisor:
         message: str = "",
         far: Progress | None = None,
     ) -> int:
-        """Says what this worker does, in the model directory, some time soon."""
+        """Queues a report of this worker's state; returns the report's number."""
         far = far or Progress()
         self._state = WorkerState(
             state, self._clock.now(), far.step, far.reached, code, message
@@ -242,7 +248,7 @@ class Supervisor:
         patience: float | None = None,
         far: Progress | None = None,
     ) -> int:
-        """Says how it ended, waiting until that is written; returns the exit code."""
+        """Reports the outcome, waits until it is written, and returns the exit code."""
         self._say(f"{state}, code {code}: {message}")
         pace = self._pace
         number = self._tell(state, code, message, far)
@@ -251,7 +257,7 @@ class Supervisor:
         while not self._insist(
             functools.partial(self._reporter.has_written, number), pace.hurried_report
         ):
-            # The deadline is a bound of costs: it does not wait for a store.
+            # The deadline bounds the costs, so it takes precedence over the report.
             if self._must_stop() or self._clock.now() >= until:
                 break
             number = self._reporter.post(self._state)
@@ -277,7 +283,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
         command=flags.command,
         environment=command_environment(place, os.environ),
         log=folder / f"{name}.log",
-        # On a machine with others, theirs is none of our business.
+        # On a shared machine, leave the lock files of other users alone.
         **({"lockfile": folder / "libtpu_lockfile"} if flags.local else {}),
     )
     store = open_store(flags.model_dir)
@@ -292,7 +298,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
 
 
 def _until_eof(stop: threading.Event) -> None:
-    """Asks to stop when the launcher that holds the standard input open is gone."""
+    """Sets `stop` when standard input, held open by the launcher, is closed."""
     while os.read(sys.stdin.fileno(), 1):
         pass
     stop.set()
@@ -326,5 +332,5 @@ if __name__ == "__main__":
     code = guard(lambda stop: main(sys.argv[1:], stop))
     sys.stdout.flush()
     sys.stderr.flush()
-    # A store that is away holds the thread that reports.
+    # An unavailable store may block the reporter's thread.
     os._exit(code)

@@ -1,30 +1,32 @@
-"""How long a supervisor waits for what: on a slice, and on this machine."""
+"""Defines the supervisor's waiting times, on a slice and on this machine."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """How long a supervisor waits for what, in seconds.
+    """Waiting times of a supervisor, in seconds.
 
-    The restarts in a row last longer than the others of the job take to notice that
-    one has died (`multihost.HostsConfig.heartbeat_seconds`), for until then it cannot
-    join them.
+    The backoffs of consecutive restarts add up to more than the other processes of the
+    job take to notice that one has died (`multihost.HostsConfig.heartbeat_seconds`),
+    because until then it cannot rejoin them.
 
     Attributes:
-      restarts: how often in a row it starts again without having got further, and asks
-        a store again that refuses.
-      backoff: before the first restart; twice as long before each further one that
-        follows without progress.
-      longest_backoff: it grows no longer.
-      stopping: for a command that saves because it was asked to end.
-      ended: before a command is started again that has ended well while the role is
-        not done: so long the first worker may take to mark it.
-      report: between two reports.
-      last_report: for the last one, while the store is away.
-      hurried_report: the same where the machine is about to go; between two tries.
-      retry: between two questions to a store that is away.
-      poll: between two looks at the command.
+      restarts: number of consecutive restarts without progress, and of further requests
+        to a store that refuses.
+      backoff: wait before the first restart, doubled before each further one without
+        progress.
+      longest_backoff: upper bound of the backoff.
+      stopping: wait for a command that was asked to end, and saves.
+      ended: wait before restarting a command that ended with code 0 while the role is
+        not done, to leave the first worker time to mark it.
+      report: interval of reports.
+      last_report: longest wait for the last report, if the store is unavailable.
+      hurried_report: the same if the machine is about to be taken away, or if the model
+        directory or the command cannot be used; also the interval of attempts at the
+        last report.
+      retry: interval of requests to an unavailable store.
+      poll: interval of checks of the command.
     """
 
     restarts: int = 3
@@ -49,4 +51,4 @@ LOCAL_PACE = Pace(
     retry=2.0,
     poll=0.1,
 )
-"""Of processes of one machine, whose store is near and who are started in seconds."""
+"""Waiting times on one machine, where the store is local and start-up takes seconds."""

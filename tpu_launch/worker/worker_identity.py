@@ -1,10 +1,10 @@
-"""Which of the workers of an attempt this machine is, and what its command is told.
+"""Determines which worker of an attempt this machine is, and its command's environment.
 
-Cloud TPU says it in the metadata of the machine, whose names JAX reads too
-(`jax._src.clusters.cloud_tpu_cluster`): `agent-worker-number`,
-`worker-network-endpoints`, and `tpu-env`, lines of NAME: 'value' that hold the
-MEGASCALE_* of this queued resource. Elsewhere TPU_WORKER_ID is in the environment, as
-on GKE; then all of it is, and no metadata are read.
+Cloud TPU provides it in the metadata of the machine, from the attributes that JAX reads
+too (`jax._src.clusters.cloud_tpu_cluster`): `agent-worker-number`,
+`worker-network-endpoints`, and `tpu-env`, lines of NAME: 'value' with the MEGASCALE_*
+of this queued resource. Elsewhere, as on GKE, TPU_WORKER_ID is in the environment; then
+everything is read from there, and no metadata.
 """
 
 import dataclasses
@@ -29,13 +29,13 @@ _TRIES, _RETRY_SECONDS, _TIMEOUT_SECONDS = 6, 2.0, 20.0
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A worker among the others of its role.
+    """Position of a worker among those of its role.
 
     Attributes:
-      host: its number in its slice.
+      host: number of the host in its slice.
       slice: number of the slice.
-      hosts: of a slice.
-      slices: that work together.
+      hosts: number of hosts of a slice.
+      slices: number of slices that work together.
       coordinator: host name or address of the first worker of all.
     """
 
@@ -47,23 +47,24 @@ class Place:
 
     @property
     def number(self) -> int:
-        """Through all hosts of all slices, slice by slice."""
+        """Number of the worker among all hosts, counted slice by slice."""
         return self.slice * self.hosts + self.host
 
 
 def find_place(
     slices: int, hosts: int, environment: Mapping[str, str], clock: Clock
 ) -> Place:
-    """Returns which worker this machine is.
+    """Returns the position of this machine.
 
     Args:
-      slices: that work together.
-      hosts: of each.
-      environment: of this process.
-      clock: to wait with, where the metadata server is not there yet.
+      slices: number of slices that work together.
+      hosts: number of hosts of each slice.
+      environment: environment of this process.
+      clock: clock for waiting until the metadata server is available.
 
     Raises:
-      BadInputError: that is not said, or there are other slices or hosts.
+      BadInputError: the position is not available, or the numbers of slices or hosts
+        differ from the expected ones.
     """
     if "TPU_WORKER_ID" in environment:
 
@@ -103,11 +104,11 @@ def find_place(
 def command_environment(place: Place, given: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of the command.
 
-    Stale MEGASCALE_* hang a slice, so none is inherited.
+    MEGASCALE_* are not inherited, because stale ones make a slice hang.
 
     Args:
-      place: of this worker.
-      given: the environment of this process.
+      place: position of this worker.
+      given: environment of this process.
     """
     made = {name: v for name, v in given.items() if not name.startswith(_STALE)}
     made["JAX_COORDINATOR_PORT"] = _COORDINATOR_PORT
@@ -122,11 +123,11 @@ def command_environment(place: Place, given: Mapping[str, str]) -> dict[str, str
 
 
 def _metadata(name: str, environment: Mapping[str, str], clock: Clock) -> str:
-    """Returns an attribute of the machine, "" if it has none of that name."""
+    """Returns a metadata attribute of the machine, "" if it has none of that name."""
     server = environment.get("GCE_METADATA_HOST", "metadata.google.internal")
     url = f"http://{server}/computeMetadata/v1/instance/attributes/{name}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-    # A proxy of the environment does not know the metadata of this machine.
+    # A proxy set in the environment cannot reach this machine's metadata.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     return _patiently(lambda: opener.open(request, timeout=_TIMEOUT_SECONDS), clock)
 
