@@ -1,1 +1,1 @@
-"""Who carries operations out: the Cloud TPU API, or its command line."""
+"""Backends that carry out operations: the Cloud TPU API, `gcloud`, this machine."""

@@ -1,7 +1,7 @@
-"""Queued resources through the Cloud TPU API (google-cloud-tpu, v2).
+"""Manages queued resources through the Cloud TPU API (google-cloud-tpu, v2).
 
-Credentials are the application default ones. What points `gcloud` at another server
-points this backend there too: CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU, and
+Credentials are the application default ones. Like `gcloud`, this backend honours
+CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU, to use another server, and
 CLOUDSDK_AUTH_DISABLE_CREDENTIALS.
 """
 
@@ -49,11 +49,11 @@ class ApiBackend:
 
     @functools.cached_property
     def _client(self) -> tpu_v2.TpuClient:
-        # Made when first used: to describe a request needs no credentials.
+        # Created on first use, because describing a request needs no credentials.
         return self._given or _make_client()
 
     def create(self, operation: CreateSlice) -> None:
-        """Asks for slices; our own being there already is success."""
+        """Requests slices; succeeds if the same request has created them already."""
         request = create_request(operation)
         try:
             with _errors(operation.name, exceptions.Conflict):
@@ -64,7 +64,7 @@ class ApiBackend:
             require_own(self.state(operation.name, operation.zone), operation)
 
     def state(self, name: str, zone: str) -> FoundSlice | None:
-        """Returns a queued resource, or None."""
+        """Returns a queued resource, or None if there is none of this name."""
         path = f"{_parent(self._project, zone)}/queuedResources/{name}"
         try:
             with _errors(name, exceptions.NotFound):
@@ -76,7 +76,10 @@ class ApiBackend:
         return from_json(_json(found))
 
     def find(self, zone: str, labels: Mapping[str, str | None]) -> list[FoundSlice]:
-        """Returns those in a zone with these labels; the service cannot filter."""
+        """Returns the queued resources in a zone with these labels.
+
+        The filter is applied here, because the service has none.
+        """
         with _errors(zone):
             pages = self._client.list_queued_resources(
                 parent=_parent(self._project, zone), timeout=_SECONDS, retry=None
@@ -85,7 +88,7 @@ class ApiBackend:
         return [one for one in found if has_labels(one, labels)]
 
     def delete(self, operation: DeleteSlice) -> None:
-        """Begins to delete slices, whatever their state."""
+        """Begins to delete slices in any state."""
         request = delete_request(self._project, operation)
         try:
             with _errors(
@@ -98,7 +101,7 @@ class ApiBackend:
         except exceptions.NotFound:
             return
         except (exceptions.Conflict, exceptions.BadRequest) as error:
-            # Being provisioned, or deleted already: the next look tells.
+            # Being provisioned, or deleted already: the next poll shows which.
             raise BusyError(f"{operation.name}: {error.message}") from error
 
     def described(self, operation: CreateSlice | DeleteSlice) -> str:
@@ -117,7 +120,7 @@ class ApiBackend:
 
 
 def create_request(operation: CreateSlice) -> tpu_v2.CreateQueuedResourceRequest:
-    """Returns the request of a creation."""
+    """Returns the request that creates slices."""
     parent = _parent(operation.project, operation.zone)
     node = tpu_v2.Node(
         accelerator_type=operation.accelerator_type,
@@ -149,7 +152,7 @@ def create_request(operation: CreateSlice) -> tpu_v2.CreateQueuedResourceRequest
     if operation.provisioning == SPOT:
         resource.spot = tpu_v2.QueuedResource.Spot()
     elif operation.provisioning == RESERVED:
-        # Whichever of the project's reservations there fits.
+        # Any reservation of the project in this zone that fits.
         resource.reservation_name = f"{parent}/reservations/-"
     return tpu_v2.CreateQueuedResourceRequest(
         parent=parent,
@@ -162,7 +165,7 @@ def create_request(operation: CreateSlice) -> tpu_v2.CreateQueuedResourceRequest
 def delete_request(
     project: str, operation: DeleteSlice
 ) -> tpu_v2.DeleteQueuedResourceRequest:
-    """Returns the request of a deletion, of the slices with the queued resource."""
+    """Returns the request that deletes a queued resource with its slices."""
     return tpu_v2.DeleteQueuedResourceRequest(
         name=f"{_parent(project, operation.zone)}/queuedResources/{operation.name}",
         force=True,
@@ -202,7 +205,7 @@ def _json(message: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _errors(what: str, *expected: type[Exception]) -> Iterator[None]:
-    """Turns errors of the client into those of a backend, all but the expected."""
+    """Converts errors of the client to those of a backend, except the expected ones."""
     try:
         yield
     except expected:

@@ -1,4 +1,4 @@
-"""What a backend is, and what any of them may say."""
+"""Defines the interface of backends, with the states and errors that they share."""
 
 import dataclasses
 import datetime
@@ -26,7 +26,7 @@ class SliceState(enum.StrEnum):
     DELETING = "DELETING"
 
 
-# On its way to ACTIVE. What is in none of these two is lost.
+# States that precede ACTIVE. Slices in any other state but these and ACTIVE are lost.
 PENDING = (
     SliceState.CREATING,
     SliceState.ACCEPTED,
@@ -40,14 +40,14 @@ class FoundSlice:
     """A queued resource that exists.
 
     Attributes:
-      name: of it.
-      zone: where.
-      state: of all its slices together.
-      labels: of its slices.
-      created: in Unix seconds.
-      accelerator_type: of each slice.
-      slices: how many.
-      reason: why it failed, where it did.
+      name: its name.
+      zone: its zone.
+      state: joint state of its slices.
+      labels: labels of its slices.
+      created: time of its creation, in Unix seconds.
+      accelerator_type: accelerator type of each slice.
+      slices: number of slices.
+      reason: reason of a failure, or "".
     """
 
     name: str
@@ -61,28 +61,29 @@ class FoundSlice:
 
 
 class BusyError(Exception):
-    """The service did not do it now; or it did, and the answer was lost.
+    """Raised when the service did not carry out an operation, or its answer was lost.
 
-    The same operation may be asked for again, later.
+    The same operation can be retried later.
     """
 
 
 class QuotaError(BusyError):
-    """The quota of the project is used up: to ask again soon is of no use."""
+    """Raised when the project's quota is exhausted; retrying soon is of no use."""
 
 
 class Backend(Protocol):
     """Creates, finds and deletes queued resources of one project.
 
-    All methods raise `BusyError` for what may work later, `QuotaError` among it, and
-    `BadInputError` for what will not: no access, a zone without such slices.
+    All methods raise `BusyError`, or its subclass `QuotaError`, for failures that may
+    be temporary, and `BadInputError` for permanent ones: no access, a zone without such
+    slices.
     """
 
     def create(self, operation: CreateSlice) -> None:
-        """Asks for slices; they being there already, by the same request, is success.
+        """Requests slices; succeeds if the same request has created them already.
 
         Raises:
-          BadInputError: what has this name was not asked for by this operation.
+          BadInputError: a queued resource of this name has another origin.
         """
         ...
 
@@ -91,20 +92,20 @@ class Backend(Protocol):
         ...
 
     def find(self, zone: str, labels: Mapping[str, str | None]) -> list[FoundSlice]:
-        """Returns those in a zone with these labels (None: of any value)."""
+        """Returns a zone's queued resources with these labels (None: any value)."""
         ...
 
     def delete(self, operation: DeleteSlice) -> None:
-        """Begins to delete slices in any state; none being there is success."""
+        """Begins to delete slices in any state; succeeds if there are none."""
         ...
 
     def described(self, operation: CreateSlice | DeleteSlice) -> str:
-        """Returns what would be asked for, word by word, for people to read."""
+        """Returns the exact request or command of an operation, for users to read."""
         ...
 
 
 def from_json(resource: Mapping[str, Any]) -> FoundSlice:
-    """Returns what the API's JSON of a queued resource says (REST reference, v2)."""
+    """Parses the API's JSON of a queued resource (REST reference, v2)."""
     parts = resource["name"].split("/")
     specs = resource.get("tpu", {}).get("nodeSpec", [])
     spec = specs[0] if specs else {}
@@ -127,7 +128,7 @@ def from_json(resource: Mapping[str, Any]) -> FoundSlice:
 
 
 def has_labels(found: FoundSlice, labels: Mapping[str, str | None]) -> bool:
-    """Returns whether a slice has all of these (None: of any value)."""
+    """Returns whether a slice has all of these labels (None: any value)."""
     return all(
         key in found.labels and value in (None, found.labels[key])
         for key, value in labels.items()
@@ -135,11 +136,11 @@ def has_labels(found: FoundSlice, labels: Mapping[str, str | None]) -> bool:
 
 
 def require_own(found: FoundSlice | None, operation: CreateSlice) -> None:
-    """Checks that what is there is what was asked for.
+    """Checks that an existing queued resource is the one of an operation.
 
     Raises:
-      BadInputError: somebody else has the name.
-      BusyError: it is gone again.
+      BadInputError: the name belongs to another queued resource.
+      BusyError: it no longer exists.
     """
     if found is None:
         raise BusyError(f"{operation.name}: there, and then not")
@@ -152,7 +153,7 @@ def require_own(found: FoundSlice | None, operation: CreateSlice) -> None:
 
 
 def is_quota(message: str) -> bool:
-    """Returns whether an error is about TPUs that one may have, not requests a minute.
+    """Returns whether an error is about the quota of TPUs, not of requests per minute.
 
     Both are called quota, and both have the code 429 or 403.
     """
@@ -163,7 +164,7 @@ def is_quota(message: str) -> bool:
 
 
 def _seconds(timestamp: str) -> float:
-    # Nanoseconds, which Python does not read.
+    # The timestamp may have nanoseconds, which Python does not parse.
     match = re.fullmatch(r"([^.Z]+)(\.\d+)?Z", timestamp)
     if not match:
         return 0.0

@@ -1,7 +1,7 @@
-"""Queued resources through the command line, `gcloud`.
+"""Manages queued resources through the command line, `gcloud`.
 
-For whoever has no credentials but its. Arguments are lists, never shell text; what it
-prints is read as JSON, its errors by the status that they begin with.
+For users who have only gcloud's credentials. Arguments are lists, never shell text; its
+output is parsed as JSON, and its errors are classified by their initial status.
 """
 
 import json
@@ -31,7 +31,7 @@ _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _SECONDS = 300.0
 # "ERROR: (gcloud.compute.tpus.queued-resources.create) ALREADY_EXISTS: Resource ..."
 _STATUS = re.compile(r"ERROR: \(gcloud[^)]*\) ([A-Z_]+): (.*)", re.DOTALL)
-# What the service or the network did, after gcloud has tried again for half a minute.
+# Errors of service or network, after gcloud has retried for half a minute.
 _SERVICE = re.compile(r"HttpError accessing|connectivity|gcloud crashed|timed out")
 _WILL_NOT_WORK = ("INVALID_ARGUMENT", "PERMISSION_DENIED", "UNAUTHENTICATED")
 
@@ -43,7 +43,7 @@ class GcloudBackend:
         self._project = project
 
     def create(self, operation: CreateSlice) -> None:
-        """Asks for slices; our own being there already is success."""
+        """Requests slices; succeeds if the same request has created them already."""
         with tempfile.TemporaryDirectory() as folder:
             script = pathlib.Path(folder) / "startup.sh"
             script.write_text(operation.startup_script)
@@ -55,14 +55,14 @@ class GcloudBackend:
                 raise _bad_input(operation.name, str(error)) from error
 
     def state(self, name: str, zone: str) -> FoundSlice | None:
-        """Returns a queued resource, or None."""
+        """Returns a queued resource, or None if there is none of this name."""
         try:
             return from_json(_run(state_arguments(self._project, zone, name), name))
         except _NotFoundError:
             return None
 
     def find(self, zone: str, labels: Mapping[str, str | None]) -> list[FoundSlice]:
-        """Returns those in a zone with these labels."""
+        """Returns the queued resources in a zone with these labels."""
         try:
             found = _run(list_arguments(self._project, zone), zone) or []
         except _NotFoundError as error:
@@ -70,7 +70,7 @@ class GcloudBackend:
         return [one for one in map(from_json, found) if has_labels(one, labels)]
 
     def delete(self, operation: DeleteSlice) -> None:
-        """Begins to delete slices, whatever their state."""
+        """Begins to delete slices in any state."""
         try:
             _run(delete_arguments(self._project, operation), operation.name)
         except _NotFoundError:
@@ -79,7 +79,7 @@ class GcloudBackend:
             raise BusyError(f"{operation.name}: {error}") from error
 
     def described(self, operation: CreateSlice | DeleteSlice) -> str:
-        """Returns the command line, and the startup script as the file it reads."""
+        """Returns the command line, and for a creation the startup script it reads."""
         if isinstance(operation, DeleteSlice):
             return shlex.join(delete_arguments(self._project, operation))
         line = shlex.join(create_arguments(operation, "startup.sh"))
@@ -88,11 +88,11 @@ class GcloudBackend:
 
 
 def create_arguments(operation: CreateSlice, script: str) -> list[str]:
-    """Returns the command line of a creation.
+    """Returns the command line that creates slices.
 
     Args:
-      operation: what to create.
-      script: a file that holds the startup script.
+      operation: the slices to create.
+      script: path of the startup script.
     """
     labels = ",".join(f"{key}={value}" for key, value in operation.labels.items())
     arguments = [
@@ -128,17 +128,17 @@ def create_arguments(operation: CreateSlice, script: str) -> list[str]:
 
 
 def state_arguments(project: str, zone: str, name: str) -> list[str]:
-    """Returns the command line that tells of one queued resource."""
+    """Returns the command line that describes one queued resource."""
     return [*_PROGRAM, "describe", name, *_place(project, zone), "--format=json"]
 
 
 def list_arguments(project: str, zone: str) -> list[str]:
-    """Returns the command line that tells of all."""
+    """Returns the command line that lists all queued resources of a zone."""
     return [*_PROGRAM, "list", *_place(project, zone), "--format=json"]
 
 
 def delete_arguments(project: str, operation: DeleteSlice) -> list[str]:
-    """Returns the command line of a deletion."""
+    """Returns the command line that deletes slices."""
     return [
         *(*_PROGRAM, "delete", operation.name),
         *_place(project, operation.zone),
@@ -147,11 +147,11 @@ def delete_arguments(project: str, operation: DeleteSlice) -> list[str]:
 
 
 class _AlreadyExistsError(Exception):
-    """Something is there, or in the way."""
+    """Raised when a resource exists, or its state does not permit an operation."""
 
 
 class _NotFoundError(Exception):
-    """Nothing is there."""
+    """Raised when a resource does not exist."""
 
 
 def _place(project: str, zone: str) -> tuple[str, str]:
@@ -159,7 +159,7 @@ def _place(project: str, zone: str) -> tuple[str, str]:
 
 
 def _run(arguments: Sequence[str], what: str) -> Any:
-    """Runs gcloud and returns the JSON that it prints."""
+    """Runs gcloud and returns its parsed JSON output."""
     try:
         done = subprocess.run(
             arguments,

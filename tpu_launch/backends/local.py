@@ -1,10 +1,10 @@
-"""Slices as processes of this machine.
+"""Emulates slices with processes of this machine.
 
-A host is a process that runs the startup script, in a folder of its own, with all that
-it starts. It is told who it is by its environment, as on GKE, and its devices are
-simulated where there are several. Hosts end with the launcher, whatever ends that.
+A host is a process that runs the startup script in a folder of its own, with all its
+children. It reads its position from its environment, as on GKE, and multiple devices
+are simulated. Hosts end when the launcher does, however it ends.
 
-    <folder>/<slice>/slice.json        what was asked for
+    <folder>/<slice>/slice.json        the requested slice
     <folder>/<slice>/<host>/           bundle, checkout and log of a host
 """
 
@@ -34,16 +34,16 @@ _COMPILED = "compiled"
 _SCRIPT = "startup.sh"
 _SLICE = "slice.json"
 TOKEN = "REALM_LOCAL_TOKEN"
-"""In the environment of processes that are found by it, whoever is their parent now."""
+"""Environment variable that identifies a slice's processes, whatever their parent."""
 
-# For a command that saves because its host is to go; a supervisor waits less.
+# Wait for a command that saves when its host is to end; a supervisor waits less.
 _STOPPING_SECONDS = 90.0
-# Codes of a supervisor whose host was asked to go.
+# Exit codes of a supervisor after its host was asked to end.
 _ASKED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def site() -> Site:
-    """Returns what hosts of this machine have: the environment of this process."""
+    """Returns the site of hosts on this machine, with this process's environment."""
     python = shlex.quote(sys.executable)
     return Site(
         home='"$PWD"',
@@ -56,13 +56,13 @@ def site() -> Site:
 
 @dataclasses.dataclass
 class _Local:
-    """A slice as this backend keeps it.
+    """Record of a slice.
 
     Attributes:
-      found: what is known of it, but the state.
-      token: in the environment of each of its processes.
-      hosts: its first processes, if this backend started them.
-      deleting: when it was first asked to delete it, on the monotonic clock.
+      found: its description, of which only the state may change.
+      token: value of `TOKEN` in the environment of its processes.
+      hosts: the initial process of each host, if this backend started them.
+      deleting: time of the first deletion request, on the monotonic clock.
     """
 
     found: FoundSlice
@@ -72,19 +72,19 @@ class _Local:
 
 
 class LocalBackend:
-    """See `backend.Backend`; of one folder, by one launcher at a time."""
+    """A backend over one folder, used by one launcher at a time; see `Backend`."""
 
     def __init__(self, folder: pathlib.Path):
-        """Takes over what another launcher has left in the folder."""
+        """Opens a folder, with the slices that another launcher left in it."""
         self._folder = folder
-        # No process gets the other end: it breaks when this one ends.
+        # No other process gets the write end: the pipe closes when this one ends.
         self._lifeline, self._held = os.pipe()
         self._slices = {
             path.parent.name: _read(path) for path in folder.glob(f"*/{_SLICE}")
         }
 
     def create(self, operation: CreateSlice) -> None:
-        """Starts the hosts.
+        """Starts the hosts of a slice.
 
         Raises:
           BadInputError: another slice has this name.
@@ -105,7 +105,7 @@ class LocalBackend:
         )
         made = _Local(found, uuid.uuid4().hex)
         note = {**dataclasses.asdict(found), "token": made.token}
-        # Whole or not at all, whatever is killed meanwhile.
+        # Written atomically, because this process may be killed.
         written = folder / f"{_SLICE}.partial"
         written.write_text(json.dumps(note, indent=2))
         written.replace(folder / _SLICE)
@@ -123,16 +123,16 @@ class LocalBackend:
         return self._seen(one) if one else None
 
     def find(self, zone: str, labels: Mapping[str, str | None]) -> list[FoundSlice]:
-        """Returns the slices with these labels (None: of any value)."""
+        """Returns the slices with these labels (None: any value)."""
         del zone
         seen = [self._seen(one) for one in list(self._slices.values())]
         return [found for found in seen if found and has_labels(found, labels)]
 
     def delete(self, operation: DeleteSlice) -> None:
-        """Asks the hosts to save and end; those that do not are killed after a while.
+        """Asks the hosts to save and end; those that do not are killed after 90 s.
 
-        Whatever of a host is left without its first process is killed at once: the
-        machine that it ran on is gone.
+        Processes that outlive the initial process of their host are killed at once,
+        because the machine that they ran on is gone.
         """
         one = self._slices.get(operation.name)
         if one is None or one.deleting is not None:
@@ -144,7 +144,7 @@ class LocalBackend:
         self._seen(one)
 
     def described(self, operation: CreateSlice | DeleteSlice) -> str:
-        """Returns what would be done."""
+        """Returns a description of the operation, for users to read."""
         folder = self._folder / operation.name
         if isinstance(operation, DeleteSlice):
             return f"end the processes of {folder}"
@@ -182,12 +182,12 @@ class LocalBackend:
                 stdin=self._lifeline,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C is for the launcher, which then deletes the slice.
+                # Ctrl-C reaches the launcher alone, which then deletes the slice.
                 start_new_session=True,
             )
 
     def _seen(self, one: _Local) -> FoundSlice | None:
-        """Returns a slice in its present state; forgets one that is gone."""
+        """Returns a slice with its present state, or None after removing a dead one."""
         if one.deleting is None:
             return dataclasses.replace(one.found, **_judge(one))
         left = processes_of(one.token)
@@ -197,8 +197,8 @@ class LocalBackend:
         is_late = time.monotonic() - one.deleting > _STOPPING_SECONDS
         running = {host.pid for host in one.hosts if host.poll() is None}
         for pid, session in left.items():
-            # What its host has left behind could save, but has no machine to do it on.
-            # Hosts of another launcher are ending, for that is gone.
+            # Kill what outlives its host, as on a machine that is gone. Hosts started
+            # by another launcher are already ending, because it is gone.
             if is_late or (one.hosts and session not in running):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -209,7 +209,7 @@ class LocalBackend:
             host.wait()
         folder = self._folder / one.found.name
         for path in folder.glob("*/*"):
-            # A checkout, which may be half of one. Logs stay.
+            # Remove the checkout, complete or not, and keep the logs.
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name == "bundle.tar.gz":
@@ -219,7 +219,7 @@ class LocalBackend:
 
 
 def _judge(one: _Local) -> dict[str, object]:
-    """Returns state and reason: a host is gone when it was killed or asked to go."""
+    """Returns state and reason of a slice, suspended if a host was killed or ended."""
     if not one.hosts:
         return {
             "state": SliceState.SUSPENDED,
@@ -249,10 +249,10 @@ def _read(path: pathlib.Path) -> _Local:
 
 
 def processes_of(token: str) -> dict[int, int]:
-    """Returns the processes that run with this `TOKEN`: process id -> session id."""
+    """Returns the session id of each process with this `TOKEN`, by process id."""
     marked, found = f"{TOKEN}={token}".encode(), {}
     for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
-        # It may end meanwhile, or be of somebody else.
+        # A process may end meanwhile, or belong to another user.
         with contextlib.suppress(OSError):
             if marked in path.read_bytes().split(b"\0"):
                 pid = int(path.parent.name)
@@ -261,20 +261,20 @@ def processes_of(token: str) -> dict[int, int]:
 
 
 def free_port() -> int:
-    """Returns a port of this machine that nobody listens at."""
+    """Returns an unused TCP port of this machine."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
 def environment(number: int, processes: int, port: int, devices: int) -> dict[str, str]:
-    """Returns what tells a process of a group on this machine who it is.
+    """Returns the environment that identifies a process of a group on this machine.
 
     Args:
-      number: of the process.
-      processes: in the group; one alone needs to be told of its devices only.
-      port: where the first of them listens.
-      devices: of each, simulated on the CPU.
+      number: number of the process.
+      processes: number of processes; a single one only needs its devices.
+      port: port on which the first of them listens.
+      devices: number of devices of each process, simulated on the CPU.
     """
     told = {}
     if processes > 1 or devices > 1:
@@ -289,13 +289,13 @@ def environment(number: int, processes: int, port: int, devices: int) -> dict[st
 
 
 def compiled_programs(folder: pathlib.Path) -> dict[str, str]:
-    """Returns what has JAX keep compiled programs, so that each is compiled once.
+    """Returns the environment of JAX's compilation cache.
 
-    The stages of a chain, and a process that comes back, run many of the same.
+    The stages of a chain, and restarted processes, share many compiled programs.
 
     Args:
-      folder: of what is launched; they are kept there unless the environment says
-        where.
+      folder: folder of the launched slices; the cache is in it unless the environment
+        already names one.
     """
     name = "JAX_COMPILATION_CACHE_DIR"
     return {name: os.environ.get(name) or str((folder / _COMPILED).absolute())}
