@@ -1,8 +1,8 @@
-"""Logical axis names and the one table that places them on mesh axes.
+"""Defines logical axis names, and the table that maps them to mesh axes.
 
-Every parameter and every constrained activation names its axes in the words of
-`AXIS_RULES`. A word that is not in the table is an error: Flax would replicate it
-silently, and a pod would pay for that.
+Every parameter and every constrained activation names its axes with the keys of
+`AXIS_RULES`. An unknown name is an error: Flax would replicate the axis silently, which
+is costly on a pod.
 """
 
 from jax.sharding import PartitionSpec
@@ -34,13 +34,13 @@ AXIS_RULES: dict[str, tuple[str, ...] | str | None] = {
     "segment": None,
     "projection": None,
     "norm": None,
-    # The index: one row a block.
+    # The index: one row per block.
     "block": ("data", "fsdp", "model"),
 }
 
 
 def partition_spec(*names: str | None) -> PartitionSpec:
-    """Returns where an array whose axes have these logical names is placed.
+    """Returns the partition spec of an array with these logical axes.
 
     Args:
       *names: one logical name per array axis; None is replicated.

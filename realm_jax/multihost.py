@@ -1,11 +1,12 @@
-"""The processes of one job, and what they say to each other.
+"""Coordinates the processes of one job.
 
-A pod slice runs the same program once a host. The processes meet in the collectives of
-a jitted step, and here, in a few words about what to do next. Those go through the
-coordination service of `jax.distributed`, so that no device waits for them.
+A pod slice runs the same program once per host. The processes synchronise in the
+collectives of a jitted step, and here, by small messages about what to do next. These
+go through the coordination service of `jax.distributed`, so that no device waits for
+them.
 
-Whatever all processes take part in they must call in the same order, from the main
-thread. With a single process all of it is the identity.
+All processes must call the collective functions in the same order, from the main
+thread. With a single process they are the identity.
 """
 
 import dataclasses
@@ -28,9 +29,10 @@ from realm_jax.errors import BadInputError
 Value = TypeVar("Value")
 
 _ENVIRONMENT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-# Who waits does not judge: the coordination service ends all processes if one dies.
+# Effectively unlimited: the coordination service ends all processes if one dies.
 _PATIENCE_MS = 7 * 24 * 3600 * 1000
-# Words of the first are kept until all have met; after so many they meet to forget.
+# Messages of the first process are kept until a barrier; one is inserted after this
+# many calls, to delete them.
 _MEET_AFTER = 256
 _WORDS, _MEETINGS, _NOTES = "realm/words", "realm/meetings", "realm/notes"
 
@@ -42,13 +44,13 @@ class HostsConfig:
     """How the processes of a job find each other.
 
     `JAX_COORDINATOR_ADDRESS` (host:port of process 0), `JAX_NUM_PROCESSES` and
-    `JAX_PROCESS_ID` in the environment come first, as a launcher on one machine sets
-    them.
+    `JAX_PROCESS_ID` in the environment, as set by a launcher on one machine, take
+    precedence.
 
     Attributes:
-      pod: whether the platform knows the others, as Cloud TPU and Slurm do.
-      start_seconds: how long to wait for them at the start.
-      heartbeat_seconds: after so long without a word from one, all end.
+      pod: whether the platform provides the other processes, as Cloud TPU and Slurm do.
+      start_seconds: longest wait for the other processes at the start, in seconds.
+      heartbeat_seconds: seconds without a heartbeat of a process after which all end.
     """
 
     pod: bool = False
@@ -57,11 +59,11 @@ class HostsConfig:
 
 
 def join(config: HostsConfig) -> None:
-    """Joins the processes of the job; call it before anything else of JAX.
+    """Joins the processes of the job; must be called before any other use of JAX.
 
     Raises:
-      BadInputError: the environment names a group by halves, or the platform knows of
-        none.
+      BadInputError: the environment defines the group incompletely, or the platform
+        does not provide one.
     """
     given = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     arguments: dict[str, Any] = {}
@@ -81,7 +83,7 @@ def join(config: HostsConfig) -> None:
         return
     if config.pod:
         os.environ.setdefault("LIBTPU_INIT_ARGS", LIBTPU_FLAGS)
-    # It would take SIGTERM away from the handler that makes the job save and stop.
+    # It would replace the SIGTERM handler that makes the job save and stop.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
@@ -105,22 +107,22 @@ def _wrong_group(given: dict[str, str]) -> BadInputError:
 
 
 def count() -> int:
-    """Returns how many processes the job has."""
+    """Returns the number of processes of the job."""
     return jax.process_count()
 
 
 def number() -> int:
-    """Returns which of them this is, counted from 0."""
+    """Returns the number of this process, counted from 0."""
     return jax.process_index()
 
 
 def is_first() -> bool:
-    """Returns whether this is the process that speaks and writes for all."""
+    """Returns whether this is the process that logs and writes for all."""
     return number() == 0
 
 
 def from_first(value: Value) -> Value:
-    """Returns, in every process, the value that the first one gave."""
+    """Broadcasts the value of the first process to all; a collective call."""
     if count() == 1:
         return value
     call = next(_calls)
@@ -134,7 +136,7 @@ def from_first(value: Value) -> Value:
 
 
 def gather(value: Value) -> list[Value]:
-    """Returns, in every process, the values that all gave, in their order."""
+    """Returns the values of all processes, in their order; a collective call."""
     if count() == 1:
         return [value]
     call = next(_calls)
@@ -146,10 +148,11 @@ def gather(value: Value) -> list[Value]:
 
 
 def run_on_all(action: Callable[[], Value]) -> Value:
-    """Acts in every process; returns what this one's action gave, when all are done.
+    """Runs an action in every process; returns this one's result when all are done.
 
     Raises:
-      Exception: what it raised in the first process in which it failed, in all.
+      Exception: raised in all processes, if the action failed in any: the exception of
+        the first process in which it did.
     """
     result, error = _attempt(action)
     for raised in gather(error):
@@ -159,10 +162,10 @@ def run_on_all(action: Callable[[], Value]) -> Value:
 
 
 def run_on_primary(action: Callable[[], Value]) -> Value:
-    """Acts in the first process; returns what that gave in all.
+    """Runs an action in the first process, and returns its result in all.
 
     Raises:
-      Exception: what it raised there, in all.
+      Exception: raised in all processes, if the action failed.
     """
     result, error = from_first(_attempt(action) if is_first() else (None, None))
     if error is not None:
@@ -171,7 +174,7 @@ def run_on_primary(action: Callable[[], Value]) -> Value:
 
 
 def post(name: str, value: Any) -> None:
-    """Leaves a note for the others, in place of the last; any thread may do it."""
+    """Publishes a note to the other processes, replacing the last; thread-safe."""
     if count() > 1:
         _service().key_value_set_bytes(
             f"{_NOTES}/{name}/{number()}", pickle.dumps(value), allow_overwrite=True
@@ -179,35 +182,38 @@ def post(name: str, value: Any) -> None:
 
 
 def posted(name: str) -> dict[int, Any]:
-    """Returns the notes of this name, by process; any thread may ask."""
+    """Returns the notes of this name by process; thread-safe."""
     if count() == 1:
         return {}
     return dict(map(_parse, _service().key_value_dir_get_bytes(f"{_NOTES}/{name}/")))
 
 
 class StopRequest:
-    """Whether any process of the job was asked to stop; all see it at the same call."""
+    """A stop request to any process of the job, seen by all at the same call."""
 
     def __init__(self, event: threading.Event):
-        """Wraps what this process's signals set."""
+        """Wraps the event that this process's signal handlers set."""
         self._event = event
         self._said = False
 
     def asked(self) -> bool:
-        """Returns, in the first process, whether any was asked; tells it in others."""
+        """Returns whether this process was asked, in the first whether any was.
+
+        Other processes notify the first.
+        """
         if self._event.is_set() and not self._said:
             self._said = True
             post("stop", True)
         return self._event.is_set() or (is_first() and bool(posted("stop")))
 
     def is_set(self) -> bool:
-        """Returns the same in all processes, which must all call it."""
+        """Returns whether any process was asked; a collective call."""
         asked = self.asked()
         return from_first(asked)
 
 
 def fetch(tree: PyTree) -> PyTree:
-    """Returns the arrays of a tree on this host, whole; all processes take part."""
+    """Returns the global arrays of a tree on this host; a collective call."""
 
     def whole(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array) and not (
@@ -220,7 +226,7 @@ def fetch(tree: PyTree) -> PyTree:
 
 
 def local_rows(array: jax.Array) -> np.ndarray:
-    """Returns the rows (of the first axis) that this process's devices hold."""
+    """Returns the rows (of the first axis) on this process's devices."""
     if array.is_fully_addressable:
         return np.asarray(array)
     # Devices along other axes of the mesh hold the same rows.
@@ -241,8 +247,8 @@ def _meet(call: int) -> None:
     service = _service()
     service.wait_at_barrier(f"{_MEETINGS}-{call}", _PATIENCE_MS)
     if is_first():
-        # All have heard what was said before; of meetings, they may still be reading
-        # this one.
+        # All processes have read the earlier messages, but may still be reading the
+        # values of this barrier.
         service.key_value_delete(f"{_WORDS}/")
         _forget_meeting(call)
 
@@ -262,6 +268,6 @@ def _parse(note: tuple[str, bytes]) -> tuple[int, Any]:
 
 
 def _service() -> Any:
-    # JAX has no public name for its client of the coordination service; Orbax takes
-    # it from here, too.
+    # JAX has no public name for its client of the coordination service; Orbax uses
+    # this one, too.
     return distributed.global_state.client

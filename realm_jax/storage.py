@@ -1,8 +1,8 @@
-"""Named bytes in a local folder or a gs:// bucket, with one behaviour.
+"""Stores named bytes in a local folder or a gs:// bucket, with the same semantics.
 
-Jobs on different machines meet only through a store, so a store promises what such a
-meeting needs: an object appears whole or not at all, is durable once the call
-returns, and `create` lets exactly one of several writers win.
+Jobs on different machines communicate only through a store, so a store guarantees what
+they need: objects are written atomically, are durable once the call returns, and
+`create` lets exactly one of several writers succeed.
 """
 
 import base64
@@ -21,32 +21,32 @@ import google_crc32c
 from realm_jax.errors import BadInputError
 
 _READ_BYTES = 1 << 22
-# A file-size limit or a quota stops a write half-way just as a full disk does.
+# A file-size limit or a quota interrupts a write just as a full disk does.
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# TensorStore writes a local file under this suffix and renames it; what a killed
-# process leaves behind is not an object.
+# TensorStore writes a local file with this suffix and renames it; a file that a killed
+# process left behind is not an object.
 _TENSORSTORE_LOCK = ".__lock"
 
 
 class AlreadyExistsError(BadInputError):
-    """`create` met an object with other contents."""
+    """Raised by `create` if an object with other contents exists."""
 
 
 class MissingObjectError(BadInputError):
-    """No object of that name."""
+    """Raised when there is no object of a name."""
 
 
 class UnavailableStoreError(OSError):
-    """The store did not answer, after retries; the same call may work later."""
+    """Raised when the store does not answer, after retries; calls can be repeated."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ObjectStat:
-    """What is known of an object without trusting its reader.
+    """Size, checksum and time of an object, as found in the store.
 
     Attributes:
-      size: in bytes.
-      crc32c: of the contents, as an unsigned integer.
+      size: size in bytes.
+      crc32c: checksum of the contents, as an unsigned integer.
       modified: time of the last write, in Unix seconds.
     """
 
@@ -56,25 +56,25 @@ class ObjectStat:
 
 
 class Store(Protocol):
-    """Objects by name: `/`-separated, relative, no part starting with a dot.
+    """Objects by name: `/`-separated, relative, without parts that start with a dot.
 
-    Every method raises `BadInputError` for a malformed name and for a place that
+    Every method raises `BadInputError` for a malformed name and for a location that
     cannot be read or written, `UnavailableStoreError` when the store is unreachable.
     """
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes an object durably, replacing what was there as one step."""
+        """Writes an object durably, atomically replacing an existing one."""
         ...
 
     def create(self, name: str, data: bytes) -> None:
         """Writes an object only if there is none.
 
-        The same bytes being there already is success, for they may be this very
-        call's, retried after a lost response. Two writers who must not both win
+        Also succeeds if an object with the same bytes exists, because this call may
+        have written it before a lost response and a retry. Writers that compete must
         therefore write different bytes.
 
         Raises:
-          AlreadyExistsError: an object with other contents is there.
+          AlreadyExistsError: an object with other contents exists.
         """
         ...
 
@@ -87,7 +87,7 @@ class Store(Protocol):
         ...
 
     def exists(self, name: str) -> bool:
-        """Returns whether there is such an object."""
+        """Returns whether an object of this name exists."""
         ...
 
     def size(self, name: str) -> int:
@@ -115,16 +115,16 @@ class Store(Protocol):
         ...
 
     def url(self, name: str = "") -> str:
-        """Returns where an object is, for people and messages."""
+        """Returns the location of an object, for messages."""
         ...
 
     def kvstore_spec(self, folder: str) -> dict[str, Any]:
-        """Returns the TensorStore key-value store that is `folder/`."""
+        """Returns the TensorStore key-value store spec of `folder/`."""
         ...
 
 
 def open_store(url: str | os.PathLike[str]) -> Store:
-    """Opens a folder (made by the first write) or `gs://bucket/prefix`.
+    """Opens a folder (created by the first write) or `gs://bucket/prefix`.
 
     Raises:
       BadInputError: another scheme, no bucket, or no credentials for gs://.
@@ -144,7 +144,7 @@ def open_store(url: str | os.PathLike[str]) -> Store:
 
 
 def absolute_url(url: str) -> str:
-    """Returns a place as processes with other working directories can open it."""
+    """Returns a location independent of the working directory."""
     return url if "://" in url else str(Path(url).expanduser().absolute())
 
 
@@ -192,7 +192,7 @@ class _LocalStore:
     def stats(self, folder: str = "") -> dict[str, ObjectStat]:
         found = {}
         for name in self.list(folder):
-            # Deleted since it was listed: no longer an object.
+            # An object may be deleted after it was listed.
             with contextlib.suppress(MissingObjectError):
                 found[name] = self._stat(name)
         return found
@@ -218,7 +218,7 @@ class _LocalStore:
             for parent, _, files in os.walk(path, topdown=False):
                 for file in files:
                     Path(parent, file).unlink(missing_ok=True)
-                # As in a bucket, what somebody writes there meanwhile is no error.
+                # As in a bucket, a concurrent write to the folder is not an error.
                 with contextlib.suppress(OSError):
                     os.rmdir(parent)
 
@@ -235,17 +235,17 @@ class _LocalStore:
 class _GcsStore:
     """A store below a prefix of a Google Cloud Storage bucket.
 
-    Uses the application default credentials; with STORAGE_EMULATOR_HOST set, that
-    server and none.
+    Uses the application default credentials; with STORAGE_EMULATOR_HOST set, uses that
+    server without credentials.
     """
 
     def __init__(self, bucket: str, prefix: str = ""):
-        # Imported here so that local runs neither need nor wait for it.
+        # Imported here, because local runs do not need it and it is slow to import.
         from google.cloud import storage
 
         self._prefix = f"{_checked(prefix)}/" if prefix else ""
         with _bad_input_on_cloud_error(f"gs://{bucket}/{self._prefix}"):
-            # Objects belong to no project, and a person's credentials tell of none.
+            # Objects belong to no project, and user credentials have none.
             self._bucket = storage.Client(project=None).bucket(bucket)
 
     def write(self, name: str, data: bytes) -> None:
@@ -281,8 +281,8 @@ class _GcsStore:
         return sorted(self._names(folder))
 
     def stats(self, folder: str = "") -> dict[str, ObjectStat]:
-        # Google computes the checksum when it stores an object and the listing
-        # holds it, so nothing is downloaded here however large the snapshot.
+        # Google computes the checksum when it stores an object and includes it in the
+        # listing, so nothing is downloaded here, however large the snapshot.
         return {
             name: ObjectStat(
                 int(blob.size),
@@ -324,7 +324,7 @@ class _GcsStore:
 
 
 def out_of_space_error(url: str, needed: int) -> BadInputError:
-    """Returns the error for a write of `needed` bytes that found no room."""
+    """Returns the error for a write of `needed` bytes on a full disk."""
     return BadInputError(
         f"expected room for {needed:,} bytes to write {url}, but the disk (or its "
         "quota or file-size limit) is full; free some space and run again."
@@ -332,7 +332,7 @@ def out_of_space_error(url: str, needed: int) -> BadInputError:
 
 
 def is_out_of_space(error: Exception) -> bool:
-    """Returns whether an OSError, or TensorStore's wrapping of one, is a full disk."""
+    """Returns whether an OSError, also one wrapped by TensorStore, is a full disk."""
     if isinstance(error, OSError):
         return error.errno in _OUT_OF_SPACE
     code = re.search(r"os_error_code=\D*(\d+)", str(error))
@@ -370,7 +370,7 @@ def _durable(path: Path, data: bytes) -> Iterator[Path]:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
-    # The new name too must survive a power cut.
+    # The directory entry must survive a power cut, too.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

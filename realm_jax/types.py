@@ -1,9 +1,9 @@
-"""The arrays that travel between rooms, and the words for their dimensions.
+"""Defines the batches that packages exchange, and the names of array dimensions.
 
-Dimension words, used in every jaxtyping annotation of the package:
+Dimension names, used in every jaxtyping annotation of the package:
 
   batch       examples in a step
-  candidate   documents per example, the null document included, at position 0
+  candidate   documents per example, including the null document at position 0
   query       query wordpieces, `[CLS] x [SEP]`, padded
   document    document wordpieces, `[CLS] title [SEP] body [SEP]`, padded
   joined      joined wordpieces, `[CLS] x [SEP] body [SEP]`, padded
@@ -37,7 +37,7 @@ class PretrainBatch:
 
     Attributes:
       query_ids: `[CLS] x [SEP]` with the masked wordpieces replaced by [MASK].
-      mask_positions: where the masked pieces stand in `query_ids`; 0 where unused.
+      mask_positions: positions of the masked pieces in `query_ids`; 0 where unused.
       mask_ids: the wordpieces that were masked; 0 where unused.
       mask_weights: 1.0 for a scored mask, 0.0 for padding.
       source_block: the block the sentence was taken from, -1 if none.
@@ -52,12 +52,12 @@ class PretrainBatch:
 
 @flax.struct.dataclass
 class InverseClozeBatch:
-    """Sentences and the blocks they were taken from; row i of both belongs together.
+    """Pairs of a sentence and the block it was taken from, in the same row.
 
     Attributes:
       query_ids: `[CLS] sentence [SEP]`.
-      document_ids: `[CLS] title [SEP] body [SEP]`, the sentence mostly removed.
-      document_segment_ids: 0 for title, 1 for body (and padding 0).
+      document_ids: `[CLS] title [SEP] body [SEP]`, in most rows without the sentence.
+      document_segment_ids: 0 for title and padding, 1 for body.
       block_ids: the block each pair was taken from.
     """
 
@@ -74,11 +74,11 @@ class QuestionBatch:
     Attributes:
       question_ids: `[CLS] question [SEP]`.
       answer_ids: the wordpieces of each answer, 0 where unused. An answer longer than
-        the axis is left out, for no span could ever match it.
+        the axis is left out, because no span could match it.
       question_index: the row of the question in its file, by which predictions are
         joined with references.
       answer_patterns: the code points of each answer that is a regular expression, 0
-        where unused; None in a set without. The host matches them in the text.
+        where unused; None in a set without patterns. The host matches them in the text.
     """
 
     question_ids: Int[Array, "batch query"]
@@ -89,7 +89,7 @@ class QuestionBatch:
 
 @flax.struct.dataclass
 class Neighbours:
-    """What a search found, best first.
+    """Results of a search, best first.
 
     Attributes:
       ids: block ids; -1 where fewer than k blocks exist.
@@ -102,7 +102,7 @@ class Neighbours:
 
 @flax.struct.dataclass
 class Candidates:
-    """The documents a step scores and reads; the null document stands at 0.
+    """The documents a step scores and reads; the null document is at position 0.
 
     Attributes:
       block_ids: -1 for the null document.
@@ -110,7 +110,7 @@ class Candidates:
       document_segment_ids: 0 for title, 1 for body.
       joined_ids: `[CLS] x [SEP] body [SEP]`, the reader's input.
       joined_segment_ids: 0 for the query, 1 for the body.
-      valid: False for a slot no document was found for; it gets no probability.
+      valid: [batch, candidate], False for an empty slot, which gets no probability.
     """
 
     block_ids: Int[Array, "batch candidate"]
