@@ -1,1 +1,1 @@
-"""How well it does: answers, recall, masked spans, and the report with intervals."""
+"""Evaluation: answers, recall, masked spans, and the report with intervals."""

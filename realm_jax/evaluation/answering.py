@@ -1,7 +1,7 @@
 """Answers questions from a corpus: search, read, and the best span over all blocks.
 
-What is answered is the original text of the best span, never its wordpieces put back
-together: case, accents and spacing are those of the document.
+The answer is the original text of the best span, never its decoded wordpieces: case,
+accents and spacing are those of the document.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from realm_jax.training.zero_shot_recall import search_questions
 from realm_jax.types import NULL_BLOCK, Array, Neighbours
 
 Characters = tuple[int, int]
-"""[start, end) of a part of a block's body."""
+"""Range [start, end) of characters in a block's body."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,14 +35,14 @@ class ReadDocument:
     """A block that was read for a question.
 
     Attributes:
-      block_id: of the block.
-      title: of its article.
+      block_id: id of the block.
+      title: title of its article.
       source_id: identifies the article.
-      body: the text that was read, or whose beginning was.
+      body: its full text, of which the end may have been truncated for the reader.
       score: f(x, z), the inner product.
       probability: p(z|x) among the blocks that were read.
-      answer_probability: p(y|z,x): of all spans with the answer's wordpieces.
-      places: where the answer stands in `body`, in order.
+      answer_probability: p(y|z,x), summed over all spans with the answer's wordpieces.
+      places: the occurrences of the answer in `body`, in order.
     """
 
     block_id: int
@@ -57,12 +57,12 @@ class ReadDocument:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What was answered to a question, and from where.
+    """The answer to a question, with its source.
 
     Attributes:
       text: the original characters of the best span; empty if there was none.
       log_probability: log p(z, span|x) of the best span; -inf if there was none.
-      block_id: where it was read; -1 if nowhere.
+      block_id: the block that contains it; -1 if there was none.
       start: first character of the answer in the block's body.
       end: one past its last character.
       documents: the blocks that were read, best first.
@@ -77,13 +77,13 @@ class Answer:
 
     @property
     def marginal(self) -> float:
-        """p(y|x): the answer's probability in all blocks that were read."""
+        """The answer's probability p(y|x) over all blocks that were read."""
         return sum(d.probability * d.answer_probability for d in self.documents)
 
 
 @dataclasses.dataclass(frozen=True)
 class Answerer:
-    """A fine-tuned model with a corpus and its index: what an answer is a function of.
+    """A fine-tuned model with a corpus and its index, which determine an answer.
 
     Attributes:
       retriever: the towers; the query tower is used.
@@ -93,9 +93,9 @@ class Answerer:
       searcher: the index of this corpus.
       num_read: blocks that are read per question (5 in the paper).
       lengths: padded lengths, as in training.
-      marginalization: as in training.
-      batch_size: questions that are searched and read at once; the last batch is filled
-        up, so that one shape is compiled.
+      marginalization: combination of retrieval and reading, as in training.
+      batch_size: questions that are searched and read at once; the last batch is padded
+        with repetitions, so that a single shape is compiled.
     """
 
     retriever: RetrieverConfig
@@ -109,10 +109,10 @@ class Answerer:
     batch_size: int = 8
 
     def answer(self, questions: Sequence[str]) -> list[Answer]:
-        """Answers questions, in the order asked.
+        """Answers questions, in the given order.
 
         Raises:
-          BadInputError: a block's text and its wordpieces do not belong together.
+          BadInputError: a block's text does not match its stored wordpieces.
         """
         ids = self.question_ids(questions)
         return self.read(ids, self.search(ids, self.num_read))
@@ -120,13 +120,13 @@ class Answerer:
     def question_ids(
         self, questions: Sequence[str]
     ) -> Int[np.ndarray, "question query"]:
-        """Returns `[CLS] question [SEP]`; what does not fit is cut."""
+        """Returns `[CLS] question [SEP]`; longer questions are truncated."""
         vocabulary, length = self.corpus.vocabulary, self.lengths.query
         encoded = vocabulary.encode_batch(questions)
         return np.stack([query_row(e.ids, length, vocabulary) for e in encoded])
 
     def part_that_fits(self, question: str) -> str:
-        """Returns as much of a question as the model reads: mostly all of it."""
+        """Returns the part of a question that the model reads, in most cases all."""
         encoding = self.corpus.vocabulary.encode(question)
         room = self.lengths.query - 2
         if len(encoding.ids) <= room:
@@ -150,14 +150,14 @@ class Answerer:
     def read(
         self, question_ids: Int[np.ndarray, "question query"], found: Neighbours
     ) -> list[Answer]:
-        """Takes the best span of each question over the best blocks found for it.
+        """Returns the best span of each question over its best blocks.
 
         Args:
-          question_ids: from `question_ids`.
-          found: at least `num_read` neighbours of each.
+          question_ids: output of `question_ids`.
+          found: at least `num_read` neighbours of each question.
 
         Raises:
-          BadInputError: a block's text and its wordpieces do not belong together.
+          BadInputError: a block's text does not match its stored wordpieces.
         """
         answers = []
         for start in range(0, len(question_ids), self.batch_size):
@@ -202,7 +202,7 @@ class Answerer:
         answers: Float[np.ndarray, " read"],
         begins: Bool[np.ndarray, "read joined"],
     ) -> Answer:
-        """Turns the numbers of one question, as `_Spans` has them, into text."""
+        """Converts the row of one question in `_Spans` to an answer with text."""
         row, span = divmod(int(best), self.lengths.joined * self.reader.max_span)
         start, width = divmod(span, self.reader.max_span)
         real = np.flatnonzero(block_ids != NULL_BLOCK)
@@ -236,7 +236,7 @@ class Answerer:
     def _places(
         self, block_id: int, body: str, pieces: Int[np.ndarray, " place"], width: int
     ) -> list[Characters]:
-        """The characters that `width + 1` pieces of a body stand for, from each on."""
+        """Returns the characters of `width + 1` pieces of a body, from each start."""
         if not len(pieces):
             return []
         encoding = self.corpus.vocabulary.encode(body)
@@ -253,14 +253,14 @@ class Answerer:
 
 
 class _Spans(NamedTuple):
-    """What is found in the blocks of each question.
+    """Best spans and answer probabilities of a batch of questions.
 
     Attributes:
-      best: the number of the best span, counted over all blocks.
-      log_probability: log p(z, span|x) of it.
+      best: index of the best span, counted over all blocks.
+      log_probability: its log p(z, span|x).
       log_documents: log p(z|x) of each block.
-      log_answers: log p(y|z,x) of each block, y being the best span's wordpieces.
-      begins: where in each block these wordpieces begin.
+      log_answers: log p(y|z,x) of each block, where y is the best span's wordpieces.
+      begins: True at the positions where these wordpieces begin.
     """
 
     best: Int[Array, " question"]
@@ -270,7 +270,7 @@ class _Spans(NamedTuple):
     begins: Bool[Array, "question read joined"]
 
 
-# Static by value: a new index or corpus compiles no reader anew.
+# Static arguments compare by value, so a new index or corpus causes no recompilation.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _find_spans(
     reader: SpanReader,
@@ -302,7 +302,7 @@ def _same_pieces(
     best: Int[Array, " question"],
     max_span: int,
 ) -> Bool[Array, "question read span"]:
-    """True for the spans with the wordpieces of the best one, itself included."""
+    """Marks the spans with the wordpieces of the best one, including itself."""
     length = ids.shape[-1]
     padded = jnp.pad(ids, ((0, 0), (0, 0), (0, max_span - 1)))
     windows = jnp.stack([padded[..., w : w + length] for w in range(max_span)], -1)
@@ -317,5 +317,5 @@ def _same_pieces(
 
 
 def _probability(log_probability: float) -> float:
-    """exp, and 0 where nothing could be read, of which no logarithm is a number."""
+    """Returns the exponential, and 0 for infinite or NaN values of unread blocks."""
     return math.exp(log_probability) if math.isfinite(log_probability) else 0.0

@@ -1,9 +1,9 @@
 """Answers questions with a trained model, from the newest version of its corpus.
 
-A version is a corpus with its index, loaded and warm. It is replaced as a whole,
-between two questions: no answer ever mixes two. What replaces it is made in a thread,
-while the old one goes on answering: of a later version of the corpus
-(`data/versions.py`) only the blocks that changed are embedded, see
+A version is a corpus with its index, loaded and with compiled programs. It is replaced
+as a whole, between two questions, so that no answer mixes two versions. A thread
+prepares the new version while the old one continues to answer. For a later version of
+the corpus (`data/versions.py`) only the blocks that changed are embedded, see
 `index/embedding_cache.py`.
 """
 
@@ -34,9 +34,9 @@ from realm_jax.training.initialization import describe
 from realm_jax.training.stage_config import require_one_of
 
 MAX_CHARACTERS = 2000
-"""Of a question; what the model reads of it is shorter still."""
+"""Longest question in characters; the model reads only a part of such a question."""
 
-# Any question: it compiles what every other one runs.
+# An arbitrary question, to compile the programs that all questions run.
 _WARM_UP = "who?"
 
 _log = logging.getLogger(__name__)
@@ -44,24 +44,24 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class AskConfig:
-    """Which model is asked, and where.
+    """Configuration of the answering model and its interface.
 
     Attributes:
       corpus: the prepared corpus that the model was fine-tuned on; its newest version
-        answers.
-      finetuned: how the reader was fine-tuned, and where (`model_dir`).
+        is used.
+      finetuned: configuration of fine-tuning, with its `model_dir`.
       pretrained: model directory that fine-tuning began with, or ""; needed to embed
         later versions of the corpus with a model of one tower.
-      pretrained_checkpoint: which checkpoint it began with: "last", or "best" by
-        held-out utility.
+      pretrained_checkpoint: the checkpoint it began with: "last", or "best" by held-out
+        utility.
       question: one question, or "" to ask at a prompt or on a page.
       host: the address that the page is served on.
-      port: its port; 0 for no page.
+      port: port of the page; 0 for no page.
       searcher: "device" (exact) or "scann".
-      embed: how a missing index is made.
-      allow_corpus_mismatch: whether `corpus` may be another one than the model was
-        trained on, in the same vocabulary.
-      poll_seconds: pause between two looks for a newer version.
+      embed: configuration for making a missing index.
+      allow_corpus_mismatch: whether `corpus` may differ from the one the model was
+        trained on, with the same vocabulary.
+      poll_seconds: interval of checks for a newer version, in seconds.
     """
 
     corpus: str
@@ -91,18 +91,18 @@ class AskConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-    """A corpus with its index: what answers are made from, all of one version."""
+    """A consistent version of a corpus and its index, from which answers are made."""
 
     answerer: Answerer
     index: LoadedIndex
 
     @property
     def corpus(self) -> BlockStore:
-        """The blocks."""
+        """The corpus that answers come from."""
         return self.answerer.corpus
 
     def describe(self) -> dict[str, Any]:
-        """Returns the version as JSON has it."""
+        """Returns the version as JSON values."""
         manifest = self.index.manifest
         began = datetime.datetime.fromtimestamp(manifest.began, datetime.UTC)
         return {
@@ -120,11 +120,11 @@ class Reply:
     """An answer with the question and the version it was made from.
 
     Attributes:
-      question: as asked.
+      question: the question as asked.
       read_as: the part of it that the model reads.
       answer: the answer.
-      version: that answered.
-      seconds: it took.
+      version: the version that answered.
+      seconds: duration in seconds.
     """
 
     question: str
@@ -135,7 +135,7 @@ class Reply:
 
     @property
     def note(self) -> str:
-        """Says of a question that was too long where it was cut; else ""."""
+        """A note where the question was truncated, "" if it was not."""
         if self.read_as == self.question:
             return ""
         length = self.version.answerer.lengths.query - 2
@@ -145,7 +145,7 @@ class Reply:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Returns the reply as JSON has it."""
+        """Returns the reply as JSON values."""
         return {
             "question": self.question,
             "note": self.note,
@@ -169,10 +169,10 @@ class Reply:
 
 
 def require_question(question: Any) -> str:
-    """Returns a question without the space around it.
+    """Returns a question without surrounding white space.
 
     Raises:
-      BadInputError: it is no text, has no words, or is endless.
+      BadInputError: it is not a string, is blank, or exceeds `MAX_CHARACTERS`.
     """
     if not isinstance(question, str) or not question.strip():
         raise BadInputError(
@@ -188,9 +188,10 @@ def require_question(question: Any) -> str:
 
 
 class AnswerService:
-    """Answers from the newest version; a context manager, which follows it.
+    """Answers from the newest version of a corpus.
 
-    Outside of the context it answers too, and stays with the version it opened.
+    A context manager: inside the context a thread follows newer versions. Outside of it
+    the service answers from the version that it has.
     """
 
     def __init__(
@@ -202,15 +203,16 @@ class AnswerService:
         """Opens the model and the newest version of its corpus.
 
         Args:
-          config: which model.
-          stop: ends following, and an index that is being made; set at the end of the
-            context, too.
-          note: told, in a sentence, what version is made and used; from any thread.
+          config: the model and its corpus.
+          stop: ends following and the making of an index; also set at the end of the
+            context.
+          note: called from any thread with a sentence on the version being made or
+            used.
 
         Raises:
           BadInputError: the model, corpus or index is missing, damaged or of another
             model; or the index has to be made and cannot be.
-          StoppedError: asked to stop while the index was made.
+          StoppedError: `stop` was set while the index was made.
         """
         self._config = config
         self._stop = stop
@@ -229,20 +231,20 @@ class AnswerService:
 
     @property
     def version(self) -> Version:
-        """The version that answers now."""
+        """The version that answers at present."""
         return self._version
 
     @property
     def problem(self) -> str:
-        """Why a newer version is not used; "" if there is none that could be."""
+        """The reason why a newer version is not used, "" if there is none."""
         refused = list(self._indexes.refused.values())
         return self._problem or (refused[-1] if refused else "")
 
     def answer(self, question: str) -> Reply:
-        """Answers one question; one call at a time.
+        """Answers one question; not thread-safe.
 
         Raises:
-          BadInputError: as `require_question`.
+          BadInputError: as in `require_question`.
         """
         question, version = require_question(question), self._version
         began = time.monotonic()
@@ -261,13 +263,13 @@ class AnswerService:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # An index that is being made ends after the shard at work.
+        # The making of an index stops after the current shard.
         self._stop.set()
         self._thread.join()
         self._indexes.stop()
 
     def _open(self, corpus: BlockStore) -> Version:
-        """Loads or makes the index of a corpus, and compiles what answers need."""
+        """Loads or makes the index of a corpus, and compiles the programs."""
         if not self._model.has_index(corpus):
             self._note(f"making the index of {corpus.directory}")
         return self._warm(corpus, self._model.index(corpus, self._stop))
@@ -284,7 +286,7 @@ class AnswerService:
             except StoppedError:
                 return
             except (BadInputError, OSError) as error:
-                # What there is goes on answering; said once.
+                # The present version continues to answer; the problem is logged once.
                 if str(error) != self._problem:
                     _log.warning("no newer version: %s", error)
                 self._problem = str(error)
@@ -299,7 +301,7 @@ class AnswerService:
                     self._note(f"answering from {_name(newer)} now")
 
     def _newer(self) -> Version | None:
-        """A later corpus with its index, or a later index of this one, if any."""
+        """Returns a later corpus with its index, or a later index, or None."""
         corpus = self._version.corpus
         newest = newest_version(corpus.directory)
         if newest.resolve() != corpus.directory.resolve():
@@ -311,7 +313,7 @@ class AnswerService:
         return None if index is None else self._warm(corpus, index)
 
     def _follow_indexes(self, version: Version) -> IndexFollower:
-        """Looks for indexes of this corpus that are newer than the one in use."""
+        """Returns a follower of this corpus's indexes, newer than the one in use."""
         source = self._model.source(version.corpus)
         made_by = version.index.manifest.metadata.get(DOCUMENT_CRC32C)
 

@@ -1,7 +1,7 @@
-"""Curves as inline SVG that takes its colours and fonts from the page around it.
+"""Draws curves as inline SVG, which takes colours and fonts from the page around it.
 
-Matplotlib draws with stand-in colours, which are then replaced by CSS variables: the
-same picture is readable on a light and on a dark page. Text stays text.
+Matplotlib draws with placeholder colours, which are replaced by CSS variables, so that
+the picture is readable on a light and on a dark page. Text remains text.
 """
 
 import html
@@ -64,16 +64,16 @@ def line_chart(
     """Draws one curve over steps.
 
     Args:
-      curve: what to draw; values that are no numbers are left out.
-      label: what is drawn, read out in place of the picture.
-      value_format: how values are written.
-      smooth: draw a running mean over a pale line of the values themselves.
-      include_zero: let the axis include zero, and mark it.
+      curve: the curve; infinite values and NaN are left out.
+      label: description of the curve for screen readers.
+      value_format: formats values.
+      smooth: whether to draw a running mean over a pale line of the values.
+      include_zero: whether the axis includes zero, which is then marked.
       swaps: steps at which a new index came into use, drawn as ticks at the top.
 
     Returns:
-      An `<svg>` element, to be put into a page that defines the variables --ink,
-      --muted, --line and --series; empty if there is nothing to draw.
+      An `<svg>` element for a page that defines the variables --ink, --muted, --line
+      and --series; empty if there is nothing to draw.
     """
     curve = measured(curve)
     if not curve.steps:
@@ -120,9 +120,9 @@ def _as_inline_svg(figure: Figure, name: str, label: str) -> str:
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
-    # Matplotlib's style sheet would hold for the whole page.
+    # Matplotlib's style sheet would apply to the whole page.
     svg = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg, flags=re.DOTALL)
-    # The page sets the size; several pictures on a page need ids of their own.
+    # The page sets the size; several pictures on a page need unique ids.
     name = re.sub(r"\W+", "-", name)
     svg = re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", svg)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)

@@ -1,4 +1,4 @@
-"""What a run showed, in plain words: one line for each thing that was measured."""
+"""Summarises the results of a run in sentences, one for each comparison."""
 
 import itertools
 from collections.abc import Iterator
@@ -21,24 +21,24 @@ from realm_jax.metrics.retrieval import Interval
 
 
 def percent(rate: float) -> str:
-    """A rate as a percentage with one decimal."""
+    """Formats a rate as a percentage with one decimal."""
     return f"{100 * rate:.1f}%"
 
 
 def points(difference: float) -> str:
-    """A difference of rates in percentage points, with its sign."""
+    """Formats a difference of rates in percentage points, with its sign."""
     text = f"{100 * difference:+.1f}"
     return "0.0" if float(text) == 0.0 else text.replace("-", "−")
 
 
 def nats(difference: float) -> str:
-    """A difference of log-probabilities with its sign."""
+    """Formats a difference of log-probabilities, with its sign."""
     text = f"{difference:+.2f}"
     return "0.00" if float(text) == 0.0 else text.replace("-", "−")
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the two largest units that say something."""
+    """Formats a duration in seconds in its one or two largest units."""
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
@@ -48,7 +48,7 @@ def duration(seconds: float) -> str:
 
 
 def verdicts(data: ReportData) -> list[Finding]:
-    """Says of every measured comparison whether it went up, down or neither."""
+    """Returns a finding for every comparison: better, worse or no difference."""
     return list(_verdicts(data))
 
 
@@ -102,10 +102,10 @@ def _pretraining(before: Interval, after: Interval, change: Interval) -> Finding
 
 
 def control_verdict(control: ControlComparison) -> Iterator[Finding]:
-    """Says in one sentence what REALM gained and lost against its control.
+    """Yields a finding on what REALM gained and lost against its control.
 
-    It judges recall@5 and exact match; a difference whose interval includes zero is
-    not measurable.
+    It is based on recall@5 and exact match; a difference with an interval that includes
+    zero is not measurable. Nothing is yielded if neither was measured.
     """
     found = [
         figure
@@ -146,7 +146,7 @@ def _against_control(figure: ControlFigure) -> str:
 
 
 def _masked_spans(accuracy: MaskedAccuracy) -> Finding:
-    """Judges by the utility: it says more than a count of spans, most of them wrong."""
+    """Judges by the utility, more informative than accuracy if most spans are wrong."""
     utility, right = accuracy.utility, accuracy.difference
     figures = (
         f"{nats(utility.mean)} nats of log-probability over the null document alone "

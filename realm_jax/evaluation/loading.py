@@ -1,4 +1,4 @@
-"""Opens what training left: finished stages, and a fine-tuned model with its index."""
+"""Opens the output of training: finished stages, and fine-tuned models with indexes."""
 
 import dataclasses
 import threading
@@ -27,18 +27,18 @@ from realm_jax.training.initialization import describe
 def require_finished(
     model_dir: str, stage: str, wanted: Mapping[str, Any]
 ) -> tuple[int, Mapping[str, Any]]:
-    """Checks what the newest checkpoint of a run says of it; reads no array.
+    """Checks the details of a run's newest checkpoint, without reading arrays.
 
     Args:
-      model_dir: of the run.
-      stage: its name.
-      wanted: what its checkpoint must say of the run.
+      model_dir: model directory of the run.
+      stage: name of the stage.
+      wanted: required entries of the checkpoint's details.
 
     Returns:
-      The step that the stage ended with, and all that is said of it.
+      The step that the stage ended with, and the checkpoint's details.
 
     Raises:
-      BadInputError: there is no such run, it is unfinished or another one.
+      BadInputError: there is no such run, it is unfinished, or its details differ.
     """
     found = read_details(open_store(model_dir))
     if found is None:
@@ -68,11 +68,11 @@ def open_finished(
     wanted: Mapping[str, Any],
     checkpoint: Which = Which.LAST,
 ) -> Restored:
-    """Reads the parameters that a finished stage ended with, or its best ones.
+    """Reads the last or the best parameters of a finished stage.
 
     Raises:
-      BadInputError: as `require_finished`, or the checkpoint is damaged; or the best
-        one is asked for, and none was measured.
+      BadInputError: as in `require_finished`, or the checkpoint is damaged; or the best
+        one is requested, and none was measured.
     """
     step, _ = require_finished(model_dir, stage, wanted)
     restored = restore_params(open_store(model_dir), checkpoint)
@@ -92,17 +92,18 @@ def require_alike(
     *,
     allow_corpus_mismatch: bool = False,
 ) -> None:
-    """Checks that a difference between two models is not one of their fine-tuning.
+    """Checks that two models were fine-tuned alike, so that they can be compared.
 
     Args:
-      config: how the one was fine-tuned, and where.
+      config: configuration of the one's fine-tuning, with its `model_dir`.
       control: model directory of the other.
-      corpus: the one they were fine-tuned on.
-      allow_corpus_mismatch: whether `corpus` may be another one in the same vocabulary.
+      corpus: the corpus they were fine-tuned on.
+      allow_corpus_mismatch: whether `corpus` may be another one with the same
+        vocabulary.
 
     Raises:
-      BadInputError: as `require_finished`, or the other one was fine-tuned for longer,
-        on other questions, or in another order.
+      BadInputError: as in `require_finished`, or the two differ in the number of steps,
+        the questions or their order.
     """
     wanted = _wanted(config, corpus, allow_corpus_mismatch)
     _, details = require_finished(config.model_dir, finetune.NAME, wanted)
@@ -119,7 +120,7 @@ def require_alike(
 def _wanted(
     config: FinetuneConfig, corpus: BlockStore, allow_corpus_mismatch: bool
 ) -> dict[str, Any]:
-    """What the checkpoint of a fine-tuned model must say of it."""
+    """Returns the required details of a fine-tuned model's checkpoint."""
     wanted = {
         "model": describe(config.models.retriever_config(corpus.vocabulary.size)),
         "vocabulary_fingerprint": corpus.vocabulary.fingerprint,
@@ -136,13 +137,13 @@ class FinetunedModel:
     """A fine-tuned model, which can search the corpus it was trained on and others.
 
     Attributes:
-      config: how it was fine-tuned, and where.
-      run: its parameters and what its checkpoint says.
+      config: configuration of fine-tuning, with its `model_dir`.
+      run: its parameters and the details of its checkpoint.
       searcher: "device" or "scann".
-      embed: how a missing index is made.
+      embed: configuration for making a missing index.
       began_as: parameters of the retriever that fine-tuning began with, if given.
-      pretrained: model directory they are from, whose indexes may be of use.
-      macro: that names it, for messages.
+      pretrained: model directory of these parameters, whose indexes may be reused.
+      macro: macro that names this directory, for messages.
     """
 
     config: FinetuneConfig
@@ -169,37 +170,38 @@ class FinetunedModel:
         """Reads the model.
 
         Args:
-          config: how it was fine-tuned, and where.
-          corpus: the one it was fine-tuned on.
+          config: configuration of fine-tuning, with its `model_dir`.
+          corpus: the corpus it was fine-tuned on.
           searcher: "device" or "scann".
-          embed: how a missing index is made.
-          allow_corpus_mismatch: whether `corpus` may be another one in the same
+          embed: configuration for making a missing index.
+          allow_corpus_mismatch: whether `corpus` may be another one with the same
             vocabulary.
           began_as: parameters of the retriever that fine-tuning began with, if given.
-          pretrained: where they are from.
-          macro: that says so.
+          pretrained: model directory of these parameters.
+          macro: macro that names this directory.
 
         Raises:
-          BadInputError: as `open_finished`.
+          BadInputError: as in `open_finished`.
         """
         wanted = _wanted(config, corpus, allow_corpus_mismatch)
         run = open_finished(config.model_dir, finetune.NAME, wanted)
         return cls(config, run, searcher, embed, began_as, pretrained, macro)
 
     def has_index(self, corpus: BlockStore) -> bool:
-        """Whether the index of a corpus need not be made."""
+        """Returns whether the index of a corpus exists."""
         return FIRST_STEP in self.source(corpus).series.steps()
 
     def index(
         self, corpus: BlockStore, stop: threading.Event | None = None
     ) -> LoadedIndex:
-        """Loads the index of a corpus; makes it if it is not the one trained on.
+        """Loads the index of a corpus, or makes it for a corpus not trained on.
 
         Raises:
-          BadInputError: the index that fine-tuning kept is gone, or the parameters that
-            could embed another corpus are.
-          DamagedSnapshotError: it is not what was committed.
-          StoppedError: asked to stop; the next call goes on.
+          BadInputError: the index that fine-tuning kept is missing, or the parameters
+            needed to embed another corpus are; or an index of another document tower
+            exists.
+          DamagedSnapshotError: the index differs from what was committed.
+          StoppedError: `stop` was set; the next call resumes.
         """
         source, step = self.source(corpus), FIRST_STEP
         found = source.load(step)
@@ -213,7 +215,7 @@ class FinetunedModel:
         encoder = self._document_encoder(source)
         if found is None:
             return source.build(step, encoder, stop)
-        # The query tower may have trained on since; no document is embedded by it.
+        # Compare the document tower alone: the query tower may have been trained since.
         made_by = found.manifest.metadata.get(DOCUMENT_CRC32C)
         if made_by != source.retriever(step, encoder).document_crc32c():
             where = source.series.store.url(f"{source.series.name}/commits/{step}.json")
@@ -225,7 +227,7 @@ class FinetunedModel:
         return found
 
     def source(self, corpus: BlockStore) -> IndexSource:
-        """Where the indexes of a corpus lie, and what they are made of."""
+        """Returns the source of a corpus's indexes, which loads and makes them."""
         models = self.config.models
         return IndexSource(
             open_store(self.config.model_dir),
@@ -237,7 +239,7 @@ class FinetunedModel:
         )
 
     def require_began(self, corpus: BlockStore) -> None:
-        """Checks that fine-tuning began with `began_as`, as far as its index says so.
+        """Checks that fine-tuning began with `began_as`, as far as its index shows.
 
         Raises:
           BadInputError: it began with another retriever.
@@ -252,7 +254,7 @@ class FinetunedModel:
     def answerer(
         self, corpus: BlockStore, index: LoadedIndex, batch_size: int = 8
     ) -> Answerer:
-        """The model over a corpus and its index."""
+        """Returns an answerer with this model, a corpus and its index."""
         config = self.config
         retriever = config.models.retriever_config(corpus.vocabulary.size)
         return Answerer(
@@ -268,12 +270,12 @@ class FinetunedModel:
         )
 
     def _document_encoder(self, source: IndexSource) -> PyTree:
-        """The retriever that embeds documents as those of the kept index were.
+        """Returns the retriever that embedded the documents of the kept index.
 
-        The document tower is still the same, if there is one; a shared tower moved on.
+        A separate document tower is frozen in fine-tuning; a shared tower is not.
 
         Raises:
-          BadInputError: that retriever is not at hand.
+          BadInputError: that retriever is not available.
         """
         if not source.config.shared:
             return self.run.tree["retriever"]
@@ -286,7 +288,7 @@ class FinetunedModel:
         )
 
     def _began(self, source: IndexSource) -> bool | None:
-        """Whether fine-tuning began with `began_as`; None if nothing says so."""
+        """Returns whether fine-tuning began with `began_as`, None if not known."""
         own = SnapshotSeries(source.model_store, INDEX_SERIES)
         if self.began_as is None or FIRST_STEP not in own.steps():
             return None

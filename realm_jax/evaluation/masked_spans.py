@@ -1,4 +1,4 @@
-"""Masked spans of a finished run, and sentences that show what retrieval does."""
+"""Evaluates masked spans of a finished run, and selects sentences as examples."""
 
 import textwrap
 
@@ -30,18 +30,18 @@ def evaluate_masked_spans(
     lengths: Lengths,
     max_examples: int,
 ) -> MaskedSpans:
-    """Fills in the masked spans of a held-out set, as `HeldOutSpans` does.
+    """Fills in the masked spans of a held-out set; see `HeldOutSpans`.
 
     Args:
       retriever: the towers.
       reader: the knowledge-augmented encoder.
       params: {"retriever": ..., "reader": ...}.
       corpus: the blocks.
-      searcher: an index of this very retriever.
+      searcher: an index embedded by this retriever.
       examples: masked sentences.
       num_candidates: documents per sentence, the null document included.
       lengths: padded lengths.
-      max_examples: how many of them, evenly spread, at most.
+      max_examples: largest number of examples used, evenly spread.
     """
     spans = HeldOutSpans(
         retriever,
@@ -58,14 +58,15 @@ def evaluate_masked_spans(
 def masked_examples(
     spans: MaskedSpans, corpus: BlockStore, count: int
 ) -> list[MaskedExample]:
-    """Sentences in the manner of REALM's table 3: not only the flattering ones.
+    """Returns example sentences in the style of REALM's table 3.
 
-    Two thirds are those that retrieval helped most, the rest those it helped least.
+    Two thirds are those that retrieval helped most, the rest those it helped least, so
+    that the selection is not only flattering.
 
     Args:
-      spans: what was measured.
+      spans: evaluated masked spans.
       corpus: the blocks.
-      count: how many sentences.
+      count: number of sentences.
     """
     order = np.argsort(-spans.utility, kind="stable")
     count = min(count, len(order))
@@ -77,7 +78,7 @@ def masked_examples(
 def _masked_example(spans: MaskedSpans, corpus: BlockStore, row: int) -> MaskedExample:
     decode = corpus.vocabulary.decode
     query = spans.batch.query_ids[row]
-    # [CLS] x [SEP] without its specials; the masks are one run.
+    # [CLS] x [SEP] without its special pieces; the masks are contiguous.
     pieces = query[query != 0][1:-1]
     masked = np.flatnonzero(pieces == corpus.vocabulary.mask)
     scored = spans.batch.mask_weights[row] > 0

@@ -1,4 +1,4 @@
-"""Asks a model questions whose answers are known, and says how often it is right."""
+"""Evaluates a model on questions with known answers: recall and exact match."""
 
 import dataclasses
 import json
@@ -23,8 +23,8 @@ class RetrievedDocument:
     """A block found for a question.
 
     Attributes:
-      block_id: of the block.
-      title: of its article.
+      block_id: id of the block.
+      title: title of its article.
       score: f(x, z), the inner product.
       relevant: whether it answers the question (`relevant_blocks`).
     """
@@ -37,14 +37,14 @@ class RetrievedDocument:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What was answered to a question, and from where.
+    """The answer to a question, with its source and score.
 
     Attributes:
-      question: as it was asked, with its references.
+      question: the question with its reference answers.
       answer: the original characters of the best span; empty if there was none.
-      correct: by `metrics.answers.is_right`.
+      correct: whether the answer is correct by `metrics.answers.is_right`.
       log_probability: log p(z, span|x) of the best span; -inf if there was none.
-      block_id: where it was read; -1 if nowhere.
+      block_id: the block that contains it; -1 if there was none.
       start: first character of the answer in the block's body.
       end: one past its last character.
       documents: the blocks that were read, best first.
@@ -62,11 +62,12 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class OpenQaEvaluation:
-    """One prediction per question, in the order asked, and what they score.
+    """Predictions and scores for a set of questions.
 
     Attributes:
-      predictions: of every question.
-      recall: k -> 1.0 for each question with a relevant block among the first k.
+      predictions: one for each question, in order.
+      recall: for each k, 1.0 for each question with a relevant block in its top k,
+        else 0.0.
     """
 
     predictions: Sequence[Prediction]
@@ -74,7 +75,7 @@ class OpenQaEvaluation:
 
     @property
     def exact_match(self) -> Float[np.ndarray, " question"]:
-        """1.0 for each question that was answered right, else 0.0."""
+        """1.0 for each question that was answered correctly, else 0.0."""
         return np.asarray([p.correct for p in self.predictions], np.float64)
 
 
@@ -84,15 +85,15 @@ def evaluate_open_qa(
     *,
     recall_at: Sequence[int] = (1, 5, 20),
 ) -> OpenQaEvaluation:
-    """Retrieves, reads the best blocks, and takes the best span over all of them.
+    """Answers questions, and scores retrieval and answers.
 
     Args:
       answerer: the model with its corpus and index.
-      questions: what is asked.
-      recall_at: the values of k.
+      questions: the questions.
+      recall_at: the values of k in recall@k.
 
     Raises:
-      BadInputError: a block's text and its wordpieces do not belong together.
+      BadInputError: a block's text does not match its stored wordpieces.
     """
     question_ids = answerer.question_ids([q.question for q in questions])
     found = answerer.search(question_ids, max(answerer.num_read, *recall_at))
@@ -109,7 +110,7 @@ def evaluate_open_qa(
 
 
 def answered_question(corpus: BlockStore, prediction: Prediction) -> AnsweredQuestion:
-    """A prediction with the text around its answer, for a report."""
+    """Returns a prediction with the text around its answer, for the report."""
     title = before = after = ""
     if prediction.block_id >= 0:
         text = corpus.text(prediction.block_id)
@@ -131,7 +132,7 @@ def answered_question(corpus: BlockStore, prediction: Prediction) -> AnsweredQue
 def sample_answers(
     corpus: BlockStore, predictions: Sequence[Prediction], count: int, seed: int = 0
 ) -> list[AnsweredQuestion]:
-    """Draws answers to show: half of them right and half wrong, if there are enough."""
+    """Draws example answers, half of them correct and half wrong, if possible."""
     order = np.random.default_rng(seed).permutation(len(predictions))
     right = [predictions[i] for i in order if predictions[i].correct]
     wrong = [predictions[i] for i in order if not predictions[i].correct]
@@ -141,7 +142,7 @@ def sample_answers(
 
 
 def predictions_as_lines(predictions: Sequence[Prediction]) -> str:
-    """JSON lines with the id of each question, to be joined with references by it."""
+    """Returns predictions as JSON lines, which can be joined with references by id."""
     return "".join(
         json.dumps(
             {

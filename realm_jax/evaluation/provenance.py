@@ -1,4 +1,4 @@
-"""What a report says of how its figures came about: checkpoint, times, machine."""
+"""Collects the provenance of a report's results: checkpoint, times, machine."""
 
 import importlib.metadata
 import os
@@ -19,10 +19,13 @@ _VERSIONS = ("realm_jax", "jax", "flax", "optax", "orbax-checkpoint", "scann")
 
 
 def best_checkpoint(model_dir: str) -> BestCheckpoint | None:
-    """The checkpoint of a pre-training run with the highest held-out utility.
+    """Returns the checkpoint of a pre-training run with the highest held-out utility.
 
     Args:
-      model_dir: of the run, or "" for none.
+      model_dir: model directory of the run, or "" for none.
+
+    Returns:
+      The checkpoint, or None if no utility was measured.
     """
     details = all_details(open_store(model_dir)) if model_dir else {}
     best = best_step(details)
@@ -38,7 +41,7 @@ def best_checkpoint(model_dir: str) -> BestCheckpoint | None:
 
 
 def stage_times(model_dir: str) -> list[StageTime]:
-    """How long the updates of each stage took, from the speeds in its metrics."""
+    """Returns the total time of each stage's updates, by the speeds in its metrics."""
     seconds: dict[str, float] = {}
     steps: dict[str, int] = {}
     for line in read_metrics(model_dir):
@@ -51,18 +54,18 @@ def stage_times(model_dir: str) -> list[StageTime]:
 
 
 def time_of(model_dir: str, stage: str) -> StageTime | None:
-    """How long one stage took; None if there is no such folder or nothing is known."""
+    """Returns the total time of a stage's updates, None if it is not known."""
     found = stage_times(model_dir) if model_dir else []
     return next((time for time in found if time.stage == stage), None)
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that figures depend on."""
+    """Returns the versions of the packages that results depend on."""
     return {name: importlib.metadata.version(name) for name in _VERSIONS}
 
 
 def machine() -> str:
-    """The devices and the machine around them, in words."""
+    """Returns a description of the devices and the host."""
     device = jax.devices()[0]
     return (
         f"{jax.device_count()} x {device.device_kind}, {os.cpu_count()} CPU cores, "

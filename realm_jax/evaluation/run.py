@@ -1,4 +1,4 @@
-"""Measures a chain of stages and writes its report."""
+"""Evaluates a chain of stages and writes its report."""
 
 import dataclasses
 import datetime
@@ -55,42 +55,43 @@ _NUM_ANSWERS = 8
 
 Report = Callable[[int, int, Mapping[str, float]], None]
 Values = dict[str, np.ndarray]
-"""Metric -> one value per question."""
+"""One value per question for each metric."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
-    """What to measure.
+    """Configuration of an evaluation.
 
     Attributes:
       model_dir: folder for report.html, report.json and predictions.jsonl.
       corpus: the prepared corpus.
       questions: JSON lines of questions.
-      finetuned: how the reader was fine-tuned, and where (`model_dir`).
+      finetuned: configuration of fine-tuning, with its `model_dir`.
       warm_started: model directory of the warm start, or "".
       pretrained: model directory of pre-training, or "".
-      starting_point: model directory of a warm start that left the retriever as it was
-        before training, or "".
-      control_warm_started: model directory of the control's warm start, which went on
-        for as long as REALM would have taken, or "".
-      control_finetuned: model directory of the control's fine-tuning, which was done
-        as `finetuned` says, or "".
-      pretrained_checkpoint: which checkpoint there: "last", or "best" by held-out
-        utility.
+      starting_point: model directory of a warm start that did not train the retriever,
+        or "".
+      control_warm_started: model directory of the control's warm start, which was
+        continued for the duration of REALM, or "".
+      control_finetuned: model directory of the control's fine-tuning, which was
+        configured as in `finetuned`, or "".
+      pretrained_checkpoint: the checkpoint of pre-training: "last", or "best" by
+        held-out utility.
       models: sizes of the models and lengths of pre-training.
-      split: of the questions.
-      masked_task: masked sentences whose validation split is filled in, or "".
-      max_masked: how many of them.
+      split: split of the questions.
+      masked_task: task of masked sentences for which the validation split is filled in,
+        or "".
+      max_masked: largest number of masked sentences.
       num_candidates: documents per masked sentence, the null document included.
       searcher: "device" (exact) or "scann".
-      embed: how a missing index is made.
-      allow_corpus_mismatch: whether the corpus may be another than the models were
-        trained on, such as a later version of it, in the same vocabulary. Its indexes
+      embed: configuration for making a missing index.
+      allow_corpus_mismatch: whether the corpus may differ from the one the models were
+        trained on, with the same vocabulary, such as a later version of it. Its indexes
         are made where they are missing.
-      title: of the report.
+      title: title of the report.
       attribution: source and licence of the text.
-      follow: whether to measure again whenever there is something newer; see
-        `watch.py`, for `run` measures once.
+      follow: whether to evaluate again for every newer version; handled by `watch.py`,
+        as `run` evaluates once.
     """
 
     model_dir: str
@@ -125,13 +126,13 @@ class EvaluateConfig:
 
     @property
     def model_dirs(self) -> Sequence[str]:
-        """Those of the chain's own stages, in their order."""
+        """Model directories of the chain's own stages, in order."""
         found = (self.warm_started, self.pretrained, self.finetuned.model_dir)
         return [model_dir for model_dir in found if model_dir]
 
     @property
     def measured_dirs(self) -> Sequence[str]:
-        """Those of all that is measured: chain, starting point and control."""
+        """Model directories of chain, starting point and control."""
         others = (
             self.starting_point,
             self.control_warm_started,
@@ -141,11 +142,11 @@ class EvaluateConfig:
 
 
 def run(config: EvaluateConfig, report: Report, stop: threading.Event) -> ReportData:
-    """Measures all stages that there are and writes report and predictions.
+    """Evaluates all configured stages, and writes report and predictions.
 
     Raises:
       BadInputError: a stage is missing or unfinished, or is of another model or corpus.
-      StoppedError: asked to stop; nothing was written.
+      StoppedError: `stop` was set; nothing was written.
     """
     evaluation = _Evaluation(config, report, stop)
     data = evaluation.measure()
@@ -220,7 +221,7 @@ class _Evaluation:
     def _control(
         self, with_realm: Mapping[str, Values]
     ) -> tuple[report_data.ControlComparison | None, OpenQaEvaluation | None]:
-        """Measures the control, as far as there is one, against the chain."""
+        """Evaluates the control, if there is one, and compares it with the chain."""
         config, warm_started = self._config, self._config.control_warm_started
         without_realm: dict[str, Values] = {}
         began = answered = None
@@ -247,7 +248,7 @@ class _Evaluation:
         return comparison, answered
 
     def _require_comparable(self) -> None:
-        """Refuses a control before anything is measured, which takes its time."""
+        """Checks the control before the evaluation, which takes long."""
         config = self._config
         if config.control_warm_started:
             require_finished(
@@ -264,12 +265,12 @@ class _Evaluation:
     def _open(
         self, model_dir: str, stage: str, checkpoint: Which = Which.LAST
     ) -> Restored:
-        """The parameters a finished stage ended with, or its best ones."""
+        """Returns the last or the best parameters of a finished stage."""
         self._tick()
         return open_finished(model_dir, stage, self._wanted(), checkpoint)
 
     def _wanted(self) -> dict[str, Any]:
-        """What a checkpoint must say of its run."""
+        """Returns the required details of a run's checkpoint."""
         wanted = {
             "model": describe(self._retriever_config),
             "vocabulary_fingerprint": self._corpus.vocabulary.fingerprint,
@@ -300,9 +301,9 @@ class _Evaluation:
         return index.searcher
 
     def _recall_of(self, model_dir: str, model: Restored) -> Values:
-        """Recall of a warm start; a retriever that was measured is not embedded again.
+        """Returns the recall of a warm start, cached by the retriever's checksum.
 
-        Where the reader alone is trained, several stages end with one retriever.
+        Where the reader alone is trained, several stages end with the same retriever.
         """
         params = model.tree["retriever"]
         checksum = self._source(model_dir).retriever(model.step, params).params_crc32c()

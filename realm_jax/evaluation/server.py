@@ -1,11 +1,11 @@
-"""The page and the JSON interface that a trained model is questioned on.
+"""Serves the page and the JSON interface for asking a trained model.
 
     GET  /?question=…        the page, with the answer and its sources
     POST /answer             {"question": …} -> the same as JSON
     GET  /status             the version that answers, as JSON
 
-The model runs in a thread of its own, one question at a time. Requests that wait for it
-keep nobody from being accepted, nor /status from being answered.
+The model runs in a separate thread, one question at a time. Requests that wait for it
+block neither other connections nor /status.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ _GOODBYE_SECONDS = 2.0
 
 
 def open_port(host: str, port: int) -> socket.socket:
-    """Takes a port; nobody is answered on it before `serve`.
+    """Binds and listens to a port; requests are answered once `serve` is called.
 
     Raises:
-      BadInputError: the address is not of this machine, or the port is taken.
+      BadInputError: the address is not of this machine, or the port is in use.
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -40,10 +40,10 @@ def open_port(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise _no_port(host, port, error) from error
     try:
-        # A server that has just ended leaves the port in a state that only looks taken.
+        # The port of a server that has just ended may still be in the state TIME_WAIT.
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(address)
-        # Not later: two sockets may be bound to one port until one of them listens.
+        # Listen now, because two sockets can bind one port until one of them listens.
         taken.listen()
     except OSError as error:
         taken.close()
@@ -60,10 +60,10 @@ def serve(
     """Answers requests until `stop` is set; closes the port.
 
     Args:
-      respondent: answers.
-      listener: from `open_port`.
-      stop: ends the server; a question being answered is answered first.
-      on_ready: called once requests are answered.
+      respondent: the service that answers.
+      listener: socket from `open_port`.
+      stop: ends the server, after the question in progress is answered.
+      on_ready: called once the server accepts requests.
     """
     asyncio.run(_serve(respondent, listener, stop, on_ready))
 
@@ -89,7 +89,7 @@ async def _serve(
 
 
 def make_application(respondent: AnswerService) -> web.Application:
-    """Returns the routes."""
+    """Returns the application with its routes."""
     handlers = _Handlers(respondent)
     application = web.Application(client_max_size=_LARGEST_REQUEST)
     application.add_routes(
@@ -170,11 +170,11 @@ def _refuse(message: str) -> web.Response:
 
 
 def _marked(document: ReadDocument) -> Markup:
-    """Escapes what was read and highlights the answer wherever it stands."""
+    """Returns the escaped body with all occurrences of the answer highlighted."""
     pieces, end = [], 0
     for start, stop in document.places:
         if start < end:
-            continue  # An answer that repeats itself overlaps with itself.
+            continue  # Occurrences of an answer can overlap.
         pieces.append(escape(document.body[end:start]))
         pieces.append(Markup("<mark>{}</mark>").format(document.body[start:stop]))
         end = stop

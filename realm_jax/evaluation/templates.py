@@ -1,11 +1,11 @@
-"""What the pages of this package share: one look, and how numbers are shown."""
+"""Provides the templates of this package's pages, and filters that format numbers."""
 
 import jinja2
 from markupsafe import Markup
 
 
 def page_environment() -> jinja2.Environment:
-    """Returns the templates of this folder, with the filters that all of them use."""
+    """Returns an environment with the templates and filters of this package."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("realm_jax", "evaluation"),
         autoescape=True,
@@ -18,12 +18,12 @@ def page_environment() -> jinja2.Environment:
 
 
 def _position(rate: float) -> str:
-    """A rate as a length in CSS."""
+    """Formats a rate as a CSS length in percent."""
     return f"{100 * min(max(rate, 0.0), 1.0):.2f}%"
 
 
 def probability(value: float) -> Markup:
-    """A probability with three digits, however small."""
+    """Formats a probability with three decimals, or in scientific notation if small."""
     if value == 0 or value >= 0.001:
         return Markup(f"{value:.3f}")
     mantissa, exponent = f"{value:.1e}".split("e")

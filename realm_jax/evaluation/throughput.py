@@ -1,4 +1,4 @@
-"""How fast each stage worked and where its time went, from its lines of metrics."""
+"""Computes the speed of each stage and the breakdown of its time, from its metrics."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -8,20 +8,20 @@ import numpy as np
 from realm_jax.metrics.curves import Curve, find_curve, measured
 
 PARTS = ("device", "search", "host", "checkpoint", "swap")
-"""Of the time; `<part>_seconds` in the metrics."""
+"""Parts of the time, `<part>_seconds` in the metrics."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StageWork:
-    """A stage from its first line to its last.
+    """Speed and time of a stage, averaged over all its lines of metrics.
 
     Attributes:
-      stage: as in `metrics.jsonl`.
-      time_shares: of each of `PARTS`; they add up to 1.
-      examples_per_second: all examples over all seconds.
-      padding_share: of the positions that were computed; None if not measured.
+      stage: name as in `metrics.jsonl`.
+      time_shares: share of each of `PARTS`; they add up to 1.
+      examples_per_second: examples per second of the whole stage.
+      padding_share: share of padding among computed positions; None if not measured.
       model_tflops_per_second: of the whole job; None if not measured.
-      model_flops_utilization: None where the peak is not known.
+      model_flops_utilization: share of the devices' peak; None if that is not known.
     """
 
     stage: str
@@ -33,7 +33,7 @@ class StageWork:
 
 
 def work_of_stages(curves: Sequence[Curve]) -> list[StageWork]:
-    """Returns the stages whose time was measured, in the order they ran."""
+    """Returns the stages with measured times, in the order they ran."""
     stages = dict.fromkeys(curve.stage for curve in curves)
     found = [_work_of(curves, stage) for stage in stages]
     return [work for work in found if work is not None]
@@ -50,7 +50,7 @@ def _work_of(curves: Sequence[Curve], stage: str) -> StageWork | None:
     }
 
     def mean(metric: str, weights: Mapping[int, float]) -> float | None:
-        """Over the lines that have it."""
+        """Returns the weighted mean of a metric over the lines that have it."""
         curve = measured(find_curve(curves, stage, metric))
         found = {
             step: value

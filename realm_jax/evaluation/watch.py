@@ -1,4 +1,4 @@
-"""Measures again whenever there is something newer: a corpus version, a checkpoint."""
+"""Repeats an evaluation for every newer corpus version or checkpoint."""
 
 import dataclasses
 import threading
@@ -14,7 +14,7 @@ from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import read_details
 
 State = tuple[str, tuple[int, ...]]
-"""Fingerprint of a corpus, and the step that each stage ended with."""
+"""Fingerprint of a corpus, and the last step of each stage."""
 
 
 def follow(
@@ -23,23 +23,23 @@ def follow(
     stop: threading.Event,
     poll_seconds: float = 2.0,
 ) -> Iterator[ReportData]:
-    """Measures, and once more for each newer version, until `stop` is set.
+    """Evaluates, and again for each newer version, until `stop` is set.
 
-    Newer is a later version of the corpus (`data/versions.py`), whose indexes are made,
-    and a later checkpoint that a stage has ended with. Masked sentences are those of
-    the first version of the corpus; for later ones they are left out.
+    Newer versions are a later version of the corpus (`data/versions.py`), for which
+    indexes are made, and a later checkpoint of a finished stage. Masked sentences are
+    those of the first version of the corpus; for later ones they are left out.
 
     Args:
-      config: what to measure; `corpus` is the oldest version.
-      report: told of progress.
-      stop: ends it; what was written last stays.
-      poll_seconds: pause between two looks.
+      config: configuration of the evaluation; `corpus` is the oldest version.
+      report: called with progress.
+      stop: ends it; the last report is kept.
+      poll_seconds: interval of checks, in seconds.
 
     Yields:
-      What was measured; the report is written.
+      The results, after the report is written.
 
     Raises:
-      BadInputError: as `run`.
+      BadInputError: as in `run`.
     """
     measured: State | None = None
     while not stop.is_set():
@@ -64,7 +64,7 @@ def _of_version(config: EvaluateConfig, newest: Path) -> EvaluateConfig:
 
 
 def _state(config: EvaluateConfig, newest: Path) -> State | None:
-    """What would be measured now; None while a stage trains on."""
+    """Returns the state that would be evaluated now, None while a stage trains."""
     steps = []
     for model_dir in config.measured_dirs:
         found = read_details(open_store(model_dir))
