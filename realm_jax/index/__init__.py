@@ -1,6 +1,6 @@
-"""How documents are found: embedding, search, candidates, and the index snapshots.
+"""Document retrieval: embedding, search, candidates, and the index snapshots.
 
-`snapshots.py` is how trainer and builder meet, `builder.py` the job that embeds the
-corpus, `follower.py` the trainer's side, `candidates.py` what a step makes of what was
-found.
+Trainer and builder communicate through `snapshots.py`; `builder.py` is the job that
+embeds the corpus, `follower.py` the trainer's side, and `candidates.py` converts search
+results to the input of a step.
 """

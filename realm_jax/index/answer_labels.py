@@ -1,7 +1,7 @@
-"""Which of the blocks found for a question, and which spans in them, answer it.
+"""Labels retrieved blocks, and the spans in them, that answer a question.
 
-Labels of fine-tuning by distant supervision (ORQA, section 5): a block is positive if
-it holds an answer, a span if it is one.
+These are the labels of fine-tuning by distant supervision (ORQA, section 5): a block is
+positive if it contains an answer, a span if it is one.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _CONTINUATION = "##"
 
 
 class TextStore(Protocol):
-    """What labels need of a block store."""
+    """The interface of a block store required for labels."""
 
     vocabulary: WordPiece
     chunk_length: int
@@ -39,25 +39,25 @@ class TextStore(Protocol):
         ...
 
     def texts(self, block_ids: Sequence[int] | np.ndarray) -> list[BlockText]:
-        """Returns the texts the bodies were made of."""
+        """Returns the texts from which the bodies were made."""
         ...
 
 
 class AnswerLabels:
     """Finds the answers to questions in a corpus.
 
-    Answers that are texts are compared as wordpieces, and no text is read for them.
-    Regular expressions are matched in the texts. Which blocks match is kept, at five
-    bytes for each block that was ever found for a question, because a retriever finds
-    much the same blocks in the next epoch.
+    Text answers are compared as wordpieces, without reading texts. Regular expressions
+    are matched in the texts. The matching blocks are cached, at five bytes for each
+    block ever retrieved for a question, because the retriever finds mostly the same
+    blocks in the next epoch.
     """
 
     def __init__(self, store: TextStore, max_span: int):
-        """Prepares to look for answers.
+        """Prepares to find answers.
 
         Args:
           store: the corpus.
-          max_span: wordpieces of the reader's longest span.
+          max_span: length of the reader's longest span, in wordpieces.
         """
         self._store = store
         self._max_span = max_span
@@ -69,11 +69,11 @@ class AnswerLabels:
     def blocks(
         self, questions: QuestionBatch, block_ids: Int[Array, "batch neighbour"]
     ) -> Bool[np.ndarray, "batch neighbour"]:
-        """True for the blocks whose body holds an answer.
+        """Marks the blocks with an answer in their body.
 
         Args:
-          questions: a batch.
-          block_ids: what was found for each; -1 where nothing was.
+          questions: a batch of questions.
+          block_ids: the blocks retrieved for each; -1 where nothing was found.
         """
         block_ids = np.asarray(block_ids)
         bodies = self._store.body_ids(block_ids, self._store.chunk_length)
@@ -87,14 +87,14 @@ class AnswerLabels:
     def spans(
         self, questions: QuestionBatch, candidates: Candidates
     ) -> Bool[np.ndarray, "batch candidate span"]:
-        """True for the spans that are an answer, numbered as in `models.span_reader`.
+        """Marks the spans that are an answer, numbered as in `models.span_reader`.
 
         Args:
-          questions: a batch.
-          candidates: the blocks that are read, and the questions joined with them.
+          questions: a batch of questions.
+          candidates: the blocks that are read, joined with the questions.
 
         Raises:
-          BadInputError: the text of a block has other wordpieces than are stored.
+          BadInputError: a block's text does not match its stored wordpieces.
         """
         joined_ids = np.asarray(candidates.joined_ids)
         answer_ids = np.asarray(questions.answer_ids)
@@ -132,7 +132,7 @@ class AnswerLabels:
     ) -> Bool[np.ndarray, " block"]:
         bodies = [text.body for text in self._store.texts(block_ids)]
         matched = np.array([has_pattern(body, patterns) for body in bodies])
-        # Most blocks are done with; only the others are worth their wordpieces.
+        # Most blocks are already ruled out; only the others are tokenized.
         rows = np.flatnonzero(matched)
         encodings = self._store.vocabulary.encode_batch([bodies[row] for row in rows])
         compiled = compile_patterns(patterns)
@@ -176,7 +176,7 @@ class AnswerLabels:
 def _patterns_by_row(
     questions: QuestionBatch,
 ) -> list[tuple[int, tuple[str, ...]]]:
-    """The rows of questions whose answers are patterns, with these."""
+    """Returns the rows of questions with patterns as answers, and the patterns."""
     if questions.answer_patterns is None:
         return []
     decoded = (decode_patterns(rows) for rows in np.asarray(questions.answer_patterns))

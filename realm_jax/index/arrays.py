@@ -1,7 +1,7 @@
-"""Arrays in a store: TensorStore zarr3 with crc32c chunks.
+"""Reads and writes arrays in a store, as TensorStore zarr3 with crc32c chunks.
 
-Each host writes its own rows and reads any slice; a flipped bit or a lost chunk is an
-error in every reader, never a silent zero.
+Each host writes its own rows and reads any slice; a flipped bit or a lost chunk raises
+an error in every reader, and never reads as zeros.
 """
 
 import contextlib
@@ -29,16 +29,16 @@ _TRANSIENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "RESOURCE_EXHAUSTED
 def create_array(
     store: Store, folder: str, record: ArrayRecord, chunk_rows: int | None = None
 ) -> tensorstore.TensorStore:
-    """Creates an array, or opens the same one made by another host or before a crash.
+    """Creates an array, or opens the one created by another host or before a crash.
 
     Args:
-      store: where.
-      folder: of the array in the store.
+      store: the store.
+      folder: folder of the array in the store.
       record: shape and dtype; rows are the first axis.
-      chunk_rows: rows to a chunk (a file); None: about 4 MiB to a chunk.
+      chunk_rows: rows per chunk (a file); None chooses chunks of about 4 MiB.
 
     Raises:
-      BadInputError: it cannot be written, or another array is there.
+      BadInputError: it cannot be written, or another array exists there.
     """
     row_bytes = math.prod(record.shape[1:]) * np.dtype(record.dtype).itemsize
     if chunk_rows is None:
@@ -63,8 +63,8 @@ def create_array(
 
 
 def rows_per_chunk(array: tensorstore.TensorStore) -> int:
-    """Returns how many rows a file of the array holds."""
-    # Of a layout in general any part may be unknown, of an open array none.
+    """Returns the number of rows in a file of the array."""
+    # Typed as Any: parts of a layout can be unknown in general, not in an open array.
     layout: Any = array.chunk_layout
     return layout.write_chunk.shape[0]
 
@@ -76,10 +76,10 @@ def write_rows(
     start: int,
     rows: np.ndarray,
 ) -> None:
-    """Writes rows from `start` on; they are durable when it returns.
+    """Writes rows beginning at `start`; they are durable when it returns.
 
     Raises:
-      BadInputError: the array cannot be written, such as on a full disk.
+      BadInputError: the array cannot be written, for example on a full disk.
     """
     with _clear_errors(store.url(folder), rows.nbytes):
         array[start : start + len(rows)].write(rows).result()
@@ -91,7 +91,7 @@ def read_rows(
     """Returns rows [start, stop) of an array.
 
     Raises:
-      ValueError: a chunk is missing or damaged, or it is not the array of `record`.
+      ValueError: a chunk is missing or damaged, or the array does not match `record`.
     """
     with _value_errors():
         array = tensorstore.open(_spec(store, folder), open=True).result()
@@ -102,10 +102,10 @@ def read_rows(
 
 
 def read_layout(store: Store, folder: str) -> tuple[ArrayRecord, int]:
-    """Returns shape and dtype of an array, and how many rows a file of it holds.
+    """Returns shape and dtype of an array, and the number of rows in a file of it.
 
     Raises:
-      ValueError: it is missing or damaged.
+      ValueError: the array is missing or damaged.
     """
     with _value_errors():
         array = tensorstore.open(_spec(store, folder), open=True).result()
@@ -115,7 +115,7 @@ def read_layout(store: Store, folder: str) -> tuple[ArrayRecord, int]:
 
 @contextlib.contextmanager
 def _value_errors() -> Iterator[None]:
-    # A store that is away is no damage.
+    # An unavailable store is not damage.
     try:
         yield
     except ValueError as error:
@@ -129,8 +129,8 @@ def _spec(store: Store, folder: str) -> dict[str, Any]:
     return {
         "driver": "zarr3",
         "kvstore": store.kvstore_spec(folder),
-        # By default a chunk of zeros is not stored and a chunk that is not there reads
-        # as zeros. A lost file must be an error.
+        # By default a chunk of zeros is not stored, and a missing chunk reads as zeros.
+        # A lost file must be an error.
         "store_data_equal_to_fill_value": True,
         "fill_missing_data_reads": False,
     }
@@ -138,7 +138,7 @@ def _spec(store: Store, folder: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _clear_errors(url: str, needed: int) -> Iterator[None]:
-    # TensorStore raises ValueError whatever went wrong; the text begins with the kind.
+    # TensorStore raises ValueError for all errors; the text begins with the status.
     try:
         yield
     except ValueError as error:

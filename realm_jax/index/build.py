@@ -1,7 +1,7 @@
-"""One attempt at an index: shards of embeddings, read back and compared, and ScaNN.
+"""Builds one attempt at an index: shards of embeddings, their verification, and ScaNN.
 
-Of a job of several processes each writes shards of its own; the first then reads back
-and compares. What is written here counts when `builder.build_once` commits it.
+In a job of several processes each writes its own shards; the first then reads a sample
+back and compares it. The attempt takes effect when `builder.build_once` commits it.
 """
 
 import logging
@@ -37,25 +37,25 @@ from realm_jax.index.snapshots import (
     SnapshotWriter,
 )
 
-# Between two ways to batch the same block. bfloat16 rounds at 2^-8 in every layer, an
-# embedding of another block is off by about 1.
+# Relative difference between two embeddings of a block in different batches. bfloat16
+# rounds at 2^-8 in every layer; the embedding of another block differs by about 1.
 _SAMPLE_TOLERANCE = 0.1
-# Wordpieces of the queries that ScaNN is judged on.
+# Wordpieces of the queries that ScaNN is evaluated on.
 _QUERY_LENGTH = 32
 
 _log = logging.getLogger(__name__)
 
 
 class DivergedRetrieverError(BadInputError):
-    """A retriever whose embeddings are not finite numbers."""
+    """Raised when a retriever's embeddings are not finite."""
 
 
 class IndexBuild:
     """One attempt at one index.
 
     Attributes:
-      num_own: blocks that this process embeds.
-      num_reused: those of them whose embeddings another index had.
+      num_own: number of blocks that this process embeds.
+      num_reused: number of these blocks copied from another index.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class IndexBuild:
         """Prepares the attempt.
 
         Args:
-          retriever: embeds the blocks.
+          retriever: the retriever that embeds the blocks.
           blocks: the corpus.
-          series: of index snapshots.
-          writer: of the attempt.
-          embed: how blocks are embedded.
+          series: the series of index snapshots.
+          writer: writer of the attempt.
+          embed: configuration of the embedding.
           known: rows that need not be embedded again.
         """
         self._step = retriever.step
-        # Once: an array of the host would be copied again with every batch.
+        # Placed once: a host array would be copied again with every batch.
         self._params: PyTree = place_locally(retriever.params)
         self._embed = document_embedder(retriever.config)
         self._embed_queries = query_embedder(retriever.config)
@@ -96,14 +96,14 @@ class IndexBuild:
         self.num_reused = 0
 
     def write_shards(self) -> Iterator[int]:
-        """Writes what this process has to, yields its blocks done after each shard."""
+        """Writes this process's shards; yields the number of its finished blocks."""
         shard_blocks = self._embed_config.shard_blocks
         self._writer.create_array(
             EMBEDDINGS, self._record.shape, self._record.dtype, shard_blocks
         )
         hashes = self._blocks.content_hashes
         self._writer.create_array(HASHES, hashes.shape, "uint8", shard_blocks)
-        # Both, for an attempt may be one that was begun without hashes.
+        # Check both, because an earlier version began attempts without hashes.
         completed = set(self._writer.completed_rows(EMBEDDINGS))
         completed &= set(self._writer.completed_rows(HASHES))
         missing = [s for s in self._own if (s.start, s.stop) not in completed]
@@ -122,7 +122,7 @@ class IndexBuild:
     def _embeddings_of(
         self, shards: Sequence[range]
     ) -> Iterator[tuple[int, Float[np.ndarray, "block projection"]]]:
-        """Yields first row and embeddings of shards; embeds only what is not known."""
+        """Yields first row and embeddings of shards; embeds only unknown blocks."""
         unknown = []
         for shard in shards:
             rows = self._known_rows(shard)
@@ -155,7 +155,7 @@ class IndexBuild:
     def _read_known(
         self, rows: Int[np.ndarray, " block"]
     ) -> Float[np.ndarray, "row projection"]:
-        """Reads rows of the other index; none if it was deleted meanwhile."""
+        """Reads rows of the other index; none if it cannot be read any more."""
         if self._known is not None and len(rows):
             try:
                 return self._known.read(rows)
@@ -165,10 +165,10 @@ class IndexBuild:
         return np.empty((0, self._record.shape[1]), np.float32)
 
     def verify_sample(self, num_sampled: int) -> None:
-        """Reads rows back and compares them with their blocks, embedded anew.
+        """Reads rows back and compares them with a second embedding of their blocks.
 
         Args:
-          num_sampled: how many, spread over the corpus.
+          num_sampled: number of rows, spread over the corpus.
 
         Raises:
           DamagedSnapshotError: they differ; the attempt is deleted.
@@ -189,10 +189,10 @@ class IndexBuild:
             raise self._damaged(f"another embedding of block {block_ids[wrong][0]}")
 
     def write_scann_assets(self, assets: ScannAssets) -> Mapping[str, float]:
-        """Has ScaNN trained and judged; returns what was measured.
+        """Trains and evaluates ScaNN; returns its metrics.
 
         Raises:
-          LowRecallError: it finds too little; the attempt is deleted.
+          LowRecallError: its recall is too low; the attempt is deleted.
         """
         try:
             return write_assets(
@@ -203,7 +203,7 @@ class IndexBuild:
             raise
 
     def _queries(self, assets: ScannAssets) -> Float[np.ndarray, "query projection"]:
-        """The beginnings of blocks, as if they were asked for."""
+        """Embeds the beginnings of blocks as queries."""
         num_queries = min(assets.num_queries, self._blocks.num_blocks)
         spread = np.linspace(0, self._blocks.num_blocks - 1, num_queries)
         vocabulary = self._blocks.vocabulary

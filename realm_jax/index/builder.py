@@ -1,11 +1,11 @@
-"""The index-builder job: follow the trainer's retrievers and embed every block.
+"""Implements the index-builder job, which embeds every block for newer retrievers.
 
-An index is filled shard by shard and committed last, so a builder that is stopped or
-killed anywhere leaves what its successor resumes. The trainer's `blocking` mode calls
-the same `build_once`.
+An index is written shard by shard and committed last, so the successor of a builder
+that is stopped or killed at any time can resume its attempt. The trainer's `blocking`
+mode calls the same `build_once`.
 
-Several processes work as one job: the first decides and commits, each embeds shards of
-its own, and they meet when those are done.
+Several processes work as one job: the first decides and commits, each embeds its own
+shards, and they synchronise when all are done.
 """
 
 import contextlib
@@ -48,14 +48,14 @@ from realm_jax.storage import MissingObjectError, Store
 BUILDER_ROLE = "index_builder"
 TRAINER_ROLE = "trainer"
 RETRIEVER_CRC32C = "retriever_crc32c"
-"""In the metadata of an index: the parameters that embedded it."""
+"""Key in an index's metadata: checksum of the parameters that embedded it."""
 
 OnProgress = Callable[[int, int], None]
-"""(blocks embedded, blocks in all), after every shard."""
+"""Called after every shard with (number of embedded blocks, number of all blocks)."""
 
-# A bucket takes about one write a second to an object.
+# A bucket accepts about one write per second to an object.
 _BEAT_SECONDS = 1.0
-# What the processes of a job tell each other: (attempt, blocks embedded).
+# Name of the notes that processes exchange: (attempt, number of embedded blocks).
 _EMBEDDED = "blocks_embedded"
 
 _log = logging.getLogger(__name__)
@@ -63,15 +63,16 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class BuilderConfig:
-    """How indexes are built.
+    """Configuration of index building.
 
     Attributes:
-      embed: how blocks are embedded.
-      keep: committed snapshots that stay, beside those in use.
-      poll_seconds: how often to look for a new retriever.
-      patience_seconds: how long to wait without a sign of life from a trainer.
+      embed: configuration of the embedding.
+      keep: number of committed snapshots that are kept, in addition to those in use.
+      poll_seconds: interval of checks for a new retriever, in seconds.
+      patience_seconds: seconds without a heartbeat after which the trainer is taken to
+        have ended.
       sampled_blocks: blocks that are read back and embedded again before a commit.
-      scann: what is made for trainers that search with ScaNN, None for nothing.
+      scann: configuration of ScaNN for trainers that search with it, None for none.
     """
 
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
@@ -95,29 +96,29 @@ def build_once(
 ) -> Manifest | None:
     """Embeds every block and commits the index; returns its manifest.
 
-    What an index by the same document encoder has, in this model directory or in one of
-    the retriever's `donors`, is copied from there.
-    Takes over what an interrupted call with the same arguments left, at most one shard
-    of work is done again. An index that is already committed is returned as it is, also
-    if another builder commits it meanwhile.
+    Rows of an index by the same document encoder, in this model directory or in one of
+    the retriever's `donors`, are copied. The attempt of an interrupted call with the
+    same arguments is resumed, and at most one shard is embedded again. The manifest of
+    an index that is already committed is returned, also if another builder commits it
+    during the call.
 
     Args:
-      retriever: embeds the blocks.
+      retriever: the retriever that embeds the blocks.
       blocks: the corpus.
       store: the model directory.
       config: lengths and sizes.
-      stop: when set, the call ends after the shard at work and returns None.
-      on_progress: told after every shard.
-      is_superseded: whether nobody will search this index; asked after every shard,
-        it ends the call as `stop` does.
-      require_wanted: raises if the index is not to be committed any more; called just
-        before that.
+      stop: when set, the call ends after the current shard and returns None.
+      on_progress: called after every shard.
+      is_superseded: returns whether no job will search this index; called after every
+        shard, it ends the call in the same way as `stop`.
+      require_wanted: raises an error if the index must not be committed any more;
+        called just before the commit.
 
     Raises:
-      MismatchedSnapshotError: the retriever cannot read the corpus.
+      MismatchedSnapshotError: the retriever does not fit the corpus.
       DivergedRetrieverError: embeddings are not finite.
-      DamagedSnapshotError: what was written is not what was computed.
-      LowRecallError: ScaNN finds too little; the attempt is deleted.
+      DamagedSnapshotError: the written rows differ from the computed ones.
+      LowRecallError: ScaNN's recall is too low; the attempt is deleted.
       AlreadyCommittedError: the step has the index of another retriever.
       BadInputError: the disk is full.
     """
@@ -137,7 +138,7 @@ def build_once(
     )
 
     def write_shards() -> bool:
-        """Returns whether this process has written all of its own."""
+        """Returns whether this process has written all its shards."""
         for done in build.write_shards():
             multihost.post(_EMBEDDED, (attempt, done))
             if on_progress:
@@ -157,7 +158,8 @@ def build_once(
             require_wanted()
             writer.commit({**measured, **made_by})
         except (AlreadyCommittedError, DamagedSnapshotError):
-            # Another builder may have been first; its collection takes what lost.
+            # Another builder may have committed first; its garbage collection deletes
+            # this attempt.
             if not _is_committed(series, step, corpus, metadata):
                 raise
             _log.info("step %d: another builder was first", step)
@@ -174,7 +176,7 @@ def build_once(
 def _begin(
     series: SnapshotSeries, step: int, corpus: str, metadata: dict[str, Any]
 ) -> str | None:
-    """Returns the attempt to go on with, None if that index is committed."""
+    """Begins or resumes an attempt, and returns it; None if the index is committed."""
     if _is_committed(series, step, corpus, metadata):
         return None
     writer = series.resume(step, corpus_fingerprint=corpus, metadata=metadata)
@@ -186,24 +188,24 @@ def _begin(
 def _is_committed(
     series: SnapshotSeries, step: int, corpus: str, metadata: Mapping[str, Any]
 ) -> bool:
-    """Whether the step has an index that was made as it is to be made."""
+    """Returns whether the step has an index of this corpus and metadata."""
     if step not in series.steps():
         return False
     manifest = series.read_manifest(step)
-    # What was measured stands beside what was asked for.
+    # The manifest also holds metrics, which are not compared.
     found = {name: manifest.metadata.get(name) for name in metadata}
     return (manifest.corpus_fingerprint, found) == (corpus, metadata)
 
 
 def _embedded(attempt: str, done: int) -> int:
-    """In the first process: how many blocks all of them have embedded."""
+    """Returns the number of embedded blocks of all processes, in the first process."""
     others = dict(multihost.posted(_EMBEDDED))
     others.pop(multihost.number(), None)
     return done + sum(count for name, count in others.values() if name == attempt)
 
 
 def _metadata(retriever: TrainedRetriever, config: BuilderConfig) -> dict[str, Any]:
-    """What must agree for a shard of one attempt to fit another's."""
+    """Returns the metadata that must agree for shards to belong to one index."""
     metadata = {
         RETRIEVER_CRC32C: retriever.params_crc32c(),
         "retriever": dataclasses.asdict(retriever.config),
@@ -218,9 +220,9 @@ def _metadata(retriever: TrainedRetriever, config: BuilderConfig) -> dict[str, A
 def collect_garbage(store: Store, keep: int) -> None:
     """Deletes old retrievers and indexes of a model directory.
 
-    The newest `keep` of both stay, and the indexes that the trainer's heartbeat names:
-    `index_step`, the one it searches, and `kept_index_steps`, those its checkpoints
-    resume with.
+    The newest `keep` of both are kept, and the indexes that the trainer's heartbeat
+    names: `index_step`, the one it searches, and `kept_index_steps`, those needed to
+    resume from its checkpoints.
     """
     trainer = read_heartbeat(store, TRAINER_ROLE)
     said = trainer.extra if trainer else {}
@@ -231,11 +233,11 @@ def collect_garbage(store: Store, keep: int) -> None:
 
 
 class IndexBuilder:
-    """The job: builds the index of the newest retriever, again and again.
+    """The job, which repeatedly builds the index of the newest retriever.
 
-    Its heartbeat holds the step it is at, `activity` (`waiting` or `embedding`),
-    `blocks_done` of `num_blocks`, the `index_step` it committed last, and in `refused`
-    what it said of retrievers it did not use.
+    Its heartbeat contains the step of the retriever it embeds, `activity` (`waiting` or
+    `embedding`), `blocks_done` of `num_blocks`, the `index_step` it committed last, and
+    in `refused` the reasons for retrievers it did not use.
     """
 
     def __init__(
@@ -250,8 +252,8 @@ class IndexBuilder:
         Args:
           store: the model directory.
           blocks: the corpus to index.
-          config: lengths, sizes and patience.
-          on_progress: told after every shard.
+          config: lengths, sizes and waiting times.
+          on_progress: called after every shard.
         """
         self._store = store
         self._blocks = blocks
@@ -267,13 +269,13 @@ class IndexBuilder:
         self._refused: dict[int, str] = {}
 
     def run(self, stop: threading.Event) -> bool:
-        """Works until the trainer is done and nothing is left, or it is asked to stop.
+        """Builds indexes until the trainer is done and no retriever is left, or `stop`.
 
-        Stopped, it finishes the shard at work and leaves the rest to be resumed.
-        A damaged or diverged retriever is refused once; the next is waited for.
+        When stopped, it finishes the current shard and leaves the rest to be resumed. A
+        damaged or diverged retriever is refused once, and the next one is awaited.
 
         Args:
-          stop: asks it to, and with it all processes of the job.
+          stop: stops this process, and with it all processes of the job.
 
         Returns:
           Whether the trainer is done.
@@ -284,7 +286,7 @@ class IndexBuilder:
         try:
             is_done = self._follow(stop)
         except BaseException:
-            # The error itself matters more than that it could not be announced.
+            # The original error takes precedence over a failed heartbeat.
             with contextlib.suppress(Exception):
                 self._beat("failed")
             raise
@@ -295,8 +297,8 @@ class IndexBuilder:
         self._index_step = self._indexes.latest_step()
 
         def look() -> tuple[bool, int | None]:
-            # The trainer first, so that what it published just before it ended is
-            # found.
+            # Read the trainer's heartbeat first, so that a retriever published just
+            # before its end is found.
             return self._is_done(*self._trainer.listen()), self._newest_step()
 
         asked_to_stop = multihost.StopRequest(stop)
@@ -311,7 +313,7 @@ class IndexBuilder:
         return False
 
     def _is_done(self, trainer: JobStatus | None, silent_seconds: float) -> bool:
-        """Whether no more retrievers will come."""
+        """Returns whether the trainer will publish no more retrievers."""
         if trainer is not None and trainer.state != "running":
             return True
         return silent_seconds > self._config.patience_seconds
@@ -323,7 +325,7 @@ class IndexBuilder:
     def _newest_step(self) -> int | None:
         """Returns the newest retriever's step if it has no index; skips older ones."""
         published = self._retrievers.steps()
-        # A step that was withdrawn may be published anew.
+        # A withdrawn step may be published again.
         self._refused = {s: why for s, why in self._refused.items() if s in published}
         if not published or published[-1] in self._refused:
             return None
@@ -331,17 +333,17 @@ class IndexBuilder:
         try:
             return None if self._has_index(newest) else newest
         except MissingObjectError:
-            return None  # Withdrawn meanwhile; the next look will see what is there.
+            return None  # Withdrawn since it was listed; the next poll sees the change.
 
     def _has_index(self, step: int) -> bool:
-        """Whether the retriever of a step has its index; drops that of another one."""
+        """Returns whether a step's retriever has its index; drops an outdated one."""
         if step not in self._indexes.steps():
             return False
         try:
             made_by = self._indexes.read_manifest(step).metadata.get(RETRIEVER_CRC32C)
             wanted = self._retrievers.read_manifest(step).metadata.get(PARAMS_CRC32C)
         except DamagedSnapshotError:
-            return True  # Named by who reads it; a person is to delete it.
+            return True  # Its readers report it, and the user has to delete it.
         if made_by == wanted:
             return True
         _log.warning("step %d: dropping the index of a retriever that is gone", step)
@@ -352,13 +354,16 @@ class IndexBuilder:
         self._step = step
         began = time.monotonic()
         try:
-            # The newest may be another by now; all go on with what the first has read.
+            # The step may be published again; all use what the first process has read.
             attempt = multihost.run_on_primary(
                 lambda: self._retrievers.read_manifest(step).attempt
             )
 
             def is_superseded() -> bool:
-                """The trainer is done, and what comes after it reads its last index."""
+                """Returns whether the trainer is done, and has a later retriever.
+
+                The stage after it reads the index of its last retriever only.
+                """
                 said, _ = self._trainer.listen()
                 is_last = self._retrievers.latest_step() == step
                 return said is not None and said.state == "finished" and not is_last
@@ -381,8 +386,8 @@ class IndexBuilder:
                 require_wanted=require_published,
             )
         except (MissingObjectError, AlreadyCommittedError) as error:
-            # A trainer that resumes from an older checkpoint withdraws later steps,
-            # and another builder may have embedded what it published there anew.
+            # A trainer that resumes from an older checkpoint withdraws later steps, and
+            # another builder may have embedded the retriever that it published again.
             _log.warning("step %d was withdrawn: %s", step, error)
             self._wait(stop)
             return

@@ -1,8 +1,8 @@
-"""From neighbours to the documents a step scores and reads.
+"""Converts neighbours to the candidates that a step scores and reads.
 
-The retrieved blocks lose the trivial ones (those that hold the very sentence the query
-was made from, which a masked span could be copied from without understanding), the
-null document goes in front, and the rest becomes token arrays.
+Trivial blocks are removed (those that contain the sentence of the query, from which a
+masked span could be copied without understanding), the null document is prepended, and
+the blocks are converted to token arrays.
 """
 
 from typing import Protocol
@@ -13,19 +13,19 @@ from jaxtyping import Bool, Int
 from realm_jax.errors import BadInputError
 from realm_jax.types import NULL_BLOCK, Array, Candidates, Neighbours, PretrainBatch
 
-# Neighbours searched beyond those kept, to replace trivial ones.
+# Additional neighbours to search, which replace trivial ones.
 SLACK = 8
-# A block is a near-duplicate of the query's sentence if it holds this share of the
+# A block is a near-duplicate of the query's sentence if it contains this share of the
 # sentence's distinct runs of GRAM_SIZE wordpieces. The whole sentence has share 1; an
 # edited word breaks up to GRAM_SIZE runs.
 GRAM_SIZE = 4
 TRIVIAL_SHARE = 0.8
 UNKNOWN = -1
-"""Stands for a wordpiece that was masked and is not among those scored."""
+"""Placeholder for a wordpiece that was masked but is not scored."""
 
 
 class TokenStore(Protocol):
-    """What candidates need of a block store; id -1 is the null document."""
+    """The interface of a block store for candidates; id -1 is the null document."""
 
     def document_ids(
         self, block_ids: Int[np.ndarray, "*dims"], length: int
@@ -53,7 +53,7 @@ class TokenStore(Protocol):
 
 
 def num_neighbours(num_candidates: int) -> int:
-    """Returns how many neighbours to search so that `num_candidates` remain."""
+    """Returns the number of neighbours to search to keep `num_candidates`."""
     return num_candidates + SLACK
 
 
@@ -70,9 +70,9 @@ def pretrain_candidates(
     """Returns the candidates of masked sentences, without trivial retrievals.
 
     Args:
-      store: the blocks the neighbours are ids of.
-      neighbours: best first, at least `num_neighbours(num_candidates)` of them where
-        the corpus has as many.
+      store: the blocks to which the neighbours' ids refer.
+      neighbours: best first, at least `num_neighbours(num_candidates)` of them if the
+        corpus has as many.
       batch: the masked sentences.
       num_candidates: candidates per example, the null document included.
       document_length: wordpieces of the embedder's input.
@@ -110,9 +110,10 @@ def question_candidates(
     joined_length: int,
     include_null: bool = False,
 ) -> Candidates:
-    """Returns the candidates of questions: nothing is trivial, for nobody made them.
+    """Returns the candidates of questions, among which no block is trivial.
 
-    See `pretrain_candidates` for the arguments and errors.
+    Questions are not made from blocks, so there is nothing to exclude. See
+    `pretrain_candidates` for the arguments and errors.
     """
     ids = np.asarray(neighbours.ids)
     block_ids = choose_blocks(
@@ -129,7 +130,7 @@ def question_candidates(
 
 
 def restore_queries(batch: PretrainBatch) -> Int[np.ndarray, "batch query"]:
-    """Returns the queries with the scored masks filled in again; others become -1."""
+    """Returns the queries with the scored masks restored; other masks become -1."""
     query_ids = np.array(batch.query_ids)
     positions = np.asarray(batch.mask_positions)
     scored = np.asarray(batch.mask_weights) > 0
@@ -137,7 +138,7 @@ def restore_queries(batch: PretrainBatch) -> Int[np.ndarray, "batch query"]:
     first = positions[rows, scored[rows].argmax(axis=1)]
     mask_ids = np.full((len(query_ids), 1), UNKNOWN)
     mask_ids[rows, 0] = query_ids[rows, first]
-    # Unused positions are 0 and put back the [CLS] they found there.
+    # Unused positions are 0, where the existing [CLS] is written back.
     present = np.take_along_axis(query_ids, positions, axis=1)
     restored = np.where(scored, np.asarray(batch.mask_ids), present)
     np.put_along_axis(query_ids, positions, restored, axis=1)
@@ -151,17 +152,17 @@ def find_trivial(
     source_block: Int[np.ndarray, " batch"],
     body_length: int,
 ) -> Bool[np.ndarray, "batch neighbour"]:
-    """Returns which retrieved blocks give the query's sentence away.
+    """Marks retrieved blocks that reveal the query's sentence.
 
-    They are the block the sentence was taken from, as in the reference, and every
-    block that repeats the sentence or nearly so (`TRIVIAL_SHARE`).
+    They are the block the sentence was taken from, as in the reference implementation,
+    and blocks that contain the sentence or a near-duplicate (`TRIVIAL_SHARE`).
 
     Args:
       store: the blocks.
       block_ids: retrieved blocks; -1 is never trivial.
       restored_ids: `[CLS] sentence [SEP]` without masks, see `restore_queries`.
-      source_block: where the sentences were taken from, -1 if nowhere.
-      body_length: wordpieces of a body to look at; what follows is never read.
+      source_block: the block of each sentence, -1 if none.
+      body_length: wordpieces of a body to compare; the reader sees no more.
     """
     bodies = store.body_ids(block_ids, body_length)
     repeated = np.stack(
@@ -177,13 +178,14 @@ def find_trivial(
 def share_of_grams(
     sentence: Int[np.ndarray, " piece"], bodies: Int[np.ndarray, "neighbour length"]
 ) -> np.ndarray:
-    """Returns the share of the sentence's distinct grams that each body holds.
+    """Returns the share of the sentence's distinct grams that each body contains.
 
     A gram is a run of `GRAM_SIZE` wordpieces, or the whole of a shorter sentence. An
-    empty sentence has share 0 with everything.
+    empty sentence has share 0 with every body.
 
     Args:
-      sentence: wordpieces without specials and padding; grams with a -1 are left out.
+      sentence: wordpieces without special pieces and padding; grams with a -1 are left
+        out.
       bodies: wordpieces padded with 0.
 
     Returns:
@@ -192,7 +194,7 @@ def share_of_grams(
     size = min(GRAM_SIZE, len(sentence))
     if size == 0 or size > bodies.shape[-1]:
         return np.zeros(len(bodies))
-    # Numbered anew, so that a gram is one integer whatever the vocabulary.
+    # Replace ids by ranks, so that a gram fits one integer with any vocabulary.
     pieces = np.unique(sentence)
     ranks, body_ranks = _rank(pieces, sentence), _rank(pieces, bodies)
     known = np.lib.stride_tricks.sliding_window_view(sentence != UNKNOWN, size)
@@ -208,13 +210,13 @@ def share_of_grams(
 
 
 def _rank(pieces: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Returns the places of `ids` in the sorted `pieces`, their number for others."""
+    """Returns the indices of `ids` in the sorted `pieces`, `len(pieces)` for others."""
     nearest = np.searchsorted(pieces, ids).clip(max=len(pieces) - 1)
     return np.where(pieces[nearest] == ids, nearest, len(pieces))
 
 
 def _grams(ranks: Int[np.ndarray, "*dims length"], size: int) -> np.ndarray:
-    """Returns every run of `size` pieces as one integer of 16 bits a piece."""
+    """Returns every run of `size` pieces as one integer with 16 bits per piece."""
     pieces = np.lib.stride_tricks.sliding_window_view(ranks.astype(np.uint64), size, -1)
     shifts = 16 * np.arange(size, dtype=np.uint64)
     return np.bitwise_or.reduce(pieces << shifts, axis=-1)
@@ -226,17 +228,16 @@ def choose_blocks(
     num_candidates: int,
     include_null: bool,
 ) -> Int[np.ndarray, "batch candidate"]:
-    """Returns the best blocks that were not dropped, behind the null document.
+    """Returns the best blocks that were not dropped, after the null document.
 
     Args:
       block_ids: retrieved blocks, best first; -1 where none was found.
-      dropped: those not to choose.
+      dropped: True for blocks not to choose.
       num_candidates: blocks to return, the null document included.
-      include_null: whether the null document stands at 0.
+      include_null: whether the null document is at position 0.
 
     Returns:
-      Block ids in the order they came in; -1 for the null document and for slots that
-      are left over.
+      Block ids in their original order; -1 for the null document and for empty slots.
 
     Raises:
       BadInputError: there is no room for a retrieved document.
@@ -249,7 +250,7 @@ def choose_blocks(
             "raise NUM_CANDIDATES."
         )
     kept = np.where(dropped, NULL_BLOCK, np.asarray(block_ids)).astype(np.int32)
-    # Stable: the kept ones move to the front and stay in their order.
+    # A stable sort moves the kept blocks to the front in their order.
     order = np.argsort(kept == NULL_BLOCK, axis=1, kind="stable")
     chosen = np.take_along_axis(kept, order, axis=1)[:, :num_retrieved]
     missing = num_retrieved - chosen.shape[1]
@@ -270,12 +271,12 @@ def gather_candidates(
 
     Args:
       store: the blocks.
-      block_ids: from `choose_blocks`.
-      query_ids: what the reader reads before each body, masks and all.
+      block_ids: output of `choose_blocks`.
+      query_ids: the reader's queries, with masks.
       document_length: wordpieces of the embedder's input.
       joined_length: wordpieces of the reader's input.
-      include_null: whether -1 at position 0 is the null document, which is valid, and
-        not an empty slot.
+      include_null: whether -1 at position 0 is the null document, which is valid, or an
+        empty slot.
     """
     valid = block_ids != NULL_BLOCK
     valid[:, 0] |= include_null

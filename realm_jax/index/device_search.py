@@ -1,8 +1,8 @@
-"""Maximum inner product search on the devices that train, inside a jitted step.
+"""Implements maximum inner product search on the training devices, in a jitted step.
 
-Rows are split over all devices of the mesh. Each device streams over its own rows and
-keeps its k best; those meet in one small exchange. There never is a matrix of all
-scores: no more than [batch, CHUNK_ROWS] of them exist on a device.
+Rows are sharded over all devices of the mesh. Each device streams over its own rows and
+keeps its k best, which are combined by a small all-gather. The full score matrix is
+never materialised: a device holds at most [batch, CHUNK_ROWS] scores.
 """
 
 import enum
@@ -20,26 +20,26 @@ from jaxtyping import Float, Int, Int8
 from realm_jax import axes
 from realm_jax.types import Array, Neighbours
 
-# Rows scored at once: the scores of a batch then stay in the cache of a CPU core.
+# Rows scored at once, so that the scores of a batch fit in the cache of a CPU core.
 CHUNK_ROWS = 8192
 # Rows that share one maximum. Ranking maxima first and ranking only the rows of the
 # best groups is exact, and nearly twice as fast as ranking every row.
 GROUP_ROWS = 32
-# Of int8 search, this many times k are scored again exactly: enough for a recall of
-# 0.99 in `test_device_search.py`.
+# With int8, this multiple of k is rescored: enough for a recall of 0.99 in
+# `test_device_search.py`.
 _RESCORED = 4
-# What approximate search must find, of the k best of a chunk.
+# Recall of approximate search, for the k best of a chunk.
 _RECALL_TARGET = 0.99
 
 ReadRows = Callable[[int, int], np.ndarray]
-"""(start, stop) to rows of an array that may be larger than this host's memory."""
+"""Returns rows [start, stop) of an array that may exceed this host's memory."""
 
 
 class Precision(enum.Enum):
-    """How embeddings are kept on the devices.
+    """Precision of embeddings on the devices.
 
-    INT8 streams over a quarter of the bytes of FLOAT32 and scores what it finds again
-    with bfloat16 rows, which it keeps beside them.
+    INT8 streams over a quarter of the bytes of FLOAT32, and rescores its results with
+    bfloat16 rows, which are kept in addition.
     """
 
     FLOAT32 = "float32"
@@ -52,11 +52,11 @@ class EmbeddingTable:
     """Embeddings on the devices: row i is block i.
 
     Attributes:
-      rows: what scores are exact in; rows from `num_blocks` on are padding.
-      codes: the rows in 8 bits, of INT8 alone.
-      scales: what codes are multiplied with.
-      num_blocks: an array, so that a grown corpus of the same padded size is searched
-        without compiling anew.
+      rows: embeddings for exact scores; rows from `num_blocks` on are padding.
+      codes: the rows quantized to 8 bits, only for INT8.
+      scales: scale of each row's codes, only for INT8.
+      num_blocks: number of blocks, as an array, so that a larger corpus of the same
+        padded size is searched without recompilation.
     """
 
     rows: Float[Array, "row projection"]
@@ -82,14 +82,14 @@ def place_rows(
     dtype: Any,
     mesh: Mesh,
 ) -> jax.Array:
-    """Splits rows over all devices, each process reading its own; pads with zeros.
+    """Shards rows over all devices, padded with zeros; each process reads its own.
 
     Args:
       read: returns rows [start, stop), both within `num_rows`.
-      num_rows: how many there are.
+      num_rows: number of rows.
       row_shape: shape of a row.
-      dtype: of the result.
-      mesh: where to.
+      dtype: dtype of the result.
+      mesh: the devices.
     """
     per_device = rows_per_device(num_rows, mesh)
     shape = (per_device * mesh.size, *row_shape)
@@ -107,12 +107,12 @@ def place_rows(
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:
-    """Where the rows of an index lie: split over every axis of the mesh."""
+    """Returns the sharding of an index's rows, over every axis of the mesh."""
     return NamedSharding(mesh, axes.partition_spec("block"))
 
 
 def rows_per_device(num_rows: int, mesh: Mesh) -> int:
-    """Returns the rows of each device, padding included: whole chunks."""
+    """Returns the number of rows per device, a multiple of the chunk size."""
     least = -(-num_rows // mesh.size)
     chunk_rows = min(CHUNK_ROWS, _round_up(least, GROUP_ROWS))
     return _round_up(least, chunk_rows)
@@ -140,7 +140,7 @@ def place_embeddings(
 def empty_table(
     num_blocks: int, dimension: int, mesh: Mesh, precision: Precision
 ) -> EmbeddingTable:
-    """Returns a table of zeros, for embeddings that are restored or made into it."""
+    """Returns a table of zeros, to be replaced by restored or computed embeddings."""
 
     def zeros(start: int, stop: int) -> np.ndarray:
         return np.zeros((stop - start, dimension), np.float32)
@@ -149,8 +149,10 @@ def empty_table(
 
 
 def _quantize_shards(rows: jax.Array) -> list[jax.Array]:
-    """Quantizes the rows of each device there: a thread may not run a program that all
-    processes share, for they would have to run it in the same order as all others.
+    """Quantizes the rows of each local device separately.
+
+    A thread must not run a program over the devices of all processes, because all
+    processes would have to run it in the same order relative to other programs.
     """
     parts = [_quantize(shard.data) for shard in rows.addressable_shards]
     return [
@@ -164,7 +166,7 @@ def _quantize_shards(rows: jax.Array) -> list[jax.Array]:
 def quantize(
     rows: Float[Array, "*row projection"],
 ) -> tuple[Int8[Array, "*row projection"], Float[Array, "*row"]]:
-    """Returns rows in 8 bits with one float32 scale each: rows ~ codes * scale."""
+    """Quantizes rows to 8 bits with one float32 scale each: rows ~ codes * scale."""
     rows = rows.astype(jnp.float32)
     scales = jnp.abs(rows).max(axis=-1) / 127.0
     codes = jnp.round(rows / jnp.where(scales > 0, scales, 1.0)[..., None])
@@ -175,11 +177,11 @@ _quantize = jax.jit(quantize)
 
 
 def gather_rows(table: Any, block_ids: Int[Array, "*dims"], mesh: Mesh) -> Any:
-    """Returns the rows of blocks, from whichever devices they lie on.
+    """Gathers the rows of blocks from all devices.
 
     Args:
-      table: arrays over the mesh, of which row i is block i.
-      block_ids: -1 gives zeros.
+      table: arrays sharded over the mesh, where row i is block i.
+      block_ids: ids of blocks; -1 gives zeros.
       mesh: the devices.
 
     Returns:
@@ -195,7 +197,7 @@ def gather_rows(table: Any, block_ids: Int[Array, "*dims"], mesh: Mesh) -> Any:
             wide = jnp.issubdtype(found.dtype, jnp.integer)
             found = found.astype(jnp.int32 if wide else jnp.float32)
             mine = mine.reshape(*mine.shape, *([1] * (found.ndim - mine.ndim)))
-            # One device has the row, the others add nothing.
+            # Exactly one device has the row; the others contribute zeros.
             return jax.lax.psum(jnp.where(mine, found, 0), axes.MESH_AXES)
 
         return jax.tree.map(rows, table)
@@ -218,17 +220,17 @@ def search(
     mesh: Mesh,
     approximate: bool = False,
 ) -> Neighbours:
-    """Returns the k best blocks of each query, equal scores ordered by id.
+    """Returns the k best blocks of each query; ties are ordered by id.
 
     May be called inside a jitted function.
 
     Args:
-      table: over this mesh.
-      queries: one row a query, wherever they lie.
-      k: neighbours wanted.
+      table: embeddings sharded over this mesh.
+      queries: one row per query, with any sharding.
+      k: number of neighbours.
       mesh: the devices.
-      approximate: ranks a chunk by `approx_max_k`, which TPUs have in hardware, with a
-        recall of 0.99; elsewhere it is exact, only slower.
+      approximate: ranks a chunk by `approx_max_k`, which TPUs accelerate, with a recall
+        of 0.99; on other devices it is exact, but slower.
 
     Returns:
       Neighbours, the same on every device; ids -1 and scores -inf where there are fewer
@@ -238,7 +240,7 @@ def search(
     def on_each_device(table: EmbeddingTable, queries: Array) -> tuple[Array, Array]:
         first_id = jax.lax.axis_index(axes.MESH_AXES) * table.rows.shape[0]
         scores, ids = _best_rows(table, queries, first_id, k, approximate)
-        # In the order of the devices, so of ids: top_k prefers the lower position.
+        # Gathered in device order, hence in id order: top_k prefers lower positions.
         scores, ids = (
             jax.lax.all_gather(part, axes.MESH_AXES, axis=1, tiled=True)
             for part in (scores, ids)
@@ -252,7 +254,7 @@ def search(
         mesh=mesh,
         in_specs=(specs, everywhere),
         out_specs=(everywhere, everywhere),
-        # That all devices end with the same top k is more than it can see.
+        # The check cannot infer that the top k are the same on all devices.
         check_vma=False,
     )(table, queries)
     return Neighbours(ids=jnp.where(scores > -jnp.inf, ids, -1), scores=scores)
@@ -291,7 +293,7 @@ def _best_rows(
         _RESCORED * k,
         approximate,
     )
-    # By id, so that of equal scores the lower id stands first again.
+    # Sorted by id, so that ties are again ordered by id.
     ids = jnp.sort(jnp.where(rough > -jnp.inf, ids, jnp.iinfo(jnp.int32).max), axis=1)
     places = jnp.clip(ids - first_id, 0, table.rows.shape[0] - 1)
     exact = jnp.einsum(
@@ -338,8 +340,8 @@ def _stream(
             )
         else:
             chunk_scores, rows = top_k_by_groups(scores, k)
-        # The earlier chunks stand first: top_k prefers the lower position, which is
-        # then the lower id.
+        # Earlier chunks come first: top_k prefers lower positions, which are then lower
+        # ids.
         merged_scores = jnp.concatenate([best[0], chunk_scores], axis=1)
         merged_ids = jnp.concatenate([best[1], start + rows], axis=1)
         return _take_best(merged_scores, merged_ids, k), None
@@ -363,8 +365,8 @@ def top_k_by_groups(
 ) -> tuple[Float[Array, "batch best"], Int[Array, "batch best"]]:
     """Returns scores and positions of the min(k, rows) best, ties by position.
 
-    The k best elements lie in the k groups with the best maxima: an element outside
-    of them is preceded by k maxima.
+    The k best elements are in the k groups with the best maxima, because any element
+    outside of them is exceeded by k maxima.
     """
     batch_size, num_rows = scores.shape
     num_groups = num_rows // GROUP_ROWS
@@ -372,7 +374,7 @@ def top_k_by_groups(
         return jax.lax.top_k(scores, min(k, num_rows))
     grouped = scores.reshape(batch_size, num_groups, GROUP_ROWS)
     _, groups = jax.lax.top_k(grouped.max(axis=-1), k)
-    # In the order of their positions, so that ties still fall to the lowest.
+    # Sorted by position, so that ties are still resolved to the lowest.
     groups = jnp.sort(groups, axis=1)
     kept = jnp.take_along_axis(grouped, groups[:, :, None], axis=1)
     positions = groups[:, :, None] * GROUP_ROWS + jnp.arange(GROUP_ROWS)

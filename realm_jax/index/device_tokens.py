@@ -1,8 +1,7 @@
-"""The corpus's wordpieces on the devices, and candidates made of them there.
+"""Keeps the corpus's wordpieces on the devices, and builds candidates there.
 
-The twin of `candidates.py` and of the layouts of `data/blocks.py` for a step that
-searches on the devices: what a search found becomes the step's input without a way
-over the host.
+It is the device counterpart of `candidates.py` and of the layouts in `data/blocks.py`:
+search results become the input of the same step without a transfer to the host.
 """
 
 import dataclasses
@@ -25,12 +24,13 @@ _READ_BLOCKS = 1 << 16
 
 @flax.struct.dataclass
 class TokenTable:
-    """Wordpieces of every block, split over the devices as its embeddings are.
+    """Wordpieces of every block, sharded over the devices like the embeddings.
 
     Attributes:
-      ids: title and body of each block, cut to what is ever read, padded with 0.
-      title_lengths: how many of a row are its title.
-      body_lengths: how many follow.
+      ids: title and body of each block, truncated to the lengths that models read and
+        padded with 0.
+      title_lengths: number of wordpieces of each title.
+      body_lengths: number of wordpieces of each body.
     """
 
     ids: Int[Array, "row length"]
@@ -40,7 +40,7 @@ class TokenTable:
 
 @dataclasses.dataclass(frozen=True)
 class DocumentLayout:
-    """Lengths of what is made of blocks, and the special wordpieces in it.
+    """Lengths of the models' inputs, and the special wordpieces in them.
 
     Attributes:
       document: wordpieces of the embedder's input.
@@ -60,8 +60,8 @@ def place_tokens(store: BlockStore, layout: DocumentLayout, mesh: Mesh) -> Token
 
     Args:
       store: the corpus.
-      layout: what will be made of it; nothing longer is kept.
-      mesh: where to.
+      layout: lengths of the models' inputs, to which blocks are truncated.
+      mesh: the devices.
     """
     rows = _Rows(store, layout.document - 3, layout.joined)
     count, dtype = store.num_blocks, store.vocabulary.id_dtype
@@ -73,7 +73,7 @@ def place_tokens(store: BlockStore, layout: DocumentLayout, mesh: Mesh) -> Token
 
 
 class _Rows:
-    """Rows of a table of a corpus: title and body, each cut, one after the other."""
+    """Rows of a corpus's token table: truncated title and body, concatenated."""
 
     def __init__(self, store: BlockStore, longest_title: int, longest_body: int):
         self._store = store
@@ -102,7 +102,7 @@ class _Rows:
         block_ids, column = np.arange(start, stop), np.arange(self.width)
         titles = self.title_lengths(start, stop)[:, None]
         places = np.clip(column - titles, 0, self._longest_body)
-        # A column more than the body has, which is padding.
+        # One additional column of padding, to which positions beyond the body refer.
         bodies = self._store.body_ids(block_ids, self._longest_body)
         bodies = np.pad(bodies, ((0, 0), (0, 1)))
         title_ids = self._store.title_ids(block_ids, self.width)
@@ -127,11 +127,11 @@ def pretrain_candidates(
     """Returns the candidates of masked sentences; see `candidates.pretrain_candidates`.
 
     Args:
-      table: of the blocks the neighbours are ids of.
+      table: the blocks to which the neighbours' ids refer.
       neighbours: best first.
       batch: the masked sentences.
-      num_candidates: candidates per example, the null document at 0 included.
-      layout: of the documents.
+      num_candidates: candidates per example, including the null document at position 0.
+      layout: lengths and special wordpieces.
       mesh: the devices of the table.
     """
     found = gather_rows(table, neighbours.ids, mesh)
@@ -140,7 +140,7 @@ def pretrain_candidates(
         neighbours.ids, bodies, restore_queries(batch), batch.source_block
     )
     kept = jnp.where(trivial, NULL_BLOCK, neighbours.ids)
-    # Stable: the kept ones move to the front and stay in their order.
+    # A stable sort moves the kept blocks to the front in their order.
     order = jnp.argsort(kept == NULL_BLOCK, axis=1, stable=True)
     order = order[:, : num_candidates - 1]
     block_ids = jnp.take_along_axis(kept, order, axis=1)
@@ -172,14 +172,14 @@ def pretrain_candidates(
 
 
 def restore_queries(batch: PretrainBatch) -> Int[Array, "batch query"]:
-    """Returns the queries with the scored masks filled in; other masks become -1."""
+    """Returns the queries with the scored masks restored; other masks become -1."""
     scored = batch.mask_weights > 0
     present = jnp.take_along_axis(batch.query_ids, batch.mask_positions, axis=1)
     first = jnp.argmax(scored, axis=1)[:, None]
     mask_id = jnp.take_along_axis(present, first, axis=1)
     mask_id = jnp.where(scored.any(axis=1, keepdims=True), mask_id, UNKNOWN)
     rows = jnp.arange(len(batch.query_ids))[:, None]
-    # Unused positions are 0, where they put back the [CLS] that they found.
+    # Unused positions are 0, where the existing [CLS] is written back.
     restored = (
         jnp.asarray(batch.query_ids)
         .at[rows, batch.mask_positions]
@@ -194,15 +194,15 @@ def find_trivial(
     restored_ids: Int[Array, "batch query"],
     source_block: Int[Array, " batch"],
 ) -> Bool[Array, "batch neighbour"]:
-    """Returns which blocks give the query's sentence away; see `candidates.py`."""
-    # [CLS] and the last [SEP] are no part of the sentence.
+    """Marks blocks that reveal the query's sentence; see `candidates.find_trivial`."""
+    # [CLS] and the last [SEP] are not part of the sentence.
     lengths = (restored_ids != 0).sum(axis=1) - 2
     sentences = restored_ids[:, 1:]
 
     def repeated(of_all: Int[Array, "batch length"]) -> Bool[Array, " batch"]:
         return jax.vmap(_share_of_grams)(sentences, lengths, of_all) >= TRIVIAL_SHARE
 
-    # Neighbour by neighbour: a matrix [query, body] of each is enough in memory.
+    # One neighbour at a time, to bound the memory for [query, body] matrices.
     shares = jax.lax.map(repeated, jnp.moveaxis(bodies, 1, 0))
     from_source = block_ids == source_block[:, None]
     return (from_source | shares.T) & (block_ids != NULL_BLOCK)
@@ -211,11 +211,11 @@ def find_trivial(
 def _share_of_grams(
     sentence: Int[Array, " query"], length: Array, body: Int[Array, " length"]
 ) -> Array:
-    """Returns the share of the sentence's distinct grams that the body holds."""
+    """Returns the share of the sentence's distinct grams that the body contains."""
     size = jnp.minimum(GRAM_SIZE, length)
 
     def equal_grams(left: Array, right: Array) -> Bool[Array, "left right"]:
-        """Whether the grams from i of `left` and from j of `right` are the same."""
+        """Marks (i, j) where the gram at i of `left` equals that at j of `right`."""
         equal = left[:, None] == right[None, :]
         padded = jnp.pad(equal, ((0, GRAM_SIZE), (0, GRAM_SIZE)))
         runs = jnp.ones_like(equal)
@@ -231,7 +231,7 @@ def _share_of_grams(
     for offset in range(GRAM_SIZE):
         whole &= padded[offset : offset + len(known)] | (offset >= size)
     whole &= places <= length - size
-    # The first of its kind counts, so that each counts once.
+    # Only the first occurrence of a gram counts.
     earlier = places[:, None] > places[None, :]
     repeats = (equal_grams(sentence, sentence) & earlier & whole[None, :]).any(axis=1)
     wanted = whole & ~repeats & (size > 0)
@@ -254,7 +254,7 @@ def document_inputs(
 
     Args:
       documents: rows of the table, in any shape; zeros are the null document.
-      layout: the length.
+      layout: length and special wordpieces.
     """
     length = layout.document
     column = jnp.arange(length)

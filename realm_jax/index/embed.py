@@ -1,7 +1,7 @@
 """Embeds the blocks of a corpus with the document tower.
 
-Each process embeds on its own devices, a batch split over all of them: documents need
-nothing of each other, so hosts need not wait for each other either.
+Each process embeds on its own devices, with batches sharded over all of them. Documents
+are independent, so hosts need not wait for each other.
 """
 
 import dataclasses
@@ -20,19 +20,19 @@ from realm_jax.errors import BadInputError
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 
 EmbedFn = Callable[[Any, Any, Any], Float[Array, "batch projection"]]
-"""(parameters, document ids, segment ids) -> embeddings."""
+"""Maps (parameters, document ids, segment ids) to embeddings."""
 
 # Batches in flight: while the device computes one, the host prepares the next.
 _IN_FLIGHT = 2
-# Static lengths grow by about this factor: little of a batch is padding, and no more
-# than a handful of shapes are compiled.
+# Static lengths grow by about this factor, which limits both padding and the number of
+# shapes that are compiled.
 _BUCKET_GROWTH = 1.3
 _BUCKET_MULTIPLE = 8
 _SHORTEST_BUCKET = 24
 
 
 class DocumentStore(Protocol):
-    """What embedding needs of a block store; id -1 is the null document."""
+    """The interface of a block store for embedding; id -1 is the null document."""
 
     num_blocks: int
 
@@ -43,22 +43,22 @@ class DocumentStore(Protocol):
         ...
 
     def title_lengths(self, block_ids: Int[np.ndarray, " block"]) -> np.ndarray:
-        """Returns the wordpieces of each title."""
+        """Returns the number of wordpieces of each title."""
         ...
 
     def body_lengths(self, block_ids: Int[np.ndarray, " block"]) -> np.ndarray:
-        """Returns the wordpieces of each body."""
+        """Returns the number of wordpieces of each body."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class EmbedConfig:
-    """How blocks are embedded.
+    """Configuration of embedding.
 
     Attributes:
-      document_length: wordpieces of the longest input; longer documents are cut.
-      batch_size: documents per call, over all devices of a process. The default suits
-        a CPU, whose caches larger batches overflow (a quarter of the speed at 256).
+      document_length: wordpieces of the longest input; longer documents are truncated.
+      batch_size: documents per call, over all devices of a process. The default suits a
+        CPU, where larger batches overflow the caches (a quarter of the speed at 256).
       shard_blocks: blocks per shard, the unit that is written and resumed.
     """
 
@@ -67,7 +67,7 @@ class EmbedConfig:
     shard_blocks: int = 2048
 
     def at_length(self, document_length: int) -> "EmbedConfig":
-        """The same for documents of another length, the one the models read."""
+        """Returns this configuration with another document length."""
         return dataclasses.replace(self, document_length=document_length)
 
     def __post_init__(self):
@@ -83,7 +83,7 @@ class EmbedConfig:
 def document_embedder(config: RetrieverConfig) -> EmbedFn:
     """Returns the document tower of this configuration, jitted, without dropout.
 
-    One function per configuration, so that a refresh compiles nothing anew.
+    The function is cached, so that a refresh does not recompile it.
     """
     retriever = Retriever(config)
 
@@ -103,8 +103,8 @@ def query_embedder(
     """Returns the query tower of this configuration, jitted, without dropout.
 
     Args:
-      config: of the retriever.
-      mesh: over which queries and embeddings are split; None: wherever they lie.
+      config: configuration of the retriever.
+      mesh: mesh over which embeddings are sharded; None keeps JAX's choice.
     """
     retriever = Retriever(config)
     by_row = mesh and NamedSharding(mesh, axes.partition_spec("batch"))
@@ -118,7 +118,7 @@ def query_embedder(
 
 @functools.cache
 def local_mesh() -> Mesh:
-    """Returns the devices of this process as a mesh that splits batches alone."""
+    """Returns a mesh of this process's devices that shards batches only."""
     devices = jax.local_devices()
     return jax.make_mesh(
         (len(devices), 1, 1),
@@ -148,8 +148,9 @@ def embed_shards(
 ) -> Iterator[tuple[int, Float[np.ndarray, "block projection"]]]:
     """Yields the first row and the embeddings of each shard, rows in order.
 
-    A shard's bits depend on the parameters and the shard alone. Cut differently, a
-    row may share its batch with longer ones; its embedding then agrees to about 1e-5.
+    The bits of a shard depend on the parameters and the shard alone. With other shard
+    boundaries a row may share its batch with longer ones; its embedding then agrees to
+    about 1e-5.
     """
     for shard in shards:
         yield shard.start, embed_blocks(embed, params, store, np.array(shard), config)
@@ -162,10 +163,10 @@ def embed_blocks(
     block_ids: Int[np.ndarray, " block"],
     config: EmbedConfig,
 ) -> Float[np.ndarray, "block projection"]:
-    """Returns the float32 embeddings of these blocks, in the order given.
+    """Returns the float32 embeddings of blocks, in the given order.
 
     Args:
-      embed: from `document_embedder`.
+      embed: a function from `document_embedder`.
       params: its parameters; see `place_locally`.
       store: the blocks.
       block_ids: at least one; -1 is the null document.
@@ -198,17 +199,17 @@ def embed_blocks(
 def _batches(
     store: DocumentStore, block_ids: np.ndarray, config: EmbedConfig, num_devices: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields rows of `block_ids` of like length, with their ids and segment ids.
+    """Yields rows of `block_ids` of similar length, with their ids and segment ids.
 
-    Every batch has `batch_size` rows or a few more, as many for every device, the last
-    one filled up with null documents, and the length of a bucket: few shapes, so little
-    is compiled.
+    Every batch has `batch_size` rows, rounded up to a multiple of the devices; the last
+    one is padded with null documents. Lengths are those of buckets, so that few shapes
+    are compiled.
     """
     batch_size = -(-config.batch_size // num_devices) * num_devices
     lengths = 3 + store.title_lengths(block_ids) + store.body_lengths(block_ids)
     lengths = np.minimum(lengths, config.document_length)
     buckets = np.array(length_buckets(config.document_length))
-    # Longest first: what does not fit in memory fails at once.
+    # Longest first, so that a lack of memory shows at once.
     by_length = np.argsort(-lengths, kind="stable")
     for start in range(0, len(by_length), batch_size):
         rows = by_length[start : start + batch_size]

@@ -1,15 +1,15 @@
-"""What an index by the same document encoder has already is not embedded again.
+"""Reuses embeddings of an existing index by the same document encoder.
 
-Each index keeps the content hashes of its blocks. Another index by the same encoder
-then gives the rows of every block that is in both, whatever its id (a block's hash is
-that of its wordpieces, see `data/blocks.py`). It may be of an earlier version of the
-corpus, of another step between which the document tower did not change, or of another
-stage: fine-tuning begins with the retriever that pre-training ended with.
+Each index stores the content hashes of its blocks. Another index by the same encoder
+therefore provides the rows of every block that is in both, whatever its id (a block's
+hash is that of its wordpieces, see `data/blocks.py`). It may be of an earlier version
+of the corpus, of another step with the same document tower, or of another stage:
+fine-tuning begins with the retriever that pre-training ended with.
 
-A model directory has the indexes of the corpus that was indexed there first under
-`index/`, which is the one it was trained on wherever training searches. Those of any
-other corpus lie under `other_index/<fingerprint>/`: the ones that checkpoints resume
-with are never replaced.
+A model directory keeps the indexes of the corpus that was indexed there first under
+`index/`; wherever training searches, that is the corpus it was trained on. Those of any
+other corpus are under `other_index/<fingerprint>/`, so that indexes needed to resume
+from checkpoints are never replaced.
 """
 
 import contextlib
@@ -28,23 +28,23 @@ from realm_jax.models.retriever import SETTINGS_OF_TRAINING
 from realm_jax.storage import MissingObjectError, Store, open_store
 
 HASHES = "block_hashes"
-"""The array of an index snapshot with the content hash of each row's block."""
+"""Name of an index snapshot's array with the content hash of each row's block."""
 
 DOCUMENT_CRC32C = "document_crc32c"
-"""In the metadata of an index: the parameters that embedded its documents."""
+"""Key in an index's metadata: checksum of the parameters that embedded documents."""
 
 UNREADABLE = (BadInputError, OSError)
-"""What reading another index may raise; its rows are then embedded instead."""
+"""Exceptions on reading another index, after which its rows are embedded instead."""
 
 _OTHERS = "other_index"
 _READ_ROWS = 1 << 16
 
 
 def index_series(store: Store, corpus_fingerprint: str) -> SnapshotSeries:
-    """Returns the indexes of a corpus in a model directory."""
+    """Returns the series of a corpus's indexes in a model directory."""
     own = SnapshotSeries(store, INDEX_SERIES)
     for step in reversed(own.steps()):
-        # Who needs a manifest that cannot be read will name it; another tells as well.
+        # An unreadable manifest is reported by its users; any other one serves as well.
         with contextlib.suppress(MissingObjectError, DamagedSnapshotError):
             if own.read_manifest(step).corpus_fingerprint == corpus_fingerprint:
                 return own
@@ -56,14 +56,14 @@ class KnownRows:
     """The rows of an index, by the hashes of their blocks.
 
     Attributes:
-      url: of the index's commit object, for messages.
+      url: address of the index's commit object, for messages.
     """
 
     def __init__(self, series: SnapshotSeries, manifest: Manifest):
         """Reads the hashes.
 
         Raises:
-          DamagedSnapshotError: they are not what was committed.
+          DamagedSnapshotError: they differ from what was committed.
         """
         self.url = series.store.url(commit_name(series.name, manifest.step))
         self._embeddings = series.array(manifest, EMBEDDINGS)
@@ -80,13 +80,13 @@ class KnownRows:
     def read(
         self, rows: Int[np.ndarray, " block"]
     ) -> Float[np.ndarray, "block projection"]:
-        """Returns the embeddings of rows, in the order they are asked for.
+        """Returns the embeddings of rows, in the given order.
 
         Raises:
           DamagedSnapshotError: a chunk is missing or was changed.
         """
         found = np.empty((len(rows), self._embeddings.shape[1]), np.float32)
-        # Neighbours are mostly neighbours in the other index, too: few chunks are read.
+        # Adjacent blocks are mostly adjacent in the other index: few chunks are read.
         for first in np.unique(rows // _READ_ROWS) * _READ_ROWS:
             here = (rows >= first) & (rows < first + _READ_ROWS)
             start, stop = int(rows[here].min()), int(rows[here].max()) + 1
@@ -100,17 +100,17 @@ def find_known(
     metadata: Mapping[str, Any],
     corpus_fingerprint: str,
 ) -> KnownRows | None:
-    """Returns the rows of an index by the same document encoder, None if none is sound.
+    """Returns the rows of an intact index by the same document encoder, or None.
 
-    One of the same corpus comes first, for it has every row; then one of the model
-    directory itself; then the newest. Every byte is compared with its checksum. A
-    directory that is gone or cannot be read is passed over.
+    An index of the same corpus is preferred, because it has every row; then one of the
+    model directory itself; then the newest. Every byte is compared with its checksum.
+    Directories that are missing or cannot be read are ignored.
 
     Args:
       store: the model directory.
       donors: other model directories, as folders or gs://.
-      metadata: of the index to be made; see `_encoding` for what must agree.
-      corpus_fingerprint: of the corpus to be indexed.
+      metadata: metadata of the index to be made; see `_encoding` for what must agree.
+      corpus_fingerprint: fingerprint of the corpus to be indexed.
     """
     wanted = _encoding(metadata)
     found = []
@@ -128,7 +128,7 @@ def find_known(
                 if HASHES in manifest.arrays and _encoding(manifest.metadata) == wanted
             ]
     for candidate in sorted(found, key=lambda entry: entry[:3], reverse=True):
-        # One that is damaged is of no use here; who needs it will name it.
+        # A damaged index is skipped here, and reported by its users.
         with contextlib.suppress(*UNREADABLE):
             candidate.series.verify(candidate.manifest)
             return KnownRows(candidate.series, candidate.manifest)
@@ -136,7 +136,7 @@ def find_known(
 
 
 class _Candidate(NamedTuple):
-    """An index whose rows could be copied, after what makes it a better one."""
+    """An index to copy rows from; the first three fields are the sort key."""
 
     is_same_corpus: bool
     place: int
@@ -152,7 +152,7 @@ def _open(donors: Sequence[str]) -> Iterator[Store]:
 
 
 def _indexes(store: Store) -> Iterator[tuple[SnapshotSeries, Manifest]]:
-    """Yields all indexes of a model directory, of whatever corpus."""
+    """Yields all indexes of a model directory, of any corpus."""
     names = re.compile(rf"({_OTHERS}/[0-9a-f]+)/commits/\d+\.json")
     others = {m.group(1) for m in map(names.fullmatch, store.list(_OTHERS)) if m}
     for name in [INDEX_SERIES, *sorted(others)]:
@@ -163,11 +163,11 @@ def _indexes(store: Store) -> Iterator[tuple[SnapshotSeries, Manifest]]:
 
 
 def _encoding(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns what an embedding depends on beside its document.
+    """Returns the values that determine an embedding, apart from its document.
 
-    That is all but the query tower. The configuration counts, too: pooling and the type
-    of activations change embeddings, and leave no trace in the parameters. How blocks
-    are batched does not, nor does dropout.
+    They exclude the query tower, and include the configuration: pooling and the type of
+    activations change embeddings, but not the parameters. Batching and dropout are left
+    out, because they do not matter.
     """
     try:
         retriever = {**metadata["retriever"], "bert": {**metadata["retriever"]["bert"]}}
@@ -181,7 +181,7 @@ def _encoding(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
             DOCUMENT_CRC32C: metadata[DOCUMENT_CRC32C],
         }
     except (KeyError, TypeError):
-        return None  # Of a builder that noted less: not to be compared.
+        return None  # Of a builder that recorded less metadata: not comparable.
 
 
 def _as_keys(hashes: UInt8[np.ndarray, "block 16"]) -> np.ndarray:

@@ -1,11 +1,11 @@
-"""The trainer's side of the refresh: fetch the newest index while training goes on.
+"""Implements the trainer's side of the refresh: loads the newest index during training.
 
 A thread polls for a commit, verifies it, and loads it beside the index in use; the
-trainer takes it between two steps, without waiting. What does not fit is refused,
-once and aloud, and training keeps the index it has.
+trainer takes it between two steps, without waiting. A snapshot that does not fit is
+refused once, with a warning, and training keeps its index.
 
-Of a job of several processes the first looks for commits and the others load what it
-has loaded. When all have it, all take it at the same call of `take`.
+In a job of several processes the first polls for commits, and the others load what it
+has loaded. When all have loaded it, all take it at the same call of `take`.
 """
 
 import logging
@@ -27,7 +27,7 @@ from realm_jax.storage import MissingObjectError
 
 _log = logging.getLogger(__name__)
 
-# What the followers of a job's processes tell each other: (step, attempt).
+# The version in notes that followers of a job's processes exchange: (step, attempt).
 _Version = tuple[int, str]
 _LOADED, _REFUSED = "index_loaded", "index_refused"
 
@@ -35,9 +35,9 @@ _LOADED, _REFUSED = "index_loaded", "index_refused"
 class IndexFollower:
     """Follows the newest index snapshot in a thread; a context manager.
 
-    At most one index is loaded ahead. While it waits to be taken nothing else is
-    fetched, so memory holds two indexes at most; snapshots committed meanwhile are
-    skipped but for the newest.
+    At most one index is loaded ahead. Until it is taken no other one is loaded, so that
+    memory holds at most two indexes; of the snapshots committed meanwhile, only the
+    newest is loaded later.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class IndexFollower:
         """Prepares the follower; `start` begins to poll.
 
         Args:
-          series: of index snapshots.
+          series: the series of index snapshots.
           load: verifies and loads a snapshot, as `IndexSource.load_manifest`; called
             in the follower's thread.
-          check: refuses a snapshot that fits in shape and yet is not to be used, by a
-            MismatchedSnapshotError; called in the follower's thread.
-          poll_seconds: pause between two looks at the store.
-          newer_than: the step of the index in use; only higher ones are fetched.
+          check: refuses other unsuitable snapshots, by a MismatchedSnapshotError;
+            called in the follower's thread.
+          poll_seconds: polling interval in seconds.
+          newer_than: the step of the index in use; only later ones are loaded.
         """
         self._series = series
         self._load = load
@@ -67,7 +67,7 @@ class IndexFollower:
         self._newest = newer_than
         self._skipped: dict[int, str] = {}
         self._last_tried: _Version | None = None
-        # Guards what follows, which both threads use; notified when it changes.
+        # Guards the attributes below, which both threads use; notified on changes.
         self._changed = threading.Condition()
         self._pending: LoadedIndex | None = None
         self._failure: Exception | None = None
@@ -84,7 +84,7 @@ class IndexFollower:
         return self
 
     def stop(self, timeout_seconds: float = 60.0) -> None:
-        """Ends the thread; waits for a load under way. May be called twice."""
+        """Ends the thread, waiting for a load in progress. May be called twice."""
         self._stop.set()
         with self._changed:
             self._changed.notify_all()
@@ -104,27 +104,27 @@ class IndexFollower:
 
     @property
     def refused(self) -> Mapping[int, str]:
-        """Why snapshots were refused, by step."""
+        """The reasons why snapshots were refused, by step."""
         with self._changed:
             return dict(self._refused)
 
     @property
     def ready_step(self) -> int | None:
-        """The step of the index that waits to be taken."""
+        """The step of the index that is ready to be taken, None if there is none."""
         ready = self._ready_version()
         return None if ready is None else ready[0]
 
     def ready(self) -> bool:
-        """Returns whether an index waits to be taken. Does not block."""
+        """Returns whether an index is ready to be taken. Does not block."""
         return self.ready_step is not None
 
     def take(self) -> LoadedIndex | None:
         """Returns the index that waits, None if there is none. Does not block.
 
-        All processes of a job must call it, and get the same index or none.
+        A collective call: all processes of a job get the same index, or none.
 
         Raises:
-          Exception: what ended the thread, such as a failure of `load`.
+          Exception: the error that ended the thread, such as a failure of `load`.
         """
         version = multihost.from_first(self._ready_everywhere())
         with self._changed:
@@ -147,15 +147,16 @@ class IndexFollower:
         """Waits until there is an index, and takes it.
 
         Args:
-          timeout_seconds: how long to wait.
-          problem: what is wrong with the index builder, "" while it runs; asked at
+          timeout_seconds: longest wait in seconds.
+          problem: returns the problem of the index builder, "" while it runs; called at
             every poll, in the first process.
-          stopped: whether this process, or in the first one any, was asked to stop.
+          stopped: returns whether this process was asked to stop, in the first one
+            whether any was.
 
         Raises:
-          BadInputError: the time is over, or the builder is gone.
+          BadInputError: the timeout has passed, or the builder is gone.
           StoppedError: asked to stop.
-          Exception: as `take`.
+          Exception: as in `take`.
         """
         deadline = time.monotonic() + timeout_seconds
         looks_when_gone: int | None = None
@@ -167,8 +168,8 @@ class IndexFollower:
                 looks_when_gone = self._looks
             if left <= 0:
                 why = self._no_index(f"none came within {timeout_seconds:g} s", why)
-            # A builder may commit and end at once. The look under way may have begun
-            # before that; the one after it has not.
+            # A builder may commit and end at once. The poll in progress may have begun
+            # before the commit; the next one begins after it.
             elif looks_when_gone is None or self._looks < looks_when_gone + 2:
                 why = ""
             else:
@@ -194,7 +195,7 @@ class IndexFollower:
             return None if self._pending is None else _version(self._pending.manifest)
 
     def _ready_everywhere(self) -> _Version | None:
-        """In the first process: the index that waits in all of them."""
+        """Returns the version that is ready in all processes, in the first process."""
         version = self._ready_version()
         if version is None or not multihost.is_first() or multihost.count() == 1:
             return version
@@ -217,10 +218,10 @@ class IndexFollower:
             try:
                 self._look()
             except OSError as error:
-                # The store is away for a while. The index in use still serves.
+                # The store is temporarily unavailable; the index in use still serves.
                 _log.warning("Could not look for an index: %s", error)
             except Exception as error:
-                # Not the snapshot's fault: the trainer must know, at its next take.
+                # Not due to the snapshot: raised to the trainer at the next `take`.
                 with self._changed:
                     self._failure = error
                     self._changed.notify_all()
@@ -237,8 +238,8 @@ class IndexFollower:
             return
         ready = self._ready_version()
         if ready is not None:
-            # The first may be ahead, with a newer one loaded; this one stays until it
-            # is taken here, too, or the first has dropped it.
+            # The first process may already have loaded a newer one; this one is kept
+            # until it is taken here, too, or dropped by the first process.
             dropped, _ = multihost.posted(_REFUSED).get(0, (None, ""))
             if dropped != ready:
                 return
@@ -250,7 +251,7 @@ class IndexFollower:
 
     def _look_for_newer(self) -> None:
         committed = self._series.steps()
-        # A refused step may be deleted and made anew.
+        # A refused step may be deleted and built again.
         skipped = {
             s for s in list(self._skipped) if not self._is_new_attempt(s, committed)
         }
@@ -267,9 +268,9 @@ class IndexFollower:
             self._check(manifest)
             index = self._load(manifest)
         except MissingObjectError:
-            return  # Collected since it was listed.
+            return  # Deleted since it was listed.
         except (DamagedSnapshotError, MismatchedSnapshotError) as error:
-            if step in self._series.steps():  # Else it was collected while being read.
+            if step in self._series.steps():  # Else it was deleted while being read.
                 self._refuse(step, attempt, str(error))
             return
         self._newest, self._last_tried = step, _version(manifest)
@@ -278,7 +279,7 @@ class IndexFollower:
         multihost.post(_LOADED, self._last_tried)
 
     def _is_new_attempt(self, step: int, committed: Sequence[int]) -> bool:
-        """Whether a refused snapshot was replaced, or is gone."""
+        """Returns whether a refused snapshot was replaced or deleted."""
         if step not in committed:
             del self._skipped[step]
             return True

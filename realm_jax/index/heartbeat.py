@@ -1,7 +1,7 @@
-"""Heartbeats: what each job last said of itself, in `jobs/<role>.json`.
+"""Reads and writes heartbeats, the last status of each job in `jobs/<role>.json`.
 
-The trainer and the index builder read each other's: to know whether the other still
-lives, where it is, and which snapshots it holds open (garbage collection keeps those).
+The trainer and the index builder read each other's heartbeat for liveness, progress,
+and the snapshots in use, which garbage collection keeps.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ class JobStatus:
 
     Attributes:
       role: `trainer` or `index_builder`.
-      step: the training step the job is at (the builder: of the encoder it embeds).
+      step: the current training step (for the builder, that of the encoder it embeds).
       state: finished and failed are final; running may also be a job that was killed.
-      time: when it was written, in Unix seconds.
-      pid: process id, on `host`.
-      host: machine name.
-      extra: what else the job said, such as the trainer's `index_step`.
+      time: time of the heartbeat, in Unix seconds.
+      pid: process id on `host`.
+      host: host name.
+      extra: further values, such as the trainer's `index_step`.
     """
 
     role: str
@@ -41,11 +41,11 @@ class JobStatus:
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def age_seconds(self) -> float:
-        """Returns how long ago the job said this."""
+        """Returns the time since this heartbeat, in seconds."""
         return max(0.0, time.time() - self.time)
 
     def is_alive(self, timeout_seconds: float) -> bool:
-        """Returns whether the job runs and was heard of within the timeout."""
+        """Returns whether the job runs, with a heartbeat within the timeout."""
         return self.state == "running" and self.age_seconds() <= timeout_seconds
 
 
@@ -53,13 +53,14 @@ class Heartbeat:
     """Writes the heartbeat of one job."""
 
     def __init__(self, store: Store, role: str, every_seconds: float = 0.0):
-        """Prepares the heartbeat; writes nothing yet.
+        """Prepares the heartbeat, without writing anything yet.
 
         Args:
           store: the model directory.
           role: the job's name.
-          every_seconds: a beat that changes nothing but the step is left out if the
-            last one is younger. A bucket takes about one write a second to an object.
+          every_seconds: age in seconds below which the last heartbeat is not replaced
+            by one that differs in the step only. A bucket accepts about one write per
+            second to an object.
         """
         self._store = store
         self._role = role
@@ -68,12 +69,12 @@ class Heartbeat:
         self._last_time = 0.0
 
     def beat(self, step: int, state: State = "running", **extra: Any) -> None:
-        """Says where the job is.
+        """Writes the status of the job.
 
         Args:
           step: as in `JobStatus`.
           state: as in `JobStatus`.
-          **extra: anything JSON can hold.
+          **extra: further JSON values.
         """
         now = time.monotonic()
         said = (state, extra)
@@ -94,7 +95,7 @@ class Heartbeat:
 
 
 def read_heartbeat(store: Store, role: str) -> JobStatus | None:
-    """Returns the last heartbeat of a job, None if it never gave one.
+    """Returns the last heartbeat of a job, None if there is none.
 
     Raises:
       BadInputError: the file is not a heartbeat.
@@ -120,14 +121,14 @@ def read_heartbeat(store: Store, role: str) -> JobStatus | None:
 
 
 class Listener:
-    """Listens for a job, on this machine's clock.
+    """Monitors the heartbeat of a job by this machine's clock.
 
-    Only changes count: the heartbeat found at first may be that of a run that ended
-    days ago, before the job that is now starting, and clocks of machines differ.
+    Only changes count: the first heartbeat found may be that of a run that ended days
+    ago, before the job that is now starting, and clocks of machines differ.
     """
 
     def __init__(self, store: Store, role: str):
-        """Reads what the job said last."""
+        """Reads the job's last heartbeat."""
         self._store = store
         self._role = role
         self._first = read_heartbeat(store, role)
@@ -135,9 +136,9 @@ class Listener:
         self._last_change = time.monotonic()
 
     def listen(self) -> tuple[JobStatus | None, float]:
-        """Returns what the job has said since, and for how many seconds nothing more.
+        """Returns the last heartbeat, and the seconds since it was seen to change.
 
-        None if it has said nothing since this listener began.
+        The heartbeat is None if it has not changed since this listener began.
         """
         status = read_heartbeat(self._store, self._role)
         if status != self._last:

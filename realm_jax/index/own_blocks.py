@@ -1,9 +1,9 @@
-"""The block a masked sentence was taken from, as a candidate that gives nothing away.
+"""Makes a candidate of the block that a masked sentence was taken from.
 
-The paper drops that block: the masked span could be copied from it. Over a corpus that
-tells a fact once, hardly anything that helps is left then, and a weak retriever learns
-nothing. Read without the sentence, the block is a document like any other, and one that
-is about the same thing (an extension; ICT, too, takes sentences out of their blocks).
+The paper excludes that block, because the masked span could be copied from it. In a
+corpus that states a fact only once, hardly any helpful document is left then, and a
+weak retriever learns nothing. Without the sentence, the block is an ordinary document
+on the same topic (an extension; ICT, too, removes sentences from their blocks).
 """
 
 import numpy as np
@@ -25,11 +25,11 @@ def own_candidates(
     document_length: int,
     joined_length: int,
 ) -> Candidates:
-    """Returns the own block of each sentence, one candidate a row.
+    """Returns the own block of each sentence, one candidate per row.
 
-    The embedder's input is the whole block, as the index has it. In the reader's input
-    the body lacks the sentence. The slot is empty where the sentence is from no block
-    or is not found in it, and where the block has nothing else.
+    The embedder's input is the whole block, as in the index. In the reader's input the
+    body lacks the sentence. The slot is empty where the sentence has no block or is not
+    found in it, and where the block contains nothing else.
 
     Args:
       store: the blocks.
@@ -60,7 +60,7 @@ def own_candidates(
         last = first + min(len(rest), joined_length - 1 - first)
         joined_ids[row, 0, :first] = query[:first]
         joined_ids[row, 0, first:last] = rest[: last - first]
-        # [SEP], with which the query ends, too.
+        # [SEP], which is the query's last wordpiece, too.
         joined_ids[row, 0, last] = query[first - 1]
         segments[row, 0, first : last + 1] = 1
     return Candidates(
@@ -76,15 +76,15 @@ def own_candidates(
 def without_sentence(
     body: Int[np.ndarray, " body"], sentence: Int[np.ndarray, " sentence"]
 ) -> Int[np.ndarray, " rest"]:
-    """Returns the body without every run that is the sentence.
+    """Returns the body without any occurrence of the sentence.
 
     Args:
       body: wordpieces.
-      sentence: wordpieces; -1 is equal to any.
+      sentence: wordpieces; -1 matches any.
 
     Returns:
-      Nothing at all where the sentence does not occur: it might stand there in another
-      form.
+      The remaining wordpieces; none if the sentence does not occur, because the body
+      may contain it in another form.
     """
     size = len(sentence)
     if not 0 < size <= len(body):

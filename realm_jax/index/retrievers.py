@@ -1,4 +1,4 @@
-"""Retriever snapshots: what the trainer hands to the index builder."""
+"""Reads and writes retriever snapshots, which the trainer publishes for the builder."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from realm_jax.models.retriever import QUERY_TOWER, Retriever, RetrieverConfig
 from realm_jax.storage import Store
 
 PARAMS_CRC32C = "params_crc32c"
-"""In the metadata of a retriever snapshot; an index snapshot names it as well."""
+"""Key in a retriever snapshot's metadata: checksum of its parameters."""
 
 _PARAMS = "params.safetensors"
 _DONORS = "donors"
@@ -32,15 +32,15 @@ _DONORS = "donors"
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRetriever:
-    """A retriever as it was at one training step.
+    """A retriever at one training step.
 
     Attributes:
-      step: that step.
-      config: what the parameters are parameters of.
-      params: arrays, on the host or on a device.
-      vocabulary_fingerprint: of the wordpieces it was trained on.
+      step: the training step.
+      config: configuration of the retriever.
+      params: its parameters, on the host or on a device.
+      vocabulary_fingerprint: fingerprint of the vocabulary it was trained with.
       donors: model directories, as absolute paths or gs://, that may have an index by
-        the same document tower; its rows are then copied.
+        the same document tower, from which rows are copied.
     """
 
     step: int
@@ -52,14 +52,15 @@ class TrainedRetriever:
     def params_crc32c(self) -> int:
         """Returns a checksum of names and values of the parameters.
 
-        It tells apart two retrievers of the same step, of a run and of its rerun.
+        It distinguishes retrievers of the same step, from a run and its repetition.
         """
         return _crc32c(flax.traverse_util.flatten_dict(self.params, sep="/"))
 
     def document_crc32c(self) -> int:
-        """Returns a checksum of the parameters that documents are embedded with.
+        """Returns a checksum of the parameters that embed documents.
 
-        Fine-tuning changes the query tower alone, and so no embedding of a document.
+        With two towers, fine-tuning changes the query tower alone, and this checksum
+        remains the same.
         """
         flat = flax.traverse_util.flatten_dict(self.params, sep="/")
         of_queries = f"{QUERY_TOWER}/"
@@ -77,16 +78,16 @@ def _crc32c(flat: Mapping[str, Any]) -> int:
 def publish_retriever(
     store: Store, retriever: TrainedRetriever, corpus_fingerprint: str
 ) -> Manifest:
-    """Commits a retriever for the builder to find; returns its manifest.
+    """Commits a retriever for the builder, and returns its manifest.
 
-    A run that resumes from a checkpoint does some steps again and comes to publish
-    what it had published before. That snapshot stays, and its manifest is returned:
-    the builder may be at work on it.
+    A run that resumes from a checkpoint repeats some steps, and may publish the same
+    retriever again. The existing snapshot is then kept, because the builder may be
+    using it, and its manifest is returned.
 
     Args:
       store: the model directory.
-      retriever: what to publish.
-      corpus_fingerprint: of the corpus it is trained to search.
+      retriever: the retriever to publish.
+      corpus_fingerprint: fingerprint of the corpus it is trained to search.
 
     Raises:
       AlreadyCommittedError: another retriever has that step.
@@ -101,7 +102,7 @@ def publish_retriever(
     if retriever.step in series.steps():
         manifest = series.read_manifest(retriever.step)
         same_corpus = manifest.corpus_fingerprint == corpus_fingerprint
-        # Where rows may be copied from does not make it another retriever.
+        # Donors are not part of a retriever's identity.
         found = {k: v for k, v in manifest.metadata.items() if k != _DONORS}
         if same_corpus and found == metadata:
             return manifest
@@ -118,9 +119,9 @@ def load_retriever(store: Store, step: int) -> TrainedRetriever:
     """Returns the retriever that was published at a step.
 
     Raises:
-      MissingObjectError: there is none (any more).
-      DamagedSnapshotError: it is not what was published.
-      MismatchedSnapshotError: its parameters are not those of its configuration.
+      MissingObjectError: there is none, or it was deleted.
+      DamagedSnapshotError: it differs from what was published.
+      MismatchedSnapshotError: its parameters do not match its configuration.
     """
     series = SnapshotSeries(store, RETRIEVER_SERIES)
     manifest = series.read_manifest(step)
@@ -140,10 +141,10 @@ def load_retriever(store: Store, step: int) -> TrainedRetriever:
 
 
 def write_params(writer: SnapshotWriter, params: Mapping[str, Any]) -> None:
-    """Writes a parameter tree into a snapshot, as one safetensors file.
+    """Writes a parameter tree to a snapshot, as one safetensors file.
 
     Args:
-      writer: of the snapshot.
+      writer: writer of the snapshot.
       params: nested dictionaries of arrays.
     """
     flat = flax.traverse_util.flatten_dict(dict(params), sep="/")
@@ -152,7 +153,7 @@ def write_params(writer: SnapshotWriter, params: Mapping[str, Any]) -> None:
 
 
 def read_params(series: SnapshotSeries, manifest: Manifest) -> dict[str, Any]:
-    """Returns the parameter tree of a snapshot: nested dictionaries of numpy arrays.
+    """Returns the parameter tree of a snapshot, nested dictionaries of NumPy arrays.
 
     Raises:
       DamagedSnapshotError: the file is missing or was changed.
@@ -167,7 +168,7 @@ def check_reads(
     """Checks that a retriever can embed the blocks of a corpus.
 
     Raises:
-      MismatchedSnapshotError: it knows other wordpieces, or shorter sequences.
+      MismatchedSnapshotError: its vocabulary differs, or its sequences are shorter.
     """
     vocabulary = blocks.vocabulary
     if retriever.vocabulary_fingerprint != vocabulary.fingerprint:

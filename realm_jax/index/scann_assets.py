@@ -1,7 +1,7 @@
-"""ScaNN's tree and codes as files of an index snapshot: made, and judged, once.
+"""Trains and stores ScaNN's tree and codes as files of an index snapshot.
 
-To train them takes minutes at full size. The builder does it, measures what they find
-against exact search, and says so in the manifest; trainers only load them.
+Training takes minutes at full size. The builder trains once, measures the recall
+against exact search, and records it in the manifest; trainers only load the files.
 """
 
 import dataclasses
@@ -20,23 +20,23 @@ from realm_jax.index.snapshots import SnapshotSeries
 
 FOLDER = "scann"
 RECALL = "scann_recall_at_8"
-"""In the metadata of an index: the share of the 8 best blocks that ScaNN finds."""
+"""Key in an index's metadata: share of the 8 best blocks that ScaNN finds."""
 
 _K = 8
 
 
 class LowRecallError(BadInputError):
-    """ScaNN finds too little of what exact search finds."""
+    """Raised when ScaNN's recall against exact search is too low."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ScannAssets:
-    """What a builder makes for `SEARCHER="scann"`.
+    """Configuration of a builder for `SEARCHER="scann"`.
 
     Attributes:
-      config: of the tree and its codes.
-      min_recall: of the 8 best blocks; below it no index is published.
-      num_queries: on how many queries recall is measured.
+      config: configuration of the tree and its codes.
+      min_recall: recall of the 8 best blocks below which no index is published.
+      num_queries: number of queries on which recall is measured.
     """
 
     config: ScannConfig = dataclasses.field(default_factory=ScannConfig)
@@ -50,19 +50,19 @@ def write_assets(
     queries: Float[np.ndarray, "query projection"],
     assets: ScannAssets,
 ) -> Mapping[str, float]:
-    """Trains ScaNN on an index and writes what it has learned into the snapshot.
+    """Trains ScaNN on an index, and writes its tree and codes to the snapshot.
 
     Args:
-      writer: of the snapshot.
-      embeddings: all of the index.
-      queries: embedded by the query tower.
-      assets: how.
+      writer: writer of the snapshot.
+      embeddings: all embeddings of the index.
+      queries: queries embedded by the query tower.
+      assets: configuration of training and evaluation.
 
     Returns:
-      What was measured, for the manifest.
+      The measured recall, for the manifest.
 
     Raises:
-      LowRecallError: it finds less than it must.
+      LowRecallError: the recall is below `assets.min_recall`.
       BadInputError: the disk is full.
     """
     searcher = ScannSearcher(embeddings, writer.step, assets.config)
@@ -88,7 +88,7 @@ def write_assets(
 
 
 def load_assets(series: SnapshotSeries, manifest: Manifest) -> ScannSearcher | None:
-    """Returns the searcher that a snapshot holds, None if it holds none.
+    """Returns the searcher stored in a snapshot, None if there is none.
 
     Raises:
       DamagedSnapshotError: a file is missing or was changed.

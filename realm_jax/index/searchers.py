@@ -1,8 +1,8 @@
-"""Maximum inner product search over the block embeddings, behind one interface.
+"""Provides maximum inner product search over block embeddings, behind one interface.
 
-`device` runs on the accelerators, exactly if asked to; `scann` is approximate above a
-few thousand blocks and runs on the threads of the host. Both answer with the same
-`Neighbours`, so nothing downstream knows which one ran.
+`device` runs on the accelerators, by default exactly; `scann` runs on the threads of
+the host, and is approximate above `ScannConfig.brute_force_below` blocks. Both return
+`Neighbours`, so downstream code is independent of the searcher.
 """
 
 import dataclasses
@@ -38,11 +38,11 @@ _SAMPLED_BLOCKS = 64
 
 
 class Searcher(Protocol):
-    """Finds the blocks whose embeddings have the largest inner product with a query.
+    """Finds the blocks with the largest inner products with a query.
 
     Attributes:
       step: training step of the retriever that embedded the blocks.
-      num_blocks: blocks that can be found; ids are 0 to num_blocks - 1.
+      num_blocks: number of blocks; ids are 0 to num_blocks - 1.
     """
 
     step: int
@@ -67,7 +67,7 @@ class Searcher(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class DeviceConfig:
-    """How the devices search.
+    """Configuration of search on the devices.
 
     Attributes:
       precision: "float32" (exact), "bfloat16", or "int8" with bfloat16 rescoring.
@@ -87,7 +87,7 @@ class DeviceConfig:
 
 
 def sampled_blocks(num_blocks: int) -> Int[np.ndarray, " sample"]:
-    """Returns ids of a few blocks, spread over a corpus of so many."""
+    """Returns ids of a few blocks, spread over a corpus of `num_blocks`."""
     spread = np.linspace(0, num_blocks - 1, min(_SAMPLED_BLOCKS, num_blocks))
     return np.unique(spread.astype(np.int64))
 
@@ -104,10 +104,10 @@ def make_searcher(
 
     Args:
       name: `device` or `scann`.
-      embeddings: row i embeds block i; whatever has a shape and gives slices.
+      embeddings: row i embeds block i; any object with a shape and slicing.
       step: training step of the retriever that embedded them.
-      mesh: of `device`: where the embeddings lie; None is one device.
-      device: how `device` searches.
+      mesh: mesh of `device` over which embeddings are sharded; None is one device.
+      device: configuration of `device`.
 
     Raises:
       BadInputError: the name is unknown, or the embeddings are not a non-empty matrix.
@@ -123,15 +123,15 @@ def make_searcher(
 
 
 class DeviceSearcher:
-    """Search on the accelerators, streamed over rows that are split over a mesh.
+    """Searches on the accelerators, over rows that are sharded over a mesh.
 
-    In float32 it is exact, and equal scores are ordered by block id, so that the answer
-    is a function of its input on every backend.
+    In float32 it is exact, and ties are ordered by block id, so that the result is
+    deterministic on every backend.
 
     Attributes:
-      table: the embeddings, for steps that search within themselves.
+      table: the embeddings, for steps that include the search.
       mesh: the devices.
-      config: as given.
+      config: precision and ranking.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class DeviceSearcher:
         Args:
           embeddings: row i embeds block i.
           step: training step of the retriever that embedded them.
-          mesh: where to; None is one device.
+          mesh: the devices; None is one device.
           config: precision and ranking.
 
         Raises:
@@ -174,7 +174,7 @@ class DeviceSearcher:
         mesh: Mesh,
         config: DeviceConfig,
     ) -> "DeviceSearcher":
-        """Returns a searcher of embeddings that are on the devices already."""
+        """Returns a searcher over embeddings that are already on the devices."""
         searcher = cls.__new__(cls)
         searcher._search_in(table, num_blocks, step, mesh, config)
         return searcher
@@ -200,7 +200,8 @@ class DeviceSearcher:
         """See `Searcher.search`."""
         _check_query(query_embeddings.shape, self._dimension, k)
         if not isinstance(query_embeddings, jax.Array):
-            # Of the same values in every process; an array of JAX lies in one of them.
+            # All processes have the same values. A NumPy array can be replicated over
+            # their devices; a JAX array would be local to one process.
             query_embeddings = np.asarray(query_embeddings)
         return device_search.search(
             self.table,
@@ -221,16 +222,17 @@ _gather_rows = jax.jit(device_search.gather_rows, static_argnames="mesh")
 
 @dataclasses.dataclass(frozen=True)
 class ScannConfig:
-    """How ScaNN searches; the defaults follow the tuning guide in its documentation.
+    """Configuration of ScaNN, with the defaults of its documentation's tuning guide.
 
-    But for the share of the leaves: questions lie otherwise than the blocks that the
-    tree is trained on, and 0.2 finds too little for them (docs/benchmarks.md).
+    An exception is the share of the leaves: questions are distributed differently from
+    the blocks that the tree is trained on, and a share of 0.2 gives too low a recall
+    for them (docs/benchmarks.md).
 
     Attributes:
-      brute_force_below: with fewer blocks every block is scored, exactly: a tree only
-        pays above.
-      searched_share: share of the tree's leaves that is searched.
-      reordered: quantized candidates that are scored again exactly, at least.
+      brute_force_below: number of blocks below which every block is scored exactly,
+        because a tree is not faster.
+      searched_share: share of the tree's leaves that are searched.
+      reordered: minimum number of quantized candidates that are rescored exactly.
     """
 
     brute_force_below: int = 20_000
@@ -239,7 +241,7 @@ class ScannConfig:
 
 
 class ScannSearcher:
-    """Search on the threads of the host: exhaustive when small, else a tree."""
+    """Searches on the threads of the host, exhaustively or with a tree."""
 
     def __init__(
         self,
@@ -247,7 +249,7 @@ class ScannSearcher:
         step: int = 0,
         config: ScannConfig = ScannConfig(),
     ):
-        """Trains the tree and the quantizer where there are enough blocks.
+        """Trains the tree and the quantizer if there are enough blocks for them.
 
         Raises:
           BadInputError: the embeddings are not a non-empty matrix.
@@ -256,12 +258,12 @@ class ScannSearcher:
         self.step = step
         self.config = config
         self.num_blocks, self._dimension = embeddings.shape
-        # A copy: ScaNN keeps the embeddings for itself, and gives none back.
+        # Copied, because ScaNN does not return embeddings.
         self._sample = np.array(embeddings[sampled_blocks(self.num_blocks)])
         self._scann = _train_scann(embeddings, config)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Writes what was trained to a new directory, which appears when complete.
+        """Writes the trained searcher atomically to a new directory.
 
         Raises:
           BadInputError: the directory exists.
@@ -287,10 +289,10 @@ class ScannSearcher:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> "ScannSearcher":
-        """Loads what `save` wrote, without training anew.
+        """Loads a searcher written by `save`, without training.
 
         Raises:
-          BadInputError: the directory does not hold a whole searcher.
+          BadInputError: the directory does not contain a complete searcher.
         """
         directory = pathlib.Path(directory)
         try:
@@ -321,7 +323,7 @@ class ScannSearcher:
             final_num_neighbors=k,
             pre_reorder_num_neighbors=max(k, self.config.reordered),
         )
-        # ScaNN fills what it did not find with row 0 and a score of nan.
+        # ScaNN fills missing results with row 0 and a score of NaN.
         found = ~np.isnan(scores)
         return Neighbours(
             ids=np.where(found, ids.astype(np.int32), np.int32(-1)),
@@ -353,10 +355,10 @@ def _train_scann(
 
 
 def _import_scann_pybind() -> ModuleType:
-    """Imports ScaNN without TensorFlow, which it imports where it finds it.
+    """Imports ScaNN without TensorFlow, which it would import if available.
 
-    That import takes seconds and serves ScaNN's TensorFlow ops, which nobody uses
-    here. An entry of None in `sys.modules` makes it fail, which ScaNN provides for.
+    That import takes seconds, and is only needed for ScaNN's TensorFlow ops, which are
+    not used here. An entry of None in `sys.modules` makes it fail, which ScaNN handles.
     """
     hidden = "tensorflow" not in sys.modules
     if hidden:
