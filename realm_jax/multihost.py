@@ -41,7 +41,7 @@ _calls = itertools.count()
 
 @dataclasses.dataclass(frozen=True)
 class HostsConfig:
-    """How the processes of a job find each other.
+    """Configuration of how the processes of a job find each other.
 
     `JAX_COORDINATOR_ADDRESS` (host:port of process 0), `JAX_NUM_PROCESSES` and
     `JAX_PROCESS_ID` in the environment, as set by a launcher on one machine, take

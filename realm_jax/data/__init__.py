@@ -1,1 +1,1 @@
-"""How text becomes arrays: plain functions first, thin wrappers around them."""
+"""Conversion of text to arrays: plain functions with thin wrappers around them."""

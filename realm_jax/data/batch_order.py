@@ -18,9 +18,9 @@ class Spans(enum.Enum):
       ONE_PER_SENTENCE: one of them, drawn anew in every epoch (REALM, section 3.4).
       ALL: every one. A sentence with ten names then counts ten times as much as a
         sentence with one, and text that is dense in names dominates.
-      TOGETHER: one, with as many others of the sentence as can be scored masked in the
-        same example. An extension for the reader's warm start: it predicts several
-        spans for the cost of one forward pass.
+      TOGETHER: one, and in the same example as many others of the sentence as can be
+        scored. An extension for the reader's warm start: it predicts several spans for
+        the cost of one forward pass.
     """
 
     ONE_PER_SENTENCE = "one_per_sentence"

@@ -1,6 +1,6 @@
 """Reads the knowledge corpus on disk, with random access to blocks.
 
-A block costs no Python object. A store is a directory:
+Blocks are not kept as Python objects. A store is a directory:
 
     corpus.json                  counts, fingerprints, size and checksum of every file
     vocab.txt                    the vocabulary the ids belong to

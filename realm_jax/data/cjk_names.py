@@ -8,8 +8,8 @@ little beyond what the writing itself marks:
 - foreign names in katakana with parts joined by a dot, アイザック・ニュートン;
 - numbers with their counters, 제4대, 28자, 988만 명, 1400万人.
 
-`names.py` finds names in Latin letters. The rest takes a tagger trained for the
-language.
+`names.py` finds names in Latin letters. Finding the rest requires a tagger trained for
+the language.
 """
 
 import re

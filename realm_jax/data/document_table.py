@@ -2,7 +2,7 @@
 
 The texts of a corpus name the article of each block. They do not list documents without
 text, nor the boundary between two documents of the same id; changing the documents of a
-corpus takes both.
+corpus requires both.
 
 The table is `documents.npy` of a block store, 21 bytes per document.
 """

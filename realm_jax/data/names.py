@@ -173,7 +173,7 @@ def _is_model_number(word: _Word) -> bool:
 def _trim(run: list[_Word], capitalised: set[str], lower: set[str]) -> list[_Word]:
     """Returns a run without the leading words that are not part of a name.
 
-    The result is empty if a single word is left that is no name by itself.
+    The result is empty if a single word is left that is not a name by itself.
 
     Args:
       run: neighbouring words.

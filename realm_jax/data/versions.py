@@ -57,7 +57,7 @@ def successor(corpus: str | os.PathLike[str]) -> Path | None:
         place, fingerprint = str(named["corpus"]), str(named["fingerprint"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInputError(
-            f"expected where the next version of {corpus} is in {pointer}, but it "
+            f"expected the path of the next version of {corpus} in {pointer}, but it "
             f"cannot be read ({error}); restore or remove it."
         ) from error
     path = (Path(corpus).resolve() / place).resolve()

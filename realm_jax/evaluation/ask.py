@@ -292,7 +292,7 @@ class AnswerService:
                 self._problem = str(error)
             except Exception as error:
                 self._problem = f"following has ended: {error!r}"
-                _log.exception("following has ended; this version goes on answering")
+                _log.exception("following has ended; this version keeps answering")
                 return
             else:
                 self._problem = ""
@@ -321,8 +321,8 @@ class AnswerService:
             if manifest.metadata.get(DOCUMENT_CRC32C) != made_by:
                 raise MismatchedSnapshotError(
                     "expected an index of the document tower that this model was "
-                    f"trained with, that of step {manifest.step} is of another; ask "
-                    "the model that it belongs to."
+                    f"trained with, got one of another tower at step {manifest.step}; "
+                    "ask the model that it belongs to."
                 )
 
         return IndexFollower(

@@ -222,7 +222,7 @@ class FinetunedModel:
             raise BadInputError(
                 f"expected an index of the document tower that "
                 f"{self.config.model_dir} was trained with, but {where} is of another; "
-                "delete it, and it will be made anew"
+                "delete it to have the index made again"
             )
         return found
 
@@ -283,8 +283,8 @@ class FinetunedModel:
             return self.began_as
         raise BadInputError(
             f"expected in {self.macro} the model that {self.config.model_dir} was "
-            f"fine-tuned from, got {self.pretrained!r}: its one tower has moved since, "
-            "and only that model can embed another corpus as it was embedded then"
+            f"fine-tuned from, got {self.pretrained!r}: fine-tuning has changed its "
+            "shared tower, and only that model embeds documents as in the kept index"
         )
 
     def _began(self, source: IndexSource) -> bool | None:

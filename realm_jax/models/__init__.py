@@ -1,1 +1,1 @@
-"""What is computed: Flax Linen modules, without I/O and without losses."""
+"""Models: Flax Linen modules, without I/O and without losses."""

@@ -56,8 +56,8 @@ def option_of(name: str, given: str = "") -> str:
     option = given or name.partition("-")[0]
     if option == CHECKPOINT.removesuffix(":"):
         raise BadInputError(
-            f"expected where the tagger {name} lies, which the corpus was made with, "
-            f"got nothing; give TAGGER as {CHECKPOINT}FOLDER."
+            f"expected the folder of {name}, the tagger that the corpus was made with, "
+            f"got none; give TAGGER as {CHECKPOINT}FOLDER."
         )
     found = loaded_tagger(option).name
     if found != name:

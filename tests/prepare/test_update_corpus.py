@@ -251,7 +251,7 @@ def test_the_tagger_must_be_that_of_the_corpus(old, tmp_path, monkeypatch):
     with pytest.raises(BadInputError, match=r"expected the tagger rules-3, .* got giv"):
         update(tmp_path, CHANGED, tagger="given")
     with pytest.raises(
-        BadInputError, match=r"checkpoint-0f lies, .* TAGGER as checkpoint:F"
+        BadInputError, match=r"folder of checkpoint-0f, .* TAGGER as checkpoint:F"
     ):
         taggers.option_of("checkpoint-0f")
     monkeypatch.setattr(RuleTagger, "name", "rules-99")

@@ -74,19 +74,19 @@ class CachedStore:
         return {n: s for n, s in self._stats.items() if n.startswith(f"{folder}/")}
 
     def write(self, name: str, data: bytes) -> None:
-        """See `Store`; seen at the next look."""
+        """See `Store`; visible after the next `look`."""
         self._store.write(name, data)
 
     def create(self, name: str, data: bytes) -> None:
-        """See `Store`; seen at the next look."""
+        """See `Store`; visible after the next `look`."""
         self._store.create(name, data)
 
     def delete(self, name: str) -> None:
-        """See `Store`; seen at the next look."""
+        """See `Store`; visible after the next `look`."""
         self._store.delete(name)
 
     def delete_folder(self, folder: str) -> None:
-        """See `Store`; seen at the next look."""
+        """See `Store`; visible after the next `look`."""
         self._store.delete_folder(folder)
 
     def url(self, name: str = "") -> str:

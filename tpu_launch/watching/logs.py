@@ -88,11 +88,11 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = configuration.make_parser("python -m tpu_launch logs", __doc__)
-    parser.add_argument("--role", choices=(TRAINER, BUILDER), help="of this one only")
-    parser.add_argument("--worker", type=int, help="of this one only")
-    parser.add_argument("--attempt", type=int, help="instead of the last one")
+    parser.add_argument("--role", choices=(TRAINER, BUILDER), help="only of this role")
+    parser.add_argument("--worker", type=int, help="only of this worker")
+    parser.add_argument("--attempt", type=int, help="of this attempt, not the last")
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on with what is new"
+        "-f", "--follow", action="store_true", help="continue with new lines"
     )
     return parser
 

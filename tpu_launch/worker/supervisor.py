@@ -311,18 +311,18 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--model_dir", required=True, help="where all meets")
+    parser.add_argument("--model_dir", required=True, help="model directory")
     parser.add_argument("--run", required=True, help="id of the run")
     parser.add_argument("--role", required=True, choices=(TRAINER, BUILDER))
-    parser.add_argument("--attempt", required=True, type=int, help="its number")
-    parser.add_argument("--slices", required=True, type=int, help="working together")
-    parser.add_argument("--hosts", required=True, type=int, help="of each slice")
+    parser.add_argument("--attempt", required=True, type=int, help="attempt number")
+    parser.add_argument("--slices", required=True, type=int, help="number of slices")
+    parser.add_argument("--hosts", required=True, type=int, help="hosts per slice")
     parser.add_argument("--deadline", required=True, type=float, help="Unix seconds")
     parser.add_argument("--log_dir", required=True, help="folder of the log")
     parser.add_argument(
         "--local",
         action="store_true",
-        help="beside its launcher: end when the standard input does, and be in a hurry",
+        help="on the launcher's machine: end with standard input, use shorter waits",
     )
     parser.add_argument("command", nargs="+", help="what to run, after --")
     return parser.parse_args(argv)
