@@ -8,9 +8,7 @@ they need: objects are written atomically, are durable once the call returns, an
 import base64
 import contextlib
 import dataclasses
-import errno
 import os
-import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +16,11 @@ from typing import Any, Protocol
 
 import google_crc32c
 
-from realm_jax.errors import BadInputError
+from realm_jax.errors import BadInputError, is_out_of_space, out_of_space_error
 
 _READ_BYTES = 1 << 22
-# A file-size limit or a quota interrupts a write just as a full disk does.
-_OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# TensorStore writes a local file with this suffix and renames it; a file that a killed
-# process left behind is not an object.
+# TensorStore writes a local file under this suffix and renames it; what a killed
+# process leaves behind is not an object.
 _TENSORSTORE_LOCK = ".__lock"
 
 
@@ -90,14 +86,6 @@ class Store(Protocol):
         """Returns whether an object of this name exists."""
         ...
 
-    def size(self, name: str) -> int:
-        """Returns the size of an object in bytes.
-
-        Raises:
-          MissingObjectError: there is none.
-        """
-        ...
-
     def list(self, folder: str = "") -> list[str]:
         """Returns the sorted full names of all objects below `folder/`."""
         ...
@@ -148,6 +136,22 @@ def absolute_url(url: str) -> str:
     return url if "://" in url else str(Path(url).expanduser().absolute())
 
 
+def file_stat(path: Path) -> ObjectStat:
+    """Returns size, checksum and time of a local file, of which it reads every byte.
+
+    Raises:
+      MissingObjectError: there is none.
+      BadInputError: it cannot be read.
+    """
+    checksum = google_crc32c.Checksum()
+    with _bad_input_on_os_error(path), path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        while part := file.read(_READ_BYTES):
+            checksum.update(part)
+    value = int.from_bytes(checksum.digest(), "big")
+    return ObjectStat(status.st_size, value, status.st_mtime)
+
+
 class _LocalStore:
     """A store in a folder of a local or network file system with hard links."""
 
@@ -175,11 +179,6 @@ class _LocalStore:
     def exists(self, name: str) -> bool:
         return self._path(name).is_file()
 
-    def size(self, name: str) -> int:
-        path = self._path(name)
-        with _bad_input_on_os_error(path):
-            return path.stat().st_size
-
     def list(self, folder: str = "") -> list[str]:
         top = self._path(folder) if folder else self._root
         return sorted(
@@ -194,18 +193,8 @@ class _LocalStore:
         for name in self.list(folder):
             # An object may be deleted after it was listed.
             with contextlib.suppress(MissingObjectError):
-                found[name] = self._stat(name)
+                found[name] = file_stat(self._path(name))
         return found
-
-    def _stat(self, name: str) -> ObjectStat:
-        path = self._path(name)
-        checksum = google_crc32c.Checksum()
-        with _bad_input_on_os_error(path), path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            while part := file.read(_READ_BYTES):
-                checksum.update(part)
-        value = int.from_bytes(checksum.digest(), "big")
-        return ObjectStat(status.st_size, value, status.st_mtime)
 
     def delete(self, name: str) -> None:
         path = self._path(name)
@@ -271,12 +260,6 @@ class _GcsStore:
         with _bad_input_on_cloud_error(self.url(name)):
             return self._blob(name).exists()
 
-    def size(self, name: str) -> int:
-        blob = self._blob(name)
-        with _bad_input_on_cloud_error(self.url(name)):
-            blob.reload()
-        return int(blob.size)
-
     def list(self, folder: str = "") -> list[str]:
         return sorted(self._names(folder))
 
@@ -321,22 +304,6 @@ class _GcsStore:
         with _bad_input_on_cloud_error(f"gs://{self._bucket.name}/{prefix}"):
             blobs = list(self._bucket.list_blobs(prefix=prefix))
         return {blob.name.removeprefix(self._prefix): blob for blob in blobs}
-
-
-def out_of_space_error(url: str, needed: int) -> BadInputError:
-    """Returns the error for a write of `needed` bytes on a full disk."""
-    return BadInputError(
-        f"expected room for {needed:,} bytes to write {url}, but the disk (or its "
-        "quota or file-size limit) is full; free some space and run again."
-    )
-
-
-def is_out_of_space(error: Exception) -> bool:
-    """Returns whether an OSError, also one wrapped by TensorStore, is a full disk."""
-    if isinstance(error, OSError):
-        return error.errno in _OUT_OF_SPACE
-    code = re.search(r"os_error_code=\D*(\d+)", str(error))
-    return code is not None and int(code.group(1)) in _OUT_OF_SPACE
 
 
 def _checked(name: str) -> str:
@@ -389,7 +356,7 @@ def _bad_input_on_os_error(path: Path, needed: int = 0) -> Iterator[None]:
         ) from error
     except OSError as error:
         if is_out_of_space(error):
-            raise out_of_space_error(str(path), needed) from error
+            raise out_of_space_error(f"{needed:,} bytes at {path}") from error
         raise BadInputError(
             f"expected {path} to be usable, got {error.strerror!r}; check the path and "
             "its permissions."

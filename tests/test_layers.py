@@ -11,7 +11,7 @@ PACKAGES = ("realm_jax", "tasks", "tpu_launch")
 
 # Higher may import lower and its own, never the other way round.
 LAYERS = (
-    ("axes", "checksummed_json", "chips", "errors", "multihost", "storage", "types"),
+    ("axes", "chips", "errors", "manifests", "multihost", "storage", "types"),
     ("data", "metrics", "models", "objectives"),
     ("index", "prepare", "weights"),
     ("training", "evaluation", "tasks"),

@@ -8,7 +8,6 @@ ends so, exits with 0).
 """
 
 import _thread
-import errno
 import importlib
 import logging
 import os
@@ -20,7 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.errors import (
+    BadInputError,
+    StoppedError,
+    is_out_of_space,
+    out_of_space_error,
+)
 
 # Command -> (module, purpose), in the order of the stages.
 COMMANDS = {
@@ -39,8 +43,6 @@ _BUG, _BAD_INPUT = 1, 2
 STOPPED = 128 + signal.SIGTERM
 """Exit code of a command that another process of its job was asked to stop."""
 
-# A file-size limit or a quota stops a write half-way just as a full disk does.
-_OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Gin appends to an error where in its files the call was made.
 _GIN_TRAIL = "\n  In call to configurable"
 
@@ -160,16 +162,8 @@ def _system_message(error: BaseException | None) -> str | None:
     """What the machine lacks, in one line, or None if the error is of another kind."""
     if error is None:
         return None
-    # TensorStore and Orbax report a full disk in errors of their own.
-    number = getattr(error, "errno", None)
-    if number in _OUT_OF_SPACE or any(
-        os.strerror(number) in str(error) for number in _OUT_OF_SPACE
-    ):
-        where = getattr(error, "filename", None)
-        return (
-            f"expected room on the disk{f' for {where}' if where else ''}, but it is "
-            "full; free some space and run the same command again"
-        )
+    if is_out_of_space(error):
+        return str(out_of_space_error(getattr(error, "filename", None) or "a file"))
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
     return _system_message(error.__cause__)

@@ -1,10 +1,9 @@
 """Writes block stores as a stream, deterministically and atomically."""
 
-import errno
+import contextlib
 import hashlib
 import json
 import os
-import shutil
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from realm_jax.data import blocks
 from realm_jax.data.blocks import BlockStore, BlockText
 from realm_jax.data.document_table import DOCUMENT
-from realm_jax.data.store_files import file_checksum
+from realm_jax.data.store_files import new_folder, require_free, write_header
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
+from realm_jax.manifests import file_records, seal
+from realm_jax.storage import file_stat
 
 # Records packed 16 at a time take half the space, and reading one costs the same.
 _TEXT_OPTIONS = "group_size:16"
@@ -95,7 +95,6 @@ class BlockWriter:
         """
         self.metadata: dict[str, Any] = {}
         self._directory = Path(directory)
-        self._partial = self._directory.with_name(f"{self._directory.name}.partial")
         self._vocabulary = vocabulary
         self._chunk_length = chunk_length
         self._offsets = array("q", [0])
@@ -109,24 +108,21 @@ class BlockWriter:
         require_free(self._directory)
 
     def __enter__(self) -> "BlockWriter":
-        # Left by a killed run; two writers of one corpus are not supported.
-        shutil.rmtree(self._partial, ignore_errors=True)
-        self._partial.mkdir(parents=True)
-        self._ids_file = (self._partial / blocks.IDS_FILE).open("wb")
-        _write_array_header(self._ids_file, self._vocabulary.id_dtype, 0)
+        with contextlib.ExitStack() as stack:
+            folder = new_folder(self._directory, "the corpus")
+            self._partial = stack.enter_context(folder)
+            ids_file = (self._partial / blocks.IDS_FILE).open("wb")
+            self._ids_file = stack.enter_context(ids_file)
+            write_header(self._ids_file, self._vocabulary.id_dtype, (), 0)
+            stack.callback(self._drop_text_file)
+            self._unfinished = stack.pop_all()
         return self
 
     def __exit__(self, exception_type, exception, traceback) -> None:
-        try:
-            if exception is None:
-                self._finish()
-        except BaseException as error:
-            self._discard()
-            _raise_if_disk_full(error, self._directory)
-            raise
-        if exception is not None:
-            self._discard()
-            _raise_if_disk_full(exception, self._directory)
+        with self._unfinished:
+            if exception is not None:
+                raise exception
+            self._finish()
 
     def add(self, block: Block) -> None:
         """Appends a block; its id is the number of blocks before it."""
@@ -222,9 +218,8 @@ class BlockWriter:
             )
         self._close_text_file()
         self._ids_file.seek(0)
-        _write_array_header(
-            self._ids_file, self._vocabulary.id_dtype, self._offsets[-1]
-        )
+        id_dtype, num_ids = self._vocabulary.id_dtype, self._offsets[-1]
+        write_header(self._ids_file, id_dtype, (), num_ids)
         self._ids_file.close()
         np.save(self._partial / blocks.OFFSETS_FILE, np.array(self._offsets, np.int64))
         np.save(
@@ -237,21 +232,10 @@ class BlockWriter:
         if self._documents:
             np.save(self._partial / blocks.DOCUMENTS_FILE, self.documents)
         self._vocabulary.save(self._partial / blocks.VOCABULARY_FILE)
-        info = self._info()
-        info_text = json.dumps(info, indent=2, sort_keys=True, ensure_ascii=False)
-        (self._partial / blocks.INFO_FILE).write_text(info_text + "\n", "utf-8")
-        if self._directory.exists():
-            self._directory.rmdir()
-        os.rename(self._partial, self._directory)
+        (self._partial / blocks.INFO_FILE).write_bytes(seal(self._info()))
 
     def _info(self) -> dict[str, Any]:
-        files = {
-            path.name: {
-                "size": path.stat().st_size,
-                "crc32c": file_checksum(path),
-            }
-            for path in sorted(self._partial.iterdir())
-        }
+        stats = {path.name: file_stat(path) for path in self._partial.iterdir()}
         return {
             **self.metadata,
             "format_version": blocks.FORMAT_VERSION,
@@ -266,7 +250,7 @@ class BlockWriter:
             "fingerprint": self._fingerprint.hexdigest(),
             "blocks_per_text_file": _BLOCKS_PER_TEXT_FILE,
             "num_duplicate_blocks": self._num_duplicates(),
-            "files": files,
+            "files": file_records(stats),
         }
 
     def _num_duplicates(self) -> int:
@@ -274,13 +258,10 @@ class BlockWriter:
         hashes = np.frombuffer(self._hashes, f"V{blocks.HASH_BYTES}")
         return len(hashes) - len(np.unique(hashes))
 
-    def _discard(self) -> None:
-        self._ids_file.close()
-        try:
+    def _drop_text_file(self) -> None:
+        # The disk that made us give up may still be full.
+        with contextlib.suppress(RuntimeError):
             self._close_text_file()
-        except RuntimeError:  # The disk is still full.
-            self._text_writer = None
-        shutil.rmtree(self._partial, ignore_errors=True)
 
 
 def content_hash(title_length: int, ids: np.ndarray) -> bytes:
@@ -289,36 +270,3 @@ def content_hash(title_length: int, ids: np.ndarray) -> bytes:
     digest.update(title_length.to_bytes(4, "little"))
     digest.update(ids.tobytes())
     return digest.digest()
-
-
-def require_free(directory: Path) -> None:
-    """Checks that a store may be written to a folder.
-
-    Raises:
-      BadInputError: the folder is not empty, or a file is in its place.
-    """
-    if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
-        raise BadInputError(
-            f"expected {directory} to be absent or empty, but it holds something; "
-            "remove it or choose another directory."
-        )
-
-
-def _write_array_header(file, dtype: npt.DTypeLike, size: int) -> None:
-    """Writes a .npy header; NumPy pads it so that a larger size fits in place."""
-    header = {
-        "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
-        "fortran_order": False,
-        "shape": (size,),
-    }
-    np.lib.format.write_array_header_1_0(file, header)
-
-
-def _raise_if_disk_full(error: BaseException, directory: Path) -> None:
-    number = getattr(error, "errno", None)
-    # ArrayRecord reports it as a RuntimeError with the system's message.
-    if number == errno.ENOSPC or "No space left" in str(error):
-        raise BadInputError(
-            f"expected room for the corpus {directory}, but the disk is full; free "
-            "some space and run again."
-        ) from error

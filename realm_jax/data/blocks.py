@@ -25,13 +25,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from array_record.python.array_record_module import ArrayRecordReader
 from jaxtyping import Int, Int32, Int64
 
 from realm_jax.data.salient_spans import Span
-from realm_jax.data.store_files import check_size, file_checksum, map_array
+from realm_jax.data.store_files import map_array, read_manifest, require_sound
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
+from realm_jax.manifests import parse_files
 from realm_jax.types import NULL_BLOCK
 
 FORMAT_VERSION = 2
@@ -129,17 +131,14 @@ class BlockStore:
         self.num_blocks: int = info["num_blocks"]
         self.chunk_length: int = info["chunk_length"]
         self.fingerprint: str = info["fingerprint"]
-        num_ids = info["num_wordpieces"]
-        self._ids = map_array(directory / IDS_FILE, vocabulary.id_dtype, num_ids)
-        self._offsets = map_array(
-            directory / OFFSETS_FILE, np.int64, self.num_blocks + 1
-        )
-        self._title_lengths = map_array(
-            directory / TITLE_LENGTHS_FILE, np.uint16, self.num_blocks
-        )
-        hashes = map_array(
-            directory / HASHES_FILE, np.uint8, self.num_blocks * HASH_BYTES
-        )
+
+        def mapped(name: str, dtype: npt.DTypeLike, size: int) -> np.ndarray:
+            return map_array(directory / name, dtype, (size,))
+
+        self._ids = mapped(IDS_FILE, vocabulary.id_dtype, info["num_wordpieces"])
+        self._offsets = mapped(OFFSETS_FILE, np.int64, self.num_blocks + 1)
+        self._title_lengths = mapped(TITLE_LENGTHS_FILE, np.uint16, self.num_blocks)
+        hashes = mapped(HASHES_FILE, np.uint8, self.num_blocks * HASH_BYTES)
         self.content_hashes = hashes.reshape(-1, HASH_BYTES)
         # One cache per store, so that the files are closed with the store.
         self._text_reader = lru_cache(_OPEN_TEXT_FILES)(self._open_text_file)
@@ -154,8 +153,7 @@ class BlockStore:
         """
         directory = Path(directory)
         info = read_info(directory)
-        for name, expected in info["files"].items():
-            check_size(directory / name, expected["size"])
+        require_sound(directory, parse_files(info["files"]), contents=False)
         vocabulary = WordPiece.load(
             directory / VOCABULARY_FILE,
             lowercase=info["lowercase"],
@@ -175,13 +173,7 @@ class BlockStore:
         Raises:
           BadInputError: a file is damaged; the message names it.
         """
-        for name, expected in self.info["files"].items():
-            found = file_checksum(self.directory / name)
-            if found != expected["crc32c"]:
-                raise BadInputError(
-                    f"expected crc32c {expected['crc32c']} of {self.directory / name}, "
-                    f"got {found}: the file is damaged; prepare the corpus again."
-                )
+        require_sound(self.directory, parse_files(self.info["files"]), contents=True)
 
     def document_ids(
         self, block_ids: Int[np.ndarray, "*batch"], length: int
@@ -391,23 +383,11 @@ def read_info(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """Returns the content of a store's corpus.json.
 
     Raises:
-      BadInputError: it is missing, is not JSON, or has another format version.
+      BadInputError: there is none, it is damaged, or it is of another format version.
     """
-    path = Path(directory) / INFO_FILE
-    try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-        version = info["format_version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInputError(
-            f"expected a prepared corpus at {directory}, but {path} cannot be read "
-            f"({error}); run `realm prepare` or correct the path."
-        ) from error
-    if version != FORMAT_VERSION:
-        raise BadInputError(
-            f"expected a corpus of format version {FORMAT_VERSION} at {directory}, got "
-            f"version {version}; prepare the corpus again."
-        )
-    return info
+    return read_manifest(
+        Path(directory) / INFO_FILE, FORMAT_VERSION, "a prepared corpus"
+    )
 
 
 def _segment_ids(starts: np.ndarray, ends: np.ndarray, length: int) -> np.ndarray:

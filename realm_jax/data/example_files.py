@@ -6,9 +6,10 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from realm_jax.data.blocks import file_checksum
 from realm_jax.data.features import SENTENCE_ID
+from realm_jax.data.store_files import write_header
 from realm_jax.errors import BadInputError
+from realm_jax.storage import file_stat
 
 SENTENCE_STARTS = "sentence_starts"
 """Name of the array of rows at which sentences begin, then the number of rows."""
@@ -63,13 +64,13 @@ class ExampleFiles:
                 self._sentences = _SentenceStarts(self._directory, *spec)
                 continue
             self._files[name] = (self._directory / f"{name}.npy").open("wb")
-            _write_header(self._files[name], *spec, count=0)
+            write_header(self._files[name], *spec, count=0)
 
     def finish(self) -> dict[str, Any]:
         """Completes the files and returns their description for examples.json."""
         for name, file in self._files.items():
             file.seek(0)
-            _write_header(file, *self._specs[name], count=self.count)
+            write_header(file, *self._specs[name], count=self.count)
         starts = self._sentences.finish() if self._sentences is not None else None
         self.close()
         features = {
@@ -107,7 +108,7 @@ class _SentenceStarts:
         self._count = self._rows = 0
         self._last: np.ndarray | None = None
         self._is_ascending = True
-        _write_header(self._file, *_ROW, count=0)
+        write_header(self._file, *_ROW, count=0)
 
     def append(self, ids: np.ndarray) -> None:
         if not len(ids):
@@ -125,7 +126,7 @@ class _SentenceStarts:
         """Completes the file and returns its description, None if it is discarded."""
         self._write(np.array([self._rows]))
         self._file.seek(0)
-        _write_header(self._file, *_ROW, count=self._count)
+        write_header(self._file, *_ROW, count=self._count)
         self.close()
         if not self._is_ascending:
             self._path.unlink()
@@ -140,25 +141,10 @@ class _SentenceStarts:
         self._count += len(starts)
 
 
-def _write_header(
-    file: BinaryIO, dtype: np.dtype, shape: tuple[int, ...], count: int
-) -> None:
-    """Writes a .npy header; NumPy pads it so that a larger count fits in place."""
-    header = {
-        "descr": np.lib.format.dtype_to_descr(dtype),
-        "fortran_order": False,
-        "shape": (count, *shape),
-    }
-    np.lib.format.write_array_header_1_0(file, header)
-
-
 def _describe(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> dict[str, Any]:
-    return {
-        "dtype": dtype.name,
-        "shape": list(shape),
-        "size": path.stat().st_size,
-        "crc32c": file_checksum(path),
-    }
+    stat = file_stat(path)
+    found = {"size": stat.size, "crc32c": stat.crc32c}
+    return {"dtype": dtype.name, "shape": list(shape), **found}
 
 
 def _in_words(specs: Mapping[str, _Spec]) -> str:

@@ -10,11 +10,8 @@ A set of examples is a directory:
 Arrays are memory-mapped. `batch_order.py` chooses the rows of each update.
 """
 
-import errno
 import itertools
-import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,11 +20,18 @@ import numpy as np
 from jaxtyping import Int, Int64
 
 from realm_jax.data.batch_order import Spans, batch_rows, sentence_rows
-from realm_jax.data.blocks import file_checksum
 from realm_jax.data.example_files import SENTENCE_STARTS, ExampleFiles
 from realm_jax.data.features import Example
 from realm_jax.data.masking import mask_together
+from realm_jax.data.store_files import (
+    map_array,
+    new_folder,
+    read_manifest,
+    require_free,
+    require_sound,
+)
 from realm_jax.errors import BadInputError
+from realm_jax.manifests import parse_files, seal
 
 FORMAT_VERSION = 1
 INFO_FILE = "examples.json"
@@ -56,29 +60,9 @@ def write_examples(
         in features, types or shapes, or the disk is full.
     """
     directory = Path(directory)
-    if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
-        raise BadInputError(
-            f"expected {directory} to be absent or empty, but it holds something; "
-            "remove it or choose another directory."
-        )
-    partial = directory.with_name(f"{directory.name}.partial")
-    # Left by a killed run; two writers of one directory are not supported.
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    require_free(directory)
+    with new_folder(directory, "the examples") as partial:
         _write_partial(partial, batches, metadata)
-        if directory.exists():
-            directory.rmdir()
-        os.rename(partial, directory)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise BadInputError(
-            f"expected room for the examples {directory}, but the disk is full; free "
-            "some space and run again."
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return Examples.open(directory)
 
 
@@ -132,14 +116,17 @@ class Examples:
                     f"expected examples with {name} {value!r} in {directory}, got "
                     f"{found!r}; prepare them again or correct the path."
                 )
+        arrays = _described_arrays(info)
+        _require_sound(directory, arrays, contents=False)
         features = {
-            name: _map_feature(directory / f"{name}.npy", feature, info["count"])
-            for name, feature in info["features"].items()
+            name: map_array(
+                directory / f"{name}.npy",
+                entry["dtype"],
+                (entry.get("count", info["count"]), *entry["shape"]),
+            )
+            for name, entry in arrays.items()
         }
-        starts = info.get(SENTENCE_STARTS)
-        if starts is not None:
-            path = directory / f"{SENTENCE_STARTS}.npy"
-            starts = _map_feature(path, starts, starts["count"])
+        starts = features.pop(SENTENCE_STARTS, None)
         return cls(directory, info["metadata"], features, starts)
 
     def __len__(self) -> int:
@@ -152,18 +139,8 @@ class Examples:
         Raises:
           BadInputError: a file is damaged; the message names it.
         """
-        info = _read_info(self.directory)
-        files = dict(info["features"])
-        if SENTENCE_STARTS in info:
-            files[SENTENCE_STARTS] = info[SENTENCE_STARTS]
-        for name, feature in files.items():
-            path = self.directory / f"{name}.npy"
-            found = file_checksum(path)
-            if found != feature["crc32c"]:
-                raise BadInputError(
-                    f"expected crc32c {feature['crc32c']} of {path}, got {found}: the "
-                    "file is damaged; prepare the examples again."
-                )
+        arrays = _described_arrays(_read_info(self.directory))
+        _require_sound(self.directory, arrays, contents=True)
 
     def batch(self, indices: Int[np.ndarray, " batch"]) -> Example:
         """Returns the examples at `indices`, in the given order."""
@@ -275,47 +252,21 @@ def _write_partial(
         **contents,
         "metadata": dict(metadata),
     }
-    text = json.dumps(info, indent=2, sort_keys=True, ensure_ascii=False)
-    (partial / INFO_FILE).write_text(text + "\n", encoding="utf-8")
+    (partial / INFO_FILE).write_bytes(seal(info))
 
 
 def _read_info(directory: Path) -> dict[str, Any]:
-    path = directory / INFO_FILE
-    try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-        version = info["format_version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInputError(
-            f"expected prepared examples at {directory}, but {path} cannot be read "
-            f"({error}); run `realm prepare` or correct the path."
-        ) from error
-    if version != FORMAT_VERSION:
-        raise BadInputError(
-            f"expected examples of format version {FORMAT_VERSION} at {directory}, got "
-            f"version {version}; prepare them again."
-        )
-    return info
+    return read_manifest(directory / INFO_FILE, FORMAT_VERSION, "prepared examples")
 
 
-def _map_feature(path: Path, feature: Mapping[str, Any], count: int) -> np.ndarray:
-    size = path.stat().st_size if path.exists() else None
-    if size != feature["size"]:
-        state = "is missing" if size is None else f"has {size} bytes"
-        raise BadInputError(
-            f"expected {path} with {feature['size']} bytes, but it {state}; prepare "
-            "the examples again."
-        )
-    shape = (count, *feature["shape"])
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise BadInputError(
-            f"expected a NumPy array in {path}, but it cannot be read ({error}); "
-            "prepare the examples again."
-        ) from error
-    if array.dtype.name != feature["dtype"] or array.shape != shape:
-        raise BadInputError(
-            f"expected {feature['dtype']} of shape {shape} in {path}, got "
-            f"{array.dtype.name} of shape {array.shape}; prepare the examples again."
-        )
-    return np.asarray(array)
+def _described_arrays(info: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """What examples.json says of each array: type, shape of a row, size, checksum."""
+    starts = {SENTENCE_STARTS: info[SENTENCE_STARTS]} if SENTENCE_STARTS in info else {}
+    return {**info["features"], **starts}
+
+
+def _require_sound(
+    directory: Path, arrays: Mapping[str, Mapping[str, Any]], *, contents: bool
+) -> None:
+    files = parse_files({f"{name}.npy": entry for name, entry in arrays.items()})
+    require_sound(directory, files, contents=contents)

@@ -12,15 +12,9 @@ from typing import Any
 import numpy as np
 import tensorstore
 
-from realm_jax.errors import BadInputError
+from realm_jax.errors import BadInputError, is_out_of_space, out_of_space_error
 from realm_jax.index.manifest import ArrayRecord
-from realm_jax.storage import (
-    MissingObjectError,
-    Store,
-    UnavailableStoreError,
-    is_out_of_space,
-    out_of_space_error,
-)
+from realm_jax.storage import MissingObjectError, Store, UnavailableStoreError
 
 _CHUNK_BYTES = 1 << 22
 _TRANSIENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "RESOURCE_EXHAUSTED")
@@ -144,7 +138,7 @@ def _clear_errors(url: str, needed: int) -> Iterator[None]:
     except ValueError as error:
         reason = _reason(error)
         if is_out_of_space(error):
-            raise out_of_space_error(url, needed) from error
+            raise out_of_space_error(f"{needed:,} bytes at {url}") from error
         if reason.startswith(_TRANSIENT):
             raise UnavailableStoreError(reason) from error
         if reason.startswith("NOT_FOUND"):

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from realm_jax.checksummed_json import seal, unseal
 from realm_jax.errors import BadInputError
+from realm_jax.manifests import FileRecord, parse_files, seal, unseal
 
 FORMAT_VERSION = 1
 
@@ -23,14 +23,6 @@ class MismatchedSnapshotError(BadInputError):
 
 class AlreadyCommittedError(BadInputError):
     """The step has a snapshot, by another attempt."""
-
-
-@dataclasses.dataclass(frozen=True)
-class FileRecord:
-    """A file of a snapshot: its size in bytes and the crc32c of its contents."""
-
-    size: int
-    crc32c: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +112,7 @@ def parse_manifest(data: bytes, url: str) -> Manifest:
             raise ValueError("another format version")
         names = [field.name for field in dataclasses.fields(Manifest)]
         values = {name: body[name] for name in names}
-        values["files"] = {k: FileRecord(**v) for k, v in body["files"].items()}
+        values["files"] = parse_files(body["files"])
         values["arrays"] = {
             name: ArrayRecord(tuple(record["shape"]), record["dtype"])
             for name, record in body["arrays"].items()

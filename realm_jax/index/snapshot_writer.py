@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import tensorstore
 
@@ -14,9 +13,9 @@ from realm_jax.index.manifest import (
     AlreadyCommittedError,
     ArrayRecord,
     DamagedSnapshotError,
-    FileRecord,
     Manifest,
 )
+from realm_jax.manifests import FileRecord, file_records
 from realm_jax.storage import AlreadyExistsError, Store, UnavailableStoreError
 
 PROGRESS_FOLDER = "progress"
@@ -77,7 +76,7 @@ class SnapshotWriter:
           BadInputError: it cannot be written, such as on a full disk.
         """
         self._store.write(f"{self._folder}/{name}", data)
-        self._written[name] = FileRecord(len(data), google_crc32c.value(data))
+        self._written[name] = FileRecord.of(data)
 
     def create_array(
         self,
@@ -227,11 +226,8 @@ class SnapshotWriter:
             )
 
     def _files(self) -> dict[str, FileRecord]:
-        stats = self._store.stats(self._folder)
-        files = {
-            name.removeprefix(f"{self._folder}/"): FileRecord(stat.size, stat.crc32c)
-            for name, stat in stats.items()
-        }
+        records = file_records(self._store.stats(self._folder))
+        files = {n.removeprefix(f"{self._folder}/"): r for n, r in records.items()}
         for name, (record, array) in self._arrays.items():
             num_chunks = -(-record.shape[0] // arrays.rows_per_chunk(array))
             found = sum(file.startswith(f"{name}/c/") for file in files)

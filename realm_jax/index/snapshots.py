@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-import google_crc32c
 import numpy as np
 
 from realm_jax.index.arrays import read_rows
@@ -27,7 +26,6 @@ from realm_jax.index.manifest import (
     ArrayRecord,
     DamagedSnapshotError,
     Expectation,
-    FileRecord,
     Manifest,
     MismatchedSnapshotError,
     parse_manifest,
@@ -40,6 +38,7 @@ from realm_jax.index.snapshot_writer import (
     commit_name,
     data_folder,
 )
+from realm_jax.manifests import FileRecord, find_damage
 from realm_jax.storage import MissingObjectError, Store
 
 __all__ = [
@@ -48,7 +47,6 @@ __all__ = [
     "ArrayRecord",
     "DamagedSnapshotError",
     "Expectation",
-    "FileRecord",
     "Manifest",
     "MismatchedSnapshotError",
     "SnapshotArray",
@@ -210,14 +208,9 @@ class SnapshotSeries:
             expect.check(manifest)
         folder = self._folder(manifest.step, manifest.attempt)
         stats = self.store.stats(folder)
-        for name, record in manifest.files.items():
-            stat = stats.get(f"{folder}/{name}")
-            if stat is None:
-                raise self._damaged(manifest, name, "no such file")
-            if stat.size != record.size:
-                raise self._damaged(manifest, name, f"{stat.size:,} bytes")
-            if stat.crc32c != record.crc32c:
-                raise self._damaged(manifest, name, "other contents")
+        damage = find_damage(manifest.files, lambda n: stats.get(f"{folder}/{n}"))
+        if damage is not None:
+            raise self._damaged(manifest, damage)
 
     def read_file(self, manifest: Manifest, name: str) -> bytes:
         """Returns the contents of a file of a snapshot, checked.
@@ -227,14 +220,15 @@ class SnapshotSeries:
         """
         record = manifest.files.get(name)
         if record is None:
-            raise self._damaged(manifest, name, "no such file in the manifest")
+            raise self._damaged(manifest, f"{name} is not in its manifest")
         folder = self._folder(manifest.step, manifest.attempt)
         try:
             data = self.store.read(f"{folder}/{name}")
         except MissingObjectError as error:
-            raise self._damaged(manifest, name, "no such file") from error
-        if FileRecord(len(data), google_crc32c.value(data)) != record:
-            raise self._damaged(manifest, name, "other contents")
+            raise self._damaged(manifest, f"{name} is missing") from error
+        damage = find_damage({name: record}, lambda _: FileRecord.of(data))
+        if damage is not None:
+            raise self._damaged(manifest, damage)
         return data
 
     def read_array(
@@ -250,15 +244,14 @@ class SnapshotSeries:
         Raises:
           DamagedSnapshotError: a chunk is missing or was changed; names it.
         """
-        record = manifest.arrays.get(name)
-        if record is None:
-            raise self._damaged(manifest, name, "no such array in the manifest")
+        record = self._array_record(manifest, name)
         start, stop, _ = rows.indices(record.shape[0])
         folder = f"{self._folder(manifest.step, manifest.attempt)}/{name}"
         try:
             return read_rows(self.store, folder, record, start, max(start, stop))
         except ValueError as error:
-            raise self._damaged(manifest, name, str(error)) from error
+            problem = f"{name} cannot be read ({error})"
+            raise self._damaged(manifest, problem) from error
 
     def array(self, manifest: Manifest, name: str) -> "SnapshotArray":
         """Returns an array of a snapshot whose rows are read when they are asked for.
@@ -266,10 +259,8 @@ class SnapshotSeries:
         Raises:
           DamagedSnapshotError: the manifest has no such array.
         """
-        record = manifest.arrays.get(name)
-        if record is None:
-            raise self._damaged(manifest, name, "no such array in the manifest")
-        return SnapshotArray(self, manifest, name, record.shape)
+        shape = self._array_record(manifest, name).shape
+        return SnapshotArray(self, manifest, name, shape)
 
     def forget_after(self, step: int) -> None:
         """Withdraws the snapshots of later steps, highest first.
@@ -360,15 +351,18 @@ class SnapshotSeries:
         times = [stat.modified for stat in notes.values()]
         return time.time() - max(times, default=0.0)
 
-    def _damaged(
-        self, manifest: Manifest, name: str, found: str
-    ) -> DamagedSnapshotError:
-        folder = self._folder(manifest.step, manifest.attempt)
-        url = self.store.url(f"{folder}/{name}")
+    def _array_record(self, manifest: Manifest, name: str) -> ArrayRecord:
+        if name not in manifest.arrays:
+            raise self._damaged(manifest, f"{name} is not in its manifest")
+        return manifest.arrays[name]
+
+    def _damaged(self, manifest: Manifest, problem: str) -> DamagedSnapshotError:
+        url = self.store.url(self._folder(manifest.step, manifest.attempt))
         return DamagedSnapshotError(
-            f"expected {url} as it was committed at step {manifest.step}, got {found}; "
-            f"delete {self.store.url(commit_name(self.name, manifest.step))} and the "
-            "snapshot will be made anew."
+            f"expected the snapshot of step {manifest.step} as it was committed, but "
+            f"{url}/{problem}; delete "
+            f"{self.store.url(commit_name(self.name, manifest.step))} and the snapshot "
+            "will be made anew."
         )
 
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from realm_jax.checksummed_json import seal, unseal
+from realm_jax import manifests
 from realm_jax.storage import MissingObjectError, Store
 
 FOLDER = "checkpoints"
@@ -34,10 +34,6 @@ class Which(enum.Enum):
 
     LAST = "last"
     BEST = "best"
-
-
-class _DamagedManifestError(Exception):
-    """The manifest is not what was written; the message names it."""
 
 
 def finished_steps(store: Store) -> list[int]:
@@ -62,7 +58,7 @@ def all_details(store: Store) -> dict[int, Mapping[str, Any]]:
     found = {}
     for step in finished_steps(store):
         # What is damaged is named when it is restored.
-        with contextlib.suppress(_DamagedManifestError, MissingObjectError):
+        with contextlib.suppress(manifests.DamagedManifestError, MissingObjectError):
             found[step] = read_details_of(store, step)
     return found
 
@@ -85,9 +81,9 @@ def best_step(details: Mapping[int, Mapping[str, Any]]) -> int | None:
 
 def add_detail(store: Store, step: int, name: str, value: Any) -> None:
     """Adds a fact to the manifest of a finished checkpoint, known to be sound."""
-    manifest = _read_manifest(store, step)
+    manifest = manifests.read(store, manifest_name(step))
     manifest["details"][name] = value
-    store.write(manifest_name(step), seal(manifest))
+    store.write(manifest_name(step), manifests.seal(manifest))
 
 
 def write_manifest(store: Store, step: int, details: Mapping[str, Any]) -> None:
@@ -98,43 +94,24 @@ def write_manifest(store: Store, step: int, details: Mapping[str, Any]) -> None:
       step: of the checkpoint.
       details: JSON-serialisable facts to find at restore.
     """
-    files = {
-        name: {"size": stat.size, "crc32c": stat.crc32c}
-        for name, stat in store.stats(f"{FOLDER}/{step}").items()
-    }
+    files = manifests.file_records(store.stats(f"{FOLDER}/{step}"))
     manifest = {"step": step, "details": details, "files": files}
-    store.write(manifest_name(step), seal(manifest))
+    store.write(manifest_name(step), manifests.seal(manifest))
 
 
 def read_details_of(store: Store, step: int) -> Mapping[str, Any]:
     """Details of one finished checkpoint, which is known to be sound."""
-    return _read_manifest(store, step)["details"]
+    return manifests.read(store, manifest_name(step))["details"]
 
 
 def find_damage(store: Store, step: int) -> str | None:
     """Names the first file that is not what was written."""
     try:
-        manifest = _read_manifest(store, step)
-    except _DamagedManifestError as error:
+        manifest = manifests.read(store, manifest_name(step))
+    except manifests.DamagedManifestError as error:
         return str(error)
-    found = store.stats(f"{FOLDER}/{step}")
-    for name, expected in manifest["files"].items():
-        if name not in found:
-            return f"{name} is missing"
-        if found[name].size != expected["size"]:
-            return f"{name} has {found[name].size} bytes, not {expected['size']}"
-        if found[name].crc32c != expected["crc32c"]:
-            return f"{name} fails its checksum"
-    return None
-
-
-def _read_manifest(store: Store, step: int) -> dict[str, Any]:
-    name = manifest_name(step)
-    data = store.read(name)
-    try:
-        return unseal(data)
-    except ValueError as error:
-        raise _DamagedManifestError(f"{name} is damaged ({error})") from error
+    files = manifests.parse_files(manifest["files"])
+    return manifests.find_damage(files, store.stats(f"{FOLDER}/{step}").get)
 
 
 def manifest_name(step: int) -> str:

@@ -300,10 +300,10 @@ def test_starts_are_mapped_and_their_damage_is_named(tmp_path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(BadInputError, match=r"sentence_starts\.npy, got .*damaged"):
+    with pytest.raises(BadInputError, match=r"/sentence_starts\.npy is damaged \("):
         Examples.open(tmp_path / "set").verify()
     path.unlink()
-    with pytest.raises(BadInputError, match=r"sentence_starts\.npy .*is missing"):
+    with pytest.raises(BadInputError, match=r"/sentence_starts\.npy is missing; "):
         Examples.open(tmp_path / "set")
 
 

@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 
+import google_crc32c
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from realm_jax.data.document_table import document_rows
 from realm_jax.data.salient_spans import Span
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.errors import BadInputError
+from realm_jax.manifests import unseal
 from realm_jax.prepare.block_parts import Summary, pack_blocks, unpack_blocks
 
 WORDPIECE = WordPiece([*SPECIAL_PIECES, *(f"w{i}" for i in range(60))])
@@ -239,10 +241,10 @@ FILES = [
 def test_a_truncated_or_missing_file_is_named_on_opening(own_store, name):
     path = own_store / name
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(BadInputError, match=rf"{name} with \d+ bytes, but it has"):
+    with pytest.raises(BadInputError, match=rf"{name} has \d+ bytes, not \d+; "):
         BlockStore.open(own_store)
     path.unlink()
-    with pytest.raises(BadInputError, match=f"{name} with .* but it is missing"):
+    with pytest.raises(BadInputError, match=f"{name} is missing; "):
         BlockStore.open(own_store)
 
 
@@ -253,7 +255,41 @@ def test_a_flipped_bit_is_found_by_verify(own_store, name):
     content[-2] ^= 1
     store = BlockStore.open(own_store)
     (own_store / name).write_bytes(content)
-    with pytest.raises(BadInputError, match=f"{name}.*the file is damaged"):
+    with pytest.raises(BadInputError, match=rf"{name} is damaged \(crc32c "):
+        store.verify()
+
+
+def test_a_flipped_bit_of_the_manifest_is_named_on_opening(own_store):
+    path = own_store / "corpus.json"
+    sound = path.read_bytes()
+    assert b'"chunk_length": 16,' in sound
+    path.write_bytes(sound.replace(b'"chunk_length": 16,', b'"chunk_length": 17,'))
+    with pytest.raises(
+        BadInputError, match=r"/corpus\.json cannot be read \(its check"
+    ):
+        BlockStore.open(own_store)
+    path.write_bytes(sound)
+    BlockStore.open(own_store)
+
+
+def as_of_an_earlier_release(path):
+    """Writes a manifest as it was: unsealed, file checksums as hexadecimal digits."""
+    info = unseal(path.read_bytes())
+    for name, entry in info["files"].items():
+        content = (path.parent / name).read_bytes()
+        entry["crc32c"] = google_crc32c.Checksum(content).hexdigest().decode()
+    path.write_text(json.dumps(info, indent=2, sort_keys=True, ensure_ascii=False))
+
+
+def test_a_store_of_an_earlier_release_opens_and_is_verified(own_store):
+    as_of_an_earlier_release(own_store / "corpus.json")
+    store = BlockStore.open(own_store)
+    store.verify()
+    assert store.text(2) == make_block(2).text
+    content = bytearray((own_store / "ids.npy").read_bytes())
+    content[-2] ^= 1
+    (own_store / "ids.npy").write_bytes(content)
+    with pytest.raises(BadInputError, match=r"/ids\.npy is damaged \(crc32c "):
         store.verify()
 
 

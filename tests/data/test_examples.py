@@ -1,11 +1,14 @@
 import errno
 import json
 
+import google_crc32c
 import numpy as np
 import pytest
 
 from realm_jax.data.examples import Examples, write_examples
+from realm_jax.data.features import SENTENCE_ID
 from realm_jax.errors import BadInputError
+from realm_jax.manifests import unseal
 
 
 def make_batch(first, count):
@@ -165,7 +168,7 @@ def test_missing_examples_are_named(tmp_path, examples):
     with pytest.raises(BadInputError, match=r"expected prepared examples at .*nowhere"):
         Examples.open(tmp_path / "nowhere")
     (examples.directory / "ids.npy").unlink()
-    with pytest.raises(BadInputError, match=r"ids\.npy with 260 bytes.*is missing"):
+    with pytest.raises(BadInputError, match=r"/ids\.npy is missing; "):
         Examples.open(examples.directory)
 
 
@@ -175,14 +178,43 @@ def test_damage_is_named(examples):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(BadInputError, match=r"of .*ids\.npy, got .*damaged"):
+    with pytest.raises(BadInputError, match=r"/ids\.npy is damaged \(crc32c "):
         Examples.open(examples.directory).verify()
     path.write_bytes(content[:-1])
-    with pytest.raises(BadInputError, match=r"ids\.npy with 260 bytes.*has 259 bytes"):
+    with pytest.raises(BadInputError, match=r"/ids\.npy has 259 bytes, not 260; "):
         Examples.open(examples.directory)
     path.write_bytes(b"x" * 260)
     with pytest.raises(BadInputError, match=r"expected a NumPy array in .*ids\.npy"):
         Examples.open(examples.directory)
+
+
+def test_a_flipped_bit_of_the_manifest_is_named(examples):
+    path = examples.directory / "examples.json"
+    sound = path.read_bytes()
+    assert b'"task": "t"' in sound
+    path.write_bytes(sound.replace(b'"task": "t"', b'"task": "u"'))
+    with pytest.raises(
+        BadInputError, match=r"/examples\.json cannot be read \(its che"
+    ):
+        Examples.open(examples.directory)
+
+
+def test_examples_of_an_earlier_release_open_and_are_verified(tmp_path):
+    batch = make_batch(0, 5) | {SENTENCE_ID: np.array([3, 3, 4, 4, 7])}
+    directory = write_examples(tmp_path / "set", [batch], {"task": "t"}).directory
+    path = directory / "examples.json"
+    info = unseal(path.read_bytes())
+    for name, entry in [
+        *info["features"].items(),
+        ("sentence_starts", info["sentence_starts"]),
+    ]:
+        content = (directory / f"{name}.npy").read_bytes()
+        entry["crc32c"] = google_crc32c.Checksum(content).hexdigest().decode()
+    path.write_text(json.dumps(info, indent=2, sort_keys=True, ensure_ascii=False))
+    examples = Examples.open(directory, expect={"task": "t"})
+    examples.verify()
+    assert examples.sentence_starts.tolist() == [0, 2, 4, 5]
+    np.testing.assert_array_equal(examples.features["ids"], batch["ids"])
 
 
 def test_another_format_version_is_refused(examples):

@@ -12,6 +12,7 @@ import tensorflow as tf
 from realm_jax.data.splits import is_held_out
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
+from realm_jax.manifests import seal, unseal
 from realm_jax.prepare import inspect
 from realm_jax.prepare.materialise import materialise
 from tasks import corpora
@@ -89,9 +90,9 @@ def test_a_prepared_corpus_is_registered_as_it_was_prepared(copied):
     }
     # `prepare` keeps its seed with the examples.
     path = copied / "examples/town_salient/train/examples.json"
-    info = json.loads(path.read_text())
+    info = unseal(path.read_bytes())
     info["metadata"] |= {"seed": 4, "validation_fraction": 0.3}
-    path.write_text(json.dumps(info))
+    path.write_bytes(seal(info))
 
     assert "town_random_tokens" in inspect.register_prepared("town", copied)
     for task in ("blocks", "ict", "salient", "random_tokens", "random_spans"):

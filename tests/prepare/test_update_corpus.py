@@ -21,6 +21,7 @@ from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.versions import PARENT_FILE, SUCCESSOR_FILE, newest_version
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.manifests import unseal
 from realm_jax.prepare import taggers, update_corpus
 from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks
 from realm_jax.prepare.scratch import Workers
@@ -72,7 +73,7 @@ def update(root, changed, *, old="old", new="new", **others):
 def contents(folder):
     """The bytes of every file of a corpus, and what corpus.json says."""
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    info = json.loads(files.pop("corpus.json"))
+    info = unseal(files.pop("corpus.json"))
     for name in (SUCCESSOR_FILE, PARENT_FILE):
         files.pop(name, None)
     return files, {name: info[name] for name in info.keys() - OWN}
@@ -231,19 +232,19 @@ def test_a_folder_that_is_taken_and_a_second_successor_are_refused(old, tmp_path
 def test_a_corpus_that_is_damaged_is_not_copied(old, tmp_path):
     ids = old / "ids.npy"
     ids.write_bytes(ids.read_bytes()[:-1] + b"\xff")
-    with pytest.raises(BadInputError, match=r"expected crc32c \w+ of .*ids\.npy"):
+    with pytest.raises(BadInputError, match=r"/ids\.npy is damaged \(crc32c "):
         update(tmp_path, CHANGED)
     assert not (tmp_path / "new").exists()
 
 
 def test_a_corpus_of_an_earlier_version_is_refused(old, tmp_path):
-    info = json.loads((old / "corpus.json").read_text())
+    info = unseal((old / "corpus.json").read_bytes())
     del info["files"]["documents.npy"]
     (old / "corpus.json").write_text(json.dumps(info))
     with pytest.raises(BadInputError, match=r"expected documents\.npy in .*old"):
         update(tmp_path, CHANGED)
     (old / "corpus.json").write_text(json.dumps(info | {"format_version": 1}))
-    with pytest.raises(BadInputError, match="expected a corpus of format version"):
+    with pytest.raises(BadInputError, match="expected a prepared corpus of format"):
         update(tmp_path, CHANGED)
 
 

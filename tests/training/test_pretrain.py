@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.checksummed_json import seal, unseal
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.builder import TRAINER_ROLE, BuilderConfig, IndexBuilder
 from realm_jax.index.heartbeat import read_heartbeat
 from realm_jax.index.manifest import DamagedSnapshotError
 from realm_jax.index.snapshot_writer import SnapshotWriter
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
+from realm_jax.manifests import seal, unseal
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training import checkpoints, pretrain

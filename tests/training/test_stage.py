@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bench.invented_world import WorldConfig
-from realm_jax import checksummed_json
+from realm_jax import manifests
 from realm_jax.data.examples import write_examples
 from realm_jax.errors import BadInputError
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
@@ -47,9 +47,9 @@ def test_a_run_of_other_settings_is_refused_and_left_alone(
 def without_spans(folder):
     """Makes checkpoints look like those of runs in which every span was an example."""
     for path in (folder / "checkpoints").glob("*.json"):
-        manifest = checksummed_json.unseal(path.read_bytes())
+        manifest = manifests.unseal(path.read_bytes())
         del manifest["details"]["spans"]
-        path.write_bytes(checksummed_json.seal(manifest))
+        path.write_bytes(manifests.seal(manifest))
 
 
 def test_a_run_that_was_begun_with_every_span_goes_on_with_every_span(world, tmp_path):

@@ -57,10 +57,6 @@ class CachedStore:
             name in self._stats if self._is_within(name) else self._store.exists(name)
         )
 
-    def size(self, name: str) -> int:
-        """See `Store`."""
-        return self._store.size(name)
-
     def list(self, folder: str = "") -> list[str]:
         """See `Store`."""
         if not self._is_within(f"{folder}/"):

@@ -1,7 +1,6 @@
 """Finds, opens, hashes and unpacks files, local or on gs://."""
 
 import bz2
-import errno
 import gzip
 import hashlib
 import json
@@ -12,13 +11,12 @@ from typing import IO
 
 from etils import epath
 
-from realm_jax.errors import BadInputError
+from realm_jax.errors import BadInputError, full_disk_is_bad_input
 from realm_jax.prepare.documents.source import Piece
 
 CHUNK_BYTES = 1 << 20
 _WILDCARDS = frozenset("*?[")
-_OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Exceptions with which gzip and bz2 report damage.
+# What damage looks like, in the words of gzip and bz2.
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, OSError)
 
 
@@ -151,17 +149,11 @@ def write_whole(chunks: Iterable[bytes], path: epath.Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.parent / f".{path.name}.{os.getpid()}"
     try:
-        with unfinished.open("wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-        unfinished.replace(path)
-    except OSError as error:
-        if error.errno not in _OUT_OF_SPACE:
-            raise
-        raise BadInputError(
-            f"expected room for {path}, but the disk is full; make room or choose "
-            "another folder."
-        ) from error
+        with full_disk_is_bad_input(str(path)):
+            with unfinished.open("wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+            unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
 

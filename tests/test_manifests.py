@@ -1,0 +1,94 @@
+"""Manifests: what was sealed comes back, and what differs by a bit is named."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from realm_jax.manifests import FileRecord, find_damage, parse_files, seal, unseal
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+BODIES = st.dictionaries(st.text().filter(lambda name: name != "crc32c"), VALUES)
+
+
+@settings(max_examples=50)
+@given(BODIES)
+def test_what_was_sealed_comes_back_and_others_can_read_it(body):
+    assert unseal(seal(body)) == body
+    assert json.loads(seal(body)).items() >= body.items()
+
+
+@settings(max_examples=50)
+@given(BODIES, st.data())
+def test_no_other_bit_passes(body, data):
+    sealed = bytearray(seal(body))
+    sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= 1 << data.draw(
+        st.integers(0, 7)
+    )
+    with pytest.raises(ValueError, match=r"."):
+        unseal(bytes(sealed))
+
+
+@pytest.mark.parametrize("text", [b"", b"3", b"{}", b'{"a": 1}\n', b"\xff", b"[1]"])
+def test_what_was_never_sealed_does_not_pass(text):
+    with pytest.raises(ValueError, match=r"."):
+        unseal(text)
+
+
+def test_what_an_earlier_release_sealed_passes_in_its_order():
+    """The bytes that one wrote: keys as they were put in, not in order."""
+    text = (
+        b'{\n "step": 4,\n "details": {\n  "number": 2,\n  "utility": -0.5\n },\n'
+        b' "files": {\n  "4/x": {\n   "size": 9,\n   "crc32c": 3808858755\n'
+        b'  }\n },\n "crc32c": 3883119423\n}\n'
+    )
+    body = unseal(text)
+    assert list(body) == ["step", "details", "files"]
+    # The check value of CRC-32C.
+    assert parse_files(body["files"]) == {"4/x": FileRecord.of(b"123456789")}
+    with pytest.raises(ValueError, match="does not fit"):
+        unseal(text.replace(b"-0.5", b"-0.6"))
+
+
+def test_the_order_in_which_a_body_was_filled_does_not_show():
+    one, two = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1}
+    assert seal(one) == seal(two)
+
+
+def test_an_object_without_a_checksum_passes_only_where_it_may():
+    assert unseal(b'{"a": 1}', required=False) == {"a": 1}
+    for text in (b"[1]", b'{"a": 1, "crc32c": null}', b'{"a": 1, "crc32c": 0}'):
+        with pytest.raises(ValueError, match="checksum"):
+            unseal(text, required=False)
+
+
+def test_checksums_of_files_may_be_digits_of_either_kind():
+    records = {"x": FileRecord(9, 0xE3069283)}
+    assert parse_files(unseal(seal({"files": records}))["files"]) == records
+    assert parse_files({"x": {"size": 9, "crc32c": "e3069283"}}) == records
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (b"sound", None),
+        (None, "b is missing"),
+        (b"short", "b has 5 bytes, not 4"),
+        (b"lost", "b is damaged (crc32c "),
+    ],
+)
+def test_the_first_file_that_is_not_as_it_was_is_named(found, said):
+    written = {"a": b"sound", "b": b"sound" if said is None else b"held", "c": b""}
+    files = {name: FileRecord.of(data) for name, data in written.items()}
+    there = written | {"b": found} | ({} if said is None else {"c": b"more"})
+
+    def look_up(name):
+        return None if there[name] is None else FileRecord.of(there[name])
+
+    damage = find_damage(files, look_up)
+    assert damage is None if said is None else damage.startswith(said)
