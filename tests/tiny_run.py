@@ -44,7 +44,7 @@ from realm_jax.training import initialization
 from realm_jax.training import optimizers
 from realm_jax.training import pretrain
 from realm_jax.training import warm_start
-from tasks import prepare
+from realm_jax.prepare import prepare
 
 prepare.PrepareConfig:
     chunk_length = 40
