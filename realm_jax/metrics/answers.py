@@ -67,11 +67,6 @@ def compile_patterns(patterns: Sequence[str]) -> list[re.Pattern[str]]:
     return [pattern for pattern in compiled if pattern]
 
 
-def broken_patterns(patterns: Sequence[str]) -> list[str]:
-    """Returns the patterns that are not valid regular expressions, for reporting."""
-    return [pattern for pattern in patterns if compile_pattern(pattern) is None]
-
-
 @functools.lru_cache(maxsize=65_536)
 def compile_pattern(pattern: str) -> re.Pattern[str] | None:
     """Compiles the regular expression of an answer.

@@ -78,23 +78,3 @@ def log_share_of_batch(
     # A single sum, because there may be no other documents.
     everything = jnp.concatenate([own, others], axis=-1)
     return jax.nn.logsumexp(own, axis=-1) - jax.nn.logsumexp(everything, axis=-1)
-
-
-def retrieval_gradient(
-    log_retrieval: Float[Array, "batch candidate"],
-    log_likelihood: Float[Array, "batch candidate"],
-) -> Float[Array, "batch candidate"]:
-    """Computes r(z), the gradient of log p(y|x) with respect to the score f(x, z).
-
-    r(z) = [p(y|z,x) / p(y|x) - 1] p(z|x) (REALM, section 3.3): a document that predicts
-    the answer better than the mixture does gets a higher score. Only diagnostics use
-    this; training differentiates the marginal likelihood itself.
-
-    Args:
-      log_retrieval: log p(z|x).
-      log_likelihood: log p(y|z,x).
-    """
-    log_marginal = jax.nn.logsumexp(
-        log_retrieval + log_likelihood, axis=-1, keepdims=True
-    )
-    return (jnp.exp(log_likelihood - log_marginal) - 1.0) * jnp.exp(log_retrieval)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from realm_jax.objectives import retrieval
+from realm_jax.objectives.masked_lm import Marginalization, marginal_likelihood
 
 
 def test_log_probs_equal_a_loop_in_float64():
@@ -28,32 +29,46 @@ def test_log_probs_equal_a_loop_in_float64():
             assert float(got[row, k]) == pytest.approx(want, abs=1e-4)
 
 
+def gradient_of_the_likelihood(scores, log_likelihood):
+    """What training gives f(x, z) when it ascends log p(y|x)."""
+
+    def log_marginal(scores):
+        # Embeddings of one dimension, whose inner products are the scores.
+        log_retrieval = retrieval.retrieval_log_probs(
+            jnp.ones((len(scores), 1)), scores[..., None], jnp.ones(scores.shape, bool)
+        )
+        return -marginal_likelihood(
+            log_retrieval,
+            log_likelihood[..., None],
+            jnp.ones((len(scores), 1)),
+            Marginalization.PER_SPAN,
+        ).loss_total
+
+    return jax.grad(log_marginal)(scores)
+
+
 def test_worked_example_of_the_paper():
     """f = [2, 1, 0], p(y|z1,x) = .6 and p(y|x) = .5 give r(z1) = .133."""
-    log_retrieval = jax.nn.log_softmax(jnp.array([[2.0, 1.0, 0.0]]))
-    np.testing.assert_allclose(
-        np.exp(log_retrieval[0]), [0.665, 0.245, 0.090], atol=5e-4
-    )
+    scores = jnp.array([[2.0, 1.0, 0.0]])
+    p = np.exp([2.0, 1.0, 0.0]) / np.exp([2.0, 1.0, 0.0]).sum()
+    np.testing.assert_allclose(p, [0.665, 0.245, 0.090], atol=5e-4)
     # Any two likelihoods that make the marginal one half will do.
-    rest = (0.5 - 0.6 * np.exp(log_retrieval[0, 0])) / np.exp(
-        log_retrieval[0, 1:]
-    ).sum()
+    rest = (0.5 - 0.6 * p[0]) / p[1:].sum()
     log_likelihood = jnp.log(jnp.array([[0.6, rest, rest]]))
-    gradient = retrieval.retrieval_gradient(log_retrieval, log_likelihood)
+    gradient = gradient_of_the_likelihood(scores, log_likelihood)
     assert float(gradient[0, 0]) == pytest.approx(0.133, abs=5e-4)
 
 
-def test_retrieval_gradient_is_the_derivative_of_the_log_marginal():
+def test_the_gradient_is_that_of_the_paper():
+    """r(z) = [p(y|z,x) / p(y|x) - 1] p(z|x) (REALM, section 3.3), in float64."""
     rng = np.random.default_rng(1)
-    scores = jnp.asarray(rng.normal(size=(4, 6)), jnp.float32)
-    log_likelihood = jnp.log(jnp.asarray(rng.uniform(0.01, 1, (4, 6)), jnp.float32))
-
-    def log_marginal(scores):
-        log_retrieval = jax.nn.log_softmax(scores)
-        return jax.nn.logsumexp(log_retrieval + log_likelihood, axis=-1).sum()
-
-    want = jax.grad(log_marginal)(scores)
-    got = retrieval.retrieval_gradient(jax.nn.log_softmax(scores), log_likelihood)
+    scores, likelihood = rng.normal(size=(4, 6)), rng.uniform(0.01, 1, (4, 6))
+    p = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+    marginal = (p * likelihood).sum(axis=-1, keepdims=True)
+    want = (likelihood / marginal - 1) * p
+    got = gradient_of_the_likelihood(
+        jnp.asarray(scores, jnp.float32), jnp.log(jnp.asarray(likelihood, jnp.float32))
+    )
     np.testing.assert_allclose(got, want, atol=1e-6)
     # A softmax's gradient moves mass, it makes none.
     np.testing.assert_allclose(got.sum(axis=-1), np.zeros(4), atol=1e-6)
