@@ -1,87 +1,27 @@
-"""Builds a knowledge corpus of blocks with salient spans from documents."""
+"""Turns documents into blocks with salient spans, and names what decides them."""
 
 import hashlib
 import itertools
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from realm_jax.data.block_writer import Block, BlockWriter
-from realm_jax.data.blocks import FORMAT_VERSION, BlockStore, BlockText
+from realm_jax.data.block_writer import Block
+from realm_jax.data.blocks import FORMAT_VERSION, BlockText
 from realm_jax.data.chunking import pack, split_at, split_sentences
-from realm_jax.data.document_table import document_rows
 from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import Span, Tagger
 from realm_jax.data.wordpiece import WordPiece
-
-# Enough for the tokenizer and the tagger to work in batches, little to keep in memory.
-_DOCUMENTS_PER_BATCH = 512
-
-
-def build_corpus(
-    documents: Iterable[Document],
-    directory: str | os.PathLike[str],
-    *,
-    vocabulary: WordPiece,
-    tagger: Tagger,
-    chunk_length: int,
-    source: str = "",
-    metadata: Mapping[str, Any] | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> BlockStore:
-    """Builds and opens a block store.
-
-    The same documents and settings give the same bytes. Memory grows with the number of
-    blocks (see `BlockWriter`), not with their text.
-
-    Args:
-      documents: in the order of the blocks to be written; consumed once.
-      directory: where the store appears when it is complete; absent or empty.
-      vocabulary: the tokenizer; it is copied into the store.
-      tagger: finds the salient spans of documents that come without any.
-      chunk_length: wordpieces of a block, title and special pieces included.
-      source: identifies the documents, for `settings_fingerprint`.
-      metadata: additional values for corpus.json.
-      progress: called with the number of documents read so far.
-
-    Raises:
-      BadInputError: no document has text, `directory` is not empty, `chunk_length` is
-        too small, a document is malformed, or the disk is full.
-    """
-    num_documents = 0
-    with BlockWriter(directory, vocabulary, chunk_length) as writer:
-        for batch in _batched(documents, _DOCUMENTS_PER_BATCH):
-            made = chunk_each(batch, vocabulary, tagger, chunk_length)
-            for block in itertools.chain.from_iterable(made):
-                writer.add(block)
-            writer.add_documents(document_rows(batch, list(map(len, made))))
-            num_documents += len(batch)
-            if progress is not None:
-                progress(num_documents)
-        writer.metadata |= {
-            **(metadata or {}),
-            "num_documents": num_documents,
-            "tagger": tagger.name,
-            "source": source,
-            "settings_fingerprint": settings_fingerprint(
-                vocabulary=vocabulary,
-                tagger_name=tagger.name,
-                chunk_length=chunk_length,
-                source=source,
-            ),
-        }
-    return BlockStore.open(directory)
 
 
 def settings_fingerprint(
     *, vocabulary: WordPiece, tagger_name: str, chunk_length: int, source: str
 ) -> str:
-    """Returns a hash of everything that determines the output of `build_corpus`.
+    """Returns a hash of everything that determines the content of a corpus.
 
-    A store with this `settings_fingerprint` in corpus.json need not be built again.
+    A store whose corpus.json has this `settings_fingerprint` need not be made again.
     """
     settings: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
@@ -91,17 +31,6 @@ def settings_fingerprint(
         "source": source,
     }
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
-def chunk_documents(
-    documents: Sequence[Document],
-    vocabulary: WordPiece,
-    tagger: Tagger,
-    chunk_length: int,
-) -> list[Block]:
-    """Returns the blocks of documents, in order; see `chunk_each`."""
-    made = chunk_each(documents, vocabulary, tagger, chunk_length)
-    return list(itertools.chain.from_iterable(made))
 
 
 def chunk_each(
@@ -188,9 +117,3 @@ class _Draft(NamedTuple):
             document.title, self.body, document.source_id, sentences, spans_inside
         )
         return Block(self.title_ids, self.body_ids, text)
-
-
-def _batched(documents: Iterable[Document], size: int) -> Iterator[list[Document]]:
-    iterator = iter(documents)
-    while batch := list(itertools.islice(iterator, size)):
-        yield batch

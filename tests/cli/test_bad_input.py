@@ -14,12 +14,12 @@ import sys
 import pytest
 
 from realm_jax.cli.main import main
-from realm_jax.data.corpus import build_corpus
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.documents.source import read_all
 from tests import tiny_run
+from tests.corpus_builder import build_corpus
 
 
 @pytest.fixture

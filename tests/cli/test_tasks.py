@@ -11,10 +11,10 @@ import seqio
 
 from realm_jax.cli import tasks as command
 from realm_jax.cli.main import main
-from realm_jax.data.corpus import build_corpus
 from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import WordPiece
+from tests.corpus_builder import build_corpus
 
 BOLD = "\x1b[1;33m"
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from realm_jax.data.corpus import build_corpus
 from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import WordPiece
+from tests.corpus_builder import build_corpus
 
 _TOWNS = ("Ansk", "Brel", "Čudo", "Dorm", "Élan", "Fosk", "Gant", "Hult")
 _TEXT = (

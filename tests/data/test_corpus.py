@@ -4,17 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm_jax.data import corpus
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.corpus import (
-    build_corpus,
-    chunk_documents,
-    settings_fingerprint,
-)
+from realm_jax.data.corpus import chunk_each, settings_fingerprint
 from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import PreAnnotated, RuleTagger, Span
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
+from tests.corpus_builder import build_corpus
 
 DOCUMENTS = [
     Document(
@@ -114,22 +110,22 @@ def test_a_corpus_may_be_built_without_spans(tmp_path, vocabulary):
     assert store.info["tagger"] == "given"
 
 
-def test_same_input_same_bytes_whatever_the_batches(
-    store, tmp_path, vocabulary, monkeypatch
-):
-    monkeypatch.setattr(corpus, "_DOCUMENTS_PER_BATCH", 1)
+def test_same_input_same_bytes(store, tmp_path, vocabulary):
     again = build(tmp_path / "c", vocabulary, iter(DOCUMENTS))
     assert again.fingerprint == store.fingerprint
     for path in store.directory.iterdir():
         assert path.read_bytes() == (again.directory / path.name).read_bytes()
 
 
-def test_progress_counts_documents(tmp_path, vocabulary, monkeypatch):
-    monkeypatch.setattr(corpus, "_DOCUMENTS_PER_BATCH", 3)
-    seen = []
-    store = build(tmp_path / "c", vocabulary, progress=seen.append)
-    assert seen == [3, 4]
-    assert store.info["num_documents"] == 4
+def test_the_blocks_of_a_document_do_not_depend_on_those_beside_it(vocabulary):
+    together = chunk_each(DOCUMENTS, vocabulary, RuleTagger(), 32)
+    assert sum(map(len, together)) > len(DOCUMENTS)
+    for document, blocks in zip(DOCUMENTS, together, strict=True):
+        [alone] = chunk_each([document], vocabulary, RuleTagger(), 32)
+        for one, other in zip(blocks, alone, strict=True):
+            assert one.text == other.text
+            assert one.title_ids.tolist() == other.title_ids.tolist()
+            assert one.body_ids.tolist() == other.body_ids.tolist()
 
 
 def test_info_tells_whether_a_store_is_the_one_wanted(tmp_path, vocabulary):
@@ -177,9 +173,9 @@ TEXTS = st.text(max_size=50) | st.lists(st.sampled_from(WORDS)).map(" ".join)
 @given(texts=st.lists(TEXTS, max_size=4), chunk_length=st.integers(8, 40))
 def test_blocks_of_any_text_hold_its_wordpieces_once(vocabulary, texts, chunk_length):
     documents = [Document("Title", text, str(i)) for i, text in enumerate(texts)]
-    blocks = chunk_documents(documents, vocabulary, RuleTagger(), chunk_length)
-    for document in documents:
-        own = [block for block in blocks if block.text.source_id == document.source_id]
+    made = chunk_each(documents, vocabulary, RuleTagger(), chunk_length)
+    for document, own in zip(documents, made, strict=True):
+        assert {block.text.source_id for block in own} <= {document.source_id}
         pieces = [piece for block in own for piece in block.body_ids.tolist()]
         assert pieces == vocabulary.encode(document.text).ids.tolist()
         for block in own:

@@ -5,7 +5,6 @@ import unicodedata
 import numpy as np
 import pytest
 
-from realm_jax.data.corpus import build_corpus
 from realm_jax.data.dates import find_dates
 from realm_jax.data.documents import Document
 from realm_jax.data.inverse_cloze import inverse_cloze_examples
@@ -13,6 +12,7 @@ from realm_jax.data.masking import salient_examples
 from realm_jax.data.random_masking import random_span_examples, random_token_examples
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import WordPiece
+from tests.corpus_builder import build_corpus
 from tests.data.korean_articles import ARTICLES, SENTENCES
 
 DOCUMENTS = [

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.data.corpus import build_corpus
 from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.models.span_reader import SpanReader
+from tests.corpus_builder import build_corpus
 from tests.evaluation.tiny_reader import LENGTHS, TOWNS
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.corpus import build_corpus
 from realm_jax.data.documents import Document
 from realm_jax.data.questions import question_examples, read_questions
 from realm_jax.data.salient_spans import RuleTagger
@@ -27,6 +26,7 @@ from realm_jax.training.checkpoint_manifests import read_details, write_manifest
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.zero_shot_recall import search_questions
 from tests import tiny_world
+from tests.corpus_builder import build_corpus
 from tests.tiny_world import EMBED, LENGTHS, NEVER, silent
 
 

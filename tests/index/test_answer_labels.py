@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from realm_jax.data.answer_spans import answer_spans
-from realm_jax.data.corpus import Document, build_corpus
+from realm_jax.data.documents import Document
 from realm_jax.data.questions import Question, question_examples
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import WordPiece
@@ -14,6 +14,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.index.answer_labels import AnswerLabels
 from realm_jax.index.candidates import question_candidates
 from realm_jax.types import Neighbours, QuestionBatch
+from tests.corpus_builder import build_corpus
 
 MAX_SPAN = 4
 QUERY_LENGTH = 16

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.corpus import build_corpus
 from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.versions import newest_version
@@ -31,6 +30,7 @@ from realm_jax.prepare import update_corpus
 from realm_jax.prepare.update_corpus import UpdateConfig
 from realm_jax.storage import open_store
 from realm_jax.weights import bert as weights
+from tests.corpus_builder import build_corpus
 from tests.index.tiny_builder import flip_a_bit, given
 
 MINILM = pathlib.Path(__file__).parents[2] / ".cache/data/minilm-l6"

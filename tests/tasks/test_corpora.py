@@ -7,7 +7,6 @@ import seqio
 import tensorflow as tf
 
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.corpus import build_corpus
 from realm_jax.data.documents import Document
 from realm_jax.data.inverse_cloze import inverse_cloze_examples
 from realm_jax.data.masking import salient_examples
@@ -19,6 +18,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.prepare import seqio_tasks
 from realm_jax.prepare.materialise import materialise
 from tasks import corpora
+from tests.corpus_builder import build_corpus
 
 pytestmark = pytest.mark.usefixtures("towns")
 

@@ -1,0 +1,32 @@
+"""A corpus of a few documents, made in one go: no source, no parts, no workers."""
+
+import itertools
+
+from realm_jax.data.block_writer import BlockWriter
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.corpus import chunk_each, settings_fingerprint
+from realm_jax.data.document_table import document_rows
+
+
+def build_corpus(
+    documents, directory, *, vocabulary, tagger, chunk_length, source="", metadata=None
+):
+    documents = list(documents)
+    with BlockWriter(directory, vocabulary, chunk_length) as writer:
+        made = chunk_each(documents, vocabulary, tagger, chunk_length)
+        for block in itertools.chain.from_iterable(made):
+            writer.add(block)
+        writer.add_documents(document_rows(documents, list(map(len, made))))
+        writer.metadata |= {
+            **(metadata or {}),
+            "num_documents": len(documents),
+            "tagger": tagger.name,
+            "source": source,
+            "settings_fingerprint": settings_fingerprint(
+                vocabulary=vocabulary,
+                tagger_name=tagger.name,
+                chunk_length=chunk_length,
+                source=source,
+            ),
+        }
+    return BlockStore.open(directory)
