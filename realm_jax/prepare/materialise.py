@@ -11,8 +11,8 @@ import tensorflow as tf
 from realm_jax.data.examples import Examples, write_examples
 from realm_jax.data.features import Example
 from realm_jax.errors import BadInputError
-from realm_jax.prepare.feature_converters import numpy_batches
 from realm_jax.prepare.seqio_tasks import provenance
+from realm_jax.prepare.tf_datasets import numpy_batches
 
 _WRITE_EXAMPLES = 1024
 

@@ -21,7 +21,7 @@ from realm_jax.data.salient_spans import Tagger
 from realm_jax.data.splits import TRAIN, VALIDATION, VALIDATION_FRACTION, held_out
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
-from realm_jax.prepare.feature_converters import expand, output_features, restore_shapes
+from realm_jax.prepare.tf_datasets import expand, output_features, restore_shapes
 from realm_jax.types import NULL_BLOCK
 
 NUM_SHARDS = 64

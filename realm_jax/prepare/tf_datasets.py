@@ -12,9 +12,6 @@ import seqio
 import tensorflow as tf
 
 from realm_jax.data.features import Example, FeatureSpecs
-from realm_jax.data.inverse_cloze import inverse_cloze_specs
-from realm_jax.data.masking import pretrain_specs
-from realm_jax.data.questions import question_specs
 from realm_jax.errors import BadInputError
 
 
@@ -100,78 +97,6 @@ def restore_shapes(
             for name, spec in specs.items()
         }
     )
-
-
-class RealmFeatureConverter(seqio.FeatureConverter):
-    """Passes the features of a task to the model, padded to the requested lengths.
-
-    SeqIO requires a length for every feature: that of a scalar is None. Packing is not
-    supported. Subclasses define the features.
-    """
-
-    PACKING_FEATURE_DTYPES: Mapping[str, tf.dtypes.DType] | None = None
-
-    def __init__(self, pack: bool = False, **options):
-        """Initialises a `seqio.FeatureConverter` without packing.
-
-        Raises:
-          BadInputError: `pack` is set.
-        """
-        if pack:
-            raise BadInputError(
-                "expected pack=False, got True: a query and its documents cannot share "
-                "a sequence with others; set it to False."
-            )
-        super().__init__(pack=False, **options)
-
-    def get_model_feature_lengths(
-        self, task_feature_lengths: Mapping[str, int | None]
-    ) -> Mapping[str, int | None]:
-        """Returns the same lengths: features are passed as they are."""
-        return dict(task_feature_lengths)
-
-    def _convert_features(
-        self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int | None]
-    ) -> tf.data.Dataset:
-        lengths = {
-            name: length
-            for name, length in task_feature_lengths.items()
-            if length is not None
-        }
-        kept = ds.map(
-            lambda example: {name: example[name] for name in task_feature_lengths}
-        )
-        return seqio.trim_and_pad_dataset(kept, lengths)
-
-
-def _passed(specs: FeatureSpecs) -> dict[str, seqio.FeatureConverter.FeatureSpec]:
-    return {
-        name: seqio.FeatureConverter.FeatureSpec(
-            dtype=tf.as_dtype(spec.dtype), rank=len(spec.shape)
-        )
-        for name, spec in specs.items()
-    }
-
-
-class PretrainFeatureConverter(RealmFeatureConverter):
-    """Converts to the features of `types.PretrainBatch`, without the sentence id."""
-
-    TASK_FEATURES = _passed(pretrain_specs())
-    MODEL_FEATURES = TASK_FEATURES
-
-
-class InverseClozeFeatureConverter(RealmFeatureConverter):
-    """Converts to the features of `types.InverseClozeBatch`."""
-
-    TASK_FEATURES = _passed(inverse_cloze_specs())
-    MODEL_FEATURES = TASK_FEATURES
-
-
-class QuestionFeatureConverter(RealmFeatureConverter):
-    """Converts to the features of `types.QuestionBatch`."""
-
-    TASK_FEATURES = _passed(question_specs())
-    MODEL_FEATURES = TASK_FEATURES
 
 
 def numpy_batches(
