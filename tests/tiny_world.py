@@ -23,7 +23,8 @@ from realm_jax.index import build
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import RetrieverConfig
-from realm_jax.training import stage
+from realm_jax.storage import Store
+from realm_jax.training import checkpoints, stage
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.optimizers import OptimizerConfig
@@ -208,6 +209,11 @@ def stop_after(steps: int):
             stop.set()
 
     return stop, report
+
+
+def read_item(store: Store, step: int, item: str) -> Any:
+    """One item of a checkpoint ("params", "rest", "index") as NumPy arrays."""
+    return checkpoints._read_on_host(store.url(f"checkpoints/{step}"), item)
 
 
 def assert_same_bits(left: Any, right: Any) -> None:

@@ -206,11 +206,6 @@ def restore_params(store: Store, which: Which = Which.LAST) -> Restored | None:
     )
 
 
-def read_item(store: Store, step: int, item: str) -> PyTree:
-    """Returns one item of a checkpoint ("params", "rest", "index") as NumPy arrays."""
-    return _read_on_host(store.url(f"{FOLDER}/{step}"), item)
-
-
 def _chosen(
     store: Store,
     choose: Callable[[Store], int | None],

@@ -11,10 +11,9 @@ import pytest
 
 from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
 from realm_jax.storage import open_store
-from realm_jax.training import checkpoints
 from tests.soak.jobs import Run
 from tests.soak.supervisor import Kills, faults, run_through, run_to_the_end
-from tests.tiny_world import assert_same_bits
+from tests.tiny_world import assert_same_bits, read_item
 
 SEED = int(os.environ.get("SOAK_SEED", "0"))
 
@@ -73,9 +72,7 @@ def _loaded(run):
 
 def _last_state(run):
     store = open_store(run.model_dir)
-    return [
-        checkpoints.read_item(store, run.steps, item) for item in ("params", "rest")
-    ]
+    return [read_item(store, run.steps, item) for item in ("params", "rest")]
 
 
 def test_a_few_kills(tmp_path, world, fork_server):

@@ -11,11 +11,10 @@ import pytest
 
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
-from realm_jax.training import checkpoints
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tests import tiny_run
 from tests.soak.jobs import Run, make_world
-from tests.tiny_world import assert_same_bits
+from tests.tiny_world import assert_same_bits, read_item
 
 _PROCESSES = 4
 _KILLED_AT = 12
@@ -127,7 +126,5 @@ def test_a_killed_worker_changes_no_bit(world, tmp_path, monkeypatch):
         assert "lost" not in said, "its host was there all the time"
         store = open_store(run.model_dir)
         assert finished_steps(store)[-1] == run.steps
-        states.append(
-            [checkpoints.read_item(store, run.steps, i) for i in ("params", "rest")]
-        )
+        states.append([read_item(store, run.steps, i) for i in ("params", "rest")])
     assert_same_bits(*states)

@@ -34,7 +34,7 @@ from realm_jax.training.checkpoint_manifests import (
 from realm_jax.training.masked_spans import HeldOutSpans
 from realm_jax.training.stage import Stage
 from tests import tiny_world
-from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, silent
+from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, read_item, silent
 
 NAMES = {
     "held_out_utility",
@@ -122,10 +122,7 @@ def test_measuring_changes_no_bit_of_training(measured, uninterrupted):
     folder, *_ = measured
     for item in ("params", "rest"):
         assert_same_bits(
-            *(
-                checkpoints.read_item(open_store(path), 8, item)
-                for path in (folder, uninterrupted)
-            )
+            *(read_item(open_store(path), 8, item) for path in (folder, uninterrupted))
         )
 
 
@@ -240,7 +237,7 @@ def test_killed_and_resumed_it_is_the_same_run_with_the_same_best(
     for step in (3, 4, 8):
         for item in ("params", "rest"):
             stores = open_store(whole), open_store(parts)
-            assert_same_bits(*(checkpoints.read_item(s, step, item) for s in stores))
+            assert_same_bits(*(read_item(s, step, item) for s in stores))
     expected, found = lines_of(whole), lines_of(parts)
     # A run that starts again measures its first index again.
     again = found[resumes_from + 1]

@@ -16,13 +16,21 @@ from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.manifests import seal, unseal
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
-from realm_jax.training import checkpoints, pretrain
+from realm_jax.training import pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps, read_details
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.stage import Stage
 from realm_jax.types import NULL_BLOCK
 from tests import tiny_world
-from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, differing, silent
+from tests.tiny_world import (
+    EMBED,
+    LENGTHS,
+    NEVER,
+    assert_same_bits,
+    differing,
+    read_item,
+    silent,
+)
 
 
 class Killed(BaseException):
@@ -43,10 +51,7 @@ def states_of(folder):
     """The arrays of every checkpoint: parameters, optimizer, key."""
     store = open_store(folder)
     return {
-        step: {
-            item: checkpoints.read_item(store, step, item)
-            for item in ("params", "rest")
-        }
+        step: {item: read_item(store, step, item) for item in ("params", "rest")}
         for step in finished_steps(store)
     }
 
@@ -178,13 +183,13 @@ def test_what_was_found_ahead_is_read_after_a_resume_too(world, tmp_path, steps)
     assert not pretrain.run(config_of(world, parts, searcher="scann"), report, stop)
     assert pretrain.run(config_of(world, parts, searcher="scann"), silent, NEVER)
     store = open_store(whole), open_store(parts)
-    assert_same_bits(*(checkpoints.read_item(s, 8, "params") for s in store))
+    assert_same_bits(*(read_item(s, 8, "params") for s in store))
     # It is not what a search at its own step finds.
     beside = tmp_path / "beside"
     config = config_of(world, beside, searcher="scann", search_ahead=False)
     assert pretrain.run(config, silent, NEVER)
-    other = checkpoints.read_item(open_store(beside), 8, "params")
-    assert differing(checkpoints.read_item(store[0], 8, "params"), other)
+    other = read_item(open_store(beside), 8, "params")
+    assert differing(read_item(store[0], 8, "params"), other)
 
 
 def test_the_index_of_the_checkpoint_damaged_is_refused_by_name(

@@ -16,14 +16,14 @@ from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
-from realm_jax.training import checkpoints, initialization, pretrain, rolling_refresh
+from realm_jax.training import initialization, pretrain, rolling_refresh
 from realm_jax.training.candidate_search import DeviceSearch
 from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.losses import PretrainLoss
 from realm_jax.training.partitioning import MeshConfig, make_mesh
 from realm_jax.training.rolling_refresh import Renewal
 from tests import tiny_world
-from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, silent
+from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, read_item, silent
 
 MESH = make_mesh(MeshConfig())
 
@@ -113,10 +113,7 @@ def config_of(world, folder, **changes):
 
 def state_of(folder):
     store = open_store(folder)
-    return {
-        item: checkpoints.read_item(store, 8, item)
-        for item in ("params", "rest", "index")
-    }
+    return {item: read_item(store, 8, item) for item in ("params", "rest", "index")}
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training import pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps
-from realm_jax.training.checkpoints import read_item, restore_params
+from realm_jax.training.checkpoints import restore_params
 from tests import groups, tiny_world
-from tests.tiny_world import assert_same_bits
+from tests.tiny_world import assert_same_bits, read_item
 from tests.training import hosts_program
 
 PROGRAM = "tests.training.hosts_program"
