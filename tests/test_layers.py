@@ -11,7 +11,10 @@ PACKAGES = ("realm_jax", "tasks", "tpu_launch")
 
 # Higher may import lower and its own, never the other way round.
 LAYERS = (
-    ("axes", "chips", "errors", "manifests", "multihost", "storage", "types"),
+    (
+        *("axes", "chips", "errors", "manifests", "multihost", "stages"),
+        *("storage", "types"),
+    ),
     ("data", "metrics", "models", "objectives"),
     ("index", "prepare", "weights"),
     ("training", "evaluation", "tasks"),

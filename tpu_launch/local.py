@@ -24,6 +24,7 @@ from rich.console import Console
 
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
+from realm_jax.stages import BUILD_INDEX
 from realm_jax.storage import UnavailableStoreError, open_store
 from tpu_launch import messages, operations, slices, worker_state
 from tpu_launch.attempts import TakenOverError
@@ -45,7 +46,6 @@ from tpu_launch.watching.live_view import LiveView
 from tpu_launch.worker.command import shell_code
 
 _GAVE_UP = 1
-_BUILDER_COMMAND = "build-index"
 _CHECKOUT = pathlib.Path(__file__).parents[1]
 # Where what is launched lies below the root of a chain.
 _FOLDER = "launched"
@@ -101,10 +101,10 @@ class Stage:
                     f"expected {name} of {self.command} to be at least 1, got "
                     f"{getattr(self, name)}"
                 )
-        if self.beside not in ("", _BUILDER_COMMAND):
+        if self.beside not in ("", BUILD_INDEX.command):
             raise BadInputError(
-                f"expected {_BUILDER_COMMAND!r} or nothing beside {self.command}, got "
-                f"{self.beside!r}"
+                f"expected {BUILD_INDEX.command!r} or nothing beside {self.command}, "
+                f"got {self.beside!r}"
             )
 
     @property

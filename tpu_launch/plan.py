@@ -19,18 +19,16 @@ from rich.console import Console
 
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
+from realm_jax.stages import BUILD_INDEX
 from tpu_launch import local
 from tpu_launch.cancellation import unless_stopped
 from tpu_launch.planner import table
 from tpu_launch.planner.corpus_size import CorpusSize, of_corpus
 from tpu_launch.planner.figures import Plan
 from tpu_launch.slices import HardwareConfig
-from tpu_launch.stage_configs import configured_command, stage_config
+from tpu_launch.stage_configs import configured_stage, stage_config
 
 DOES_NOT_FIT = 2
-
-# Of a corpus whose settings stand elsewhere.
-_CHUNK_LENGTH = 288
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int:
@@ -81,7 +79,7 @@ def _plans(
     say: Callable[[str], None],
 ) -> list[Plan]:
     if not configuration.bindings(local.Chain):
-        return [plan_command(configured_command(), compiles, say)]
+        return [plan_command(configured_stage().command, compiles, say)]
     chain = configuration.configured(local.Chain)
     overrides = [arg for arg in argv if arg.startswith("--gin.")]
     plans = []
@@ -111,13 +109,8 @@ def plan_command(command: str, compiles: bool, say: Callable[[str], None]) -> Pl
     size = of_corpus(config.corpus) or configuration.configured_if_bound(CorpusSize)
     hardware = configuration.configured_if_bound(HardwareConfig)
     setting = Setting(size, hardware, compiles, say)
-    if command in ("evaluate", "ask"):
-        return commands.reading(command, config, setting)
-    if command in ("prepare", "update-corpus"):
-        length = getattr(config, "chunk_length", _CHUNK_LENGTH)
-        return commands.preparing(command, length, setting)
-    if command != "build-index":
-        return commands.training(command, config, setting)
+    if command != BUILD_INDEX.command:
+        return commands.PLANS[command](command, config, setting)
     if not configuration.bindings(ModelFactory):
         raise BadInputError(
             "expected a model file, for the builder reads its model from the "

@@ -1,34 +1,34 @@
 """What the commands of `realm` would run with, read from gin as they read it."""
 
-import importlib
+import sys
 from typing import Any
 
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
+from realm_jax.stages import BUILD_INDEX, STAGES, StageSpec
 
-# Command -> what gin binds of it. What is bound within another stands after that.
-_CONFIGURATIONS = {
-    "pretrain": "realm_jax.training.pretrain.PretrainConfig",
-    "warm-start": "realm_jax.training.warm_start.WarmStartConfig",
-    "evaluate": "realm_jax.evaluation.run.EvaluateConfig",
-    "ask": "realm_jax.evaluation.ask.AskConfig",
-    "finetune": "realm_jax.training.finetune.FinetuneConfig",
-    "build-index": "realm_jax.cli.build_index.BuildIndexConfig",
-    "prepare": "realm_jax.prepare.prepare.PrepareConfig",
-    "update-corpus": "realm_jax.prepare.update_corpus.UpdateConfig",
-}
+_CONFIGURED = {command: spec for command, spec in STAGES.items() if spec.config}
+# The file of a later stage binds what it reads of an earlier one, as `evaluate` binds
+# the configuration of `finetune`; the builder's file may stand beside its trainer's.
+_LOOKED_FOR = [
+    *(spec for spec in reversed(_CONFIGURED.values()) if spec is not BUILD_INDEX),
+    BUILD_INDEX,
+]
 
 
-def configured_command() -> str:
+def configured_stage() -> StageSpec:
     """Returns the command of `realm` whose run file gin holds.
 
     Raises:
       BadInputError: it holds none.
     """
-    for command, place in _CONFIGURATIONS.items():
+    for spec in _LOOKED_FOR:
+        # Gin binds nothing of a module that none of its files has imported.
+        if spec.config.rpartition(".")[0] not in sys.modules:
+            continue
         # Every run file says which corpus it is about, others only how to train.
-        if "corpus" in configuration.bindings(_load(place)):
-            return command
+        if "corpus" in configuration.bindings(spec.load_config()):
+            return spec
     raise BadInputError(
         "expected the run file of a command, got none; add "
         "--gin_file=gin/runs/pretrain.gin, say"
@@ -41,13 +41,8 @@ def stage_config(command: str) -> Any:
     Raises:
       BadInputError: there is no such command, or a setting is missing.
     """
-    if command not in _CONFIGURATIONS:
+    if command not in _CONFIGURED:
         raise BadInputError(
-            f"expected a command among {', '.join(_CONFIGURATIONS)}, got {command!r}"
+            f"expected a command among {', '.join(_CONFIGURED)}, got {command!r}"
         )
-    return configuration.configured(_load(_CONFIGURATIONS[command]))
-
-
-def _load(place: str) -> Any:
-    module, _, name = place.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+    return configuration.configured(_CONFIGURED[command].load_config())

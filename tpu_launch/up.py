@@ -22,6 +22,7 @@ from rich.console import Console
 
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.stages import BUILD_INDEX, STAGES
 from realm_jax.storage import Store, UnavailableStoreError, open_store
 from tpu_launch import messages, operations, plan, worker_state
 from tpu_launch.attempts import TakenOverError
@@ -35,7 +36,7 @@ from tpu_launch.planner import table
 from tpu_launch.planner.figures import Line, Plan, Unit
 from tpu_launch.reconcile import Reconciler
 from tpu_launch.slices import HardwareConfig
-from tpu_launch.stage_configs import configured_command, stage_config
+from tpu_launch.stage_configs import configured_stage, stage_config
 
 GAVE_UP = 1
 BACKENDS = ("api", "gcloud")
@@ -43,8 +44,6 @@ BACKENDS = ("api", "gcloud")
 # What ends a run, other than its being done.
 _RUN_ENDS = (GaveUpError, BadInputError, StoppedError)
 _CHECKOUT = pathlib.Path(__file__).parents[1]
-_COMMANDS = ("warm-start", "pretrain", "finetune")
-_BUILDER_COMMAND = "build-index"
 _POLL_SECONDS = 0.2
 
 
@@ -136,13 +135,14 @@ def configured_job(
     Raises:
       BadInputError: no training run is configured, or it cannot be launched.
     """
-    command = configured_command()
-    if command not in _COMMANDS:
+    stage = configured_stage()
+    if not stage.trains:
+        known = [spec.command for spec in STAGES.values() if spec.trains]
         raise BadInputError(
-            f"expected a run file of {', '.join(_COMMANDS)}, got one of {command!r}; "
-            "launch one of these"
+            f"expected a run file of {', '.join(known)}, got one of "
+            f"{stage.command!r}; launch one of these"
         )
-    config = stage_config(command)
+    config = stage_config(stage.command)
     if not config.model_dir.startswith("gs://"):
         raise BadInputError(
             "expected MODEL_DIR on gs://, where slices meet, got "
@@ -152,12 +152,12 @@ def configured_job(
     files = [_in_checkout(file) for file in gin_files]
     given = [arg for arg in argv if arg.startswith("--gin.")]
     imports = [f"--import_module={module}" for module in modules]
-    trainer = [command, *_gin(files), *given, *imports]
+    trainer = [stage.command, *_gin(files), *given, *imports]
     builder = None
     # Only then somebody else embeds.
     if getattr(config, "refresh_mode", "") == "async":
         builder = [
-            *(_BUILDER_COMMAND, *_gin([*files, *launch.builder_gin_files])),
+            *(BUILD_INDEX.command, *_gin([*files, *launch.builder_gin_files])),
             *(*given, *imports),
             f'--gin.MODEL_DIR="{config.model_dir}"',
             f'--gin.CORPUS="{config.corpus}"',
@@ -171,7 +171,7 @@ def configured_job(
 def _show_costs(job: Job, hardware: HardwareConfig) -> None:
     """Prints what the run takes by the planner, and what it costs at most."""
     console = Console(stderr=True)
-    planned = plan.plan_command(configured_command(), False, lambda text: None)
+    planned = plan.plan_command(configured_stage().command, False, lambda text: None)
     hints = ["prices are those of slices.HardwareConfig, on demand; spot costs less"]
     hours = job.config.deadline_hours
     if planned.figure("the run", "takes") > 3600 * hours:

@@ -25,19 +25,8 @@ from realm_jax.errors import (
     is_out_of_space,
     out_of_space_error,
 )
+from realm_jax.stages import STAGES
 
-# Command -> (module, purpose), in the order of the stages.
-COMMANDS = {
-    "prepare": ("prepare", "turn a corpus into blocks, tagged spans and examples"),
-    "update-corpus": ("update_corpus", "add, replace and delete documents of a corpus"),
-    "warm-start": ("warm_start", "start the retriever (ICT) and the reader (MLM)"),
-    "pretrain": ("pretrain", "train retriever and reader together (REALM)"),
-    "build-index": ("build_index", "follow the newest retriever, publish its index"),
-    "finetune": ("finetune", "train on questions over the frozen document index"),
-    "evaluate": ("evaluate", "measure recall and exact match, write report.html"),
-    "ask": ("ask", "question a trained model, on a page or the command line"),
-    "tasks": ("tasks", "list the SeqIO tasks, print examples as the model sees them"),
-}
 _BUG, _BAD_INPUT = 1, 2
 
 STOPPED = 128 + signal.SIGTERM
@@ -71,14 +60,14 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(_usage())
         return 0 if argv else _BAD_INPUT
-    if argv[0] not in COMMANDS:
+    if argv[0] not in STAGES:
         return _fail(
-            f"unknown command {argv[0]!r}; expected one of {', '.join(COMMANDS)}"
+            f"unknown command {argv[0]!r}; expected one of {', '.join(STAGES)}"
         )
 
     def command(stop: threading.Event) -> int | None:
         # Imported here, for that takes seconds and may be interrupted too.
-        module = importlib.import_module(f"realm_jax.cli.{COMMANDS[argv[0]][0]}")
+        module = importlib.import_module(STAGES[argv[0]].module)
         return module.main(argv[1:], stop)
 
     return guard(command)
@@ -176,7 +165,7 @@ def _fail(message: str) -> int:
 
 
 def _usage() -> str:
-    rows = [f"  {name:<13} {purpose}" for name, (_, purpose) in COMMANDS.items()]
+    rows = [f"  {spec.command:<13} {spec.purpose}" for spec in STAGES.values()]
     return "\n".join([str(__doc__).strip(), "", "Commands:", *rows])
 
 

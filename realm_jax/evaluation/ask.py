@@ -27,7 +27,7 @@ from realm_jax.index.embedding_cache import DOCUMENT_CRC32C
 from realm_jax.index.follower import IndexFollower
 from realm_jax.index.manifest import Manifest, MismatchedSnapshotError
 from realm_jax.index.source import LoadedIndex
-from realm_jax.training import pretrain
+from realm_jax.stages import PRETRAIN
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.initialization import describe
@@ -351,7 +351,7 @@ def _open_model(config: AskConfig, corpus: BlockStore) -> FinetunedModel:
             "vocabulary_fingerprint": vocabulary.fingerprint,
         }
         which = Which(config.pretrained_checkpoint)
-        run = open_finished(config.pretrained, pretrain.NAME, wanted, which)
+        run = open_finished(config.pretrained, PRETRAIN.name, wanted, which)
         began_as = run.tree["retriever"]
     return FinetunedModel.open(
         config.finetuned,

@@ -16,8 +16,8 @@ from realm_jax.index.embedding_cache import DOCUMENT_CRC32C
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.index.source import FIRST_STEP, IndexSource, LoadedIndex
 from realm_jax.objectives.open_qa import AnswerMarginalization
+from realm_jax.stages import FINETUNE
 from realm_jax.storage import open_store
-from realm_jax.training import finetune
 from realm_jax.training.checkpoint_manifests import Which, read_details
 from realm_jax.training.checkpoints import Restored, restore_params
 from realm_jax.training.finetune import FinetuneConfig
@@ -106,8 +106,8 @@ def require_alike(
         the questions or their order.
     """
     wanted = _wanted(config, corpus, allow_corpus_mismatch)
-    _, details = require_finished(config.model_dir, finetune.NAME, wanted)
-    _, of_control = require_finished(control, finetune.NAME, wanted)
+    _, details = require_finished(config.model_dir, FINETUNE.name, wanted)
+    _, of_control = require_finished(control, FINETUNE.name, wanted)
     for name in (*config.data_order(), "train_steps"):
         if details.get(name) != of_control.get(name):
             raise BadInputError(
@@ -184,7 +184,7 @@ class FinetunedModel:
           BadInputError: as in `open_finished`.
         """
         wanted = _wanted(config, corpus, allow_corpus_mismatch)
-        run = open_finished(config.model_dir, finetune.NAME, wanted)
+        run = open_finished(config.model_dir, FINETUNE.name, wanted)
         return cls(config, run, searcher, embed, began_as, pretrained, macro)
 
     def has_index(self, corpus: BlockStore) -> bool:

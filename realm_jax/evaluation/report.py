@@ -38,21 +38,13 @@ from realm_jax.evaluation.throughput import work_of_stages
 from realm_jax.metrics import curves as curves_lib
 from realm_jax.metrics.curves import Curve, Level, find_curve, index_versions
 from realm_jax.metrics.retrieval import Interval
+from realm_jax.stages import title_of
 from realm_jax.storage import open_store
 from realm_jax.types import NULL_BLOCK
 
 HTML_NAME = "report.html"
 JSON_NAME = "report.json"
 FORMAT_VERSION = 1
-
-_STAGES = {
-    "prepare": "Prepare",
-    "warm_start": "Warm start",
-    "pretrain": "REALM pre-training",
-    "build_index": "Index builder",
-    "finetune": "Open-QA fine-tuning",
-    "evaluate": "Evaluate",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +237,7 @@ def render_html(data: ReportData) -> str:
         "percent": percent,
         "duration": duration,
         "mark": _mark,
-        "stage": _stage_name,
+        "stage": title_of,
     }
     environment.globals |= {"points": points, "nats": nats}
     return environment.get_template("report.html.jinja").render(
@@ -326,7 +318,7 @@ def _charts_by_stage(curves: Sequence[Curve]) -> dict[str, list[_Figure]]:
                 continue
             show = chart.value_format
             label = (
-                f"{chart.title} of {_stage_name(stage)}: {show(curve.values[0])} at "
+                f"{chart.title} of {title_of(stage)}: {show(curve.values[0])} at "
                 f"step {curve.steps[0]:,}, {show(curve.values[-1])} at step "
                 f"{curve.steps[-1]:,}, between {show(min(curve.values))} and "
                 f"{show(max(curve.values))}"
@@ -343,10 +335,6 @@ def _charts_by_stage(curves: Sequence[Curve]) -> dict[str, list[_Figure]]:
                 _Figure(chart.title, chart.caption, Markup(svg))
             )
     return stages
-
-
-def _stage_name(stage: str) -> str:
-    return _STAGES.get(stage.replace("-", "_"), stage)
 
 
 def _mark(text: str, part: str) -> Markup:

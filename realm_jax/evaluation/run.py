@@ -33,8 +33,8 @@ from realm_jax.index.source import IndexSource
 from realm_jax.metrics.curves import read_curves
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
+from realm_jax.stages import PRETRAIN, WARM_START
 from realm_jax.storage import open_store
-from realm_jax.training import pretrain, warm_start
 from realm_jax.training.checkpoint_manifests import (
     Which,
 )
@@ -178,12 +178,12 @@ class _Evaluation:
             (report_data.AFTER_WARM_START, config.warm_started),
         ):
             if model_dir:
-                model = self._open(model_dir, warm_start.NAME)
+                model = self._open(model_dir, WARM_START.name)
                 per_question[label] = self._recall_of(model_dir, model)
         masked = pretrained = None
         if config.pretrained:
             which = Which(config.pretrained_checkpoint)
-            model = self._open(config.pretrained, pretrain.NAME, which)
+            model = self._open(config.pretrained, PRETRAIN.name, which)
             pretrained = model.tree
             searcher = self._index(config.pretrained, model)
             per_question[report_data.AFTER_REALM] = self._recall(model.tree, searcher)
@@ -226,7 +226,7 @@ class _Evaluation:
         without_realm: dict[str, Values] = {}
         began = answered = None
         if warm_started:
-            model = self._open(warm_started, warm_start.NAME)
+            model = self._open(warm_started, WARM_START.name)
             began = model.tree
             recall = self._recall_of(warm_started, model)
             without_realm[report_data.AFTER_REALM] = recall
@@ -242,8 +242,8 @@ class _Evaluation:
         comparison = report_data.compare_with_control(
             with_realm,
             without_realm,
-            realm_time=provenance.time_of(config.pretrained, pretrain.NAME),
-            control_time=provenance.time_of(warm_started, warm_start.NAME),
+            realm_time=provenance.time_of(config.pretrained, PRETRAIN.name),
+            control_time=provenance.time_of(warm_started, WARM_START.name),
         )
         return comparison, answered
 
@@ -252,7 +252,7 @@ class _Evaluation:
         config = self._config
         if config.control_warm_started:
             require_finished(
-                config.control_warm_started, warm_start.NAME, self._wanted()
+                config.control_warm_started, WARM_START.name, self._wanted()
             )
         if config.control_finetuned:
             require_alike(

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from realm_jax.metrics.metrics_file import read_metrics
+from realm_jax.stages import PRETRAIN
 
-PRETRAIN = "pretrain"
 LOSS = "loss"
 UTILITY = "retrieval_utility"
 RECALL = "recall_at_5"
@@ -155,7 +155,7 @@ def index_versions(curves: Sequence[Curve]) -> list[IndexVersion]:
 
 
 def _by_step(curves: Sequence[Curve], metric: str) -> dict[int, float]:
-    curve = measured(find_curve(curves, PRETRAIN, metric))
+    curve = measured(find_curve(curves, PRETRAIN.name, metric))
     return dict(zip(curve.steps, curve.values, strict=True))
 
 
@@ -196,8 +196,8 @@ def health(curves: Sequence[Curve]) -> list[Finding]:
       One finding for each problem; a single good one if there is none. Empty if the run
       has no pre-training curves and no loss is infinite or NaN.
     """
-    utility = measured(find_curve(curves, PRETRAIN, UTILITY))
-    recall = measured(find_curve(curves, PRETRAIN, RECALL))
+    utility = measured(find_curve(curves, PRETRAIN.name, UTILITY))
+    recall = measured(find_curve(curves, PRETRAIN.name, RECALL))
     found = _diverged(curves)
     if utility.steps or recall.steps:
         found += _collapse(utility, recall) or _without_use(utility)
@@ -297,7 +297,7 @@ def _without_use(utility: Curve) -> list[Finding]:
 
 def _stale_index(curves: Sequence[Curve]) -> list[Finding]:
     """Detects an index that was no longer replaced towards the end."""
-    ages = measured(find_curve(curves, PRETRAIN, INDEX_AGE_STEPS))
+    ages = measured(find_curve(curves, PRETRAIN.name, INDEX_AGE_STEPS))
     versions = [version.step for version in index_versions(curves)]
     if len(versions) < 2 or not ages.steps:
         return []

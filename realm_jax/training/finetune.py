@@ -6,7 +6,7 @@ so its index is made once and serves to the end, and serves evaluation too.
 
 import dataclasses
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
+from realm_jax.stages import FINETUNE, StageSpec
 from realm_jax.training.host_search import search_local
+from realm_jax.training.index_use import IndexUse
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import FinetuneInputs, FinetuneLoss
 from realm_jax.training.partitioning import place_batch
@@ -27,8 +29,6 @@ from realm_jax.training.stage_config import StageConfig, require_one_of
 from realm_jax.training.state import TrainState
 from realm_jax.training.step_timing import Part
 from realm_jax.types import QuestionBatch
-
-NAME = "finetune"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +46,8 @@ class FinetuneConfig(StageConfig):
       embed: how the corpus is embedded, once.
     """
 
+    stage: ClassVar[StageSpec] = FINETUNE
+
     searcher: str = "device"
     num_retrieved: int = 5000
     num_read: int = 5
@@ -62,6 +64,12 @@ class FinetuneConfig(StageConfig):
                 f"expected num_read among 1..{self.num_retrieved} (num_retrieved), got "
                 f"{self.num_read}; the blocks that are read are the best retrieved"
             )
+
+    @property
+    def index_use(self) -> IndexUse:
+        """One that is made at the start."""
+        embed = self.embed.at_length(self.models.lengths.document)
+        return IndexUse(self.searcher, embed)
 
     def data_order(self) -> dict[str, Any]:
         """What a resumed run must keep, how the reader scores spans included."""
@@ -93,7 +101,12 @@ def run(config: FinetuneConfig, report: Report, stop: threading.Event) -> bool:
       BadInputError: as `Stage`.
       StoppedError: stopped while the corpus was being embedded.
     """
-    stage = Stage(NAME, config, config.make_reader, frozen=frozen_parameters(config))
+    stage = Stage(
+        config.stage.name,
+        config,
+        config.make_reader,
+        frozen=frozen_parameters(config),
+    )
     if stage.is_done:
         return True
     try:

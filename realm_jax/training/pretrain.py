@@ -5,7 +5,7 @@ import functools
 import logging
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import PyTree
@@ -23,6 +23,7 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.objectives.retrieval import Normalization
+from realm_jax.stages import PRETRAIN, StageSpec
 from realm_jax.training.candidate_search import (
     DeviceSearch,
     RetrievingInputs,
@@ -33,6 +34,7 @@ from realm_jax.training.host_search import HostSearch
 from realm_jax.training.index_client import IndexClient
 from realm_jax.training.index_drift import NUM_QUERIES, Probe
 from realm_jax.training.index_metrics import IndexMetrics
+from realm_jax.training.index_use import IndexUse
 from realm_jax.training.kept_checkpoints import KeptCheckpoints
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
@@ -51,8 +53,6 @@ from realm_jax.training.step import MakeStep
 from realm_jax.training.step_timing import Part
 from realm_jax.training.zero_shot_recall import HeldOutQuestions
 from realm_jax.types import PretrainBatch
-
-NAME = "pretrain"
 
 _MEASURED = "measured"
 """In a checkpoint's details: what was measured for the line of metrics after it."""
@@ -94,6 +94,8 @@ class PretrainConfig(StageConfig):
         candidates.
       wait_seconds: how long `async` waits for the first index before it gives up.
     """
+
+    stage: ClassVar[StageSpec] = PRETRAIN
 
     num_candidates: int = 8
     own_block: bool = False
@@ -163,6 +165,19 @@ class PretrainConfig(StageConfig):
         """Whether the steps themselves renew the index, which checkpoints then hold."""
         return self.write_back or self.refresh_mode == RefreshMode.ROLLING.value
 
+    @property
+    def index_use(self) -> IndexUse:
+        """An index that is refreshed while the stage trains."""
+        mode = RefreshMode(self.refresh_mode)
+        halts = {
+            RefreshMode.ASYNC: 0.0,
+            RefreshMode.BLOCKING: self.train_steps / self.refresh_period,
+        }
+        embed = self.embed.at_length(self.models.lengths.document)
+        return IndexUse(
+            self.searcher, embed, halts.get(mode, 1.0), mode, device=self.device
+        )
+
     def data_order(self) -> dict[str, Any]:
         """What a resumed run must keep, what its reader has included."""
         return {**super().data_order(), "span_scorer": self.models.span_scorer}
@@ -175,7 +190,7 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
       BadInputError: as `Stage`, or the index cannot be had.
     """
     stage = Stage(
-        NAME,
+        config.stage.name,
         config,
         config.models.knowledge_encoder,
         frozen=frozen_parameters(config),

@@ -3,12 +3,14 @@
 import dataclasses
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from realm_jax.data.batch_order import Spans
 from realm_jax.errors import BadInputError
+from realm_jax.stages import StageSpec
 from realm_jax.training import initialization
 from realm_jax.training.checkpoint_manifests import Which
+from realm_jax.training.index_use import IndexUse
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.partitioning import MeshConfig
@@ -66,6 +68,9 @@ class StageConfig:
     profile: bool = False
     spans: str = Spans.ONE_PER_SENTENCE.value
 
+    stage: ClassVar[StageSpec]
+    """Which stage it configures."""
+
     starts_from_nothing: ClassVar[bool] = False
     """Whether random parameters are an ordinary start of this stage."""
 
@@ -78,6 +83,16 @@ class StageConfig:
     def examples_per_update(self) -> int:
         """What speed is measured in."""
         return self.batch_size
+
+    @property
+    def index_use(self) -> IndexUse | None:
+        """What the stage does with an index; None of one that has none."""
+        return None
+
+    def one_microbatch(self) -> Self:
+        """Returns a stage whose whole batch is one microbatch of this one."""
+        size = self.batch_size // self.microbatches
+        return dataclasses.replace(self, batch_size=size, microbatches=1)
 
     @property
     def donors(self) -> Sequence[str]:

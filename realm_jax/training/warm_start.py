@@ -6,7 +6,7 @@ ignore documents, and then no gradient reaches the retriever (the cold-start pro
 
 import dataclasses
 import threading
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
@@ -18,7 +18,9 @@ from realm_jax.index.embed import EmbedConfig, query_embedder
 from realm_jax.index.source import LoadedIndex
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.span_reader import MAX_SPAN
+from realm_jax.stages import WARM_START, StageSpec
 from realm_jax.training.host_search import search_local
+from realm_jax.training.index_use import IndexUse
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import ReaderInputs, WarmStartInputs, WarmStartLoss
 from realm_jax.training.partitioning import local_rows, place_batch
@@ -35,8 +37,6 @@ from realm_jax.training.state import TrainState
 from realm_jax.training.step_timing import Part
 from realm_jax.training.unmasked_targets import draw_unmasked
 from realm_jax.types import NULL_BLOCK, InverseClozeBatch, PretrainBatch
-
-NAME = "warm_start"
 
 _SUM_TOLERANCE = 1e-6
 
@@ -111,10 +111,11 @@ class WarmStartConfig(StageConfig):
       embed: how the corpus is embedded, once, for retrieved documents.
     """
 
-    pairs_task: str = ""
-    reader_batch_size: int = 512
+    stage: ClassVar[StageSpec] = WARM_START
     starts_from_nothing: ClassVar[bool] = True
 
+    pairs_task: str = ""
+    reader_batch_size: int = 512
     mixture: ReaderMixture = dataclasses.field(default_factory=ReaderMixture)
     score_unmasked: bool = False
     searcher: str = "device"
@@ -133,6 +134,20 @@ class WarmStartConfig(StageConfig):
     def needs_index(self) -> bool:
         """Whether the reader is shown retrieved documents."""
         return bool(self.task) and self.mixture.retrieved > 0
+
+    @property
+    def index_use(self) -> IndexUse | None:
+        """One that is made at the start, if the reader is shown what it finds."""
+        if not self.needs_index:
+            return None
+        embed = self.embed.at_length(self.models.lengths.document)
+        return IndexUse(self.searcher, embed)
+
+    def one_microbatch(self) -> Self:
+        """Returns a stage whose batches of both models are one microbatch of these."""
+        size = self.reader_batch_size // self.microbatches
+        part = super().one_microbatch()
+        return dataclasses.replace(part, reader_batch_size=size)
 
     @property
     def examples_per_update(self) -> int:
@@ -167,7 +182,7 @@ def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:
       StoppedError: stopped while the corpus was being embedded.
     """
     stage = Stage(
-        NAME,
+        config.stage.name,
         config,
         config.models.knowledge_encoder,
         frozen=frozen_parameters(config),

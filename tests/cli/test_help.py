@@ -5,7 +5,8 @@ import shlex
 
 import pytest
 
-from realm_jax.cli.main import COMMANDS, main
+from realm_jax.cli.main import main
+from realm_jax.stages import STAGES
 from tests import tiny_run
 
 
@@ -19,13 +20,13 @@ def help_of(command: str, capsys) -> str:
 def test_realm_help_lists_the_commands_in_their_order(capsys):
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
-    places = [said.index(f"\n  {name} ") for name in COMMANDS]
+    places = [said.index(f"\n  {name} ") for name in STAGES]
     assert places == sorted(places)
-    assert all(purpose in said for _, purpose in COMMANDS.values())
+    assert all(spec.purpose in said for spec in STAGES.values())
     assert main([]) == 2
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "tasks"])
+@pytest.mark.parametrize("command", [name for name in STAGES if name != "tasks"])
 def test_help_has_purpose_macros_and_an_example_that_fits_the_run_file(command, capsys):
     said = help_of(command, capsys)
     assert said.startswith(f"usage: realm {command}")

@@ -6,7 +6,7 @@ import pytest
 
 from realm_jax.errors import BadInputError
 from realm_jax.storage import open_store
-from realm_jax.training import finetune, pretrain, warm_start
+from realm_jax.training import pretrain, warm_start
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.stage import Stage
 from tests import tiny_world
@@ -60,7 +60,7 @@ def test_realm_hands_it_on_as_it_is(configs):
 def test_fine_tuning_begins_with_it(world, configs, tmp_path):
     _, trained = configs
     config = tiny_world.finetune_config(world, tmp_path, warm_start=trained.model_dir)
-    stage = Stage(finetune.NAME, config, config.make_reader)
+    stage = Stage(config.stage.name, config, config.make_reader)
     assert_same_bits(scorer_of(stage.state.params), scorer_of(params_of(trained)))
     stage.close()
 

@@ -1,15 +1,18 @@
 """The plan of each command of `realm`."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
 
 from realm_jax.evaluation.ask import AskConfig
 from realm_jax.evaluation.run import EvaluateConfig
 from realm_jax.index.device_search import Precision
 from realm_jax.index.embed import EmbedConfig
+from realm_jax.prepare.prepare import PrepareConfig
+from realm_jax.prepare.update_corpus import UpdateConfig
+from realm_jax.stages import ASK, EVALUATE, PREPARE, STAGES, UPDATE_CORPUS
 from realm_jax.training import flops
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.pretrain import PretrainConfig
-from realm_jax.training.refresh import RefreshMode
 from realm_jax.training.stage_config import StageConfig
 from tpu_launch.planner import devices, memory, programs, refresh_cost, storage_space
 from tpu_launch.planner.devices import AUTO, DeviceMemory, Setting
@@ -18,6 +21,8 @@ from tpu_launch.planner.programs import Training
 from tpu_launch.slices import Slice
 
 _REMAT = "bert.BertConfig.remat"
+# Of a corpus whose settings stand elsewhere.
+_CHUNK_LENGTH = 288
 
 
 def training(command: str, config: StageConfig, setting: Setting) -> Plan:
@@ -41,8 +46,8 @@ def training(command: str, config: StageConfig, setting: Setting) -> Plan:
         config, found.stage, setting
     )
     seconds = config.train_steps * step_seconds
-    if not _has_builder(config):
-        seconds += embed_seconds * _refreshes(config)
+    if config.index_use is not None:
+        seconds += embed_seconds * config.index_use.halts
     sections["the run"] = _run(config, setting, seconds)
     problems = [] if found.fits else [devices.advice(found, setting)]
     problems += refresh_cost.problems(index, _embedding_machines(config, setting))
@@ -114,15 +119,27 @@ def reading(command: str, config: EvaluateConfig | AskConfig, setting: Setting) 
     )
 
 
-def preparing(command: str, document_length: int, setting: Setting) -> Plan:
+def preparing(
+    command: str, config: PrepareConfig | UpdateConfig, setting: Setting
+) -> Plan:
     """Returns the plan of `prepare` and `update-corpus`: the space they take."""
-    disk = setting.corpus.disk_bytes(document_length)
+    length = getattr(config, "chunk_length", _CHUNK_LENGTH)
+    disk = setting.corpus.disk_bytes(length)
     lines = [
         Line("blocks", setting.corpus.num_blocks, Unit.COUNT),
         Line("the corpus", disk, Unit.BYTES),
         Line("parts in SCRATCH, while it is made", disk, Unit.BYTES),
     ]
     return Plan(f"{command} on any machine", {"disk": lines})
+
+
+PLANS: Mapping[str, Callable[..., Plan]] = {
+    **dict.fromkeys((PREPARE.command, UPDATE_CORPUS.command), preparing),
+    **dict.fromkeys((EVALUATE.command, ASK.command), reading),
+    **{command: training for command, spec in STAGES.items() if spec.trains},
+}
+"""Command -> (command, configuration, setting) -> its plan; `build_index` is apart, for
+the builder's configuration says nothing of its model."""
 
 
 def _work(stage: Training, setting: Setting) -> tuple[list[Line], float]:
@@ -146,16 +163,16 @@ def _work(stage: Training, setting: Setting) -> tuple[list[Line], float]:
 def _index(
     config: StageConfig, setting: Setting, step_seconds: float
 ) -> tuple[list[Line], float, list[str]]:
-    if not (isinstance(config, PretrainConfig) or programs.searches_one_index(config)):
+    use = config.index_use
+    if use is None:
         return [], 0.0, []
     towers = config.models.retriever_config(setting.corpus.vocab_size)
-    embed = config.embed.at_length(config.models.lengths.document)
     machines = _embedding_machines(config, setting)
-    lines = refresh_cost.embedding_lines(towers, embed, machines, setting)
+    lines = refresh_cost.embedding_lines(towers, use.embed, machines, setting)
     seconds = next(line.value for line in lines if line.name == "a refresh takes")
     if not isinstance(config, PretrainConfig):
         return lines, seconds, []
-    if config.searcher == "device" and setting.compiles:
+    if use.is_in_step and setting.compiles:
         lines += _search_lines(config, setting)
     more, hints = refresh_cost.refresh_lines(
         config, seconds, step_seconds, setting.hardware
@@ -185,23 +202,11 @@ def _search_lines(config: PretrainConfig, setting: Setting) -> list[Line]:
 
 
 def _has_builder(config: StageConfig) -> bool:
-    return (
-        isinstance(config, PretrainConfig)
-        and config.refresh_mode == RefreshMode.ASYNC.value
-    )
+    return config.index_use is not None and config.index_use.has_builder
 
 
 def _embedding_machines(config: StageConfig, setting: Setting) -> Slice:
     return setting.builder if _has_builder(config) else setting.trainer
-
-
-def _refreshes(config: StageConfig) -> float:
-    """How often training stands still while the whole corpus is embedded."""
-    if not isinstance(config, PretrainConfig):
-        return 1 if programs.searches_one_index(config) else 0
-    if config.refresh_mode == RefreshMode.BLOCKING.value:
-        return config.train_steps / config.refresh_period
-    return 1
 
 
 def _run(config: StageConfig, setting: Setting, seconds: float) -> list[Line]:

@@ -7,8 +7,6 @@ from typing import Any
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import Precision
 from realm_jax.training.partitioning import MeshConfig
-from realm_jax.training.pretrain import PretrainConfig
-from realm_jax.training.refresh import RefreshMode
 from realm_jax.training.stage_config import StageConfig
 from tpu_launch.planner import memory, programs
 from tpu_launch.planner.corpus_size import CorpusSize
@@ -126,30 +124,25 @@ def held(config: StageConfig, stage: Training, setting: Setting) -> dict[str, in
         "optimizer state": memory.bytes_per_device(stage.state.optimizer_state),
     }
     inputs, index = stage.inputs, stage.state.index
-    if isinstance(config, PretrainConfig) and config.searcher == "device":
+    use = config.index_use
+    if use is not None and use.is_in_step:
         index = index or inputs.embeddings
         found["wordpieces of the corpus"] = memory.bytes_per_device(inputs.tokens)
         inputs = inputs.batch
-    if programs.searches_one_index(config) and config.searcher == "device":
+    elif use is not None and use.searcher == "device":
         towers = config.models.retriever_config(setting.corpus.vocab_size)
         index = programs.embedding_table(
             setting.corpus.num_blocks,
             towers.projection_size,
-            Precision.FLOAT32,
+            Precision(use.device.precision),
             stage.mesh,
         )
     if index is not None:
         found["embeddings"] = memory.bytes_per_device(index)
-        if _loads_beside(config):
+        if use is not None and use.is_replaced:
             found["embeddings, the next"] = found["embeddings"]
     found["batch"] = memory.bytes_per_device(inputs)
     return found
-
-
-def _loads_beside(config: StageConfig) -> bool:
-    """A new index is loaded while the old one is searched."""
-    modes = (RefreshMode.ASYNC.value, RefreshMode.BLOCKING.value)
-    return isinstance(config, PretrainConfig) and config.refresh_mode in modes
 
 
 def of_training(config: StageConfig, setting: Setting) -> DeviceMemory:
@@ -246,12 +239,13 @@ def _knobs(config: StageConfig, setting: Setting) -> Iterator[tuple[str, Change]
             'bert.BertConfig.remat="full"',
             lambda c: memory.with_encoder(c, remat="full"),
         )
+    use = config.index_use
     if (
-        isinstance(config, PretrainConfig)
-        and config.searcher == "device"
-        and config.device.precision == Precision.FLOAT32.value
+        use is not None
+        and use.is_in_step
+        and use.device.precision == Precision.FLOAT32.value
     ):
-        device = dataclasses.replace(config.device, precision="bfloat16")
+        device = dataclasses.replace(use.device, precision="bfloat16")
         yield (
             'searchers.DeviceConfig.precision="bfloat16"',
             lambda c: dataclasses.replace(c, device=device),

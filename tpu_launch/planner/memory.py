@@ -175,14 +175,8 @@ def counted(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Temporaries:
     update on a pod this is within a tenth of what the compiler finds for "none" and
     "dots", and twice as much for "full" (docs/pods.md).
     """
-    parts = config.microbatches
     # Of a microbatch only the inputs are kept; one of them is at work at a time.
-    config = dataclasses.replace(
-        config, batch_size=config.batch_size // parts, microbatches=1
-    )
-    if hasattr(config, "reader_batch_size"):
-        size = config.reader_batch_size // parts  # pyright: ignore
-        config = dataclasses.replace(config, reader_batch_size=size)  # pyright: ignore
+    config = config.one_microbatch()
     saved, gradient = _saved(config, corpus, mesh)
     if encoder_of(config).remat != "none":
         one_layer = with_encoder(config, num_layers=1, remat="none")

@@ -6,24 +6,24 @@ planned is what will be computed. A mesh may be one of devices that are not here
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, TypeGuard
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from realm_jax import axes
+from realm_jax import axes, stages
 from realm_jax.index import device_search, embed
 from realm_jax.index.candidates import num_neighbours
 from realm_jax.index.device_search import EmbeddingTable, Precision
 from realm_jax.index.device_tokens import DocumentLayout, TokenTable
 from realm_jax.index.searchers import DeviceConfig
-from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.models.span_reader import MAX_SPAN
 from realm_jax.objectives.open_qa import AnswerMarginalization
+from realm_jax.stages import StageSpec
 from realm_jax.training import (
     finetune,
     initialization,
@@ -33,6 +33,7 @@ from realm_jax.training import (
 )
 from realm_jax.training.candidate_search import RetrievingInputs, RetrievingLoss
 from realm_jax.training.finetune import FinetuneConfig
+from realm_jax.training.initialization import Reader
 from realm_jax.training.losses import (
     FinetuneInputs,
     FinetuneLoss,
@@ -45,7 +46,7 @@ from realm_jax.training.optimizers import make_optimizer
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.stage_config import StageConfig
 from realm_jax.training.state import TrainState, create_state, state_shardings
-from realm_jax.training.step import Loss, make_step, step_key
+from realm_jax.training.step import Loss, MakeStep, make_step, step_key
 from realm_jax.training.unmasked_targets import UnmaskedTargets
 from realm_jax.training.warm_start import WarmStartConfig
 from realm_jax.types import (
@@ -89,6 +90,25 @@ class Training:
         return self.state.params, inputs, jax.eval_shape(step_key, self.state)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """What is a stage's own of its update.
+
+    Attributes:
+      reader: that it trains or reads with.
+      loss: what is optimised.
+      inputs: shapes with places; an index that the state holds among them.
+      frozen: parameter paths that stay as they are.
+      make_step: of the loss and the optimizer; None for the plain one.
+    """
+
+    reader: Reader
+    loss: Loss
+    inputs: Any
+    frozen: tuple[str, ...]
+    make_step: MakeStep | None = None
+
+
 def training(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Training:
     """Returns the update of a training stage.
 
@@ -97,32 +117,15 @@ def training(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Training:
       corpus: that it will train on.
       mesh: its devices.
     """
-    towers = config.models.retriever_config(corpus.vocab_size)
-    retriever = Retriever(towers)
-    frozen: tuple[str, ...] = ()
-    make = None
-    if isinstance(config, PretrainConfig):
-        reader = config.models.knowledge_encoder(towers.bert)
-        frozen = pretrain.frozen_parameters(config)
-        loss, inputs = _pretrain(config, corpus, retriever, reader, mesh)
-        make = pretrain.make_step(config)
-    elif isinstance(config, WarmStartConfig):
-        reader = config.models.knowledge_encoder(towers.bert)
-        frozen = warm_start.frozen_parameters(config)
-        loss = WarmStartLoss(retriever, reader, config.microbatches)
-        inputs = _warm_start_inputs(config, mesh)
-    else:
-        assert isinstance(config, FinetuneConfig)
-        reader = config.make_reader(towers.bert)
-        frozen = finetune.frozen_parameters(config)
-        marginalization = AnswerMarginalization(config.marginalization)
-        loss = FinetuneLoss(retriever, reader, marginalization, config.microbatches)
-        inputs = _finetune_inputs(config, corpus, towers, mesh)
-    optimizer = make_optimizer(config.optimizer(total_steps=config.train_steps), frozen)
+    retriever = Retriever(config.models.retriever_config(corpus.vocab_size))
+    parts = _PARTS[config.stage](config, corpus, retriever, mesh)
+    optimizer = make_optimizer(
+        config.optimizer(total_steps=config.train_steps), parts.frozen
+    )
 
     def initial() -> tuple[TrainState, PyTree]:
         params, names = initialization.initial_params(
-            retriever, reader, config.models.lengths, 0
+            retriever, parts.reader, config.models.lengths, 0
         )
         return create_state(params, optimizer, 0), names
 
@@ -131,20 +134,12 @@ def training(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Training:
     state = jax.tree.map(
         lambda leaf, place: _shape(leaf.shape, leaf.dtype, place), state, places
     )
-    if isinstance(config, PretrainConfig) and config.index_in_state:
+    inputs = parts.inputs
+    if parts.make_step is not None:
         state = state.replace(index=inputs.embeddings)
         inputs = inputs.replace(embeddings=None)
-    make = make or functools.partial(make_step, frozen=frozen)
-    return Training(mesh, loss, make(loss, optimizer), state, inputs)
-
-
-def searches_one_index(
-    config: StageConfig,
-) -> TypeGuard[FinetuneConfig | WarmStartConfig]:
-    """Whether a stage embeds the corpus once and searches that to its end."""
-    if isinstance(config, WarmStartConfig):
-        return config.needs_index
-    return isinstance(config, FinetuneConfig)
+    make = parts.make_step or functools.partial(make_step, frozen=parts.frozen)
+    return Training(mesh, parts.loss, make(parts.loss, optimizer), state, inputs)
 
 
 def embedding(
@@ -238,39 +233,34 @@ def token_table(
 
 
 def _pretrain(
-    config: PretrainConfig,
-    corpus: CorpusSize,
-    retriever: Retriever,
-    reader: KnowledgeEncoder,
-    mesh: Mesh,
-) -> tuple[Loss, Any]:
+    config: PretrainConfig, corpus: CorpusSize, retriever: Retriever, mesh: Mesh
+) -> _Parts:
+    reader = config.models.knowledge_encoder(retriever.config.bert)
+    frozen = pretrain.frozen_parameters(config)
+    loss = pretrain.make_loss(config, retriever, reader)
     lengths = config.models.lengths
     batch = _masked_batch(config.batch_size, lengths, mesh)
-    loss = pretrain.make_loss(config, retriever, reader)
     if config.searcher != "device":
         candidates = _candidates(config, config.num_candidates, mesh)
-        return loss, PretrainInputs(batch, candidates)
+        return _Parts(reader, loss, PretrainInputs(batch, candidates), frozen)
     layout = DocumentLayout(lengths.document, lengths.joined, _CLS, _SEP)
-    table = embedding_table(
-        corpus.num_blocks,
-        retriever.config.projection_size,
-        Precision(config.device.precision),
-        mesh,
+    retrieving = RetrievingLoss(
+        *(loss, config.num_candidates, layout, mesh),
+        config.device.approximate,
+        config.embeddings_from_index,
     )
-    return (
-        RetrievingLoss(
-            *(loss, config.num_candidates, layout),
+    inputs = RetrievingInputs(
+        batch,
+        embedding_table(
+            corpus.num_blocks,
+            retriever.config.projection_size,
+            Precision(config.device.precision),
             mesh,
-            config.device.approximate,
-            config.embeddings_from_index,
         ),
-        RetrievingInputs(
-            batch,
-            table,
-            token_table(corpus, lengths, mesh),
-            _candidates(config, 1, mesh) if config.own_block else None,
-        ),
+        token_table(corpus, lengths, mesh),
+        _candidates(config, 1, mesh) if config.own_block else None,
     )
+    return _Parts(reader, retrieving, inputs, frozen, pretrain.make_step(config))
 
 
 def _masked_batch(
@@ -299,6 +289,15 @@ def _candidates(config: PretrainConfig, count: int, mesh: Mesh) -> Candidates:
         joined_ids=joined,
         joined_segment_ids=joined,
     )
+
+
+def _warm_start(
+    config: WarmStartConfig, corpus: CorpusSize, retriever: Retriever, mesh: Mesh
+) -> _Parts:
+    reader = config.models.knowledge_encoder(retriever.config.bert)
+    loss = WarmStartLoss(retriever, reader, config.microbatches)
+    inputs = _warm_start_inputs(config, mesh)
+    return _Parts(reader, loss, inputs, warm_start.frozen_parameters(config))
 
 
 def _warm_start_inputs(config: WarmStartConfig, mesh: Mesh) -> WarmStartInputs:
@@ -334,6 +333,16 @@ def _warm_start_inputs(config: WarmStartConfig, mesh: Mesh) -> WarmStartInputs:
     )
 
 
+def _finetune(
+    config: FinetuneConfig, corpus: CorpusSize, retriever: Retriever, mesh: Mesh
+) -> _Parts:
+    reader = config.make_reader(retriever.config.bert)
+    marginalization = AnswerMarginalization(config.marginalization)
+    loss = FinetuneLoss(retriever, reader, marginalization, config.microbatches)
+    inputs = _finetune_inputs(config, corpus, retriever.config, mesh)
+    return _Parts(reader, loss, inputs, finetune.frozen_parameters(config))
+
+
 def _finetune_inputs(
     config: FinetuneConfig, corpus: CorpusSize, towers: RetrieverConfig, mesh: Mesh
 ) -> FinetuneInputs:
@@ -359,6 +368,13 @@ def _finetune_inputs(
         joined_segment_ids=joined,
         span_is_answer=_batch(spans, jnp.bool_, mesh),
     )
+
+
+_PARTS: Mapping[StageSpec, Callable[..., _Parts]] = {
+    stages.PRETRAIN: _pretrain,
+    stages.WARM_START: _warm_start,
+    stages.FINETUNE: _finetune,
+}
 
 
 def _num_rows(num_blocks: int, mesh: Mesh) -> int:

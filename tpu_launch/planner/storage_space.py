@@ -10,7 +10,7 @@ from realm_jax.training.stage_config import StageConfig
 from tpu_launch.planner import memory
 from tpu_launch.planner.devices import Setting
 from tpu_launch.planner.figures import Line, Unit
-from tpu_launch.planner.programs import Training, searches_one_index
+from tpu_launch.planner.programs import Training
 
 _FLOAT = 4
 # Of ScaNN, a block: rows in float32, a code of half a byte for each two dimensions, and
@@ -35,13 +35,13 @@ def host_lines(config: StageConfig, stage: Training, setting: Setting) -> list[L
         Line("checkpoint under way", -(-whole // num_hosts), Unit.BYTES, "its share"),
     ]
     rows = setting.corpus.num_blocks * towers.projection_size * _FLOAT
-    searches = isinstance(config, PretrainConfig) or searches_one_index(config)
-    if searches and config.searcher == "scann":
+    use = config.index_use
+    if use is not None and use.searcher == "scann":
         codes = setting.corpus.num_blocks * (towers.projection_size // 4 + _SCANN_LEAF)
-        copies = 2 if isinstance(config, PretrainConfig) else 1
+        copies = 1 if use.refresh is None else 2
         note = "and the next one" if copies == 2 else ""
         lines.append(Line("ScaNN", copies * (rows + codes), Unit.BYTES, note))
-    elif isinstance(config, PretrainConfig):
+    elif use is not None and use.is_in_step:
         share = -(-rows // num_hosts)
         lines.append(Line("index while it is loaded", share, Unit.BYTES, "its share"))
     if isinstance(config, FinetuneConfig):
@@ -68,16 +68,17 @@ def bucket_lines(config: StageConfig, stage: Training, setting: Setting) -> list
     lines = [Line("checkpoints", checkpoints, Unit.BYTES, note)]
     towers = config.models.retriever_config(setting.corpus.vocab_size)
     index = index_bytes(towers.projection_size, setting)
-    if searches_one_index(config):
+    use = config.index_use
+    if use is not None and use.refresh is None:
         lines.append(Line("index", index, Unit.BYTES))
-    if isinstance(config, PretrainConfig):
+    elif use is not None:
         retriever = memory.num_bytes(stage.state.params["retriever"])
         kept = BuilderConfig.keep
         # The newest, those of kept checkpoints, and an attempt.
-        indexes = 1 if config.refresh_mode == RefreshMode.OFF.value else kept
+        indexes = 1 if use.refresh is RefreshMode.OFF else kept
         indexes += kept_checkpoints + 1
         lines.append(Line("indexes", indexes * index, Unit.BYTES, f"at most {indexes}"))
-        if config.refresh_mode == RefreshMode.ASYNC.value:
+        if use.has_builder:
             lines.append(
                 Line(
                     *("retrievers", (kept + 1) * retriever, Unit.BYTES),

@@ -1,0 +1,112 @@
+"""The commands of `realm`, each named once.
+
+Command line, launcher, planner, metrics and report read this table. It imports nothing
+of what it names: the modules of a command are loaded when that command is run.
+"""
+
+import dataclasses
+import importlib
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class StageSpec:
+    """A command of `realm`.
+
+    Attributes:
+      command: as it is typed, such as "warm-start".
+      purpose: a line of `realm --help`.
+      config: where the dataclass is that gin binds, "" of a command that has none.
+      title: what the report calls it, "" where it has no place there.
+      trains: whether it updates parameters, so that it can be launched on slices.
+    """
+
+    command: str
+    purpose: str
+    config: str = ""
+    title: str = ""
+    trains: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name in metrics, checkpoints and file names, such as "warm_start"."""
+        return self.command.replace("-", "_")
+
+    @property
+    def module(self) -> str:
+        """Where `main` of the command is."""
+        return f"realm_jax.cli.{self.name}"
+
+    def load_config(self) -> Any:
+        """Imports and returns the class that `config` names."""
+        module, _, name = self.config.rpartition(".")
+        return getattr(importlib.import_module(module), name)
+
+
+PREPARE = StageSpec(
+    "prepare",
+    "turn a corpus into blocks, tagged spans and examples",
+    config="realm_jax.prepare.prepare.PrepareConfig",
+    title="Prepare",
+)
+UPDATE_CORPUS = StageSpec(
+    "update-corpus",
+    "add, replace and delete documents of a corpus",
+    config="realm_jax.prepare.update_corpus.UpdateConfig",
+)
+WARM_START = StageSpec(
+    "warm-start",
+    "start the retriever (ICT) and the reader (MLM)",
+    config="realm_jax.training.warm_start.WarmStartConfig",
+    title="Warm start",
+    trains=True,
+)
+PRETRAIN = StageSpec(
+    "pretrain",
+    "train retriever and reader together (REALM)",
+    config="realm_jax.training.pretrain.PretrainConfig",
+    title="REALM pre-training",
+    trains=True,
+)
+BUILD_INDEX = StageSpec(
+    "build-index",
+    "follow the newest retriever, publish its index",
+    config="realm_jax.cli.build_index.BuildIndexConfig",
+    title="Index builder",
+)
+FINETUNE = StageSpec(
+    "finetune",
+    "train on questions over the frozen document index",
+    config="realm_jax.training.finetune.FinetuneConfig",
+    title="Open-QA fine-tuning",
+    trains=True,
+)
+EVALUATE = StageSpec(
+    "evaluate",
+    "measure recall and exact match, write report.html",
+    config="realm_jax.evaluation.run.EvaluateConfig",
+    title="Evaluate",
+)
+ASK = StageSpec(
+    "ask",
+    "question a trained model, on a page or the command line",
+    config="realm_jax.evaluation.ask.AskConfig",
+)
+TASKS = StageSpec(
+    "tasks", "list the SeqIO tasks, print examples as the model sees them"
+)
+
+STAGES = {
+    spec.command: spec
+    for spec in (
+        *(PREPARE, UPDATE_CORPUS, WARM_START, PRETRAIN, BUILD_INDEX),
+        *(FINETUNE, EVALUATE, ASK, TASKS),
+    )
+}
+"""Command -> what it is, in the order in which a run goes through them."""
+
+
+def title_of(name: str) -> str:
+    """Returns what the report calls a stage, by its name in metrics or its command."""
+    spec = STAGES.get(name.replace("_", "-"))
+    return spec.title if spec and spec.title else name

@@ -1,0 +1,42 @@
+"""What a training stage does with an index of its corpus, in one form for all."""
+
+import dataclasses
+
+from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.searchers import DeviceConfig
+from realm_jax.training.refresh import RefreshMode
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexUse:
+    """Which index a stage searches, where, and how often it is made anew.
+
+    Attributes:
+      searcher: "device" or "scann".
+      embed: how the corpus is embedded, at the length of the stage's documents.
+      halts: how often training stands still while the whole corpus is embedded.
+      refresh: how the index follows the retriever; None of one that is made once and
+        searched to the end, outside of the step.
+      device: how "device" searches.
+    """
+
+    searcher: str
+    embed: EmbedConfig
+    halts: float = 1.0
+    refresh: RefreshMode | None = None
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the update itself searches, on the devices."""
+        return self.refresh is not None and self.searcher == "device"
+
+    @property
+    def has_builder(self) -> bool:
+        """Whether another job embeds the corpus."""
+        return self.refresh is RefreshMode.ASYNC
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a new index is loaded while the old one is searched."""
+        return self.refresh in (RefreshMode.ASYNC, RefreshMode.BLOCKING)

@@ -1,0 +1,93 @@
+"""The registry names what is there: modules, configurations, help and metrics."""
+
+import ast
+import dataclasses
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from realm_jax import stages
+from realm_jax.cli import configuration
+from realm_jax.stages import STAGES
+from tests import tiny_run
+from tpu_launch.stage_configs import configured_stage
+
+CLI = pathlib.Path(stages.__file__).parent / "cli"
+
+
+def commands_of_the_cli():
+    """Modules of `realm_jax.cli` with a `main` that takes a command line."""
+    for path in CLI.glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            is_main = isinstance(node, ast.FunctionDef) and node.name == "main"
+            if is_main and [arg.arg for arg in node.args.args] == ["argv", "stop"]:
+                yield path.stem
+
+
+def test_every_command_is_registered_and_no_other():
+    assert {spec.name for spec in STAGES.values()} == set(commands_of_the_cli())
+    assert {spec.module for spec in STAGES.values()} == {
+        f"realm_jax.cli.{name}" for name in commands_of_the_cli()
+    }
+    assert all(command == spec.command for command, spec in STAGES.items())
+
+
+@pytest.mark.parametrize("command", [c for c, spec in STAGES.items() if spec.config])
+def test_the_run_file_of_a_command_is_known_by_what_it_binds(command, tmp_path):
+    spec = STAGES[command]
+    fields = {field.name for field in dataclasses.fields(spec.load_config())}
+    assert "corpus" in fields
+    # Speed, checkpoints and resuming are those of training stages alone.
+    assert spec.trains == ("train_steps" in fields)
+    parser = configuration.make_parser("", "")
+    files = [f"runs/{spec.name}", "models/tiny"]
+    arguments = [f"--gin_file={tiny_run.GIN / file}.gin" for file in files]
+    bindings = [f"--gin.{b}" for b in tiny_run.bindings(command, tmp_path)]
+    configuration.parse(parser, [*arguments, *bindings])
+    assert configured_stage() is spec
+
+
+def test_a_builder_beside_its_trainer_is_not_what_is_launched(tmp_path):
+    parser = configuration.make_parser("", "")
+    files = ("runs/pretrain", "runs/build_index", "models/tiny")
+    arguments = [f"--gin_file={tiny_run.GIN / file}.gin" for file in files]
+    bindings = [f"--gin.{b}" for b in tiny_run.bindings("pretrain", tmp_path)]
+    configuration.parse(parser, [*arguments, *bindings])
+    assert configured_stage() is stages.PRETRAIN
+
+
+def test_training_stages_are_configured_by_what_the_registry_says():
+    for spec in STAGES.values():
+        if spec.trains:
+            assert spec.load_config().stage is spec
+
+
+def test_the_registry_loads_nothing_of_what_it_names():
+    program = (
+        "import sys; before = set(sys.modules); import realm_jax.stages; "
+        "print(*{name for name in set(sys.modules) - before if 'realm' in name})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tiny_run.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # What the package itself imports is there before any module of it.
+    assert set(done.stdout.split()) <= {"realm_jax", "realm_jax.stages"}
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("warm_start", "Warm start"),
+        ("build-index", "Index builder"),
+        ("ask", "ask"),
+        ("somebody's own", "somebody's own"),
+    ],
+)
+def test_stages_have_titles_for_people(name, title):
+    assert stages.title_of(name) == title
