@@ -49,7 +49,7 @@ def plan(accelerator_type: str, arguments: argparse.Namespace) -> dict[str, Any]
         'CORPUS=""',
         'TASK="-"',
         'WARM_START=""',
-        f'slices.HardwareConfig.trainer="{accelerator_type}"',
+        f'hardware.HardwareConfig.trainer="{accelerator_type}"',
         f"partitioning.MeshConfig.fsdp={arguments.fsdp}",
         f'bert.BertConfig.remat="{arguments.remat}"',
     )

@@ -3,6 +3,8 @@
 import ast
 import graphlib
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -12,8 +14,8 @@ PACKAGES = ("realm_jax", "tasks", "tpu_launch")
 # Higher may import lower and its own, never the other way round.
 LAYERS = (
     (
-        *("axes", "chips", "errors", "manifests", "multihost", "stages"),
-        *("storage", "types"),
+        *("axes", "chips", "errors", "hardware", "manifests", "multihost"),
+        *("stages", "storage", "types"),
     ),
     ("data", "metrics", "models", "objectives"),
     ("index", "prepare", "weights"),
@@ -130,6 +132,32 @@ def test_tensorflow_is_imported_lazily_where_a_trainer_could_import_it():
             module for module in imported & MODULES.keys() if module not in seen
         ]
     assert "realm_jax.prepare.blocks" in seen
+
+
+def test_a_trainer_reads_of_its_machines_without_the_launcher():
+    """In a process that has read hardware files, and the paper's run, as it would."""
+    program = """
+import sys
+from realm_jax.cli import configuration
+for files in sys.argv[1:]:
+    arguments = [f"--gin_file={file}" for file in files.split(",")]
+    if "gin/runs/" in files:
+        macros = ("MODEL_DIR", "CORPUS", "TASK", "WARM_START")
+        arguments += [f"--gin.{name}='x'" for name in macros]
+    configuration.parse(configuration.make_parser("realm pretrain", ""), arguments)
+assert "realm_jax.hardware" in sys.modules
+print(*(name for name in sys.modules if name.partition(".")[0] == "tpu_launch"))
+"""
+    hardware = sorted(map(str, (ROOT / "gin" / "hardware").glob("*.gin")))
+    run = f"{ROOT}/gin/runs/pretrain_paper.gin,{hardware[-1]}"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *hardware, run],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 
 
 def test_no_module_imports_itself_around_a_circle():

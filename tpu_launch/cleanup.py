@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
+from realm_jax.hardware import LaunchConfig
 from realm_jax.storage import UnavailableStoreError, open_store
 from tpu_launch import operations, up
 from tpu_launch.attempts import Attempts
 from tpu_launch.backends.backend import Backend, FoundSlice
 from tpu_launch.clock import SystemClock
 from tpu_launch.deleting import GaveUpError, delete_all, found_in
-from tpu_launch.job import LaunchConfig, run_id
+from tpu_launch.job import run_id
 from tpu_launch.messages import say
 from tpu_launch.operations import DeleteSlice
 from tpu_launch.stage_configs import configured_stage, stage_config

@@ -7,9 +7,10 @@ so anything but ACTIVE, or on the way there, is lost.
 import dataclasses
 from collections.abc import Mapping
 
+from realm_jax.hardware import LaunchConfig
 from tpu_launch import worker_state
 from tpu_launch.backends.backend import PENDING, FoundSlice, SliceState
-from tpu_launch.job import LaunchConfig, Role
+from tpu_launch.job import Role
 from tpu_launch.operations import EXPIRES
 from tpu_launch.worker_state import State, WorkerState
 

@@ -2,112 +2,17 @@
 
 import dataclasses
 import hashlib
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from realm_jax.errors import BadInputError
+from realm_jax.hardware import HardwareConfig, LaunchConfig
 from tpu_launch import slices
-from tpu_launch.slices import HardwareConfig, Slice
+from tpu_launch.slices import Slice
 from tpu_launch.startup import TPU_VM, Site
 
 TRAINER = "trainer"
 BUILDER = "builder"
-ON_DEMAND, SPOT, RESERVED = "on-demand", "spot", "reserved"
-
-# With role, attempt and the number of a slice behind it, a name of Cloud TPU (63).
-_LONGEST_NAME = 30
-_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _HASH_DIGITS = 6
-
-
-@dataclasses.dataclass(frozen=True)
-class LaunchConfig:
-    """Where and how the slices of a run are had, and when that ends.
-
-    Attributes:
-      project: of Google Cloud.
-      zone: of the trainer's slices, and of the builder's unless `builder_zone` is set.
-      builder_zone: of the builder's slice.
-      name: of the run, for people; its id has a hash of the model directory behind it.
-      provisioning: "on-demand", "spot" or "reserved".
-      builder_provisioning: of the builder's slice; "" is that of the trainer.
-      network: VPC network; "" is the project's default.
-      subnetwork: of the network; "" is the zone's.
-      service_account: whom the workers act for; "" is the project's default.
-      external_ips: whether workers have addresses of their own. Without, the network
-        needs Cloud NAT, for they install packages.
-      deadline_hours: after so long one `up` deletes everything, and the workers end.
-      max_attempts: slices of a role that one `up` creates one after the other.
-      backoff_seconds: before the second attempt; doubled while there is no progress.
-      max_backoff_seconds: the longest of these.
-      quota_seconds: between two tries while the quota is used up.
-      startup_minutes: how long an active worker may take to say its first word.
-      silence_minutes: a worker that then says nothing for so long is lost.
-      provisioning_minutes: a slice that is being provisioned for so long is given up.
-      settling_seconds: what was asked for may not be listed yet for so long, and may
-        come although the answer was lost.
-      poll_seconds: between two looks.
-      fetch: gs:// folder -> folder of each worker that it is copied to beforehand, such
-        as the corpus.
-      builder_gin_files: of the builder, after those of the run.
-      builder_bindings: of the builder, after those of the run.
-    """
-
-    project: str = ""
-    zone: str = ""
-    builder_zone: str = ""
-    name: str = "realm"
-    provisioning: str = ON_DEMAND
-    builder_provisioning: str = ""
-    network: str = ""
-    subnetwork: str = ""
-    service_account: str = ""
-    external_ips: bool = True
-    deadline_hours: float = 24.0
-    max_attempts: int = 50
-    backoff_seconds: float = 30.0
-    max_backoff_seconds: float = 900.0
-    quota_seconds: float = 600.0
-    startup_minutes: float = 30.0
-    silence_minutes: float = 10.0
-    provisioning_minutes: float = 60.0
-    settling_seconds: float = 120.0
-    poll_seconds: float = 30.0
-    fetch: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    builder_gin_files: Sequence[str] = ("gin/runs/build_index.gin",)
-    builder_bindings: Sequence[str] = ()
-
-    def require_valid(self) -> None:
-        """Checks what a launch needs and planning does not.
-
-        Raises:
-          BadInputError: something is missing or unknown.
-        """
-        for field, macro in (("project", "PROJECT"), ("zone", "ZONE")):
-            if not getattr(self, field):
-                raise BadInputError(
-                    f"expected a {field} of Google Cloud, got none; add "
-                    f"--gin.{macro}='\"...\"' (job.LaunchConfig.{field})"
-                )
-        known = (ON_DEMAND, SPOT, RESERVED)
-        for value in (self.provisioning, self.builder_provisioning or ON_DEMAND):
-            if value not in known:
-                raise BadInputError(
-                    f"expected provisioning of {', '.join(known)}, got {value!r}; "
-                    "choose one of these"
-                )
-        if len(self.name) > _LONGEST_NAME or not _NAME.fullmatch(self.name):
-            raise BadInputError(
-                "expected job.LaunchConfig.name of lowercase letters, digits and "
-                f"hyphens, a letter first, at most {_LONGEST_NAME}, got {self.name!r}; "
-                "choose another name"
-            )
-        for field in ("deadline_hours", "max_attempts", "poll_seconds"):
-            if getattr(self, field) <= 0:
-                raise BadInputError(
-                    f"expected job.LaunchConfig.{field} above 0, got "
-                    f"{getattr(self, field)}; raise it"
-                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +106,7 @@ def make_job(
         if not hardware.builder:
             raise BadInputError(
                 "expected machines for the index builder, got none; set "
-                "slices.HardwareConfig.builder, or REFRESH_MODE to another than async"
+                "hardware.HardwareConfig.builder, or REFRESH_MODE to another than async"
             )
         roles.append(
             Role(
@@ -237,7 +142,7 @@ def resource_name(run: str, role: str, attempt: int) -> str:
 
 def hourly_price(role: Role, hardware: HardwareConfig) -> float | None:
     """Returns what a role's slices cost an hour on demand; None if not known."""
-    price = hardware.price(role.machines)
+    price = role.machines.hourly_price(hardware)
     return None if price is None else price * role.slices
 
 

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
+from realm_jax.hardware import LaunchConfig
 from realm_jax.stages import BUILD_INDEX
 from realm_jax.storage import UnavailableStoreError, open_store
 from tpu_launch import messages, operations, slices, worker_state
@@ -39,7 +40,7 @@ from tpu_launch.backends.local import (
 from tpu_launch.bundle import Bundle, make_bundle, path_in
 from tpu_launch.clock import SystemClock
 from tpu_launch.deleting import GaveUpError
-from tpu_launch.job import BUILDER, TRAINER, Job, LaunchConfig, Role, run_id
+from tpu_launch.job import BUILDER, TRAINER, Job, Role, run_id
 from tpu_launch.reconcile import Reconciler
 from tpu_launch.stage_configs import stage_config
 from tpu_launch.watching.live_view import LiveView

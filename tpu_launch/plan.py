@@ -18,14 +18,14 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from realm_jax.cli import configuration
+from realm_jax.data.corpus_size import CorpusSize, of_corpus
 from realm_jax.errors import BadInputError
+from realm_jax.hardware import HardwareConfig
 from realm_jax.stages import BUILD_INDEX
 from tpu_launch import local
 from tpu_launch.cancellation import unless_stopped
 from tpu_launch.planner import table
-from tpu_launch.planner.corpus_size import CorpusSize, of_corpus
 from tpu_launch.planner.figures import Plan
-from tpu_launch.slices import HardwareConfig
 from tpu_launch.stage_configs import configured_stage, stage_config
 
 DOES_NOT_FIT = 2

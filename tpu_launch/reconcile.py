@@ -215,7 +215,7 @@ class Reconciler:
         if progress.attempts >= config.max_attempts:
             raise GaveUpError(
                 f"{role.name}: {progress.attempts} attempts, and not done; raise "
-                "job.LaunchConfig.max_attempts to go on from the last checkpoint"
+                "hardware.LaunchConfig.max_attempts to go on from the last checkpoint"
             )
         now = self._clock.now()
         price = self._prices.get(role.name)

@@ -15,9 +15,9 @@ from typing import Any
 
 from realm_jax.chips import CHIPS, Chip
 from realm_jax.errors import BadInputError
+from realm_jax.hardware import CPU, HardwareConfig
 
 _GIB = 1 << 30
-CPU = "cpu"
 LOCAL = "local"
 _GPUS = ("a100", "h100", "h200")
 # What machines that are rented with them have, at least; no data sheet says it.
@@ -101,6 +101,17 @@ class Slice:
     def num_devices(self) -> int:
         """Devices, as JAX counts them."""
         return self.num_chips * (self.chip.devices if self.chip else 1)
+
+    def hourly_price(self, hardware: HardwareConfig) -> float | None:
+        """Returns what it costs an hour; None if that is not known."""
+        kind = self.accelerator_type.partition("-")[0]
+        price = hardware.chip_hour_prices.get(kind)
+        return None if price is None else price * self.num_chips
+
+    def flops_per_second(self, hardware: HardwareConfig) -> float:
+        """Returns what it is expected to do, of the products of matrices."""
+        peak = self.chip.peak_flops if self.chip else hardware.peak_tflops * 1e12
+        return self.num_devices * peak * hardware.utilization
 
     def one_host(self) -> "Slice":
         """The part of it that is one host's."""
@@ -188,38 +199,3 @@ _TOPOLOGIES = {
 
 def _memory_here() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-@dataclasses.dataclass(frozen=True)
-class HardwareConfig:
-    """Where a run is, and what that costs.
-
-    Attributes:
-      trainer: accelerator type of the training stages.
-      trainer_slices: how many such slices train together.
-      builder: accelerator type of the index builder; "" where the trainer's machine
-        has it beside.
-      chip_hour_prices: by the name before the dash ("v4"), what one chip costs an hour.
-      currency: of the prices.
-      peak_tflops: of a device, where this is not known by its name.
-      utilization: share of the peak that programs are expected to reach.
-    """
-
-    trainer: str = CPU
-    trainer_slices: int = 1
-    builder: str = ""
-    chip_hour_prices: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    currency: str = "USD"
-    peak_tflops: float = 0.1
-    utilization: float = 0.45
-
-    def price(self, machines: Slice) -> float | None:
-        """Returns what a slice costs an hour; None if that is not known."""
-        kind = machines.accelerator_type.partition("-")[0]
-        price = self.chip_hour_prices.get(kind)
-        return None if price is None else price * machines.num_chips
-
-    def flops_per_second(self, machines: Slice) -> float:
-        """Returns what a slice is expected to do, of the products of matrices."""
-        peak = machines.chip.peak_flops if machines.chip else self.peak_tflops * 1e12
-        return machines.num_devices * peak * self.utilization

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.hardware import HardwareConfig, LaunchConfig
 from realm_jax.stages import BUILD_INDEX, STAGES
 from realm_jax.storage import Store, UnavailableStoreError, open_store
 from tpu_launch import messages, operations, plan, worker_state
@@ -30,12 +31,11 @@ from tpu_launch.backends.backend import Backend
 from tpu_launch.bundle import make_bundle, path_in
 from tpu_launch.clock import SystemClock
 from tpu_launch.deleting import GaveUpError
-from tpu_launch.job import Job, LaunchConfig, hourly_price, make_job
+from tpu_launch.job import Job, hourly_price, make_job
 from tpu_launch.messages import say
 from tpu_launch.planner import table
 from tpu_launch.planner.figures import Line, Plan, Unit
 from tpu_launch.reconcile import Reconciler
-from tpu_launch.slices import HardwareConfig
 from tpu_launch.stage_configs import configured_stage, stage_config
 
 GAVE_UP = 1
@@ -172,7 +172,7 @@ def _show_costs(job: Job, hardware: HardwareConfig) -> None:
     """Prints what the run takes by the planner, and what it costs at most."""
     console = Console(stderr=True)
     planned = plan.plan_command(configured_stage().command, False, lambda text: None)
-    hints = ["prices are those of slices.HardwareConfig, on demand; spot costs less"]
+    hints = ["prices are those of hardware.HardwareConfig, on demand; spot costs less"]
     hours = job.config.deadline_hours
     if planned.figure("the run", "takes") > 3600 * hours:
         hints.append(

@@ -18,6 +18,13 @@ RENAMED = {
     "from tasks import update_corpus": "from realm_jax.prepare import update_corpus",
     "from realm_jax import hosts": "from realm_jax import multihost",
     "hosts.HostsConfig": "multihost.HostsConfig",
+    "from tpu_launch import slices": "from realm_jax import hardware",
+    "slices.HardwareConfig": "hardware.HardwareConfig",
+    "from tpu_launch import job": "from realm_jax import hardware",
+    "job.LaunchConfig": "hardware.LaunchConfig",
+    "from tpu_launch.planner import corpus_size": (
+        "from realm_jax.data import corpus_size"
+    ),
     "another_corpus": "allow_corpus_mismatch",
     "ANOTHER_CORPUS": "ALLOW_CORPUS_MISMATCH",
 }

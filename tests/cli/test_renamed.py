@@ -6,7 +6,9 @@ import gin
 import pytest
 
 from realm_jax.cli import configuration, renamed
+from realm_jax.data.corpus_size import CorpusSize
 from realm_jax.evaluation.run import EvaluateConfig
+from realm_jax.hardware import HardwareConfig, LaunchConfig
 from realm_jax.multihost import HostsConfig
 
 OLD = """
@@ -60,6 +62,34 @@ def test_names_of_today_and_their_like_are_left_alone():
         "from tasks import prepared"
     )
     assert renamed.current(text, "mine.gin") == text
+
+
+MACHINES = """
+from __gin__ import dynamic_registration
+from tpu_launch import job
+from tpu_launch import slices
+from tpu_launch.planner import corpus_size
+
+slices.HardwareConfig.trainer = "v4-8"
+job.LaunchConfig:
+    project = "mine"
+corpus_size.CorpusSize.num_blocks = 9
+"""
+
+
+def test_machines_of_before_are_those_of_today(tmp_path, monkeypatch):
+    """Where a file names them beside one that has the new names."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "machines.gin").write_text(MACHINES)
+    parser = configuration.make_parser("realm pretrain", "")
+    arguments = ["--gin_file=gin/hardware/tpu.gin", "--gin_file=machines.gin"]
+    currency = '--gin.slices.HardwareConfig.currency="EUR"'
+    configuration.parse(parser, [*arguments, currency])
+    hardware = configuration.configured(HardwareConfig)
+    assert (hardware.trainer, hardware.currency) == ("v4-8", "EUR")
+    assert "v6e" in hardware.chip_hour_prices
+    assert configuration.configured(LaunchConfig).project == "mine"
+    assert configuration.configured(CorpusSize).num_blocks == 9
 
 
 @pytest.mark.parametrize("old", renamed.RENAMED)

@@ -5,6 +5,7 @@ import json
 
 import jax
 
+from realm_jax.data.corpus_size import CorpusSize
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.training.initialization import Lengths, ModelFactory
@@ -12,7 +13,6 @@ from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.partitioning import MeshConfig, make_mesh
 from realm_jax.training.pretrain import PretrainConfig
 from tpu_launch.planner import programs
-from tpu_launch.planner.corpus_size import CorpusSize
 
 # Unrolled: of a loop the compiler counts one turn.
 _BERT = functools.partial(

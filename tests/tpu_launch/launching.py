@@ -1,8 +1,8 @@
 """Jobs to launch in tests."""
 
-from tpu_launch.job import LaunchConfig, make_job
+from realm_jax.hardware import HardwareConfig, LaunchConfig
+from tpu_launch.job import make_job
 from tpu_launch.operations import ShipBundle
-from tpu_launch.slices import HardwareConfig
 
 MODEL_DIR = "gs://bucket/my/pretrain"
 DIGEST = "0123456789abcdef" * 4

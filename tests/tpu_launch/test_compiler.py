@@ -7,7 +7,9 @@ import functools
 
 import pytest
 
+from realm_jax.data.corpus_size import CorpusSize
 from realm_jax.errors import BadInputError
+from realm_jax.hardware import HardwareConfig
 from realm_jax.index.searchers import DeviceConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import RetrieverConfig
@@ -16,9 +18,8 @@ from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.pretrain import PretrainConfig
 from tpu_launch.planner import commands, devices, memory, programs
-from tpu_launch.planner.corpus_size import CorpusSize
 from tpu_launch.planner.devices import Setting
-from tpu_launch.slices import HardwareConfig, parse
+from tpu_launch.slices import parse
 
 SLICES = ("v3-64", "v4-128", "v5litepod-64", "v5p-128", "v6e-64")
 

@@ -17,6 +17,7 @@ import time
 import pytest
 
 from realm_jax.errors import BadInputError
+from realm_jax.hardware import LaunchConfig
 from realm_jax.storage import open_store
 from tpu_launch import operations, slices, worker_state
 from tpu_launch.attempts import Attempts, read_attempts
@@ -24,7 +25,7 @@ from tpu_launch.backends.backend import SliceState
 from tpu_launch.backends.local import LocalBackend, compiled_programs, environment
 from tpu_launch.clock import SystemClock
 from tpu_launch.deleting import GaveUpError
-from tpu_launch.job import BUILDER, TRAINER, Job, LaunchConfig, Role
+from tpu_launch.job import BUILDER, TRAINER, Job, Role
 from tpu_launch.operations import DeleteSlice, ShipBundle
 from tpu_launch.reconcile import Reconciler
 from tpu_launch.startup import Site

@@ -9,11 +9,11 @@ import subprocess
 import pytest
 
 from realm_jax.errors import BadInputError
+from realm_jax.hardware import HardwareConfig
 from tests.tpu_launch import launching
 from tpu_launch import operations
 from tpu_launch.job import make_job, resource_name, run_id
 from tpu_launch.operations import CreateSlice
-from tpu_launch.slices import HardwareConfig
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 NOW = 1_800_000_000.25

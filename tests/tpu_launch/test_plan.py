@@ -9,7 +9,9 @@ import threading
 import pytest
 
 from realm_jax.cli import configuration
+from realm_jax.data.corpus_size import CorpusSize
 from realm_jax.errors import StoppedError
+from realm_jax.hardware import HardwareConfig
 from realm_jax.index.searchers import DeviceConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import RetrieverConfig
@@ -22,9 +24,8 @@ from tests import tiny_run
 from tpu_launch import __main__ as tpu_launch
 from tpu_launch.cancellation import unless_stopped
 from tpu_launch.planner import commands, devices, memory
-from tpu_launch.planner.corpus_size import CorpusSize
 from tpu_launch.planner.devices import Setting
-from tpu_launch.slices import HardwareConfig, parse
+from tpu_launch.slices import parse
 
 GIB = 1 << 30
 PAPER = CorpusSize()
@@ -324,7 +325,7 @@ def test_the_papers_run_in_one_table(capsys):
 
 
 def test_what_does_not_fit_is_said_and_has_code_2(capsys):
-    small = ['--gin.slices.HardwareConfig.trainer="v2-8"', "--gin.BATCH_SIZE=64"]
+    small = ['--gin.hardware.HardwareConfig.trainer="v2-8"', "--gin.BATCH_SIZE=64"]
     code, said = run([*plan_line(*PAPERS), *REQUIRED, *small], capsys)
     assert code == 2
     assert "does not fit: MICROBATCHES=" in said.out
@@ -354,7 +355,7 @@ def test_what_was_chosen_is_a_gin_file_of_its_own(tmp_path, capsys):
             [
                 *plan_line(*PAPERS),
                 *REQUIRED,
-                '--gin.slices.HardwareConfig.trainer="v4-63"',
+                '--gin.hardware.HardwareConfig.trainer="v4-63"',
             ],
             "got 'v4-63'",
         ),

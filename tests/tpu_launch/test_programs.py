@@ -10,12 +10,12 @@ import jax
 import pytest
 
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.corpus_size import of_corpus
 from realm_jax.training import finetune, loop, pretrain, warm_start
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.partitioning import make_mesh
 from tests import tiny_run, tiny_world
 from tpu_launch.planner import programs
-from tpu_launch.planner.corpus_size import of_corpus
 
 
 class SeenError(Exception):

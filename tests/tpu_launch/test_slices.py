@@ -3,6 +3,7 @@
 import pytest
 
 from realm_jax.errors import BadInputError
+from realm_jax.hardware import HardwareConfig
 from tpu_launch import slices
 
 
@@ -64,6 +65,6 @@ def test_one_host_of_a_slice_is_a_slice_that_exists():
 
 
 def test_prices_are_of_chips():
-    hardware = slices.HardwareConfig("v4-64", chip_hour_prices={"v4": 3.0})
-    assert hardware.price(slices.parse("v4-64")) == 32 * 3.0
-    assert hardware.price(slices.parse("v6e-64")) is None
+    hardware = HardwareConfig("v4-64", chip_hour_prices={"v4": 3.0})
+    assert slices.parse("v4-64").hourly_price(hardware) == 32 * 3.0
+    assert slices.parse("v6e-64").hourly_price(hardware) is None

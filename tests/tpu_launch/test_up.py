@@ -136,7 +136,7 @@ def test_without_an_own_builder_there_is_one_role(said):
 def test_a_run_from_its_command_to_its_end(service, said, bucket):
     model_dir = f"{bucket}/launched/pretrain"
     service.store, service.steps = open_store(model_dir), 20
-    euros = '--gin.slices.HardwareConfig.currency="EUR"'
+    euros = '--gin.hardware.HardwareConfig.currency="EUR"'
     code, _, err = said(line("up", "--yes", euros, model_dir=model_dir))
     assert code == 0
     assert service.resources == {}
@@ -193,7 +193,7 @@ BAD_LINES = {
     "no project": (line("up", project=""), "expected a project"),
     "a local folder": (line("up", model_dir="runs/x"), "expected MODEL_DIR on gs://"),
     "a machine of the next generation": (
-        line("up", '--gin.slices.HardwareConfig.trainer="tpu7x-64"'),
+        line("up", '--gin.hardware.HardwareConfig.trainer="tpu7x-64"'),
         "does not serve TPU7x",
     ),
     "an unknown backend": (line("up", "--backend=magic"), "invalid choice: 'magic'"),
@@ -312,7 +312,7 @@ def test_ctrl_c_ends_the_program_once_everything_is_deleted(bucket, tmp_path):
     with served(world) as address, (tmp_path / "said").open("w+") as screen:
         thread = threading.Thread(target=pass_time)
         thread.start()
-        poll = "--gin.job.LaunchConfig.poll_seconds=0.2"
+        poll = "--gin.hardware.LaunchConfig.poll_seconds=0.2"
         arguments = line("up", "--yes", poll, model_dir=f"{bucket}/stopped")
         process = subprocess.Popen(
             [sys.executable, "-m", "tpu_launch", *arguments],

@@ -22,6 +22,7 @@ from google.cloud.tpu_v2.services.tpu.transports import TpuRestTransport
 from google.protobuf import duration_pb2
 
 from realm_jax.errors import BadInputError
+from realm_jax.hardware import RESERVED, SPOT
 from tpu_launch.backends.backend import (
     BusyError,
     FoundSlice,
@@ -31,7 +32,6 @@ from tpu_launch.backends.backend import (
     is_quota,
     require_own,
 )
-from tpu_launch.job import RESERVED, SPOT
 from tpu_launch.operations import CreateSlice, DeleteSlice
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"

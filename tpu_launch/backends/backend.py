@@ -148,7 +148,7 @@ def require_own(found: FoundSlice | None, operation: CreateSlice) -> None:
         raise BadInputError(
             f"expected no queued resource {operation.name} in {operation.zone} but our "
             f"own, got one with labels {dict(found.labels)}; choose another "
-            "job.LaunchConfig.name"
+            "hardware.LaunchConfig.name"
         )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from realm_jax.errors import BadInputError
+from realm_jax.hardware import RESERVED, SPOT
 from tpu_launch.backends.backend import (
     BusyError,
     FoundSlice,
@@ -23,7 +24,6 @@ from tpu_launch.backends.backend import (
     is_quota,
     require_own,
 )
-from tpu_launch.job import RESERVED, SPOT
 from tpu_launch.operations import CreateSlice, DeleteSlice
 
 _PROGRAM = ("gcloud", "compute", "tpus", "queued-resources")

@@ -147,7 +147,7 @@ def _work(stage: Training, setting: Setting) -> tuple[list[Line], float]:
         needed = flops.of_update(stage.loss, *stage.loss_arguments())
         done = flops.count(stage.step, stage.state, stage.inputs)
     hardware, machines = setting.hardware, setting.trainer
-    rate = hardware.flops_per_second(machines) * hardware.trainer_slices
+    rate = machines.flops_per_second(hardware) * hardware.trainer_slices
     seconds = done / rate
     return [
         Line("the model needs", needed, Unit.FLOP, "counted from shapes"),
@@ -215,9 +215,9 @@ def _run(config: StageConfig, setting: Setting, seconds: float) -> list[Line]:
         Line("updates", config.train_steps, Unit.COUNT),
         Line("takes", seconds, Unit.SECONDS, "preemptions come on top"),
     ]
-    prices = [hardware.price(setting.trainer)] * hardware.trainer_slices
+    prices = [setting.trainer.hourly_price(hardware)] * hardware.trainer_slices
     if _has_builder(config) and hardware.builder:
-        prices.append(hardware.price(setting.builder))
+        prices.append(setting.builder.hourly_price(hardware))
     known = [price for price in prices if price is not None]
     if len(known) == len(prices):
         an_hour = sum(known)

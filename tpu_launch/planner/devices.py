@@ -4,16 +4,17 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from realm_jax.data.corpus_size import CorpusSize
 from realm_jax.errors import BadInputError
+from realm_jax.hardware import HardwareConfig
 from realm_jax.index.device_search import Precision
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.stage_config import StageConfig
 from tpu_launch.planner import memory, programs
-from tpu_launch.planner.corpus_size import CorpusSize
 from tpu_launch.planner.figures import Line, Unit
 from tpu_launch.planner.memory import Temporaries
 from tpu_launch.planner.programs import Training
-from tpu_launch.slices import HardwareConfig, Slice, parse
+from tpu_launch.slices import Slice, parse
 
 AUTO = "auto"
 """Of rematerialisation: the cheapest that fits."""

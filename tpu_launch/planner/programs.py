@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from realm_jax import axes, stages
+from realm_jax.data.corpus_size import CorpusSize
 from realm_jax.index import device_search, embed
 from realm_jax.index.candidates import num_neighbours
 from realm_jax.index.device_search import EmbeddingTable, Precision
@@ -55,7 +56,6 @@ from realm_jax.types import (
     PretrainBatch,
     QuestionBatch,
 )
-from tpu_launch.planner.corpus_size import CorpusSize
 
 # As `prepare.PrepareConfig.max_masks` and the questions' answers have it, by default.
 _MASKS = 10

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from realm_jax.hardware import HardwareConfig
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.training import flops
@@ -12,7 +13,7 @@ from realm_jax.training.refresh import RefreshMode
 from tpu_launch.planner import memory, programs
 from tpu_launch.planner.devices import Setting, usable
 from tpu_launch.planner.figures import Line, Unit
-from tpu_launch.slices import HardwareConfig, Slice
+from tpu_launch.slices import Slice
 
 # Of what is embedded, where blocks of like length go together (docs/benchmarks.md).
 _PADDING = 0.13
@@ -35,7 +36,7 @@ def embedding_lines(
 ) -> list[Line]:
     """Returns what embedding the corpus takes on a slice."""
     work = embedding_flops(towers, config.document_length, setting)
-    seconds = work / setting.hardware.flops_per_second(machines)
+    seconds = work / machines.flops_per_second(setting.hardware)
     stated = f"on {machines.accelerator_type}, {_percent(setting)} of its peak"
     lines = [
         Line("blocks", setting.corpus.num_blocks, Unit.COUNT, setting.corpus.source),
