@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from realm_jax.cli import configuration
+from realm_jax.cli import configuration, rematerialization
 from realm_jax.data.corpus_size import CorpusSize, of_corpus
 from realm_jax.errors import BadInputError
 from realm_jax.hardware import HardwareConfig
-from realm_jax.stages import BUILD_INDEX
+from realm_jax.stages import ASK, BUILD_INDEX, EVALUATE, STAGES
 from tpu_launch import local
 from tpu_launch.cancellation import unless_stopped
 from tpu_launch.planner import table
@@ -108,8 +108,13 @@ def plan_command(command: str, compiles: bool, say: Callable[[str], None]) -> Pl
     config = stage_config(command)
     size = of_corpus(config.corpus) or configuration.configured_if_bound(CorpusSize)
     hardware = configuration.configured_if_bound(HardwareConfig)
-    setting = Setting(size, hardware, compiles, say)
-    if command != BUILD_INDEX.command:
+    stage = STAGES[command]
+    if stage in (BUILD_INDEX, EVALUATE, ASK):
+        # They have no backward pass, whose memory would decide it.
+        rematerialization.require_decided()
+    chooses_remat = stage.trains and rematerialization.is_undecided()
+    setting = Setting(size, hardware, compiles, say, chooses_remat)
+    if stage is not BUILD_INDEX:
         return commands.PLANS[command](command, config, setting)
     if not configuration.bindings(ModelFactory):
         raise BadInputError(

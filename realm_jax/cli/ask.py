@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from realm_jax.cli import configuration
+from realm_jax.cli import configuration, rematerialization
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation import ask
 from realm_jax.evaluation.answering import Answer, ReadDocument
@@ -47,6 +47,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     """Runs the command; being stopped is its ordinary end."""
     configuration.parse(configuration.make_parser("realm ask", __doc__), argv)
     config = configuration.configured(ask.AskConfig)
+    rematerialization.require_decided()
     console = Console()
     if config.port:
         _serve(config, stop, console)

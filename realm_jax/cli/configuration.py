@@ -193,10 +193,15 @@ def configured_if_bound(config_class: type[Config]) -> Config:
     return configured(config_class) if bindings(config_class) else config_class()
 
 
-def bindings(config_class: type) -> Mapping[str, Any]:
-    """Returns what gin binds of a class, references and macros as they are."""
+def bindings(config_class: type, resolve: bool = False) -> Mapping[str, Any]:
+    """Returns what gin binds of a class.
+
+    Args:
+      config_class: the class.
+      resolve: whether references and macros are replaced by what they stand for.
+    """
     try:
-        return gin.get_bindings(config_class, resolve_references=False)
+        return gin.get_bindings(config_class, resolve_references=resolve)
     except ValueError:  # No gin file names it.
         return {}
 

@@ -35,7 +35,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from realm_jax.cli import configuration
+from realm_jax.cli import configuration, rematerialization
 from realm_jax.cli.progress import StageProgress
 
 
@@ -48,6 +48,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     from realm_jax.evaluation.watch import follow
 
     config = configuration.configured(run.EvaluateConfig)
+    rematerialization.require_decided()
     with StageProgress("evaluate", stop) as progress:
         if config.follow:
             reports = follow(config, progress, stop)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from realm_jax import multihost
-from realm_jax.cli import configuration
+from realm_jax.cli import configuration, rematerialization
 from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
 from realm_jax.training import profiling
@@ -53,6 +53,7 @@ def run_stage(
     flags = configuration.parse(parser, argv)
     multihost.join(configuration.configured_if_bound(multihost.HostsConfig))
     config = configuration.configured(config_class)
+    rematerialization.require_decided()
     if flags.profile:
         config = dataclasses.replace(config, profile=True)
     if config.profile:

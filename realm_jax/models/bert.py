@@ -24,8 +24,7 @@ _REMAT_POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
-
-_UNDECIDED = "auto"
+_BY_PROCESSOR = "auto"
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,7 @@ class BertConfig:
         processor and "float32" on others. On TPUs and GPUs the compiler's default
         precision determines how "float32" is computed.
       remat: what the backward pass recomputes: "none", "dots" (all but matrix
-        products), "full" (each layer from its input), or "auto", to be decided by the
-        planner; no model can be created before it is.
+        products) or "full" (each layer from its input).
       initializer_range: standard deviation of the initial kernels.
       scan_unroll: layers per iteration of the scan. More of them take longer to compile
         and run faster on a CPU (by a quarter, for two layers per iteration).
@@ -74,7 +72,7 @@ class BertConfig:
     broadcast_dropout: bool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
     products: Literal["float32", "bfloat16", "auto"] = "float32"
-    remat: Literal["none", "dots", "full", "auto"] = "none"
+    remat: Literal["none", "dots", "full"] = "none"
     initializer_range: float = 0.02
     scan_unroll: int = 1
 
@@ -87,8 +85,8 @@ class BertConfig:
         for name, known in (
             ("activation", tuple(layers.ACTIVATIONS)),
             ("dtype", ("float32", "bfloat16")),
-            ("products", ("float32", "bfloat16", _UNDECIDED)),
-            ("remat", ("none", *_REMAT_POLICIES, _UNDECIDED)),
+            ("products", ("float32", "bfloat16", _BY_PROCESSOR)),
+            ("remat", ("none", *_REMAT_POLICIES)),
         ):
             if getattr(self, name) not in known:
                 raise BadInputError(
@@ -101,7 +99,7 @@ class BertConfig:
         """True if `layers.Dense` rounds its operands to bfloat16; see `products`."""
         if self.dtype != "float32":
             return False
-        if self.products == _UNDECIDED:
+        if self.products == _BY_PROCESSOR:
             return jax.default_backend() == "cpu" and chips.multiplies_bfloat16()
         return self.products == "bfloat16"
 
@@ -241,18 +239,8 @@ class Bert(nn.Module):
 
 
 def _stacked_layers(config: BertConfig) -> nn.Module:
-    """Returns `num_layers` encoder layers as one scan.
-
-    Raises:
-      BadInputError: `remat` is "auto", without a decision by the planner.
-    """
+    """Returns `num_layers` encoder layers as one scan."""
     layer = EncoderLayer
-    if config.remat == _UNDECIDED:
-        raise BadInputError(
-            'expected a decision for remat="auto", got none; have one made by `python '
-            "-m tpu_launch plan ... --write=plan.gin` and add --gin_file=plan.gin, or "
-            "set bert.BertConfig.remat to none, dots or full"
-        )
     if config.remat != "none":
         layer = nn.remat(
             layer,

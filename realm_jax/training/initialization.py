@@ -52,7 +52,8 @@ class ModelFactory:
     """How the models of a run are sized, before the vocabulary is known.
 
     Attributes:
-      bert: makes the encoder of both towers and of the reader from `vocab_size`.
+      bert: makes the encoder of both towers and of the reader from `vocab_size`, and
+        from other settings of `BertConfig` where the planner tries them.
       retriever: makes the towers from `bert`.
       lengths: padded lengths.
       span_scorer: whether fine-tuning's span scorer is there before fine-tuning: the

@@ -96,9 +96,11 @@ def test_the_papers_update_and_refresh_are_as_large_as_they_are_known_to_be():
     ],
 )
 def test_auto_takes_the_cheapest_that_fits(trainer, chosen):
-    config = pretraining(bert={"remat": "auto"}, device=BFLOAT16)
     setting = on(trainer)
-    plan = commands.training("pretrain", config, setting)
+    plan = commands.training(
+        *("pretrain", pretraining(device=BFLOAT16)),
+        dataclasses.replace(setting, chooses_remat=True),
+    )
     assert plan.bindings == {"bert.BertConfig.remat": f'"{chosen}"'}
     assert not plan.problems
     policies = ("none", "dots", "full")

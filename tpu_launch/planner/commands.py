@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
+from realm_jax.cli import rematerialization
 from realm_jax.evaluation.ask import AskConfig
 from realm_jax.evaluation.run import EvaluateConfig
 from realm_jax.index.device_search import Precision
@@ -15,12 +16,11 @@ from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.stage_config import StageConfig
 from tpu_launch.planner import devices, memory, programs, refresh_cost, storage_space
-from tpu_launch.planner.devices import AUTO, DeviceMemory, Setting
+from tpu_launch.planner.devices import DeviceMemory, Setting
 from tpu_launch.planner.figures import Line, Plan, Unit
 from tpu_launch.planner.programs import Training
 from tpu_launch.slices import Slice
 
-_REMAT = "bert.BertConfig.remat"
 # Of a corpus whose settings stand elsewhere.
 _CHUNK_LENGTH = 288
 
@@ -31,7 +31,6 @@ def training(command: str, config: StageConfig, setting: Setting) -> Plan:
     Raises:
       BadInputError: machines, mesh and batch do not go together.
     """
-    is_auto = memory.encoder_of(config).remat == AUTO
     found = devices.of_training(config, setting)
     config = found.config
     sections = {"memory of a device": found.lines()}
@@ -55,8 +54,8 @@ def training(command: str, config: StageConfig, setting: Setting) -> Plan:
     if needed > setting.trainer.host_memory:
         problems.append("the memory of a host: see there; spread the run over more")
     chosen = {}
-    if is_auto and found.fits:
-        chosen[_REMAT] = f'"{memory.encoder_of(config).remat}"'
+    if setting.chooses_remat and found.fits:
+        chosen[rematerialization.SETTING] = f'"{memory.encoder_of(config).remat}"'
     return Plan(
         f"{command} on {_machines(setting, found)}", sections, problems, hints, chosen
     )

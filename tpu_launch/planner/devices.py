@@ -16,8 +16,6 @@ from tpu_launch.planner.memory import Temporaries
 from tpu_launch.planner.programs import Training
 from tpu_launch.slices import Slice, parse
 
-AUTO = "auto"
-"""Of rematerialisation: the cheapest that fits."""
 # Cheapest first.
 _POLICIES = ("none", "dots", "full")
 # The compiler for TPUs leaves so much to programs; XLA takes so much of a GPU.
@@ -36,12 +34,15 @@ class Setting:
       hardware: the machines.
       compiles: whether the compiler is asked where there is one.
       say: told what takes long.
+      chooses_remat: whether the cheapest rematerialisation that fits is looked for, in
+        place of that of the configuration.
     """
 
     corpus: CorpusSize
     hardware: HardwareConfig
     compiles: bool
     say: Callable[[str], None]
+    chooses_remat: bool = False
 
     @property
     def trainer(self) -> Slice:
@@ -147,14 +148,16 @@ def held(config: StageConfig, stage: Training, setting: Setting) -> dict[str, in
 
 
 def of_training(config: StageConfig, setting: Setting) -> DeviceMemory:
-    """Returns the memory of a stage; of "auto" with the cheapest policy that fits.
+    """Returns the memory of a stage, with the cheapest policy if one is to be chosen.
 
     Raises:
       BadInputError: batch or mesh do not fit the devices.
     """
     _require_divisible(config, setting)
-    remat = memory.encoder_of(config).remat
-    policies = _POLICIES if remat == AUTO else (remat,)
+    if setting.chooses_remat:
+        policies = _POLICIES
+    else:
+        policies = (memory.encoder_of(config).remat,)
     compiles = setting.compiles and memory.has_compiler(setting.trainer)
     for policy in policies:
         found = _counted(memory.with_encoder(config, remat=policy), setting)

@@ -7,6 +7,7 @@ backward pass keeps is counted; that is most of it, and all of it that settings 
 import contextlib
 import dataclasses
 import enum
+import functools
 import importlib.util
 import math
 import os
@@ -186,13 +187,8 @@ def counted(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Temporaries:
 
 def with_encoder(config: StageConfig, **changes: Any) -> StageConfig:
     """Returns a stage with another encoder, such as one of a single layer."""
-    make = config.models.bert
-    models = dataclasses.replace(
-        config.models,
-        bert=lambda vocab_size: dataclasses.replace(
-            make(vocab_size=vocab_size), **changes
-        ),
-    )
+    bert = functools.partial(config.models.bert, **changes)
+    models = dataclasses.replace(config.models, bert=bert)
     return dataclasses.replace(config, models=models)
 
 
