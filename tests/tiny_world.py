@@ -250,7 +250,7 @@ def count_embedded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # A step is traced anew for each optimizer that is made, though it be the same.
 _TRACED_ONCE = {
     name: functools.cache(getattr(stage, name))
-    for name in ("make_optimizer", "plain_step")
+    for name in ("make_optimizer", "make_step")
 }
 
 

@@ -26,9 +26,11 @@ from realm_jax.index.own_blocks import own_candidates
 from realm_jax.index.source import LoadedIndex
 from realm_jax.metrics.means import Means
 from realm_jax.models.retriever import Retriever
+from realm_jax.training import flops
 from realm_jax.training.host_search import BatchAt
 from realm_jax.training.initialization import Lengths
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
+from realm_jax.training.state import TrainState
 from realm_jax.training.step import Loss
 from realm_jax.types import NULL_BLOCK, Array, Candidates, PretrainBatch
 
@@ -51,7 +53,7 @@ class RetrievingInputs:
 
 
 @dataclasses.dataclass(frozen=True)
-class RetrievingLoss:
+class RetrievingLoss(Loss):
     """`PretrainLoss` over what a search in the same program finds.
 
     Attributes:
@@ -93,6 +95,12 @@ class RetrievingLoss:
             params, PretrainInputs(inputs.batch, candidates), key
         )
         return loss, (metrics, candidates, embeddings)
+
+    def update_flops(self, state: TrainState, inputs: RetrievingInputs) -> int:
+        """See `Loss`; no gradient flows through the search, which counts once."""
+        params, inputs, key = self.arguments(state, inputs)
+        search = flops.count(self.candidates, params["retriever"], inputs)
+        return 3 * (flops.count(self, params, inputs, key) - search) + search
 
     def candidates(self, retriever: PyTree, inputs: RetrievingInputs) -> Candidates:
         """Searches with the live query tower, without dropout."""

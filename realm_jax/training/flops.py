@@ -19,7 +19,8 @@ def count(function: Callable[..., Any], *arguments: PyTree) -> int:
     """Returns the operations of one call, over all devices.
 
     What a backward pass computes again is counted again: trace a gradient and this is
-    what the devices do, trace the loss and three times this is what the model needs.
+    what the devices do, trace the loss and three times this is what the model needs
+    (`Loss.update_flops`).
 
     Args:
       function: of arrays; jitted or not. It is traced, never run.
@@ -29,26 +30,6 @@ def count(function: Callable[..., Any], *arguments: PyTree) -> int:
       ValueError: it has a loop with matrix products whose length is not in its shapes.
     """
     return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
-
-
-def of_update(loss: Callable[..., Any], *arguments: PyTree) -> int:
-    """Returns the operations that an update needs, whatever is computed twice.
-
-    A backward pass has two products for each of the forward pass; so the forward pass
-    counts three times, but for what no gradient flows through: a search and the query
-    embeddings it is made with, which are counted as the loss's own `candidates` tells.
-
-    Args:
-      loss: (parameters, inputs, key) -> loss and metrics.
-      arguments: what the loss is called with, arrays or shapes.
-    """
-    forward = count(loss, *arguments)
-    candidates = getattr(loss, "candidates", None)
-    if candidates is None:
-        return 3 * forward
-    params, inputs, _ = arguments
-    search = count(candidates, params["retriever"], inputs)
-    return 3 * (forward - search) + search
 
 
 def _count(jaxpr: core.Jaxpr) -> int:

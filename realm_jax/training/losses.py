@@ -32,6 +32,7 @@ from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.objectives.retrieval import Normalization
 from realm_jax.training.reader_documents import KINDS, DocumentKind
+from realm_jax.training.step import Loss
 from realm_jax.training.unmasked_targets import UnmaskedTargets
 from realm_jax.types import (
     Array,
@@ -59,7 +60,7 @@ class PretrainInputs:
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainLoss:
+class PretrainLoss(Loss):
     """-log p(y|x), marginalised over the candidates (REALM, section 3).
 
     Queries and all candidates are embedded here, with live parameters, so gradients
@@ -215,7 +216,7 @@ class WarmStartInputs:
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmStartLoss:
+class WarmStartLoss(Loss):
     """ICT for the retriever plus a masked-LM start of the reader, or one of them.
 
     Both warm starts matter: a reader that cannot copy learns to ignore documents, and
@@ -358,7 +359,7 @@ class FinetuneInputs:
 
 
 @dataclasses.dataclass(frozen=True)
-class FinetuneLoss:
+class FinetuneLoss(Loss):
     """Retriever loss plus reader loss over a frozen index (ORQA, section 5)."""
 
     retriever: Retriever

@@ -1,7 +1,6 @@
 """REALM pre-training: masked sentences, retrieved documents, an index kept fresh."""
 
 import dataclasses
-import functools
 import logging
 import threading
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from realm_jax.stages import PRETRAIN, StageSpec
 from realm_jax.training.candidate_search import (
     DeviceSearch,
     RetrievingInputs,
+    RetrievingLoss,
     StepInputs,
 )
 from realm_jax.training.checkpoint_manifests import HOLDS_INDEX
@@ -45,11 +45,11 @@ from realm_jax.training.refresh import (
     StalenessBound,
     WhenStale,
 )
-from realm_jax.training.rolling_refresh import Renewal, make_renewing_step
+from realm_jax.training.rolling_refresh import Renewal, RenewingLoss
 from realm_jax.training.stage import Stage
 from realm_jax.training.stage_config import StageConfig, require_one_of
 from realm_jax.training.state import TrainState
-from realm_jax.training.step import MakeStep
+from realm_jax.training.step import Loss
 from realm_jax.training.step_timing import Part
 from realm_jax.training.zero_shot_recall import HeldOutQuestions
 from realm_jax.types import PretrainBatch
@@ -229,17 +229,18 @@ def make_loss(
     )
 
 
-def make_step(config: PretrainConfig) -> MakeStep | None:
-    """Returns what makes the step of a run whose state holds the index, else None."""
+def renewing(config: PretrainConfig, loss: Loss) -> Loss:
+    """Returns the loss of a run whose state holds the index, any other as it is."""
     if not config.index_in_state:
-        return None
+        return loss
+    assert isinstance(loss, RetrievingLoss)
     rolling = config.refresh_mode == RefreshMode.ROLLING.value
     renewal = Renewal(
         config.refresh_period if rolling else None,
         config.write_back,
         config.embed.batch_size,
     )
-    return functools.partial(make_renewing_step, renewal=renewal)
+    return RenewingLoss.over(loss, renewal)
 
 
 def _index_metrics(
@@ -364,7 +365,7 @@ class _Pretraining:
         else:
             refresher.start(step, retriever, saved)
         stage.train(
-            self._step_inputs.loss,
+            renewing(self._config, self._step_inputs.loss),
             self._inputs_at,
             report=report,
             stop=stop,
@@ -375,7 +376,6 @@ class _Pretraining:
             measure=[self._measure_last],
             hooks=[self._beat],
             replace_state=self._refresh,
-            make_step=make_step(self._config),
         )
         logging.info("swapped to a newer index %d times", refresher.num_swaps)
         if refresher.failure is not None:

@@ -13,7 +13,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import NamedSharding
 from jaxtyping import Float, Int, PyTree
 
@@ -25,7 +24,7 @@ from realm_jax.metrics import means as means_lib
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.candidate_search import RetrievingInputs, RetrievingLoss
 from realm_jax.training.state import TrainState
-from realm_jax.training.step import Step, apply_gradient, step_key
+from realm_jax.training.step import step_key
 from realm_jax.types import Array
 
 
@@ -45,32 +44,45 @@ class Renewal:
     batch_size: int = 512
 
 
-def make_renewing_step(
-    loss: RetrievingLoss, optimizer: optax.GradientTransformation, renewal: Renewal
-) -> Step:
-    """Returns the jitted step whose state holds the index it searches.
+@dataclasses.dataclass(frozen=True)
+class RenewingLoss(RetrievingLoss):
+    """`RetrievingLoss` over an index that the state holds and the updates renew.
 
-    The state that is passed in is donated, its index too.
+    Attributes:
+      renewal: how.
     """
 
-    def step(
-        state: TrainState, inputs: RetrievingInputs
-    ) -> tuple[TrainState, means_lib.Means]:
-        index = state.index
+    renewal: Renewal = dataclasses.field(kw_only=True)
+
+    @classmethod
+    def over(cls, loss: RetrievingLoss, renewal: Renewal) -> "RenewingLoss":
+        """Returns the same loss, but for the index."""
+        fields = {f.name: getattr(loss, f.name) for f in dataclasses.fields(loss)}
+        return cls(**fields, renewal=renewal)
+
+    def of_update(
+        self, params: PyTree, state: TrainState, inputs: RetrievingInputs
+    ) -> tuple[Array, tuple[means_lib.Means, EmbeddingTable | None]]:
+        """See `Loss`; no gradient flows into the index."""
+        renewal, index = self.renewal, state.index
         assert index is not None
         if renewal.period is not None:
             index = embed_slice(
-                loss, renewal, index, inputs.tokens, state.params, state.step
+                self, renewal, index, inputs.tokens, state.params, state.step
             )
-        gradient, (metrics, candidates, embeddings) = jax.grad(
-            loss.with_embeddings, has_aux=True
-        )(state.params, inputs.replace(embeddings=index), step_key(state))
+        loss, (metrics, candidates, embeddings) = self.with_embeddings(
+            params, inputs.replace(embeddings=index), step_key(state)
+        )
         if renewal.write_back:
-            index = write_rows(index, candidates.block_ids, embeddings, loss.mesh)
-        state, metrics = apply_gradient(state, gradient, metrics, optimizer)
-        return state.replace(index=index), metrics
+            fresh = jax.lax.stop_gradient(embeddings)
+            index = write_rows(index, candidates.block_ids, fresh, self.mesh)
+        return loss, (metrics, index)
 
-    return jax.jit(step, donate_argnums=0)
+    def arguments(
+        self, state: TrainState, inputs: RetrievingInputs
+    ) -> tuple[PyTree, RetrievingInputs, jax.ShapeDtypeStruct]:
+        """See `Loss`."""
+        return super().arguments(state, inputs.replace(embeddings=state.index))
 
 
 def embed_slice(

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -37,8 +36,7 @@ from realm_jax.training.profiling import Profiler
 from realm_jax.training.stage_config import StageConfig
 from realm_jax.training.starting import starting_params
 from realm_jax.training.state import TrainState, create_state, place_state
-from realm_jax.training.step import Loss, MakeStep
-from realm_jax.training.step import make_step as plain_step
+from realm_jax.training.step import Loss, make_step
 from realm_jax.training.step_timing import Accounting, Part, Stopwatch
 from realm_jax.training.tensorboard import EventFile
 
@@ -212,7 +210,6 @@ class Stage(Generic[ReaderT]):
         measure: Sequence[Hook] = (),
         hooks: Sequence[Hook] = (),
         replace_state: ReplaceState = lambda step, state: state,
-        make_step: MakeStep | None = None,
     ) -> bool:
         """Trains from where the state stands, and leaves a checkpoint behind.
 
@@ -228,7 +225,6 @@ class Stage(Generic[ReaderT]):
           measure: run before the line of metrics that an update may have.
           hooks: run after metrics and before the checkpoint.
           replace_state: (updates done, state) -> the state to go on with.
-          make_step: of the loss and the optimizer; None for the plain one.
 
         Returns:
           Whether all updates are done.
@@ -258,11 +254,10 @@ class Stage(Generic[ReaderT]):
             accounting.see(state, inputs)
             return inputs
 
-        make_step = make_step or functools.partial(plain_step, frozen=self._frozen)
         with jax.set_mesh(self._mesh), self._profiling() as profiling:
             self.state = loop.train(
                 self.state,
-                make_step(loss, self._optimizer),
+                make_step(loss, self._optimizer, self._frozen),
                 inputs_on_devices,
                 replace_state=replace_state,
                 total_steps=config.train_steps,

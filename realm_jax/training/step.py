@@ -4,32 +4,69 @@ What is optimised stands in `losses.py`; the order of things around the step in
 `loop.py`; `jit` is the last line here.
 """
 
+import abc
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import optax
 from jaxtyping import PyTree
 
+from realm_jax.index.device_search import EmbeddingTable
 from realm_jax.metrics import means as means_lib
+from realm_jax.training import flops
 from realm_jax.training.optimizers import stop_gradient
 from realm_jax.training.state import TrainState
 from realm_jax.types import Array
 
 
-class Loss(Protocol):
-    """(parameters, a step's inputs, random key) -> the loss and its metrics."""
+class Loss(abc.ABC):
+    """What is optimised: (parameters, a step's inputs, random key) -> a scalar.
 
+    A loss whose state goes through the updates overrides `of_update` and `arguments`
+    (`rolling_refresh.py`); others are functions of what a step is given.
+    """
+
+    @abc.abstractmethod
     def __call__(
         self, params: PyTree, inputs: Any, key: jax.Array
     ) -> tuple[Array, means_lib.Means]:
         """Returns a differentiable scalar and the metrics of the step."""
-        ...
+
+    def of_update(
+        self, params: PyTree, state: TrainState, inputs: Any
+    ) -> tuple[Array, tuple[means_lib.Means, EmbeddingTable | None]]:
+        """Returns the scalar, and beside the metrics the index of the next state.
+
+        Args:
+          params: those of the state; the scalar is differentiated by them.
+          state: before the update.
+          inputs: as the step is given them.
+        """
+        loss, metrics = self(params, inputs, step_key(state))
+        return loss, (metrics, state.index)
+
+    def arguments(
+        self, state: TrainState, inputs: Any
+    ) -> tuple[PyTree, Any, jax.ShapeDtypeStruct]:
+        """Returns what the loss is called with in an update; of the key the shape.
+
+        Args:
+          state: arrays or shapes.
+          inputs: as the step is given them, likewise.
+        """
+        return state.params, inputs, jax.eval_shape(step_key, state)
+
+    def update_flops(self, state: TrainState, inputs: Any) -> int:
+        """Returns the operations that an update needs, whatever is computed twice.
+
+        A backward pass has two products for each of the forward pass; so the forward
+        pass counts three times. Arguments as those of `arguments`.
+        """
+        return 3 * flops.count(self, *self.arguments(state, inputs))
 
 
 Step = Callable[[TrainState, Any], tuple[TrainState, means_lib.Means]]
-MakeStep = Callable[[Any, optax.GradientTransformation], Step]
-"""(loss, optimizer) -> the jitted step, such as `make_step`."""
 
 
 def make_step(
@@ -47,15 +84,15 @@ def make_step(
       frozen: parameter paths whose gradient is not computed, and zero in the norms.
     """
 
-    def of_trained(params: PyTree, inputs: Any, key: jax.Array):
-        return loss(stop_gradient(params, frozen), inputs, key)
+    def of_trained(params: PyTree, state: TrainState, inputs: Any):
+        return loss.of_update(stop_gradient(params, frozen), state, inputs)
 
     def step(state: TrainState, inputs: Any) -> tuple[TrainState, means_lib.Means]:
-        key = step_key(state)
-        gradient, metrics = jax.grad(of_trained, has_aux=True)(
-            state.params, inputs, key
+        gradient, (metrics, index) = jax.grad(of_trained, has_aux=True)(
+            state.params, state, inputs
         )
-        return apply_gradient(state, gradient, metrics, optimizer)
+        state, metrics = apply_gradient(state, gradient, metrics, optimizer)
+        return state.replace(index=index), metrics
 
     return jax.jit(step, donate_argnums=0)
 

@@ -17,9 +17,8 @@ import jax
 from jaxtyping import PyTree
 
 from realm_jax import chips
-from realm_jax.training import flops
 from realm_jax.training.state import TrainState
-from realm_jax.training.step import Loss, step_key
+from realm_jax.training.step import Loss
 
 _TERA = 1e12
 
@@ -126,12 +125,11 @@ class Accounting:
         """Notes the shapes of an update, which are those of every other."""
         if self._shapes is not None:
             return
-        if state.index is not None:
-            # The step hands it to the loss.
-            inputs = inputs.replace(embeddings=state.index)
+        # No loss reads the optimizer's moments.
+        state = state.replace(optimizer_state=None)
         self._shapes = jax.tree.map(
             lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype),
-            (state.params, inputs, jax.eval_shape(step_key, state)),
+            (state, inputs),
         )
 
     def line(self, updates: int) -> dict[str, float]:
@@ -166,4 +164,4 @@ class Accounting:
 @functools.lru_cache(maxsize=16)
 def _operations(loss: Loss, structure: Any, leaves: tuple[Any, ...]) -> int:
     """Traces the loss, which takes up to seconds: once for a loss and its shapes."""
-    return flops.of_update(loss, *jax.tree.unflatten(structure, leaves))
+    return loss.update_flops(*jax.tree.unflatten(structure, leaves))

@@ -1,5 +1,6 @@
 """The programs that are planned are those that are run."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -84,6 +85,27 @@ def test_planned_shapes_are_the_arrays_of_a_run(world, tmp_path, run, make, chan
             assert real[name] == shape, name
         assert len(real[name][0]) == len(shape[0]), name
         assert real[name][1] == shape[1], name
+
+
+def test_a_search_counts_once_and_renewing_the_index_not_at_all(world, tmp_path):
+    """What the model needs, of two sizes of a corpus: forwards alone, no gradient."""
+
+    def needed(num_blocks, **changes):
+        config = tiny_world.pretrain_config(world, tmp_path, **changes)
+        size = dataclasses.replace(of_corpus(world.corpus), num_blocks=num_blocks)
+        mesh = make_mesh(config.mesh)
+        planned = programs.training(config, size, mesh)
+        table = planned.state.index or planned.inputs.embeddings
+        with jax.set_mesh(mesh):
+            needs = planned.loss.update_flops(planned.state, planned.inputs)
+        return needs, table.rows.shape, config.batch_size
+
+    fewer, (rows, dimension), batch = needed(1000)
+    needs, (more_rows, _), _ = needed(9000)
+    assert more_rows - rows >= 7000
+    assert needs - fewer == 2 * batch * dimension * (more_rows - rows)
+    assert needed(9000, refresh_mode="rolling")[0] == needs
+    assert needed(9000, write_back=True)[0] == needs
 
 
 def described(tree):

@@ -1,5 +1,6 @@
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
@@ -9,10 +10,10 @@ from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.training import flops
 from realm_jax.training.initialization import Lengths, initial_params
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
+from realm_jax.training.state import create_state
 from realm_jax.types import Candidates, PretrainBatch
 
 BATCH, LENGTH, VOCABULARY = 4, 24, 100
-KEY = jax.random.key(0)
 
 
 def shape(*dims, dtype=jnp.float32):
@@ -68,13 +69,14 @@ def test_a_gradient_costs_three_times_and_four_if_layers_are_computed_again():
 
 
 def paper_update(query, document, joined):
-    """Loss and arguments of an update of the paper's size, as shapes."""
+    """Loss, state and inputs of an update of the paper's size, as shapes."""
     bert = BertConfig(30522, 768, 12, 12, 3072, max_positions=512)
     retriever, reader = Retriever(RetrieverConfig(bert)), KnowledgeEncoder(bert)
     lengths = Lengths(query, document, joined)
-    params = jax.eval_shape(
-        lambda: initial_params(retriever, reader, lengths, seed=0)[0]
-    )
+
+    def begin():
+        params, _ = initial_params(retriever, reader, lengths, seed=0)
+        return create_state(params, optax.sgd(0.1), seed=0)
 
     def ids(*dims):
         return shape(512, *dims, dtype=jnp.int32)
@@ -85,7 +87,8 @@ def paper_update(query, document, joined):
         shape(512, 8, dtype=bool),
     )
     inputs = PretrainInputs(batch, candidates)
-    return PretrainLoss(retriever, reader), params, inputs, KEY
+    state = jax.eval_shape(begin)
+    return PretrainLoss(retriever, reader), state, inputs
 
 
 def encoding(sequences, length):
@@ -101,7 +104,8 @@ def encoding(sequences, length):
 )
 def test_an_update_of_the_paper_costs_what_its_encoders_do(lengths, tera):
     query, document, joined = lengths
-    counted = flops.of_update(*paper_update(*lengths))
+    loss, state, inputs = paper_update(*lengths)
+    counted = loss.update_flops(state, inputs)
     head = 6 * 512 * 8 * 10 * 30522 * 768
     expected = (
         encoding(512, query)

@@ -8,8 +8,10 @@ from realm_jax.metrics import means as means_lib
 from realm_jax.training.optimizers import OptimizerConfig, make_optimizer
 from realm_jax.training.state import create_state
 from realm_jax.training.step import make_step
+from tests.training.function_loss import FunctionLoss
 
 
+@FunctionLoss
 def noisy_quadratic(params, inputs, key):
     """0.5 |w - x|^2, with a draw of the key among the metrics."""
     loss = 0.5 * jnp.sum((params["w"] - inputs) ** 2)
@@ -42,6 +44,7 @@ def test_steps_equal_gradient_descent_written_out():
 def test_the_gradient_norm_of_each_model_is_its_own():
     params = {"retriever": {"w": jnp.asarray([3.0, 4.0])}, "reader": jnp.asarray(12.0)}
 
+    @FunctionLoss
     def half_square(params, inputs, key):
         squares = jnp.sum(params["retriever"]["w"] ** 2) + params["reader"] ** 2
         return 0.5 * squares, {}
@@ -66,6 +69,7 @@ def test_what_is_frozen_costs_no_gradient():
     }
     frozen = ("retriever/tower",)
 
+    @FunctionLoss
     def of_products(params, inputs, key):
         hidden = inputs @ params["retriever"]["tower"]["kernel"]
         return jnp.sum((hidden @ params["reader"]) ** 2), {}

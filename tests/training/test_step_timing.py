@@ -22,6 +22,7 @@ from realm_jax.training.state import create_state
 from realm_jax.training.step_timing import Accounting, Part, Stopwatch
 from tests import tiny_world
 from tests.tiny_world import NEVER, silent
+from tests.training.function_loss import FunctionLoss
 
 
 class Clock:
@@ -77,6 +78,7 @@ def test_a_part_that_fails_ends_there():
     assert stopwatch.take()[Part.HOST] == 0
 
 
+@FunctionLoss
 def product(params, inputs, key):
     return (inputs @ params["w"]).sum(), {}
 
@@ -121,6 +123,7 @@ def test_a_device_of_unknown_peak_has_no_utilization():
 def test_operations_are_counted_once_for_a_loss_and_its_shapes():
     traced = []
 
+    @FunctionLoss
     def loss(params, inputs, key):
         traced.append(inputs.shape)
         return product(params, inputs, key)

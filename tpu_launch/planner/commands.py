@@ -143,7 +143,7 @@ the builder's configuration says nothing of its model."""
 
 def _work(stage: Training, setting: Setting) -> tuple[list[Line], float]:
     with memory.over(stage.mesh):
-        needed = flops.of_update(stage.loss, *stage.loss_arguments())
+        needed = stage.loss.update_flops(stage.state, stage.inputs)
         done = flops.count(stage.step, stage.state, stage.inputs)
     hardware, machines = setting.hardware, setting.trainer
     rate = machines.flops_per_second(hardware) * hardware.trainer_slices

@@ -5,7 +5,6 @@ planned is what will be computed. A mesh may be one of devices that are not here
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -47,7 +46,7 @@ from realm_jax.training.optimizers import make_optimizer
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.stage_config import StageConfig
 from realm_jax.training.state import TrainState, create_state, state_shardings
-from realm_jax.training.step import Loss, MakeStep, make_step, step_key
+from realm_jax.training.step import Loss, make_step
 from realm_jax.training.unmasked_targets import UnmaskedTargets
 from realm_jax.training.warm_start import WarmStartConfig
 from realm_jax.types import (
@@ -82,12 +81,9 @@ class Training:
     state: TrainState
     inputs: Any
 
-    def loss_arguments(self) -> tuple[PyTree, Any, jax.Array]:
+    def loss_arguments(self) -> tuple[PyTree, Any, jax.ShapeDtypeStruct]:
         """Returns what the loss is called with, as shapes."""
-        inputs = self.inputs
-        if self.state.index is not None:
-            inputs = inputs.replace(embeddings=self.state.index)
-        return self.state.params, inputs, jax.eval_shape(step_key, self.state)
+        return self.loss.arguments(self.state, self.inputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,16 +93,16 @@ class _Parts:
     Attributes:
       reader: that it trains or reads with.
       loss: what is optimised.
-      inputs: shapes with places; an index that the state holds among them.
+      inputs: shapes with places.
       frozen: parameter paths that stay as they are.
-      make_step: of the loss and the optimizer; None for the plain one.
+      index: that the state holds, if it does.
     """
 
     reader: Reader
     loss: Loss
     inputs: Any
     frozen: tuple[str, ...]
-    make_step: MakeStep | None = None
+    index: EmbeddingTable | None = None
 
 
 def training(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Training:
@@ -134,12 +130,9 @@ def training(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Training:
     state = jax.tree.map(
         lambda leaf, place: _shape(leaf.shape, leaf.dtype, place), state, places
     )
-    inputs = parts.inputs
-    if parts.make_step is not None:
-        state = state.replace(index=inputs.embeddings)
-        inputs = inputs.replace(embeddings=None)
-    make = parts.make_step or functools.partial(make_step, frozen=parts.frozen)
-    return Training(mesh, parts.loss, make(parts.loss, optimizer), state, inputs)
+    step = make_step(parts.loss, optimizer, parts.frozen)
+    state = state.replace(index=parts.index)
+    return Training(mesh, parts.loss, step, state, parts.inputs)
 
 
 def embedding(
@@ -249,18 +242,17 @@ def _pretrain(
         config.device.approximate,
         config.embeddings_from_index,
     )
+    dimension = retriever.config.projection_size
+    precision = Precision(config.device.precision)
+    table = embedding_table(corpus.num_blocks, dimension, precision, mesh)
     inputs = RetrievingInputs(
         batch,
-        embedding_table(
-            corpus.num_blocks,
-            retriever.config.projection_size,
-            Precision(config.device.precision),
-            mesh,
-        ),
+        None if config.index_in_state else table,
         token_table(corpus, lengths, mesh),
         _candidates(config, 1, mesh) if config.own_block else None,
     )
-    return _Parts(reader, retrieving, inputs, frozen, pretrain.make_step(config))
+    kept = table if config.index_in_state else None
+    return _Parts(reader, pretrain.renewing(config, retrieving), inputs, frozen, kept)
 
 
 def _masked_batch(
