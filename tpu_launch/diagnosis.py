@@ -55,7 +55,7 @@ class BadInput:
     reason: str
 
 
-Verdict = Lost | Failure | BadInput
+Diagnosis = Lost | Failure | BadInput
 
 
 def of_slices(
@@ -93,7 +93,7 @@ def of_workers(
     since: float,
     now: float,
     config: LaunchConfig,
-) -> Verdict | None:
+) -> Diagnosis | None:
     """Judges active slices by what their workers say.
 
     Args:
@@ -127,7 +127,7 @@ def _silence(
     since: float,
     now: float,
     config: LaunchConfig,
-) -> Verdict | None:
+) -> Diagnosis | None:
     """Judges workers that say nothing any more, or never did."""
     silent = [
         number

@@ -50,7 +50,7 @@ class _Progress:
 
     attempt: Attempt | None = None
     created: bool = False
-    ending: diagnosis.Verdict | None = None
+    ending: diagnosis.Diagnosis | None = None
     state: SliceState | None = None
     since: float = 0.0
     step: int = -1
@@ -250,7 +250,7 @@ class Reconciler:
         self._ended(role, progress, reason)
 
     def _ended(
-        self, role: Role, progress: _Progress, reason: diagnosis.Verdict
+        self, role: Role, progress: _Progress, reason: diagnosis.Diagnosis
     ) -> None:
         """The slices of an attempt are gone; says when the next one may begin."""
         assert progress.attempt is not None
@@ -282,7 +282,7 @@ class Reconciler:
 
     def _judge(
         self, role: Role, progress: _Progress, here: FoundSlice
-    ) -> diagnosis.Verdict | None:
+    ) -> diagnosis.Diagnosis | None:
         if progress.done:
             return diagnosis.Lost("done")
         assert progress.attempt is not None

@@ -20,8 +20,8 @@ from tpu_launch.worker import supervisor
 from tpu_launch.worker.command import Work
 from tpu_launch.worker.reporter import bounded_tail
 from tpu_launch.worker.supervisor import Supervisor
-from tpu_launch.worker.timeouts import Pace
-from tpu_launch.worker.worker_identity import Place
+from tpu_launch.worker.timeouts import Timeouts
+from tpu_launch.worker.worker_identity import WorkerIdentity
 from tpu_launch.worker_state import Done, State
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -92,7 +92,7 @@ class World:
         self.stop = threading.Event()
         self.clock = FastClock(self.stop)
         self.said = []
-        self.pace = Pace()
+        self.timeouts = Timeouts()
 
     def run(self, program, role="trainer", number=0, hosts=1, seconds=1e6, store=None):
         work = Work(
@@ -105,7 +105,7 @@ class World:
             self.folder / f"{number}.log",
             self.folder / "lockfile",
         )
-        place = Place(number, 0, hosts, 1, "host0")
+        place = WorkerIdentity(number, 0, hosts, 1, "host0")
         return Supervisor(
             work,
             place,
@@ -113,7 +113,7 @@ class World:
             self.clock,
             self.stop,
             self.said.append,
-            self.pace,
+            self.timeouts,
         ).run()
 
     def starts(self):
@@ -152,7 +152,7 @@ def in_background(action):
 
 def test_a_crash_is_followed_by_another_start_as_long_as_it_gets_on(world):
     # More crashes than would be forgiven at one place.
-    crashes = world.pace.restarts + 2
+    crashes = world.timeouts.restarts + 2
     code = world.run(f"reach(10 * start); print(start); sys.exit(start <= {crashes})")
     assert code == 0
     assert len(world.starts()) == crashes + 1
@@ -168,10 +168,10 @@ def test_a_command_that_crashes_at_one_place_is_given_up(world):
     program = "reach(40); print('error: a bug'); os.kill(os.getpid(), signal.SIGSEGV)"
     assert world.run(program) == 139
     starts = world.starts()
-    assert len(starts) == 1 + world.pace.restarts
+    assert len(starts) == 1 + world.timeouts.restarts
     waits = [after - before for before, after in itertools.pairwise(starts)]
     for number, seconds in enumerate(waits):
-        assert seconds * world.clock.RATE >= world.pace.backoff * 2**number
+        assert seconds * world.clock.RATE >= world.timeouts.backoff * 2**number
     state = world.state()
     assert (state.state, state.exit_code, state.step) == (State.FAILED, 139, 40)
     assert state.reached == "checkpoint 40"
@@ -207,7 +207,7 @@ child = subprocess.Popen([sys.executable, "-S", "-c", {child!r}])
 pathlib.Path("child").write_text(str(child.pid))
 hang()
 """
-    world.pace = dataclasses.replace(world.pace, stopping=30.0)
+    world.timeouts = dataclasses.replace(world.timeouts, stopping=30.0)
     assert world.run(program, seconds=150.0) == 137
     assert world.clock.now() >= BEGAN + 180.0
     assert (world.folder / "asked").exists()
@@ -230,7 +230,9 @@ def _is_gone(pid):
 
 
 def test_asked_to_stop_between_two_starts(world):
-    world.pace = dataclasses.replace(world.pace, backoff=1e5, longest_backoff=1e5)
+    world.timeouts = dataclasses.replace(
+        world.timeouts, backoff=1e5, longest_backoff=1e5
+    )
     codes = []
     thread = in_background(lambda: codes.append(world.run("sys.exit(1)")))
     until(lambda: (s := world.state()) and s.state == State.RESTARTING)
@@ -252,7 +254,7 @@ if start == 3:
     pathlib.Path("launch/run/trainer").mkdir(parents=True, exist_ok=True)
     pathlib.Path("launch/run/trainer/done.json").write_text('{"time": 1, "attempt": 1}')
 """
-    world.pace = dataclasses.replace(world.pace, ended=10.0)
+    world.timeouts = dataclasses.replace(world.timeouts, ended=10.0)
     assert world.run(program, role="builder") == 0
     assert len(world.starts()) == 3
     assert world.done("builder") is not None
@@ -280,7 +282,7 @@ def test_another_worker_is_done_when_the_first_has_marked_the_role(world):
 
 def test_a_store_that_is_away_for_a_while(world):
     store = AwayStore(world.store)
-    crashes = world.pace.restarts + 2
+    crashes = world.timeouts.restarts + 2
     codes = []
     # The command cannot write either, so it crashes, more often than is forgiven.
     program = f"""
@@ -290,7 +292,7 @@ if start <= {crashes}:
 reach(7)
 pathlib.Path("end").touch()
 """
-    world.pace = dataclasses.replace(world.pace, longest_backoff=20.0)
+    world.timeouts = dataclasses.replace(world.timeouts, longest_backoff=20.0)
     thread = in_background(lambda: codes.append(world.run(program, store=store)))
     for number in range(1, crashes + 1):
         until((world.folder / f"crash{number}").exists)
@@ -344,7 +346,7 @@ def test_it_speaks_every_minute(world):
     (world.folder / "checkpoints").mkdir(parents=True)
     (world.folder / "checkpoints/12.json").touch()
     until(lambda: world.state().step == 12)
-    assert world.state().time - first >= world.pace.report
+    assert world.state().time - first >= world.timeouts.report
     world.stop.set()
     thread.join()
     # It has no handler of its own.

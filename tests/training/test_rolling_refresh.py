@@ -58,7 +58,9 @@ def test_after_a_period_every_row_is_new(tower, period, at_once):
     search, params, whole = tower
     embed = jax.jit(
         functools.partial(
-            rolling_refresh.embed_slice, search.loss, Renewal(period, False, at_once)
+            rolling_refresh.embed_slice,
+            search.loss,
+            Renewal(period, False, at_once),
         )
     )
     index = table_of(np.full_like(whole, 7.0))
@@ -77,7 +79,12 @@ def test_rows_in_eight_bits_get_their_codes(tower):
     search, params, whole = tower
     index = table_of(np.zeros_like(whole), Precision.INT8)
     index = rolling_refresh.embed_slice(
-        search.loss, Renewal(1, False, 64), index, search._tokens, params, jnp.int32(0)
+        search.loss,
+        Renewal(1, False, 64),
+        index,
+        search._tokens,
+        params,
+        jnp.int32(0),
     )
     expected = table_of(whole, Precision.INT8)
     codes = np.asarray(index.codes, int)[: len(whole)]

@@ -30,8 +30,12 @@ from tpu_launch.job import BUILDER, TRAINER, attempt_id
 from tpu_launch.progress import Progress
 from tpu_launch.worker.command import Command, Work
 from tpu_launch.worker.reporter import Reporter, last_line
-from tpu_launch.worker.timeouts import LOCAL_PACE, Pace
-from tpu_launch.worker.worker_identity import Place, command_environment, find_place
+from tpu_launch.worker.timeouts import LOCAL_PACE, Timeouts
+from tpu_launch.worker.worker_identity import (
+    WorkerIdentity,
+    command_environment,
+    find_identity,
+)
 from tpu_launch.worker_state import Done, State, WorkerState
 
 _BUG = 1
@@ -45,29 +49,29 @@ class Supervisor:
     def __init__(
         self,
         work: Work,
-        place: Place,
+        identity: WorkerIdentity,
         store: Store,
         clock: Clock,
         stop: threading.Event,
         say: Callable[[str], None] = print,
-        pace: Pace | None = None,
+        timeouts: Timeouts | None = None,
     ):
         """Prepares to run the command, and starts the reporter.
 
         Args:
           work: the work of this worker.
-          place: position of this worker.
+          identity: position of this worker.
           store: the model directory.
           clock: the clock; its `wait` ends when `stop` is set.
           stop: set when the machine is about to be taken away.
           say: prints messages to the serial output.
-          pace: waiting times.
+          timeouts: waiting times.
         """
-        self._work, self._place = work, place
+        self._work, self._identity = work, identity
         self._store, self._clock, self._stop = store, clock, stop
-        self._say, self._pace = say, pace or Pace()
+        self._say, self._timeouts = say, timeouts or Timeouts()
         self._reporter = Reporter(
-            store, work.run, work.role, work.attempt, place.number, work.log, say
+            store, work.run, work.role, work.attempt, identity.number, work.log, say
         )
         self._state = WorkerState(State.STARTING, clock.now())
         self._in_vain = 0
@@ -87,7 +91,7 @@ class Supervisor:
             code = worker_state.BAD_INPUT if isinstance(error, BadInputError) else _BUG
             said = f"{type(error).__name__}: {error}"
             # The model directory itself may be unusable, so do not wait for long.
-            self._finish(State.FAILED, code, said, self._pace.hurried_report)
+            self._finish(State.FAILED, code, said, self._timeouts.hurried_report)
             raise
 
     def _run(self) -> int:
@@ -102,7 +106,10 @@ class Supervisor:
                 return self._finish(State.DONE, 0, "the command has ended")
             said = last_line(self._work.log)
             if code == 0:
-                message, seconds = "ended while the role is not done", self._pace.ended
+                message, seconds = (
+                    "ended while the role is not done",
+                    self._timeouts.ended,
+                )
             elif asked or code in worker_state.STOPPED:
                 asked = asked or "another worker of the role was asked to stop"
                 return self._finish(State.STOPPED, code, asked)
@@ -111,7 +118,7 @@ class Supervisor:
             else:
                 far = self._note_crash()
                 message, seconds = f"code {code}: {said or '-'}", self._backoff()
-                if self._in_vain > self._pace.restarts:
+                if self._in_vain > self._timeouts.restarts:
                     return self._finish(State.FAILED, code, message, far=far)
             self._say(f"{message}; starting again in {seconds:.0f} s")
             self._tell(State.RESTARTING, code, message)
@@ -131,7 +138,7 @@ class Supervisor:
         Returns:
           Whether the role is marked.
         """
-        if self._place.number:
+        if self._identity.number:
             return False
         work = self._work
         far = self._ask(lambda: progress.of_role(self._store, work.role)) or Progress()
@@ -152,7 +159,7 @@ class Supervisor:
                 asked = self._must_stop() or "the role is done"
                 self._say(f"{asked}; asking the command to end")
                 command.ask()
-                self._insist(command.has_ended, self._pace.stopping)
+                self._insist(command.has_ended, self._timeouts.stopping)
         finally:
             code = command.end()
         return code, asked
@@ -167,8 +174,8 @@ class Supervisor:
         return Progress()
 
     def _backoff(self) -> float:
-        seconds = self._pace.backoff * 2 ** max(0, self._in_vain - 1)
-        return min(seconds, self._pace.longest_backoff)
+        seconds = self._timeouts.backoff * 2 ** max(0, self._in_vain - 1)
+        return min(seconds, self._timeouts.longest_backoff)
 
     def _must_stop(self) -> str:
         """Returns the reason why the work must end, or ""."""
@@ -190,18 +197,18 @@ class Supervisor:
         while not (over := is_over()) and self._clock.now() < until:
             if self._must_stop() or self._reporter.role_is_done:
                 break
-            if self._clock.now() - self._state.time >= self._pace.report:
+            if self._clock.now() - self._state.time >= self._timeouts.report:
                 self._tell(
                     self._state.state, self._state.exit_code, self._state.message
                 )
-            self._clock.wait(min(self._pace.poll, until - self._clock.now()))
+            self._clock.wait(min(self._timeouts.poll, until - self._clock.now()))
         return over
 
     def _insist(self, is_over: Callable[[], bool], seconds: float) -> bool:
         """Waits for a condition, up to `seconds`, even when asked to stop."""
         until = self._clock.now() + seconds
         while not (over := is_over()) and self._clock.now() < until:
-            self._clock.wait_anyway(self._pace.poll)
+            self._clock.wait_anyway(self._timeouts.poll)
         return over
 
     def _ask(self, question: Callable[[], Answer]) -> Answer | None:
@@ -219,12 +226,12 @@ class Supervisor:
             except BadInputError as error:
                 # Credentials come from a separate server, which may be unavailable.
                 refusals += 1
-                if refusals > self._pace.restarts:
+                if refusals > self._timeouts.restarts:
                     raise
                 self._say(f"asking once more: {error}")
             if self._must_stop() or self._reporter.role_is_done:
                 return None
-            self._pause(lambda: False, self._pace.retry)
+            self._pause(lambda: False, self._timeouts.retry)
 
     def _tell(
         self,
@@ -250,12 +257,13 @@ class Supervisor:
     ) -> int:
         """Reports the outcome, waits until it is written, and returns the exit code."""
         self._say(f"{state}, code {code}: {message}")
-        pace = self._pace
+        timeouts = self._timeouts
         number = self._tell(state, code, message, far)
-        seconds = pace.last_report if patience is None else patience
+        seconds = timeouts.last_report if patience is None else patience
         until = self._clock.now() + seconds
         while not self._insist(
-            functools.partial(self._reporter.has_written, number), pace.hurried_report
+            functools.partial(self._reporter.has_written, number),
+            timeouts.hurried_report,
         ):
             # The deadline bounds the costs, so it takes precedence over the report.
             if self._must_stop() or self._clock.now() >= until:
@@ -272,8 +280,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     """
     flags = _parse(argv)
     clock = SystemClock(stop)
-    place = find_place(flags.slices, flags.hosts, os.environ, clock)
-    name = f"{flags.run}-{flags.role}-{attempt_id(flags.attempt)}-{place.number}"
+    identity = find_identity(flags.slices, flags.hosts, os.environ, clock)
+    name = f"{flags.run}-{flags.role}-{attempt_id(flags.attempt)}-{identity.number}"
     folder = pathlib.Path(flags.log_dir)
     work = Work(
         run=flags.run,
@@ -281,7 +289,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
         attempt=flags.attempt,
         deadline=flags.deadline,
         command=flags.command,
-        environment=command_environment(place, os.environ),
+        environment=command_environment(identity, os.environ),
         log=folder / f"{name}.log",
         # On a shared machine, leave the lock files of other users alone.
         **({"lockfile": folder / "libtpu_lockfile"} if flags.local else {}),
@@ -293,8 +301,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
 
     if flags.local:
         threading.Thread(target=_until_eof, args=(stop,), daemon=True).start()
-    pace = LOCAL_PACE if flags.local else Pace()
-    return Supervisor(work, place, store, clock, stop, say, pace).run()
+    timeouts = LOCAL_PACE if flags.local else Timeouts()
+    return Supervisor(work, identity, store, clock, stop, say, timeouts).run()
 
 
 def _until_eof(stop: threading.Event) -> None:

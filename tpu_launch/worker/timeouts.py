@@ -4,7 +4,7 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class Pace:
+class Timeouts:
     """Waiting times of a supervisor, in seconds.
 
     The backoffs of consecutive restarts add up to more than the other processes of the
@@ -41,7 +41,7 @@ class Pace:
     poll: float = 0.5
 
 
-LOCAL_PACE = Pace(
+LOCAL_PACE = Timeouts(
     backoff=1.0,
     longest_backoff=30.0,
     ended=5.0,

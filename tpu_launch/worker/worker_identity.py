@@ -28,7 +28,7 @@ _TRIES, _RETRY_SECONDS, _TIMEOUT_SECONDS = 6, 2.0, 20.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class WorkerIdentity:
     """Position of a worker among those of its role.
 
     Attributes:
@@ -51,9 +51,9 @@ class Place:
         return self.slice * self.hosts + self.host
 
 
-def find_place(
+def find_identity(
     slices: int, hosts: int, environment: Mapping[str, str], clock: Clock
-) -> Place:
+) -> WorkerIdentity:
     """Returns the position of this machine.
 
     Args:
@@ -85,7 +85,7 @@ def find_place(
     if len(names) != hosts or not all(names):
         raise _missing("worker-network-endpoints", f"{hosts} hosts", ",".join(names))
     if slices == 1:
-        return Place(host, 0, hosts, 1, names[0])
+        return WorkerIdentity(host, 0, hosts, 1, names[0])
 
     def of_slices(name: str) -> str:
         return megascale.get(name, "")
@@ -98,25 +98,29 @@ def find_place(
     if not coordinator:
         raise _missing("MEGASCALE_COORDINATOR_ADDRESS", "an address", "")
     number = _number("MEGASCALE_SLICE_ID", number, slices)
-    return Place(host, number, hosts, slices, coordinator)
+    return WorkerIdentity(host, number, hosts, slices, coordinator)
 
 
-def command_environment(place: Place, given: Mapping[str, str]) -> dict[str, str]:
+def command_environment(
+    identity: WorkerIdentity, given: Mapping[str, str]
+) -> dict[str, str]:
     """Returns the environment of the command.
 
     MEGASCALE_* are not inherited, because stale ones make a slice hang.
 
     Args:
-      place: position of this worker.
+      identity: position of this worker.
       given: environment of this process.
     """
     made = {name: v for name, v in given.items() if not name.startswith(_STALE)}
     made["JAX_COORDINATOR_PORT"] = _COORDINATOR_PORT
-    if place.slices > 1:
+    if identity.slices > 1:
         made |= {
-            "MEGASCALE_COORDINATOR_ADDRESS": f"{place.coordinator}:{_MEGASCALE_PORT}",
-            "MEGASCALE_NUM_SLICES": str(place.slices),
-            "MEGASCALE_SLICE_ID": str(place.slice),
+            "MEGASCALE_COORDINATOR_ADDRESS": (
+                f"{identity.coordinator}:{_MEGASCALE_PORT}"
+            ),
+            "MEGASCALE_NUM_SLICES": str(identity.slices),
+            "MEGASCALE_SLICE_ID": str(identity.slice),
             "MEGASCALE_PORT": _MEGASCALE_PORT,
         }
     return made

@@ -8,7 +8,11 @@ from jax._src.clusters import cloud_tpu_cluster
 
 from realm_jax.errors import BadInputError
 from tpu_launch.clock import SystemClock
-from tpu_launch.worker.worker_identity import Place, command_environment, find_place
+from tpu_launch.worker.worker_identity import (
+    WorkerIdentity,
+    command_environment,
+    find_identity,
+)
 
 TPU_ENV = """ACCELERATOR_TYPE: 'v4-16'
 MEGASCALE_COORDINATOR_ADDRESS: '10.0.0.1:8080'
@@ -69,8 +73,8 @@ def test_the_place_is_that_which_jax_finds(metadata, clock, monkeypatch, endpoin
         monkeypatch.delenv(f"MEGASCALE_{name}", raising=False)
     stale = {"MEGASCALE_SLICE_ID": "0", "MEGASCALE_COORDINATOR_ADDRESS": "gone"}
     environment = {"GCE_METADATA_HOST": metadata["host"], **stale}
-    place = find_place(3, 2, environment, clock)
-    assert place == Place(1, 2, 2, 3, "10.0.0.1")
+    place = find_identity(3, 2, environment, clock)
+    assert place == WorkerIdentity(1, 2, 2, 3, "10.0.0.1")
     jax = cloud_tpu_cluster.GceTpuCluster
     assert place.number == jax.get_process_id() == 5
     assert jax.get_process_count() == 6
@@ -81,7 +85,7 @@ def test_the_place_is_that_which_jax_finds(metadata, clock, monkeypatch, endpoin
     address = cloud_tpu_cluster.get_tpu_env_value("MEGASCALE_COORDINATOR_ADDRESS")
     assert address == "10.0.0.1:8080"
     metadata["tpu-env"] = ""
-    assert find_place(1, 2, environment, clock).number == 1
+    assert find_identity(1, 2, environment, clock).number == 1
 
 
 @pytest.mark.parametrize(
@@ -107,13 +111,13 @@ def test_what_is_missing_is_named(metadata, clock, missing, value, named):
     if value is not None:
         metadata[missing] = value
     with pytest.raises(BadInputError, match=named) as raised:
-        find_place(3, 2, {"GCE_METADATA_HOST": metadata["host"]}, clock)
+        find_identity(3, 2, {"GCE_METADATA_HOST": metadata["host"]}, clock)
     assert "\n" not in str(raised.value)
 
 
 def test_no_metadata_server(clock):
     with pytest.raises(BadInputError, match="metadata server"):
-        find_place(1, 1, {"GCE_METADATA_HOST": "127.0.0.1:1"}, clock)
+        find_identity(1, 1, {"GCE_METADATA_HOST": "127.0.0.1:1"}, clock)
 
 
 def test_the_environment_says_all_or_nothing(clock):
@@ -124,16 +128,16 @@ def test_the_environment_says_all_or_nothing(clock):
         "MEGASCALE_SLICE_ID": "1",
         "MEGASCALE_COORDINATOR_ADDRESS": "c",
     }
-    assert find_place(2, 2, environment, clock) == Place(1, 1, 2, 2, "c")
+    assert find_identity(2, 2, environment, clock) == WorkerIdentity(1, 1, 2, 2, "c")
     # Of an earlier life, with one slice.
-    assert find_place(1, 2, environment, clock) == Place(1, 0, 2, 1, "a")
+    assert find_identity(1, 2, environment, clock) == WorkerIdentity(1, 0, 2, 1, "a")
 
 
 def test_nothing_stale_is_inherited():
     stale = {"MEGASCALE_NUM_SLICES": "4", "MEGASCALE_OTHER": "1", "HOME": "/root"}
-    alone = command_environment(Place(0, 0, 2, 1, "a"), stale)
+    alone = command_environment(WorkerIdentity(0, 0, 2, 1, "a"), stale)
     assert alone == {"HOME": "/root", "JAX_COORDINATOR_PORT": "8476"}
-    several = command_environment(Place(1, 2, 2, 3, "a"), stale)
+    several = command_environment(WorkerIdentity(1, 2, 2, 3, "a"), stale)
     assert several == {
         "HOME": "/root",
         "JAX_COORDINATOR_PORT": "8476",
