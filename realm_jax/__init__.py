@@ -2,6 +2,8 @@
 
 import os
 
+__version__ = "0.2.0.dev0"
+
 # Files on gs:// are read by gcsfs whether or not TensorFlow is there. By its own
 # client the same file would be another in a process that has imported it, and Orbax
 # would import it into every trainer.

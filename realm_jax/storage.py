@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import google_crc32c
 
 from realm_jax.errors import BadInputError, is_out_of_space, out_of_space_error
+from realm_jax.extras import require_extra
 
 _READ_BYTES = 1 << 22
 # TensorStore writes a local file under this suffix and renames it; what a killed
@@ -229,6 +230,7 @@ class _GcsStore:
     """
 
     def __init__(self, bucket: str, prefix: str = ""):
+        require_extra("gcs", f"gs://{bucket}")
         # Imported here, because local runs do not need it and it is slow to import.
         from google.cloud import storage
 

@@ -14,8 +14,8 @@ PACKAGES = ("realm_jax", "tasks", "tpu_launch")
 # Higher may import lower and its own, never the other way round.
 LAYERS = (
     (
-        *("axes", "chips", "errors", "hardware", "manifests", "multihost"),
-        *("stages", "storage", "types"),
+        *("axes", "chips", "errors", "extras", "hardware", "manifests"),
+        *("multihost", "stages", "storage", "types"),
     ),
     ("data", "metrics", "models", "objectives"),
     ("index", "prepare", "weights"),

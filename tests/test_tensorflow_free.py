@@ -9,7 +9,7 @@ CODE = """
 import pathlib, sys, tempfile
 
 from realm_jax.cli import ask, build_index, evaluate, finetune, pretrain, warm_start
-from realm_jax.evaluation import following, page, run
+from realm_jax.evaluation import run, server, watch
 from realm_jax.evaluation.ask import AskConfig, AnswerService
 from realm_jax.index import builder, searchers
 from realm_jax.training import finetune as finetuning

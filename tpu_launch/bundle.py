@@ -1,6 +1,8 @@
 """The code of a run as one archive, named by its contents.
 
-It holds what git tracks in the checkout, as it is now, and what is new and not ignored.
+Of a checkout it holds what git tracks, as it is now, and what is new and not ignored;
+of an installation the packages, with the gin files in them. Both run where they are
+unpacked.
 
     python -m tpu_launch.bundle URL FILE     copies a bundle from its model directory
 """
@@ -14,12 +16,21 @@ import re
 import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping, Sequence
 
+from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
 from realm_jax.storage import Store, open_store
 from tpu_launch.operations import ShipBundle
 
+CODE = pathlib.Path(__file__).resolve().parents[1]
+"""Folder of the packages that run: a checkout, or what they were installed into."""
+
 _FOLDER = "launch/bundles"
+_PACKAGES = ("realm_jax", "tasks", "tpu_launch")
+# Where gin/ lies in an installation.
+_INSTALLED_GIN = "realm_jax/gin"
+_GIVEN = "given"
 # Code is small; a corpus or a checkpoint that lies about is not.
 _LARGEST_FILE = 10 << 20
 _SECRET_NAMES = (
@@ -60,17 +71,23 @@ class Bundle:
             store.write(_name(self), self.data)
 
 
-def make_bundle(checkout: pathlib.Path) -> Bundle:
-    """Returns the bundle of a checkout.
+def make_bundle(
+    code: pathlib.Path, gin_files: Mapping[str, pathlib.Path] | None = None
+) -> Bundle:
+    """Returns the bundle of a checkout or an installation.
+
+    Args:
+      code: folder of the packages.
+      gin_files: that go with it, by the name that they get; see `GinFiles`.
 
     Raises:
-      BadInputError: it is no git checkout, or holds a large file or one that looks like
-        a secret.
+      BadInputError: it is neither, or holds a large file or one that looks like a
+        secret.
     """
+    paths = {name: code / name for name in _files(code)} | dict(gin_files or {})
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name in _files(checkout):
-            path = checkout / name
+        for name, path in sorted(paths.items()):
             if path.is_symlink() or not path.is_file():
                 continue
             _require_code(path, name)
@@ -83,29 +100,99 @@ def make_bundle(checkout: pathlib.Path) -> Bundle:
     return Bundle(data, hashlib.sha256(data).hexdigest())
 
 
-def path_in(checkout: pathlib.Path, file: str) -> str | None:
-    """Returns where a file of a checkout is in its bundle; None for any other.
+def path_in(code: pathlib.Path, file: str) -> str | None:
+    """Returns where a gin file of the code is in its bundle; None for any other.
 
     Args:
-      checkout: folder.
-      file: path from the working directory, or from the checkout.
+      code: folder of the packages.
+      file: as it is given: a path from the working directory, or one that gin finds in
+        the code.
     """
-    for path in (pathlib.Path(file).absolute(), checkout / file):
-        if path.exists() and path.resolve().is_relative_to(checkout):
-            return path.resolve().relative_to(checkout).as_posix()
+    path = find_gin_file(file)
+    if path is None or not path.resolve().is_relative_to(code):
+        return None
+    return path.resolve().relative_to(code).as_posix()
+
+
+def require_shipped(code: pathlib.Path, modules: Sequence[str]) -> None:
+    """Checks that workers have the modules that they are to import.
+
+    Raises:
+      BadInputError: the code is an installation, and one is not part of it.
+    """
+    for module in modules:
+        if _is_installed(code) and module.partition(".")[0] not in _PACKAGES:
+            raise BadInputError(
+                "expected no --import_module beside the installed packages, which are "
+                f"all that workers get, got {module}; launch from a clone of the "
+                "repository, with the module in it"
+            )
+
+
+def find_gin_file(file: str) -> pathlib.Path | None:
+    """Returns the file that gin reads where it is given this path, or None."""
+    for folder in (pathlib.Path.cwd(), *configuration.GIN_FILE_FOLDERS):
+        if (folder / file).is_file():
+            return folder / file
     return None
 
 
-def _files(checkout: pathlib.Path) -> list[str]:
+class GinFiles:
+    """Where the gin files of a command line are on a worker.
+
+    Attributes:
+      shipped: name in the bundle -> file. Of the code too, for git may ignore one.
+    """
+
+    def __init__(self, code: pathlib.Path):
+        """Begins with none; `code` is the folder of the packages."""
+        self._code = code
+        self.shipped: dict[str, pathlib.Path] = {}
+
+    def on_worker(self, file: str) -> str:
+        """Returns the path of a file in the bundle.
+
+        Raises:
+          BadInputError: there is no such file.
+        """
+        path = find_gin_file(file)
+        if path is None:
+            raise BadInputError(
+                f"expected a gin file at {file}, found none; correct the path"
+            )
+        # Two from elsewhere may have the same name.
+        elsewhere = f"{_GIVEN}/{len(self.shipped)}/{path.name}"
+        name = path_in(self._code, file) or elsewhere
+        self.shipped[name] = path.resolve()
+        return name
+
+
+def _files(code: pathlib.Path) -> list[str]:
+    if _is_installed(code):
+        return _installed_files(code)
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        done = subprocess.run(listing, cwd=checkout, capture_output=True, check=True)
+        done = subprocess.run(listing, cwd=code, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise BadInputError(
-            f"expected a git checkout at {checkout}, got none ({error}); launch from a "
-            "clone of the repository"
+            f"expected a git checkout at {code}, got none ({error}); launch from a "
+            "clone of the repository, or from an installed package"
         ) from error
     return sorted(set(done.stdout.decode().split("\0")) - {""})
+
+
+def _is_installed(code: pathlib.Path) -> bool:
+    return (code / _INSTALLED_GIN).is_dir()
+
+
+def _installed_files(code: pathlib.Path) -> list[str]:
+    """What a wheel brought; its folder also holds the packages of others."""
+    return [
+        path.relative_to(code).as_posix()
+        for package in _PACKAGES
+        for path in (code / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
 
 
 def _require_code(path: pathlib.Path, name: str) -> None:

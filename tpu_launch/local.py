@@ -37,7 +37,7 @@ from tpu_launch.backends.local import (
     processes_of,
     site,
 )
-from tpu_launch.bundle import Bundle, make_bundle, path_in
+from tpu_launch.bundle import CODE, Bundle, make_bundle, path_in
 from tpu_launch.clock import SystemClock
 from tpu_launch.deleting import GaveUpError
 from tpu_launch.job import BUILDER, TRAINER, Job, Role, run_id
@@ -47,7 +47,6 @@ from tpu_launch.watching.live_view import LiveView
 from tpu_launch.worker.command import shell_code
 
 _GAVE_UP = 1
-_CHECKOUT = pathlib.Path(__file__).parents[1]
 # Where what is launched lies below the root of a chain.
 _FOLDER = "launched"
 _HERE = "this machine"
@@ -162,7 +161,7 @@ class Runner:
         started = time.monotonic()
         # One for all stages, and refused before the first has taken its minutes.
         is_shipped = any(stage.is_launched for stage in stages)
-        bundle = make_bundle(_CHECKOUT) if is_shipped else None
+        bundle = make_bundle(CODE) if is_shipped else None
         for number, stage in enumerate(stages, start=1):
             console.rule(f"{number}/{len(stages)} {stage.command}", align="left")
             if bundle and stage.is_launched:
@@ -179,7 +178,7 @@ class Runner:
 
     def describe(self) -> None:
         """Prints what `run` would do, word by word; does nothing."""
-        bundle = make_bundle(_CHECKOUT)
+        bundle = make_bundle(CODE)
         for number, stage in enumerate(self._chain.stages, start=1):
             print(f"# stage {number}: {stage.command}")
             if not stage.is_launched:
@@ -304,11 +303,11 @@ def _role(name: str, machines: str, arguments: Sequence[str]) -> Role:
 
 
 def _shipped(argument: str) -> str:
-    """A gin file of the checkout is that of the bundle; any other stays where it is."""
+    """A gin file of the code is that of the bundle; any other stays where it is."""
     file = argument.removeprefix("--gin_file=")
     if file == argument:
         return argument
-    return f"--gin_file={path_in(_CHECKOUT, file) or os.path.abspath(file)}"
+    return f"--gin_file={path_in(CODE, file) or os.path.abspath(file)}"
 
 
 def _minutes(seconds: float) -> str:

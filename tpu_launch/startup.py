@@ -38,16 +38,24 @@ tries=$((${REALM_TRIES:-0} + 1))
 trap '[ "$tries" -ge 5 ] || { sleep 30; REALM_TRIES=$tries exec bash "$0"; }' ERR
 """
 
-# A Python of Ubuntu without its package for environments has no ensurepip.
+# A Python of Ubuntu without its package for environments has no ensurepip. In the
+# environment of a checkout is all that modules of its user may import; the bundle of an
+# installation brings no such module, and the trainer's set is enough.
 _INSTALL = """\
   if ! command -v make > /dev/null || ! python3.11 -c "import ensurepip"; then
     apt-get --option=DPkg::Lock::Timeout=600 update
     apt-get --option=DPkg::Lock::Timeout=600 install --yes \\
       make python3.11 python3.11-venv
   fi
-  make --directory="$checkout" env
-  "$checkout/.venv/bin/uv" pip install --python "$checkout/.venv/bin/python" \\
-    --no-deps --require-hashes --requirement "$checkout/requirements-tpu.lock"
+  if [ -e "$checkout/Makefile" ]; then
+    make --directory="$checkout" env
+    "$checkout/.venv/bin/uv" pip install --python "$checkout/.venv/bin/python" \\
+      --no-deps --require-hashes --requirement "$checkout/requirements-tpu.lock"
+  else
+    python3.11 -m venv "$checkout/.venv"
+    "$checkout/.venv/bin/python" -m pip install --no-deps --require-hashes \\
+      --requirement "$checkout/tpu_launch/worker/requirements.lock"
+  fi
 """
 
 

@@ -11,7 +11,6 @@ Exit code 1: it was given up, the last line says why.
 
 import argparse
 import dataclasses
-import pathlib
 import select
 import sys
 import threading
@@ -22,13 +21,14 @@ from rich.console import Console
 
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.extras import require_extra
 from realm_jax.hardware import HardwareConfig, LaunchConfig
 from realm_jax.stages import BUILD_INDEX, STAGES
 from realm_jax.storage import Store, UnavailableStoreError, open_store
 from tpu_launch import messages, operations, plan, worker_state
 from tpu_launch.attempts import TakenOverError
 from tpu_launch.backends.backend import Backend
-from tpu_launch.bundle import make_bundle, path_in
+from tpu_launch.bundle import CODE, GinFiles, make_bundle, require_shipped
 from tpu_launch.clock import SystemClock
 from tpu_launch.deleting import GaveUpError
 from tpu_launch.job import Job, hourly_price, make_job
@@ -43,7 +43,6 @@ BACKENDS = ("api", "gcloud")
 
 # What ends a run, other than its being done.
 _RUN_ENDS = (GaveUpError, BadInputError, StoppedError)
-_CHECKOUT = pathlib.Path(__file__).parents[1]
 _POLL_SECONDS = 0.2
 
 
@@ -62,8 +61,9 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     )
     flags = configuration.parse(parser, argv)
     hardware = configuration.configured_if_bound(HardwareConfig)
-    job = configured_job(flags.gin_file, argv, flags.import_module)
-    bundle = make_bundle(_CHECKOUT)
+    gin_files = GinFiles(CODE)
+    job = configured_job(flags.gin_file, argv, flags.import_module, gin_files)
+    bundle = make_bundle(CODE, gin_files.shipped)
     backend = make_backend(flags.backend, job.config.project)
     _show_costs(job, hardware)
     if flags.dry_run:
@@ -117,20 +117,25 @@ def make_backend(name: str, project: str) -> Backend:
         from tpu_launch.backends.gcloud import GcloudBackend
 
         return GcloudBackend(project)
+    require_extra("launch", "the backend 'api'")
     from tpu_launch.backends.api import ApiBackend
 
     return ApiBackend(project)
 
 
 def configured_job(
-    gin_files: Sequence[str], argv: Sequence[str], modules: Sequence[str]
+    given_files: Sequence[str],
+    argv: Sequence[str],
+    modules: Sequence[str],
+    gin_files: GinFiles,
 ) -> Job:
     """Returns the job that gin holds.
 
     Args:
-      gin_files: as they were given.
+      given_files: gin files, as they were given.
       argv: the command line, for its bindings.
       modules: to be imported on the workers too.
+      gin_files: told of all gin files that workers need.
 
     Raises:
       BadInputError: no training run is configured, or it cannot be launched.
@@ -149,7 +154,9 @@ def configured_job(
             f"{config.model_dir!r}; give one, or run on this machine with `local`"
         )
     launch = configuration.configured_if_bound(LaunchConfig)
-    files = [_in_checkout(file) for file in gin_files]
+    require_shipped(CODE, modules)
+    files = [gin_files.on_worker(file) for file in given_files]
+    beside = [gin_files.on_worker(file) for file in launch.builder_gin_files]
     given = [arg for arg in argv if arg.startswith("--gin.")]
     imports = [f"--import_module={module}" for module in modules]
     trainer = [stage.command, *_gin(files), *given, *imports]
@@ -157,7 +164,7 @@ def configured_job(
     # Only then somebody else embeds.
     if getattr(config, "refresh_mode", "") == "async":
         builder = [
-            *(BUILD_INDEX.command, *_gin([*files, *launch.builder_gin_files])),
+            *(BUILD_INDEX.command, *_gin([*files, *beside])),
             *(*given, *imports),
             f'--gin.MODEL_DIR="{config.model_dir}"',
             f'--gin.CORPUS="{config.corpus}"',
@@ -244,14 +251,3 @@ def _ask(stop: threading.Event) -> None:
 
 def _gin(files: Sequence[str]) -> list[str]:
     return [f"--gin_file={file}" for file in files]
-
-
-def _in_checkout(file: str) -> str:
-    """Returns where a gin file will be on a worker."""
-    path = path_in(_CHECKOUT, file)
-    if path is None:
-        raise BadInputError(
-            f"expected gin files inside of {_CHECKOUT}, which is what workers get, got "
-            f"{file}; copy it there"
-        )
-    return path

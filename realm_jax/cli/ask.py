@@ -37,6 +37,7 @@ from realm_jax.cli import configuration, rematerialization
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation import ask
 from realm_jax.evaluation.answering import Answer, ReadDocument
+from realm_jax.extras import require_extra
 
 _STDIN = 0
 _LOOK_SECONDS = 0.2
@@ -72,6 +73,7 @@ class _Notes:
 
 
 def _serve(config: ask.AskConfig, stop: threading.Event, console: Console) -> None:
+    require_extra("serve", "a page on PORT")
     # aiohttp takes half a second, which only a page is worth.
     from realm_jax.evaluation import server
 

@@ -22,11 +22,14 @@ from realm_jax.errors import BadInputError
 
 Config = TypeVar("Config")
 
-# Where gin/runs/pretrain.gin is found, and runs/pretrain.gin too, whatever the working
-# directory: in a checkout gin/ lies beside the package, installed it lies within.
-for _root in (pathlib.Path(__file__).parents[2], pathlib.Path(__file__).parents[1]):
-    gin.add_config_file_search_path(str(_root))
-    gin.add_config_file_search_path(str(_root / "gin"))
+_PACKAGE = pathlib.Path(__file__).parents[1]
+GIN_FILE_FOLDERS = tuple(
+    folder for root in (_PACKAGE.parent, _PACKAGE) for folder in (root, root / "gin")
+)
+"""Where gin/runs/pretrain.gin is found, and runs/pretrain.gin too, whatever the working
+directory: in a checkout gin/ lies beside the package, installed it lies within."""
+for _folder in GIN_FILE_FOLDERS:
+    gin.add_config_file_search_path(str(_folder))
 renamed.read_gin_files_by_old_names()
 
 # What gin raises about a file; it has no exception class of its own.

@@ -1,10 +1,10 @@
 """`realm COMMAND`: REALM from text to answers, one command a stage.
 
 `realm --help` lists the commands, `realm COMMAND --help` shows the purpose, macros and
-an example of each. Exit codes: 0 done, 1 a bug (with its traceback), 2 bad input (one
-line says what), 130 stopped by Ctrl-C and 143 by SIGTERM, or because another process of
-the job was (both leave a directory that the same command resumes; `ask`, which only
-ends so, exits with 0).
+an example of each, `realm --version` prints the version. Exit codes: 0 done, 1 a bug
+(with its traceback), 2 bad input (one line says what), 130 stopped by Ctrl-C and 143 by
+SIGTERM, or because another process of the job was (both leave a directory that the same
+command resumes; `ask`, which only ends so, exits with 0).
 """
 
 import _thread
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
+from realm_jax import __version__
 from realm_jax.errors import (
     BadInputError,
     StoppedError,
@@ -60,6 +61,9 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(_usage())
         return 0 if argv else _BAD_INPUT
+    if argv[0] == "--version":
+        print(f"realm_jax {__version__}")
+        return 0
     if argv[0] not in STAGES:
         return _fail(
             f"unknown command {argv[0]!r}; expected one of {', '.join(STAGES)}"

@@ -36,6 +36,7 @@ from typing import Any
 from realm_jax.cli import configuration
 from realm_jax.cli.progress import StageProgress
 from realm_jax.errors import StoppedError
+from realm_jax.extras import require_extra
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> None:
@@ -59,6 +60,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         help="damaged records to leave out, and count, before giving up",
     )
     flags, beam_flags = configuration.parse_known(parser, argv)
+    require_extra("prepare", "realm prepare")
     from realm_jax.prepare import prepare
     from realm_jax.prepare.scratch import Workers
 

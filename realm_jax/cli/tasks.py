@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.extras import require_extra
 
 _BOLD, _PLAIN = "\x1b[1;33m", "\x1b[0m"
 
@@ -27,6 +28,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     """Runs the command."""
     flags = _parser().parse_args(argv)
     _check(flags)
+    require_extra("prepare", "realm tasks")
     # As in `prepare`: TensorFlow reports every accelerator that it does not find.
     os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:

@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from realm_jax.cli import configuration
 from realm_jax.cli.progress import StageProgress
 from realm_jax.errors import StoppedError
+from realm_jax.extras import require_extra
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> None:
@@ -45,6 +46,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         help="processes on this machine; one a core if left out",
     )
     flags, beam_flags = configuration.parse_known(parser, argv)
+    require_extra("prepare", "realm update-corpus")
     from realm_jax.prepare import update_corpus
     from realm_jax.prepare.scratch import Workers
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from realm_jax import multihost
 from realm_jax.data.blocks import BlockStore
+from realm_jax.extras import require_extra
 from realm_jax.index.build import DivergedRetrieverError, IndexBuild
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.embedding_cache import DOCUMENT_CRC32C, find_known, index_series
@@ -35,6 +36,7 @@ from realm_jax.index.retrievers import (
     load_retriever,
 )
 from realm_jax.index.scann_assets import LowRecallError, ScannAssets
+from realm_jax.index.searchers import SCANN_PURPOSE
 from realm_jax.index.snapshots import (
     INDEX_SERIES,
     RETRIEVER_SERIES,
@@ -254,7 +256,13 @@ class IndexBuilder:
           blocks: the corpus to index.
           config: lengths, sizes and waiting times.
           on_progress: called after every shard.
+
+        Raises:
+          BadInputError: ScaNN is requested but not installed. Later this would be taken
+            for a fault of the retriever, and the builder would wait for the next one.
         """
+        if config.scann is not None:
+            require_extra("scann", SCANN_PURPOSE)
         self._store = store
         self._blocks = blocks
         self._config = config

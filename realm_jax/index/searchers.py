@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 from realm_jax.errors import BadInputError
+from realm_jax.extras import require_extra
 from realm_jax.index import device_search
 from realm_jax.index.device_search import (
     EmbeddingTable,
@@ -31,6 +32,8 @@ from realm_jax.index.device_search import (
 from realm_jax.types import Neighbours
 
 SEARCHERS = ("device", "scann")
+SCANN_PURPOSE = "the searcher 'scann'"
+"""For `require_extra`."""
 
 _ABOUT = "searcher.json"
 _SAMPLE = "sample.npy"
@@ -360,6 +363,7 @@ def _import_scann_pybind() -> ModuleType:
     That import takes seconds, and is only needed for ScaNN's TensorFlow ops, which are
     not used here. An entry of None in `sys.modules` makes it fail, which ScaNN handles.
     """
+    require_extra("scann", SCANN_PURPOSE)
     hidden = "tensorflow" not in sys.modules
     if hidden:
         sys.modules["tensorflow"] = None  # pyright: ignore[reportArgumentType]

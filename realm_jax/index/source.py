@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 from realm_jax import multihost
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.extras import require_extra
 from realm_jax.index.builder import RETRIEVER_CRC32C, BuilderConfig, build_once
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.embedding_cache import index_series
@@ -23,7 +24,12 @@ from realm_jax.index.manifest import (
 )
 from realm_jax.index.retrievers import TrainedRetriever
 from realm_jax.index.scann_assets import load_assets
-from realm_jax.index.searchers import DeviceConfig, Searcher, make_searcher
+from realm_jax.index.searchers import (
+    SCANN_PURPOSE,
+    DeviceConfig,
+    Searcher,
+    make_searcher,
+)
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.storage import Store, absolute_url
@@ -83,6 +89,11 @@ class IndexSource:
     mesh: Mesh | None = None
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
     donors: Sequence[str] = ()
+
+    def __post_init__(self):
+        if self.searcher == "scann":
+            # Before an index is embedded or waited for, not after.
+            require_extra("scann", SCANN_PURPOSE)
 
     @property
     def series(self) -> SnapshotSeries:

@@ -20,7 +20,7 @@ from tpu_launch.attempts import (
     read_attempts,
 )
 from tpu_launch.backends.backend import FoundSlice, SliceState
-from tpu_launch.bundle import make_bundle
+from tpu_launch.bundle import make_bundle, require_shipped
 from tpu_launch.diagnosis import BadInput, Failure, Lost
 from tpu_launch.worker_state import Done, State, WorkerState
 
@@ -261,6 +261,15 @@ def test_a_bundle_holds_nothing_that_reads_like_a_secret(checkout, words):
         make_bundle(checkout)
     (checkout / "notes.txt").write_text(f"first line\n{' '.join(words)}\n")
     assert make_bundle(checkout)
+
+
+def test_an_installation_ships_no_modules_of_its_user(checkout, tmp_path):
+    installed = tmp_path / "site-packages"
+    (installed / "realm_jax" / "gin").mkdir(parents=True)
+    require_shipped(installed, ["tasks.corpora"])
+    with pytest.raises(BadInputError, match=r"got my\.tasks; launch from a clone"):
+        require_shipped(installed, ["tasks.corpora", "my.tasks"])
+    require_shipped(checkout, ["my.tasks"])
 
 
 def test_a_bundle_is_code(checkout, tmp_path):

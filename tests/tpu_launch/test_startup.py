@@ -79,6 +79,27 @@ def test_a_worker_runs_the_code_of_the_bundle(vm, model_dir, store, told):
     assert vm.said("apt-get") == []
 
 
+def test_a_worker_runs_what_was_installed_where_it_was_launched(
+    vm, model_dir, store, tmp_path
+):
+    code = tmp_path / "site-packages"
+    for package in ("realm_jax", "tasks", "tpu_launch"):
+        shutil.copytree(tpu_vm.ROOT / package, code / package)
+    gin = code / "realm_jax" / "gin"
+    shutil.copytree(tpu_vm.ROOT / "gin", gin)
+    (gin / "runs" / "bundled.gin").write_text("no_such_thing.setting = 1\n")
+    vm.makes_environments()
+    told = shipped(code, model_dir, store)
+    command = ("pretrain", "--gin_file=realm_jax/gin/runs/bundled.gin")
+    assert vm.boot(script(vm, model_dir, told, command)).returncode == 2
+    assert "no_such_thing" in state(store).message
+    lock = vm.home / told["bundle_digest"] / "tpu_launch/worker/requirements.lock"
+    assert lock.read_bytes() == (code / "tpu_launch/worker" / lock.name).read_bytes()
+    words = ["pip", "install", "--no-deps", "--require-hashes", "--requirement"]
+    assert vm.said("pip") == [[*words[1:], str(lock)]]
+    assert vm.said("make") == []
+
+
 def test_another_boot_installs_nothing_and_runs_nothing_done(
     vm, model_dir, store, told, tmp_path
 ):

@@ -5,7 +5,6 @@ import io
 import json
 import math
 import os
-import pathlib
 import pty
 import re
 import signal
@@ -17,10 +16,10 @@ import pytest
 from rich.console import Console
 
 from realm_jax.metrics.metrics_file import MetricsFile
+from tests import tiny_run
 from tests.tpu_launch import watched_run
 from tests.tpu_launch.watched_run import NOW, RUN, AwayStore, shown, speak
 from tpu_launch import __main__ as tpu_launch
-from tpu_launch import up
 from tpu_launch.attempts import Attempts
 from tpu_launch.job import TRAINER
 from tpu_launch.watching import status as status_command
@@ -97,7 +96,7 @@ def test_json_holds_all_that_is_known(store):
 
 
 def test_every_field_of_json_is_documented(store):
-    page = pathlib.Path(up._CHECKOUT, "docs", "pods.md").read_text()
+    page = (tiny_run.ROOT / "docs" / "pods.md").read_text()
     section = page.partition("### Watching")[2].partition("\n### ")[0]
     documented = set(re.findall(r"`([a-z_]+)`", section))
 

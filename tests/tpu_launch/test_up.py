@@ -189,6 +189,27 @@ def test_who_does_not_agree_pays_nothing(service, said, monkeypatch, answer):
     assert service.requests == []
 
 
+@pytest.mark.usefixtures("planned")
+def test_gin_files_go_along_wherever_they_lie(said, monkeypatch, tmp_path):
+    """Those of the code by the paths that gin knows, others beside it."""
+    (tmp_path / "mine.gin").write_text("SEED = 1\n")
+    monkeypatch.chdir(tmp_path)
+    shipped = {}
+    make = up.make_bundle
+    monkeypatch.setattr(
+        up, "make_bundle", lambda code, files: shipped.update(files) or make(code)
+    )
+    files = "--gin_file=models/mini.gin", "--gin_file=mine.gin"
+    code, out, _ = said(line("up", "--dry_run", *files))
+    assert code == 0
+    for made in creates(out):
+        node = made["tpu"]["nodeSpec"][0]["node"]
+        last = node["metadata"]["startup-script"].splitlines()[-1]
+        assert ' --gin_file="$checkout"/gin/models/mini.gin ' in last
+        assert ' --gin_file="$checkout"/given/4/mine.gin ' in last
+    assert shipped["given/4/mine.gin"] == tmp_path / "mine.gin"
+
+
 BAD_LINES = {
     "no project": (line("up", project=""), "expected a project"),
     "a local folder": (line("up", model_dir="runs/x"), "expected MODEL_DIR on gs://"),
@@ -197,9 +218,13 @@ BAD_LINES = {
         "does not serve TPU7x",
     ),
     "an unknown backend": (line("up", "--backend=magic"), "invalid choice: 'magic'"),
-    "a file from elsewhere": (
+    "a file from elsewhere that looks like a secret": (
         line("up", "--gin_file={elsewhere}"),
-        "expected gin files inside of",
+        "mine.gin, which looks like a secret",
+    ),
+    "a file of the builder that is not there": (
+        line("up", "--gin.hardware.LaunchConfig.builder_gin_files=['nowhere.gin']"),
+        "expected a gin file at nowhere.gin",
     ),
     "down without a zone": (line("down", zone=""), "expected a zone"),
     "reap without a zone": (line("reap", zone=""), "expected a zone"),
@@ -211,7 +236,7 @@ BAD_LINES = {
 def test_bad_input_is_one_line(said, tmp_path, case):
     arguments, expected = BAD_LINES[case]
     elsewhere = tmp_path / "mine.gin"
-    elsewhere.write_text("SEED = 1\n")
+    elsewhere.write_text("# hf" + f"_{34 * 'a'}\nSEED = 1\n")  # No token, in parts.
     code, out, err = said([a.format(elsewhere=elsewhere) for a in arguments])
     assert code == 2
     assert expected in err

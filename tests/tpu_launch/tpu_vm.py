@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 RUN, DEADLINE = "realm-0a1b2c", 4_000_000_000
 # All that the script needs of an image, without Python and make.
 _IMAGE = ("bash", "cat", "chmod", "gzip", "ln", "mkdir", "rm", "sha256sum", "tar")
-_IMAGE += ("touch", "kill", "dirname", "env")
+_IMAGE += ("touch", "kill", "dirname", "env", "sed")
 # As `gcloud storage`: of a gs:// address, or of a folder in its place.
 _GCLOUD = """
 import argparse, pathlib, shutil, sys
@@ -66,6 +66,16 @@ cat > "$folder/uv" << 'END'
 echo "uv $*" >> SAID
 END
 chmod +x "$folder/python" "$folder/uv"
+"""
+_PYTHON = """\
+[ "$1 $2" = "-m venv" ] || exec PYTHON "$@"
+mkdir -p "$3/bin"
+cat > "$3/bin/python" << 'END'
+#!/bin/sh
+[ "$1 $2" = "-m pip" ] || exec PYTHON "$@"
+echo "$*" | sed "s/^-m //" >> SAID
+END
+chmod +x "$3/bin/python"
 """
 _APT_GET = """\
 for word in "$@"; do
@@ -138,6 +148,12 @@ class TpuVm:
     def make_does(self, first: str = "") -> None:
         """Says what `make` does before it makes an environment."""
         self._write(self._to_install / "make", first + _MAKE, "/bin/sh")
+
+    def makes_environments(self) -> None:
+        """Has Python make a stand-in of an environment, whose pip installs nothing."""
+        python = self._path / "python3.11"
+        python.unlink()  # It is a link to a real one.
+        self._write(python, _PYTHON, "/bin/sh")
 
     def said(self, program: str) -> list[list[str]]:
         """Returns the arguments of each run of a program so far."""

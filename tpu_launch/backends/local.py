@@ -26,10 +26,10 @@ from collections.abc import Mapping
 from realm_jax.errors import BadInputError
 from tpu_launch import slices
 from tpu_launch.backends.backend import FoundSlice, SliceState, has_labels, require_own
+from tpu_launch.bundle import CODE
 from tpu_launch.operations import CreateSlice, DeleteSlice
 from tpu_launch.startup import Site
 
-_CHECKOUT = pathlib.Path(__file__).parents[2]
 _COMPILED = "compiled"
 _SCRIPT = "startup.sh"
 _SLICE = "slice.json"
@@ -170,7 +170,7 @@ class LocalBackend:
             **environment(number, hosts, port, machines.num_devices // hosts),
             "TPU_WORKER_ID": str(number),
             "TPU_WORKER_HOSTNAMES": ",".join(["127.0.0.1"] * hosts),
-            "PYTHONPATH": f"{_CHECKOUT}:{path}" if path else str(_CHECKOUT),
+            "PYTHONPATH": f"{CODE}:{path}" if path else str(CODE),
             **compiled_programs(self._folder),
             TOKEN: token,
         }

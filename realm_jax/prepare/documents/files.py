@@ -12,6 +12,7 @@ from typing import IO
 from etils import epath
 
 from realm_jax.errors import BadInputError, full_disk_is_bad_input
+from realm_jax.extras import require_extra_of_url
 from realm_jax.prepare.documents.source import Piece
 
 CHUNK_BYTES = 1 << 20
@@ -30,6 +31,7 @@ def find_files(pattern: str, what: str) -> list[epath.Path]:
     Raises:
       BadInputError: there is no such file, or all of them are empty.
     """
+    require_extra_of_url(pattern)
     path = epath.Path(pattern).expanduser()
     found = [path] if path.exists() and not path.is_dir() else _glob(path)
     return _require_content(found, f"{what} at {pattern}")
@@ -48,6 +50,7 @@ def find_below(
     Raises:
       BadInputError: there is no such folder or file, or all of them are empty.
     """
+    require_extra_of_url(folder)
     root = epath.Path(folder).expanduser()
     if not root.is_dir():
         raise BadInputError(

@@ -1,0 +1,82 @@
+"""Who lacks an extra is told its name, before any work is done."""
+
+import sys
+from typing import Any
+
+import pytest
+
+from realm_jax.cli.main import main
+from realm_jax.errors import BadInputError
+from realm_jax.extras import require_extra
+from realm_jax.index.builder import BuilderConfig, IndexBuilder
+from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.scann_assets import ScannAssets
+from realm_jax.index.source import IndexSource
+from realm_jax.prepare.documents.open import open_source
+from realm_jax.storage import open_store
+from tests import tiny_run
+from tpu_launch import up
+
+COMMANDS = {
+    "prepare": ("tensorflow", "prepare", {}),
+    "update-corpus": ("apache_beam", "prepare", {}),
+    "ask": ("aiohttp", "serve", {"PORT": "8000"}),
+}
+
+NOT_REACHED: Any = None
+
+
+def hide(monkeypatch, module):
+    # As if it were not installed.
+    monkeypatch.setitem(sys.modules, module, None)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_without_its_extra(monkeypatch, capsys, tmp_path, command):
+    module, extra, macros = COMMANDS[command]
+    tiny_run.make_inputs(tmp_path)
+    words = tiny_run.arguments(command, tmp_path)
+    words += [f"--gin.{name}={value}" for name, value in macros.items()]
+    before = {path.name for path in tmp_path.iterdir()}
+    hide(monkeypatch, module)
+    assert main(words) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: expected {module} for ")
+    assert line.endswith(f"run pip install 'realm_jax[{extra}]'")
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_tasks_without_seqio(monkeypatch, capsys):
+    hide(monkeypatch, "seqio")
+    assert main(["tasks"]) == 2
+    assert "pip install 'realm_jax[prepare]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reads", [open_store, lambda url: open_source(f"json:{url}")])
+@pytest.mark.parametrize("module", ["google.cloud.storage", "gcsfs"])
+def test_gs_without_its_clients(monkeypatch, reads, module):
+    hide(monkeypatch, module)
+    with pytest.raises(BadInputError, match=rf"{module} for gs://b.*realm_jax\[gcs\]"):
+        reads("gs://bucket/x.jsonl")
+
+
+def test_cloud_tpu_without_its_client(monkeypatch):
+    hide(monkeypatch, "google.cloud.tpu_v2")
+    with pytest.raises(BadInputError, match=r"realm_jax\[launch\]"):
+        up.make_backend("api", "project")
+
+
+def test_scann_is_missed_before_an_index_is_made(monkeypatch, tmp_path):
+    hide(monkeypatch, "scann")
+    store = open_store(tmp_path / "model")
+    with pytest.raises(BadInputError, match=r"searcher 'scann'.*realm_jax\[scann\]"):
+        IndexSource(store, NOT_REACHED, NOT_REACHED, EmbedConfig(), "scann")
+    with pytest.raises(BadInputError, match=r"realm_jax\[scann\]"):
+        IndexBuilder(store, NOT_REACHED, BuilderConfig(scann=ScannAssets()))
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_package_around_a_module_may_be_missing(monkeypatch):
+    hide(monkeypatch, "google.cloud")
+    with pytest.raises(BadInputError, match=r"google\.cloud\.storage"):
+        require_extra("gcs", "a test")
