@@ -20,7 +20,7 @@ LAYERS = (
     ("data", "metrics", "models", "objectives"),
     ("index", "prepare", "weights"),
     ("training", "evaluation", "tasks"),
-    ("cli", "tpu_launch"),
+    ("api", "cli", "tpu_launch"),
 )
 LAYER = {name: number for number, layer in enumerate(LAYERS) for name in layer}
 

@@ -8,6 +8,7 @@ from tests import tiny_run
 CODE = """
 import pathlib, sys, tempfile
 
+import realm_jax
 from realm_jax.cli import ask, build_index, evaluate, finetune, pretrain, warm_start
 from realm_jax.evaluation import run, server, watch
 from realm_jax.evaluation.ask import AskConfig, AnswerService
@@ -28,19 +29,45 @@ for stage, config in (
 finetuned = tiny.finetune_config(world, folder / "f")
 asked = AskConfig(world.corpus, finetuned, embed=tiny.EMBED)
 assert AnswerService(asked, tiny.NEVER).answer("who").answer.documents
+model = realm_jax.load(folder / "f", world.corpus)
+assert model.answer("who").documents
+assert model.search("who", k=2)
+assert realm_jax.open_corpus(world.corpus).num_blocks == model.corpus.num_blocks
 heavy = {"tensorflow", "seqio", "tensorflow_datasets"} & set(sys.modules)
 assert not heavy, heavy
 print("trained and asked")
 """
 
 
-def test_stages_leave_tensorflow_alone():
+IMPORTED_ALONE = """
+import sys
+
+import realm_jax
+
+assert {"load", "open_corpus", "Model"} <= set(dir(realm_jax))
+heavy = {"jax", "numpy", "tensorflow", "realm_jax.api"} & set(sys.modules)
+assert not heavy, heavy
+assert realm_jax.load.__module__ == "realm_jax.api"
+assert "tensorflow" not in sys.modules
+print("imported")
+"""
+
+
+def run(code):
     done = subprocess.run(
-        [sys.executable, "-c", CODE],
+        [sys.executable, "-c", code],
         env=tiny_run.environment(),
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "trained and asked" in done.stdout
+    return done.stdout
+
+
+def test_stages_leave_tensorflow_alone():
+    assert "trained and asked" in run(CODE)
+
+
+def test_importing_the_library_imports_nothing_heavy():
+    assert "imported" in run(IMPORTED_ALONE)

@@ -23,7 +23,7 @@ from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.models.span_reader import SpanReader, SpanScores
 from realm_jax.objectives.open_qa import AnswerMarginalization, span_log_probs
 from realm_jax.training.initialization import Lengths
-from realm_jax.training.zero_shot_recall import search_questions
+from realm_jax.training.zero_shot_recall import embed_questions, search_questions
 from realm_jax.types import NULL_BLOCK, Array, Neighbours
 
 Characters = tuple[int, int]
@@ -132,6 +132,17 @@ class Answerer:
         if len(encoding.ids) <= room:
             return question
         return question[: int(encoding.offsets[room - 1, 1])]
+
+    def embed(
+        self, question_ids: Int[np.ndarray, "question query"]
+    ) -> Float[np.ndarray, "question projection"]:
+        """Returns the embedding of each question, on the host."""
+        return embed_questions(
+            self.retriever,
+            self.params["retriever"],
+            question_ids,
+            batch_size=self.batch_size,
+        )
 
     def search(
         self, question_ids: Int[np.ndarray, "question query"], k: int

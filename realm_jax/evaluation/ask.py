@@ -219,7 +219,7 @@ class AnswerService:
         self._note = note
         self._problem = ""
         corpus = BlockStore.open(config.corpus)
-        self._model = _open_model(config, corpus)
+        self._model = open_model(config, corpus)
         newest = newest_version(config.corpus)
         if newest.resolve() != Path(config.corpus).resolve():
             corpus = BlockStore.open(newest)
@@ -342,7 +342,17 @@ def _name(version: Version) -> str:
     )
 
 
-def _open_model(config: AskConfig, corpus: BlockStore) -> FinetunedModel:
+def open_model(config: AskConfig, corpus: BlockStore) -> FinetunedModel:
+    """Reads the model that is asked, and the one it began with where that is named.
+
+    Args:
+      config: which model.
+      corpus: that it was fine-tuned on; any other of its vocabulary, if the
+        configuration allows a mismatch.
+
+    Raises:
+      BadInputError: as `open_finished`.
+    """
     began_as = None
     if config.pretrained:
         models, vocabulary = config.finetuned.models, corpus.vocabulary

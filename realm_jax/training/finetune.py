@@ -19,6 +19,7 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.stages import FINETUNE, StageSpec
+from realm_jax.storage import absolute_url
 from realm_jax.training.host_search import search_local
 from realm_jax.training.index_use import IndexUse
 from realm_jax.training.loop import Report
@@ -29,6 +30,9 @@ from realm_jax.training.stage_config import StageConfig, require_one_of
 from realm_jax.training.state import TrainState
 from realm_jax.training.step_timing import Part
 from realm_jax.types import QuestionBatch
+
+ANSWERING = "answering"
+"""In a checkpoint's details: see `FinetuneConfig.answering`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +89,20 @@ class FinetuneConfig(StageConfig):
             "span_layer_norm_epsilon": self.span_layer_norm_epsilon,
         }
 
+    def answering(self, bert: BertConfig) -> dict[str, Any]:
+        """What a checkpoint records so that it can be opened without its gin files.
+
+        `evaluation/recorded.py` reads it. A resumed run may change any of it, so it is
+        no part of what `Stage` compares.
+        """
+        return {
+            "corpus": absolute_url(self.corpus),
+            "searcher": self.searcher,
+            "num_read": self.num_read,
+            "dtype": bert.dtype,
+            "products": bert.products,
+        }
+
     def make_reader(self, bert: BertConfig) -> SpanReader:
         """The span reader around an encoder."""
         return SpanReader(
@@ -117,7 +135,14 @@ def run(config: FinetuneConfig, report: Report, stop: threading.Event) -> bool:
             AnswerMarginalization(config.marginalization),
             config.microbatches,
         )
-        return stage.train(loss, inputs.at, report=report, stop=stop)
+        details = {ANSWERING: config.answering(stage.retriever_config.bert)}
+        return stage.train(
+            loss,
+            inputs.at,
+            report=report,
+            stop=stop,
+            checkpoint_details=lambda step: details,
+        )
     finally:
         stage.close()
 

@@ -287,6 +287,27 @@ def _take_over(params: PyTree, source: PyTree, where: str) -> PyTree:
     return flax.traverse_util.unflatten_dict(merged, sep="/")
 
 
+def described_models(
+    described: Mapping[str, Any], lengths: Lengths, **numerics: str
+) -> ModelFactory:
+    """Returns models of the sizes that `describe` gave: its inverse.
+
+    Args:
+      described: from `describe`. Settings that it leaves out, which are those of
+        training and of numerics, have their defaults.
+      lengths: padded lengths.
+      **numerics: `dtype` and `products` of `BertConfig`.
+
+    Raises:
+      TypeError: a setting is missing, or is none of this version.
+    """
+    towers = dict(described)
+    bert = functools.partial(BertConfig, **{**towers.pop("bert"), **numerics})
+    models = ModelFactory(bert, functools.partial(RetrieverConfig, **towers), lengths)
+    models.retriever_config(described["bert"]["vocab_size"])
+    return models
+
+
 def describe(config: RetrieverConfig) -> dict[str, Any]:
     """What gives the parameters their meaning, as JSON; kept with checkpoints.
 

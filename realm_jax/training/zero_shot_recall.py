@@ -5,6 +5,8 @@ can be compared with each other and with those of another (zero-shot recall, REA
 section 4.3).
 """
 
+from collections.abc import Iterator
+
 import jax
 import numpy as np
 from jaxtyping import Float, PyTree
@@ -45,16 +47,43 @@ def search_questions(
       k: neighbours per question.
       batch_size: questions at a time.
     """
-    embed = query_embedder(config)
-    found = []
-    for start in range(0, len(question_ids), batch_size):
-        rows = question_ids[start : start + batch_size]
-        padded = np.pad(rows, ((0, batch_size - len(rows)), (0, 0)))
-        queries = multihost.fetch(embed(params, padded))
-        found.append(jax.device_get(searcher.search(queries, k)))
+    found = [
+        jax.device_get(searcher.search(queries, k))
+        for queries in _embedded_batches(config, params, question_ids, batch_size)
+    ]
     return jax.tree.map(
         lambda *parts: np.concatenate(parts)[: len(question_ids)], *found
     )
+
+
+def embed_questions(
+    config: RetrieverConfig,
+    params: PyTree,
+    question_ids: np.ndarray,
+    *,
+    batch_size: int = _BATCH,
+) -> Float[np.ndarray, "question projection"]:
+    """Embeds at least one question, a batch of one shape at a time.
+
+    Args:
+      config: of the retriever.
+      params: its parameters.
+      question_ids: int32 [question, query].
+      batch_size: questions at a time.
+    """
+    parts = list(_embedded_batches(config, params, question_ids, batch_size))
+    return np.concatenate(parts)[: len(question_ids)]
+
+
+def _embedded_batches(
+    config: RetrieverConfig, params: PyTree, question_ids: np.ndarray, batch_size: int
+) -> Iterator[Float[np.ndarray, "batch projection"]]:
+    """Yields the embeddings of each batch; the last one is filled up with padding."""
+    embed = query_embedder(config)
+    for start in range(0, len(question_ids), batch_size):
+        rows = question_ids[start : start + batch_size]
+        padded = np.pad(rows, ((0, batch_size - len(rows)), (0, 0)))
+        yield multihost.fetch(embed(params, padded))
 
 
 class HeldOutQuestions:

@@ -1,0 +1,339 @@
+"""The library: a fine-tuned model opened from its directory, and its corpus.
+
+    import realm_jax
+
+    model = realm_jax.load("runs/quickstart/finetune")
+    answer = model.answer("Who commissioned the Taj Mahal?")
+    print(answer.text, answer.probability)
+    for document in answer.documents:
+        print(document.title, document.probability, document.answer_probability)
+
+`realm_jax` exports these names and imports this module when one is first used. It is a
+thin cover of `evaluation/`: the answers are those of `realm ask`, of one version of the
+corpus, the one that was opened. No gin file is read.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, overload
+
+import numpy as np
+from jaxtyping import Float
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.errors import BadInputError
+from realm_jax.evaluation import answering
+from realm_jax.evaluation.ask import AskConfig, open_model, require_question
+from realm_jax.evaluation.recorded import recorded_config
+from realm_jax.index.searchers import Searcher
+from realm_jax.types import NULL_BLOCK
+
+Path = str | os.PathLike[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """A block of the corpus that was found for a text.
+
+    Attributes:
+      block_id: its number in the corpus.
+      title: of its article.
+      source_id: identifies the article.
+      text: the block's body.
+      score: f(x, z), the inner product of the two embeddings.
+    """
+
+    block_id: int
+    title: str
+    source_id: str
+    text: str
+    score: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadDocument(Document):
+    """A block that was read for a question.
+
+    Attributes:
+      probability: p(document | question), among the blocks that were read.
+      answer_probability: p(answer | document, question), over all its mentions.
+      places: [start, end) of each mention, in characters of `text`.
+    """
+
+    probability: float
+    answer_probability: float
+    places: Sequence[tuple[int, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What was answered to a question, and from where.
+
+    Attributes:
+      question: without the space around it.
+      text: the answer, in the characters of the document; "" if nothing was found.
+      probability: p(answer | question): the sum of `probability * answer_probability`
+        over all blocks that were read, those that `documents` leaves out included.
+      documents: the best of the blocks that were read, by `score`, best first.
+    """
+
+    question: str
+    text: str
+    probability: float
+    documents: Sequence[ReadDocument]
+
+
+class Model:
+    """A fine-tuned model over its corpus and index; `load` opens one.
+
+    The first call of a method compiles. Calls are made one at a time.
+
+    Attributes:
+      corpus: the blocks that are searched.
+      num_read: blocks that are read per question.
+    """
+
+    def __init__(self, answerer: answering.Answerer):
+        """Use `load`."""
+        self._answerer = answerer
+        self.corpus = answerer.corpus
+        self.num_read = answerer.num_read
+
+    @overload
+    def answer(self, questions: str, k: int | None = None) -> Answer: ...
+
+    @overload
+    def answer(
+        self, questions: Iterable[str], k: int | None = None
+    ) -> list[Answer]: ...
+
+    def answer(
+        self, questions: str | Iterable[str], k: int | None = None
+    ) -> Answer | list[Answer]:
+        """Answers a question, or several in batches.
+
+            model.answer("Who commissioned the Taj Mahal?").text  # "Shah Jahan"
+            [a.text for a in model.answer(["Who ...?", "When ...?"], k=1)]
+
+        Args:
+          questions: one, or any number; what is longer than the model reads is cut.
+          k: documents that each answer names, 1 to `num_read`; None for all. It does
+            not change the answer, which is from all that were read.
+
+        Returns:
+          An answer for one question, a list in their order for several.
+
+        Raises:
+          BadInputError: a question is no text, empty or endless, or k is out of range.
+        """
+        texts, single = _texts(questions)
+        k = _require_within(self.num_read if k is None else k, self.num_read, "read")
+        # An empty list would make no batch, whose shapes the models know.
+        found = self._sized(texts).answer(texts) if texts else []
+        answers = [
+            Answer(
+                question=text,
+                text=answer.text,
+                probability=answer.marginal,
+                documents=[_read_document(d) for d in answer.documents[:k]],
+            )
+            for text, answer in zip(texts, found, strict=True)
+        ]
+        return answers[0] if single else answers
+
+    def embed(self, texts: str | Iterable[str]) -> Float[np.ndarray, "... projection"]:
+        """Embeds queries with the query tower.
+
+            model.embed(["Who ...?", "When ...?"]).shape  # (2, 128)
+
+        Args:
+          texts: one, or any number; what is longer than the model reads is cut.
+
+        Returns:
+          float32 [text, projection]; [projection] for a single text. The inner product
+          with a block's embedding in the index is the block's score.
+
+        Raises:
+          BadInputError: a text is no text, empty or endless.
+        """
+        checked, single = _texts(texts)
+        if not checked:
+            return np.zeros((0, self._answerer.retriever.projection_size), np.float32)
+        answerer = self._sized(checked)
+        embeddings = answerer.embed(answerer.question_ids(checked))
+        return embeddings[0] if single else embeddings
+
+    @overload
+    def search(self, texts: str, k: int = 5) -> list[Document]: ...
+
+    @overload
+    def search(self, texts: Iterable[str], k: int = 5) -> list[list[Document]]: ...
+
+    def search(
+        self, texts: str | Iterable[str], k: int = 5
+    ) -> list[Document] | list[list[Document]]:
+        """Finds the blocks with the largest inner product, without reading them.
+
+            for document in model.search("the Taj Mahal", k=3):
+                print(document.score, document.title)
+
+        Args:
+          texts: one, or any number; what is longer than the model reads is cut.
+          k: blocks of each text, 1 to `corpus.num_blocks`.
+
+        Returns:
+          The k best documents of one text, best first; a list of such lists for
+          several. An approximate searcher may find fewer.
+
+        Raises:
+          BadInputError: a text is no text, empty or endless, or k is out of range.
+        """
+        checked, single = _texts(texts)
+        k = _require_within(k, self.corpus.num_blocks, "in the corpus")
+        if not checked:
+            return []
+        answerer = self._sized(checked)
+        found = answerer.search(answerer.question_ids(checked), k)
+        documents = [
+            self._documents(ids, scores)
+            for ids, scores in zip(found.ids, found.scores, strict=True)
+        ]
+        return documents[0] if single else documents
+
+    def with_searcher(self, searcher: Searcher) -> "Model":
+        """Returns the same model with another index of its corpus.
+
+            model.with_searcher(MySearcher(embeddings)).answer("Who ...?")
+
+        Args:
+          searcher: of the same embeddings, block i in row i; see
+            `examples/own_searcher.py`.
+
+        Raises:
+          BadInputError: it has another number of blocks than the corpus.
+        """
+        if searcher.num_blocks != self.corpus.num_blocks:
+            raise BadInputError(
+                f"expected a searcher of the corpus's {self.corpus.num_blocks} blocks, "
+                f"got one of {searcher.num_blocks}; make it of this corpus's index"
+            )
+        return Model(dataclasses.replace(self._answerer, searcher=searcher))
+
+    def _sized(self, texts: Sequence[str]) -> answering.Answerer:
+        """A single question is not filled up to a batch: it would take as long."""
+        if len(texts) > 1:
+            return self._answerer
+        return dataclasses.replace(self._answerer, batch_size=1)
+
+    def _documents(self, ids: Any, scores: Any) -> list[Document]:
+        real = np.flatnonzero(np.asarray(ids) != NULL_BLOCK)
+        texts = self.corpus.texts(ids[real])
+        return [
+            Document(
+                int(ids[i]), text.title, text.source_id, text.body, float(scores[i])
+            )
+            for i, text in zip(real, texts, strict=True)
+        ]
+
+
+def load(
+    model_dir: Path,
+    corpus: Path | BlockStore | None = None,
+    *,
+    searcher: str | None = None,
+    num_read: int | None = None,
+    pretrained: Path | None = None,
+    checkpoint: str = "last",
+    allow_corpus_mismatch: bool = False,
+    batch_size: int = 8,
+) -> Model:
+    """Opens a model that `realm finetune` has trained, with the index it kept.
+
+        model = realm_jax.load("runs/quickstart/finetune")
+
+    Sizes, lengths, temperature, corpus and searcher are those that the checkpoint
+    records. A checkpoint of before the last two were recorded needs `corpus` and
+    `num_read`.
+
+    Args:
+      model_dir: folder or gs:// of the finished run.
+      corpus: the prepared corpus, or its directory; None for the recorded place.
+      searcher: "device" (exact) or "scann"; None for the recorded one.
+      num_read: blocks that are read per question; None for the recorded number.
+      pretrained: what fine-tuning began with, which embeds another corpus for a model
+        of one tower (`PRETRAINED` of `realm ask`).
+      checkpoint: of `pretrained`, as it was fine-tuned from: "last" or "best".
+      allow_corpus_mismatch: whether `corpus` may be another one than the model was
+        trained on, in the same vocabulary. Its index is then made in `model_dir`, if it
+        is not there: that embeds the whole corpus.
+      batch_size: questions that are searched and read at once, where there are several.
+
+    Raises:
+      BadInputError: there is no finished fine-tuning run, or it is damaged or records
+        too little; or corpus or index is missing or of another model.
+    """
+    if batch_size < 1:
+        raise BadInputError(
+            f"expected a batch_size of at least 1 question, got {batch_size}; raise it"
+        )
+    place = corpus.directory if isinstance(corpus, BlockStore) else corpus or ""
+    finetuned = recorded_config(
+        os.fspath(model_dir),
+        corpus=os.fspath(place),
+        num_read=num_read,
+        searcher=searcher or "",
+    )
+    is_open = isinstance(corpus, BlockStore)
+    store = corpus if is_open else BlockStore.open(finetuned.corpus)
+    config = AskConfig(
+        corpus=finetuned.corpus,
+        finetuned=finetuned,
+        pretrained="" if pretrained is None else os.fspath(pretrained),
+        pretrained_checkpoint=checkpoint,
+        searcher=finetuned.searcher,
+        allow_corpus_mismatch=allow_corpus_mismatch,
+    )
+    model = open_model(config, store)
+    return Model(model.answerer(store, model.index(store), batch_size))
+
+
+def open_corpus(path: Path) -> BlockStore:
+    """Opens a corpus that `realm prepare` has made; reads no text yet.
+
+        corpus = realm_jax.open_corpus("runs/quickstart/corpus")
+        corpus.num_blocks, corpus.text(0).title, corpus.text(0).body
+
+    Raises:
+      BadInputError: there is no corpus, or a file is missing, truncated or of another
+        format version.
+    """
+    return BlockStore.open(path)
+
+
+def _texts(texts: Any) -> tuple[list[str], bool]:
+    """Returns checked texts, and whether a single one was given."""
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        return [require_question(texts)], True
+    return [require_question(text) for text in texts], False
+
+
+def _require_within(k: int, most: int, where: str) -> int:
+    if not isinstance(k, int | np.integer) or not 1 <= k <= most:
+        raise BadInputError(
+            f"expected k from 1 to {most}, the blocks {where}, got {k!r}; change it"
+        )
+    return int(k)
+
+
+def _read_document(document: answering.ReadDocument) -> ReadDocument:
+    return ReadDocument(
+        block_id=document.block_id,
+        title=document.title,
+        source_id=document.source_id,
+        text=document.body,
+        score=document.score,
+        probability=document.probability,
+        answer_probability=document.answer_probability,
+        places=document.places,
+    )

@@ -1,0 +1,325 @@
+"""The library gives what `realm ask` gives, and what a plain loop over spans gives."""
+
+import json
+import math
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from realm_jax.checksummed_json import seal, unseal
+
+import realm_jax
+from realm_jax import storage
+from realm_jax.data.blocks import BlockStore
+from realm_jax.evaluation.ask import AnswerService, AskConfig
+from realm_jax.evaluation.recorded import recorded_config
+from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
+from realm_jax.models.retriever import Retriever
+from realm_jax.training import finetune, initialization
+from realm_jax.training.checkpoints import restore_params
+from realm_jax.training.finetune import ANSWERING
+from tests import tiny_world as tiny
+
+NUM_READ = 4
+MAX_SPAN = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_compiles(tmp_path_factory):
+    with tiny.quick_compiles(tmp_path_factory):
+        yield
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return tiny.make(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def trained(world, tmp_path_factory):
+    """The configuration of a fine-tuned model, whose directory is all `load` gets."""
+    config = tiny.finetune_config(
+        world, tmp_path_factory.mktemp("model"), num_read=NUM_READ, max_span=MAX_SPAN
+    )
+    assert finetune.run(config, tiny.silent, tiny.NEVER)
+    return config
+
+
+@pytest.fixture(scope="module")
+def model(trained):
+    return realm_jax.load(trained.model_dir)
+
+
+@pytest.fixture(scope="module")
+def questions(world):
+    lines = pathlib.Path(world.questions).read_text().splitlines()
+    return [json.loads(line)["question"] for line in lines][:11]
+
+
+def test_the_configuration_is_that_of_the_gin_files(trained, world):
+    recorded = recorded_config(trained.model_dir)
+    vocab_size = BlockStore.open(world.corpus).vocabulary.size
+    towers = [c.models.retriever_config(vocab_size) for c in (recorded, trained)]
+    assert len({json.dumps(initialization.describe(tower)) for tower in towers}) == 1
+    assert recorded.models.lengths == trained.models.lengths
+    assert recorded.reading() == trained.reading()
+    assert recorded.num_read == NUM_READ
+    assert recorded.corpus == world.corpus
+
+
+def test_every_setting_of_the_towers_comes_back():
+    """Those of training alone may be lost; `temperature` is recorded if it is set."""
+    lengths = initialization.Lengths(5, 6, 7)
+    for changes in ({"temperature": 3.0}, {"pooling": "mean"}, {"shared": False}):
+        config = tiny.models().retriever_config(50)
+        config = type(config)(config.bert, **({"projection_size": 4} | changes))
+        described = json.loads(json.dumps(initialization.describe(config)))
+        models = initialization.described_models(described, lengths, dtype="bfloat16")
+        back = models.retriever_config(50)
+        assert initialization.describe(back) == initialization.describe(config)
+        assert back.temperature == changes.get("temperature", 1.0)
+        assert back.bert.dtype == "bfloat16"
+        assert models.lengths == lengths
+
+
+def test_answers_are_those_of_realm_ask(model, trained, world, questions):
+    service = AnswerService(
+        AskConfig(world.corpus, trained, embed=tiny.EMBED), tiny.NEVER
+    )
+    for question in questions:
+        expected, answer = service.answer(question).answer, model.answer(question)
+        assert answer.text == expected.text
+        assert answer.probability == pytest.approx(expected.marginal, rel=1e-6)
+        assert len(answer.documents) == NUM_READ
+        for document, other in zip(answer.documents, expected.documents, strict=True):
+            assert document.title == other.title
+            assert document.source_id == other.source_id
+            assert document.text == other.body
+            assert document.probability == pytest.approx(other.probability)
+            assert document.answer_probability == pytest.approx(
+                other.answer_probability
+            )
+            assert document.places == other.places
+
+
+def slow_embeddings(trained, world, texts):
+    """Queries by the fine-tuned tower, one at a time, and the index's own rows."""
+    store = BlockStore.open(world.corpus)
+    config = trained.models.retriever_config(store.vocabulary.size)
+    restored = restore_params(storage.open_store(trained.model_dir))
+    embed = jax.jit(
+        lambda params, ids: Retriever(config).apply(
+            {"params": params}, ids, method=Retriever.embed_queries
+        )
+    )
+    queries = []
+    for text in texts:
+        pieces = store.vocabulary.encode(text).ids[: tiny.LENGTHS.query - 2]
+        special = store.vocabulary
+        row = [special.cls, *pieces, special.sep]
+        ids = np.pad(row, (0, tiny.LENGTHS.query - len(row)))[None].astype(np.int32)
+        queries.append(np.asarray(embed(restored.tree["retriever"], ids))[0])
+    series = SnapshotSeries(storage.open_store(trained.model_dir), INDEX_SERIES)
+    (step,) = series.steps()
+    rows = series.read_array(series.read_manifest(step), "embeddings")
+    return store, restored.tree["reader"], np.stack(queries), np.asarray(rows)
+
+
+def test_answers_equal_a_loop_over_spans(model, trained, world, questions):
+    store, params, queries, rows = slow_embeddings(trained, world, questions)
+    reader = trained.make_reader(
+        trained.models.retriever_config(store.vocabulary.size).bert
+    )
+    read = jax.jit(reader.apply)
+    for question, query in zip(questions, queries, strict=True):
+        scores = rows.astype(np.float64) @ query
+        blocks = np.argsort(-scores, kind="stable")[:NUM_READ]
+        weights = np.exp(scores[blocks] - scores[blocks].max())
+        ids = model._answerer.question_ids([question])
+        joint, places = {}, []
+        for block, share in zip(blocks, weights / weights.sum(), strict=True):
+            joined, segments = store.joined_ids(
+                ids, np.array([[block]]), tiny.LENGTHS.joined
+            )
+            scored = read({"params": params}, joined, segments)
+            logits = np.asarray(scored.logits, np.float64).reshape(-1, MAX_SPAN)
+            valid = np.asarray(scored.valid).reshape(-1, MAX_SPAN)
+            total = np.exp(logits[valid]).sum()
+            for first, width in zip(*np.nonzero(valid), strict=True):
+                pieces = tuple(joined[0, 0, first : first + width + 1].tolist())
+                probability = share * math.exp(logits[first, width]) / total
+                joint[pieces] = joint.get(pieces, 0.0) + probability
+                places.append((probability, pieces))
+        _, best = max(places)
+        answer = model.answer(question)
+        assert tuple(store.vocabulary.encode(answer.text).ids) == best
+        assert answer.probability == pytest.approx(joint[best], rel=1e-4)
+
+
+def test_searches_and_embeddings_equal_a_sort(model, trained, world, questions):
+    store, _, queries, rows = slow_embeddings(trained, world, questions)
+    embeddings = model.embed(questions)
+    assert embeddings.dtype == np.float32
+    np.testing.assert_allclose(embeddings, queries, rtol=1e-4, atol=1e-5)
+    found = model.search(questions, k=store.num_blocks)
+    for documents, query in zip(found, queries, strict=True):
+        scores = rows @ query
+        got = [document.score for document in documents]
+        np.testing.assert_allclose(got, np.sort(scores)[::-1], rtol=1e-4, atol=1e-5)
+        assert sorted(d.block_id for d in documents) == list(range(store.num_blocks))
+        for document in documents:
+            assert document.score == pytest.approx(
+                scores[document.block_id], rel=1e-4, abs=1e-5
+            )
+            assert document.text == store.text(document.block_id).body
+
+
+def test_a_batch_is_its_questions_one_by_one(model, questions):
+    together = model.answer(questions)
+    assert [answer.question for answer in together] == questions
+    for answer, question in zip(together, questions, strict=True):
+        alone = model.answer(f" {question}\n")
+        assert alone.text == answer.text
+        assert alone.question == question
+        assert alone.probability == pytest.approx(answer.probability, rel=1e-5)
+    one, *_ = model.search(questions[:3], k=3)
+    alone = model.search(questions[0], k=3)
+    assert [d.block_id for d in one] == [d.block_id for d in alone]
+    (single,) = model.embed(questions[:1])
+    assert single.shape == (8,)
+    np.testing.assert_array_equal(model.embed(questions[0]), single)
+
+
+def test_any_iterable_is_a_batch(model, questions):
+    found = model.answer((question for question in questions[:2]), k=1)
+    assert [answer.question for answer in found] == questions[:2]
+    assert model.answer([]) == []
+    assert model.search([]) == []
+    assert model.embed([]).shape == (0, 8)
+
+
+def test_k_shows_fewer_documents_of_the_same_answer(model, questions):
+    every, two = model.answer(questions[0]), model.answer(questions[0], k=2)
+    assert two.documents == every.documents[:2]
+    assert (two.text, two.probability) == (every.text, every.probability)
+    total = sum(d.probability * d.answer_probability for d in every.documents)
+    assert every.probability == pytest.approx(total)
+
+
+def test_a_corpus_may_be_given_open_and_settings_replaced(trained, world, questions):
+    corpus = realm_jax.open_corpus(world.corpus)
+    model = realm_jax.load(trained.model_dir, corpus, num_read=2, searcher="scann")
+    assert model.corpus is corpus
+    assert len(model.answer(questions[0]).documents) == 2
+    expected = realm_jax.load(trained.model_dir, num_read=2).answer(questions[0])
+    assert model.answer(questions[0]).text == expected.text
+
+
+def one_line(error):
+    message = str(error.value)
+    assert "\n" not in message
+    assert "expected" in message
+    return message
+
+
+@pytest.mark.parametrize("question", ["", "  ", None, 3, b"who"])
+@pytest.mark.parametrize("method", ["answer", "search", "embed"])
+def test_what_is_no_question_is_named(model, method, question):
+    for asked in (question, ["who", question]):
+        with pytest.raises(realm_jax.BadInputError) as error:
+            getattr(model, method)(asked)
+        assert "question" in one_line(error)
+
+
+@pytest.mark.parametrize("k", [0, -1, 1.5, 10_000])
+@pytest.mark.parametrize("method", ["answer", "search"])
+def test_k_out_of_range(model, method, k):
+    with pytest.raises(realm_jax.BadInputError) as error:
+        getattr(model, method)("who", k=k)
+    most = NUM_READ if method == "answer" else model.corpus.num_blocks
+    assert f"1 to {most}" in one_line(error)
+
+
+def test_a_bad_model_directory(world, tmp_path):
+    with pytest.raises(realm_jax.BadInputError) as error:
+        realm_jax.load(tmp_path / "nowhere", world.corpus)
+    assert "nowhere" in one_line(error)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_bad_corpus(trained, world, tmp_path):
+    with pytest.raises(realm_jax.BadInputError) as error:
+        realm_jax.load(trained.model_dir, tmp_path / "no_corpus")
+    assert "no_corpus" in one_line(error)
+    with pytest.raises(realm_jax.BadInputError) as error:
+        realm_jax.open_corpus(tmp_path / "no_corpus")
+    assert "no_corpus" in one_line(error)
+    other = tiny.make(tmp_path, tiny.WorldConfig(12, 6, 20, 12, seed=1))
+    with pytest.raises(realm_jax.BadInputError) as error:
+        realm_jax.load(trained.model_dir, other.corpus)
+    assert "fingerprint" in one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"num_read": 0}, "num_read"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"searcher": "sieve"}, "sieve"),
+        ({"checkpoint": "first"}, "CHECKPOINT"),
+    ],
+)
+def test_bad_settings(trained, settings, named):
+    with pytest.raises(realm_jax.BadInputError) as error:
+        realm_jax.load(trained.model_dir, **settings)
+    assert named in one_line(error)
+
+
+def changed_details(trained, folder, change):
+    """Copies the model; `change` is made to what its checkpoint records."""
+    shutil.copytree(trained.model_dir, folder)
+    for path in (folder / "checkpoints").glob("*.json"):
+        manifest = unseal(path.read_bytes())
+        change(manifest["details"])
+        path.write_bytes(seal(manifest))
+    return folder
+
+
+def test_a_checkpoint_of_before_says_what_to_give(trained, world, tmp_path, questions):
+    old = changed_details(trained, tmp_path / "old", lambda d: d.pop(ANSWERING))
+    for given, lacking in (
+        ({}, "corpus= and num_read="),
+        ({"corpus": world.corpus}, "num_read="),
+    ):
+        with pytest.raises(realm_jax.BadInputError) as error:
+            realm_jax.load(old, **given)
+        assert lacking in one_line(error)
+    model = realm_jax.load(old, world.corpus, num_read=NUM_READ)
+    expected = realm_jax.load(trained.model_dir).answer(questions[0])
+    assert model.answer(questions[0]) == expected
+
+
+def test_a_model_of_another_version_is_refused(trained, tmp_path):
+    def rename(details):
+        details["model"]["bert"]["heads"] = details["model"]["bert"].pop("num_heads")
+
+    other = changed_details(trained, tmp_path / "other", rename)
+    with pytest.raises(realm_jax.BadInputError) as error:
+        realm_jax.load(other)
+    assert "heads" in one_line(error)
+
+
+def test_a_stage_that_is_not_fine_tuning_is_refused(trained, tmp_path):
+    other = changed_details(
+        trained, tmp_path / "other", lambda details: details.update(stage="pretrain")
+    )
+    with pytest.raises(realm_jax.BadInputError) as error:
+        realm_jax.load(other)
+    assert "pretrain" in one_line(error)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="lode"):
+        _ = realm_jax.lode  # pyright: ignore[reportAttributeAccessIssue]
