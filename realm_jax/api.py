@@ -27,6 +27,7 @@ from realm_jax.evaluation import answering
 from realm_jax.evaluation.ask import AskConfig, open_model, require_question
 from realm_jax.evaluation.recorded import recorded_config
 from realm_jax.index.searchers import Searcher
+from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.types import NULL_BLOCK
 
 Path = str | os.PathLike[str]
@@ -285,7 +286,7 @@ def load(
         searcher=searcher or "",
     )
     is_open = isinstance(corpus, BlockStore)
-    store = corpus if is_open else BlockStore.open(finetuned.corpus)
+    store = corpus if is_open else _open_recorded(finetuned, is_given=bool(place))
     config = AskConfig(
         corpus=finetuned.corpus,
         finetuned=finetuned,
@@ -309,6 +310,18 @@ def open_corpus(path: Path) -> BlockStore:
         format version.
     """
     return BlockStore.open(path)
+
+
+def _open_recorded(finetuned: FinetuneConfig, *, is_given: bool) -> BlockStore:
+    try:
+        return BlockStore.open(finetuned.corpus)
+    except BadInputError as error:
+        if is_given:
+            raise
+        raise BadInputError(
+            f"expected the corpus of {finetuned.model_dir} where it was fine-tuned: "
+            f"{error} If it lies elsewhere now, give corpus="
+        ) from error
 
 
 def _texts(texts: Any) -> tuple[list[str], bool]:

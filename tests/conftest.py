@@ -17,6 +17,7 @@ install_import_hook("realm_jax.objectives", "beartype.beartype")
 # Minutes each: one left for the end would have a process to itself and others idle.
 _LONGEST = (
     "test_learning",
+    "test_examples",
     "test_several_hosts",
     "test_bad_input",
     "test_local",

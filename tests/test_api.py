@@ -15,6 +15,7 @@ from realm_jax import storage
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.ask import AnswerService, AskConfig
 from realm_jax.evaluation.recorded import recorded_config
+from realm_jax.index import searchers
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.models.retriever import Retriever
 from realm_jax.training import finetune, initialization
@@ -301,6 +302,20 @@ def test_a_checkpoint_of_before_says_what_to_give(trained, world, tmp_path, ques
     assert model.answer(questions[0]) == expected
 
 
+def test_a_corpus_that_was_moved_is_asked_for(trained, world, tmp_path, questions):
+    def move(details):
+        details[ANSWERING]["corpus"] = str(tmp_path / "before")
+
+    moved = changed_details(trained, tmp_path / "moved", move)
+    with pytest.raises(realm_jax.BadInputError) as error:
+        realm_jax.load(moved)
+    message = one_line(error)
+    assert "before" in message
+    assert message.endswith("give corpus=")
+    model = realm_jax.load(moved, world.corpus)
+    assert model.answer(questions[0]).documents
+
+
 def test_a_model_of_another_version_is_refused(trained, tmp_path):
     def rename(details):
         details["model"]["bert"]["heads"] = details["model"]["bert"].pop("num_heads")
@@ -318,6 +333,19 @@ def test_a_stage_that_is_not_fine_tuning_is_refused(trained, tmp_path):
     with pytest.raises(realm_jax.BadInputError) as error:
         realm_jax.load(other)
     assert "pretrain" in one_line(error)
+
+
+def test_another_searcher_answers(model, questions):
+    rows = np.ones((model.corpus.num_blocks, 8), np.float32)
+    alike = model.with_searcher(searchers.make_searcher("device", rows))
+    answer = alike.answer(questions[0])
+    # All blocks score alike, so the first ones are found, with the same probability.
+    assert [d.block_id for d in answer.documents] == list(range(NUM_READ))
+    for document in answer.documents:
+        assert document.probability == pytest.approx(1 / NUM_READ)
+    with pytest.raises(realm_jax.BadInputError) as error:
+        model.with_searcher(searchers.make_searcher("device", rows[1:]))
+    assert str(model.corpus.num_blocks) in one_line(error)
 
 
 def test_an_unknown_name_is_an_attribute_error():
