@@ -222,7 +222,7 @@ class Model:
         return Model(dataclasses.replace(self._answerer, searcher=searcher))
 
     def _sized(self, texts: Sequence[str]) -> answering.Answerer:
-        """A single question is not filled up to a batch: it would take as long."""
+        """One text alone makes a batch of one: a filled-up batch takes longer."""
         if len(texts) > 1:
             return self._answerer
         return dataclasses.replace(self._answerer, batch_size=1)
