@@ -8,7 +8,6 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from realm_jax.checksummed_json import seal, unseal
 
 import realm_jax
 from realm_jax import storage
@@ -17,6 +16,7 @@ from realm_jax.evaluation.ask import AnswerService, AskConfig
 from realm_jax.evaluation.recorded import recorded_config
 from realm_jax.index import searchers
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
+from realm_jax.manifests import seal, unseal
 from realm_jax.models.retriever import Retriever
 from realm_jax.training import finetune, initialization
 from realm_jax.training.checkpoints import restore_params

@@ -7,6 +7,7 @@ before that record existed lack it: what has no safe default is then asked for.
 
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.loading import require_finished
+from realm_jax.stages import FINETUNE
 from realm_jax.training import finetune
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.initialization import Lengths, described_models
@@ -44,7 +45,7 @@ def recorded_config(
       BadInputError: there is no finished fine-tuning run, its checkpoint lacks what is
         not given, num_read is below 1, or its settings are not those of this version.
     """
-    _, details = require_finished(model_dir, finetune.NAME, {})
+    _, details = require_finished(model_dir, FINETUNE.name, {})
     recorded = details.get(finetune.ANSWERING, {})
     given = {"corpus": corpus, "num_read": num_read, "searcher": searcher}
     chosen = {"searcher": "device", **recorded}
