@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from realm_jax.manifests import FileRecord, find_damage, parse_files, seal, unseal
@@ -13,17 +13,19 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=8,
 )
+# How fast a busy machine draws is no matter.
+FEW = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 BODIES = st.dictionaries(st.text().filter(lambda name: name != "crc32c"), VALUES)
 
 
-@settings(max_examples=50)
+@FEW
 @given(BODIES)
 def test_what_was_sealed_comes_back_and_others_can_read_it(body):
     assert unseal(seal(body)) == body
     assert json.loads(seal(body)).items() >= body.items()
 
 
-@settings(max_examples=50)
+@FEW
 @given(BODIES, st.data())
 def test_no_other_bit_passes(body, data):
     sealed = bytearray(seal(body))

@@ -39,7 +39,7 @@ def new_folder(directory: Path, what: str) -> Iterator[Path]:
 
     Args:
       directory: must not exist, or be empty.
-      what: it is, for messages.
+      what: the folder in words, such as "the corpus".
 
     Raises:
       BadInputError: the disk is full.
@@ -76,7 +76,7 @@ def read_manifest(path: Path, version: int, what: str) -> dict[str, Any]:
     Args:
       path: of the manifest.
       version: which `format_version` it must have.
-      what: it belongs to, for messages.
+      what: it belongs to, in words, such as "a prepared corpus".
 
     Raises:
       BadInputError: there is none, it is damaged, or of another version.
