@@ -1,4 +1,4 @@
-"""Imports point downward, and heavy libraries stay in their rooms."""
+"""Imports point downward, and heavy libraries have one home."""
 
 import ast
 import graphlib
@@ -25,7 +25,7 @@ LAYERS = (
 LAYER = {name: number for number, layer in enumerate(LAYERS) for name in layer}
 
 # Library -> the places that may import it.
-ROOMS = {
+HOMES = {
     "tensorflow": ("tasks", "realm_jax.prepare", "realm_jax.weights"),
     "seqio": ("tasks", "realm_jax.prepare"),
     "apache_beam": ("realm_jax.prepare",),
@@ -111,11 +111,11 @@ def test_only_users_import_the_registrations():
             assert not any(inside(found, "tasks") for found in imports(path)), name
 
 
-@pytest.mark.parametrize("library", ROOMS)
-def test_heavy_libraries_stay_in_their_rooms(library):
+@pytest.mark.parametrize("library", HOMES)
+def test_heavy_libraries_have_one_home(library):
     for name, path in MODULES.items():
         uses = any(inside(imported, library) for imported in imports(path))
-        allowed = any(inside(name, room) for room in ROOMS[library])
+        allowed = any(inside(name, home) for home in HOMES[library])
         assert allowed or not uses, f"{name} imports {library}"
 
 
