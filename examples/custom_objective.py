@@ -32,7 +32,7 @@ def main(corpus: str, steps: int) -> None:
     bert = BertConfig(store.vocabulary.size, 64, 1, 2, 128, initializer_range=0.1)
     retriever = Retriever(RetrieverConfig(bert, projection_size=32, pooling="mean"))
 
-    def margin_loss(params, batch: InverseClozeBatch, key):  # A `step.Loss`.
+    def margin_loss(params, batch: InverseClozeBatch, key):
         inputs = batch.query_ids, batch.document_ids, batch.document_segment_ids
         queries, documents = retriever.apply({"params": params["retriever"]}, *inputs)
         scores = queries @ documents.T
@@ -58,7 +58,7 @@ def main(corpus: str, steps: int) -> None:
     optimizer = optimizers.make_optimizer(config)
     loop.train(
         state.create_state(params, optimizer, seed=0),
-        step.make_step(margin_loss, optimizer),
+        step.make_step(step.FunctionLoss(margin_loss), optimizer),
         inputs_at,
         total_steps=steps,
         hooks=[show],

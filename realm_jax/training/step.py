@@ -5,6 +5,7 @@ What is optimised stands in `losses.py`; the order of things around the step in
 """
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,23 @@ class Loss(abc.ABC):
         pass counts three times. Arguments as those of `arguments`.
         """
         return 3 * flops.count(self, *self.arguments(state, inputs))
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionLoss(Loss):
+    """A loss that is a plain function.
+
+    Attributes:
+      function: as `Loss.__call__`.
+    """
+
+    function: Callable[[PyTree, Any, jax.Array], tuple[Array, means_lib.Means]]
+
+    def __call__(
+        self, params: PyTree, inputs: Any, key: jax.Array
+    ) -> tuple[Array, means_lib.Means]:
+        """Calls the function."""
+        return self.function(params, inputs, key)
 
 
 Step = Callable[[TrainState, Any], tuple[TrainState, means_lib.Means]]
