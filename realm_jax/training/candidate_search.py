@@ -1,9 +1,10 @@
-"""How a pre-training step gets its candidates: within it, or on the host before it.
+"""Provides the candidates of a pre-training step by a search within the step.
 
-Within it there is no way over the host: embed the queries, search the embeddings on the
-devices, take out what is trivial, lay the documents out from the wordpieces there, and
-then score, read and marginalise, in one program. `host_search.py` is the other way; of
-the same queries both give the same candidates.
+The search involves no host: one program embeds the queries, searches the embeddings on
+the devices, drops trivial candidates, assembles the documents from the wordpieces on
+the devices, and then scores, reads and marginalises. `host_search.py` is the
+alternative, which searches on the host before the step; for the same queries both give
+the same candidates.
 """
 
 import dataclasses
@@ -54,17 +55,17 @@ class RetrievingInputs:
 
 @dataclasses.dataclass(frozen=True)
 class RetrievingLoss(Loss):
-    """`PretrainLoss` over what a search in the same program finds.
+    """`PretrainLoss` over the candidates of a search in the same program.
 
     Attributes:
-      loss: of the candidates.
+      loss: the loss of the candidates.
       num_candidates: documents per example, the null document and the own block
         included.
       layout: lengths and special wordpieces of the documents.
       mesh: the devices that hold the corpus.
       approximate: see `device_search.search`.
       embeddings_from_index: whether the candidates' embeddings are taken from the index
-        instead of being computed; for a document tower that is frozen.
+        instead of being computed; for a frozen document tower.
     """
 
     loss: PretrainLoss
@@ -77,7 +78,7 @@ class RetrievingLoss(Loss):
     def __call__(
         self, params: PyTree, inputs: RetrievingInputs, key: jax.Array
     ) -> tuple[Array, Means]:
-        """See `PretrainLoss`; no gradient flows through the choice of candidates."""
+        """Returns the loss of `PretrainLoss`, with no gradient through the search."""
         candidates = self.candidates(params["retriever"], inputs)
         embeddings = None
         if self.embeddings_from_index:
@@ -97,7 +98,7 @@ class RetrievingLoss(Loss):
         return loss, (metrics, candidates, embeddings)
 
     def update_flops(self, state: TrainState, inputs: RetrievingInputs) -> int:
-        """See `Loss`; no gradient flows through the search, which counts once."""
+        """See `Loss`; the search has no backward pass, so it is counted once."""
         params, inputs, key = self.arguments(state, inputs)
         search = flops.count(self.candidates, params["retriever"], inputs)
         return 3 * (flops.count(self, params, inputs, key) - search) + search
@@ -133,7 +134,7 @@ class RetrievingLoss(Loss):
     def _indexed(
         self, retriever: PyTree, inputs: RetrievingInputs, candidates: Candidates
     ) -> Float[Array, "batch candidate projection"]:
-        """Returns rows of the index; the null document, which it lacks, is embedded."""
+        """Returns rows of the index, and the live embedding of the null document."""
         assert inputs.embeddings is not None
         rows = device_search.gather_rows(
             inputs.embeddings.rows, candidates.block_ids, self.mesh
@@ -150,10 +151,10 @@ class RetrievingLoss(Loss):
 
 
 class StepInputs(Protocol):
-    """What a step is given, and the loss that can take it.
+    """Builds the inputs of a step, for its loss.
 
     Attributes:
-      loss: of the inputs.
+      loss: the loss of these inputs.
     """
 
     loss: Loss
@@ -165,23 +166,23 @@ class StepInputs(Protocol):
 
         Args:
           step: updates done.
-          retriever: its parameters of this moment.
-          index: to search.
+          retriever: current parameters of the retriever.
+          index: the index to search.
           batch_at: this process's masked sentences.
         """
         ...
 
     def details(self) -> Mapping[str, Any]:
-        """Returns what a checkpoint must hold so that a resumed run goes on alike."""
+        """Returns the details a checkpoint needs for a resumed run to be identical."""
         ...
 
     def resume(self, details: Mapping[str, Any], batch_at: BatchAt) -> None:
-        """Goes on from the details of a checkpoint."""
+        """Restores the state that `details` returned, from a checkpoint."""
         ...
 
 
 class DeviceSearch:
-    """Leaves all of it to the step; places the corpus's wordpieces once.
+    """Has the step itself search; places the wordpieces of the corpus once.
 
     Attributes:
       loss: `RetrievingLoss`.
@@ -225,7 +226,7 @@ class DeviceSearch:
         return RetrievingInputs(batch, index.searcher.table, self._tokens, own)
 
     def details(self) -> Mapping[str, Any]:
-        """See `StepInputs`: the step finds the same again."""
+        """See `StepInputs`; empty, because the step repeats the same search."""
         return {}
 
     def resume(self, details: Mapping[str, Any], batch_at: BatchAt) -> None:

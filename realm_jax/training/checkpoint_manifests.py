@@ -1,13 +1,13 @@
-"""Which checkpoints there are, what was said of them, and whether they are sound.
+"""Reads and writes checkpoint manifests: steps, details and checksums.
 
     MODEL_DIR/checkpoints/<step>/        parameters and the rest of the state (Orbax)
     MODEL_DIR/checkpoints/<step>.json    size and crc32c of every file, and details
 
-Orbax does not checksum arrays: a flipped bit would restore silently wrong. The manifest
-is written last, so a checkpoint without one was never finished and does not count. It
-carries a checksum of its own; one that is damaged counts as a damaged checkpoint.
+Orbax does not checksum arrays: a flipped bit would be restored silently. The manifest
+is written last, so a checkpoint without one is unfinished and is ignored. It has its
+own checksum; a damaged manifest makes a damaged checkpoint.
 
-Nothing here reads an array, so that a launcher can ask how far a run is without JAX.
+This module reads no arrays, so that a launcher can find a run's progress without JAX.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from realm_jax import manifests
 from realm_jax.storage import MissingObjectError, Store
 
 FOLDER = "checkpoints"
-"""Of the model directory."""
+"""Folder of the checkpoints in the model directory."""
 
 HOLDS_INDEX = "holds_index"
 """In a checkpoint's details: whether the index is part of the state."""
@@ -30,23 +30,23 @@ HELD_OUT_UTILITY = "held_out_utility"
 
 
 class Which(enum.Enum):
-    """Which checkpoint of a run is asked for."""
+    """Selects a checkpoint of a run: the last, or the best by held-out utility."""
 
     LAST = "last"
     BEST = "best"
 
 
 def finished_steps(store: Store) -> list[int]:
-    """Steps of the checkpoints that have a manifest, ascending."""
+    """Returns the steps of the checkpoints that have a manifest, ascending."""
     names = [name.removeprefix(f"{FOLDER}/") for name in store.list(FOLDER)]
     stems = [name.removesuffix(".json") for name in names if name.endswith(".json")]
     return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
 def read_details(store: Store) -> tuple[int, Mapping[str, Any]] | None:
-    """Step and details of the newest finished checkpoint, without reading arrays.
+    """Returns step and details of the newest finished checkpoint, reading no arrays.
 
-    Checkpoints whose manifest is damaged do not count.
+    Checkpoints with a damaged manifest are ignored.
     """
     found = all_details(store)
     step = max(found, default=None)
@@ -54,23 +54,23 @@ def read_details(store: Store) -> tuple[int, Mapping[str, Any]] | None:
 
 
 def all_details(store: Store) -> dict[int, Mapping[str, Any]]:
-    """Details of every finished checkpoint by step, in order, as `read_details`."""
+    """Returns the details of each finished checkpoint by step, as `read_details`."""
     found = {}
     for step in finished_steps(store):
-        # What is damaged is named when it is restored.
+        # Damage is reported when the checkpoint is restored.
         with contextlib.suppress(manifests.DamagedManifestError, MissingObjectError):
             found[step] = read_details_of(store, step)
     return found
 
 
 def best_step(details: Mapping[int, Mapping[str, Any]]) -> int | None:
-    """The checkpoint with the highest held-out utility; of equal ones the later.
+    """Returns the step with the highest held-out utility; of equal ones the latest.
 
     Args:
-      details: of the checkpoints, by step.
+      details: details of the checkpoints, by step.
 
     Returns:
-      None if none of them carries a utility that is a number.
+      None if no checkpoint has a finite utility.
     """
     utilities = {
         step: found.get(HELD_OUT_UTILITY, math.nan) for step, found in details.items()
@@ -80,19 +80,19 @@ def best_step(details: Mapping[int, Mapping[str, Any]]) -> int | None:
 
 
 def add_detail(store: Store, step: int, name: str, value: Any) -> None:
-    """Adds a fact to the manifest of a finished checkpoint, known to be sound."""
+    """Adds a detail to the manifest of a finished, undamaged checkpoint."""
     manifest = manifests.read(store, manifest_name(step))
     manifest["details"][name] = value
     store.write(manifest_name(step), manifests.seal(manifest))
 
 
 def write_manifest(store: Store, step: int, details: Mapping[str, Any]) -> None:
-    """Seals a checkpoint whose files are all there; from then on it counts.
+    """Writes the manifest of a checkpoint whose files are complete, which finishes it.
 
     Args:
       store: the model directory.
-      step: of the checkpoint.
-      details: JSON-serialisable facts to find at restore.
+      step: step of the checkpoint.
+      details: JSON-serialisable values to be read at restore.
     """
     files = manifests.file_records(store.stats(f"{FOLDER}/{step}"))
     manifest = {"step": step, "details": details, "files": files}
@@ -100,12 +100,12 @@ def write_manifest(store: Store, step: int, details: Mapping[str, Any]) -> None:
 
 
 def read_details_of(store: Store, step: int) -> Mapping[str, Any]:
-    """Details of one finished checkpoint, which is known to be sound."""
+    """Returns the details of a finished, undamaged checkpoint."""
     return manifests.read(store, manifest_name(step))["details"]
 
 
 def find_damage(store: Store, step: int) -> str | None:
-    """Names the first file that is not what was written."""
+    """Describes the first file that differs from its record; None if none does."""
     try:
         manifest = manifests.read(store, manifest_name(step))
     except manifests.DamagedManifestError as error:
@@ -115,5 +115,5 @@ def find_damage(store: Store, step: int) -> str | None:
 
 
 def manifest_name(step: int) -> str:
-    """Name of the manifest of a checkpoint in the model directory."""
+    """Returns the name of a checkpoint's manifest in the model directory."""
     return f"{FOLDER}/{step}.json"

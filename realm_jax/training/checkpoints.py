@@ -1,7 +1,7 @@
-"""Checkpoints: Orbax arrays with a checksum manifest beside them.
+"""Saves and restores checkpoints: Orbax arrays with a checksum manifest.
 
-Every process saves and restores its own shards; the first writes manifests, deletes,
-and says which checkpoint is restored.
+Every process saves and restores its own shards; the first writes manifests, deletes
+old checkpoints, and chooses the one to restore.
 """
 
 import dataclasses
@@ -37,17 +37,17 @@ from realm_jax.training.checkpoint_manifests import (
 from realm_jax.training.state import TrainState
 
 KEPT_CHECKPOINTS = 2
-"""How many of the newest checkpoints remain, beside the best."""
+"""Number of newest checkpoints that are kept, beside the best."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was read back whole.
+    """A checkpoint that was read completely.
 
     Attributes:
       step: number of updates done.
-      tree: what was asked for: a `TrainState` or the parameters alone.
-      details: what was saved beside it, such as `index_step` and fingerprints.
+      tree: the requested tree: a `TrainState`, or the parameters alone.
+      details: values saved beside it, such as `index_step` and fingerprints.
     """
 
     step: int
@@ -56,12 +56,12 @@ class Restored:
 
 
 class Checkpointer:
-    """Writes checkpoints while training goes on; one at a time.
+    """Writes checkpoints asynchronously, one at a time.
 
     Args:
       store: the model directory.
-      keep: how many of the newest checkpoints remain; the one with the highest
-        held-out utility remains too.
+      keep: number of newest checkpoints that are kept; the one with the highest
+        held-out utility is kept too.
     """
 
     def __init__(self, store: Store, keep: int = KEPT_CHECKPOINTS):
@@ -72,15 +72,15 @@ class Checkpointer:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def save(self, state: TrainState, details: Mapping[str, Any]) -> None:
-        """Starts writing; returns when the state has been copied off the device.
+        """Starts to save a state; returns once it has been copied off the devices.
 
-        A checkpoint of this step that is there already is left as it is, unless it is
-        damaged; a held-out utility is added to its details, for it may be measured
-        after the checkpoint was saved.
+        An existing checkpoint of this step is left as it is, unless it is damaged; a
+        held-out utility is added to its details, because it may be measured after the
+        checkpoint was saved.
 
         Args:
-          state: its step names the checkpoint.
-          details: JSON-serialisable facts to find at restore.
+          state: the state; its step names the checkpoint.
+          details: JSON-serialisable values to be read at restore.
         """
         step = int(state.step)
 
@@ -105,13 +105,13 @@ class Checkpointer:
         )
         if multihost.is_first():
             details = {**details, HOLDS_INDEX: state.index is not None}
-            # In the background: a run that is killed then goes on from here.
+            # In the background, so that even a run that is killed can resume from here.
             self._finishing = self._threads.submit(self._finish, step, details)
 
     def wait(self) -> None:
-        """Waits until what this process has to do for a checkpoint is done.
+        """Waits until this process has finished its part of a checkpoint.
 
-        It waits for no other process: one that fails alone must be able to end.
+        It does not wait for other processes: one that fails alone must be able to end.
         """
         self._orbax.wait_until_finished()
         finishing, self._finishing = self._finishing, None
@@ -119,7 +119,7 @@ class Checkpointer:
             finishing.result()
 
     def _make_room(self, step: int, details: Mapping[str, Any]) -> bool:
-        """Returns whether the checkpoint is to be written; drops a damaged one."""
+        """Returns whether to write the checkpoint; deletes a damaged one."""
         if step in finished_steps(self._store):
             if find_damage(self._store, step) is None:
                 if HELD_OUT_UTILITY in details:
@@ -131,37 +131,37 @@ class Checkpointer:
         return True
 
     def _finish(self, step: int, details: Mapping[str, Any]) -> None:
-        """Writes the manifest when all processes have written; drops old ones."""
+        """Writes the manifest once all processes have saved; drops old checkpoints."""
         self._orbax.wait_until_finished()
         write_manifest(self._store, step, details)
         finished = finished_steps(self._store)
         kept = {*finished[-self._keep :], best_step(all_details(self._store))}
         for old in set(finished) - kept:
             self._store.delete(manifest_name(old))
-        # Those of the old, and what a process left that was killed as it wrote or
-        # deleted one.
+        # Folders of deleted checkpoints, and those left by a process that was killed
+        # while writing or deleting one.
         parts = [name.split("/") for name in self._store.list(FOLDER)]
         folders = {part[1] for part in parts if len(part) > 2}
         for folder in folders - {str(step) for step in kept}:
             self._store.delete_folder(f"{FOLDER}/{folder}")
 
     def close(self) -> None:
-        """Waits, then releases the threads."""
+        """Waits for the checkpoint being saved, then releases the threads."""
         self.wait()
         self._orbax.close()
         self._threads.shutdown()
 
 
 def restore_state(store: Store, template: TrainState) -> Restored | None:
-    """Reads the newest undamaged checkpoint, or None if there is no checkpoint at all.
+    """Restores the newest undamaged checkpoint; None if there is no checkpoint.
 
     Args:
       store: the model directory.
       template: a state with the shapes, dtypes and shardings to restore to. Its index,
-        if any, is only restored from checkpoints that hold one; else it stays.
+        if any, is restored only from a checkpoint that holds one, and else kept.
 
     Raises:
-      BadInputError: every checkpoint is damaged, or holds other shapes.
+      BadInputError: every checkpoint is damaged, or has other shapes.
     """
 
     def read(url: str, details: Mapping[str, Any]) -> TrainState:
@@ -185,16 +185,16 @@ def restore_state(store: Store, template: TrainState) -> Restored | None:
 
 
 def restore_params(store: Store, which: Which = Which.LAST) -> Restored | None:
-    """Reads the parameters alone, of the newest undamaged checkpoint or of the best.
+    """Restores only the parameters, of the newest undamaged checkpoint or of the best.
 
-    They come to this process's first device, whichever devices they were saved from.
+    They are placed on this process's first device, whatever devices saved them.
 
     Args:
       store: the model directory.
-      which: the best has the highest held-out utility.
+      which: the last checkpoint, or the one with the highest held-out utility.
 
     Returns:
-      None if there is no checkpoint at all.
+      None if there is no checkpoint.
 
     Raises:
       BadInputError: the best is asked for, and is damaged or was never measured; or
@@ -256,14 +256,14 @@ def _best_undamaged(store: Store) -> int | None:
 
 
 def _index_item(index: EmbeddingTable) -> dict[str, jax.Array]:
-    """The arrays of an index; how many blocks it has the corpus knows."""
+    """Returns an index's arrays; its number of blocks is known from the corpus."""
     arrays = {"rows": index.rows, "codes": index.codes, "scales": index.scales}
     return {name: array for name, array in arrays.items() if array is not None}
 
 
 def _read_on_host(url: str, item: str) -> PyTree:
     saved = ocp.StandardCheckpointHandler().metadata(epath.Path(url) / item)
-    # A template of NumPy arrays that take no memory.
+    # A template of NumPy arrays that occupy no memory.
     template = jax.tree.map(
         lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape),
         getattr(saved, "tree", saved),
@@ -272,7 +272,7 @@ def _read_on_host(url: str, item: str) -> PyTree:
 
 
 def _describe(leaf: jax.Array | np.ndarray) -> jax.ShapeDtypeStruct | np.ndarray:
-    """What Orbax is to restore a leaf as: on the same devices, or on the host."""
+    """Returns what Orbax restores a leaf as: on the same devices, or on the host."""
     if isinstance(leaf, jax.Array):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
     return leaf

@@ -1,7 +1,7 @@
-"""Open-QA fine-tuning: query tower and span reader, over the frozen document index.
+"""Open-QA fine-tuning of query tower and span reader over a frozen document index.
 
 ORQA, section 5; REALM, section 3.4. The document tower stays as pre-training left it,
-so its index is made once and serves to the end, and serves evaluation too.
+so its index is built once and is used to the end of training, and by evaluation.
 """
 
 import dataclasses
@@ -40,13 +40,13 @@ class FinetuneConfig(StageConfig):
     """A fine-tuning run; see `StageConfig` for the shared attributes.
 
     Attributes:
-      task: questions.
+      task: name of the question task.
       searcher: "device" (exact) or "scann".
-      num_retrieved: blocks of the retriever's loss.
-      num_read: blocks that are read.
-      max_span: wordpieces of the longest answer.
+      num_retrieved: number of blocks in the retriever's loss.
+      num_read: number of blocks that are read.
+      max_span: length of the longest answer, in wordpieces.
       marginalization: "product" (the paper) or "joint_softmax" (the authors' code).
-      span_layer_norm_epsilon: of the span scorer; 1e-3 in ORQA's readers.
+      span_layer_norm_epsilon: epsilon of the span scorer; 1e-3 in ORQA's readers.
       embed: how the corpus is embedded, once.
     """
 
@@ -71,18 +71,18 @@ class FinetuneConfig(StageConfig):
 
     @property
     def index_use(self) -> IndexUse:
-        """One that is made at the start."""
+        """An index that is built once, at the start."""
         embed = self.embed.at_length(self.models.lengths.document)
         return IndexUse(self.searcher, embed)
 
     def data_order(self) -> dict[str, Any]:
-        """What a resumed run must keep, how the reader scores spans included."""
+        """Returns the settings a resumed run must keep, with those of span scoring."""
         order = {**super().data_order(), **self.reading()}
         del order["spans"]  # Questions have none to draw from.
         return order
 
     def reading(self) -> dict[str, Any]:
-        """How spans are scored and marginalised; an evaluation must do the same."""
+        """Returns how spans are scored and marginalised, as evaluation must do too."""
         return {
             "marginalization": self.marginalization,
             "max_span": self.max_span,
@@ -90,10 +90,10 @@ class FinetuneConfig(StageConfig):
         }
 
     def answering(self, bert: BertConfig) -> dict[str, Any]:
-        """What a checkpoint records so that it can be opened without its gin files.
+        """Returns what a checkpoint records so that it can be opened without gin files.
 
-        `evaluation/recorded.py` reads it. A resumed run may change any of it, so it is
-        no part of what `Stage` compares.
+        `evaluation/recorded.py` reads it. A resumed run may change any of it, so
+        `Stage` does not compare it.
         """
         return {
             "corpus": absolute_url(self.corpus),
@@ -104,7 +104,7 @@ class FinetuneConfig(StageConfig):
         }
 
     def make_reader(self, bert: BertConfig) -> SpanReader:
-        """The span reader around an encoder."""
+        """Returns the span reader around an encoder."""
         return SpanReader(
             bert,
             max_span=self.max_span,
@@ -113,7 +113,7 @@ class FinetuneConfig(StageConfig):
 
 
 def run(config: FinetuneConfig, report: Report, stop: threading.Event) -> bool:
-    """Trains from the latest checkpoint on; returns whether all updates are done.
+    """Trains from the latest checkpoint; returns whether all updates are done.
 
     Raises:
       BadInputError: as `Stage`.
@@ -148,10 +148,10 @@ def run(config: FinetuneConfig, report: Report, stop: threading.Event) -> bool:
 
 
 def frozen_parameters(config: FinetuneConfig) -> tuple[str, ...]:
-    """The document tower; a shared tower trains, and only its index is frozen.
+    """Returns the path of the document tower; none if the towers are shared.
 
-    With one shared tower the query side moves away from the index it searches, as it
-    does in the authors' code.
+    A shared tower trains, and only its index is frozen: the query side moves away from
+    the index it searches, as in the authors' code.
     """
     shared = config.models.retriever_config(vocab_size=1).shared
     return () if shared else ("retriever/document_tower",)
@@ -181,7 +181,7 @@ class _Inputs:
         self._embeddings = source.series.read_array(self._index.manifest, EMBEDDINGS)
 
     def at(self, step: int, state: TrainState) -> FinetuneInputs:
-        """The inputs of the next update."""
+        """Returns the inputs of the next update."""
         config, lengths = self._config, self._config.models.lengths
         num_blocks = self._stage.corpus.num_blocks
         questions = QuestionBatch(**self._stage.batch(self._examples, step))
@@ -189,13 +189,13 @@ class _Inputs:
             state.params["retriever"],
             place_batch(self._stage.mesh, questions.question_ids),
         )
-        # The update before.
+        # Waits for the update before.
         self._stage.stopwatch.wait_for(state.step)
         with self._stage.stopwatch.part(Part.SEARCH):
             neighbours = search_local(
                 self._index.searcher,
                 queries,
-                # A tiny corpus may have fewer blocks than are read: empty slots.
+                # With fewer blocks in the corpus than are read, some slots stay empty.
                 max(config.num_read, min(config.num_retrieved, num_blocks)),
                 self._stage.mesh,
             )
@@ -209,7 +209,7 @@ class _Inputs:
             )
         block_ids = np.asarray(neighbours.ids)
         return FinetuneInputs(
-            # The host is done with the patterns; no device can match them.
+            # Patterns are matched on the host only; devices cannot take them.
             questions=questions.replace(answer_patterns=None),
             block_embeddings=self._embeddings[np.maximum(block_ids, 0)],
             block_valid=block_ids >= 0,

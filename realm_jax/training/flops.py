@@ -1,9 +1,8 @@
-"""Floating-point operations, counted from the shapes in a program.
+"""Counts floating-point operations from the shapes in a program.
 
-The compiler's own figure counts the body of a loop once; this counts it as often as it
-is run. Only products of matrices are counted (two operations for each multiply-add), as
-is the custom for utilisation (PaLM, appendix B): all else is a few percent of a
-transformer.
+The compiler's own figure counts the body of a loop once; this counts every iteration.
+Only matrix products are counted (two operations per multiply-add), as is customary for
+utilisation (PaLM, appendix B): everything else is a few percent of a transformer.
 """
 
 import math
@@ -18,16 +17,16 @@ from jaxtyping import PyTree
 def count(function: Callable[..., Any], *arguments: PyTree) -> int:
     """Returns the operations of one call, over all devices.
 
-    What a backward pass computes again is counted again: trace a gradient and this is
-    what the devices do, trace the loss and three times this is what the model needs
-    (`Loss.update_flops`).
+    Operations that a backward pass recomputes are counted again: the count of a
+    gradient is what the devices do, and three times the count of a loss is what the
+    model needs (`Loss.update_flops`).
 
     Args:
-      function: of arrays; jitted or not. It is traced, never run.
+      function: a function of arrays, jitted or not. It is traced, never run.
       arguments: arrays or shapes.
 
     Raises:
-      ValueError: it has a loop with matrix products whose length is not in its shapes.
+      ValueError: a loop with matrix products has a length that its shapes do not give.
     """
     return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
 
@@ -52,7 +51,7 @@ def _count_equation(equation: core.JaxprEqn) -> int:
                 "loop with matrix products"
             )
         case "shard_map":
-            # Written for one device: every device does this.
+            # The body is written for one device, and every device runs it.
             return params["mesh"].size * sum(inner)
     return sum(inner)
 

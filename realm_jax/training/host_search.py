@@ -1,8 +1,8 @@
-"""Candidates found on the host, while the devices are busy with the update before.
+"""Finds candidates on the host, while the devices run the previous update.
 
 The search for update n + 1 begins before update n does and embeds its queries with the
-parameters of that moment, which are one update old when the candidates are read. What
-is found ahead goes into checkpoints: a resumed run reads the same candidates.
+parameters of that moment, which are one update old when the candidates are read. The
+results are saved in checkpoints, so that a resumed run reads the same candidates.
 """
 
 import dataclasses
@@ -29,24 +29,24 @@ from realm_jax.training.step_timing import Part, Stopwatch
 from realm_jax.types import Neighbours, PretrainBatch
 
 FOUND_AHEAD = "found_ahead"
-"""In a checkpoint's details: what was found for the update after it."""
+"""In a checkpoint's details: the search results for the update after it."""
 
 BatchAt = Callable[[int], PretrainBatch]
-"""Updates done -> this process's masked sentences of the next one."""
+"""Maps the number of updates done to this process's batch of the next update."""
 
 _Found = tuple[PretrainInputs, Neighbours]
-"""Inputs of an update, and the neighbours they were made of."""
+"""Inputs of an update, and the neighbours from which they were made."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Ahead:
-    """A search under way for an update to come.
+    """A search that is running for a later update.
 
     Attributes:
-      step: updates done before that one.
+      step: number of updates done before that update.
       index_step: version of the index that is searched.
-      found: what it gives.
-      queries: the embeddings it waits for, None if it needs none.
+      found: the result.
+      queries: the embeddings that the search waits for; None if it needs none.
     """
 
     step: int
@@ -74,18 +74,18 @@ class HostSearch:
         stopwatch: Stopwatch | None = None,
         own_block: bool = False,
     ):
-        """Keeps what documents are gathered from, and how.
+        """Prepares to search, and starts a thread if it searches ahead.
 
         Args:
-          loss: of the candidates.
+          loss: the loss of the candidates.
           corpus: the blocks.
-          lengths: of documents and joined inputs.
+          lengths: lengths of documents and joined inputs.
           num_candidates: documents per example, the null document and the own block
             included.
-          mesh: over which a batch is split.
-          batch_size: over all devices.
+          mesh: mesh over which a batch is split.
+          batch_size: number of examples over all devices.
           ahead: whether to search for the next update while one is running.
-          stopwatch: of the thread that trains, told of the waiting for a search.
+          stopwatch: stopwatch of the training thread; it records waiting for a search.
           own_block: whether the own block is a candidate; see `own_blocks.py`.
         """
         self.loss = loss
@@ -113,21 +113,21 @@ class HostSearch:
                 inputs, _ = self._search(index.searcher, queries, batch)
         if self._threads is not None:
             batch = batch_at(step + 1)
-            # Dispatched here: all processes embed in the same order.
+            # Dispatched in this thread, so that all processes embed in the same order.
             queries = self._queries(retriever, batch)
             found = self._threads.submit(self._search, index.searcher, queries, batch)
             self._ahead = _Ahead(step + 1, index.manifest.step, found, queries)
         return inputs
 
     def details(self) -> Mapping[str, Any]:
-        """See `StepInputs`; waits for the search under way."""
+        """See `StepInputs`; waits for the running search."""
         if self._ahead is None:
             return {}
         _, neighbours = self._wait_for(self._ahead)
         parts = multihost.gather((self._rows, np.asarray(neighbours.ids)))
         rows = np.concatenate([rows for rows, _ in parts])
         ids = np.concatenate([ids for _, ids in parts])
-        # Processes that share rows have found the same.
+        # Processes that share rows have the same results for them.
         _, first = np.unique(rows, return_index=True)
         ahead = {
             "step": self._ahead.step,
@@ -142,13 +142,13 @@ class HostSearch:
         if ahead is None or self._threads is None:
             return
         step, ids = ahead["step"], np.array(ahead["ids"], np.int32)[self._rows]
-        # Documents are chosen by rank; how they scored is not kept.
+        # Documents are chosen by rank; their scores are not saved.
         neighbours = Neighbours(ids, np.where(ids < 0, -np.inf, 0.0))
         found = self._threads.submit(self._gather, neighbours, batch_at(step))
         self._ahead = _Ahead(step, ahead["index_step"], found)
 
     def _found_for(self, step: int, index: LoadedIndex) -> PretrainInputs | None:
-        """What was found for this update, unless the index was replaced since."""
+        """Returns the inputs found for this update, unless the index has changed."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead.step != step:
             return None
@@ -158,7 +158,7 @@ class HostSearch:
         return inputs
 
     def _wait_for(self, ahead: _Ahead) -> _Found:
-        # A search begins when the devices have done the update before.
+        # A search begins when the devices have finished the update before.
         self._stopwatch.wait_for(ahead.queries)
         with self._stopwatch.part(Part.SEARCH):
             return ahead.found.result()
@@ -201,10 +201,10 @@ def search_local(
     """Returns the neighbours of this process's rows of a batch, on the host.
 
     Args:
-      searcher: the index; of "scann" each process asks its own.
-      queries: split over the mesh.
-      k: neighbours wanted.
-      mesh: of the queries.
+      searcher: the index; with "scann" each process searches its own.
+      queries: query embeddings, split over the mesh.
+      k: number of neighbours.
+      mesh: mesh of the queries.
     """
     if isinstance(searcher, DeviceSearcher):
         rows = local_rows(mesh, len(queries))

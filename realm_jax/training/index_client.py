@@ -1,6 +1,6 @@
-"""A trainer's side of the refresh: it publishes, builds, fetches, and sends heartbeats.
+"""The trainer's side of the refresh: publishes, builds, loads, sends heartbeats.
 
-Of several processes the first writes and speaks for all; each loads its own rows.
+In a job of several processes the first writes for all; each loads its own rows.
 """
 
 import logging
@@ -42,10 +42,10 @@ _log = logging.getLogger(__name__)
 
 
 class IndexClient:
-    """A trainer's side of the model directory; a context manager.
+    """The trainer's access to the model directory; a context manager.
 
-    Its heartbeat names the index in use, which garbage collection then keeps, and ends
-    with "finished" or "failed", which tells the builder to end too.
+    Its heartbeat names the index in use, which garbage collection then keeps. The last
+    heartbeat says "finished" or "failed", on which the builder ends too.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class IndexClient:
         """Prepares the client.
 
         Args:
-          source: what indexes are made of.
-          stop: set when the process was asked to stop.
-          builder_patience_seconds: for how long an index builder may be silent.
-          step: updates done.
+          source: loads and builds indexes.
+          stop: set when the process is asked to stop.
+          builder_patience_seconds: how long an index builder may be silent, in seconds.
+          step: number of updates done.
         """
         self._source = source
         self._patience_seconds = builder_patience_seconds
@@ -73,8 +73,8 @@ class IndexClient:
         self._heartbeat = Heartbeat(source.model_store, TRAINER_ROLE, _BEAT_SECONDS)
         self._follower: IndexFollower | None = None
         self._step = step
-        # The index of the stage before, if there was one: what measures that stage
-        # later takes its rows from here.
+        # The index of the previous stage, if there was one: later measurements of that
+        # stage take its rows from here.
         self._first = [FIRST_STEP] if source.donors else []
         self._in_use: dict[str, object] = {"kept_index_steps": self._first}
         # Checksums of the retrievers that this process published, by step.
@@ -96,7 +96,7 @@ class IndexClient:
         self._say("finished" if self._finished else "failed")
 
     def beat(self, step: int) -> None:
-        """Says that the trainer lives; at most every few seconds."""
+        """Sends a heartbeat, at most every few seconds; warns of a silent builder."""
         self._step = step
         self._say("running")
         now = time.monotonic()
@@ -112,11 +112,11 @@ class IndexClient:
             self._heartbeat.beat(self._step, state, **self._in_use)
 
     def _builder_problem(self) -> str:
-        """Says of a builder that is gone which one it is; "" if one is there."""
+        """Describes an unresponsive builder; "" if the builder responds."""
         assert self._builder is not None
         status, silent_seconds = self._builder.listen()
         self._builder_said = status
-        # One that ended or failed may be started again.
+        # A builder that ended or failed may be restarted.
         if silent_seconds <= self._patience_seconds:
             return ""
         heard = f"last heard of {silent_seconds:.0f} s ago"
@@ -128,7 +128,7 @@ class IndexClient:
         )
 
     def builder_progress(self) -> Mapping[str, float]:
-        """Which retriever is being embedded, and how much of it, as metrics."""
+        """Returns the retriever being embedded and the share done, as metrics."""
         said = self._builder_said
         if said is None or said.extra.get("activity") != "embedding":
             return {}
@@ -136,27 +136,27 @@ class IndexClient:
         return {"builder_step": said.step, "builder_share": share}
 
     def use(self, index_step: int, kept: tuple[int, ...] = ()) -> None:
-        """Names the index in use and those that checkpoints resume with."""
+        """Records the index in use, and those with which checkpoints resume."""
         named = list(dict.fromkeys([*self._first, *kept]))
         self._in_use = {"index_step": index_step, "kept_index_steps": named}
         self._say("running")
 
     def build(self, step: int, params: PyTree) -> LoadedIndex:
-        """Embeds the corpus in this process, then drops what nobody needs."""
+        """Embeds the corpus in this process, then deletes unused snapshots."""
         index = self._source.build(step, params, self._stop)
         if multihost.is_first():
             collect_garbage(self._source.model_store, _KEEP)
         return index
 
     def load(self, step: int) -> LoadedIndex | None:
-        """The committed index of a step, None if there is none (any more)."""
+        """Returns the committed index of a step; None if there is none (any more)."""
         return self._source.load(step)
 
     def manifest(self, step: int) -> Manifest:
-        """What the index of a step was committed with.
+        """Returns the manifest of the index of a step.
 
         Raises:
-          BadInputError: it is gone.
+          BadInputError: the index no longer exists.
         """
         try:
             return self._source.series.read_manifest(step)
@@ -168,7 +168,7 @@ class IndexClient:
             ) from error
 
     def forget_after(self, step: int) -> None:
-        """Drops the snapshots of a lost run's later steps, which are run again."""
+        """Deletes the snapshots of a lost run's later steps, which are run again."""
         self._resumed_at = step
 
         def forget() -> None:
@@ -179,7 +179,7 @@ class IndexClient:
         multihost.run_on_primary(forget)
 
     def publish(self, step: int, params: PyTree) -> None:
-        """Hands the retriever to the builder; once a step.
+        """Publishes the retriever for the builder, once per step.
 
         Raises:
           AlreadyCommittedError: the step has the retriever of another run.
@@ -187,7 +187,7 @@ class IndexClient:
         store = self._source.model_store
         retriever = self._source.retriever(step, params)
         try:
-            # What this run published before it was resumed is the same to the last bit.
+            # What this run published before it was resumed is bit-identical.
             manifest = multihost.run_on_primary(
                 lambda: publish_retriever(
                     store, retriever, self._source.corpus.fingerprint
@@ -199,7 +199,7 @@ class IndexClient:
         self._published[step] = manifest.metadata[PARAMS_CRC32C]
 
     def follow(self, newer_than: int) -> None:
-        """Starts to look for newer indexes in the background."""
+        """Starts to watch for newer indexes in the background."""
         if multihost.is_first():
             self._builder = Listener(self._source.model_store, BUILDER_ROLE)
         self._follower = IndexFollower(
@@ -210,7 +210,10 @@ class IndexClient:
         ).start()
 
     def _require_of_this_run(self, manifest: Manifest) -> None:
-        """A builder may commit what a lost run, or another one, had it embed."""
+        """Requires an index of this run's retriever, embedded at its document length.
+
+        A builder may commit an index of a retriever of a lost run, or of another run.
+        """
         step = manifest.step
         length = manifest.metadata["embed"]["document_length"]
         if length != self._source.embed.document_length:
@@ -228,7 +231,7 @@ class IndexClient:
             )
 
     def take(self) -> LoadedIndex | None:
-        """A newer index if one is loaded; does not wait."""
+        """Returns a newer index if one is loaded; does not wait."""
         return None if self._follower is None else self._follower.take()
 
     def wait(self, seconds: float) -> LoadedIndex:
@@ -236,12 +239,12 @@ class IndexClient:
 
         Raises:
           StoppedError: the process was asked to stop.
-          BadInputError: none came in time, or the builder is gone; it is named.
+          BadInputError: none came in time, or the builder is unresponsive; it is named.
         """
         assert self._follower is not None
 
         def problem() -> str:
-            # Its patience is shorter than the embedding of a large corpus.
+            # The builder may give up on a silent trainer before a large corpus is done.
             self.beat(self._step)
             return self._builder_problem()
 
@@ -250,6 +253,6 @@ class IndexClient:
         )
 
     def finish(self, step: int, params: PyTree) -> None:
-        """Publishes the last retriever; the heartbeat will end with "finished"."""
+        """Publishes the last retriever, and makes "finished" the last heartbeat."""
         self.publish(step, params)
         self._step, self._finished = step, True

@@ -1,7 +1,7 @@
-"""How far a stale index is from a fresh one, on a few queries and blocks.
+"""Measures how far a stale index is from a fresh one, on a few queries and blocks.
 
-The same sample for the whole run, so that the values make a curve. They are taken when
-an index is about to be replaced: then it is as stale as it gets.
+The sample is the same for the whole run, so that the values form a curve. They are
+measured when an index is about to be replaced, which is when it is most stale.
 """
 
 import time
@@ -33,13 +33,13 @@ class Probe:
         query_ids: Int[np.ndarray, "sample query"],
         document_length: int,
     ):
-        """Takes the sample.
+        """Chooses the sample.
 
         Args:
           corpus: the blocks.
-          config: of the retriever.
-          query_ids: masked sentences, the first `NUM_QUERIES` of which are taken.
-          document_length: wordpieces of a document.
+          config: configuration of the retriever.
+          query_ids: masked sentences, of which the first `NUM_QUERIES` are used.
+          document_length: length of a document, in wordpieces.
         """
         self._corpus = corpus
         self._embed_queries = query_embedder(config)
@@ -49,11 +49,11 @@ class Probe:
         self._block_ids = sampled_blocks(corpus.num_blocks)
 
     def of_index(self, params: PyTree, searcher: Searcher) -> Mapping[str, float]:
-        """Compares an index with what the parameters of now would make of it.
+        """Compares an index with the embeddings that current parameters would give.
 
         Args:
-          params: of the retriever.
-          searcher: of the index.
+          params: parameters of the retriever.
+          searcher: the index.
 
         Returns:
           `index_drift`: mean distance of a block's embedding from a fresh one, as a
@@ -66,7 +66,7 @@ class Probe:
         distance = np.linalg.norm(stale - fresh, axis=-1)
         length = np.maximum(np.linalg.norm(fresh, axis=-1), 1e-9)
         queries = self._queries(params)
-        self._search(searcher, queries)  # Compiles; the next one is measured.
+        self._search(searcher, queries)  # Compiles; the next call is measured.
         began = time.perf_counter()
         found = self._search(searcher, queries)
         seconds = time.perf_counter() - began
@@ -120,13 +120,13 @@ def mean_kl(stale, live, valid) -> float:
     Args:
       stale: scores [query, neighbour].
       live: scores of the same blocks.
-      valid: False for a slot that holds no block.
+      valid: False for a slot without a block.
     """
     log_p, log_q = (
         scipy.special.log_softmax(np.where(valid, scores, -np.inf), axis=-1)
         for scores in (stale, live)
     )
-    # What holds no block has probability 0 by both, and -inf less -inf is no number.
+    # A slot without a block has probability 0 in both, and -inf minus -inf is NaN.
     log_p, log_q = (np.where(valid, values, 0.0) for values in (log_p, log_q))
     terms = np.where(valid, np.exp(log_p), 0.0) * (log_p - log_q)
     return float(terms.sum(axis=-1).mean())

@@ -1,4 +1,4 @@
-"""What is measured of an index when it is replaced or renewed, for the metrics file."""
+"""Measures an index when it is replaced or renewed, for the metrics file."""
 
 import logging
 import time
@@ -17,12 +17,12 @@ from realm_jax.training.zero_shot_recall import HeldOutQuestions
 
 
 class IndexMetrics:
-    """Measures indexes, always with the towers of the moment.
+    """Measures indexes, always with the current towers.
 
     Attributes:
-      is_due: whether something was measured that is not written yet, so that no index
-        goes without its line.
-      pending: what that is.
+      is_due: whether there are measurements not yet written, so that every index gets
+        its line.
+      pending: those measurements.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class IndexMetrics:
         """Prepares to measure.
 
         Args:
-          model_dir: of the run, whose metrics tell whether it is collapsing.
-          config: of the retriever.
+          model_dir: directory of the run, whose metrics show whether it is collapsing.
+          config: configuration of the retriever.
           probe: a sample of queries and blocks.
           questions: held-out questions for recall, if there are any.
           spans: held-out masked sentences, if there are any.
@@ -60,24 +60,24 @@ class IndexMetrics:
         return dict(self._measured)
 
     def resume(self, pending: Mapping[str, float]) -> None:
-        """Goes on with what was measured before a checkpoint and not yet written."""
+        """Restores measurements from a checkpoint that were not written before it."""
         self._measured = dict(pending)
 
     def take(self) -> Mapping[str, float]:
-        """Returns what was measured since the last call."""
+        """Returns the measurements since the last call."""
         measured, self._measured = self._measured, {}
         return measured
 
     def add(self, name: str, value: float) -> None:
-        """Adds what was measured elsewhere."""
+        """Adds a value that was measured elsewhere."""
         self._measured[name] = value
 
     def of_first(self, step: int, params: PyTree, searcher: Searcher) -> None:
-        """Measures the index a process begins with."""
+        """Measures the index with which a process begins."""
         self._measure_recall(step, params, searcher)
 
     def of_swap(self, step: int, params: PyTree, old: Searcher, new: Searcher) -> None:
-        """Measures the old index at its oldest, and the new one."""
+        """Measures the old index when it is most stale, and the new one."""
         began = time.perf_counter()
         self._measured |= self._probe.of_index(params, old)
         self._measured |= self._probe.of_refresh(params, old, new)
@@ -90,7 +90,7 @@ class IndexMetrics:
         self._measure_recall(step, params, searcher)
 
     def of_spans(self, params: PyTree, searcher: Searcher) -> float | None:
-        """Fills in the held-out masked spans.
+        """Predicts the held-out masked spans.
 
         Args:
           params: {"retriever": ..., "reader": ...}.
@@ -112,7 +112,7 @@ class IndexMetrics:
             return
         recall = self._questions.recall(self._config, params, searcher, k=5)
         self._measured["recall_at_5"] = float(recall.mean())
-        # Says early what the report would say late: collapse is money wasted.
+        # Warns of a collapse early; the report would show it only after the run.
         for finding in health(read_curves([self._model_dir])):
             if finding.level is Level.ALARM and multihost.is_first():
                 logging.warning("step %d: %s %s", step, finding.text, finding.advice)

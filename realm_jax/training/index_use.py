@@ -1,4 +1,4 @@
-"""What a training stage does with an index of its corpus, in one form for all."""
+"""Describes how a training stage uses an index of its corpus."""
 
 import dataclasses
 
@@ -9,14 +9,14 @@ from realm_jax.training.refresh import RefreshMode
 
 @dataclasses.dataclass(frozen=True)
 class IndexUse:
-    """Which index a stage searches, where, and how often it is made anew.
+    """Which index a stage searches, where, and how often it is rebuilt.
 
     Attributes:
       searcher: "device" or "scann".
       embed: how the corpus is embedded, at the length of the stage's documents.
-      halts: how often training stands still while the whole corpus is embedded.
-      refresh: how the index follows the retriever; None of one that is made once and
-        searched to the end, outside of the step.
+      halts: how often training waits while the whole corpus is embedded.
+      refresh: how the index follows the retriever; None for an index that is built once
+        and searched to the end, outside of the step.
       device: how "device" searches.
     """
 
@@ -28,15 +28,15 @@ class IndexUse:
 
     @property
     def is_in_step(self) -> bool:
-        """Whether the update itself searches, on the devices."""
+        """True if the update itself searches, on the devices."""
         return self.refresh is not None and self.searcher == "device"
 
     @property
     def has_builder(self) -> bool:
-        """Whether another job embeds the corpus."""
+        """True if another job embeds the corpus."""
         return self.refresh is RefreshMode.ASYNC
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a new index is loaded while the old one is searched."""
+        """True if a new index is loaded while the old one is searched."""
         return self.refresh in (RefreshMode.ASYNC, RefreshMode.BLOCKING)

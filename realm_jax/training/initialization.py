@@ -1,4 +1,4 @@
-"""The models of a run and the parameters they start from."""
+"""Builds the models of a run and their initial parameters."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ from realm_jax.training.checkpoints import restore_params
 from realm_jax.weights import bert as bert_weights
 from realm_jax.weights.tensors import weights_file
 
-# Settings that the same parameters can be used with, whatever they are.
+# Settings that do not change the meaning of the parameters.
 _FREE = (*SETTINGS_OF_TRAINING, "dtype", "products")
 
 
@@ -49,16 +49,16 @@ class Lengths:
 
 @dataclasses.dataclass(frozen=True)
 class ModelFactory:
-    """How the models of a run are sized, before the vocabulary is known.
+    """Sizes of a run's models, before the vocabulary is known.
 
     Attributes:
       bert: makes the encoder of both towers and of the reader from `vocab_size`, and
-        from other settings of `BertConfig` where the planner tries them.
+        from other settings of `BertConfig` when the planner varies them.
       retriever: makes the towers from `bert`.
       lengths: padded lengths.
-      span_scorer: whether fine-tuning's span scorer is there before fine-tuning: the
-        reader's warm start then trains it, too (`objectives/span_selection.py`), and
-        REALM hands it on.
+      span_scorer: whether fine-tuning's span scorer exists before fine-tuning: the
+        reader's warm start then trains it too (`objectives/span_selection.py`), and
+        REALM passes it on.
     """
 
     bert: Callable[..., BertConfig]
@@ -67,11 +67,11 @@ class ModelFactory:
     span_scorer: bool = False
 
     def retriever_config(self, vocab_size: int) -> RetrieverConfig:
-        """Sizes the towers for a vocabulary."""
+        """Returns the configuration of the towers for a vocabulary size."""
         return self.retriever(bert=self.bert(vocab_size=vocab_size))
 
     def knowledge_encoder(self, bert: BertConfig) -> KnowledgeEncoder:
-        """The reader of all stages before fine-tuning."""
+        """Returns the reader of all stages before fine-tuning."""
         return KnowledgeEncoder(bert, span_scorer=self.span_scorer)
 
 
@@ -84,8 +84,8 @@ def initial_params(
     """Draws random parameters.
 
     Returns:
-      Parameters {"retriever": ..., "reader": ...} and, as a tree of the same shape, the
-      logical axes they were created with.
+      Parameters {"retriever": ..., "reader": ...} and, as a tree of the same structure,
+      the logical axes with which they were created.
     """
     retriever_key, reader_key = jax.random.split(jax.random.key(seed))
     document, joined = (
@@ -111,21 +111,21 @@ def initial_params(
 
 
 def _rolled(bert: BertConfig) -> BertConfig:
-    """The same encoder with one layer in a turn of its scan.
+    """Returns the same encoder with a scan that is not unrolled.
 
-    Its parameters are the same, and drawing them takes half as long to compile.
+    The parameters are the same, and their initialization compiles in half the time.
     """
     return dataclasses.replace(bert, scan_unroll=1)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _init(model: Retriever | Reader, key: jax.Array, *inputs: jax.Array) -> Any:
-    """Compiled once for a model: a process may run several stages of one size."""
+    """Returns the initial variables, compiled once per model in a process."""
     return model.init(key, *inputs)
 
 
 def model_directories(source: str) -> tuple[str, ...]:
-    """Returns the model directory that WARM_START names; none if it names weights.
+    """Returns the model directory that WARM_START names; empty if it names weights.
 
     Args:
       source: as `warm_start_params` takes it.
@@ -147,24 +147,25 @@ def warm_start_params(
 ) -> PyTree:
     """Replaces parameters by those of earlier stages or of published weights.
 
-    A source is a folder with `model.safetensors` and `config.json`, whose BERT goes
-    into every tower and the reader, and whose masked-LM head, if it has one, into a
+    A source is either a folder with `model.safetensors` and `config.json`, whose BERT
+    is loaded into every tower and the reader, and whose masked-LM head, if any, into a
     knowledge encoder's; or the model directory of an earlier stage, whose parameters
     are taken wherever this stage has them too.
 
     Args:
       params: random parameters of this stage's models.
-      source: of each model that has no source of its own; "" to keep it as drawn.
+      source: source of each model without a source of its own; "" keeps the random
+        parameters.
       config: this stage's towers.
-      vocabulary: of this stage's corpus.
-      retriever_source: of the retriever alone, or "".
-      reader_source: of the reader alone, or "".
-      checkpoint: which one of earlier stages.
+      vocabulary: vocabulary of this stage's corpus.
+      retriever_source: source of the retriever alone, or "".
+      reader_source: source of the reader alone, or "".
+      checkpoint: which checkpoint of an earlier stage is used.
 
     Raises:
-      BadInputError: nothing is there, or it is of another shape, kind of model or
-        vocabulary; or the best checkpoint is asked for, and none was measured. The
-        macro that gave the source is named, and the models it is for.
+      BadInputError: the source has no parameters, or those of another shape, kind of
+        model or vocabulary; or the best checkpoint is asked for, and none was measured.
+        The message names the macro of the source and the models it is for.
     """
     own = {"retriever": retriever_source, "reader": reader_source}
     models_of: dict[tuple[str, str], list[str]] = {}
@@ -191,7 +192,7 @@ def _from_source(
     vocabulary: WordPiece,
     checkpoint: Which,
 ) -> PyTree:
-    """Starts the models that `params` holds; see `warm_start_params`."""
+    """Loads the models in `params` from a source; see `warm_start_params`."""
     folder = pathlib.Path(source)
     if weights_file(folder) is not None:
         started = _with_weights(params, folder, config)
@@ -209,7 +210,7 @@ def _from_source(
         )
     merged = _take_over(params, restored.tree, source)
     expected, received = describe(config), restored.details.get("model")
-    if "retriever" not in params:  # The towers may be of any kind then.
+    if "retriever" not in params:  # The towers may then differ.
         expected, received = expected["bert"], (received or {}).get("bert")
     if received != expected:
         raise BadInputError(
@@ -225,8 +226,8 @@ def _from_source(
 def _with_weights(
     params: PyTree, folder: pathlib.Path, config: RetrieverConfig
 ) -> PyTree:
-    """Puts published weights wherever the models have a place for them."""
-    # Nothing else reads a pooler; one that the weights lack stays as it was drawn.
+    """Copies published weights into every matching part of the models."""
+    # Only "cls" pooling uses a pooler; one missing from the weights stays random.
     needs_pooler = "retriever" in params and config.pooling == "cls"
     if "head_dense" not in params.get("reader", {}):
         return _with_bert(
@@ -242,7 +243,7 @@ def _with_weights(
 
 
 def _require_vocabulary(found: str | None, expected: WordPiece, source: str) -> None:
-    """Vocabularies of one size have the same shapes and mean different things."""
+    """Requires the same vocabulary; shapes cannot tell two of one size apart."""
     if found != expected.fingerprint:
         raise BadInputError(
             f"expected parameters trained on the corpus's vocabulary "
@@ -252,7 +253,7 @@ def _require_vocabulary(found: str | None, expected: WordPiece, source: str) -> 
 
 
 def _with_bert(params: PyTree, bert: PyTree) -> PyTree:
-    """Puts one encoder in every place called "bert"."""
+    """Copies one encoder into every subtree called "bert"."""
     return {
         name: {**value, **jax.tree.map(jnp.asarray, bert)}
         if name == "bert"
@@ -264,7 +265,7 @@ def _with_bert(params: PyTree, bert: PyTree) -> PyTree:
 
 
 def _take_over(params: PyTree, source: PyTree, where: str) -> PyTree:
-    """Takes over every parameter that both have; the encoders must all be there."""
+    """Takes every parameter that both have; the encoders must be complete."""
     flat, found = (
         flax.traverse_util.flatten_dict(tree, sep="/") for tree in (params, source)
     )
@@ -290,16 +291,16 @@ def _take_over(params: PyTree, source: PyTree, where: str) -> PyTree:
 def described_models(
     described: Mapping[str, Any], lengths: Lengths, **numerics: str
 ) -> ModelFactory:
-    """Returns models of the sizes that `describe` gave: its inverse.
+    """Returns models of the sizes that `describe` recorded; its inverse.
 
     Args:
-      described: from `describe`. Settings that it leaves out, which are those of
-        training and of numerics, have their defaults.
+      described: from `describe`. Settings that it omits, which are those of training
+        and of numerics, have their defaults.
       lengths: padded lengths.
       **numerics: `dtype` and `products` of `BertConfig`.
 
     Raises:
-      TypeError: a setting is missing, or is none of this version.
+      TypeError: a setting is missing, or unknown to this version.
     """
     towers = dict(described)
     bert = functools.partial(BertConfig, **{**towers.pop("bert"), **numerics})
@@ -309,16 +310,16 @@ def described_models(
 
 
 def describe(config: RetrieverConfig) -> dict[str, Any]:
-    """What gives the parameters their meaning, as JSON; kept with checkpoints.
+    """Returns the settings that define the parameters, as JSON, for checkpoints.
 
-    How they are trained and computed (dropout, precision, rematerialisation) may change
-    from one run to the next.
+    Settings of training and computation (dropout, precision, rematerialisation) may
+    change from one run to the next.
     """
     described = dataclasses.asdict(config)
     for name in _FREE:
         described.pop(name, None)
         described["bert"].pop(name, None)
     if config.temperature == 1.0:
-        # Runs of before there was this setting have none.
+        # Runs older than this setting have none.
         del described["temperature"]
     return described

@@ -1,8 +1,9 @@
-"""Which checkpoints of a pre-training run remain, and what they resume with.
+"""Tracks the checkpoints of a pre-training run that remain, and their indexes.
 
 `Checkpointer` keeps the newest and the best by held-out utility. The trainer follows it
-here, to know a new best one, and which indexes garbage collection must not take: a run
-whose newest checkpoints are damaged goes on from the best, with the index it names.
+here, to recognise a new best one, and to know the indexes that garbage collection must
+keep: a run whose newest checkpoints are damaged resumes from the best, with the index
+that it names.
 """
 
 import math
@@ -23,7 +24,7 @@ class KeptCheckpoints:
     """The details of the checkpoints that remain, by step."""
 
     def __init__(self, store: Store):
-        """Reads which there are.
+        """Reads the existing checkpoints.
 
         Args:
           store: the model directory.
@@ -33,7 +34,7 @@ class KeptCheckpoints:
 
     @property
     def index_steps(self) -> tuple[int, ...]:
-        """Versions of the indexes that they resume with, in order of their steps."""
+        """Versions of the indexes with which they resume, in order of their steps."""
         return tuple(details["index_step"] for details in self._details.values())
 
     def note_utility(self, step: int, utility: float) -> bool:
@@ -44,7 +45,7 @@ class KeptCheckpoints:
           utility: in nats.
 
         Returns:
-          Whether no checkpoint has a higher one.
+          Whether no checkpoint has a higher utility.
         """
         self._measured = {step: utility}
         best = best_step(self._details)
@@ -53,11 +54,11 @@ class KeptCheckpoints:
         return utility >= self._details[best][HELD_OUT_UTILITY]
 
     def add(self, step: int, details: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Counts a checkpoint that is being saved, and those no more that it replaces.
+        """Adds a checkpoint that is being saved, and drops those that it replaces.
 
         Args:
           step: updates done.
-          details: of the checkpoint.
+          details: details of the checkpoint.
 
         Returns:
           The details with the held-out utility of this step, if it was measured.
@@ -66,7 +67,7 @@ class KeptCheckpoints:
             {HELD_OUT_UTILITY: self._measured[step]} if step in self._measured else {}
         )
         details = {**details, **utility}
-        # One that is there already keeps its details, see `Checkpointer.save`.
+        # An existing checkpoint keeps its details, see `Checkpointer.save`.
         found = {**self._details, step: {**details, **self._details.get(step, {})}}
         found[step].update(utility)
         newest = sorted(found)[-KEPT_CHECKPOINTS:]

@@ -1,4 +1,4 @@
-"""The loop around the step: what happens between two updates, and in which order."""
+"""The training loop: what is done between two updates, and in which order."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -16,26 +16,26 @@ from realm_jax.training.step_timing import Accounting, Part, Stopwatch
 from realm_jax.training.tensorboard import EventFile
 
 Report = Callable[[int, int, Mapping[str, float]], None]
-"""Called with (steps done, steps in all, metrics) for a person to look at."""
+"""Called with (steps done, total steps, metrics), to show progress."""
 
 
 ReplaceState = Callable[[int, TrainState], TrainState]
-"""Called with (steps done, state); returns the state to go on with."""
+"""Called with (steps done, state); returns the state to continue with."""
 
 
 class Stop(Protocol):
-    """Whether to end between two updates, such as a `threading.Event`."""
+    """Tells whether to end between two updates, such as a `threading.Event`."""
 
     def is_set(self) -> bool:
-        """Says whether; all processes of a job hear the same."""
+        """Returns whether to end; the same in all processes of a job."""
         ...
 
 
 class Hook(Protocol):
-    """Something that happens after an update; never changes the state."""
+    """Called after an update; never changes the state."""
 
     def __call__(self, step: int, state: TrainState, metrics: Means) -> None:
-        """Sees the state after `step` updates."""
+        """Receives the state after `step` updates."""
         ...
 
 
@@ -55,24 +55,24 @@ def train(
     The order must not change. The inputs of step n come from the state after n updates
     (a search needs the newest query tower, and an index is swapped before it is
     searched). Hooks run in the order given, after the update: metrics first, then the
-    checkpoint, so that a checkpoint never holds a step whose metrics are missing.
+    checkpoint, so that a checkpoint never has a step whose metrics are missing.
 
     Args:
-      state: where to start; its step counts updates done.
-      step: the jitted update; it consumes the state it is given.
+      state: initial state; its step is the number of updates done.
+      step: the jitted update, which donates the state it is given.
       inputs_at: (updates done, state) -> inputs of the next update; may raise
         `StoppedError`, which ends training as `stop` does.
-      total_steps: updates in all.
+      total_steps: total number of updates.
       hooks: called after every update.
-      stop: set when the process was asked to stop; seen between two steps.
-      stopwatch: told when a step is handed to the devices.
-      replace_state: exchanges what is no parameter, such as an index, before the inputs
-        of an update are made; may raise `StoppedError` too.
+      stop: set when the process is asked to stop; checked between two steps.
+      stopwatch: records the time in which a step is dispatched to the devices.
+      replace_state: replaces state other than parameters, such as an index, before the
+        inputs of an update are made; may raise `StoppedError` too.
 
     Returns:
       The state after the last update.
     """
-    # The first call compiles, which the host does.
+    # The first call compiles, on the host.
     handing_over = Part.HOST
     for done in range(int(state.step), total_steps):
         if stop.is_set():
@@ -82,8 +82,8 @@ def train(
                 state = replace_state(done, state)
                 inputs = inputs_at(done, state)
             except StoppedError:
-                # Embedding may take longer than training; what was learned is to be
-                # saved.
+                # Waiting for an index may take longer than training; end here, so that
+                # the state is saved.
                 break
             with stopwatch.part(handing_over):
                 state, metrics = step(state, inputs)
@@ -94,16 +94,16 @@ def train(
 
 
 class LogMetrics:
-    """Adds metrics up and writes them every so many steps.
+    """Accumulates metrics and writes them every `every` steps.
 
     Args:
-      files: where they are written; none in any process but the first.
-      report: shows them to a person.
-      accounting: of the time since the line before.
-      every: steps between two lines; also written at the last step.
-      total_steps: updates in all.
-      extra: more values at the time of writing, such as the age of the index.
-      due: whether a line is to be written now, whatever the step.
+      files: files to write to; none in any process but the first.
+      report: shows progress.
+      accounting: accounts for the time since the last line.
+      every: steps between two lines; one is also written at the last step.
+      total_steps: total number of updates.
+      extra: further values at the time of writing, such as the age of the index.
+      due: whether a line is due now, whatever the step.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class LogMetrics:
 
     def __call__(self, step: int, state: TrainState, metrics: Means) -> None:
         """See `Hook`."""
-        # Added up when they are written: an addition now would wait for the step.
+        # Merged when they are written: merging now would wait for the step.
         self._kept.append(metrics)
         on_time = step % self._every == 0 or step == self._total_steps
         if not on_time and not self._due():
@@ -146,7 +146,7 @@ class LogMetrics:
 
 
 def every(period: int, hook: Callable[[int, TrainState], None]) -> Hook:
-    """Calls (steps done, state) every `period` steps."""
+    """Returns a hook that calls (steps done, state) every `period` steps."""
 
     def call(step: int, state: TrainState, metrics: Means) -> None:
         if step % period == 0:

@@ -1,10 +1,10 @@
-"""What each stage optimises: the models joined with their objective.
+"""The loss of each stage: models combined with their objective.
 
-A loss maps (parameters, a step's inputs, random key) to a scalar and the metrics that
-go with it. Parameters are one tree with a subtree a model: "retriever" and "reader".
+A loss maps (parameters, a step's inputs, random key) to a scalar and its metrics.
+Parameters are one tree with a subtree per model: "retriever" and "reader".
 
-`microbatches` of a loss is how many parts of a batch run through a model one after the
-other, forward and backward. It is the same loss with the same gradient, also where
+`microbatches` is the number of parts of a batch that pass through a model one after
+the other, forward and backward. The loss and its gradient are unchanged, also where
 examples are compared with each other, in the memory of one part.
 """
 
@@ -50,8 +50,8 @@ class PretrainInputs:
     Attributes:
       batch: the masked sentences.
       candidates: the documents found for them.
-      embeddings: of the candidates, where the index has them and they do not change;
-        None to embed them here.
+      embeddings: embeddings of the candidates, if the index has them and they do not
+        change; None to compute them in the step.
     """
 
     batch: PretrainBatch
@@ -63,10 +63,10 @@ class PretrainInputs:
 class PretrainLoss(Loss):
     """-log p(y|x), marginalised over the candidates (REALM, section 3).
 
-    Queries and all candidates are embedded here, with live parameters, so gradients
-    reach both towers; the index only chose the candidates. Where the document tower is
-    frozen, their embeddings may be given. What is measured beside the loss is over the
-    candidates of a sentence, whatever the normalisation.
+    Queries and all candidates are embedded in the step, with live parameters, so that
+    gradients reach both towers; the index only chose the candidates. With a frozen
+    document tower, embeddings of the candidates may be passed in. Metrics beside the
+    loss are over the candidates of a sentence, whatever the normalisation.
     """
 
     retriever: Retriever
@@ -85,7 +85,7 @@ class PretrainLoss(Loss):
     def with_embeddings(
         self, params: PyTree, inputs: PretrainInputs, key: jax.Array
     ) -> tuple[Array, Means, Float[Array, "batch candidate projection"]]:
-        """Returns the candidates' embeddings, too, which the step computes anyway."""
+        """Also returns the candidates' embeddings, which the step computes anyway."""
         likelihood, log_retrieval, (queries, documents) = self._forward(
             params, inputs, key
         )
@@ -129,7 +129,7 @@ class PretrainLoss(Loss):
     def likelihood(
         self, params: PyTree, inputs: PretrainInputs, key: jax.Array | None
     ) -> tuple[masked_lm.MaskedLikelihood, Array]:
-        """Returns the likelihoods and log p(z|x); `key` None switches dropout off."""
+        """Returns the likelihoods and log p(z|x); a `key` of None disables dropout."""
         likelihood, log_retrieval, _ = self._forward(params, inputs, key)
         return likelihood, log_retrieval
 
@@ -185,12 +185,12 @@ class ReaderInputs:
     Attributes:
       batch: the masked sentences.
       joined_ids, joined_segment_ids: sentence and document.
-      kind: what kind of document it is, as a place in `reader_documents.KINDS`.
-      has_answer: it is a retrieved block that holds the answer.
-      span_is_answer: over the spans of the body, the span is one that was masked; None
-        for a reader without a span scorer.
-      unmasked: wordpieces that are predicted where they stand, in the slots that the
-        masks leave empty; None if only masked ones are.
+      kind: kind of the document, as an index into `reader_documents.KINDS`.
+      has_answer: whether it is a retrieved block that contains the answer.
+      span_is_answer: for each span of the body, whether it is a masked one; None for a
+        reader without a span scorer.
+      unmasked: unmasked wordpieces that are predicted, in the slots that the masks
+        leave empty; None if only masked ones are.
     """
 
     batch: PretrainBatch
@@ -204,11 +204,11 @@ class ReaderInputs:
 
 @flax.struct.dataclass
 class WarmStartInputs:
-    """What each model of a warm start learns from; None for one that is not trained.
+    """The inputs of each model of a warm start; None for a model that is not trained.
 
     Attributes:
       pairs: sentence-block pairs for the retriever.
-      reading: what the reader reads.
+      reading: masked sentences joined with documents, for the reader.
     """
 
     pairs: InverseClozeBatch | None
@@ -230,7 +230,7 @@ class WarmStartLoss(Loss):
     def __call__(
         self, params: PyTree, inputs: WarmStartInputs, key: jax.Array
     ) -> tuple[Array, Means]:
-        """The sum of the losses, each averaged over its own terms."""
+        """Returns the sum of the losses, each averaged over its own terms."""
         queries, documents, reading = _keys(key, 3)
         losses, metrics = [], {}
         if inputs.pairs is not None:
@@ -337,16 +337,16 @@ class WarmStartLoss(Loss):
 
 @flax.struct.dataclass
 class FinetuneInputs:
-    """Questions with what the frozen index found.
+    """Questions with the blocks that the frozen index found.
 
     Attributes:
       questions: the questions of the step.
       block_embeddings: frozen embeddings of the retrieved blocks, best first.
       block_valid: False for an empty slot.
-      block_has_answer: the block's body contains an answer.
-      joined_ids, joined_segment_ids: question and body of the few blocks that are
-        read, the first ones of the retrieved.
-      span_is_answer: over the reader's spans, the span is an answer.
+      block_has_answer: whether the block's body contains an answer.
+      joined_ids, joined_segment_ids: question and body of the blocks that are read,
+        which are the first of the retrieved ones.
+      span_is_answer: for each of the reader's spans, whether it is an answer.
     """
 
     questions: QuestionBatch
@@ -370,7 +370,7 @@ class FinetuneLoss(Loss):
     def __call__(
         self, params: PyTree, inputs: FinetuneInputs, key: jax.Array
     ) -> tuple[Array, Means]:
-        """Retriever loss plus reader loss, averaged over the questions."""
+        """Returns retriever loss plus reader loss, averaged over the questions."""
         queries, reading = _keys(key, 2)
         embeddings = _apply(
             self.retriever,
@@ -414,7 +414,7 @@ class FinetuneLoss(Loss):
 
 
 def _keys(key: jax.Array | None, count: int) -> list[jax.Array | None]:
-    """One dropout key a forward pass; none without a key."""
+    """Returns one dropout key per forward pass; None for each without a key."""
     return [None] * count if key is None else list(jax.random.split(key, count))
 
 
@@ -426,7 +426,7 @@ def _apply(
     method: str | None = None,
     microbatches: int = 1,
 ) -> Any:
-    """Runs a model; `key` None switches dropout off."""
+    """Runs a model; a `key` of None disables dropout."""
 
     def run(key: jax.Array | None, *inputs: Array) -> Any:
         return model.apply(
@@ -440,7 +440,7 @@ def _apply(
     if microbatches == 1:
         return run(key, *inputs)
     keys = None if key is None else jax.random.split(key, microbatches)
-    # Backward, a part is computed anew; nothing of it is kept but its inputs.
+    # The backward pass recomputes each part; only its inputs are kept.
     outputs = jax.lax.map(
         lambda part: jax.checkpoint(run)(*part),
         (keys, *(_split(array, microbatches) for array in inputs)),
@@ -449,7 +449,7 @@ def _apply(
 
 
 def _split(array: Array, parts: int) -> Array:
-    """[batch, ...] to [part, example, ...].
+    """Reshapes [batch, ...] to [part, example, ...].
 
     Every n-th example goes to the same part, so that each part is spread over the
     devices as the batch is.

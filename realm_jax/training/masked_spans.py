@@ -1,7 +1,7 @@
-"""Masked spans that training never saw: does retrieval help to fill them in?
+"""Predicts held-out masked spans, to measure how much retrieval helps.
 
-Measured while pre-training, whenever an index comes into use (`index_metrics.py`), and
-by the evaluation of a finished run (`evaluation/masked_spans.py`).
+Used in pre-training, whenever an index comes into use (`index_metrics.py`), and by the
+evaluation of a finished run (`evaluation/masked_spans.py`).
 """
 
 import dataclasses
@@ -34,12 +34,12 @@ _BATCH = 8
 
 @dataclasses.dataclass(frozen=True)
 class MaskedSpans:
-    """What a model makes of masked spans, row by row.
+    """A model's predictions of masked spans, row by row.
 
     Attributes:
       batch: the masked sentences.
       block_ids: the documents that were read; -1 is the null document.
-      correct: 1.0 where every masked wordpiece was guessed right, over all documents.
+      correct: 1.0 where every masked wordpiece is predicted right, over all documents.
       null_correct: the same given the null document alone.
       log_retrieval: log p(z|x).
       log_candidates: log p(y|z,x) of the whole span.
@@ -64,12 +64,12 @@ class MaskedSpans:
     @property
     def retrieval_entropy(self) -> Float[np.ndarray, " example"]:
         """Entropy of p(z|x) over the candidates, in nats."""
-        # An empty slot has probability 0, and 0 times -inf is no number.
+        # An empty slot has probability 0, and 0 times -inf is NaN.
         logs = np.where(np.isfinite(self.log_retrieval), self.log_retrieval, 0.0)
         return -(np.exp(self.log_retrieval) * logs).sum(axis=-1)
 
     def means(self) -> Mapping[str, float]:
-        """Means over all spans, by the names in `metrics/metrics_file.py`."""
+        """Returns means over all spans, by the names in `metrics/metrics_file.py`."""
         values = {
             "utility": self.utility,
             "likelihood": np.exp(self.log_marginal),
@@ -86,7 +86,7 @@ class MaskedSpans:
 
 
 class HeldOutSpans:
-    """A fixed set of masked sentences, filled in again and again."""
+    """A fixed set of masked sentences, predicted repeatedly."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class HeldOutSpans:
         max_examples: int,
         mesh: Mesh | None = None,
     ):
-        """Keeps what spans are filled in with; computes nothing yet.
+        """Prepares to predict the spans, computing nothing yet.
 
         Args:
           retriever: the towers.
@@ -109,8 +109,8 @@ class HeldOutSpans:
           examples: masked sentences.
           num_candidates: documents per sentence, the null document included.
           lengths: padded lengths.
-          max_examples: how many of them, evenly spread, at most.
-          mesh: over which batches are split; None: one device.
+          max_examples: maximum number of sentences, which are evenly spread.
+          mesh: mesh over which batches are split; None for one device.
         """
         self._mesh = mesh
         self._corpus = corpus
@@ -124,10 +124,10 @@ class HeldOutSpans:
         self._batch_size = -(-_BATCH // num_parts) * num_parts
 
     def fill_in(self, params: PyTree, searcher: Searcher) -> MaskedSpans:
-        """Fills in the spans; all processes take part and get the same numbers.
+        """Predicts the spans; all processes take part and get the same results.
 
-        A wordpiece is guessed as argmax_v sum_z p(z|x) p(v|z,x), the mixture that the
-        model is trained on, and given the null document as argmax_v p(v|null,x).
+        The prediction of a wordpiece is argmax_v sum_z p(z|x) p(v|z,x), the mixture
+        that the model is trained on; given the null document, argmax_v p(v|null,x).
 
         Args:
           params: {"retriever": ..., "reader": ...}.
@@ -157,7 +157,7 @@ class HeldOutSpans:
         return (batch, candidates.block_ids, *filled)
 
     def _place(self, inputs: PyTree) -> PyTree:
-        """Of rows that every process holds, each places those of its own devices."""
+        """Places this process's share of rows that every process holds."""
         if self._mesh is None:
             return inputs
         rows = local_rows(self._mesh, self._batch_size)
@@ -165,7 +165,7 @@ class HeldOutSpans:
         return place_batch(self._mesh, mine)
 
     def _batches(self) -> Iterator[PretrainBatch]:
-        """Evenly spread rows in batches of one shape; the last is filled up."""
+        """Yields evenly spread rows in batches of one shape; the last is padded."""
         rows = np.linspace(0, len(self._examples) - 1, self._count).astype(int)
         rows = np.pad(rows, (0, -self._count % self._batch_size), mode="edge")
         for some in rows.reshape(-1, self._batch_size):
@@ -176,9 +176,9 @@ class HeldOutSpans:
 def _filler(
     loss: PretrainLoss,
 ) -> Callable[[PyTree, PretrainInputs], tuple[Array, ...]]:
-    """One function for a model, so that it is compiled once in a process."""
+    """Returns one jitted function per model, so that a process compiles it once."""
 
-    # Parameters are an argument: those closed over would be compiled in as constants.
+    # Parameters are an argument: if closed over, they would be compiled as constants.
     @jax.jit
     def fill(params: PyTree, inputs: PretrainInputs) -> tuple[Array, ...]:
         likelihood, log_retrieval = loss.likelihood(params, inputs, None)
@@ -201,7 +201,10 @@ def _guess(
     inputs: PretrainInputs,
     log_retrieval: Array,
 ) -> tuple[Array, Array]:
-    """Best wordpieces over all documents and given the null document: [batch, mask]."""
+    """Returns the best wordpieces, over all documents and given the null document.
+
+    Both are of shape [batch, mask].
+    """
     candidates: Candidates = inputs.candidates
     logits = reader.apply(
         {"params": params["reader"]},

@@ -1,8 +1,8 @@
 """BERT's optimizer: Adam with decoupled weight decay, warmup and linear decay.
 
 The parameters of a run are those of two models, one top-level subtree each ("retriever"
-and "reader"). The gradient may be clipped over both at once or model by model, and the
-retriever may learn at a rate of its own.
+and "reader"). The gradient may be clipped over both at once or per model, and the
+retriever may have its own learning rate.
 """
 
 import dataclasses
@@ -21,21 +21,21 @@ CLIPS = ("joint", "per_model")
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """What the update rule is made of.
+    """Settings of the update rule.
 
     Attributes:
       learning_rate: the peak, reached after the warmup.
       warmup_steps: steps of linear warmup from 0.
       total_steps: the step at which the linear decay reaches `final_fraction`.
-      final_fraction: share of the peak that is left at `total_steps`.
+      final_fraction: share of the peak that remains at `total_steps`.
       weight_decay: decoupled; not applied to biases and normalisation.
-      epsilon: Adam's.
+      epsilon: epsilon of Adam.
       clip_norm: bound on the norm of the gradient, before Adam.
-      clip: whose norm `clip_norm` bounds. "joint": of all parameters together, as the
-        authors' code does through BERT's optimizer. "per_model": of each model by
-        itself, so that a large gradient of one does not shorten the other's.
-      retriever_rate: share of the learning rate that the retriever gets, its weight
-        decay included; the reader always gets all of it.
+      clip: the norm that `clip_norm` bounds. "joint": of all parameters together, as in
+        the authors' code through BERT's optimizer. "per_model": of each model by
+        itself, so that a large gradient of one does not scale down the other's.
+      retriever_rate: factor on the retriever's learning rate, its weight decay
+        included; the reader's factor is always 1.
     """
 
     learning_rate: float = 3e-5
@@ -49,7 +49,7 @@ class OptimizerConfig:
     retriever_rate: float = 1.0
 
     def __post_init__(self):
-        # Of no updates there is no schedule either, whatever the warmup.
+        # Without updates there is no schedule, whatever the warmup.
         if self.total_steps and not 0 <= self.warmup_steps <= self.total_steps:
             raise BadInputError(
                 f"warmup_steps must lie in 0..{self.total_steps} (total_steps), got "
@@ -91,11 +91,12 @@ def make_optimizer(
     Args:
       config: rates and bounds.
       frozen: parameter paths, such as "retriever/document_tower"; parameters at and
-        below them get no update, no moments and no share in the norm that is clipped.
+        below them get no update, no moments and no share in the clipped norm.
 
     Returns:
-      Of parameters with one top-level subtree a model. Its state is the same tree
-      whatever `clip` and `retriever_rate` are, so a checkpoint restores under all.
+      The update rule for parameters with one top-level subtree per model. The tree
+      structure of its state does not depend on `clip` and `retriever_rate`, so a
+      checkpoint can be restored under any of them.
     """
     clip = optax.clip_by_global_norm(config.clip_norm)
     if config.clip == "per_model":
@@ -122,7 +123,7 @@ def make_optimizer(
 def _for_each_model(
     stateless: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """Applies a transformation that has no state to each model by itself."""
+    """Applies a stateless transformation to each model separately."""
 
     def update(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
         del params
@@ -138,10 +139,10 @@ def _for_each_model(
 def _scale_retriever(
     inner: optax.GradientTransformation, share: float
 ) -> optax.GradientTransformation:
-    """Scales what `inner` returns for the retriever, and keeps its state as it is.
+    """Scales the retriever's updates from `inner`, and leaves its state unchanged.
 
-    A link more in the chain would be another tree, which no checkpoint of a run without
-    it could be restored to.
+    A further link in the chain would change the tree structure of the state, and
+    checkpoints of a run without it could not be restored.
     """
 
     def update(
@@ -158,12 +159,12 @@ def _scale_retriever(
 
 
 def _is_decayed(params: PyTree) -> PyTree:
-    """True for matrices and embeddings, False for biases and normalisation."""
+    """Returns True for matrices and embeddings, False for biases and normalisation."""
     return _map_paths(params, lambda path: path[-1] in ("kernel", "embedding"))
 
 
 def stop_gradient(params: PyTree, frozen: tuple[str, ...]) -> PyTree:
-    """Returns the same parameters; those at and below frozen paths pass no gradient."""
+    """Returns the same parameters, without gradient at and below frozen paths."""
     if not frozen:
         return params
     return jax.tree.map(

@@ -1,4 +1,4 @@
-"""Where arrays live: the mesh, and shardings derived from the axis table."""
+"""Provides the device mesh, and shardings derived from the axis table."""
 
 import dataclasses
 import math
@@ -22,13 +22,13 @@ class MeshConfig:
     """Devices along each mesh axis of `axes.MESH_AXES`.
 
     Attributes:
-      data: replicas that split the batch, over all slices; -1 takes what the other
-        axes leave.
+      data: replicas that split the batch, over all slices; -1 uses the devices that the
+        other axes leave.
       fsdp: devices that split the batch, parameters and optimizer state.
       model: devices that split heads, MLPs and the vocabulary.
-      slices: TPU slices, whose devices only `data` joins, for the network between them
-        is slow; 0: as many as the devices say. Where they say nothing, on CPUs, every
-        process stands for a slice.
+      slices: number of TPU slices, which only `data` spans, because the network between
+        them is slow; 0 takes it from the devices. Devices that do not report a slice
+        (CPUs) are grouped by process.
     """
 
     data: int = -1
@@ -40,8 +40,8 @@ class MeshConfig:
         """Returns the devices along each axis.
 
         Raises:
-          BadInputError: they do not multiply to the number of devices, or an axis but
-            `data` would join slices.
+          BadInputError: they do not multiply to the number of devices, or an axis other
+            than `data` would span slices.
         """
         inner = self.fsdp * self.model
         data = num_devices // inner if self.data == -1 else self.data
@@ -65,11 +65,11 @@ AXIS_TYPES = (AxisType.Auto,) * len(axes.MESH_AXES)
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """Lays devices out in a mesh: neighbours along `model`, slices along `data`.
+    """Arranges devices in a mesh: neighbours along `model`, slices along `data`.
 
     Args:
       config: devices along each axis.
-      devices: None: all of the job.
+      devices: the devices; None for all of the job.
 
     Raises:
       BadInputError: see `MeshConfig.shape`.
@@ -78,7 +78,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     said = len({getattr(device, "slice_index", 0) for device in devices})
     num_slices = config.slices or said
     shape = config.shape(len(devices), num_slices)
-    # Eight devices along an axis are no side of a torus of 4 x 4 x 4.
+    # Needed, for example, for eight devices along an axis of a 4 x 4 x 4 torus.
     split = {"devices": devices, "allow_split_physical_axes": True}
     try:
         if num_slices == 1:
@@ -99,14 +99,14 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def parameter_shardings(mesh: Mesh, params_axes: PyTree) -> PyTree:
-    """Places each parameter by the logical axes that it was created with.
+    """Returns the sharding of each parameter, from its logical axes.
 
     Args:
-      mesh: where to.
+      mesh: the mesh.
       params_axes: the `params_axes` collection that `init` returns beside `params`.
 
     Returns:
-      A tree like the parameters', of `NamedSharding`.
+      A tree of `NamedSharding`, of the structure of the parameters.
     """
     names = flax.core.unfreeze(flax_partitioning.get_axis_names(params_axes))
     return jax.tree.map(
@@ -117,7 +117,7 @@ def parameter_shardings(mesh: Mesh, params_axes: PyTree) -> PyTree:
 
 
 def place(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Places arrays that every process holds whole; each copies what it is to keep."""
+    """Places arrays that every process holds in full; each copies its own shards."""
 
     def place_leaf(leaf: Any, sharding: NamedSharding) -> jax.Array:
         array = np.asarray(leaf)
@@ -129,7 +129,7 @@ def place(tree: PyTree, shardings: PyTree) -> PyTree:
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> Int[np.ndarray, " row"]:
-    """Returns which rows of a batch this process's devices hold, in order.
+    """Returns the rows of a batch that this process's devices hold, in order.
 
     Raises:
       BadInputError: the batch does not split evenly over the devices.
@@ -150,9 +150,9 @@ def place_batch(mesh: Mesh, inputs: PyTree) -> PyTree:
     """Splits the leading axis of every host array over the batch's mesh axes.
 
     Args:
-      mesh: where to.
-      inputs: the `local_rows` of the batch. What lies on the devices already, such
-        as an index, stays where it is.
+      mesh: the mesh.
+      inputs: the `local_rows` of the batch. Arrays already on the devices, such as an
+        index, are left where they are.
     """
     sharding = NamedSharding(mesh, axes.partition_spec("batch"))
 

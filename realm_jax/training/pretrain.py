@@ -1,4 +1,4 @@
-"""REALM pre-training: masked sentences, retrieved documents, an index kept fresh."""
+"""REALM pre-training on masked sentences, retrieved documents and a refreshed index."""
 
 import dataclasses
 import logging
@@ -55,7 +55,7 @@ from realm_jax.training.zero_shot_recall import HeldOutQuestions
 from realm_jax.types import PretrainBatch
 
 _MEASURED = "measured"
-"""In a checkpoint's details: what was measured for the line of metrics after it."""
+"""In a checkpoint's details: measurements for the next line of metrics."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class PretrainConfig(StageConfig):
     """A pre-training run; see `StageConfig` for the shared attributes.
 
     Attributes:
-      task: masked sentences.
+      task: name of the task of masked sentences.
       num_candidates: documents per example, the null document included.
       own_block: whether one of them is the block that the sentence was taken from, read
         without the sentence, instead of a retrieved one; see `index/own_blocks.py`.
@@ -72,27 +72,27 @@ class PretrainConfig(StageConfig):
       refresh_period: steps between two refreshes.
       write_back: whether the embeddings that a step computes of its candidates replace
         their rows in the index; see `rolling_refresh.py`.
-      max_staleness_steps: how old the index of "async" may become, None for any age.
+      max_staleness_steps: maximum age of the index of "async", in steps; None for any.
       when_stale: "wait" for a newer one, "warn" or "stop".
       searcher: "device" (inside the step) or "scann" (on the host).
       search_ahead: whether "scann" searches for the next update while one is running;
         see `host_search.py`.
       device: how "device" searches.
       marginalization: "per_span" (the paper) or "per_token" (the authors' code).
-      normalization: of p(z|x) in the loss: "candidates" of a sentence (the paper) or of
-        the whole "batch"; see `objectives/retrieval.py`.
+      normalization: of p(z|x) in the loss: over the "candidates" of a sentence (the
+        paper) or over the whole "batch"; see `objectives/retrieval.py`.
       questions: JSON lines of held-out questions for recall@5, or "".
-      questions_split: the split of them that is searched.
-      held_out_examples: masked sentences of the validation split that are filled in
-        with every index and at the end, evenly spread; 0 for none. The checkpoint with
-        the highest utility on them is kept beside the newest.
+      questions_split: the split of the questions that is searched.
+      held_out_examples: number of masked sentences of the validation split that are
+        predicted with every index and at the end, evenly spread; 0 for none. The
+        checkpoint with the highest utility on them is kept beside the newest.
       embed: how the trainer embeds the corpus itself (`off` and `blocking`).
-      frozen: parameter paths that stay as they are, such as "retriever".
+      frozen: parameter paths that are not trained, such as "retriever".
       embeddings_from_index: whether steps take the candidates' embeddings from the
         index instead of computing them. With the whole document tower `frozen` the
         index is exact, and a step saves an embedder's forward pass over all
         candidates.
-      wait_seconds: how long `async` waits for the first index before it gives up.
+      wait_seconds: how long `async` waits for the first index, in seconds.
     """
 
     stage: ClassVar[StageSpec] = PRETRAIN
@@ -143,7 +143,11 @@ class PretrainConfig(StageConfig):
             )
 
     def _require_exact_index(self) -> None:
-        """An index of a tower that learns is old; one on the host is not at hand."""
+        """Requires a frozen document tower, and an index that steps can read.
+
+        The index of a tower that trains is stale, and that of a host searcher is not
+        available to the step.
+        """
         if not self.embeddings_from_index:
             return
         if not {"retriever", "retriever/document_tower"} & set(self.frozen):
@@ -162,7 +166,7 @@ class PretrainConfig(StageConfig):
 
     @property
     def index_in_state(self) -> bool:
-        """Whether the steps themselves renew the index, which checkpoints then hold."""
+        """True if the steps themselves renew the index, which checkpoints then hold."""
         return self.write_back or self.refresh_mode == RefreshMode.ROLLING.value
 
     @property
@@ -179,15 +183,15 @@ class PretrainConfig(StageConfig):
         )
 
     def data_order(self) -> dict[str, Any]:
-        """What a resumed run must keep, what its reader has included."""
+        """Returns the settings a resumed run must keep, with those of its reader."""
         return {**super().data_order(), "span_scorer": self.models.span_scorer}
 
 
 def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
-    """Trains from the latest checkpoint on; returns whether all updates are done.
+    """Trains from the latest checkpoint; returns whether all updates are done.
 
     Raises:
-      BadInputError: as `Stage`, or the index cannot be had.
+      BadInputError: as `Stage`, or no index is available.
     """
     stage = Stage(
         config.stage.name,
@@ -202,8 +206,8 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
             if not stage.is_done:
                 _Pretraining(stage, config, client).run(report, stop)
             if stage.is_done:
-                # The builder embeds the corpus once more, for what comes after. Said
-                # of a run that was done before, too: a builder beside it waits for it.
+                # The builder embeds the corpus once more, for later stages. A run that
+                # was already done publishes too, as a builder may be waiting for it.
                 client.finish(config.train_steps, stage.state.params["retriever"])
     finally:
         stage.close()
@@ -211,7 +215,7 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
 
 
 def frozen_parameters(config: PretrainConfig) -> tuple[str, ...]:
-    """Those of the configuration, and the span scorer, which nothing here reads."""
+    """Returns the configured paths, and those of the unused span scorer."""
     scorer = ("reader/span_dense", "reader/span_norm", "reader/span_output")
     return (*config.frozen, *(scorer if config.models.span_scorer else ()))
 
@@ -219,7 +223,7 @@ def frozen_parameters(config: PretrainConfig) -> tuple[str, ...]:
 def make_loss(
     config: PretrainConfig, retriever: Retriever, reader: KnowledgeEncoder
 ) -> PretrainLoss:
-    """Returns the loss of a run, over candidates."""
+    """Returns the loss of a run, over given candidates."""
     return PretrainLoss(
         retriever,
         reader,
@@ -230,7 +234,7 @@ def make_loss(
 
 
 def renewing(config: PretrainConfig, loss: Loss) -> Loss:
-    """Returns the loss of a run whose state holds the index, any other as it is."""
+    """Wraps the loss of a run whose state holds the index; returns others unchanged."""
     if not config.index_in_state:
         return loss
     assert isinstance(loss, RetrievingLoss)
@@ -271,10 +275,10 @@ def _index_metrics(
 def _held_out_spans(
     stage: Stage[KnowledgeEncoder], config: PretrainConfig
 ) -> HeldOutSpans | None:
-    """The masked sentences that are filled in; None if there are to be none.
+    """Returns the held-out masked sentences; None if none are configured.
 
     Raises:
-      BadInputError: so many were asked for, and the task has no validation split.
+      BadInputError: a number was set explicitly, and the task has no validation split.
     """
     wanted = config.held_out_examples
     if not wanted:
@@ -301,7 +305,7 @@ def _held_out_spans(
 
 
 class _Pretraining:
-    """The parts of a run that refer to each other."""
+    """The parts of a run, which refer to each other."""
 
     def __init__(
         self,
@@ -370,7 +374,7 @@ class _Pretraining:
             report=report,
             stop=stop,
             log_extra=self._log_extra,
-            # A line for every index, so that none of them goes without its recall.
+            # Every index gets a line, so that its recall is recorded.
             log_due=lambda: self._metrics.is_due,
             checkpoint_details=self._checkpoint_details,
             measure=[self._measure_last],
@@ -383,7 +387,7 @@ class _Pretraining:
 
     @property
     def _resumed_index(self) -> int | None:
-        """Version of the index that this process resumed with; None in a new run."""
+        """Version of the index with which this process resumed; None in a new run."""
         details = self._stage.details
         return None if details is None else details["index_step"]
 
@@ -394,10 +398,10 @@ class _Pretraining:
         )
 
     def _refresh(self, step: int, state: TrainState) -> TrainState:
-        """Gets the index of the next update; puts it into the state if it lives there.
+        """Gets the index of the next update, and puts it into a state that holds one.
 
         Raises:
-          StoppedError: none can be had that is fresh enough.
+          StoppedError: no index is available that is fresh enough.
         """
         retriever, stopwatch = state.params["retriever"], self._stage.stopwatch
         self._renewed, before = state.index, self._index_in_use
@@ -406,7 +410,7 @@ class _Pretraining:
         with stopwatch.part(Part.SWAP):
             index = self._index_in_use = self._refresher.before_step(step, retriever)
             if state.index is not None and index is not before:
-                # It changes with every update: the one in memory is the state's.
+                # Updates change the state's copy, which is the only one in memory.
                 state = state.replace(index=index.searcher.table)
         if self._is_renewed(step):
             stopwatch.wait_for(retriever)
@@ -415,8 +419,8 @@ class _Pretraining:
         elif index is before:
             return state
         utility = self._fill_in_spans(step, state)
-        # One that resumes measures the index it resumes with, too, for the metrics: the
-        # run that nothing disturbed would not have, and so would not keep it.
+        # A resumed run also measures the index with which it resumes, for the metrics.
+        # An uninterrupted run would not, so this must not save a checkpoint.
         is_known = index.manifest.step == self._resumed_index
         if utility is None or (is_known and not self._is_renewed(step)):
             return state
@@ -426,13 +430,13 @@ class _Pretraining:
         return state
 
     def _is_renewed(self, step: int) -> bool:
-        """Whether all rows of a rolling index are others than a period ago."""
+        """Returns whether a rolling index has been renewed completely at this step."""
         if not self._is_rolling or step % self._config.refresh_period:
             return False
         return step > self._refresher.index.manifest.step
 
     def _searcher(self, step: int, state: TrainState) -> Searcher:
-        """Searches the index in use."""
+        """Returns a searcher of the index in use."""
         if state.index is None:
             return self._refresher.index.searcher
         return self._searcher_of(state.index, step)
@@ -445,7 +449,7 @@ class _Pretraining:
             return self._metrics.of_spans(state.params, self._searcher(step, state))
 
     def _measure_last(self, step: int, state: TrainState, metrics: Means) -> None:
-        """After the last update, whose checkpoint is saved in any case."""
+        """Measures after the last update, whose checkpoint is saved in any case."""
         if step == self._config.train_steps:
             utility = self._fill_in_spans(step, state)
             if utility is not None:
@@ -483,7 +487,7 @@ class _Pretraining:
         self._metrics.add("index_swap_seconds", self._refresher.swap_seconds)
 
     def _log_extra(self, step: int) -> Mapping[str, float]:
-        """Staleness, the builder, and after a refresh what was measured then."""
+        """Returns staleness, builder progress, and measurements since the last line."""
         return {
             **self._refresher.staleness(step),
             **self._client.builder_progress(),

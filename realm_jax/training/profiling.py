@@ -1,8 +1,8 @@
-"""A JAX profile of ten steps, where TensorBoard finds it.
+"""Writes a JAX profile of ten steps for TensorBoard.
 
     MODEL_DIR/profile/plugins/profile/<stage>-step-<first>/<process>-<host>.xplane.pb
 
-Every process writes its own; of one name they are shown as one run.
+Every process writes its own file; files in one folder are shown as one run.
 """
 
 import logging
@@ -20,15 +20,15 @@ from realm_jax.training.step_timing import Stopwatch
 
 FOLDER = "profile"
 NUM_STEPS = 10
-# The first steps compile, and fill the queue of what is computed ahead.
+# The first steps compile, and fill the queue of dispatched work.
 _SKIPPED_STEPS = 10
 
 LOG = logging.getLogger(__name__)
-"""Says, at level INFO, where a profile is and how to look at it."""
+"""Logs, at level INFO, where a profile is and how to view it."""
 
 
 class Profiler:
-    """Profiles a few steps; a `loop.Hook`, and the context of the loop."""
+    """Profiles a few steps; a `loop.Hook`, and a context manager around the loop."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class Profiler:
         total_steps: int,
         stopwatch: Stopwatch,
     ):
-        """Chooses the steps: the eleventh to the twentieth, or the last there are.
+        """Chooses the steps: the eleventh to the twentieth, or the last available.
 
         Args:
           store: the model directory.
-          stage: its name.
-          first_step: updates done before.
-          total_steps: updates in all.
-          stopwatch: of the thread that trains.
+          stage: name of the stage.
+          first_step: number of updates done before.
+          total_steps: total number of updates.
+          stopwatch: stopwatch of the training thread.
         """
         left = total_steps - first_step
         count = min(NUM_STEPS, max(left - 1, 1))
@@ -91,7 +91,7 @@ class Profiler:
             )
 
     def _start(self) -> None:
-        # The profiler knows no buckets: it writes here, and the store gets a copy.
+        # The profiler cannot write to buckets: it writes here, then files are copied.
         self._folder = tempfile.TemporaryDirectory()
         jax.profiler.start_trace(self._folder.name)
 

@@ -1,9 +1,9 @@
-"""The projection of a retriever whose encoder is published and whose projection is not.
+"""Initializes the projection of a retriever whose published weights have none.
 
-Weights such as MiniLM's end with the encoder's features. A projection that is drawn at
-random keeps no more of them than of any other features; the principal components of the
-corpus's own embeddings keep as much of their variance as a projection can. This is an
-extension: the paper's retriever learns its projection in the inverse cloze task.
+Weights such as MiniLM's end with the encoder's features. A random projection preserves
+no more of them than of any other features; the principal components of the corpus's own
+embeddings preserve as much of their variance as a projection can. This is an extension:
+the paper's retriever learns its projection in the inverse cloze task.
 """
 
 import dataclasses
@@ -24,13 +24,13 @@ from realm_jax.index.embed import (
 from realm_jax.models.retriever import DOCUMENT_TOWER, RetrieverConfig
 
 NUM_SAMPLED = 2048
-"""Blocks that the components are computed from."""
+"""Number of blocks from which the components are computed."""
 
 
 class Projection(enum.Enum):
-    """What a projection starts as; that of an earlier stage always stays as it is.
+    """Initial value of a projection; that of an earlier stage is always kept.
 
-    RANDOM: as drawn.
+    RANDOM: random initialization.
     PCA: the principal components of the corpus's embeddings, by `fit_projection`.
     """
 
@@ -52,12 +52,12 @@ def fit_projection(
 
     Args:
       retriever: parameters, with the encoder to use.
-      config: of the retriever.
+      config: configuration of the retriever.
       corpus: the blocks.
       embed: lengths and sizes.
 
     Returns:
-      The parameters with other projections.
+      The parameters with their projections replaced.
 
     Raises:
       BadInputError: the encoder has fewer features than the projection.
@@ -107,7 +107,7 @@ def _features(
     block_ids: np.ndarray,
     embed: EmbedConfig,
 ) -> Float[np.ndarray, "block embed"]:
-    """Returns what the document tower's projection is given for these blocks."""
+    """Returns the inputs of the document tower's projection for these blocks."""
     hidden = config.bert.hidden_size
     unprojected = dataclasses.replace(
         config,

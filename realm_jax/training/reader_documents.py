@@ -1,7 +1,7 @@
-"""The documents that the reader's warm start reads its masked sentences with.
+"""Chooses the documents that the reader reads with masked sentences in a warm start.
 
-REALM's reader has to read three kinds of document: some hold the sentence's answer,
-most do not, and one is empty. A warm start can show it all three, in a stated mixture.
+REALM's reader has to read three kinds of document: some contain the sentence's answer,
+most do not, and one is empty. A warm start can show it all three, in a given mixture.
 """
 
 import enum
@@ -14,12 +14,12 @@ from realm_jax.data.answer_spans import answer_starts
 from realm_jax.index.candidates import TokenStore, find_trivial, restore_queries
 from realm_jax.types import NULL_BLOCK, PretrainBatch
 
-# Sets these numbers apart from those that shuffle examples with the same key.
+# Separates this random stream from that which shuffles examples with the same key.
 _STREAM = 1
 
 
 class DocumentKind(enum.Enum):
-    """What a masked sentence is joined with.
+    """Kind of document with which a masked sentence is joined.
 
     Attributes:
       OWN: the block that the sentence was taken from.
@@ -33,31 +33,31 @@ class DocumentKind(enum.Enum):
 
 
 KINDS = tuple(DocumentKind)
-"""Kinds are numbered by their place here."""
+"""The kinds in order; a kind is encoded as its index here."""
 
 
 def draw_kinds(
     shares: Sequence[float], seed: int, step: int, batch_size: int
 ) -> Int[np.ndarray, " batch"]:
-    """Returns the kind of document that each row of a batch is joined with.
+    """Returns the kind of document with which each row of a batch is joined.
 
     The kind of a row is a function of the shares, the seed, the step and the row alone,
     so that a resumed run and every process of a job draw the same.
 
     Args:
       shares: the probability of each of `KINDS`; they sum to 1.
-      seed: of the run, not negative.
-      step: updates done.
-      batch_size: rows over all processes.
+      seed: seed of the run, not negative.
+      step: number of updates done.
+      batch_size: number of rows over all processes.
 
     Returns:
-      int32, places in `KINDS`.
+      int32 indices into `KINDS`.
     """
-    # Raw bits, which NumPy promises to keep from version to version.
+    # Raw bits, which NumPy guarantees to keep from version to version.
     bits = np.random.Philox(key=[seed, step], counter=[0, 0, 0, _STREAM])
     uniform = (bits.random_raw(batch_size) >> np.uint64(11)) * 2.0**-53
     bounds = np.cumsum(shares)
-    # Divided, for the sum may be a rounding error below 1.
+    # Normalised, because the sum may be a rounding error below 1.
     kinds = np.searchsorted(bounds / bounds[-1], uniform, side="right")
     return kinds.astype(np.int32)
 
@@ -68,22 +68,22 @@ def choose_retrieved(
     batch: PretrainBatch,
     joined_length: int,
 ) -> tuple[Int[np.ndarray, " batch"], Bool[np.ndarray, " batch"]]:
-    """Returns the retrieved block that each masked sentence is read with.
+    """Returns the retrieved block with which each masked sentence is read.
 
-    It is the best one that holds the answer, or else the best one. The answer is the
-    first run of scored wordpieces: the span, and of several spans that are masked
+    It is the best block that contains the answer, or else the best one. The answer is
+    the first run of scored wordpieces: the span, and of several spans that are masked
     together the one that was drawn. Trivial blocks (`find_trivial`) are never chosen.
 
     Args:
       store: the blocks.
       neighbours: block ids, best first; -1 where none was found.
       batch: the masked sentences; at least one.
-      joined_length: wordpieces of the reader's input. An answer counts only where the
-        reader sees it, before a body is cut.
+      joined_length: length of the reader's input, in wordpieces. An answer counts only
+        in the part of a body that the reader sees.
 
     Returns:
       Block ids, -1 (the null document) where all neighbours are trivial; and whether
-      the block holds the answer.
+      the block contains the answer.
     """
     trivial = find_trivial(
         store,
@@ -106,10 +106,10 @@ def holds_answer(
     batch: PretrainBatch,
     joined_length: int,
 ) -> Bool[np.ndarray, "batch neighbour"]:
-    """Returns whether the part of each body that is read holds the answer.
+    """Returns whether the part of each body that is read contains the answer.
 
-    See `choose_retrieved` for the arguments and for what the answer is. The null
-    document and empty slots (-1) hold none.
+    See `choose_retrieved` for the arguments and the definition of the answer. The null
+    document and empty slots (-1) contain none.
     """
     bodies = store.body_ids(block_ids, joined_length)
     # The body stands between the query and the last [SEP].
@@ -120,17 +120,17 @@ def holds_answer(
 
 
 def masked_answers(batch: PretrainBatch) -> Int[np.ndarray, "batch answer piece"]:
-    """Returns the wordpieces of each run of scored masks, in their order.
+    """Returns the wordpieces of each run of scored masks, in order.
 
-    The first is the span that was drawn; others are masked together with it. Spans that
-    touch are one run.
+    The first is the span that was drawn; others are masked together with it. Adjacent
+    spans are one run.
 
     Args:
       batch: the masked sentences.
 
     Returns:
-      0 where unused; as many runs and pieces as a row has masks, which is the most
-      there can be.
+      Wordpiece ids, 0 where unused; as many runs and pieces as a row has masks, which
+      is the maximum.
     """
     scored = np.asarray(batch.mask_weights) > 0
     positions = np.asarray(batch.mask_positions)

@@ -1,20 +1,20 @@
-"""Keeping the index fresh while the retriever learns.
+"""Keeps the index fresh while the retriever learns.
 
-off       the index of the first step stays
-blocking  every REFRESH_PERIOD steps training waits while the corpus is embedded anew
+off       the index of the first step is kept
+blocking  every REFRESH_PERIOD steps training waits while the corpus is embedded again
 async     every REFRESH_PERIOD steps the retriever is published; the index builder, a
-          separate job, embeds the corpus, and its index is taken up when it is there
-rolling   every step embeds a slice of the corpus anew, in REFRESH_PERIOD steps all of
+          separate job, embeds the corpus, and its index is loaded once it is committed
+rolling   every step embeds a slice of the corpus again, in REFRESH_PERIOD steps all of
           it (`rolling_refresh.py`)
 
 MAX_STALENESS_STEPS bounds the age of the index in `async`: beyond it the trainer waits
 for a newer one, warns, or stops.
 
-A checkpoint holds the version of the index in use, and no more of a refresh under way:
-the step says whether one is due, and the model directory what was done. A retriever is
-published before the update after its step, so at every checkpoint those of earlier
-steps are there, with an index or without. A resumed run drops those of later steps,
-publishes them anew when it comes to them, and takes the index of any that is there.
+A checkpoint records the version of the index in use, and no other state of a refresh:
+the step determines whether one is due, and the model directory what was done. A
+retriever is published before the update after its step, so at every checkpoint those of
+earlier steps exist, with or without an index. A resumed run deletes those of later
+steps, publishes them again when it reaches them, and loads the index of any that exist.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from realm_jax.training.index_client import IndexClient
 
 
 class RefreshMode(enum.Enum):
-    """When a new index is made, and by whom."""
+    """When a new index is built, and by whom."""
 
     OFF = "off"
     BLOCKING = "blocking"
@@ -41,7 +41,7 @@ class RefreshMode(enum.Enum):
 
 
 class WhenStale(enum.Enum):
-    """What the trainer does when its index is as old as it may be."""
+    """What the trainer does when its index reaches the maximum age."""
 
     WAIT = "wait"
     WARN = "warn"
@@ -50,11 +50,11 @@ class WhenStale(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class StalenessBound:
-    """How old an index may become.
+    """The maximum age of an index.
 
     Attributes:
-      max_steps: updates since its encoder was published; None: any age.
-      action: what to do when it is reached.
+      max_steps: updates since its encoder was published; None for any age.
+      action: what to do when the age is reached.
     """
 
     max_steps: int | None = None
@@ -71,13 +71,13 @@ that it replaces); the last is None at first."""
 
 
 class Refresher:
-    """Hands every step the index it searches.
+    """Provides the index that each step searches.
 
     Attributes:
-      num_swaps: how many times it was replaced while training ran.
-      swap_seconds: for how long no update could begin when it was replaced last.
-      failure: why training was stopped for want of a fresh index, to be raised when
-        what was learned is saved.
+      num_swaps: number of times the index was replaced during training.
+      swap_seconds: how long the last replacement delayed the next update, in seconds.
+      failure: why training was stopped for lack of a fresh index; to be raised after
+        the state is saved.
     """
 
     def __init__(
@@ -90,18 +90,18 @@ class Refresher:
         on_swap: OnSwap,
         bound: StalenessBound = ANY_AGE,
     ):
-        """Remembers how to refresh; `start` gets the first index.
+        """Stores the settings; `start` gets the first index.
 
         Args:
-          mode: who refreshes.
-          period: steps between two refreshes.
-          client: of the model directory.
-          wait_seconds: how long `async` waits for an index.
+          mode: how the index is refreshed.
+          period: number of steps between two refreshes.
+          client: access to the model directory.
+          wait_seconds: how long `async` waits for an index, in seconds.
           on_swap: called after every swap, the first included.
-          bound: how old the index of `async` may become.
+          bound: maximum age of the index of `async`.
 
         Raises:
-          BadInputError: the period is not positive, or longer than an index may live.
+          BadInputError: the period is not positive, or exceeds the maximum age.
         """
         if period < 1:
             raise BadInputError(
@@ -128,22 +128,22 @@ class Refresher:
 
     @property
     def index(self) -> LoadedIndex:
-        """The index in use; there is one once `start` or `adopt` has returned."""
+        """The index in use; available once `start` or `adopt` has returned."""
         assert self._index is not None
         return self._index
 
     def start(self, step: int, params: PyTree, saved: int | None) -> None:
-        """Gets the index to begin with: never an empty one.
+        """Gets the first index, which is never empty.
 
         Args:
-          step: updates done.
-          params: of the retriever.
+          step: number of updates done.
+          params: parameters of the retriever.
           saved: the index version of the checkpoint that was restored, None for a new
-            run. It is loaded again; if it is gone, an index is made of the present
-            parameters, and a warning says so.
+            run. It is loaded again; if it no longer exists, an index of the present
+            parameters is built, with a warning.
 
         Raises:
-          BadInputError: no index can be had.
+          BadInputError: no index is available.
         """
         self._client.forget_after(step)
         index = None if saved is None else self._client.load(saved)
@@ -153,7 +153,7 @@ class Refresher:
             )
         if self._mode is RefreshMode.ASYNC:
             if index is None:
-                # Before it follows: an index that lies there already may be another's.
+                # Publish before following: an existing index may be of another run.
                 self._client.publish(step, params)
             self._client.follow(newer_than=-1 if index is None else index.manifest.step)
             if index is None:
@@ -163,14 +163,14 @@ class Refresher:
         self._swap(step, params, index)
 
     def adopt(self, step: int, params: PyTree, index: LoadedIndex) -> None:
-        """Goes on with the index that a checkpoint held; instead of `start`."""
+        """Uses the index that a checkpoint held; called instead of `start`."""
         self._client.forget_after(step)
         if self._mode is RefreshMode.ASYNC:
             self._client.follow(newer_than=index.manifest.step)
         self._swap(step, params, index)
 
     def is_due(self, step: int) -> bool:
-        """Whether a retriever is embedded or published before the next update."""
+        """Returns whether the next update is preceded by embedding or publishing."""
         if self._mode not in (RefreshMode.BLOCKING, RefreshMode.ASYNC):
             return False
         return step % self._period == 0 and self.index.manifest.step != step
@@ -197,10 +197,10 @@ class Refresher:
         return self.index
 
     def _keep_fresh(self, step: int, params: PyTree) -> None:
-        """Does what was asked for when the index is as old as it may be.
+        """Waits, warns or stops if the index has reached its maximum age.
 
         Raises:
-          StoppedError: training is to end here; `failure` says why.
+          StoppedError: training is to end here, because of `failure`.
         """
         bound = self._bound
         while bound.max_steps is not None and self._age(step) >= bound.max_steps:
@@ -236,11 +236,11 @@ class Refresher:
         return step - self.index.manifest.step
 
     def staleness(self, step: int) -> Mapping[str, float]:
-        """Version and age of the index, as metrics; of its oldest row in `rolling`."""
+        """Returns version and age of the index (`rolling`: oldest row), as metrics."""
         age, version = self.index.staleness(step), self.index.manifest.step
         steps = age.steps
         if self._mode is RefreshMode.ROLLING:
-            # A version is a round over all rows, as if it were made at its beginning.
+            # A version is one pass over all rows, dated to the beginning of the pass.
             rounds = (step - 1) // self._period
             steps, version = (
                 min(steps, self._period),

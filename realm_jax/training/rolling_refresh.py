@@ -1,12 +1,12 @@
-"""An index that is part of the training state: the steps themselves renew it.
+"""Renews an index that is part of the training state, within the steps.
 
-rolling     before each update a slice of the corpus is embedded anew; after PERIOD
-            updates no row is older than that, and nobody has waited
-write_back  after each update the embeddings of its candidates, which it computed
+rolling     before each update a slice of the corpus is embedded again, so that no row
+            is older than PERIOD updates, and training never waits
+write_back  after each update the embeddings of its candidates, which it computes
             anyway, replace their rows
 
-There is one index in memory, checkpoints hold it, and a resumed run goes on with the
-very rows it had.
+Only one index is in memory. Checkpoints contain it, so that a resumed run continues
+with exactly the same rows.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ class Renewal:
     """How steps renew the index.
 
     Attributes:
-      period: updates in which every row is embedded anew once; None: no rolling.
+      period: updates in which every row is embedded once; None for no rolling.
       write_back: whether the candidates' embeddings replace their rows. They are those
-        of training, so with dropout where the model has it.
-      batch_size: documents embedded at once, over all devices.
+        of training, and so have dropout if the model has it.
+      batch_size: number of documents embedded at once, over all devices.
     """
 
     period: int | None
@@ -49,14 +49,14 @@ class RenewingLoss(RetrievingLoss):
     """`RetrievingLoss` over an index that the state holds and the updates renew.
 
     Attributes:
-      renewal: how.
+      renewal: how the index is renewed.
     """
 
     renewal: Renewal = dataclasses.field(kw_only=True)
 
     @classmethod
     def over(cls, loss: RetrievingLoss, renewal: Renewal) -> "RenewingLoss":
-        """Returns the same loss, but for the index."""
+        """Returns the same loss over an index in the state."""
         fields = {f.name: getattr(loss, f.name) for f in dataclasses.fields(loss)}
         return cls(**fields, renewal=renewal)
 
@@ -93,27 +93,27 @@ def embed_slice(
     params: PyTree,
     step: Int[Array, ""],
 ) -> EmbeddingTable:
-    """Embeds the rows whose turn it is; each device those of its own.
+    """Embeds the slice of rows due at this step; each device embeds its own rows.
 
     Args:
-      loss: knows the retriever, the layout of documents and the mesh.
-      renewal: how many rows at a time.
-      index: to be renewed.
+      loss: provides the retriever, the layout of documents and the mesh.
+      renewal: the period, and the number of rows at a time.
+      index: the index to renew.
       tokens: the wordpieces of its blocks.
-      params: of this moment.
-      step: updates done.
+      params: current parameters.
+      step: number of updates done.
     """
     assert renewal.period is not None
     num_devices, num_local = loss.mesh.size, index.rows.shape[0] // loss.mesh.size
     at_once = max(1, min(renewal.batch_size // num_devices, num_local))
     batches = -(-num_local // (renewal.period * at_once))
     count = min(batches * at_once, num_local)
-    # The last slice ends at the end, and so begins a little early.
+    # The last slice ends with the last row, and so begins a little early.
     start = jnp.minimum((step % renewal.period) * count, num_local - count)
     by_device = NamedSharding(loss.mesh, axes.partition_spec("block"))
 
     def local(array: Array) -> Array:
-        """[device, row of it, ...]: no row leaves its device."""
+        """Reshapes to [device, row of it, ...]; no row leaves its device."""
         split = array.reshape(num_devices, num_local, *array.shape[1:])
         return jax.lax.with_sharding_constraint(split, by_device)
 
@@ -148,7 +148,7 @@ def embed_slice(
 def as_rows(
     index: EmbeddingTable, embeddings: Float[Array, "*row projection"]
 ) -> EmbeddingTable:
-    """Returns embeddings as rows of a table: in its precision, with codes if it has."""
+    """Returns embeddings as table rows, in its precision, with codes if it has them."""
     rows = embeddings.astype(index.rows.dtype)
     if index.codes is None:
         return EmbeddingTable(rows, None, None, index.num_blocks)
@@ -161,17 +161,17 @@ def write_rows(
     embeddings: Float[Array, "batch candidate projection"],
     mesh: jax.sharding.Mesh,
 ) -> EmbeddingTable:
-    """Replaces the rows of blocks; of a block that occurs twice the first counts.
+    """Replaces the rows of blocks; of repeated blocks the first embedding is used.
 
     Args:
       index: the table.
-      block_ids: -1 is nobody's row.
-      embeddings: of these blocks.
+      block_ids: ids of the blocks; -1 is ignored.
+      embeddings: embeddings of these blocks.
       mesh: the devices of the table.
     """
     ids = block_ids.reshape(-1)
     fresh = as_rows(index, embeddings.reshape(len(ids), -1))
-    # Which of two writes to a row wins is not said; so there must be one.
+    # The order of two writes to one row is undefined, so repeats are dropped.
     order = jnp.argsort(ids, stable=True)
     sorted_ids = ids[order]
     repeats = jnp.concatenate([jnp.zeros(1, bool), sorted_ids[1:] == sorted_ids[:-1]])

@@ -1,4 +1,4 @@
-"""What the training stages share: models, state, resuming, checkpoints."""
+"""Shared parts of the training stages: models, state, resuming, checkpoints."""
 
 import contextlib
 import dataclasses
@@ -47,24 +47,24 @@ _UNRECORDED = {
     "span_scorer": False,
     "score_unmasked": False,
 }
-"""What a checkpoint was trained with that does not record a setting."""
+"""Values of settings that older checkpoints do not record."""
 CheckpointDetails = Callable[[int], Mapping[str, Any]]
-"""Updates done -> what a checkpoint says beside what every stage says."""
+"""Maps updates done to the details of a checkpoint beyond those of every stage."""
 
 
 class Stage(Generic[ReaderT]):
-    """A training stage of one run, from its latest checkpoint on.
+    """A training stage of one run, continued from its latest checkpoint.
 
     Attributes:
-      config: as given.
+      config: configuration of the run.
       corpus: the blocks.
       model_store: the model directory.
       retriever_config: size of the towers.
       retriever: the towers.
       reader: the stage's reader.
-      state: where training stands.
-      details: of the checkpoint that was restored, None for a new run.
-      stopwatch: of the thread that trains.
+      state: the current training state.
+      details: details of the checkpoint that was restored, None for a new run.
+      stopwatch: stopwatch of the training thread.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class Stage(Generic[ReaderT]):
         """Opens corpus and model directory; draws, warm-starts or restores the state.
 
         Args:
-          name: of the stage.
-          config: of the run.
+          name: name of the stage.
+          config: configuration of the run.
           make_reader: makes the stage's reader.
-          frozen: parameter paths that stay as they are.
-          index: how an index in the state is kept, None if it is no part of it. It is
-            all zeros until it is replaced, but in a state that was restored with one.
+          frozen: parameter paths that are not trained.
+          index: precision of an index in the state, None if the state has none. It is
+            all zeros until it is replaced, unless it was restored from a checkpoint.
 
         Raises:
           BadInputError: the corpus is missing, or the model directory holds a run of
@@ -112,12 +112,12 @@ class Stage(Generic[ReaderT]):
 
     @property
     def is_done(self) -> bool:
-        """Whether all updates were done already."""
+        """True if all updates are done."""
         return int(self.state.step) >= self.config.train_steps
 
     @property
     def mesh(self) -> Mesh:
-        """The devices, laid out."""
+        """The mesh of the devices."""
         return self._mesh
 
     def index_source(
@@ -126,11 +126,11 @@ class Stage(Generic[ReaderT]):
         embed: EmbedConfig,
         device: DeviceConfig | None = None,
     ) -> IndexSource:
-        """What an index of this run is made of.
+        """Returns the source of this run's indexes.
 
         Args:
           searcher: "device" or "scann".
-          embed: how blocks are embedded; as long as this run's documents.
+          embed: how blocks are embedded; its length is set to this run's documents.
           device: how "device" searches; None for the defaults.
         """
         return IndexSource(
@@ -150,25 +150,25 @@ class Stage(Generic[ReaderT]):
         """Opens CORPUS/examples/TASK/SPLIT.
 
         Args:
-          task: name of the SeqIO task they are of.
-          split: train, validation or what the task calls its splits.
+          task: name of the SeqIO task of the examples.
+          split: train, validation or another split of the task.
           of_corpus: whether they must be made from this very corpus (sentences and
             blocks), or only in its vocabulary (questions).
 
         Raises:
-          BadInputError: there are none, or they belong to something else.
+          BadInputError: there are none, or they belong to another corpus or vocabulary.
         """
         return open_examples(self.corpus, task, split, of_corpus=of_corpus)
 
     def batch(
         self, examples: Examples, step: int, batch_size: int | None = None
     ) -> Example:
-        """Returns what this process's devices see of the batch of an update.
+        """Returns this process's rows of the batch of an update.
 
         Args:
-          examples: to train on.
-          step: updates done.
-          batch_size: examples over all devices; None: that of the configuration.
+          examples: the examples to train on.
+          step: number of updates done.
+          batch_size: examples over all devices; None for that of the configuration.
 
         Raises:
           BadInputError: the batch does not split evenly over the devices.
@@ -184,7 +184,7 @@ class Stage(Generic[ReaderT]):
         return examples.batch(rows)
 
     def require_divisible(self, batch_size: int) -> None:
-        """Checks that every device gets as many examples of every microbatch.
+        """Requires that the batch splits evenly over microbatches and devices.
 
         Raises:
           BadInputError: it does not.
@@ -211,20 +211,20 @@ class Stage(Generic[ReaderT]):
         hooks: Sequence[Hook] = (),
         replace_state: ReplaceState = lambda step, state: state,
     ) -> bool:
-        """Trains from where the state stands, and leaves a checkpoint behind.
+        """Trains from the current state, and saves a checkpoint at the end.
 
         Args:
-          loss: what is optimised.
+          loss: the loss to minimise.
           inputs_at: (updates done, state) -> host arrays of the next update, as made
             of `batch`.
-          report: shows progress to a person.
+          report: shows progress.
           stop: ends training between two steps.
-          log_extra: more values for each line of metrics.
-          log_due: asks for a line of metrics between two of them.
-          checkpoint_details: updates done -> more facts for the checkpoint.
-          measure: run before the line of metrics that an update may have.
-          hooks: run after metrics and before the checkpoint.
-          replace_state: (updates done, state) -> the state to go on with.
+          log_extra: further values for each line of metrics.
+          log_due: requests a line of metrics between two regular ones.
+          checkpoint_details: updates done -> further details of the checkpoint.
+          measure: hooks run before the line of metrics that an update may have.
+          hooks: hooks run after metrics and before the checkpoint.
+          replace_state: (updates done, state) -> the state to continue with.
 
         Returns:
           Whether all updates are done.
@@ -277,11 +277,11 @@ class Stage(Generic[ReaderT]):
     def save(
         self, step: int, state: TrainState, more_details: CheckpointDetails
     ) -> None:
-        """Saves a checkpoint; `train` saves others when they are due.
+        """Saves a checkpoint; `train` saves the periodic ones.
 
         Args:
-          step: updates done.
-          state: after them.
+          step: number of updates done.
+          state: the state after them.
           more_details: as `checkpoint_details` of `train`.
         """
         self.stopwatch.wait_for(state)
@@ -292,7 +292,7 @@ class Stage(Generic[ReaderT]):
 
     @contextlib.contextmanager
     def _profiling(self) -> Iterator[Sequence[Hook]]:
-        """Gives the hook that profiles, if there is one; around the loop."""
+        """Yields the profiling hook, if there is one; a context around the loop."""
         config = self.config
         if not config.profile or self.is_done:
             yield []
@@ -302,7 +302,7 @@ class Stage(Generic[ReaderT]):
             yield [profiler]
 
     def close(self) -> None:
-        """Finishes the checkpoint under way."""
+        """Finishes the checkpoint being saved."""
         self._checkpointer.close()
 
     def _describe(self) -> dict[str, Any]:
@@ -366,7 +366,7 @@ def open_examples(
     """Opens the materialised examples of a prepared corpus; see `Stage.open_examples`.
 
     Raises:
-      BadInputError: there are none, or they belong to something else.
+      BadInputError: there are none, or they belong to another corpus or vocabulary.
     """
     expect = {"corpus_fingerprint": corpus.fingerprint}
     if not of_corpus:

@@ -1,4 +1,4 @@
-"""What every training stage is configured with."""
+"""The configuration shared by all training stages."""
 
 import dataclasses
 import enum
@@ -19,33 +19,33 @@ from realm_jax.training.projection import Projection
 
 @dataclasses.dataclass(frozen=True)
 class StageConfig:
-    """What every training stage needs to know.
+    """Base configuration of a training stage.
 
     Attributes:
       model_dir: folder or gs:// of this run; an unfinished run there is resumed.
       corpus: the prepared corpus (`realm prepare`).
-      task: the examples to train on, by the name of their SeqIO task.
-      train_steps: updates in all.
+      task: name of the SeqIO task whose examples are trained on.
+      train_steps: total number of updates.
       batch_size: examples per update, over all devices.
       microbatches: parts of a batch that are computed one after the other, so that a
         larger batch fits; the gradient stays that of the whole batch.
       models: sizes and lengths of the models.
       optimizer: makes the update rule's configuration from `total_steps`.
-      warm_start: what the parameters start from; see `warm_start_params`.
-      projection: what the retriever's projection starts as where the weights that it
-        starts from have none, "random" or "pca"; see `projection.py`.
+      warm_start: source of the initial parameters; see `warm_start_params`.
+      projection: initialization of the retriever's projection if the source of its
+        weights has none, "random" or "pca"; see `projection.py`.
       warm_start_checkpoint: which checkpoint of an earlier stage: "last", or "best" by
         held-out utility.
-      retriever_warm_start: what the retriever starts from instead, or "".
-      reader_warm_start: what the reader starts from instead, or "".
-      seed: of initialisation, the order of examples, and dropout.
-      mesh: how devices are laid out.
+      retriever_warm_start: source of the retriever instead, or "".
+      reader_warm_start: source of the reader instead, or "".
+      seed: seed of initialization, the order of examples, and dropout.
+      mesh: how devices are arranged.
       checkpoint_period: steps between checkpoints; one more follows the last step.
       log_period: steps between two lines of metrics.
       profile: whether to profile ten steps; see `profiling.py`.
       spans: which masked spans an epoch visits: "one_per_sentence" (the paper),
-        "all" or "together" (`batch_order.Spans`); examples that are not of masked
-        sentences are all visited.
+        "all" or "together" (`batch_order.Spans`); examples other than masked sentences
+        are all visited.
     """
 
     model_dir: str
@@ -69,10 +69,10 @@ class StageConfig:
     spans: str = Spans.ONE_PER_SENTENCE.value
 
     stage: ClassVar[StageSpec]
-    """Which stage it configures."""
+    """The stage that this configures."""
 
     starts_from_nothing: ClassVar[bool] = False
-    """Whether random parameters are an ordinary start of this stage."""
+    """Whether the stage ordinarily starts from random parameters."""
 
     def __post_init__(self):
         require_one_of("spans", self.spans, Spans)
@@ -81,31 +81,31 @@ class StageConfig:
 
     @property
     def examples_per_update(self) -> int:
-        """What speed is measured in."""
+        """Number of examples by which speed is measured."""
         return self.batch_size
 
     @property
     def index_use(self) -> IndexUse | None:
-        """What the stage does with an index; None of one that has none."""
+        """How the stage uses an index; None if it uses none."""
         return None
 
     def one_microbatch(self) -> Self:
-        """Returns a stage whose whole batch is one microbatch of this one."""
+        """Returns a configuration whose batch is one microbatch of this one."""
         size = self.batch_size // self.microbatches
         return dataclasses.replace(self, batch_size=size, microbatches=1)
 
     @property
     def donors(self) -> Sequence[str]:
-        """Model directories that may have an index of the retriever it starts with."""
+        """Model directories that may have an index of the initial retriever."""
         return initialization.model_directories(self.retriever_source)
 
     @property
     def retriever_source(self) -> str:
-        """What the retriever starts from."""
+        """Source of the retriever's initial parameters."""
         return self.retriever_warm_start or self.warm_start
 
     def data_order(self) -> dict[str, Any]:
-        """Which examples each update sees; what a resumed run must keep."""
+        """Returns the settings that fix each update's examples, for resumed runs."""
         return {
             "task": self.task,
             "batch_size": self.batch_size,
@@ -115,10 +115,10 @@ class StageConfig:
 
 
 def require_one_of(name: str, value: str, choices: type[enum.Enum]) -> None:
-    """Checks a setting that names a member of an enumeration by its value.
+    """Requires that a setting is the value of a member of an enumeration.
 
     Raises:
-      BadInputError: it names none.
+      BadInputError: it is not.
     """
     values = [choice.value for choice in choices]
     if value not in values:

@@ -1,4 +1,4 @@
-"""The parameters that a new run of a training stage starts with."""
+"""Provides the initial parameters of a new run of a training stage."""
 
 import logging
 
@@ -21,13 +21,13 @@ def starting_params(
     retriever_config: RetrieverConfig,
     corpus: BlockStore,
 ) -> PyTree:
-    """Replaces random parameters by those of the run's sources, where it has any.
+    """Replaces random parameters by those of the run's sources, if it has any.
 
     Args:
       params: random parameters of the stage's models.
-      config: of the run, which names the sources.
+      config: configuration of the run, which names the sources.
       retriever_config: size of the towers.
-      corpus: whose blocks a projection is fitted to.
+      corpus: the corpus to whose blocks a projection is fitted.
 
     Raises:
       BadInputError: as `initialization.warm_start_params`.
@@ -44,7 +44,7 @@ def starting_params(
     if not config.starts_from_nothing:
         _warn_of_random_models(config)
     source = config.retriever_source
-    # A stage before has a projection already.
+    # The checkpoint of an earlier stage already has a projection.
     if (
         config.projection == Projection.RANDOM.value
         or not source

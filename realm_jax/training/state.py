@@ -1,4 +1,4 @@
-"""What a training run is between two steps."""
+"""Provides the state of a training run between two steps."""
 
 from typing import Any
 
@@ -21,12 +21,12 @@ class TrainState:
 
     Attributes:
       step: number of updates done.
-      params: float32 parameters, one subtree a model ("retriever", "reader").
+      params: float32 parameters, one subtree per model ("retriever", "reader").
       optimizer_state: moments and counts of the optimizer.
       key: the run's random key. A step folds its number into it, so that a resumed
-        run draws what the uninterrupted one would have drawn.
-      index: the embeddings that are searched, where steps renew them
-        (`rolling_refresh.py`); None where they come from snapshots.
+        run draws the same numbers as an uninterrupted one.
+      index: the embeddings that are searched, if steps renew them
+        (`rolling_refresh.py`); None if they come from snapshots.
     """
 
     step: Int[jax.Array, ""]
@@ -39,7 +39,7 @@ class TrainState:
 def create_state(
     params: PyTree, optimizer: optax.GradientTransformation, seed: int
 ) -> TrainState:
-    """The state before the first step."""
+    """Returns the state before the first step."""
     return TrainState(
         step=jax.numpy.zeros((), "int32"),
         params=params,
@@ -49,31 +49,31 @@ def create_state(
 
 
 def place_state(state: TrainState, shardings: PyTree, mesh: Mesh) -> TrainState:
-    """Places a state that every process holds whole; see `state_shardings`."""
+    """Places a state that every process holds in full; see `state_shardings`."""
     return partitioning.place(state, state_shardings(state, shardings, mesh))
 
 
 def state_shardings(state: TrainState, shardings: PyTree, mesh: Mesh) -> TrainState:
-    """Returns where each array of a state lies; moments with their parameters.
+    """Returns the sharding of each array of a state; moments follow their parameters.
 
     Args:
-      state: without an index, which brings its own places.
-      shardings: of the parameters.
+      state: a state without an index, which has its own sharding.
+      shardings: shardings of the parameters.
       mesh: the devices.
     """
     replicated = NamedSharding(mesh, PartitionSpec())
     places_by_path: dict[Any, Any] = flax.traverse_util.flatten_dict(shardings)
 
     def place(path: tuple[Any, ...], leaf: Array) -> NamedSharding:
-        # Moments are trees like the parameters', below whatever the optimizer is made
-        # of; `optax.tree.map_params` would say so, but not of a `multi_transform`.
+        # Moments are trees like the parameters', nested in the optimizer's state.
+        # `optax.tree.map_params` does not support `multi_transform`.
         keys = tuple(part.key for part in path if isinstance(part, DictKey))
         ends = (keys[start:] for start in range(len(keys)))
         return next(
             (places_by_path[end] for end in ends if end in places_by_path), replicated
         )
 
-    # The same tree with a place for every array.
+    # The same tree with a sharding for every array.
     return state.replace(
         step=replicated,
         params=shardings,
@@ -83,5 +83,5 @@ def state_shardings(state: TrainState, shardings: PyTree, mesh: Mesh) -> TrainSt
 
 
 def count_parameters(tree: PyTree) -> int:
-    """Number of parameters in a tree."""
+    """Returns the number of parameters in a tree."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))

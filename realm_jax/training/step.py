@@ -1,7 +1,6 @@
 """One training step: gradient, update, new state. The same for every stage.
 
-What is optimised stands in `losses.py`; the order of things around the step in
-`loop.py`; `jit` is the last line here.
+The losses are in `losses.py`, the order of work around the step is in `loop.py`.
 """
 
 import abc
@@ -22,10 +21,10 @@ from realm_jax.types import Array
 
 
 class Loss(abc.ABC):
-    """What is optimised: (parameters, a step's inputs, random key) -> a scalar.
+    """A loss to minimise: (parameters, a step's inputs, random key) -> a scalar.
 
-    A loss whose state goes through the updates overrides `of_update` and `arguments`
-    (`rolling_refresh.py`); others are functions of what a step is given.
+    A loss that updates further state overrides `of_update` and `arguments`
+    (`rolling_refresh.py`); other losses depend only on the inputs of the step.
     """
 
     @abc.abstractmethod
@@ -37,12 +36,12 @@ class Loss(abc.ABC):
     def of_update(
         self, params: PyTree, state: TrainState, inputs: Any
     ) -> tuple[Array, tuple[means_lib.Means, EmbeddingTable | None]]:
-        """Returns the scalar, and beside the metrics the index of the next state.
+        """Returns the scalar, the metrics, and the index of the next state.
 
         Args:
-          params: those of the state; the scalar is differentiated by them.
-          state: before the update.
-          inputs: as the step is given them.
+          params: those of the state; the scalar is differentiated with respect to them.
+          state: the state before the update.
+          inputs: the inputs of the step.
         """
         loss, metrics = self(params, inputs, step_key(state))
         return loss, (metrics, state.index)
@@ -50,19 +49,19 @@ class Loss(abc.ABC):
     def arguments(
         self, state: TrainState, inputs: Any
     ) -> tuple[PyTree, Any, jax.ShapeDtypeStruct]:
-        """Returns what the loss is called with in an update; of the key the shape.
+        """Returns the arguments of the loss in an update; of the key only the shape.
 
         Args:
           state: arrays or shapes.
-          inputs: as the step is given them, likewise.
+          inputs: inputs of the step, likewise.
         """
         return state.params, inputs, jax.eval_shape(step_key, state)
 
     def update_flops(self, state: TrainState, inputs: Any) -> int:
-        """Returns the operations that an update needs, whatever is computed twice.
+        """Returns the operations that an update needs, without recomputation.
 
-        A backward pass has two products for each of the forward pass; so the forward
-        pass counts three times. Arguments as those of `arguments`.
+        A backward pass has two products for each one of the forward pass, so that the
+        forward pass is counted three times. The arguments are those of `arguments`.
         """
         return 3 * flops.count(self, *self.arguments(state, inputs))
 
@@ -97,9 +96,9 @@ def make_step(
     The state that is passed in is donated: its buffers become the new state's.
 
     Args:
-      loss: what is optimised.
+      loss: the loss to minimise.
       optimizer: from `make_optimizer` with the same `frozen`.
-      frozen: parameter paths whose gradient is not computed, and zero in the norms.
+      frozen: parameter paths without gradient, which count as zero in the norms.
     """
 
     def of_trained(params: PyTree, state: TrainState, inputs: Any):
@@ -116,7 +115,7 @@ def make_step(
 
 
 def step_key(state: TrainState) -> jax.Array:
-    """Returns the random key of the next update: a function of its number."""
+    """Returns the random key of the next update, a function of its number."""
     return jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
 
 

@@ -1,9 +1,9 @@
-"""Where the time of training goes, and how much work is done in it.
+"""Measures how the time of training is spent, and how much work is done in it.
 
-The seconds are wall time of the thread that trains: whatever it does, or waits for. The
-devices are given work ahead and compute meanwhile, so what the host does beside them
-counts as the host's, and `DEVICE` is the time in which there was nothing left to do but
-wait for them. Near zero it says that the host, or a search, holds the devices up.
+Times are wall times of the training thread, whatever it does or waits for. Steps are
+dispatched ahead and the devices compute meanwhile, so host work that overlaps with them
+counts as the host's, and `DEVICE` is the time in which the thread only waits for the
+devices. A value near zero shows that the host, or a search, delays the devices.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ _TERA = 1e12
 
 
 class Part(enum.Enum):
-    """What the thread that trains does, or waits for.
+    """Activity of the training thread.
 
     Attributes:
-      SEARCH: a search outside of the step, and the gathering of what it found. A search
-        within the step is the device's.
-      DEVICE: handing a step to the devices and waiting for what they compute.
-      HOST: batches, placing them, hooks, compiling the step, and all else.
-      CHECKPOINT: what training stands still for when it is saved.
+      SEARCH: a search outside of the step, and gathering its results. A search within
+        the step is the device's.
+      DEVICE: dispatching a step to the devices and waiting for their results.
+      HOST: batches, placing them, hooks, compiling the step, and everything else.
+      CHECKPOINT: the part of saving for which training waits.
       SWAP: publishing a retriever, embedding in the trainer, waiting for an index,
         taking it, and measuring it.
     """
@@ -44,16 +44,16 @@ class Part(enum.Enum):
 
 
 class Stopwatch:
-    """Attributes every moment to one part: the innermost that is under way.
+    """Attributes all time to the innermost active part.
 
-    It belongs to one thread; what others do meanwhile is not its concern.
+    It belongs to one thread; the work of other threads is not measured.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter):
         """Starts in `HOST`.
 
         Args:
-          now: seconds since whenever.
+          now: returns seconds since an arbitrary time.
         """
         self._now = now
         self._part = Part.HOST
@@ -62,7 +62,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def part(self, part: Part) -> Iterator[None]:
-        """Attributes what happens within to `part`, and shows it in a profile."""
+        """Attributes the time within to `part`, and marks it in a profile."""
         outer = self._switch(part)
         try:
             with jax.profiler.TraceAnnotation(part.value):
@@ -73,13 +73,13 @@ class Stopwatch:
     def wait_for(self, arrays: PyTree) -> None:
         """Waits for the devices, as `DEVICE`.
 
-        For places that would wait anyway, so that what follows is not blamed for it.
+        For places that would wait anyway, so that the next part is not charged with it.
         """
         with self.part(Part.DEVICE):
             jax.block_until_ready(arrays)
 
     def take(self) -> dict[Part, float]:
-        """Returns the seconds of each part since the last call; all wall time."""
+        """Returns the seconds of each part since the last call, all wall time."""
         self._switch(self._part)
         seconds, self._seconds = self._seconds, dict.fromkeys(Part, 0.0)
         return seconds
@@ -92,10 +92,10 @@ class Stopwatch:
 
 
 class Accounting:
-    """Speed, utilisation and the time split, for each line of metrics.
+    """Computes speed, utilisation and the time split for each line of metrics.
 
     Attributes:
-      stopwatch: as given.
+      stopwatch: stopwatch of the training thread.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class Accounting:
         """Starts the time of the first line.
 
         Args:
-          stopwatch: of the thread that trains.
-          loss: what is optimised; hashable.
-          batch_size: examples an update, over all devices.
+          stopwatch: stopwatch of the training thread.
+          loss: the loss that is minimised; hashable.
+          batch_size: examples per update, over all devices.
           devices: `jax.Device`s of all processes.
         """
         self.stopwatch = stopwatch
@@ -122,7 +122,7 @@ class Accounting:
         stopwatch.take()
 
     def see(self, state: TrainState, inputs: Any) -> None:
-        """Notes the shapes of an update, which are those of every other."""
+        """Records the shapes of an update, which are the same for every update."""
         if self._shapes is not None:
             return
         # No loss reads the optimizer's moments.
@@ -136,7 +136,7 @@ class Accounting:
         """Returns the metrics of the time since the last call (`metrics_file.py`).
 
         Args:
-          updates: made in that time.
+          updates: number of updates in that time.
         """
         operations = self._operations()
         parts = self.stopwatch.take()
@@ -154,7 +154,7 @@ class Accounting:
         return values
 
     def _operations(self) -> int | None:
-        """Of an update, over all devices; None before there was one."""
+        """Returns an update's operations over all devices; None before the first."""
         if self._shapes is None:
             return None
         leaves, structure = jax.tree.flatten(self._shapes)
@@ -163,5 +163,5 @@ class Accounting:
 
 @functools.lru_cache(maxsize=16)
 def _operations(loss: Loss, structure: Any, leaves: tuple[Any, ...]) -> int:
-    """Traces the loss, which takes up to seconds: once for a loss and its shapes."""
+    """Traces the loss, which takes up to seconds; cached per loss and shapes."""
     return loss.update_flops(*jax.tree.unflatten(structure, leaves))

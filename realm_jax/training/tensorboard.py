@@ -1,7 +1,7 @@
-"""Metrics as TensorBoard reads them: `tensorboard --logdir MODEL_DIR`.
+"""Writes metrics for TensorBoard: `tensorboard --logdir MODEL_DIR`.
 
-`metrics.jsonl` stays the record; these files show it while a run goes on. They are
-written without TensorFlow, which a trainer does not import.
+`metrics.jsonl` remains the record; these files show it during a run. They are written
+without TensorFlow, which a trainer does not import.
 """
 
 import io
@@ -19,16 +19,16 @@ _FOLDER = "tensorboard"
 
 
 class EventFile:
-    """The scalars of one stage, from one start of a process to its end."""
+    """The scalars of one stage, from one process."""
 
     def __init__(self, model_dir: str, stage: str, first_step: int):
-        """Begins a file in MODEL_DIR/tensorboard/STAGE.
+        """Creates a file in MODEL_DIR/tensorboard/STAGE.
 
         Args:
           model_dir: folder or gs:// of the run.
-          stage: shown as a run of its own.
-          first_step: steps after it that a lost run had shown are taken again;
-            TensorBoard then drops them.
+          stage: name of the stage, shown as a separate run.
+          first_step: number of updates done. Later steps of a lost run are run again;
+            TensorBoard then drops the old ones.
         """
         self._store = open_store(model_dir)
         began = f"{time.time():.6f}".replace(".", "")
@@ -43,18 +43,18 @@ class EventFile:
         new = self._events.add(step, values)
         url = self._store.url(self._name)
         if url.startswith("gs://"):
-            # Objects cannot grow; TensorBoard reads the new one from where it was.
+            # Objects cannot grow; TensorBoard continues in the new one at its offset.
             self._store.write(self._name, self._events.all())
             return
         path = pathlib.Path(url)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # TensorBoard keeps the file open, so it is not replaced but added to.
+        # TensorBoard keeps the file open, so it is appended to instead of replaced.
         with path.open("ab") as file:
             file.write(new)
 
 
 class _Events:
-    """Events as bytes."""
+    """Serialises events."""
 
     def __init__(self, first_step: int, protos: Any, record_writer: Any):
         self._protos = protos
@@ -75,7 +75,7 @@ class _Events:
         return self._buffer.getvalue()[told:]
 
     def all(self) -> bytes:
-        """All bytes so far."""
+        """Returns all bytes so far."""
         return self._buffer.getvalue()
 
     def _add(self, event: Any) -> None:

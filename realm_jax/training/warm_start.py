@@ -1,6 +1,6 @@
 """The warm start: ICT for the retriever, a masked LM with documents for the reader.
 
-REALM, section 3.4: without it the retriever finds nothing of use, the reader learns to
+REALM, section 3.4: without it the retriever finds nothing useful, the reader learns to
 ignore documents, and then no gradient reaches the retriever (the cold-start problem).
 """
 
@@ -43,18 +43,18 @@ _SUM_TOLERANCE = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class ReaderMixture:
-    """What the masked sentences of the reader's warm start are joined with.
+    """The documents with which the reader's warm start joins masked sentences.
 
     Attributes:
       own: probability of the block that a sentence was taken from.
       null: probability of the null document.
-      retrieved: probability of a retrieved block: the best one that holds the answer
+      retrieved: probability of a retrieved block: the best one that contains the answer
         and is not trivial by the rule of `index/candidates.py`.
-      num_retrieved: the neighbours among which that block is looked for.
-      without_answer: what is read where none of them holds the answer: "retrieved" (the
+      num_retrieved: number of neighbours among which that block is chosen.
+      without_answer: what is read if none of them contains the answer: "retrieved" (the
         best one that is not trivial; most documents that REALM retrieves do not help
-        either), "own" or "null". Where all neighbours are trivial, "retrieved" gives
-        the null document.
+        either), "own" or "null". If all neighbours are trivial, "retrieved" gives the
+        null document.
     """
 
     own: float = 1.0
@@ -65,7 +65,7 @@ class ReaderMixture:
 
     def __post_init__(self):
         total = sum(self.shares)
-        # NaN passes neither comparison.
+        # NaN fails both comparisons.
         if not (min(self.shares) >= 0 and abs(total - 1) <= _SUM_TOLERANCE):
             raise BadInputError(
                 "expected probabilities of own, null and retrieved documents that are "
@@ -86,7 +86,7 @@ class ReaderMixture:
 
     @property
     def reads_own(self) -> bool:
-        """Whether a sentence may be joined with the block it was taken from."""
+        """True if a sentence may be joined with the block it was taken from."""
         falls_back = self.without_answer == DocumentKind.OWN.value
         return self.own > 0 or (self.retrieved > 0 and falls_back)
 
@@ -95,16 +95,16 @@ class ReaderMixture:
 class WarmStartConfig(StageConfig):
     """A warm start; see `StageConfig` for the shared attributes.
 
-    A model that has no task is not trained: its parameters stay as they are, to the
-    last bit. With `train_steps` of 0 neither is: the sources of both are put together
-    in a checkpoint, from which any stage can start.
+    A model without a task is not trained: its parameters stay bit-identical. With
+    `train_steps` of 0 neither is trained: the sources of both are combined in a
+    checkpoint, from which any stage can start.
 
     Attributes:
-      task: masked sentences, for the reader; "": only the retriever is trained.
-      batch_size: sentence-block pairs per update; the more, the harder the choice.
-      pairs_task: sentence-block pairs, for the retriever; "": only the reader is.
+      task: masked sentences, for the reader; "" trains only the retriever.
+      batch_size: sentence-block pairs per update; more make the choice harder.
+      pairs_task: sentence-block pairs, for the retriever; "" trains only the reader.
       reader_batch_size: masked sentences per update.
-      mixture: what masked sentences are joined with.
+      mixture: the documents with which masked sentences are joined.
       score_unmasked: whether the reader also predicts wordpieces that are not masked,
         as BERT does; see `unmasked_targets.py`.
       searcher: "device" (exact) or "scann", of retrieved documents.
@@ -132,30 +132,30 @@ class WarmStartConfig(StageConfig):
 
     @property
     def needs_index(self) -> bool:
-        """Whether the reader is shown retrieved documents."""
+        """True if the reader is shown retrieved documents."""
         return bool(self.task) and self.mixture.retrieved > 0
 
     @property
     def index_use(self) -> IndexUse | None:
-        """One that is made at the start, if the reader is shown what it finds."""
+        """An index that is built once at the start, if the reader uses one."""
         if not self.needs_index:
             return None
         embed = self.embed.at_length(self.models.lengths.document)
         return IndexUse(self.searcher, embed)
 
     def one_microbatch(self) -> Self:
-        """Returns a stage whose batches of both models are one microbatch of these."""
+        """Returns a configuration in which both batches are one microbatch of these."""
         size = self.reader_batch_size // self.microbatches
         part = super().one_microbatch()
         return dataclasses.replace(part, reader_batch_size=size)
 
     @property
     def examples_per_update(self) -> int:
-        """Pairs, or masked sentences where the reader alone is trained."""
+        """Pairs, or masked sentences if only the reader is trained."""
         return self.batch_size if self.pairs_task else self.reader_batch_size
 
     def data_order(self) -> dict[str, Any]:
-        """Which examples each update sees, of both models, and with what."""
+        """Returns what fixes the examples of each update, for both models."""
         mixture = self.mixture
         return {
             **super().data_order(),
@@ -163,7 +163,7 @@ class WarmStartConfig(StageConfig):
             "reader_batch_size": self.reader_batch_size,
             "span_scorer": self.models.span_scorer,
             "score_unmasked": self.score_unmasked,
-            # Own blocks alone need no word: a checkpoint may say nothing of it.
+            # A mixture of own blocks alone is not recorded, as in older checkpoints.
             "mixture": dataclasses.asdict(mixture)
             if mixture.null > 0 or mixture.retrieved > 0
             else None,
@@ -171,14 +171,14 @@ class WarmStartConfig(StageConfig):
 
 
 def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:
-    """Trains from the latest checkpoint on; returns whether all updates are done.
+    """Trains from the latest checkpoint; returns whether all updates are done.
 
     Retrieved documents come from an index of the retriever that the run starts with. It
-    is made once, in the model directory, and not refreshed; queries are embedded with
+    is built once, in the model directory, and not refreshed; queries are embedded with
     the live query tower.
 
     Raises:
-      BadInputError: as `Stage`, or the index cannot be had.
+      BadInputError: as `Stage`, or no index is available.
       StoppedError: stopped while the corpus was being embedded.
     """
     stage = Stage(
@@ -216,7 +216,7 @@ def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:
 
 
 def frozen_parameters(config: WarmStartConfig) -> tuple[str, ...]:
-    """The model that has no task, if there is one."""
+    """Returns the model without a task, if there is one."""
     tasks = {"retriever": config.pairs_task, "reader": config.task}
     return tuple(model for model, task in tasks.items() if not task)
 
@@ -252,7 +252,7 @@ class _Reading:
             )
 
     def at(self, step: int, state: TrainState) -> ReaderInputs:
-        """What the reader reads in the next update."""
+        """Returns the reader's inputs of the next update."""
         stage, config = self._stage, self._config
         size = config.reader_batch_size
         batch = PretrainBatch(**stage.batch(self._sentences, step, size))
@@ -298,7 +298,7 @@ class _Reading:
     def _search(
         self, index: LoadedIndex, batch: PretrainBatch, state: TrainState
     ) -> Int[np.ndarray, "batch neighbour"]:
-        """All rows, whatever their kind: processes search together, in one shape."""
+        """Searches for rows of any kind: processes search together, in one shape."""
         stage = self._stage
         queries = self._embed_queries(
             state.params["retriever"], place_batch(stage.mesh, batch.query_ids)
@@ -316,7 +316,7 @@ class _Reading:
         batch: PretrainBatch,
         rows: Int[np.ndarray, " row"],
     ) -> tuple[Int[np.ndarray, " row"], Bool[np.ndarray, " row"]]:
-        """The documents of the rows that read a retrieved one, and which help."""
+        """Returns the documents of these rows, and which of them have the answer."""
         if not len(rows):
             return np.zeros(0, np.int32), np.zeros(0, bool)
         some = jax.tree.map(lambda array: array[rows], batch)

@@ -1,4 +1,4 @@
-"""A fixed set of questions, searched at every refresh: does the retriever learn?
+"""Measures the recall of a fixed set of questions at every refresh.
 
 The retriever never trains on them, and the set never changes, so the values of one run
 can be compared with each other and with those of another (zero-shot recall, REALM,
@@ -37,15 +37,15 @@ def search_questions(
     *,
     batch_size: int = _BATCH,
 ) -> Neighbours:
-    """Embeds and searches any number of questions, a batch of one shape at a time.
+    """Embeds and searches any number of questions, in batches of one shape.
 
     Args:
-      config: of the retriever.
-      params: its parameters.
+      config: configuration of the retriever.
+      params: parameters of the retriever.
       searcher: the index.
       question_ids: int32 [question, query].
       k: neighbours per question.
-      batch_size: questions at a time.
+      batch_size: questions per batch.
     """
     found = [
         jax.device_get(searcher.search(queries, k))
@@ -63,13 +63,13 @@ def embed_questions(
     *,
     batch_size: int = _BATCH,
 ) -> Float[np.ndarray, "question projection"]:
-    """Embeds at least one question, a batch of one shape at a time.
+    """Embeds at least one question, in batches of one shape.
 
     Args:
-      config: of the retriever.
-      params: its parameters.
+      config: configuration of the retriever.
+      params: parameters of the retriever.
       question_ids: int32 [question, query].
-      batch_size: questions at a time.
+      batch_size: questions per batch.
     """
     parts = list(_embedded_batches(config, params, question_ids, batch_size))
     return np.concatenate(parts)[: len(question_ids)]
@@ -78,7 +78,7 @@ def embed_questions(
 def _embedded_batches(
     config: RetrieverConfig, params: PyTree, question_ids: np.ndarray, batch_size: int
 ) -> Iterator[Float[np.ndarray, "batch projection"]]:
-    """Yields the embeddings of each batch; the last one is filled up with padding."""
+    """Yields the embeddings of each batch; the last one is padded."""
     embed = query_embedder(config)
     for start in range(0, len(question_ids), batch_size):
         rows = question_ids[start : start + batch_size]
@@ -92,11 +92,11 @@ class HeldOutQuestions:
     Attributes:
       questions: the questions.
       ids: int32 [question, query], `[CLS] question [SEP]`.
-      relevant: block ids that answer each question.
+      relevant: ids of the blocks that answer each question.
     """
 
     def __init__(self, corpus: BlockStore, path: str, split: str, query_length: int):
-        """Reads the questions and finds their blocks; takes one pass over the texts.
+        """Reads the questions and finds their blocks, in one pass over the texts.
 
         Raises:
           BadInputError: the file is missing, malformed or has no such split.
@@ -114,6 +114,6 @@ class HeldOutQuestions:
     def recall(
         self, config: RetrieverConfig, params: PyTree, searcher: Searcher, k: int
     ) -> Float[np.ndarray, " question"]:
-        """1.0 for each question with a relevant block among the first k, else 0.0."""
+        """Returns 1.0 for questions with a relevant block in the first k, else 0.0."""
         neighbours = search_questions(config, params, searcher, self.ids, k)
         return recall_at_k(np.asarray(neighbours.ids), self.relevant, k)
