@@ -1,4 +1,4 @@
-"""What a commit object says of a snapshot, and how a snapshot can be wrong."""
+"""Provides the manifest of a snapshot, its checks, and the errors of snapshots."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,24 +10,24 @@ from realm_jax.manifests import FileRecord, parse_files, seal, unseal
 FORMAT_VERSION = 1
 
 EMBEDDINGS = "embeddings"
-"""The array of an index snapshot: one row a block, in the order of block ids."""
+"""The array of an index snapshot, with one row per block in order of block ids."""
 
 
 class DamagedSnapshotError(BadInputError):
-    """A file of a snapshot is missing or is not the one that was committed."""
+    """Raised when a file of a snapshot is missing or not as it was committed."""
 
 
 class MismatchedSnapshotError(BadInputError):
-    """A sound snapshot of something else: another corpus, another dimension."""
+    """Raised for an undamaged snapshot of another corpus, dimension or encoder."""
 
 
 class AlreadyCommittedError(BadInputError):
-    """The step has a snapshot, by another attempt."""
+    """Raised when the step already has a snapshot, by another attempt."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ArrayRecord:
-    """An array of a snapshot."""
+    """Shape and dtype of an array of a snapshot."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -35,17 +35,17 @@ class ArrayRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A committed snapshot.
+    """The manifest of a committed snapshot.
 
     Attributes:
-      step: of the encoder (of a retriever snapshot: the training step it is from).
-      attempt: which writer made it; its data lies under `data/<step>-<attempt>/`.
-      corpus_fingerprint: of the block store it belongs to.
-      files: by name within the snapshot, those of arrays included.
-      arrays: by name.
-      committed: when, in Unix seconds.
-      build_seconds: from the start of the attempt to the commit.
-      metadata: whatever the writer wanted its readers to know; plain JSON.
+      step: step of the encoder (for a retriever snapshot, its own training step).
+      attempt: name of the attempt; its data is under `data/<step>-<attempt>/`.
+      corpus_fingerprint: fingerprint of the block store it belongs to.
+      files: records of files by name within the snapshot, those of arrays included.
+      arrays: records of arrays by name.
+      committed: time of the commit, in Unix seconds.
+      build_seconds: time from the start of the attempt to the commit, in seconds.
+      metadata: values from the writer for its readers; plain JSON.
     """
 
     step: int
@@ -64,17 +64,17 @@ class Manifest:
 
     @property
     def dimension(self) -> int:
-        """Size of an embedding."""
+        """Dimension of an embedding."""
         return self._embeddings.shape[1]
 
     @property
     def dtype(self) -> str:
-        """Type of the embeddings."""
+        """Dtype of the embeddings."""
         return self._embeddings.dtype
 
     @property
     def began(self) -> float:
-        """When the attempt began, in Unix seconds: the encoder is at least as old."""
+        """Start of the attempt, in Unix seconds: the encoder is at least as old."""
         return self.committed - self.build_seconds
 
     @property
@@ -87,10 +87,10 @@ class Manifest:
         return self.arrays[EMBEDDINGS]
 
     def to_bytes(self) -> bytes:
-        """Returns the commit object: JSON that carries its own crc32c."""
+        """Returns the commit object: JSON that contains its own crc32c."""
         body = {"format_version": FORMAT_VERSION, **dataclasses.asdict(self)}
         if EMBEDDINGS in self.arrays:
-            # For people and scripts that read the file as it is.
+            # For people and scripts that read the file directly.
             body |= {"count": self.count, "dimension": self.dimension}
             body |= {"dtype": self.dtype}
         return seal(body)
@@ -100,11 +100,11 @@ def parse_manifest(data: bytes, url: str) -> Manifest:
     """Returns the manifest in a commit object.
 
     Args:
-      data: the object.
-      url: where it was read, for messages.
+      data: contents of the object.
+      url: address of the object, for messages.
 
     Raises:
-      DamagedSnapshotError: it is not what a commit wrote.
+      DamagedSnapshotError: it is not a valid manifest of this format.
     """
     try:
         body = unseal(data)
@@ -127,17 +127,17 @@ def parse_manifest(data: bytes, url: str) -> Manifest:
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """What a reader needs a snapshot to be; None: anything."""
+    """The properties a reader requires of a snapshot; None allows any value."""
 
     corpus_fingerprint: str | None = None
     dimension: int | None = None
     count: int | None = None
 
     def check(self, manifest: Manifest) -> None:
-        """Returns if the snapshot is what is needed.
+        """Requires that a snapshot has these properties.
 
         Raises:
-          MismatchedSnapshotError: it is not.
+          MismatchedSnapshotError: it does not.
         """
         for name, expected in dataclasses.asdict(self).items():
             if expected is None:

@@ -19,25 +19,25 @@ from realm_jax.manifests import FileRecord, file_records
 from realm_jax.storage import AlreadyExistsError, Store, UnavailableStoreError
 
 PROGRESS_FOLDER = "progress"
-"""What writers tell their successors; no part of the snapshot."""
+"""Folder of notes for later writers, which is not part of the snapshot."""
 
 ATTEMPT_FILE = f"{PROGRESS_FOLDER}/attempt.json"
-"""Begins an attempt: what a resumed writer must share with the one it follows."""
+"""Header of an attempt: the settings that a resuming writer must have too."""
 
 
 class SnapshotWriter:
-    """Writes one attempt; nothing of it is seen by readers until `commit`.
+    """Writes one attempt, of which readers see nothing until `commit`.
 
-    Several hosts of one job may write to one attempt; one of them commits, when all
-    are done. Another job never does: whoever wrote on into an attempt that is committed
-    would damage it.
+    Several hosts of one job may write to one attempt; one of them commits when all are
+    done. Another job must never do so: continuing to write to an attempt that is
+    committed would damage it.
 
     Attributes:
-      step: of the encoder.
+      step: step of the encoder.
       attempt: name of the attempt, unique in the series.
-      corpus_fingerprint: of the block store the snapshot belongs to.
-      metadata: for the readers.
-      began: when the attempt began, in Unix seconds.
+      corpus_fingerprint: fingerprint of the block store the snapshot belongs to.
+      metadata: values for the readers.
+      began: start of the attempt, in Unix seconds.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class SnapshotWriter:
         attempt: str,
         header: Mapping[str, Any],
     ):
-        """Made by `SnapshotSeries.begin`, `join` and `resume`.
+        """Called by `SnapshotSeries.begin`, `join` and `resume`.
 
         Args:
           store: the model directory.
           series: name of the series.
-          step: as above.
-          attempt: as above.
+          step: see the class.
+          attempt: see the class.
           header: the contents of the attempt's `attempt.json`.
         """
         self.step = step
@@ -73,7 +73,7 @@ class SnapshotWriter:
         """Writes a file of the snapshot.
 
         Raises:
-          BadInputError: it cannot be written, such as on a full disk.
+          BadInputError: it cannot be written, for example on a full disk.
         """
         self._store.write(f"{self._folder}/{name}", data)
         self._written[name] = FileRecord.of(data)
@@ -85,16 +85,16 @@ class SnapshotWriter:
         dtype: str = "float32",
         chunk_rows: int | None = None,
     ) -> None:
-        """Creates an array, or opens it where another host or `take_over` made it.
+        """Creates an array, or opens one created by another host or by `take_over`.
 
         Args:
-          name: of the array.
-          shape: rows first.
-          dtype: a numpy name, or `bfloat16`.
-          chunk_rows: rows to a file, the unit of writing. None: about 4 MiB.
+          name: name of the array.
+          shape: shape, rows first.
+          dtype: a NumPy name, or `bfloat16`.
+          chunk_rows: rows per file, the unit of writing; None for about 4 MiB.
 
         Raises:
-          BadInputError: it cannot be written, or another array is there.
+          BadInputError: it cannot be written, or another array exists there.
         """
         record = ArrayRecord(tuple(shape), dtype)
         folder = f"{self._folder}/{name}"
@@ -102,13 +102,13 @@ class SnapshotWriter:
         self._arrays[name] = record, array
 
     def write_rows(self, name: str, start: int, rows: np.ndarray) -> None:
-        """Writes rows of an array durably, and then notes that they are there.
+        """Writes rows of an array durably, and then a note that they are complete.
 
-        Rows fill whole files, so that each file is written once, by one host, and no
-        two writers ever merge into the same one.
+        Rows fill whole files, so that each file is written once, by one host, and two
+        writers never modify the same file.
 
         Args:
-          name: of an array created before.
+          name: name of an array created before.
           start: first row, a multiple of `chunk_rows`.
           rows: [n, ...] of the array's dtype; n is a multiple of `chunk_rows` too,
             unless the array ends there.
@@ -136,23 +136,23 @@ class SnapshotWriter:
         self._store.write(f"{self._progress(name)}/{start}-{stop}", b"done\n")
 
     def completed_rows(self, name: str) -> list[tuple[int, int]]:
-        """Returns the ranges [start, stop) that any writer finished, in order."""
+        """Returns the ranges [start, stop) that any writer completed, in order."""
         names = self._store.list(self._progress(name))
         ranges = [n.rpartition("/")[2].split("-") for n in names]
         return sorted((int(start), int(stop)) for start, stop in ranges)
 
     def num_notes(self) -> int:
-        """Returns how many pieces of the attempt were finished."""
+        """Returns the number of completed pieces of the attempt."""
         return len(self._store.list(f"{self._folder}/{PROGRESS_FOLDER}"))
 
     def take_over(self, other: "SnapshotWriter") -> None:
-        """Copies the rows that an unfinished attempt has finished.
+        """Copies the rows that an unfinished attempt has completed.
 
-        Its writer may be alive, or collection at work on it: what cannot be read is
-        left to be made anew.
+        Its writer may be alive, or collection may be deleting it: rows that cannot be
+        read are skipped, to be written again.
 
         Raises:
-          BadInputError: they cannot be written, such as on a full disk.
+          BadInputError: the rows cannot be written, for example on a full disk.
         """
         prefix = f"{other._folder}/{PROGRESS_FOLDER}/"
         notes = [n.removeprefix(prefix) for n in self._store.list(prefix.rstrip("/"))]
@@ -171,19 +171,19 @@ class SnapshotWriter:
                 self.write_rows(name, start, rows)
 
     def commit(self, measured: Mapping[str, Any] | None = None) -> Manifest:
-        """Makes the snapshot visible, as one step.
+        """Makes the snapshot visible, atomically.
 
         Args:
-          measured: of the snapshot; its readers find it in the metadata.
+          measured: measurements of the snapshot, which are added to the metadata.
 
         Raises:
-          BadInputError: an array has rows nobody wrote.
-          DamagedSnapshotError: something is not there as it was written.
-          AlreadyCommittedError: another attempt was first.
+          BadInputError: an array has rows that were not written.
+          DamagedSnapshotError: a file is missing or differs from what was written.
+          AlreadyCommittedError: another attempt was committed first.
         """
         name = commit_name(self._series, self.step)
         if self._store.exists(name):
-            # Before anything is missed: collection may have taken what lost the race.
+            # Checked first: collection may have deleted files of an attempt that lost.
             raise already_committed(self._store, self._series, self.step)
         for array, (record, _) in self._arrays.items():
             self._require_complete(array, record.shape[0])
@@ -205,8 +205,8 @@ class SnapshotWriter:
         return manifest
 
     def discard(self) -> None:
-        """Deletes the attempt, such as one whose contents proved wrong."""
-        # Without its header, nobody resumes an attempt that is half deleted.
+        """Deletes the attempt, such as one with wrong contents."""
+        # Without its header, a half-deleted attempt cannot be resumed.
         self._store.delete(f"{self._folder}/{ATTEMPT_FILE}")
         self._store.delete_folder(self._folder)
 

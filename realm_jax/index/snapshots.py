@@ -1,11 +1,11 @@
-"""Versioned, checksummed, transactional snapshots: how trainer and builder meet.
+"""Versioned, checksummed, transactional snapshots, exchanged by trainer and builder.
 
     <series>/data/<step>-<attempt>/…     written once, by one attempt, never overwritten
     <series>/commits/<step>.json         the manifest, created last and only if absent
 
-A snapshot exists when its commit object does: half an attempt, or what a killed one
-left behind, is never seen. The latest snapshot is the highest commit, so there is no
-pointer to flip and none to tear.
+A snapshot exists once its commit object does: partial attempts, and what a killed
+writer left behind, are never visible. The latest snapshot is the highest commit, so
+there is no pointer to update, and none that can be half-updated.
 """
 
 import contextlib
@@ -55,10 +55,10 @@ __all__ = [
 ]
 
 RETRIEVER_SERIES = "retriever"
-"""From trainer to builder."""
+"""Series that the trainer writes and the builder reads."""
 
 INDEX_SERIES = "index"
-"""From builder to trainer."""
+"""Series that the builder writes and the trainer reads."""
 
 
 class SnapshotSeries:
@@ -69,7 +69,7 @@ class SnapshotSeries:
 
         Args:
           store: the model directory.
-          name: `RETRIEVER_SERIES`, or `INDEX_SERIES` and its like.
+          name: `RETRIEVER_SERIES`, `INDEX_SERIES`, or the name of a similar series.
         """
         self.store = store
         self.name = name
@@ -84,8 +84,8 @@ class SnapshotSeries:
         """Starts a new attempt at the snapshot of a step.
 
         Args:
-          step: of the encoder.
-          corpus_fingerprint: of the block store the snapshot belongs to.
+          step: step of the encoder.
+          corpus_fingerprint: fingerprint of the block store the snapshot belongs to.
           metadata: plain JSON that readers get back in the manifest.
 
         Raises:
@@ -107,10 +107,10 @@ class SnapshotSeries:
         return self.join(step, attempt)
 
     def join(self, step: int, attempt: str) -> SnapshotWriter:
-        """Returns a writer to an attempt begun elsewhere, such as on host 0 of a pod.
+        """Returns a writer for an attempt begun elsewhere, such as on host 0 of a pod.
 
         Raises:
-          MissingObjectError: there is no such attempt, or it was collected.
+          MissingObjectError: there is no such attempt, or it was deleted by collection.
         """
         header = json.loads(
             self.store.read(f"{self._folder(step, attempt)}/{ATTEMPT_FILE}")
@@ -126,12 +126,14 @@ class SnapshotSeries:
         corpus_fingerprint: str,
         metadata: Mapping[str, Any] | None = None,
     ) -> SnapshotWriter | None:
-        """Starts an attempt that takes over what an unfinished one has finished.
+        """Starts an attempt with the finished rows of an unfinished one.
 
-        Of those with these very settings, the one with the most rows. It is copied, not
-        continued, for its writer may be alive. `SnapshotWriter.completed_rows` then
-        tells what need not be written again. Returns None if there is no such attempt,
-        or if the step is committed.
+        Of the attempts with the same settings, the one with the most finished pieces is
+        used. It is copied, not continued, because its writer may be alive.
+        `SnapshotWriter.completed_rows` then returns what need not be written again.
+
+        Returns:
+          None if there is no such attempt, or if the step is committed.
         """
         if self.store.exists(commit_name(self.name, step)):
             return None
@@ -174,7 +176,7 @@ class SnapshotSeries:
         """Returns the newest snapshot's manifest, None before the first commit.
 
         Raises:
-          DamagedSnapshotError: that manifest is not what was committed.
+          DamagedSnapshotError: the manifest differs from what was committed.
         """
         step = self.latest_step()
         return None if step is None else self.read_manifest(step)
@@ -184,7 +186,7 @@ class SnapshotSeries:
 
         Raises:
           MissingObjectError: the step has no snapshot (any more).
-          DamagedSnapshotError: the manifest is not what was committed.
+          DamagedSnapshotError: the manifest differs from what was committed.
         """
         name = commit_name(self.name, step)
         manifest = parse_manifest(self.store.read(name), self.store.url(name))
@@ -196,12 +198,12 @@ class SnapshotSeries:
         return manifest
 
     def verify(self, manifest: Manifest, expect: Expectation | None = None) -> None:
-        """Checks that a snapshot is what was committed and what the reader needs.
+        """Checks that a snapshot is undamaged and has the required properties.
 
-        Reads every byte in a local folder; a bucket answers from its own checksums.
+        In a local folder it reads every byte; a bucket provides its own checksums.
 
         Raises:
-          MismatchedSnapshotError: it is not what the reader needs.
+          MismatchedSnapshotError: it does not have the required properties.
           DamagedSnapshotError: a file is missing or was changed; names it.
         """
         if expect is not None:
@@ -213,10 +215,10 @@ class SnapshotSeries:
             raise self._damaged(manifest, damage)
 
     def read_file(self, manifest: Manifest, name: str) -> bytes:
-        """Returns the contents of a file of a snapshot, checked.
+        """Returns the contents of a file of a snapshot, after checking them.
 
         Raises:
-          DamagedSnapshotError: it is missing or was changed.
+          DamagedSnapshotError: the file is missing or was changed.
         """
         record = manifest.files.get(name)
         if record is None:
@@ -237,9 +239,9 @@ class SnapshotSeries:
         """Returns rows of an array of a snapshot; every chunk read is checked.
 
         Args:
-          manifest: of the snapshot.
-          name: of the array.
-          rows: which rows, a slice of step 1.
+          manifest: manifest of the snapshot.
+          name: name of the array.
+          rows: the rows to read, a slice of step 1.
 
         Raises:
           DamagedSnapshotError: a chunk is missing or was changed; names it.
@@ -254,7 +256,7 @@ class SnapshotSeries:
             raise self._damaged(manifest, problem) from error
 
     def array(self, manifest: Manifest, name: str) -> "SnapshotArray":
-        """Returns an array of a snapshot whose rows are read when they are asked for.
+        """Returns an array of a snapshot whose rows are read on access.
 
         Raises:
           DamagedSnapshotError: the manifest has no such array.
@@ -265,7 +267,7 @@ class SnapshotSeries:
     def forget_after(self, step: int) -> None:
         """Withdraws the snapshots of later steps, highest first.
 
-        A run resumed from an older checkpoint takes those steps again. The data stays
+        A run resumed from an older checkpoint runs those steps again. The data remains
         until `collect` finds it without a commit.
         """
         for later in reversed([found for found in self.steps() if found > step]):
@@ -281,13 +283,13 @@ class SnapshotSeries:
         in_use: Collection[int] = (),
         attempt_age_seconds: float = 3600.0,
     ) -> list[str]:
-        """Deletes old snapshots, dead attempts, and those that lost their race.
+        """Deletes old snapshots, abandoned attempts, and attempts that lost their race.
 
         Args:
-          keep: how many of the newest snapshots stay.
-          in_use: steps that stay however old, such as those heartbeats name.
-          attempt_age_seconds: an uncommitted attempt stays until no rows were written
-            to it for so long, for its writer may only be slow.
+          keep: number of newest snapshots that are kept.
+          in_use: steps that are kept however old, such as those named in heartbeats.
+          attempt_age_seconds: an uncommitted attempt is kept until no rows were written
+            to it for this long, in seconds, because its writer may only be slow.
 
         Returns:
           The folders that were deleted.
@@ -297,7 +299,7 @@ class SnapshotSeries:
         retired = [s for s in committed if s not in newest and s not in in_use]
         manifests = self._manifests(committed)
         for step in retired:
-            # The commit goes first: no reader may find one without its data.
+            # The commit is deleted first: no reader may find one without its data.
             self.store.delete(commit_name(self.name, step))
         live_folders = {
             self._folder(step, manifest.attempt)
@@ -310,7 +312,7 @@ class SnapshotSeries:
                 continue
             idle = self._idle_seconds(folder) >= attempt_age_seconds
             if idle or self._is_settled(step, attempt, manifests.get(step)):
-                # Without its header, nobody resumes an attempt that is half deleted.
+                # Without its header, a half-deleted attempt cannot be resumed.
                 self.store.delete(f"{folder}/{ATTEMPT_FILE}")
                 self.store.delete_folder(folder)
                 removed.append(self.store.url(folder))
@@ -328,25 +330,25 @@ class SnapshotSeries:
     def _manifests(self, steps: Iterable[int]) -> dict[int, Manifest]:
         manifests = {}
         for step in steps:
-            # A manifest nobody can read protects nothing: its snapshot is lost.
+            # An unreadable manifest protects nothing: its snapshot is lost.
             with contextlib.suppress(MissingObjectError, DamagedSnapshotError):
                 manifests[step] = self.read_manifest(step)
         return manifests
 
     def _is_settled(self, step: int, attempt: str, manifest: Manifest | None) -> bool:
-        """Whether an attempt was committed, or never can be: another of it was."""
+        """Returns whether an attempt was committed, or another one was instead."""
         if manifest is None:
             return False
         if manifest.attempt == attempt:
             return True
         try:
-            # A younger one may be for a step that was withdrawn since.
+            # A later one may be for a step that has been withdrawn since.
             return self.join(step, attempt).began <= manifest.committed
         except MissingObjectError:
             return True
 
     def _idle_seconds(self, folder: str) -> float:
-        # Each write of rows ends with a note there; the notes are small, the rows not.
+        # Each write of rows ends with a note there; listing the notes is cheap.
         notes = self.store.stats(f"{folder}/{PROGRESS_FOLDER}")
         times = [stat.modified for stat in notes.values()]
         return time.time() - max(times, default=0.0)
@@ -368,7 +370,7 @@ class SnapshotSeries:
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotArray:
-    """An array of a snapshot, not yet read; a slice of it is an array of NumPy."""
+    """An array of a snapshot that is read on access; a slice of it is a NumPy array."""
 
     series: SnapshotSeries
     manifest: Manifest

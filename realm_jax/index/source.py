@@ -1,4 +1,4 @@
-"""What an index is made of, how it is searched, and an index that is loaded."""
+"""Provides the source of a run's indexes, which builds and loads them."""
 
 import dataclasses
 import threading
@@ -35,14 +35,14 @@ from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.storage import Store, absolute_url
 
 FIRST_STEP = 0
-"""Of the index that a run is given before its first update."""
+"""Step of the index that a run is given before its first update."""
 
 SearcherT = TypeVar("SearcherT")
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedIndex(Generic[SearcherT]):
-    """An index ready to be searched, and what it was made from."""
+    """An index ready to be searched, and its manifest."""
 
     searcher: SearcherT
     manifest: Manifest
@@ -50,8 +50,8 @@ class LoadedIndex(Generic[SearcherT]):
     def staleness(self, step: int) -> "Staleness":
         """Returns how far the index lags behind the trainer at `step`.
 
-        In seconds, it is the time since its embedding began: then at the latest was
-        its encoder published.
+        The age in seconds is the time since its embedding began, by which its encoder
+        was published.
         """
         seconds = max(0.0, time.time() - self.manifest.began)
         return Staleness(steps=step - self.manifest.step, seconds=seconds)
@@ -67,18 +67,18 @@ class Staleness:
 
 @dataclasses.dataclass(frozen=True)
 class IndexSource:
-    """What an index is made of and how it is searched.
+    """Builds, loads and opens the indexes of a run.
 
     Attributes:
       model_store: the model directory.
       corpus: the blocks.
-      config: of the retriever.
+      config: configuration of the retriever.
       embed: how blocks are embedded here.
       searcher: "device" or "scann".
       mesh: the devices of the searcher "device".
       device: how they search.
-      donors: other model directories whose indexes may be by the same document tower,
-        such as that of the stage before.
+      donors: other model directories whose indexes may have the same document tower,
+        such as that of the previous stage.
     """
 
     model_store: Store
@@ -92,7 +92,7 @@ class IndexSource:
 
     def __post_init__(self):
         if self.searcher == "scann":
-            # Before an index is embedded or waited for, not after.
+            # Checked before an index is embedded or waited for.
             require_extra("scann", SCANN_PURPOSE)
 
     @property
@@ -101,7 +101,7 @@ class IndexSource:
         return index_series(self.model_store, self.corpus.fingerprint)
 
     def retriever(self, step: int, params: PyTree) -> TrainedRetriever:
-        """The retriever of a step, on the host; all processes take part."""
+        """Returns the retriever of a step, on the host; all processes take part."""
         return TrainedRetriever(
             step,
             self.config,
@@ -111,7 +111,7 @@ class IndexSource:
         )
 
     def expectation(self) -> Expectation:
-        """What a snapshot must be to be searched by this run."""
+        """Returns the properties a snapshot needs to be searched by this run."""
         return Expectation(
             corpus_fingerprint=self.corpus.fingerprint,
             dimension=self.config.projection_size,
@@ -121,7 +121,8 @@ class IndexSource:
     def make_searcher(self, series: SnapshotSeries, manifest: Manifest) -> Searcher:
         """Places embeddings where they are searched; each process reads its own rows.
 
-        Of `scann`, what the builder has trained is taken; else it is trained here.
+        With `scann`, the assets trained by the builder are loaded; if there are none,
+        they are trained here.
         """
         if self.searcher == "scann":
             trained = load_assets(series, manifest)
@@ -139,8 +140,8 @@ class IndexSource:
         """Loads the committed index of a step, None if there is none (any more).
 
         Raises:
-          DamagedSnapshotError: it is not what was committed.
-          MismatchedSnapshotError: it is of another corpus or model.
+          DamagedSnapshotError: the snapshot differs from what was committed.
+          MismatchedSnapshotError: the snapshot is of another corpus or model.
         """
         if not multihost.run_on_primary(lambda: step in self.series.steps()):
             return None
@@ -150,17 +151,17 @@ class IndexSource:
         """Verifies a snapshot and loads it.
 
         Raises:
-          DamagedSnapshotError: it is not what was committed.
-          MismatchedSnapshotError: it is of another corpus or model.
+          DamagedSnapshotError: the snapshot differs from what was committed.
+          MismatchedSnapshotError: the snapshot is of another corpus or model.
         """
         self.series.verify(manifest, self.expectation())
         return LoadedIndex(self.make_searcher(self.series, manifest), manifest)
 
     def require_made_by(self, index: LoadedIndex, step: int, params: PyTree) -> None:
-        """Checks that an index was embedded by these very parameters.
+        """Requires that an index was embedded with exactly these parameters.
 
         Raises:
-          BadInputError: by others, such as those of an earlier run in this folder.
+          BadInputError: it was not, such as an index of an earlier run in this folder.
         """
         made_by = index.manifest.metadata.get(RETRIEVER_CRC32C)
         if made_by != self.retriever(step, params).params_crc32c():
@@ -173,7 +174,7 @@ class IndexSource:
     def build(
         self, step: int, params: PyTree, stop: threading.Event | None = None
     ) -> LoadedIndex:
-        """Embeds the corpus here, unless that index or its rows are there already.
+        """Embeds the corpus in this process, reusing an existing index or its rows.
 
         Raises:
           StoppedError: `stop` was set; the next call resumes.
@@ -201,20 +202,19 @@ class IndexSource:
         resumes: bool,
         trained: str = "",
     ) -> LoadedIndex:
-        """Opens the index of a run that has one for all its steps, or makes it.
+        """Opens or builds the index of a run that has one for all its steps.
 
         A warm start reads retrieved documents from it, and fine-tuning searches it.
 
         Args:
-          params: of the retriever.
+          params: parameters of the retriever.
           stop: ends embedding.
-          resumes: whether the run goes on from a checkpoint.
-          trained: what of the document tower has trained on by the time a run resumes,
-            in words; "" if nothing has, so that the index can be made anew.
+          resumes: whether the run resumes from a checkpoint.
+          trained: the part of the document tower that has been trained when a run
+            resumes, in words; "" if there is none, so that the index can be rebuilt.
 
         Raises:
-          BadInputError: the run resumes, and its index is gone and cannot be made anew.
-          StoppedError: stopped while the corpus was being embedded.
+          BadInputError: the run resumes, its index is missing and cannot be rebuilt.
         """
         index = self.load(FIRST_STEP) if resumes else None
         if index is None and resumes and trained:
@@ -223,13 +223,13 @@ class IndexSource:
                 f"{self.model_store.url()}, found none, and its {trained} has trained "
                 "on since; delete that folder and start anew"
             )
-        # A run without a checkpoint may have left one; `build` takes it only if it is
-        # by these parameters.
+        # A run without a checkpoint may have left an index; `build` uses it only if it
+        # has these parameters.
         return index or self.build(FIRST_STEP, params, stop)
 
 
 def of_another_run(series: SnapshotSeries, step: int) -> AlreadyCommittedError:
-    """Describes a snapshot that lies where this run would commit its own."""
+    """Returns the error for a snapshot of another run at a step of this one."""
     return AlreadyCommittedError(
         f"expected {series.store.url(series.name)} without snapshots of another run, "
         f"but step {step} has one of other parameters; use another MODEL_DIR, or "
