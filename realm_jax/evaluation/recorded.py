@@ -1,8 +1,9 @@
-"""How a model was fine-tuned, from what its checkpoint records and no gin file.
+"""Restores the configuration of a fine-tuned model from its checkpoint, without gin.
 
 The checkpoint's details hold the sizes and lengths of the models, how spans are scored,
-and, under `finetune.ANSWERING`, what answering needs beside them. Checkpoints written
-before that record existed lack it: what has no safe default is then asked for.
+and, under `finetune.ANSWERING`, the other settings that answering needs. Checkpoints
+written before that record existed lack it: settings without a safe default must then be
+given.
 """
 
 from realm_jax.errors import BadInputError
@@ -12,7 +13,7 @@ from realm_jax.training import finetune
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.initialization import Lengths, described_models
 
-# What the details of every fine-tuned model give to its configuration.
+# Settings that the details of every fine-tuned model provide.
 _SETTINGS = (
     "task",
     "train_steps",
@@ -32,14 +33,14 @@ def recorded_config(
     num_read: int | None = None,
     searcher: str = "",
 ) -> FinetuneConfig:
-    """Returns the configuration that a model directory records; reads no array.
+    """Returns the configuration that a model directory records; reads no arrays.
 
     Args:
       model_dir: folder or gs:// of a finished `realm finetune` run.
       corpus: the prepared corpus, "" for the recorded one.
-      num_read: blocks that are read per question, None for the recorded number.
-      searcher: "device" or "scann", "" for the recorded one. A checkpoint without the
-        record gets "device", which is exact.
+      num_read: number of blocks read per question, None for the recorded number.
+      searcher: "device" or "scann", "" for the recorded one. Without a record it is
+        "device", which is exact.
 
     Raises:
       BadInputError: there is no finished fine-tuning run, its checkpoint lacks what is
@@ -79,7 +80,7 @@ def recorded_config(
         models=models,
         searcher=chosen["searcher"],
         num_read=chosen["num_read"],
-        # Nothing is trained here, so no more are retrieved than are read.
+        # Nothing is trained here, so only the blocks that are read are retrieved.
         num_retrieved=chosen["num_read"],
         **settings,
     )

@@ -1,8 +1,7 @@
-"""Writes what a run reached as a page for people and as JSON for programs.
+"""Writes the results of a run as an HTML page and as JSON.
 
-`report.html` holds everything it shows; it loads nothing. `report.json` has the same
-content: the fields of `ReportData`, the findings, and nothing that is not a number
-where a number is meant.
+`report.html` is self-contained and loads nothing. `report.json` has the same content:
+the fields of `ReportData` and the findings, with null for numbers that are not finite.
 """
 
 import dataclasses
@@ -49,7 +48,7 @@ FORMAT_VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class _Chart:
-    """What is drawn of a metric: where it stands on the page and how to read it."""
+    """How a metric is drawn: its title, its caption and its axis."""
 
     metric: str
     title: str
@@ -200,10 +199,10 @@ _CHARTS = (
 
 
 def write_report(data: ReportData, directory: str) -> None:
-    """Writes `report.html` and `report.json`, each whole or not at all.
+    """Writes `report.html` and `report.json`, each atomically.
 
     Args:
-      data: what was measured.
+      data: the results.
       directory: a local folder or gs://.
 
     Raises:
@@ -231,7 +230,7 @@ def render_json(data: ReportData) -> str:
 
 
 def render_html(data: ReportData) -> str:
-    """Returns the report as one page that needs nothing else."""
+    """Returns the report as a self-contained page."""
     environment = page_environment()
     environment.filters |= {
         "percent": percent,
@@ -257,7 +256,7 @@ def render_html(data: ReportData) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Tile:
-    """A figure of the summary."""
+    """A number in the summary of the page."""
 
     title: str
     value: str
@@ -300,7 +299,7 @@ def _range(interval: Interval) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Figure:
-    """A drawn chart."""
+    """A rendered chart."""
 
     title: str
     caption: str
@@ -308,7 +307,7 @@ class _Figure:
 
 
 def _charts_by_stage(curves: Sequence[Curve]) -> dict[str, list[_Figure]]:
-    """Every chart that has something to draw, by stage in the order they ran."""
+    """Returns all charts that have data, by stage in the order the stages ran."""
     stages: dict[str, list[_Figure]] = {}
     swaps = [version.first_used for version in index_versions(curves)[1:]]
     for stage in dict.fromkeys(curve.stage for curve in curves):
@@ -350,7 +349,7 @@ def _mark(text: str, part: str) -> Markup:
 
 
 def _plain(value: Any) -> Any:
-    """Values as JSON has them."""
+    """Converts values to those that JSON can represent."""
     match value:
         case enum.Enum():
             return value.value

@@ -1,4 +1,4 @@
-"""What a report says, as plain data: everything here can be written as JSON.
+"""Provides the content of a report as plain data that can be written as JSON.
 
 Probabilities and rates are between 0 and 1, likelihoods in nats, times in seconds.
 """
@@ -22,24 +22,24 @@ AFTER_WARM_START = "After the warm start"
 AFTER_REALM = "After REALM"
 AFTER_FINETUNING = "After fine-tuning"
 MOMENTS = {AFTER_REALM: "before fine-tuning", AFTER_FINETUNING: "after fine-tuning"}
-"""Rows that a control has too, and what they are called where there are two chains."""
+"""Rows that a control also has, mapped to their names in the comparison of the two."""
 EXACT_MATCH = "exact match"
 
 
 def recall_name(k: int) -> str:
-    """The name of the recall@k metric in a comparison."""
+    """Returns the name of the recall@k metric in a comparison."""
     return f"recall@{k}"
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusInfo:
-    """The text that was searched.
+    """The corpus that was searched.
 
     Attributes:
-      name: what it is called.
-      num_documents: articles.
-      num_blocks: blocks they were packed into.
-      fingerprint: of the block store.
+      name: name of the corpus.
+      num_documents: number of articles.
+      num_blocks: number of blocks.
+      fingerprint: fingerprint of the block store.
       attribution: source and licence of the text, for the foot of the page.
     """
 
@@ -52,7 +52,7 @@ class CorpusInfo:
 
 @dataclasses.dataclass(frozen=True)
 class StageTime:
-    """How long a stage ran, and how many updates it did (None: none to do)."""
+    """Running time of a stage, and its number of updates (None if it has none)."""
 
     stage: str
     seconds: float
@@ -61,17 +61,17 @@ class StageTime:
 
 @dataclasses.dataclass(frozen=True)
 class RunInfo:
-    """What was run, on what.
+    """What was run, and on which machine.
 
     Attributes:
-      title: of the page.
-      finished: date and time, as it is to be shown.
-      corpus: the text that was searched.
+      title: title of the page.
+      finished: date and time, as displayed.
+      corpus: the corpus that was searched.
       parameters: model -> number of parameters.
-      settings: name -> value, for the reader who wants to repeat the run.
-      machine: in words.
+      settings: name -> value, for repeating the run.
+      machine: description of the machine.
       versions: package -> version.
-      stages: in the order in which they ran.
+      stages: stages in the order in which they ran.
     """
 
     title: str
@@ -85,18 +85,18 @@ class RunInfo:
 
     @property
     def seconds(self) -> float:
-        """Of all stages."""
+        """Time of all stages, in seconds."""
         return sum(stage.seconds for stage in self.stages)
 
     @property
     def longest_seconds(self) -> float:
-        """Of the longest stage."""
+        """Time of the longest stage, in seconds."""
         return max((stage.seconds for stage in self.stages), default=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonRow:
-    """What a model reached: metric name -> mean with interval."""
+    """The results of a model: metric name -> mean with interval."""
 
     label: str
     metrics: Mapping[str, Interval]
@@ -114,7 +114,7 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Models in the order in which they were made, and the steps between them."""
+    """Models in the order in which they were trained, and differences between them."""
 
     rows: Sequence[ComparisonRow] = ()
     differences: Sequence[Difference] = ()
@@ -126,12 +126,12 @@ class Comparison:
 
     @property
     def num_questions(self) -> int | None:
-        """How many values every figure is a mean of, if it is the same number."""
+        """Number of values that each mean is over; None if the means differ in it."""
         counts = {i.count for row in self.rows for i in row.metrics.values()}
         return counts.pop() if len(counts) == 1 else None
 
     def find(self, label: str, metric: str) -> Interval | None:
-        """A figure of the table, if it was measured."""
+        """Returns an entry of the table, None if it was not measured."""
         for row in self.rows:
             if row.label == label:
                 return row.metrics.get(metric)
@@ -139,11 +139,11 @@ class Comparison:
 
     @property
     def steps(self) -> list[tuple[str, str]]:
-        """The pairs of labels that differences stand between, in order."""
+        """The pairs of labels that have differences, in order."""
         return list(dict.fromkeys((d.before, d.after) for d in self.differences))
 
     def find_change(self, before: str, after: str, metric: str) -> Interval | None:
-        """A difference of the table, if it was measured."""
+        """Returns a difference of the table, None if it was not measured."""
         for difference in self.differences:
             found = difference.before, difference.after, difference.metric
             if found == (before, after, metric):
@@ -157,10 +157,10 @@ class ControlFigure:
 
     Attributes:
       moment: one of the values of `MOMENTS`.
-      metric: its name.
-      with_realm: of the chain.
-      without_realm: of the control.
-      difference: the first minus the second, question by question.
+      metric: name of the metric.
+      with_realm: value of the chain.
+      without_realm: value of the control.
+      difference: the first minus the second, paired by question.
     """
 
     moment: str
@@ -175,9 +175,9 @@ class ControlComparison:
     """The chain and the same chain without REALM updates.
 
     Attributes:
-      figures: in the order in which they were measured.
-      realm_time: of pre-training; None if it was not measured.
-      control_time: of the warm start that went on instead; None likewise.
+      figures: metrics in the order in which they were measured.
+      realm_time: time of pre-training; None if it was not measured.
+      control_time: time of the continued warm start instead; None likewise.
     """
 
     figures: Sequence[ControlFigure]
@@ -185,7 +185,7 @@ class ControlComparison:
     control_time: StageTime | None = None
 
     def find(self, moment: str, metric: str) -> ControlFigure | None:
-        """A figure of the table, if it was measured."""
+        """Returns an entry of the table, None if it was not measured."""
         for figure in self.figures:
             if (figure.moment, figure.metric) == (moment, metric):
                 return figure
@@ -194,14 +194,14 @@ class ControlComparison:
 
 @dataclasses.dataclass(frozen=True)
 class MaskedAccuracy:
-    """How many held-out masked spans are predicted right, every piece of them.
+    """Share of held-out masked spans that are predicted completely right.
 
     Attributes:
-      with_retrieval: marginalised over the retrieved documents.
-      null_only: the null document alone.
+      with_retrieval: accuracy marginalised over the retrieved documents.
+      null_only: accuracy with the null document alone.
       difference: the first minus the second on the same spans.
-      utility: log p(y|x) - log p(y|null,x) of the same spans, in nats. It moves long
-        before a span is right.
+      utility: log p(y|x) - log p(y|null,x) of the same spans, in nats. It changes long
+        before a span is predicted right.
     """
 
     with_retrieval: Interval
@@ -212,12 +212,12 @@ class MaskedAccuracy:
 
 @dataclasses.dataclass(frozen=True)
 class BestCheckpoint:
-    """The best checkpoint of pre-training, and the last to compare it with.
+    """The best checkpoint of pre-training, and the last for comparison.
 
     Attributes:
-      step: of the checkpoint with the highest held-out utility.
+      step: step of the checkpoint with the highest held-out utility.
       utility: its mean retrieval utility on held-out sentences, in nats.
-      last_step: of the last checkpoint.
+      last_step: step of the last checkpoint.
       last_utility: its utility; None if it was not measured.
     """
 
@@ -233,8 +233,8 @@ class ExampleDocument:
 
     Attributes:
       block_id: -1 for the null document.
-      title: of its article.
-      snippet: how its body begins, or the part around the answer.
+      title: title of its article.
+      snippet: the beginning of its body, or the part around the answer.
       retrieval_probability: p(z|x).
       answer_probability: p(y|z,x).
     """
@@ -248,13 +248,13 @@ class ExampleDocument:
 
 @dataclasses.dataclass(frozen=True)
 class MaskedExample:
-    """A masked sentence and what retrieval does for it (REALM, table 3).
+    """A masked sentence and the effect of retrieval on it (REALM, table 3).
 
     Attributes:
       before: the sentence up to the masked span.
-      answer: the span that was masked.
-      after: the sentence from its end on.
-      documents: every candidate, the null document among them.
+      answer: the masked span.
+      after: the sentence after the masked span.
+      documents: all candidates, the null document included.
       marginal: p(y|x).
     """
 
@@ -267,15 +267,15 @@ class MaskedExample:
 
 @dataclasses.dataclass(frozen=True)
 class AnsweredQuestion:
-    """A question of the test set with its answer and where it was read.
+    """A question of the test set with its answer and where it was found.
 
     Attributes:
-      question: as asked.
+      question: the question.
       references: right answers.
       answer: the original characters of the best span; empty if there was none.
-      correct: by exact match.
-      probability: of the answer's span among all that were read.
-      title: article of the block it was read in.
+      correct: whether it is right by exact match.
+      probability: probability of the answer's span among all spans that were read.
+      title: article of the block in which it was found.
       before: text of the block before the answer.
       after: text of the block after the answer.
     """
@@ -292,7 +292,7 @@ class AnsweredQuestion:
 
 @dataclasses.dataclass(frozen=True)
 class ReportData:
-    """Everything a report shows; parts that were not measured stay empty."""
+    """The content of a report; parts that were not measured are empty."""
 
     run: RunInfo
     curves: Sequence[Curve] = ()
@@ -310,13 +310,13 @@ def compare(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Comparison:
-    """Puts intervals on every figure and on every step from one model to the next.
+    """Returns all means and the differences of successive models, with intervals.
 
     Args:
       per_question: label -> metric -> one value per question. Values of one metric
         belong to the same questions under every label.
-      resamples: of the bootstrap.
-      seed: of the bootstrap.
+      resamples: number of bootstrap resamples.
+      seed: seed of the bootstrap.
     """
     rows = [
         ComparisonRow(
@@ -354,16 +354,16 @@ def compare_with_control(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> ControlComparison:
-    """Puts intervals on what a control has reached, and on what REALM adds to it.
+    """Returns the control's means and what REALM adds to them, with intervals.
 
     Args:
-      with_realm: of the chain: label -> metric -> one value per question.
-      without_realm: the same of the control, with labels of `MOMENTS`. What it has,
-        the chain has, too, and for the same questions.
-      realm_time: how long pre-training took.
-      control_time: how long the control's warm start went on.
-      resamples: of the bootstrap.
-      seed: of the bootstrap.
+      with_realm: results of the chain: label -> metric -> one value per question.
+      without_realm: the same of the control, with labels of `MOMENTS`. The chain has
+        all of its metrics, for the same questions.
+      realm_time: time of pre-training.
+      control_time: time of the control's continued warm start.
+      resamples: number of bootstrap resamples.
+      seed: seed of the bootstrap.
     """
     figures = [
         ControlFigure(
@@ -389,7 +389,7 @@ def masked_accuracy(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> MaskedAccuracy:
-    """Puts intervals on masked-span accuracy; all arguments have one value per span."""
+    """Returns masked-span accuracy with intervals; arguments have a value per span."""
     return MaskedAccuracy(
         bootstrap_interval(with_retrieval, resamples=resamples, seed=seed),
         bootstrap_interval(null_only, resamples=resamples, seed=seed),
