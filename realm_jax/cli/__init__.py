@@ -1,1 +1,1 @@
-"""The commands of `realm`: one thin module each. Gin and flags are read here only."""
+"""The commands of `realm`, one thin module each. Only these read gin and flags."""

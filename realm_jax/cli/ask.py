@@ -1,21 +1,21 @@
 """Questions a trained model: on the command line, at a prompt, or on a page.
 
-Prints the answer with the documents it was read in, and how likely each is. With PORT
+Prints the answer with the documents it was found in, and their probabilities. With PORT
 it serves a page, and JSON: POST /answer {"question": ...}, GET /status. Without PORT
-and QUESTION it reads questions from the terminal or standard input, one a line. It
-answers from the newest version of CORPUS: one that `realm update-corpus` makes while
-it runs is taken over between two questions. Ctrl-C ends it.
+and QUESTION it reads questions from the terminal or standard input, one per line. It
+answers from the newest version of CORPUS; a version that `realm update-corpus` makes
+meanwhile is used from the next question on. Ctrl-C ends it.
 
 Macros:
   CORPUS       prepared corpus that the model was fine-tuned on
   FINETUNED    model directory of `realm finetune`
-  QUESTION     one question, which is answered before it ends
+  QUESTION     a single question; the command ends after answering it
   PORT, HOST   where to serve a page, e.g. 8000
-  PRETRAINED   what FINETUNED began with; embeds later versions of CORPUS for a model
-               of one tower
-  CHECKPOINT   of PRETRAINED, as it was fine-tuned from: "last" or "best"
+  PRETRAINED   the model directory that FINETUNED started from; it embeds later versions
+               of CORPUS for a model with one tower
+  CHECKPOINT   the checkpoint of PRETRAINED that was fine-tuned: "last" or "best"
   SEARCHER     "device" (exact) or "scann"
-  ALLOW_CORPUS_MISMATCH   True: CORPUS is not the one that was trained on
+  ALLOW_CORPUS_MISMATCH   True: CORPUS may differ from the one that was trained on
 
 Example:
   realm ask --gin_file=gin/models/base.gin --gin_file=gin/runs/ask.gin \\
@@ -45,7 +45,7 @@ _READ_BYTES = 1 << 16
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int:
-    """Runs the command; being stopped is its ordinary end."""
+    """Runs the command, which ordinarily ends by being stopped."""
     configuration.parse(configuration.make_parser("realm ask", __doc__), argv)
     config = configuration.configured(ask.AskConfig)
     rematerialization.require_decided()
@@ -61,7 +61,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
 
 
 class _Notes:
-    """Says on standard error what is going on; answers alone go to standard output."""
+    """Prints messages to standard error; only answers go to standard output."""
 
     def __init__(self):
         self._console = Console(stderr=True)
@@ -74,11 +74,11 @@ class _Notes:
 
 def _serve(config: ask.AskConfig, stop: threading.Event, console: Console) -> None:
     require_extra("serve", "a page on PORT")
-    # aiohttp takes half a second, which only a page is worth.
+    # aiohttp takes half a second to import, and only a page needs it.
     from realm_jax.evaluation import server
 
     note = _Notes()
-    # First: a port that is taken shows at once, a model takes its time to load.
+    # Opened first, so that a port in use is reported before the model is loaded.
     listener = server.open_port(config.host, config.port)
     with listener, ask.AnswerService(config, stop, note) as respondent:
         where = f"http://{config.host}:{config.port}"
@@ -106,11 +106,11 @@ def _converse(config: ask.AskConfig, stop: threading.Event, console: Console) ->
 
 
 def _lines(stop: threading.Event, prompt: Console | None) -> Iterator[str]:
-    """Lines of standard input, until it or the process is to end."""
+    """Yields lines of standard input, until it ends or the process is to stop."""
     buffer = b""
     _prompt(prompt)
     while not stop.is_set():
-        # Waited for in short turns: a signal only sets the event.
+        # Waits in short intervals, because a signal only sets the event.
         if not select.select([_STDIN], [], [], _LOOK_SECONDS)[0]:
             continue
         data = os.read(_STDIN, _READ_BYTES)
@@ -132,7 +132,7 @@ def _prompt(console: Console | None) -> None:
 
 
 def _show(reply: ask.Reply, console: Console) -> None:
-    """Prints an answer, the documents it was read in, and the version it is from."""
+    """Prints an answer, the documents it was found in, and the versions used."""
     answer = reply.answer
     if reply.note:
         console.print(Text(reply.note, style="yellow"))
@@ -157,7 +157,7 @@ def _show(reply: ask.Reply, console: Console) -> None:
 
 
 def _source(document: ReadDocument, answer: Answer) -> Text:
-    """Title, source and passage, with the answer marked."""
+    """Returns title, source and passage, with the answer marked."""
     text = Text()
     text.append(document.title, "bold")
     text.append(f" ({document.source_id})\n", "dim")

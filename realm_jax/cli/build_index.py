@@ -1,11 +1,11 @@
 """Follows the newest retriever of a run and publishes an index for each refresh.
 
 Runs beside `realm pretrain` with REFRESH_MODE="async", on the same MODEL_DIR, and ends
-when the trainer has ended. Killed anywhere, it goes on with at most one shard redone.
+when the trainer has ended. If killed, it resumes and repeats at most one shard.
 
 Macros:
   MODEL_DIR   folder of the run
-  CORPUS      the corpus the trainer trains on
+  CORPUS      the corpus that the trainer uses
 
 Example:
   realm build-index --gin_file=gin/runs/build_index.gin \\
@@ -26,7 +26,7 @@ from realm_jax.cli.progress import StageProgress
 
 @dataclasses.dataclass(frozen=True)
 class BuildIndexConfig:
-    """Which run to follow.
+    """The run to follow.
 
     Attributes:
       model_dir: folder or gs:// of the run.

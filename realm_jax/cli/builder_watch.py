@@ -1,4 +1,4 @@
-"""What the trainer shows of the index builder that works beside it."""
+"""Shows the progress of the index builder in the trainer's output."""
 
 import contextlib
 import threading
@@ -10,14 +10,14 @@ from realm_jax.index.heartbeat import JobStatus, read_heartbeat
 from realm_jax.storage import UnavailableStoreError, open_store
 
 _POLL_SECONDS = 1.0
-# A builder that was killed leaves a heartbeat that says it runs.
+# A builder that was killed leaves a heartbeat that says "running".
 _ALIVE_SECONDS = 60.0
 
 
 class BuilderWatch:
-    """Shows at the trainer how far the builder is with the next index.
+    """Shows in the trainer's output how much of the next index is built.
 
-    A context manager, which looks every second in the background.
+    A context manager, which polls every second in the background.
     """
 
     def __init__(self, model_dir: str, progress: StageProgress):
@@ -37,14 +37,14 @@ class BuilderWatch:
 
     def _run(self) -> None:
         while not self._ended.wait(_POLL_SECONDS):
-            # A store that is away for a moment costs a look, not the job.
+            # If the store is unavailable, skip one poll and do not fail the job.
             with contextlib.suppress(BadInputError, UnavailableStoreError):
                 builder = read_heartbeat(self._store, BUILDER_ROLE)
                 self._progress.beside(share_built(builder))
 
 
 def share_built(builder: JobStatus | None) -> float | None:
-    """How much of an index the builder has embedded; None if it embeds none."""
+    """Returns the share of an index that is embedded; None if none is being built."""
     if builder is None or not builder.is_alive(_ALIVE_SECONDS):
         return None
     if builder.extra.get("activity") != "embedding":

@@ -1,6 +1,6 @@
-"""Gin in T5X's style: files compose, macros are overridden on the command line.
+"""Reads gin configurations as T5X does: composed files, macros set by flags.
 
-Gin is read here and nowhere else in the package: the rest takes plain dataclasses.
+No other part of the package reads gin: the rest takes plain dataclasses.
 """
 
 import argparse
@@ -26,13 +26,13 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 GIN_FILE_FOLDERS = tuple(
     folder for root in (_PACKAGE.parent, _PACKAGE) for folder in (root, root / "gin")
 )
-"""Where gin/runs/pretrain.gin is found, and runs/pretrain.gin too, whatever the working
-directory: in a checkout gin/ lies beside the package, installed it lies within."""
+"""Folders in which gin/runs/pretrain.gin is found, and runs/pretrain.gin too, from any
+working directory: a checkout has gin/ beside the package, an installation within it."""
 for _folder in GIN_FILE_FOLDERS:
     gin.add_config_file_search_path(str(_folder))
 renamed.read_gin_files_by_old_names()
 
-# What gin raises about a file; it has no exception class of its own.
+# The exceptions that gin raises about a file; it has no class of its own.
 _GIN_RAISES = (
     AttributeError,
     ImportError,
@@ -45,15 +45,15 @@ _GIN_RAISES = (
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line as with any other bad input."""
+    """Reports errors in a command line as bad input."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuses in one line instead of printing the usage."""
+        """Raises the error as one line instead of printing the usage."""
         raise BadInputError(f"{message}; see {self.prog} --help")
 
 
 def make_parser(command: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser whose help is the command's own docstring."""
+    """Returns a parser whose help is the docstring of the command's module."""
     parser = Parser(
         prog=command,
         allow_abbrev=False,
@@ -68,7 +68,7 @@ def make_parser(command: str, description: str | None) -> argparse.ArgumentParse
         help="a gin file; may be repeated, later files override earlier ones",
     )
     parser.add_argument(
-        # For the help only: `parse` takes these out before argparse sees them.
+        # For the help only: `parse` removes these before argparse sees them.
         "--gin.MACRO=VALUE",
         dest="gin_help_only",
         action="store_true",
@@ -85,7 +85,7 @@ def make_parser(command: str, description: str | None) -> argparse.ArgumentParse
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Reads the command line and leaves gin configured.
+    """Parses the command line and configures gin.
 
     Raises:
       BadInputError: a flag, file, macro, binding or module is unknown or malformed.
@@ -99,7 +99,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 def parse_known(
     parser: argparse.ArgumentParser, argv: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:
-    """Does what `parse` does, and returns the flags that it does not know as well.
+    """Does what `parse` does, and also returns unknown flags.
 
     Raises:
       BadInputError: a file, macro, binding or module is unknown or malformed.
@@ -112,20 +112,20 @@ def parse_known(
 def parse_for_macro(
     parser: argparse.ArgumentParser, argv: Sequence[str], name: str
 ) -> tuple[argparse.Namespace, str]:
-    """Reads the command line of a command that needs no more of gin than one text.
+    """Parses the command line of a command that needs only one text from gin.
 
-    Where the command line itself says it, no gin file is needed, and none is read.
+    If the command line itself sets the macro, no gin file is needed, and none is read.
 
     Args:
-      parser: as `make_parser` returns it.
+      parser: from `make_parser`.
       argv: the command line.
-      name: of the macro.
+      name: name of the macro.
 
     Returns:
       The flags, and the macro's value.
 
     Raises:
-      BadInputError: neither command line nor gin files say it, or a flag, file, macro,
+      BadInputError: neither command line nor gin files set it, or a flag, file, macro,
         binding or module is unknown or malformed.
     """
     flags, others, bindings = _split(parser, argv)
@@ -138,7 +138,7 @@ def parse_for_macro(
         with contextlib.suppress(ValueError, SyntaxError):
             value = ast.literal_eval(said[-1].partition("=")[2].strip())
     elif flags.gin_file:
-        # What else is required is not needed here.
+        # Other required settings are not needed here.
         _read(parser, flags, bindings, finalize=False)
         with contextlib.suppress(ValueError):  # No gin file has such a macro.
             value = gin.query_parameter(f"%{name}")
@@ -152,7 +152,7 @@ def parse_for_macro(
 def _split(
     parser: argparse.ArgumentParser, argv: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str], list[str]]:
-    """Returns flags, what is none, and bindings."""
+    """Returns flags, unknown arguments, and bindings."""
     bindings = [
         renamed.current(arg.removeprefix("--gin."), arg.partition("=")[0])
         for arg in argv
@@ -180,7 +180,7 @@ def _read(
 
 
 def configured(config_class: type[Config]) -> Config:
-    """Builds a configuration dataclass with the bindings that gin holds for it.
+    """Builds a configuration dataclass with the bindings that gin has for it.
 
     Raises:
       BadInputError: a required macro or binding has no value.
@@ -192,16 +192,16 @@ def configured(config_class: type[Config]) -> Config:
 
 
 def configured_if_bound(config_class: type[Config]) -> Config:
-    """Does what `configured` does; the defaults where no gin file names the class."""
+    """Does what `configured` does, with defaults if no gin file names the class."""
     return configured(config_class) if bindings(config_class) else config_class()
 
 
 def bindings(config_class: type, resolve: bool = False) -> Mapping[str, Any]:
-    """Returns what gin binds of a class.
+    """Returns gin's bindings of a class.
 
     Args:
       config_class: the class.
-      resolve: whether references and macros are replaced by what they stand for.
+      resolve: whether references and macros are replaced by their values.
     """
     try:
         return gin.get_bindings(config_class, resolve_references=resolve)
@@ -210,7 +210,7 @@ def bindings(config_class: type, resolve: bool = False) -> Mapping[str, Any]:
 
 
 def _require_types(config: Any) -> None:
-    """Numbers and texts must be what the dataclass says they are."""
+    """Requires that numbers and texts have the types the dataclass declares."""
     types = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
         expected, value = types[field.name], getattr(config, field.name)
@@ -227,7 +227,7 @@ def _require_types(config: Any) -> None:
 
 
 def _configure(files: Sequence[str], bindings: Sequence[str], finalize: bool) -> None:
-    # Gin logs a missing file as an error of its own before it raises one.
+    # Gin logs a missing file as an error before it raises one.
     logging.getLogger().setLevel(logging.CRITICAL)
     try:
         with _gin_errors():
@@ -244,7 +244,7 @@ def _configure(files: Sequence[str], bindings: Sequence[str], finalize: bool) ->
 
 
 def _require_known_macro(binding: str, files: Sequence[str]) -> None:
-    """Gin would take a misspelt macro for a new one and then ignore it."""
+    """Requires that a macro exists; gin would ignore a misspelt one silently."""
     name = binding.partition("=")[0].strip()
     if "." in name:
         return
@@ -258,12 +258,12 @@ def _require_known_macro(binding: str, files: Sequence[str]) -> None:
 
 
 def _require_value(binding: str) -> None:
-    """A text without quotes is what people stumble over; gin's words do not help."""
+    """Requires a valid value; gin's own error for a text without quotes is unclear."""
     name, equals, value = binding.partition("=")
     if not equals:
         raise BadInputError(f"expected --gin.{name}=VALUE, got no value")
     if value.strip().startswith(("%", "@", "[", "(", "{")):
-        return  # Macros and references, or what holds some.
+        return  # Macros and references, or containers of them.
     try:
         ast.literal_eval(value.strip())
     except (ValueError, SyntaxError) as error:
@@ -277,7 +277,7 @@ def import_module(module: str) -> None:
     """Imports a user's module, from PYTHONPATH or below the working directory.
 
     Raises:
-      BadInputError: there is none, or it cannot be imported.
+      BadInputError: the module does not exist, or cannot be imported.
     """
     sys.path.insert(0, "")
     try:
@@ -293,7 +293,7 @@ def import_module(module: str) -> None:
 
 @contextlib.contextmanager
 def _gin_errors() -> Iterator[None]:
-    """Turns what gin raises about its files into one line of bad input."""
+    """Converts gin's exceptions about its files into one line of bad input."""
     try:
         yield
     except BadInputError:

@@ -1,29 +1,28 @@
-"""Measures what each stage reached and writes report.html and report.json.
+"""Measures the results of each stage and writes report.html and report.json.
 
 Recall@1, @5 and @20 after the warm start, after REALM and after fine-tuning, exact
 match, masked spans with retrieval against the null document alone, curves, and examples
-with their sources; every figure with its 95 % bootstrap interval. predictions.jsonl has
+with their sources; every mean with its 95 % bootstrap interval. predictions.jsonl has
 an answer for every question, by its id. With FOLLOW it measures again whenever the
-corpus has a later version or a stage a later checkpoint that it ended with, until
-Ctrl-C.
+corpus has a later version, or a stage has ended with a later checkpoint, until Ctrl-C.
 
-A control is the same chain without REALM updates: instead of them its warm start went
-on, for as long. With one, the report says what REALM did: recall and exact match with
-and without it, and the differences, question by question. predictions_control.jsonl has
-the control's answers.
+A control is the same chain without REALM updates: its warm start was continued instead,
+for the same time. With a control, the report shows the effect of REALM: recall and
+exact match with and without it, and the differences, paired by question.
+predictions_control.jsonl has the control's answers.
 
 Macros:
   MODEL_DIR    folder for the report
   CORPUS       prepared corpus
   QUESTIONS    JSON lines of questions
   WARM_STARTED, PRETRAINED, FINETUNED   model directories of the stages
-  STARTING_POINT   model directory of a warm start that left the retriever as it was
+  STARTING_POINT   model directory of a warm start that left the retriever unchanged
   CONTROL_WARM_STARTED, CONTROL_FINETUNED   model directories of the control's stages
   CHECKPOINT   of PRETRAINED: "last", or "best" by held-out utility
   MASKED_TASK  masked sentences, e.g. "my_salient"
-  SPLIT        of the questions
+  SPLIT        split of the questions
   ALLOW_CORPUS_MISMATCH   True: CORPUS is a later version of the one that was trained on
-  FOLLOW       True: go on with later versions
+  FOLLOW       True: also measure later versions
 
 Example:
   realm evaluate --gin_file=gin/models/base.gin --gin_file=gin/runs/evaluate.gin \\
@@ -40,7 +39,7 @@ from realm_jax.cli.progress import StageProgress
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int | None:
-    """Runs the command; being stopped is the ordinary end of one that follows."""
+    """Runs the command; one that follows ordinarily ends by being stopped."""
     configuration.parse(configuration.make_parser("realm evaluate", __doc__), argv)
     from realm_jax.evaluation import run
     from realm_jax.evaluation.findings import verdicts

@@ -7,9 +7,9 @@ Macros:
   CORPUS       prepared corpus
   TASK         questions, e.g. "my_questions"
   WARM_START   model directory of `realm pretrain`
-  CHECKPOINT   of WARM_START: "last", or "best" by held-out utility
+  CHECKPOINT   checkpoint of WARM_START: "last", or "best" by held-out utility
   RETRIEVER_WARM_START, READER_WARM_START
-               what one model alone starts from instead, or ""
+               source of one model alone instead, or ""
   SEARCHER     "device" (exact) or "scann"
   TRAIN_STEPS, BATCH_SIZE, SEED
 

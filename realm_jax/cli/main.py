@@ -1,10 +1,10 @@
-"""`realm COMMAND`: REALM from text to answers, one command a stage.
+"""`realm COMMAND`: REALM from text to answers, one command per stage.
 
 `realm --help` lists the commands, `realm COMMAND --help` shows the purpose, macros and
 an example of each, `realm --version` prints the version. Exit codes: 0 done, 1 a bug
-(with its traceback), 2 bad input (one line says what), 130 stopped by Ctrl-C and 143 by
-SIGTERM, or because another process of the job was (both leave a directory that the same
-command resumes; `ask`, which only ends so, exits with 0).
+(with its traceback), 2 bad input (with a one-line message), 130 stopped by Ctrl-C and
+143 by SIGTERM, or because another process of the job was (both leave a directory from
+which the same command resumes; `ask`, which ends in no other way, exits with 0).
 """
 
 import _thread
@@ -31,14 +31,14 @@ from realm_jax.stages import STAGES
 _BUG, _BAD_INPUT = 1, 2
 
 STOPPED = 128 + signal.SIGTERM
-"""Exit code of a command that another process of its job was asked to stop."""
+"""Exit code of a command if another process of its job was asked to stop."""
 
-# Gin appends to an error where in its files the call was made.
+# Gin appends the place in its files to the message of an error.
 _GIN_TRAIL = "\n  In call to configurable"
 
 
 def console(argv: Sequence[str] | None = None) -> NoReturn:
-    """Entry point of the `realm` program; `argv` is what was typed after `realm`."""
+    """Entry point of the `realm` program; `argv` are the arguments after `realm`."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     sys.unraisablehook = _tell_unraisable
     try:
@@ -47,9 +47,9 @@ def console(argv: Sequence[str] | None = None) -> NoReturn:
         traceback.print_exc()
         code = _BUG
     if code in (_BUG, _BAD_INPUT):
-        # All is said. While the interpreter is torn down, a job's process would wait
-        # for the others, which wait for this one; and libraries that were writing when
-        # the disk was full would report everything they left undone once more.
+        # The message is printed. During interpreter shutdown, a process of a job would
+        # wait for the others, which wait for this one; and libraries that were writing
+        # when the disk was full would report all unfinished writes again.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
         )
 
     def command(stop: threading.Event) -> int | None:
-        # Imported here, for that takes seconds and may be interrupted too.
+        # Imported here, because that takes seconds and may be interrupted too.
         module = importlib.import_module(STAGES[argv[0]].module)
         return module.main(argv[1:], stop)
 
@@ -81,8 +81,8 @@ def guard(command: Callable[[threading.Event], int | None]) -> int:
     """Runs a command that may be interrupted; bad input becomes one line and code 2.
 
     Args:
-      command: takes the event that is set when the process was asked to stop; it then
-        saves what it has and returns. One whose ordinary end that is returns 0.
+      command: takes the event that is set when the process is asked to stop; it then
+        saves its state and returns. A command that ordinarily ends this way returns 0.
     """
     with _stop_signals() as (stop, received):
         try:
@@ -105,8 +105,8 @@ def guard(command: Callable[[threading.Event], int | None]) -> int:
 
 
 def _tell_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
-    # After a failed write Orbax closes its event loop and raises; every other write of
-    # TensorStore that was under way then finds the loop closed, a traceback each.
+    # After a failed write Orbax closes its event loop and raises; every other pending
+    # write of TensorStore then finds the loop closed, with a traceback each.
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
@@ -122,24 +122,28 @@ def _log_to_screen() -> None:
     handler = _Screen()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
-    # Orbax logs, traceback and all, what it then raises.
+    # Orbax logs the exceptions that it raises, with a traceback.
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @contextmanager
 def _stop_signals() -> Iterator[tuple[threading.Event, list[int]]]:
-    """The first SIGINT or SIGTERM asks to stop; a second SIGINT ends at once."""
+    """Sets an event on the first SIGINT or SIGTERM; a second SIGINT ends at once.
+
+    Yields:
+      The event, and the numbers of the signals received.
+    """
     stop, received = threading.Event(), []
 
     def handle(number, frame):
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
-        # Nothing is printed: this may have interrupted a print. StageProgress tells.
+        # Nothing is printed: this may have interrupted a print. StageProgress does so.
         received.append(number)
-        # This may have interrupted a wait for the event just where that holds its lock,
-        # which setting it takes, too. Another thread can wait for that; `threading` has
-        # locks of its own that may be held here.
+        # This may have interrupted a wait for the event while it holds the lock that
+        # setting it needs. Another thread can wait for the lock; `threading` itself has
+        # locks that may be held here.
         _thread.start_new_thread(stop.set, ())
 
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -152,7 +156,7 @@ def _stop_signals() -> Iterator[tuple[threading.Event, list[int]]]:
 
 
 def _system_message(error: BaseException | None) -> str | None:
-    """What the machine lacks, in one line, or None if the error is of another kind."""
+    """Describes a system error in one line; None if the error is of another kind."""
     if error is None:
         return None
     if is_out_of_space(error):

@@ -1,23 +1,23 @@
 """Turns a corpus into blocks, salient spans and examples to train on.
 
 Reads documents, cuts them into blocks of whole sentences, tags names and dates once,
-and materialises the SeqIO tasks, so that nothing after this needs TensorFlow. Apache
-Beam spreads the work; the bytes do not depend on how. What is there already is kept,
-and what was killed goes on.
+and materialises the SeqIO tasks, so that no later stage needs TensorFlow. Apache Beam
+distributes the work; the output does not depend on how. Existing parts are kept, and a
+killed run is resumed.
 
 Macros:
-  CORPUS      folder to make
+  CORPUS      folder to create
   SOURCE      JSON lines with `title` and `text`, plain or .gz; or kind:path with a
               kind out of json, text, wikiextractor, tfds, realm_wikipedia, cc_news;
-              "" for the examples of a CORPUS that is there
-  NAME        of the corpus; tasks are NAME_ict, NAME_salient, NAME_questions
+              "" for examples of an existing CORPUS
+  NAME        name of the corpus; tasks are NAME_ict, NAME_salient, NAME_questions
   QUESTIONS   JSON lines of questions, or ""
   VOCABULARY  a BERT vocab.txt, or "" to train one on the text
   TAGGER      "auto", "spacy", "rules", "given" or "checkpoint:FOLDER"
-  EXAMPLES    of which tasks, such as ["salient", "questions"]; [] for all; the same
-              command with more of them adds those
+  EXAMPLES    tasks to materialise, such as ["salient", "questions"]; [] for all; the
+              same command with more tasks adds those
   KNOWLEDGE   another prepared corpus, which is searched for sentences of this one
-  SCRATCH     where CORPUS gets a folder for parts until all are done; "" is beside it
+  SCRATCH     where parts of CORPUS are kept until all are done; "" is beside it
 
 Any option of Beam may follow, such as --runner=DataflowRunner.
 
@@ -42,7 +42,7 @@ from realm_jax.extras import require_extra
 def main(argv: Sequence[str], stop: threading.Event) -> None:
     """Runs the command."""
     # No accelerator is used here, and TensorFlow reports each one it cannot find as an
-    # error; what really fails arrives as an exception.
+    # error; real failures are raised as exceptions.
     os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     parser = configuration.make_parser("realm prepare", __doc__)
     parser.add_argument(
@@ -86,7 +86,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
 
 
 def summary(info: Mapping[str, Any]) -> Iterator[str]:
-    """Says what of a corpus was not used as it came; nothing where all was."""
+    """Yields lines on records that were left out or changed; none if there are none."""
     counts = info.get("summary", {})
     said = {
         "without text, left out": counts.get("without_text"),

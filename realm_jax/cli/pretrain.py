@@ -1,7 +1,7 @@
 """Trains retriever and reader together on masked sentences (REALM).
 
 With REFRESH_MODE="async" run `realm build-index` beside it, on the same MODEL_DIR: the
-two meet through snapshots there. Resumes from the newest checkpoint of MODEL_DIR.
+two exchange snapshots there. Resumes from the newest checkpoint of MODEL_DIR.
 
 Macros:
   MODEL_DIR        folder of the run
@@ -9,15 +9,15 @@ Macros:
   TASK             masked sentences, e.g. "my_salient"
   WARM_START       model directory of `realm warm-start`
   RETRIEVER_WARM_START, READER_WARM_START
-                   what one model alone starts from instead, or ""
+                   source of one model alone instead, or ""
   REFRESH_MODE     "async", "blocking", "rolling" or "off"
   REFRESH_PERIOD   steps between two indexes
   MAX_STALENESS_STEPS, WHEN_STALE
-                   how old an index may become, and then "wait", "warn" or "stop"
+                   maximum age of an index, and then "wait", "warn" or "stop"
   SEARCHER         "device" (inside the step) or "scann" (on the host)
   QUESTIONS        held-out questions for recall@5 at every refresh, or ""
   HELD_OUT_EXAMPLES
-                   validation sentences to fill in at every refresh; 0 for none. The
+                   validation sentences to predict at every refresh; 0 for none. The
                    checkpoint with the highest utility on them is kept as the best
   MICROBATCHES     parts of a batch that are computed one after the other
   NUM_CANDIDATES, TRAIN_STEPS, BATCH_SIZE, SEED

@@ -1,4 +1,4 @@
-"""What a person sees while a stage runs: two live lines in a terminal, else log lines.
+"""Shows the progress of a stage: two live lines in a terminal, else log lines.
 
 pretrain    ━━━━━━━━━━━━━━━╸━━━━━━━━━━  120/300  0:02:13 left  3.1 steps/s
   loss 4.214 utility +0.031 recall@5 0.410 index @80 (40 steps old)
@@ -23,13 +23,13 @@ from rich.table import Column
 from rich.text import Text
 
 _LINE_SECONDS = 10.0
-# The rest of the first line takes some 50 columns of the 80 of a small terminal.
+# The rest of the first line takes about 50 of the 80 columns of a small terminal.
 _BAR_WIDTH = 26
 _STARTING = "starting"
 _STOPPING = "stopping at the next safe point ..."
 
 _SPEED = {"steps_per_second": "{:.1f} steps/s"}
-# Metric name -> how it is shown; in this order, those that a stage has.
+# Metric name -> its format, in the order in which those of a stage are shown.
 _METRICS = {
     "loss": "loss {:.3f}",
     "in_batch_accuracy": "in-batch {:.2f}",
@@ -42,10 +42,10 @@ _METRICS = {
 
 
 class StageProgress:
-    """Shows how far a stage is; a context manager.
+    """Shows the progress of a stage; a context manager.
 
-    Call it with (done, total, values) as often as you like; `values` are metrics by
-    name, and the last of each stays on show.
+    Call it with (done, total, values) as often as needed; `values` are metrics by name,
+    and the last value of each remains visible.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class StageProgress:
         """Prepares the lines; the context shows them.
 
         Args:
-          stage: its name.
+          stage: name of the stage.
           stop: once it is set, the lines say that the stage is about to stop.
-          console: where to show them; standard output by default.
+          console: console to print to; standard output by default.
         """
         self._stage = stage
         self._stop = stop
@@ -91,13 +91,13 @@ class StageProgress:
         values: Mapping[str, float] | None = None,
         what: str = "",
     ) -> None:
-        """Shows that `done` of `total` (None: not known yet) is done.
+        """Shows that `done` of `total` (None if not yet known) is done.
 
         Args:
-          done: steps, blocks or whatever is counted.
-          total: all of them.
+          done: number of steps, blocks or other units.
+          total: total number of units.
           values: metrics by name.
-          what: what is being made, where a command makes several things.
+          what: what is being made, if a command makes several things.
         """
         self._values.update(values or {})
         if what != self._what:
@@ -110,7 +110,7 @@ class StageProgress:
             self._print(self._line(done, total))
 
     def beside(self, share: float | None) -> None:
-        """Shows how much of the next index is built; None: none is being built."""
+        """Shows the share of the next index that is built; None hides it."""
         self._beside = share
         if self._bar is not None or self._what != _STARTING or share is None:
             return
@@ -123,14 +123,14 @@ class StageProgress:
         self._print(f"{self._stage}: {text}")
 
     def _begin(self, what: str, done: int, total: int | None) -> None:
-        """Counts from here: the speed so far was that of something else."""
+        """Restarts the count, because the speed so far was that of other work."""
         self._what = what
         self._started, self._first_done = time.monotonic(), done
         if self._bar is not None and self._task is not None:
             self._bar.reset(self._task, total=total, completed=done)
 
     def _print(self, text: str) -> None:
-        # A line of a log is not broken: whoever reads it searches it.
+        # Log lines are not wrapped, so that they can be searched.
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _second_line(self) -> str:
@@ -155,17 +155,17 @@ class StageProgress:
 
 
 def _format(formats: Mapping[str, str], values: Mapping[str, float]) -> str:
-    """The metrics that there are, in the order of `formats`."""
+    """Formats the metrics that exist, in the order of `formats`."""
     return " ".join(
         text.format(values[name]) for name, text in formats.items() if name in values
     )
 
 
 class _TwoLines(Progress):
-    """A bar with a line of text below; neither is ever wrapped."""
+    """A bar with a line of text below; neither is wrapped."""
 
     def __init__(self, second_line, console: Console):
-        # Set first, for the parent renders once while it is being made.
+        # Set first, because the parent renders once during construction.
         self._second = second_line
         super().__init__(
             TextColumn("[bold]{task.description:<11}", table_column=_column()),
@@ -192,7 +192,7 @@ class _CountColumn(MofNCompleteColumn):
 
 
 class _LeftColumn(ProgressColumn):
-    """Time left, and at the end the time it took."""
+    """The remaining time, and at the end the elapsed time."""
 
     max_refresh = 0.5
 

@@ -1,7 +1,7 @@
-"""`bert.BertConfig.remat = "auto"`: a word of gin files alone.
+"""Handles `bert.BertConfig.remat = "auto"`, a value that only gin files may have.
 
-It leaves to the planner what the backward pass computes again. The planner writes its
-choice as a gin file; a command that makes models refuses to go on without one.
+It lets the planner choose what the backward pass recomputes. The planner writes its
+choice as a gin file; a command that makes models requires one.
 """
 
 from realm_jax.cli import configuration
@@ -12,18 +12,18 @@ _AUTO = "auto"
 
 
 def is_undecided() -> bool:
-    """Returns whether gin leaves it to the planner."""
-    # Later, for commands that only show their help.
+    """Returns whether gin leaves the choice to the planner."""
+    # Imported here, for commands that only show their help.
     from realm_jax.models.bert import BertConfig
 
     return configuration.bindings(BertConfig, resolve=True).get("remat") == _AUTO
 
 
 def require_decided() -> None:
-    """Checks that a model can be made of what gin holds.
+    """Requires that gin does not leave the choice to the planner.
 
     Raises:
-      BadInputError: gin leaves a setting to the planner.
+      BadInputError: it does.
     """
     if is_undecided():
         raise BadInputError(

@@ -1,7 +1,7 @@
-"""Names that gin files of version 0.1 use; they work until 0.3, with a warning.
+"""Replaces names of version 0.1 in gin files; they work until 0.3, with a warning.
 
 A user's own gin files keep working after an upgrade: each old name is replaced as a
-file is read, and one line says what to write instead.
+file is read, and one line names the replacement.
 """
 
 import io
@@ -12,7 +12,7 @@ from typing import IO
 
 import gin
 
-# Old name -> new name, each a whole word of gin's syntax.
+# Old name -> new name, each a complete name in gin's syntax.
 RENAMED = {
     "from tasks import prepare": "from realm_jax.prepare import prepare",
     "from tasks import update_corpus": "from realm_jax.prepare import update_corpus",
@@ -30,19 +30,19 @@ RENAMED = {
 }
 
 _OLD = re.compile("|".join(rf"(?<![\w.]){re.escape(old)}(?!\w)" for old in RENAMED))
-# A setting stands behind the class that has it.
+# A setting follows the class that has it.
 _OLD_SETTING = re.compile(r"(?<=\.)another_corpus(?!\w)")
 _log = logging.getLogger(__name__)
-# `configuration` quiets the root logger while gin reads.
+# `configuration` silences the root logger while gin reads files.
 _log.setLevel(logging.WARNING)
 
 
 def current(text: str, where: str) -> str:
-    """Returns gin's syntax with the names of today.
+    """Returns gin's syntax with current names.
 
     Args:
       text: lines of a gin file, or a binding of the command line.
-      where: names them in the warning, one for each old name.
+      where: the source of the text, for the warning about each old name.
     """
     found = dict.fromkeys([*_OLD.findall(text), *_OLD_SETTING.findall(text)])
     for old in found:
@@ -55,13 +55,13 @@ def current(text: str, where: str) -> str:
 
 
 def read_gin_files_by_old_names() -> None:
-    """Has gin read all files, those that others include too, through `current`."""
-    # What is registered comes after gin's own reader, which opens every file there is.
+    """Makes gin read all files, included ones too, through `current`."""
+    # Readers that are registered come after gin's own, which opens every existing file.
     gin.config._FILE_READERS[:0] = [(_open, os.path.isfile)]
 
 
 def _open(path: str) -> IO[str]:
     with open(path, encoding="utf-8") as file:
         text = io.StringIO(current(file.read(), path))
-    text.name = path  # Gin's errors say it.
+    text.name = path  # For gin's error messages.
     return text

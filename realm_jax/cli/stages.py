@@ -1,4 +1,4 @@
-"""What the commands of the training stages share."""
+"""Shared implementation of the commands of the training stages."""
 
 import dataclasses
 import logging
@@ -29,20 +29,20 @@ def run_stage(
         [ConfigT, StageProgress], AbstractContextManager[object]
     ] = lambda config, progress: nullcontext(),
 ) -> int | None:
-    """Parses, configures and runs a training stage, and says how it ended.
+    """Parses, configures and runs a training stage, and reports how it ended.
 
     Args:
-      command: its name after `realm`.
+      command: name of the command after `realm`.
       description: the help.
       argv: the command line.
       stop: ends the stage between two steps.
-      config_class: what gin binds.
+      config_class: the class that gin binds.
       run: (configuration, report, stop) -> whether all updates are done.
-      watch: shows what other processes do meanwhile.
+      watch: shows the progress of other processes meanwhile.
 
     Returns:
-      `STOPPED` if another process of the job was asked to stop; None: as `main.guard`
-      knows.
+      `STOPPED` if another process of the job was asked to stop; else None, which leaves
+      the exit code to `main.guard`.
     """
     parser = configuration.make_parser(f"realm {command}", description)
     parser.add_argument(

@@ -1,9 +1,10 @@
 """Lists the registered SeqIO tasks, or prints examples as the model sees them.
 
-Without NAME, all tasks and mixtures with their splits and how much is in them:
-blocks that examples are made of, and the examples that `realm prepare` wrote.
-With --show, the first examples as text: [MASK] where the model sees it, answers
-and spans in brackets. Tasks come from --corpus, --questions and your modules.
+Without NAME, prints all tasks and mixtures with their splits and sizes: the
+blocks that examples are made from, and the examples that `realm prepare` wrote.
+With --show, prints the first examples as text: [MASK] where the model sees it,
+answers and spans in brackets. Tasks come from --corpus, --questions and your
+modules.
 
 Example:
   realm tasks --corpus=runs/my/corpus --name=my
@@ -38,7 +39,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
             print(line)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (`| head`) has enough. What is buffered must not fail at exit.
+        # The reader (`| head`) has closed the pipe. Flushing at exit must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -3,16 +3,16 @@
 Each line of CHANGES is {"id", "title", "text"}, which adds the document or replaces the
 one with that id, or {"id", "deleted": true}. The new version is what `realm prepare`
 would make of the changed text with the same vocabulary, chunk length and tagger, but
-only changed documents are tokenized and tagged. CORPUS stays as it is, and names OUTPUT
-as its successor. Examples refer to blocks by number and are not carried over: see
-docs/data.md for how to make them anew.
+only changed documents are tokenized and tagged. CORPUS itself is kept, and records
+OUTPUT as its successor. Examples refer to blocks by number and are not carried over:
+see docs/data.md for how to make them again.
 
 Macros:
-  CORPUS   the prepared corpus there is
+  CORPUS   the existing prepared corpus
   CHANGES  JSON lines, plain or .gz; a file or a pattern of files
   OUTPUT   folder of the new version
   TAGGER   "checkpoint:FOLDER" if CORPUS was tagged by a checkpoint; "" is as CORPUS
-  SCRATCH  where parts lie until all are done; "" is beside OUTPUT
+  SCRATCH  folder for parts until all are done; "" is beside OUTPUT
 
 Any option of Beam may follow, such as --runner=DataflowRunner.
 

@@ -1,9 +1,9 @@
 """Starts the retriever with the inverse cloze task and the reader with masked LM.
 
 Both are needed before REALM: a retriever that finds nothing and a reader that cannot
-copy teach each other nothing. Without TASK only the retriever is trained, without
-PAIRS_TASK only the reader; the other model stays as it is. Resumes from the newest
-checkpoint of MODEL_DIR.
+copy give each other no training signal. Without TASK only the retriever is trained,
+without PAIRS_TASK only the reader; the other model is left unchanged. Resumes from the
+newest checkpoint of MODEL_DIR.
 
 Macros:
   MODEL_DIR    folder of the run
@@ -11,14 +11,15 @@ Macros:
   TASK         masked sentences, e.g. "my_salient"
   PAIRS_TASK   sentence-block pairs, e.g. "my_ict"
   WARM_START   a folder with model.safetensors and config.json, the model directory of
-               an earlier stage, or "" for nothing
+               an earlier stage, or "" for random parameters
   RETRIEVER_WARM_START, READER_WARM_START
-               what one model alone starts from instead: such a folder, or
-               the model directory of a stage
+               source of one model alone instead: such a folder, or the model
+               directory of a stage
   OWN, NULL, RETRIEVED
-               probabilities of what a masked sentence is read with: its own block, the
-               null document, the best retrieved block that holds the answer; 1, 0, 0
-  SEARCHER     of retrieved blocks: "device" (exact) or "scann"
+               probabilities of the document that a masked sentence is read with: its
+               own block, the null document, the best retrieved block that contains the
+               answer; 1, 0, 0
+  SEARCHER     searcher of retrieved blocks: "device" (exact) or "scann"
   TRAIN_STEPS, BATCH_SIZE, SEED
 
 Example:
