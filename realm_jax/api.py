@@ -1,4 +1,4 @@
-"""The library: a fine-tuned model opened from its directory, and its corpus.
+"""The library interface: opens a fine-tuned model from its directory, and its corpus.
 
     import realm_jax
 
@@ -9,8 +9,8 @@
         print(document.title, document.probability, document.answer_probability)
 
 `realm_jax` exports these names and imports this module when one is first used. It is a
-thin cover of `evaluation/`: the answers are those of `realm ask`, of one version of the
-corpus, the one that was opened. No gin file is read.
+thin wrapper of `evaluation/`: the answers are those of `realm ask`, from the version of
+the corpus that was opened. No gin file is read.
 """
 
 import dataclasses
@@ -35,12 +35,12 @@ Path = str | os.PathLike[str]
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """A block of the corpus that was found for a text.
+    """A block of the corpus that was retrieved for a text.
 
     Attributes:
-      block_id: its number in the corpus.
-      title: of its article.
-      source_id: identifies the article.
+      block_id: number of the block in the corpus.
+      title: title of its article.
+      source_id: id of the article.
       text: the block's body.
       score: f(x, z), the inner product of the two embeddings.
     """
@@ -69,13 +69,13 @@ class ReadDocument(Document):
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What was answered to a question, and from where.
+    """The answer to a question, with its sources.
 
     Attributes:
-      question: without the space around it.
+      question: the question, without surrounding white space.
       text: the answer, in the characters of the document; "" if nothing was found.
       probability: p(answer | question): the sum of `probability * answer_probability`
-        over all blocks that were read, those that `documents` leaves out included.
+        over all blocks that were read, including those not in `documents`.
       documents: the best of the blocks that were read, by `score`, best first.
     """
 
@@ -88,11 +88,11 @@ class Answer:
 class Model:
     """A fine-tuned model over its corpus and index; `load` opens one.
 
-    The first call of a method compiles. Calls are made one at a time.
+    The first call of a method compiles. Calls run one at a time.
 
     Attributes:
       corpus: the blocks that are searched.
-      num_read: blocks that are read per question.
+      num_read: number of blocks read per question.
     """
 
     def __init__(self, answerer: answering.Answerer):
@@ -118,9 +118,9 @@ class Model:
             [a.text for a in model.answer(["Who ...?", "When ...?"], k=1)]
 
         Args:
-          questions: one, or any number; what is longer than the model reads is cut.
-          k: documents that each answer names, 1 to `num_read`; None for all. It does
-            not change the answer, which is from all that were read.
+          questions: one or several; text beyond the model's length is cut.
+          k: number of documents listed with each answer, 1 to `num_read`; None for all.
+            It does not change the answer, which is from all blocks that were read.
 
         Returns:
           An answer for one question, a list in their order for several.
@@ -130,7 +130,7 @@ class Model:
         """
         texts, single = _texts(questions)
         k = _require_within(self.num_read if k is None else k, self.num_read, "read")
-        # An empty list would make no batch, whose shapes the models know.
+        # An empty list would make a batch of a shape the models cannot take.
         found = self._sized(texts).answer(texts) if texts else []
         answers = [
             Answer(
@@ -149,14 +149,14 @@ class Model:
             model.embed(["Who ...?", "When ...?"]).shape  # (2, 128)
 
         Args:
-          texts: one, or any number; what is longer than the model reads is cut.
+          texts: one or several; text beyond the model's length is cut.
 
         Returns:
           float32 [text, projection]; [projection] for a single text. The inner product
           with a block's embedding in the index is the block's score.
 
         Raises:
-          BadInputError: a text is no text, empty or endless.
+          BadInputError: a text is not a string, empty or endless.
         """
         checked, single = _texts(texts)
         if not checked:
@@ -180,15 +180,15 @@ class Model:
                 print(document.score, document.title)
 
         Args:
-          texts: one, or any number; what is longer than the model reads is cut.
-          k: blocks of each text, 1 to `corpus.num_blocks`.
+          texts: one or several; text beyond the model's length is cut.
+          k: number of blocks for each text, 1 to `corpus.num_blocks`.
 
         Returns:
           The k best documents of one text, best first; a list of such lists for
           several. An approximate searcher may find fewer.
 
         Raises:
-          BadInputError: a text is no text, empty or endless, or k is out of range.
+          BadInputError: a text is not a string, empty or endless, or k is out of range.
         """
         checked, single = _texts(texts)
         k = _require_within(k, self.corpus.num_blocks, "in the corpus")
@@ -208,7 +208,7 @@ class Model:
             model.with_searcher(MySearcher(embeddings)).answer("Who ...?")
 
         Args:
-          searcher: of the same embeddings, block i in row i; see
+          searcher: a searcher of the same embeddings, block i in row i; see
             `examples/own_searcher.py`.
 
         Raises:
@@ -222,7 +222,7 @@ class Model:
         return Model(dataclasses.replace(self._answerer, searcher=searcher))
 
     def _sized(self, texts: Sequence[str]) -> answering.Answerer:
-        """One text alone makes a batch of one: a filled-up batch takes longer."""
+        """Returns the answerer for these texts; one text is not padded to a batch."""
         if len(texts) > 1:
             return self._answerer
         return dataclasses.replace(self._answerer, batch_size=1)
@@ -249,26 +249,26 @@ def load(
     allow_corpus_mismatch: bool = False,
     batch_size: int = 8,
 ) -> Model:
-    """Opens a model that `realm finetune` has trained, with the index it kept.
+    """Opens a model that `realm finetune` has trained, with its index.
 
         model = realm_jax.load("runs/quickstart/finetune")
 
     Sizes, lengths, temperature, corpus and searcher are those that the checkpoint
-    records. A checkpoint of before the last two were recorded needs `corpus` and
+    records. An older checkpoint, which does not record the last two, needs `corpus` and
     `num_read`.
 
     Args:
       model_dir: folder or gs:// of the finished run.
-      corpus: the prepared corpus, or its directory; None for the recorded place.
+      corpus: the prepared corpus, or its directory; None for the recorded one.
       searcher: "device" (exact) or "scann"; None for the recorded one.
-      num_read: blocks that are read per question; None for the recorded number.
-      pretrained: what fine-tuning began with, which embeds another corpus for a model
-        of one tower (`PRETRAINED` of `realm ask`).
-      checkpoint: of `pretrained`, as it was fine-tuned from: "last" or "best".
-      allow_corpus_mismatch: whether `corpus` may be another one than the model was
-        trained on, in the same vocabulary. Its index is then made in `model_dir`, if it
-        is not there: that embeds the whole corpus.
-      batch_size: questions that are searched and read at once, where there are several.
+      num_read: number of blocks read per question; None for the recorded number.
+      pretrained: the model directory that fine-tuning started from, which embeds
+        another corpus for a model with one tower (`PRETRAINED` of `realm ask`).
+      checkpoint: the checkpoint of `pretrained` that was fine-tuned: "last" or "best".
+      allow_corpus_mismatch: whether `corpus` may differ from the one the model was
+        trained on, in the same vocabulary. Its index is then built in `model_dir`, if
+        it does not exist: that embeds the whole corpus.
+      batch_size: number of questions searched and read at once, if there are several.
 
     Raises:
       BadInputError: there is no finished fine-tuning run, or it is damaged or records

@@ -1,4 +1,4 @@
-"""What devices can do: published figures, per device as JAX counts devices.
+"""Provides published figures of devices, per device as JAX counts devices.
 
 A device is a core up to TPU v3, and a chip from v4 on.
 Sources: cloud.google.com/tpu/docs/system-architecture-tpu-vm and the pages of each
@@ -19,14 +19,14 @@ _TERA = 10**12
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """A device.
+    """A type of device.
 
     Attributes:
-      name: as in the names of accelerator types, such as "v4".
-      kind: what `jax.Device.device_kind` says, or begins with.
-      peak_flops: bfloat16 operations a second.
-      memory: bytes.
-      devices: of JAX on one chip, which is what prices are for.
+      name: name in accelerator types, such as "v4".
+      kind: value of `jax.Device.device_kind`, or its beginning.
+      peak_flops: bfloat16 operations per second.
+      memory: memory in bytes.
+      devices: number of JAX devices on one chip; prices are per chip.
     """
 
     name: str
@@ -53,8 +53,8 @@ CHIPS = {
 
 
 def find(device_kind: str) -> Chip | None:
-    """Returns the chip that JAX calls so, None if its figures are not known."""
-    # "TPU v5" is how "TPU v5 lite" begins.
+    """Returns the chip of this device kind, None if its figures are not known."""
+    # "TPU v5 lite" also starts with "TPU v5", so the longest match is chosen.
     known = [chip for chip in CHIPS.values() if device_kind.startswith(chip.kind)]
     return max(known, key=lambda chip: len(chip.kind), default=None)
 
@@ -63,13 +63,13 @@ def find(device_kind: str) -> Chip | None:
 def multiplies_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
     """Returns whether this machine multiplies bfloat16 faster than float32.
 
-    That is, products which are accumulated in float32, by XLA's CPU compiler. With
-    AVX512-BF16 an EPYC does, and a Xeon does not (docs/benchmarks.md): its unit for
-    bfloat16 is AMX, which a virtual machine may hide. Elsewhere XLA converts the
-    operands, which is slower than float32.
+    This concerns products that are accumulated in float32, compiled by XLA for CPUs.
+    With AVX512-BF16 an EPYC does, and a Xeon does not (docs/benchmarks.md): its unit
+    for bfloat16 is AMX, which a virtual machine may hide. On other machines XLA
+    converts the operands, which is slower than float32.
 
     Args:
-      cpuinfo: the kernel's description of the processors.
+      cpuinfo: path of the kernel's description of the processors.
     """
     try:
         processors = pathlib.Path(cpuinfo).read_text()

@@ -1,8 +1,8 @@
-"""Extras of the package: what a trainer does without, and who says that it is missing.
+"""Checks whether the libraries of the package's extras are installed.
 
-`pip install realm_jax` brings what trains, builds an index and measures. The libraries
-of the other commands are extras, which setup.py lists; these are the modules by which
-they are recognised here.
+`pip install realm_jax` installs what is needed to train, build an index and evaluate.
+The libraries of the other commands are extras, listed in setup.py; this module lists
+the modules by which they are recognised.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "launch": ("google.cloud.tpu_v2", "requests"),
     "gcs": ("google.cloud.storage", "gcsfs"),
 }
-"""Extra -> modules that are imported for its sake; nothing else needs them."""
+"""Maps an extra to the modules imported for it; nothing else needs them."""
 
 
 def require_extra(extra: str, purpose: str) -> None:
@@ -25,10 +25,10 @@ def require_extra(extra: str, purpose: str) -> None:
 
     Args:
       extra: a key of `MODULES`.
-      purpose: what needs it, for the error.
+      purpose: what requires the extra, for the error message.
 
     Raises:
-      BadInputError: one is missing.
+      BadInputError: a library is missing.
     """
     for module in MODULES[extra]:
         if not _is_installed(module):
@@ -39,10 +39,10 @@ def require_extra(extra: str, purpose: str) -> None:
 
 
 def require_extra_of_url(url: str) -> None:
-    """Checks that a file can be read where it is.
+    """Checks that the libraries needed to read a URL are installed.
 
     Raises:
-      BadInputError: it is on gs://, and the libraries for that are missing.
+      BadInputError: it is on gs://, and they are not installed.
     """
     if url.startswith("gs://"):
         require_extra("gcs", url)
@@ -51,5 +51,5 @@ def require_extra_of_url(url: str) -> None:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # A package that it is in.
+    except ModuleNotFoundError:  # A parent package is missing.
         return False

@@ -1,7 +1,7 @@
-"""What the hardware files of a run say: its machines, their prices, how they are had.
+"""Configures the machines of a run: their types, their prices, and how to obtain them.
 
-Planner and launcher go by it (`tpu_launch`). It is here because every command of a run
-reads these files, and a trainer that reads them needs nothing of a launcher.
+Planner and launcher use it (`tpu_launch`). It is in this package because every command
+of a run reads the hardware files, and a trainer should not need the launcher for that.
 """
 
 import dataclasses
@@ -11,26 +11,26 @@ from collections.abc import Mapping, Sequence
 from realm_jax.errors import BadInputError
 
 CPU = "cpu"
-"""The accelerator type of a machine that has none."""
+"""The accelerator type of a machine without accelerators."""
 ON_DEMAND, SPOT, RESERVED = "on-demand", "spot", "reserved"
 
-# With role, attempt and the number of a slice behind it, a name of Cloud TPU (63).
+# With role, attempt and slice number appended, it is a name of Cloud TPU (63 at most).
 _LONGEST_NAME = 30
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 
 
 @dataclasses.dataclass(frozen=True)
 class HardwareConfig:
-    """Where a run is, and what that costs.
+    """The hardware of a run, and its prices.
 
     Attributes:
       trainer: accelerator type of the training stages.
-      trainer_slices: how many such slices train together.
-      builder: accelerator type of the index builder; "" where the trainer's machine
-        has it beside.
-      chip_hour_prices: by the name before the dash ("v4"), what one chip costs an hour.
-      currency: of the prices.
-      peak_tflops: of a device, where this is not known by its name.
+      trainer_slices: number of such slices that train together.
+      builder: accelerator type of the index builder; "" if it runs on the trainer's
+        machine.
+      chip_hour_prices: price of one chip per hour, by the name before the dash ("v4").
+      currency: currency of the prices.
+      peak_tflops: peak of a device whose name is not known, in TFLOP/s.
       utilization: share of the peak that programs are expected to reach.
     """
 
@@ -45,35 +45,37 @@ class HardwareConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LaunchConfig:
-    """Where and how the slices of a run are had, and when that ends.
+    """Where and how the slices of a run are obtained, and when they are deleted.
 
     Attributes:
-      project: of Google Cloud.
-      zone: of the trainer's slices, and of the builder's unless `builder_zone` is set.
-      builder_zone: of the builder's slice.
-      name: of the run, for people; its id has a hash of the model directory behind it.
+      project: project of Google Cloud.
+      zone: zone of the trainer's slices, and of the builder's unless `builder_zone` is
+        set.
+      builder_zone: zone of the builder's slice.
+      name: readable name of the run; its id appends a hash of the model directory.
       provisioning: "on-demand", "spot" or "reserved".
-      builder_provisioning: of the builder's slice; "" is that of the trainer.
-      network: VPC network; "" is the project's default.
-      subnetwork: of the network; "" is the zone's.
-      service_account: whom the workers act for; "" is the project's default.
-      external_ips: whether workers have addresses of their own. Without, the network
-        needs Cloud NAT, for they install packages.
-      deadline_hours: after so long one `up` deletes everything, and the workers end.
-      max_attempts: slices of a role that one `up` creates one after the other.
-      backoff_seconds: before the second attempt; doubled while there is no progress.
-      max_backoff_seconds: the longest of these.
-      quota_seconds: between two tries while the quota is used up.
-      startup_minutes: how long an active worker may take to say its first word.
-      silence_minutes: a worker that then says nothing for so long is lost.
-      provisioning_minutes: a slice that is being provisioned for so long is given up.
-      settling_seconds: what was asked for may not be listed yet for so long, and may
-        come although the answer was lost.
-      poll_seconds: between two looks.
-      fetch: gs:// folder -> folder of each worker that it is copied to beforehand, such
-        as the corpus.
-      builder_gin_files: of the builder, after those of the run.
-      builder_bindings: of the builder, after those of the run.
+      builder_provisioning: provisioning of the builder's slice; "" for the trainer's.
+      network: VPC network; "" for the project's default.
+      subnetwork: subnetwork of the network; "" for the zone's.
+      service_account: account that the workers use; "" for the project's default.
+      external_ips: whether workers have external addresses. Without them, the network
+        needs Cloud NAT, because workers install packages.
+      deadline_hours: time after which one `up` deletes everything, and the workers end.
+      max_attempts: number of slices of a role that one `up` creates in succession.
+      backoff_seconds: delay before the second attempt; doubled while there is no
+        progress.
+      max_backoff_seconds: maximum delay between attempts.
+      quota_seconds: delay between two requests while the quota is exhausted.
+      startup_minutes: time an active worker may take until its first report.
+      silence_minutes: time without a report after which a worker counts as lost.
+      provisioning_minutes: time after which a slice in provisioning is given up.
+      settling_seconds: time during which a requested slice may not be listed yet, or
+        may be created although the response was lost.
+      poll_seconds: interval between two polls.
+      fetch: gs:// folder -> folder of each worker to which it is copied beforehand,
+        such as the corpus.
+      builder_gin_files: gin files of the builder, after those of the run.
+      builder_bindings: gin bindings of the builder, after those of the run.
     """
 
     project: str = ""
@@ -101,10 +103,10 @@ class LaunchConfig:
     builder_bindings: Sequence[str] = ()
 
     def require_valid(self) -> None:
-        """Checks what a launch needs and planning does not.
+        """Checks settings that a launch needs and planning does not.
 
         Raises:
-          BadInputError: something is missing or unknown.
+          BadInputError: a setting is missing or invalid.
         """
         for field, macro in (("project", "PROJECT"), ("zone", "ZONE")):
             if not getattr(self, field):

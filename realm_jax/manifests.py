@@ -1,10 +1,10 @@
-"""Manifests: JSON that says which files belong together and carries its own crc32c.
+"""Manifests: JSON records of the files that belong together, with their own crc32c.
 
     {..., "files": {name: {"size": bytes, "crc32c": checksum}}, "crc32c": checksum}
 
 Snapshots, checkpoints, corpora and sets of examples each have one, written last:
-without it they do not exist. The last checksum is that of all else in the object, so no
-bit of it can change unnoticed.
+without it they do not exist. The last checksum covers the rest of the object, so that
+a change to any bit of it is detected.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ _SEAL = "crc32c"
 
 
 class DamagedManifestError(Exception):
-    """A manifest is not what was written; the message names it."""
+    """Raised when a manifest differs from what was written; the message names it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FileRecord:
-    """A file: its size in bytes and the crc32c of its contents."""
+    """Size of a file in bytes, and the crc32c of its contents."""
 
     size: int
     crc32c: int
@@ -37,7 +37,7 @@ class FileRecord:
 
 
 def file_records(stats: Mapping[str, ObjectStat]) -> dict[str, FileRecord]:
-    """Returns the records of the objects in a listing, such as `Store.stats` gives."""
+    """Returns the records of the objects in a listing from `Store.stats`."""
     return {name: FileRecord(stat.size, stat.crc32c) for name, stat in stats.items()}
 
 
@@ -50,7 +50,7 @@ def parse_files(table: Mapping[str, Mapping[str, Any]]) -> dict[str, FileRecord]
     records = {}
     for name, entry in table.items():
         crc32c = entry["crc32c"]
-        # Corpora and examples of earlier versions have hexadecimal digits.
+        # In corpora and examples of earlier versions it is a hexadecimal string.
         value = int(crc32c, 16) if isinstance(crc32c, str) else crc32c
         records[name] = FileRecord(entry["size"], value)
     return records
@@ -60,14 +60,14 @@ def find_damage(
     files: Mapping[str, FileRecord],
     look_up: Callable[[str], FileRecord | ObjectStat | None],
 ) -> str | None:
-    """Says which file is not the one of the manifest, and how; None if all are.
+    """Finds the first file that differs from the manifest; None if there is none.
 
     Args:
-      files: those of the manifest, by name.
-      look_up: takes a name and returns what is there now, None if nothing is.
+      files: the files of the manifest, by name.
+      look_up: takes a name and returns the file found now, None if there is none.
 
     Returns:
-      The name of the first such file and what is wrong with it, for "..., but {}".
+      The name of the file and the difference, for "..., but {}".
     """
     for name, expected in files.items():
         found = look_up(name)
@@ -82,10 +82,10 @@ def find_damage(
 
 
 def seal(body: Mapping[str, Any]) -> bytes:
-    """Returns an object as JSON, with the checksum of all else in it at its end.
+    """Returns an object as JSON, with a checksum of the rest of it at its end.
 
     Args:
-      body: JSON values in any order, and file records.
+      body: JSON values and file records, in any order.
     """
     text = json.dumps(body, sort_keys=True, default=dataclasses.asdict)
     return _with_checksum(json.loads(text))
@@ -96,11 +96,12 @@ def unseal(data: bytes, *, required: bool = True) -> dict[str, Any]:
 
     Args:
       data: the JSON.
-      required: False lets an object pass that carries no checksum at all, as corpora
-        and examples of earlier versions do.
+      required: False accepts an object without a checksum, as in corpora and examples
+        of earlier versions.
 
     Raises:
-      ValueError: these are not the very bytes that `seal` gave; white space counts.
+      ValueError: these are not exactly the bytes that `seal` returned; white space
+        counts.
     """
     body = json.loads(data)
     if not isinstance(body, dict) or (required and _SEAL not in body):
@@ -116,8 +117,8 @@ def read(store: Store, name: str) -> dict[str, Any]:
     """Returns a sealed object of a store.
 
     Raises:
-      MissingObjectError: there is none.
-      DamagedManifestError: it is not what was written.
+      MissingObjectError: there is no such object.
+      DamagedManifestError: the object differs from what was written.
     """
     data = store.read(name)
     try:
@@ -127,7 +128,7 @@ def read(store: Store, name: str) -> dict[str, Any]:
 
 
 def _with_checksum(body: Mapping[str, Any]) -> bytes:
-    # Earlier releases wrote other orders, which this keeps.
+    # Keys keep their order here, because earlier releases wrote other orders.
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
     sealed = {**body, _SEAL: google_crc32c.value(canonical.encode())}
     return (json.dumps(sealed, indent=1) + "\n").encode()

@@ -1,7 +1,7 @@
-"""The commands of `realm`, each named once.
+"""Defines the commands of `realm` in one table.
 
-Command line, launcher, planner, metrics and report read this table. It imports nothing
-of what it names: the modules of a command are loaded when that command is run.
+Command line, launcher, planner, metrics and report read the table. It imports none of
+the modules it names: a command's modules are loaded when the command is run.
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ class StageSpec:
     """A command of `realm`.
 
     Attributes:
-      command: as it is typed, such as "warm-start".
-      purpose: a line of `realm --help`.
-      config: where the dataclass is that gin binds, "" of a command that has none.
-      title: what the report calls it, "" where it has no place there.
+      command: name on the command line, such as "warm-start".
+      purpose: its line in `realm --help`.
+      config: path of the dataclass that gin binds, "" for a command without one.
+      title: title in the report, "" if it does not appear there.
       trains: whether it updates parameters, so that it can be launched on slices.
     """
 
@@ -29,12 +29,12 @@ class StageSpec:
 
     @property
     def name(self) -> str:
-        """The name in metrics, checkpoints and file names, such as "warm_start"."""
+        """Name in metrics, checkpoints and file names, such as "warm_start"."""
         return self.command.replace("-", "_")
 
     @property
     def module(self) -> str:
-        """Where `main` of the command is."""
+        """Name of the module that has `main` of the command."""
         return f"realm_jax.cli.{self.name}"
 
     def load_config(self) -> Any:
@@ -103,10 +103,10 @@ STAGES = {
         *(FINETUNE, EVALUATE, ASK, TASKS),
     )
 }
-"""Command -> what it is, in the order in which a run goes through them."""
+"""Maps a command to its specification, in the order in which a run uses them."""
 
 
 def title_of(name: str) -> str:
-    """Returns what the report calls a stage, by its name in metrics or its command."""
+    """Returns a stage's title in the report, by its name in metrics or its command."""
     spec = STAGES.get(name.replace("_", "-"))
     return spec.title if spec and spec.title else name

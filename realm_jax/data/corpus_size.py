@@ -1,4 +1,4 @@
-"""How large a corpus is: read from the prepared one, or stated before it exists."""
+"""Provides the size of a corpus, measured if it is prepared or else as configured."""
 
 import dataclasses
 import pathlib
@@ -8,21 +8,21 @@ import numpy as np
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
 
-# Letters of a wordpiece in the stored texts, which are compressed.
+# Characters of a wordpiece in the stored texts, which are compressed.
 _TEXT_BYTES = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusSize:
-    """What a plan needs to know of a corpus; the defaults are the paper's Wikipedia.
+    """The size of a corpus for planning; the defaults are the paper's Wikipedia.
 
     Attributes:
-      num_blocks: blocks.
-      vocab_size: wordpieces of its vocabulary.
-      mean_length: wordpieces that a block has on average, special ones included; 0: as
+      num_blocks: number of blocks.
+      vocab_size: number of wordpieces in its vocabulary.
+      mean_length: mean length of a block in wordpieces, special ones included; 0 for as
         many as the models read.
-      disk: bytes; 0: a guess from the lengths.
-      source: where the figures are from.
+      disk: size in bytes; 0 for an estimate from the lengths.
+      source: where these values are from.
     """
 
     num_blocks: int = 13_353_718
@@ -39,23 +39,23 @@ class CorpusSize:
             )
 
     def disk_bytes(self, document_length: int) -> int:
-        """Returns the bytes of its files; of a stated one a guess."""
+        """Returns the size of its files in bytes; an estimate if `disk` is 0."""
         length = self.mean_length or document_length
         guess = self.num_blocks * length * (self.id_dtype.itemsize + _TEXT_BYTES)
         return self.disk or int(guess)
 
     @property
     def id_dtype(self) -> np.dtype:
-        """What ids are stored as; see `WordPiece.id_dtype`."""
+        """Dtype in which ids are stored; see `WordPiece.id_dtype`."""
         return np.min_scalar_type(self.vocab_size - 1)
 
     def share_embedded(self, document_length: int, padding: float) -> float:
-        """Returns what share of the longest documents' work its documents are.
+        """Returns the work of embedding its documents, relative to full length.
 
         Args:
-          document_length: of the longest.
-          padding: share of what is computed, where blocks of like length are embedded
-            together.
+          document_length: full length of a document, in wordpieces.
+          padding: share of the computation that is padding, when blocks of similar
+            length are embedded together.
         """
         if not self.mean_length:
             return 1.0
@@ -66,7 +66,7 @@ def of_corpus(path: str) -> CorpusSize | None:
     """Returns the size of a prepared corpus, None if there is none here.
 
     Raises:
-      BadInputError: there is one that cannot be read.
+      BadInputError: there is one, but it cannot be read.
     """
     if not path or not (pathlib.Path(path) / "corpus.json").exists():
         return None

@@ -260,7 +260,7 @@ def _read_info(directory: Path) -> dict[str, Any]:
 
 
 def _described_arrays(info: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """What examples.json says of each array: type, shape of a row, size, checksum."""
+    """Returns each array's entry in examples.json: dtype, row shape, size, checksum."""
     starts = {SENTENCE_STARTS: info[SENTENCE_STARTS]} if SENTENCE_STARTS in info else {}
     return {**info["features"], **starts}
 
