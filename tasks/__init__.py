@@ -1,5 +1,5 @@
-"""Registers corpora and questions with SeqIO under the names of your choice.
+"""Registers corpora and questions with SeqIO under names of your choice.
 
-Nothing is imported here, and realm_jax imports nothing of this package:
-`realm_jax.prepare` does the work, and a `tasks.py` of your own may stand in its place.
+This module imports nothing, and realm_jax imports nothing of this package: the
+implementation is in `realm_jax.prepare`, and a `tasks.py` of your own may replace it.
 """

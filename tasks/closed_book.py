@@ -1,6 +1,6 @@
-"""Questions as text to text, for a T5 that must answer them from its parameters.
+"""Provides questions as text to text, for a T5 that answers them from its parameters.
 
-The comparison REALM draws with T5 (section 4.2; Roberts et al. 2020): the same
+This is REALM's comparison with T5 (section 4.2; Roberts et al. 2020): the same
 questions and splits, no documents. Importing this module imports TensorFlow.
 """
 
@@ -27,23 +27,23 @@ _SIGNATURE = {
     "answers": tf.TensorSpec((None,), tf.string),
     "answers_are_patterns": tf.TensorSpec((), tf.int32),
 }
-# Private to the standard library, but nothing public gives the parts of a regular
+# Private to the standard library, but no public function returns the parts of a regular
 # expression.
 _parse = importlib.import_module("re._parser").parse
 _log = logging.getLogger(__name__)
 
 
 class _UnspokenError(Exception):
-    """Part of a regular expression that has no text."""
+    """Raised for a part of a regular expression that has no text."""
 
 
 class References(NamedTuple):
-    """What a prediction is compared with.
+    """The reference that a prediction is compared with.
 
     Attributes:
-      id: of the question.
-      answers: all that count.
-      are_patterns: they are regular expressions.
+      id: id of the question.
+      answers: all right answers.
+      are_patterns: whether they are regular expressions.
     """
 
     id: str
@@ -63,26 +63,26 @@ def register_closed_book(
     Its examples have `inputs` (the question) and `targets` (the first answer, or a
     text that the first pattern matches), tokenized, and for evaluation `id`, `answers`
     (all of them) and `answers_are_patterns`. A question of the train split whose
-    patterns cannot be put into words is left out there; how many is logged.
+    patterns give no text is left out of it; the number of these is logged.
 
     Args:
       name: letters, digits and underscores.
-      questions: of any splits.
-      vocabulary: of the model; bytes by default.
-      prompt: stands in front of every question, such as "nq question: ".
+      questions: questions of any splits.
+      vocabulary: vocabulary of the model; bytes by default.
+      prompt: prefix of every question, such as "nq question: ".
 
     Returns:
       The name.
 
     Raises:
-      BadInputError: the name is taken, or SeqIO does not allow it.
+      BadInputError: the name is in use, or SeqIO does not allow it.
     """
     vocabulary = vocabulary or seqio.ByteVocabulary()
     feature = seqio.Feature(vocabulary, add_eos=True)
     try:
         seqio.TaskRegistry.add(
             name,
-            # SeqIO's protocol asks for more than its own base class promises.
+            # SeqIO's protocol requires more than its own base class provides.
             source=_source(name, questions, prompt),  # pyright: ignore[reportArgumentType]
             preprocessors=[
                 seqio.preprocessors.tokenize,
@@ -106,7 +106,7 @@ def references_or_prediction(
     example: Mapping[str, Any] | None = None,
     is_target: bool = False,
 ) -> str | References:
-    """Returns what the metric compares: SeqIO calls it for targets and predictions."""
+    """Returns what the metric compares; SeqIO calls it for targets and predictions."""
     if not is_target or example is None:
         return decoded_model_output
     return References(
@@ -119,9 +119,9 @@ def references_or_prediction(
 def exact_match_percent(
     targets: Sequence[References], predictions: Sequence[str]
 ) -> dict[str, float]:
-    """Returns the percentage of predictions that are right, as T5's metrics do.
+    """Returns the percentage of right predictions, as T5's metrics do.
 
-    By the same rules as the retrieving reader's: `metrics.answers.is_right`.
+    The rules are those of the retrieving reader: `metrics.answers.is_right`.
     """
     right = [
         is_right(prediction, target.answers, target.are_patterns)
@@ -133,8 +133,8 @@ def exact_match_percent(
 def text_of_pattern(pattern: str) -> str | None:
     """Returns a text that a regular expression matches; None if none is found.
 
-    The fullest reading of the first alternative: "Sept?(ember)?|Feb(ruary)?" gives
-    "September". What may be anything becomes a space.
+    The longest text of the first alternative: "Sept?(ember)?|Feb(ruary)?" gives
+    "September". A repeated wildcard becomes a space.
     """
     try:
         text = " ".join("".join(_spell(_parse(pattern))).split())
@@ -150,7 +150,7 @@ def _spell(parts: Any) -> Iterator[str]:
             case "LITERAL":
                 yield chr(value)
             case "ANY":
-                # Mostly a full stop that was not escaped.
+                # Usually a full stop that was not escaped.
                 yield "."
             case "IN":
                 yield _member(value)
@@ -189,7 +189,7 @@ def _member(items: Any) -> str:
 
 
 def _is_anything(parts: Any) -> bool:
-    """Whether it is `.` or all but a few characters, as in [^0-9]."""
+    """Returns whether it is `.` or an inverted class such as [^0-9]."""
     if len(parts) != 1:
         return False
     kind, value = parts[0]
@@ -210,7 +210,7 @@ def _source(
         example = {
             "id": question.id,
             "inputs": prompt + question.question,
-            # Not learned outside the train split, but there must be one.
+            # Used only in the train split, but required in all.
             "targets": target or question.answers[0],
             "answers": list(question.answers),
             "answers_are_patterns": int(question.answers_are_patterns),

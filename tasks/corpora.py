@@ -2,17 +2,17 @@
 
     tasks.corpora.register("vital", source="runs/vital/corpus")
 
-of a corpus that `realm prepare` has made, or
+for a corpus that `realm prepare` has made, or
 
     tasks.corpora.register(
         "mine", source="articles.jsonl", corpus="runs/mine/corpus", tagger="spacy"
     )
 
-of documents, whose blocks are then made by the first call. It gives `vital_blocks` (the
-documents), `vital_ict` (sentences and their blocks), `vital_salient` (sentences with a
-salient span masked), `vital_random_tokens` and `vital_random_spans` (sentences with
-random masks, for comparison), each with the splits train and validation. Importing this
-module imports TensorFlow.
+for documents, whose blocks are then made by the first call. It registers `vital_blocks`
+(the documents), `vital_ict` (sentences and their blocks), `vital_salient` (sentences
+with a masked salient span), `vital_random_tokens` and `vital_random_spans` (sentences
+with random masks, for comparison), each with the splits train and validation. Importing
+this module imports TensorFlow.
 """
 
 import os
@@ -44,24 +44,24 @@ def register(
 
     Args:
       name: letters, digits and underscores.
-      source: directory of a corpus, as `realm prepare` makes it; or, with `corpus`,
-        documents, see `documents.open.open_source`.
-      corpus: None if `source` is prepared. Otherwise the directory of the blocks made
-        of its documents. The first call makes them on all cores, which takes as long as
-        `realm prepare` takes for them; later ones open them.
-      tagger: None masks the spans that were found in preparing. Otherwise the salient
-        task has those that this tagger finds in the blocks, whatever is stored: it runs
-        when examples are made, shard by shard, and the corpus stays as it is. A name
-        (see `taggers`) or an object; its model is loaded here. With `corpus` the
-        name of what tags the documents, None for "auto".
-      vocabulary: what the corpus must have been prepared with, a `vocab.txt` or a
-        tokenizer; None takes any. Blocks are stored as wordpieces: for another
-        vocabulary prepare the corpus again. With `corpus` what it is made with, None to
-        train one on the text.
-      knowledge: the prepared corpus that is searched for these sentences, where it is
+      source: directory of a corpus from `realm prepare`; or, with `corpus`, documents,
+        see `documents.open.open_source`.
+      corpus: None if `source` is prepared. Otherwise the directory for the blocks of
+        its documents. The first call makes them on all cores, which takes as long as
+        `realm prepare` takes for them; later calls open them.
+      tagger: None masks the spans stored with the corpus. Otherwise the salient task
+        has those that this tagger finds in the blocks, whatever is stored: it runs
+        when examples are made, shard by shard, and the corpus is not changed. A name
+        (see `taggers`) or an object; its model is loaded here. With `corpus`, the name
+        of the tagger of the documents, None for "auto".
+      vocabulary: the vocabulary that the corpus must have been prepared with, a
+        `vocab.txt` or a tokenizer; None accepts any. Blocks are stored as wordpieces:
+        for another vocabulary prepare the corpus again. With `corpus`, the vocabulary
+        to make it with, None to train one on the text.
+      knowledge: the prepared corpus that is searched for these sentences, if it is
         another one (X and Z in REALM, section 4.3). Then only the tasks of masked
-        sentences are registered, which name no block of their own.
-      document_length: wordpieces of a document, special pieces included.
+        sentences are registered, which refer to no block of their own.
+      document_length: length of a document in wordpieces, special ones included.
       **settings: the other lengths, shards, validation split and seed, see
         `realm_jax.prepare.seqio_tasks.register_corpus`.
 
@@ -99,7 +99,7 @@ def _prepared(
     vocabulary: str | os.PathLike[str] | WordPiece | None,
     document_length: int,
 ) -> BlockStore:
-    """Makes blocks of documents, or opens those that were made of them before."""
+    """Makes blocks of documents, or opens those that were made before."""
     if not isinstance(tagger, str | None):
         raise BadInputError(
             f"expected the name of a tagger for documents, got an object "

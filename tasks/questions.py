@@ -37,22 +37,22 @@ def register_questions(
 
     Args:
       name: letters, digits and underscores.
-      path: where the set is: a folder or a file, local or gs://; `tfds:NAME`,
-        perhaps `@FOLDER`; or the file of each split.
-      vocabulary: the tokenizer of the corpus they are asked of.
+      path: location of the set: a folder or a file, local or gs://; `tfds:NAME`,
+        optionally with `@FOLDER`; or the file of each split.
+      vocabulary: the tokenizer of the corpus that is searched.
       kind: "json_lines" for `read_questions`, or a published set: "nq_open",
         "web_questions", "curated_trec", "trivia_qa", "entity_questions", "squad_open".
-      text_vocabulary: of the closed-book task; bytes by default.
-      prompt: stands in front of every closed-book question.
-      **lengths: of the first task, see
+      text_vocabulary: vocabulary of the closed-book task; bytes by default.
+      prompt: prefix of every closed-book question.
+      **lengths: lengths of the first task, see
         `realm_jax.prepare.question_tasks.register_question_task`.
 
     Returns:
       The name of the first task.
 
     Raises:
-      BadInputError: the set is missing or wrong, a pattern is too long, or a name is
-        taken.
+      BadInputError: the set is missing or malformed, a pattern is too long, or a name
+        is in use.
     """
     questions = read_set(kind, path)
     register_question_task(name, questions, vocabulary, **lengths)

@@ -1,1 +1,1 @@
-"""What a run will need, take and cost, before anything is paid for."""
+"""Estimates the memory, time and cost of a run before it is launched."""

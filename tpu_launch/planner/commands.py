@@ -1,4 +1,4 @@
-"""The plan of each command of `realm`."""
+"""Plans each command of `realm`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from tpu_launch.planner.figures import Line, Plan, Unit
 from tpu_launch.planner.programs import Training
 from tpu_launch.slices import Slice
 
-# Of a corpus whose settings stand elsewhere.
+# For a corpus whose settings are in another configuration.
 _CHUNK_LENGTH = 288
 
 
@@ -29,7 +29,7 @@ def training(command: str, config: StageConfig, setting: Setting) -> Plan:
     """Returns the plan of a training stage.
 
     Raises:
-      BadInputError: machines, mesh and batch do not go together.
+      BadInputError: machines, mesh and batch do not fit together.
     """
     found = devices.of_training(config, setting)
     config = found.config
@@ -82,10 +82,10 @@ def build_index(models: ModelFactory, embed: EmbedConfig, setting: Setting) -> P
 
 
 def reading(command: str, config: EvaluateConfig | AskConfig, setting: Setting) -> Plan:
-    """Returns the plan of `evaluate` and `ask`: one index, and reading with it."""
+    """Returns the plan of `evaluate` or `ask`: an index, and reading with it."""
     finetuned = config.finetuned
     towers = finetuned.models.retriever_config(setting.corpus.vocab_size)
-    # They use one device, whatever the machine has.
+    # These commands use one device, whatever the machine has.
     mesh = memory.one_device()
     one_question = dataclasses.replace(finetuned, batch_size=1)
     stage = programs.training(one_question, setting.corpus, mesh)
@@ -121,7 +121,7 @@ def reading(command: str, config: EvaluateConfig | AskConfig, setting: Setting) 
 def preparing(
     command: str, config: PrepareConfig | UpdateConfig, setting: Setting
 ) -> Plan:
-    """Returns the plan of `prepare` and `update-corpus`: the space they take."""
+    """Returns the plan of `prepare` or `update-corpus`: the space it takes."""
     length = getattr(config, "chunk_length", _CHUNK_LENGTH)
     disk = setting.corpus.disk_bytes(length)
     lines = [
@@ -137,8 +137,8 @@ PLANS: Mapping[str, Callable[..., Plan]] = {
     **dict.fromkeys((EVALUATE.command, ASK.command), reading),
     **{command: training for command, spec in STAGES.items() if spec.trains},
 }
-"""Command -> (command, configuration, setting) -> its plan; `build_index` is apart, for
-the builder's configuration says nothing of its model."""
+"""Maps a command to a function of (command, configuration, setting) that returns its
+plan. `build_index` is separate, as the builder's configuration has no model."""
 
 
 def _work(stage: Training, setting: Setting) -> tuple[list[Line], float]:

@@ -1,4 +1,4 @@
-"""Whether an update fits on the devices, and what to change where it does not."""
+"""Determines whether an update fits on the devices, and what to change if not."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -16,26 +16,26 @@ from tpu_launch.planner.memory import Temporaries
 from tpu_launch.planner.programs import Training
 from tpu_launch.slices import Slice, parse
 
-# Cheapest first.
+# The cheapest first.
 _POLICIES = ("none", "dots", "full")
-# The compiler for TPUs leaves so much to programs; XLA takes so much of a GPU.
+# Share of a TPU that the compiler leaves to programs; share of a GPU that XLA takes.
 _USABLE_TPU, _USABLE_GPU = 0.96, 0.75
-# Counted bytes are a guess: beyond this the compiler need not be asked.
+# Counted bytes are an estimate: beyond this ratio, compiling is pointless.
 _HOPELESS = 1.5
 _MOST_MICROBATCHES = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is planned for.
+    """The corpus and machines of a plan, and how it is made.
 
     Attributes:
-      corpus: its size.
+      corpus: size of the corpus.
       hardware: the machines.
-      compiles: whether the compiler is asked where there is one.
-      say: told what takes long.
-      chooses_remat: whether the cheapest rematerialisation that fits is looked for, in
-        place of that of the configuration.
+      compiles: whether to use the compiler if one is available.
+      say: reports slow steps.
+      chooses_remat: whether to find the cheapest rematerialisation that fits, in place
+        of that of the configuration.
     """
 
     corpus: CorpusSize
@@ -62,14 +62,14 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceMemory:
-    """What the fullest device holds while it trains.
+    """Memory of the fullest device during training.
 
     Attributes:
-      config: of the stage, its rematerialisation chosen.
-      stage: its update, over shapes alone.
-      held: name -> bytes that are there all the time.
-      temporaries: of the update.
-      limit: bytes that programs may have.
+      config: configuration of the stage, with the chosen rematerialisation.
+      stage: its update, as shapes only.
+      held: name -> bytes that are held permanently.
+      temporaries: temporaries of the update.
+      limit: bytes available to programs.
     """
 
     config: StageConfig
@@ -80,16 +80,16 @@ class DeviceMemory:
 
     @property
     def total(self) -> int:
-        """All of it, in bytes."""
+        """Total memory, in bytes."""
         return sum(self.held.values()) + self.temporaries.num_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether it does."""
+        """True if the update fits on the device."""
         return self.temporaries.fits and self.total <= self.limit
 
     def lines(self) -> list[Line]:
-        """Returns the figures of a plan."""
+        """Returns the lines of a plan."""
         remat = memory.encoder_of(self.config).remat
         parts = self.config.microbatches
         how = f"{self.temporaries.source.value}; remat {remat}"
@@ -103,7 +103,7 @@ class DeviceMemory:
 
 
 def usable(machines: Slice) -> int:
-    """Returns the bytes that programs may have of a device."""
+    """Returns the bytes of a device that are available to programs."""
     if machines.chip is None:
         return machines.host_memory
     share = _USABLE_TPU if machines.topology else _USABLE_GPU
@@ -111,7 +111,7 @@ def usable(machines: Slice) -> int:
 
 
 def mesh_of(setting: Setting, config: MeshConfig) -> Any:
-    """Returns the trainer's mesh, of shapes alone.
+    """Returns the trainer's mesh, of shapes only.
 
     Raises:
       BadInputError: the axes do not fit the devices.
@@ -120,7 +120,7 @@ def mesh_of(setting: Setting, config: MeshConfig) -> Any:
 
 
 def held(config: StageConfig, stage: Training, setting: Setting) -> dict[str, int]:
-    """Returns what a device holds of a stage between two updates, by name."""
+    """Returns what a device holds between two updates of a stage: name -> bytes."""
     found = {
         "parameters": memory.bytes_per_device(stage.state.params),
         "optimizer state": memory.bytes_per_device(stage.state.optimizer_state),
@@ -148,7 +148,7 @@ def held(config: StageConfig, stage: Training, setting: Setting) -> dict[str, in
 
 
 def of_training(config: StageConfig, setting: Setting) -> DeviceMemory:
-    """Returns the memory of a stage, with the cheapest policy if one is to be chosen.
+    """Returns the memory of a stage, with the cheapest policy if it is to be chosen.
 
     Raises:
       BadInputError: batch or mesh do not fit the devices.
@@ -162,7 +162,7 @@ def of_training(config: StageConfig, setting: Setting) -> DeviceMemory:
     for policy in policies:
         found = _counted(memory.with_encoder(config, remat=policy), setting)
         hopeless = found.total > _HOPELESS * found.limit
-        # What is counted of the last policy is too much rather than too little.
+        # The count for the last policy is an overestimate, so it is compiled too.
         if compiles and (not hopeless or policy == policies[-1]):
             found = _compiled(found, setting)
         if found.fits:
@@ -182,7 +182,7 @@ def _counted(config: StageConfig, setting: Setting) -> DeviceMemory:
 
 
 def _compiled(found: DeviceMemory, setting: Setting) -> DeviceMemory:
-    """Returns the same, but for what the compiler knows better."""
+    """Returns the same, with the temporaries measured by the compiler."""
     config = found.config
     remat = memory.encoder_of(config).remat
     setting.say(
@@ -209,11 +209,11 @@ def _require_divisible(config: StageConfig, setting: Setting) -> None:
 
 
 def advice(found: DeviceMemory, setting: Setting) -> str:
-    """Returns which settings would make a stage fit, as they are counted.
+    """Returns the settings that would make a stage fit, by counted memory.
 
     Args:
-      found: what does not fit.
-      setting: of the plan.
+      found: the memory of a stage that does not fit.
+      setting: setting of the plan.
     """
     config, changes = found.config, []
     for name, change in _knobs(config, setting):
@@ -237,7 +237,7 @@ def _key(name: str) -> str:
 
 
 def _knobs(config: StageConfig, setting: Setting) -> Iterator[tuple[str, Change]]:
-    """Yields what may be turned, what costs least first; each on top of the others."""
+    """Yields possible changes, the cheapest first; each adds to the last."""
     if memory.encoder_of(config).remat != "full":
         yield (
             'bert.BertConfig.remat="full"',

@@ -1,4 +1,4 @@
-"""The figures of a plan, and how they are written."""
+"""Provides the figures of a plan, and formats them."""
 
 import dataclasses
 import enum
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 class Unit(enum.Enum):
-    """What a figure counts."""
+    """Unit of a figure."""
 
     BYTES = "bytes"
     FLOP = "FLOP"
@@ -19,13 +19,13 @@ class Unit(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One figure.
+    """A figure of a plan.
 
     Attributes:
-      name: of what.
-      value: in its unit.
-      unit: of the value.
-      note: where it comes from, or what to know of it.
+      name: name of the figure.
+      value: value in its unit.
+      unit: unit of the value.
+      note: source of the value, or a remark on it.
     """
 
     name: str
@@ -36,14 +36,14 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is known beforehand of one command.
+    """The plan of one command.
 
     Attributes:
       title: the command and its machines.
       sections: heading -> figures.
-      problems: what does not fit, and which setting would help; none if all is well.
-      hints: what to know although it fits.
-      bindings: gin bindings that were chosen here, such as of `auto`.
+      problems: what does not fit, and which setting would help; empty if all fits.
+      hints: remarks although everything fits.
+      bindings: gin bindings that the planner chose, such as for `auto`.
     """
 
     title: str
@@ -62,13 +62,13 @@ _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 
 
 def written(line: Line, currency: str) -> str:
-    """Returns a figure as people read it."""
+    """Formats a figure for display."""
     value = line.value
     match line.unit:
         case Unit.BYTES:
             return _scaled(value, 1024, _BINARY, "", most=1024)
         case Unit.FLOP:
-            # By the usual word: an update has thousands of TFLOP.
+            # In the usual unit: an update has thousands of TFLOP.
             return _scaled(value, 1000, _DECIMAL, "FLOP", most=10_000)
         case Unit.SECONDS:
             return _time(value)

@@ -1,7 +1,8 @@
-"""How many bytes of a device a program takes: by the compiler, or counted from shapes.
+"""Finds the device memory of a program, by compiling it or by counting from shapes.
 
-The compiler for TPUs needs no TPU (`make tpu-compiler`). Where there is none, what the
-backward pass keeps is counted; that is most of it, and all of it that settings change.
+The compiler for TPUs needs no TPU (`make tpu-compiler`). Without it, the values kept
+for the backward pass are counted: they are most of the memory, and all of it that
+settings change.
 """
 
 import contextlib
@@ -32,10 +33,10 @@ from tpu_launch.planner.programs import training
 from tpu_launch.slices import Slice
 
 _LIBRARY_PATH = "TPU_LIBRARY_PATH"
-# Where `make tpu-compiler` puts it.
+# Destination of `make tpu-compiler`.
 _FETCHED = pathlib.Path(__file__).parents[2] / ".cache/tpu_compiler/libtpu/libtpu.so"
-# The compiler then neither looks for a TPU, nor says that it found none, nor minds that
-# another process compiles, too. The type is any: it is not what is compiled for.
+# With these the compiler does not look for a TPU or report that there is none, and
+# another process may compile too. The type is arbitrary: it is not the target.
 _WITHOUT_A_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-64",
@@ -50,7 +51,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class Source(enum.Enum):
-    """Where a figure comes from."""
+    """Source of a figure."""
 
     COMPILED = "compiled"
     COUNTED = "counted"
@@ -58,13 +59,13 @@ class Source(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Temporaries:
-    """What a program needs beside its inputs and outputs.
+    """Memory that a program needs beside its inputs and outputs.
 
     Attributes:
-      num_bytes: of a device.
-      source: who says so.
-      fits: False if the compiler refused; the bytes are then those it asked for, and
-        the inputs among them.
+      num_bytes: bytes of a device.
+      source: source of the figure.
+      fits: False if the compiler refused; the bytes are then those it requested, the
+        inputs included.
     """
 
     num_bytes: int
@@ -87,7 +88,7 @@ def _library() -> str | None:
 
 
 def compiler_mesh(machines: Slice, config: MeshConfig, num_slices: int = 1) -> Mesh:
-    """Returns a mesh that programs can be compiled for.
+    """Returns a mesh for which programs can be compiled.
 
     Raises:
       BadInputError: the axes do not fit the devices.
@@ -99,7 +100,7 @@ def compiler_mesh(machines: Slice, config: MeshConfig, num_slices: int = 1) -> M
         os.environ.setdefault(variable, value)
     if library := _library():
         os.environ[_LIBRARY_PATH] = library
-    # The same as none, but for the compiler, which would then name slices.
+    # One slice is the default; if it were given, the compiler would name slices.
     several = {"num_slices": num_slices} if num_slices > 1 else {}
     description = topologies.get_topology_desc(
         platform="tpu", topology_name=name, **options, **several
@@ -108,7 +109,7 @@ def compiler_mesh(machines: Slice, config: MeshConfig, num_slices: int = 1) -> M
 
 
 def shape_mesh(machines: Slice, config: MeshConfig, num_slices: int = 1) -> Mesh:
-    """Returns a mesh that shapes can be counted over, without any device.
+    """Returns a mesh over which shapes can be counted, without any device.
 
     Raises:
       BadInputError: the axes do not fit the devices.
@@ -117,25 +118,25 @@ def shape_mesh(machines: Slice, config: MeshConfig, num_slices: int = 1) -> Mesh
 
 
 def one_device() -> Mesh:
-    """Returns the mesh of a process that only searches and reads, of shapes alone."""
+    """Returns the mesh of a process that only searches and reads, of shapes only."""
     return _of_shape((1, 1, 1))
 
 
 def _of_shape(shape: tuple[int, int, int]) -> Mesh:
     mesh = AbstractMesh(shape, axes.MESH_AXES, axis_types=AXIS_TYPES)
-    # It has what is asked of a mesh before anything is placed.
+    # It has everything that is used of a mesh before arrays are placed.
     return cast(Mesh, mesh)
 
 
 def over(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
-    """Traces over a mesh, be it of devices or of shapes alone."""
+    """Returns a context for tracing over a mesh, of devices or of shapes only."""
     if isinstance(mesh, AbstractMesh):
         return jax.sharding.use_abstract_mesh(mesh)
     return jax.set_mesh(mesh)
 
 
 def bytes_per_device(tree: PyTree) -> int:
-    """Returns the bytes of shapes with places on the device that has most."""
+    """Returns the bytes of sharded shapes on the device that has most of them."""
 
     def of(leaf: Any) -> int:
         return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
@@ -151,7 +152,7 @@ def num_bytes(tree: PyTree) -> int:
 def compiled(
     function: Callable[..., Any], arguments: Sequence[Any], mesh: Mesh
 ) -> Temporaries:
-    """Asks the compiler; may take minutes."""
+    """Returns a program's temporaries by compiling it, which may take minutes."""
     platform = mesh.devices.flat[0].platform
     with jax.set_mesh(mesh):
         lowered = (
@@ -169,14 +170,14 @@ def compiled(
 
 
 def counted(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Temporaries:
-    """Counts what an update of a stage keeps on a device.
+    """Counts the memory that an update of a stage keeps on a device.
 
-    That is: what the forward pass saves for the backward pass, the gradient, and where
-    layers are computed again, what models of one layer would save. Of BERT-base's
-    update on a pod this is within a tenth of what the compiler finds for "none" and
-    "dots", and twice as much for "full" (docs/pods.md).
+    That is: the values that the forward pass saves for the backward pass, the gradient,
+    and if layers are recomputed, the values that models of one layer would save. For
+    BERT-base's update on a pod this is within a tenth of what the compiler finds for
+    "none" and "dots", and twice as much for "full" (docs/pods.md).
     """
-    # Of a microbatch only the inputs are kept; one of them is at work at a time.
+    # Only the inputs of microbatches are kept; one microbatch is computed at a time.
     config = config.one_microbatch()
     saved, gradient = _saved(config, corpus, mesh)
     if encoder_of(config).remat != "none":
@@ -193,12 +194,12 @@ def with_encoder(config: StageConfig, **changes: Any) -> StageConfig:
 
 
 def encoder_of(config: StageConfig) -> BertConfig:
-    """Returns the encoder of a stage, but for its vocabulary."""
+    """Returns the encoder of a stage, with a vocabulary of size 1."""
     return config.models.bert(vocab_size=1)
 
 
 def _saved(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> tuple[int, int]:
-    """Returns what is saved for the backward pass, and the bytes of the gradient."""
+    """Returns the bytes saved for the backward pass, and those of the gradient."""
     of_stage = training(config, corpus, mesh)
 
     def backward(params: PyTree, inputs: Any, key: jax.Array) -> Any:
@@ -209,7 +210,7 @@ def _saved(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> tuple[int, in
     arguments = of_stage.loss_arguments()
     with over(mesh):
         saved = jax.tree.leaves(jax.eval_shape(backward, *arguments))
-    # Parameters and inputs are kept by those who own them.
+    # Parameters and inputs are kept in any case, and are not counted again.
     owned = Counter((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(arguments))
     new = Counter((leaf.shape, leaf.dtype) for leaf in saved) - owned
     total = sum(_bytes(*leaf) * count for leaf, count in new.items())

@@ -1,7 +1,7 @@
-"""The programs of a run with shapes in place of arrays: nothing is allocated or run.
+"""Provides the programs of a run over shapes: nothing is allocated or run.
 
-They are made of the parts that the stages themselves run (`training/`), so that what is
-planned is what will be computed. A mesh may be one of devices that are not here.
+They are made of the parts that the stages themselves run (`training/`), so that the
+plan describes what will be computed. A mesh may be of devices that are not available.
 """
 
 import dataclasses
@@ -56,10 +56,10 @@ from realm_jax.types import (
     QuestionBatch,
 )
 
-# As `prepare.PrepareConfig.max_masks` and the questions' answers have it, by default.
+# The defaults of `prepare.PrepareConfig.max_masks` and of the questions' answers.
 _MASKS = 10
 _ANSWERS = (10, 20)
-# Any two: they are only written into documents.
+# Arbitrary: they are only written into documents.
 _CLS, _SEP = 101, 102
 
 
@@ -69,10 +69,10 @@ class Training:
 
     Attributes:
       mesh: the devices.
-      loss: what is optimised.
+      loss: the loss that is minimised.
       step: (state, inputs) -> state and metrics, jitted.
-      state: shapes with places.
-      inputs: shapes with places.
+      state: shapes with shardings.
+      inputs: shapes with shardings.
     """
 
     mesh: Mesh
@@ -82,20 +82,20 @@ class Training:
     inputs: Any
 
     def loss_arguments(self) -> tuple[PyTree, Any, jax.ShapeDtypeStruct]:
-        """Returns what the loss is called with, as shapes."""
+        """Returns the arguments of the loss, as shapes."""
         return self.loss.arguments(self.state, self.inputs)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Parts:
-    """What is a stage's own of its update.
+    """The parts of an update that differ between stages.
 
     Attributes:
-      reader: that it trains or reads with.
-      loss: what is optimised.
-      inputs: shapes with places.
-      frozen: parameter paths that stay as they are.
-      index: that the state holds, if it does.
+      reader: the reader of the stage.
+      loss: the loss that is minimised.
+      inputs: shapes with shardings.
+      frozen: parameter paths that are not trained.
+      index: the index in the state, if it has one.
     """
 
     reader: Reader
@@ -109,9 +109,9 @@ def training(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Training:
     """Returns the update of a training stage.
 
     Args:
-      config: of `pretrain`, `warm_start` or `finetune`.
-      corpus: that it will train on.
-      mesh: its devices.
+      config: configuration of `pretrain`, `warm_start` or `finetune`.
+      corpus: size of the corpus it trains on.
+      mesh: devices of the stage.
     """
     retriever = Retriever(config.models.retriever_config(corpus.vocab_size))
     parts = _PARTS[config.stage](config, corpus, retriever, mesh)
@@ -141,10 +141,10 @@ def embedding(
     """Returns the embedding job's program, and its arguments as shapes.
 
     Args:
-      towers: of the retriever.
-      document_length: wordpieces of the longest documents.
-      batch_size: documents of a call, over the devices of a host.
-      mesh: those devices.
+      towers: configuration of the retriever.
+      document_length: maximum length of documents, in wordpieces.
+      batch_size: documents per call, over the devices of a host.
+      mesh: mesh of those devices.
     """
     retriever = Retriever(towers)
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -170,13 +170,13 @@ def search(
     device: DeviceConfig,
     mesh: Mesh,
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Returns the search within a step alone, and its arguments as shapes.
+    """Returns only the search within a step, and its arguments as shapes.
 
     Args:
-      num_blocks: of the corpus.
-      dimension: of its embeddings.
-      batch_size: queries.
-      num_candidates: of a step, the null document included.
+      num_blocks: number of blocks in the corpus.
+      dimension: dimension of their embeddings.
+      batch_size: number of queries.
+      num_candidates: candidates of a step, the null document included.
       device: how it searches.
       mesh: the devices.
     """

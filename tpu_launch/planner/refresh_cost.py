@@ -1,4 +1,4 @@
-"""What it takes to keep an index fresh: work, minutes, and how old it becomes."""
+"""Estimates the cost of refreshing an index: work, time, and the index's age."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ from tpu_launch.planner.devices import Setting, usable
 from tpu_launch.planner.figures import Line, Unit
 from tpu_launch.slices import Slice
 
-# Of what is embedded, where blocks of like length go together (docs/benchmarks.md).
+# Share of padding if blocks of similar length are embedded together.
+# Source: docs/benchmarks.md.
 _PADDING = 0.13
 _SAMPLE = 8
 _NEEDED = "memory of a device"
@@ -34,7 +35,7 @@ def embedding_flops(towers: RetrieverConfig, length: int, setting: Setting) -> f
 def embedding_lines(
     towers: RetrieverConfig, config: EmbedConfig, machines: Slice, setting: Setting
 ) -> list[Line]:
-    """Returns what embedding the corpus takes on a slice."""
+    """Returns lines on the work, time and memory of embedding the corpus on a slice."""
     work = embedding_flops(towers, config.document_length, setting)
     seconds = work / machines.flops_per_second(setting.hardware)
     stated = f"on {machines.accelerator_type}, {_percent(setting)} of its peak"
@@ -58,11 +59,11 @@ def embedding_lines(
 
 
 def problems(lines: Sequence[Line], machines: Slice) -> list[str]:
-    """Returns what of an embedding job does not fit on a slice.
+    """Returns which parts of an embedding job do not fit on a slice.
 
     Args:
-      lines: of `embedding_lines`.
-      machines: that embed.
+      lines: from `embedding_lines`.
+      machines: the slice that embeds.
     """
     needed = sum(line.value for line in lines if line.name == _NEEDED)
     if needed <= usable(machines):
@@ -79,13 +80,13 @@ def refresh_lines(
     step_seconds: float,
     hardware: HardwareConfig,
 ) -> tuple[list[Line], list[str]]:
-    """Returns how old an index becomes, and what to do where that is too old.
+    """Returns lines on the age of an index, and hints if it becomes too old.
 
     Args:
-      config: of pre-training.
-      embed_seconds: of embedding the corpus.
-      step_seconds: of an update.
-      hardware: on which both are done.
+      config: configuration of pre-training.
+      embed_seconds: time to embed the corpus, in seconds.
+      step_seconds: time of an update, in seconds.
+      hardware: the machines for both.
     """
     mode, period = RefreshMode(config.refresh_mode), config.refresh_period
     if mode is RefreshMode.OFF:

@@ -1,4 +1,4 @@
-"""Memory of hosts, their disks, and the space of a run in its bucket."""
+"""Estimates the memory and disks of hosts, and the space of a run in its bucket."""
 
 from realm_jax.data.blocks import HASH_BYTES
 from realm_jax.index.builder import BuilderConfig
@@ -13,18 +13,18 @@ from tpu_launch.planner.figures import Line, Unit
 from tpu_launch.planner.programs import Training
 
 _FLOAT = 4
-# Of ScaNN, a block: rows in float32, a code of half a byte for each two dimensions, and
-# the leaf it lies in.
+# ScaNN keeps for each block: its row in float32, a code of half a byte per two
+# dimensions, and the leaf it belongs to.
 _SCANN_LEAF = 8
 
 
 def index_bytes(dimension: int, setting: Setting) -> int:
-    """Returns the bytes of one index as it is published."""
+    """Returns the bytes of one published index."""
     return setting.corpus.num_blocks * (dimension * _FLOAT + HASH_BYTES)
 
 
 def host_lines(config: StageConfig, stage: Training, setting: Setting) -> list[Line]:
-    """Returns what each host of a trainer needs of memory and disk."""
+    """Returns lines on the memory and disk that each host of a trainer needs."""
     towers = config.models.retriever_config(setting.corpus.vocab_size)
     num_hosts = setting.trainer.num_hosts * setting.hardware.trainer_slices
     whole = memory.num_bytes(
@@ -57,7 +57,7 @@ def host_lines(config: StageConfig, stage: Training, setting: Setting) -> list[L
 
 
 def bucket_lines(config: StageConfig, stage: Training, setting: Setting) -> list[Line]:
-    """Returns the space that MODEL_DIR takes at most."""
+    """Returns lines on the maximum space of MODEL_DIR."""
     state = memory.num_bytes(stage.state)
     kept_checkpoints = KEPT_CHECKPOINTS
     note = f"{KEPT_CHECKPOINTS} and the one being written"
@@ -74,7 +74,7 @@ def bucket_lines(config: StageConfig, stage: Training, setting: Setting) -> list
     elif use is not None:
         retriever = memory.num_bytes(stage.state.params["retriever"])
         kept = BuilderConfig.keep
-        # The newest, those of kept checkpoints, and an attempt.
+        # The newest, those of kept checkpoints, and one attempt.
         indexes = 1 if use.refresh is RefreshMode.OFF else kept
         indexes += kept_checkpoints + 1
         lines.append(Line("indexes", indexes * index, Unit.BYTES, f"at most {indexes}"))

@@ -1,4 +1,4 @@
-"""Plans as people read them, and as programs do."""
+"""Writes plans as tables and as JSON."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from tpu_launch.planner.figures import Plan, written
 
 
 def show(plans: Sequence[Plan], currency: str, console: Console) -> None:
-    """Prints one table a plan."""
+    """Prints one table per plan."""
     for plan in plans:
         table = Table(title=plan.title, title_justify="left", show_header=False)
         table.add_column("figure")
@@ -32,7 +32,7 @@ def show(plans: Sequence[Plan], currency: str, console: Console) -> None:
 
 
 def as_json(plans: Sequence[Plan], currency: str) -> str:
-    """Returns all figures in plain units: bytes, FLOP, seconds."""
+    """Returns all figures as JSON, in base units: bytes, FLOP, seconds."""
     described = []
     for plan in plans:
         sections = {
