@@ -215,6 +215,7 @@ class IndexSource:
 
         Raises:
           BadInputError: the run resumes, its index is missing and cannot be rebuilt.
+          StoppedError: stopped while the corpus was being embedded.
         """
         index = self.load(FIRST_STEP) if resumes else None
         if index is None and resumes and trained:
