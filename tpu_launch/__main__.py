@@ -8,7 +8,7 @@
     python -m tpu_launch down --gin_file=...     deletes the slices of a run
     python -m tpu_launch reap --gin_file=...     deletes slices past their deadline
 
-`python -m tpu_launch COMMAND --help` says more.
+`python -m tpu_launch COMMAND --help` describes a command.
 """
 
 import os
@@ -79,5 +79,5 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # A compiler whose plan was interrupted is still at work, in a thread of its own.
+    # A compiler whose plan was interrupted still runs, in its own thread.
     os._exit(code)

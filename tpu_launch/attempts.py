@@ -1,14 +1,15 @@
-"""Which attempts there were, and who launches: the launcher's own notes.
+"""Records the attempts of a run and its launchers in the model directory.
 
-    launch/<run>/launchers/<n>.json                  who launches; the last one does
+    launch/<run>/launchers/<n>.json                  a launcher; the last has the run
     launch/<run>/launchers/<n>-ended.json            that it has ended, and why
-    launch/<run>/<role>/<attempt>/attempt.json       written before slices are asked for
-    launch/<run>/<role>/<attempt>/slices.json        what the service last said of them
-    launch/<run>/<role>/<attempt>/active.json        written when they are there
-    launch/<run>/<role>/<attempt>/ended.json         written when they are gone
+    launch/<run>/<role>/<attempt>/attempt.json       written before slices are requested
+    launch/<run>/<role>/<attempt>/slices.json        their last state in the service
+    launch/<run>/<role>/<attempt>/active.json        written when they are active
+    launch/<run>/<role>/<attempt>/ended.json         written when they are deleted
 
-Both numbers are taken by creating an object, so of several launchers one gets
-it. An attempt thus has one slice at most, whoever dies or comes twice.
+Both numbers are claimed by creating an object, so that only one of several launchers
+gets a number. An attempt thus has at most one slice, even if a launcher dies or runs
+twice.
 """
 
 import contextlib
@@ -26,12 +27,12 @@ from tpu_launch.worker_state import attempt_folder, damaged, read_json, role_fol
 
 DEFAULT_CURRENCY = "USD"
 
-# What reading a note can raise that is not one.
+# Exceptions that reading a malformed note can raise.
 _DAMAGED = (BadInputError, AttributeError, KeyError, TypeError, ValueError)
 
 
 class TakenOverError(Exception):
-    """Another launcher has taken the run; its slices are not ours to delete."""
+    """Raised when another launcher has the run, and its slices must not be deleted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +40,14 @@ class Attempt:
     """An attempt of a role.
 
     Attributes:
-      number: of the attempt.
-      begun: when slices were first asked for, in Unix seconds.
-      price: of an hour of them on demand, or None.
-      active: when a launcher first saw them active, or None; from then on they cost.
-      ended: when they were gone, or None.
-      reason: why they went.
-      currency: of the price.
+      number: number of the attempt.
+      begun: time of the first request for slices, in Unix seconds.
+      price: price of the slices per hour on demand, or None.
+      active: time at which a launcher first saw them active, or None; they cost money
+        from then on.
+      ended: time at which they were gone, or None.
+      reason: why the attempt ended.
+      currency: currency of the price.
     """
 
     number: int
@@ -59,11 +61,11 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True)
 class SlicesNote:
-    """What the service last said of the slices of an attempt.
+    """The last known state of the slices of an attempt.
 
     Attributes:
-      state: in the words of the Cloud TPU API.
-      time: since when, in Unix seconds.
+      state: state, as named by the Cloud TPU API.
+      time: start of this state, in Unix seconds.
     """
 
     state: str
@@ -72,15 +74,15 @@ class SlicesNote:
 
 @dataclasses.dataclass(frozen=True)
 class Launcher:
-    """Who launches a run.
+    """A launcher of a run.
 
     Attributes:
-      number: of the launcher, among those that the run had.
+      number: number of the launcher among those of the run.
       host: its machine.
-      process: its number there.
-      time: when it took the run, in Unix seconds.
-      total_steps: of the training, or None.
-      ended: when it ended, every slice being gone, or None.
+      process: its process id.
+      time: time at which it took the run, in Unix seconds.
+      total_steps: total steps of the training, or None.
+      ended: time at which it ended, with all slices deleted, or None.
       reason: why it ended.
     """
 
@@ -94,18 +96,18 @@ class Launcher:
 
 
 class Attempts:
-    """The notes of a run, by the launcher that has it now."""
+    """The records of a run, written by the launcher that currently has it."""
 
     def __init__(
         self, store: Store, run: str, now: float, total_steps: int | None = None
     ):
-        """Takes the run; whoever had it before will notice.
+        """Takes the run; a launcher that had it before will notice.
 
         Args:
           store: the model directory.
-          run: its id.
-          now: Unix seconds.
-          total_steps: of the training, for whoever watches.
+          run: id of the run.
+          now: time in Unix seconds.
+          total_steps: total steps of the training, for display.
         """
         self._store = store
         self._run = run
@@ -120,10 +122,10 @@ class Attempts:
         self._number = self._take(f"launch/{run}/launchers", "{}.json", note)
 
     def require_ours(self) -> None:
-        """Checks that nobody has taken the run since.
+        """Requires that no other launcher has taken the run.
 
         Raises:
-          TakenOverError: somebody has.
+          TakenOverError: another launcher has.
         """
         folder = f"launch/{self._run}/launchers"
         if _last(self._store, folder) > self._number:
@@ -133,7 +135,7 @@ class Attempts:
             )
 
     def close(self, now: float, reason: str) -> None:
-        """Notes that this launcher has ended, and that every slice is gone."""
+        """Records that this launcher has ended, and that all slices are gone."""
         for role in (TRAINER, BUILDER):
             attempt = self.unended(role)
             if attempt is not None:
@@ -149,7 +151,7 @@ class Attempts:
         price: float | None,
         currency: str = DEFAULT_CURRENCY,
     ) -> Attempt:
-        """Takes the next number of a role."""
+        """Claims the next attempt number of a role."""
         note = {
             "launcher": self._me,
             "begun": now,
@@ -161,9 +163,9 @@ class Attempts:
         return Attempt(number, now, price, currency=currency)
 
     def note_slices(self, role: str, attempt: Attempt, state: str, now: float) -> None:
-        """Notes what the service says of slices, unless it is noted.
+        """Records the state of slices in the service, if it has changed.
 
-        For whoever watches: what cannot be written is left out.
+        The record is for display only, so a failure to write it is ignored.
         """
         with contextlib.suppress(BadInputError, OSError):
             noted = read_slices(self._store, self._run, role, attempt.number)
@@ -173,20 +175,20 @@ class Attempts:
                 self._store.write(f"{folder}/slices.json", note)
 
     def activate(self, role: str, attempt: Attempt, now: float) -> None:
-        """Notes that the slices of an attempt are there, unless it is noted."""
+        """Records that the slices of an attempt are active, unless that is recorded."""
         folder = attempt_folder(self._run, role, attempt.number)
         if not self._store.exists(f"{folder}/active.json"):
             note = json.dumps({"active": now}).encode()
             self._store.write(f"{folder}/active.json", note)
 
     def end(self, role: str, attempt: Attempt, now: float, reason: str) -> None:
-        """Notes that the slices of an attempt are gone."""
+        """Records that the slices of an attempt are gone."""
         folder = attempt_folder(self._run, role, attempt.number)
         note = {"ended": now, "reason": reason}
         self._store.write(f"{folder}/ended.json", json.dumps(note).encode())
 
     def unended(self, role: str) -> Attempt | None:
-        """Returns the last attempt of a role if its slices may still be there."""
+        """Returns the last attempt of a role if its slices may still exist."""
         number = _last(self._store, role_folder(self._run, role))
         attempt = read_attempt(self._store, self._run, role, number)
         return attempt if attempt and attempt.ended is None else None
@@ -203,10 +205,10 @@ class Attempts:
 
 
 def read_attempt(store: Store, run: str, role: str, number: int) -> Attempt | None:
-    """Returns what is noted of an attempt, or None if there was none.
+    """Returns the record of an attempt, or None if there was none.
 
     Raises:
-      BadInputError: it is no such note.
+      BadInputError: the record is malformed.
     """
     folder = attempt_folder(run, role, number)
     begun = read_json(store, f"{folder}/attempt.json")
@@ -241,7 +243,7 @@ def attempt_numbers(store: Store, run: str, role: str) -> list[int]:
 
 
 def read_slices(store: Store, run: str, role: str, number: int) -> SlicesNote | None:
-    """Returns what the service last said of slices, or None if that is not noted."""
+    """Returns the last recorded state of slices, or None if there is none."""
     with contextlib.suppress(*_DAMAGED):
         note = read_json(store, f"{attempt_folder(run, role, number)}/slices.json")
         if note is not None:
@@ -250,14 +252,14 @@ def read_slices(store: Store, run: str, role: str, number: int) -> SlicesNote | 
 
 
 def read_launcher(store: Store, run: str) -> Launcher | None:
-    """Returns who took a run last, or None if nobody did, or what they say is damaged.
+    """Returns the last launcher of a run, or None if there is none or it is malformed.
 
     Raises:
-      UnavailableStoreError: the model directory is away.
+      UnavailableStoreError: the model directory is unavailable.
     """
     folder = f"launch/{run}/launchers"
     number = _last(store, folder)
-    # A note is for people: what is damaged is one that is not there.
+    # A record is for display: a malformed one is treated as missing.
     with contextlib.suppress(*_DAMAGED):
         note = read_json(store, f"{folder}/{number:03d}.json") or {}
         steps = _number(note.get("total_steps"))
@@ -278,9 +280,9 @@ def read_launcher(store: Store, run: str) -> Launcher | None:
 
 
 def cost(attempts: Sequence[Attempt], now: float) -> float | None:
-    """Returns what attempts have cost so far; None if a price is not known.
+    """Returns the cost of attempts so far; None if a price is not known.
 
-    At the price on demand, from when they were active.
+    It is the price on demand, from the time when slices were active.
     """
     total = 0.0
     for attempt in attempts:

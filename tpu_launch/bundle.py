@@ -1,8 +1,8 @@
-"""The code of a run as one archive, named by its contents.
+"""Packs the code of a run into one archive, named by its contents.
 
-Of a checkout it holds what git tracks, as it is now, and what is new and not ignored;
-of an installation the packages, with the gin files in them. Both run where they are
-unpacked.
+For a checkout it contains the files that git tracks, in their current state, and new
+ones that are not ignored; for an installation the packages, with the gin files in
+them. Both run from the folder they are unpacked to.
 
     python -m tpu_launch.bundle URL FILE     copies a bundle from its model directory
 """
@@ -24,14 +24,14 @@ from realm_jax.storage import Store, open_store
 from tpu_launch.operations import ShipBundle
 
 CODE = pathlib.Path(__file__).resolve().parents[1]
-"""Folder of the packages that run: a checkout, or what they were installed into."""
+"""Folder of the running packages: a checkout, or the folder of an installation."""
 
 _FOLDER = "launch/bundles"
 _PACKAGES = ("realm_jax", "tasks", "tpu_launch")
-# Where gin/ lies in an installation.
+# Folder of gin files in an installation.
 _INSTALLED_GIN = "realm_jax/gin"
 _GIVEN = "given"
-# Code is small; a corpus or a checkpoint that lies about is not.
+# Code is small; a stray corpus or checkpoint is not.
 _LARGEST_FILE = 10 << 20
 _SECRET_NAMES = (
     *(".pem", ".key", ".p12", ".env", ".netrc", ".pypirc"),
@@ -51,22 +51,22 @@ _SECRETS = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """An archive.
+    """An archive of code.
 
     Attributes:
-      data: tar, compressed; the same for the same files.
-      sha256: of the data.
+      data: compressed tar file; identical for identical files.
+      sha256: checksum of the data.
     """
 
     data: bytes
     sha256: str
 
     def operation(self, model_dir: str) -> ShipBundle:
-        """Returns what brings it to a model directory."""
+        """Returns the operation that writes it to a model directory."""
         return ShipBundle(f"{model_dir.rstrip('/')}/{_name(self)}", self.sha256)
 
     def ship(self, store: Store) -> None:
-        """Brings it to the model directory, unless it is there."""
+        """Writes it to the model directory, unless it is there."""
         if not store.exists(_name(self)):
             store.write(_name(self), self.data)
 
@@ -78,11 +78,11 @@ def make_bundle(
 
     Args:
       code: folder of the packages.
-      gin_files: that go with it, by the name that they get; see `GinFiles`.
+      gin_files: further files, by name in the bundle; see `GinFiles`.
 
     Raises:
-      BadInputError: it is neither, or holds a large file or one that looks like a
-        secret.
+      BadInputError: the folder is neither, or contains a large file or one that looks
+        like a secret.
     """
     paths = {name: code / name for name in _files(code)} | dict(gin_files or {})
     raw = io.BytesIO()
@@ -101,12 +101,12 @@ def make_bundle(
 
 
 def path_in(code: pathlib.Path, file: str) -> str | None:
-    """Returns where a gin file of the code is in its bundle; None for any other.
+    """Returns the path of a gin file of the code in its bundle; None for any other.
 
     Args:
       code: folder of the packages.
-      file: as it is given: a path from the working directory, or one that gin finds in
-        the code.
+      file: the path as given: relative to the working directory, or one that gin finds
+        in the code.
     """
     path = find_gin_file(file)
     if path is None or not path.resolve().is_relative_to(code):
@@ -115,10 +115,10 @@ def path_in(code: pathlib.Path, file: str) -> str | None:
 
 
 def require_shipped(code: pathlib.Path, modules: Sequence[str]) -> None:
-    """Checks that workers have the modules that they are to import.
+    """Requires that workers have the modules they are to import.
 
     Raises:
-      BadInputError: the code is an installation, and one is not part of it.
+      BadInputError: the code is an installation, and a module is not part of it.
     """
     for module in modules:
         if _is_installed(code) and module.partition(".")[0] not in _PACKAGES:
@@ -130,7 +130,7 @@ def require_shipped(code: pathlib.Path, modules: Sequence[str]) -> None:
 
 
 def find_gin_file(file: str) -> pathlib.Path | None:
-    """Returns the file that gin reads where it is given this path, or None."""
+    """Returns the file that gin reads for this path, or None."""
     for folder in (pathlib.Path.cwd(), *configuration.GIN_FILE_FOLDERS):
         if (folder / file).is_file():
             return folder / file
@@ -138,14 +138,14 @@ def find_gin_file(file: str) -> pathlib.Path | None:
 
 
 class GinFiles:
-    """Where the gin files of a command line are on a worker.
+    """Maps the gin files of a command line to paths on a worker.
 
     Attributes:
-      shipped: name in the bundle -> file. Of the code too, for git may ignore one.
+      shipped: name in the bundle -> file. Files of the code too, as git may ignore one.
     """
 
     def __init__(self, code: pathlib.Path):
-        """Begins with none; `code` is the folder of the packages."""
+        """Begins with no files; `code` is the folder of the packages."""
         self._code = code
         self.shipped: dict[str, pathlib.Path] = {}
 
@@ -160,7 +160,7 @@ class GinFiles:
             raise BadInputError(
                 f"expected a gin file at {file}, found none; correct the path"
             )
-        # Two from elsewhere may have the same name.
+        # Two files from elsewhere may have the same name.
         elsewhere = f"{_GIVEN}/{len(self.shipped)}/{path.name}"
         name = path_in(self._code, file) or elsewhere
         self.shipped[name] = path.resolve()
@@ -186,7 +186,7 @@ def _is_installed(code: pathlib.Path) -> bool:
 
 
 def _installed_files(code: pathlib.Path) -> list[str]:
-    """What a wheel brought; its folder also holds the packages of others."""
+    """Returns the files of a wheel; its folder also holds the packages of others."""
     return [
         path.relative_to(code).as_posix()
         for package in _PACKAGES

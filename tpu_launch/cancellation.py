@@ -1,4 +1,4 @@
-"""Calls that nothing can interrupt, in a command that Ctrl-C ends at once."""
+"""Runs calls that cannot be interrupted, in a command that Ctrl-C ends at once."""
 
 import threading
 from collections.abc import Callable
@@ -15,13 +15,13 @@ Answer = TypeVar("Answer")
 def unless_stopped(
     call: Callable[[], Answer], stop: threading.Event, message: str
 ) -> Answer:
-    """Returns what a call returns, unless it is asked to stop before.
+    """Returns the result of a call, unless asked to stop before.
 
     Args:
-      call: runs in a thread of its own, and goes on there when it is not waited for any
-        more: a compiler, or a store that does not answer.
-      stop: asks to stop.
-      message: of the error then.
+      call: runs in its own thread, and continues there after a stop: a compiler, or a
+        store that does not respond.
+      stop: set when asked to stop.
+      message: message of the error in that case.
 
     Raises:
       StoppedError: asked to stop.

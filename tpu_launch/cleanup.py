@@ -1,4 +1,4 @@
-"""Deletes slices: those of a run (`down`), or what was left behind (`reap`)."""
+"""Deletes slices: those of a run (`down`), or those left behind (`reap`)."""
 
 import contextlib
 import threading
@@ -50,7 +50,7 @@ def down(argv: Sequence[str], stop: threading.Event) -> int:
         backend, lambda: found_in(backend, _zones(launch), labels), flags.dry_run, stop
     )
     if ours and code == 0:
-        # They are gone, and cost nothing more; that this is not noted is no failure.
+        # The slices are gone and cost nothing more; failing to record that is harmless.
         with contextlib.suppress(BadInputError, UnavailableStoreError):
             ours.close(time.time(), "taken down")
     return code
@@ -93,7 +93,7 @@ def _zones(launch: LaunchConfig) -> list[str]:
 
 
 def _take_over(model_dir: str, run: str) -> Attempts | None:
-    """Has a launcher that is still at work end, or it would create slices anew."""
+    """Makes a running launcher end, because it would create slices again."""
     try:
         return Attempts(open_store(model_dir), run, time.time())
     except (BadInputError, UnavailableStoreError) as error:

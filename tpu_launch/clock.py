@@ -1,4 +1,4 @@
-"""Time and waiting, so that tests need none."""
+"""Provides time and waiting, which tests replace."""
 
 import threading
 import time
@@ -6,35 +6,35 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Time, and waiting."""
+    """Interface of a clock that can also wait."""
 
     def now(self) -> float:
-        """Returns Unix seconds."""
+        """Returns the time in Unix seconds."""
         ...
 
     def wait(self, seconds: float) -> bool:
-        """Waits; returns at once, and True, when asked to stop."""
+        """Waits; returns True at once when asked to stop."""
         ...
 
     def wait_anyway(self, seconds: float) -> None:
-        """Waits even when asked to stop, for what must be brought to an end."""
+        """Waits even when asked to stop, for work that must be completed."""
         ...
 
 
 class SystemClock:
-    """The machine's time."""
+    """The system clock."""
 
     def __init__(self, stop: threading.Event):
         self._stop = stop
 
     def now(self) -> float:
-        """Returns Unix seconds."""
+        """Returns the time in Unix seconds."""
         return time.time()
 
     def wait(self, seconds: float) -> bool:
-        """Waits until the time is over or the event is set."""
+        """Waits for the time or the event; returns whether the event is set."""
         return self._stop.wait(seconds)
 
     def wait_anyway(self, seconds: float) -> None:
-        """Waits until the time is over."""
+        """Waits until the time has passed."""
         time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Deletion that does not end before everything is gone."""
+"""Deletes slices, and returns only once they are gone."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,7 +11,7 @@ _DELETING_SECONDS = 1800.0
 
 
 class GaveUpError(Exception):
-    """What was begun was ended, though it is not done: one line says why."""
+    """Raised when a run or a deletion is given up unfinished; one line says why."""
 
 
 def delete_all(
@@ -25,16 +25,16 @@ def delete_all(
     """Deletes slices, and returns when they are gone.
 
     Args:
-      backend: carries operations out.
-      find: returns those that are still there.
-      clock: time.
-      say: tells people.
-      not_before: goes on looking until then, for what may yet come.
-      first_look: seconds to the second look; later ones are rarer.
+      backend: executes operations.
+      find: returns the slices that still exist.
+      clock: the clock.
+      say: prints messages.
+      not_before: time until which to keep polling, for slices that may yet appear.
+      first_look: seconds until the second poll; the interval then grows.
 
     Raises:
-      GaveUpError: some are still there after half an hour, or access was lost; they
-        cost until they are deleted.
+      GaveUpError: some still exist after half an hour, or access was lost; they cost
+        money until they are deleted.
     """
     give_up = max(clock.now(), not_before) + _DELETING_SECONDS
     seconds, left, said = first_look, None, ""
@@ -59,14 +59,14 @@ def delete_all(
 def found_in(
     backend: Backend, zones: Sequence[str], labels: Mapping[str, str | None]
 ) -> list[FoundSlice]:
-    """Returns the slices with some labels in all of these zones."""
+    """Returns the slices with the given labels in all of these zones."""
     return [one for zone in zones for one in backend.find(zone, labels)]
 
 
 def _delete_each(
     backend: Backend, slices: Sequence[FoundSlice], say: Callable[[str], None]
 ) -> str:
-    """Begins to delete each; returns what was in the way of the last that refused."""
+    """Starts to delete each slice; returns the last error of a busy service, or ""."""
     said = ""
     for one in slices:
         if one.state == SliceState.DELETING:

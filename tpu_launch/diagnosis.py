@@ -1,7 +1,7 @@
-"""What to think of an attempt: of its slices' state, and of what its workers say.
+"""Diagnoses an attempt from the state of its slices and the reports of its workers.
 
-Pure functions of what was seen. Cloud TPU need not say PREEMPTED of what is preempted,
-so anything but ACTIVE, or on the way there, is lost.
+These are pure functions of observations. Cloud TPU may not report PREEMPTED for a
+preempted slice, so any state but ACTIVE, or one that leads to it, counts as lost.
 """
 
 import dataclasses
@@ -14,17 +14,17 @@ from tpu_launch.job import Role
 from tpu_launch.operations import EXPIRES
 from tpu_launch.worker_state import State, WorkerState
 
-# What was asked to stop may be a host that reboots, and comes back.
+# A worker that was asked to stop may be on a host that reboots, and return.
 _REBOOT_SECONDS = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-    """The slices went, or never came: the next attempt resumes.
+    """The slices are gone, or were never created: the next attempt resumes.
 
     Attributes:
-      reason: in one line.
-      quota: whether the quota is why.
+      reason: explanation in one line.
+      quota: whether the quota is the cause.
     """
 
     reason: str
@@ -33,11 +33,11 @@ class Lost:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """The work failed on slices that were there.
+    """The work failed on slices that were active.
 
     Attributes:
-      reason: in one line.
-      place: how far it had got; a failure at the same place repeats.
+      reason: explanation in one line.
+      place: progress at the failure; a second failure at the same place is final.
     """
 
     reason: str
@@ -46,10 +46,10 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class BadInput:
-    """The workers refuse their input: another attempt would, too.
+    """The workers refuse their input, as those of another attempt would.
 
     Attributes:
-      reason: in one line.
+      reason: explanation in one line.
     """
 
     reason: str
@@ -61,14 +61,14 @@ Diagnosis = Lost | Failure | BadInput
 def of_slices(
     found: FoundSlice, role: Role, since: float, now: float, config: LaunchConfig
 ) -> Lost | None:
-    """Judges slices by their state.
+    """Diagnoses slices by their state.
 
     Args:
-      found: what the service says.
-      role: whose slices they should be.
-      since: when they came into this state.
-      now: Unix seconds.
-      config: how long what may last.
+      found: state in the service.
+      role: the role that the slices belong to.
+      since: time at which they entered this state, in Unix seconds.
+      now: time in Unix seconds.
+      config: time limits.
     """
     wanted = (role.machines.accelerator_type, role.slices)
     if (found.accelerator_type, found.slices) != wanted:
@@ -94,14 +94,14 @@ def of_workers(
     now: float,
     config: LaunchConfig,
 ) -> Diagnosis | None:
-    """Judges active slices by what their workers say.
+    """Diagnoses active slices by the reports of their workers.
 
     Args:
-      workers: by number, what each said last.
-      num_workers: how many there should be.
-      since: when the slices became active.
-      now: Unix seconds.
-      config: how long what may last.
+      workers: last report of each worker, by its number.
+      num_workers: expected number of workers.
+      since: time at which the slices became active, in Unix seconds.
+      now: time in Unix seconds.
+      config: time limits.
     """
     for number, worker in sorted(workers.items()):
         said = f"worker {number}: {worker.message or f'code {worker.exit_code}'}"
@@ -117,7 +117,7 @@ def of_workers(
 
 
 def last_step(workers: Mapping[int, WorkerState]) -> int:
-    """Returns the furthest step that a worker knows of, or -1."""
+    """Returns the latest step that a worker has reported, or -1."""
     return max((worker.step for worker in workers.values()), default=-1)
 
 
@@ -128,11 +128,11 @@ def _silence(
     now: float,
     config: LaunchConfig,
 ) -> Diagnosis | None:
-    """Judges workers that say nothing any more, or never did."""
+    """Diagnoses workers that have stopped reporting, or never reported."""
     silent = [
         number
         for number, worker in workers.items()
-        # One that is done waits for the others.
+        # A worker that is done waits for the others.
         if worker.state != State.DONE
         and now - max(worker.time, since) > 60 * config.silence_minutes
     ]

@@ -1,4 +1,4 @@
-"""What is launched: a run, its roles, and the names that follow from them."""
+"""Defines a launched run, its roles, and the names derived from them."""
 
 import dataclasses
 import hashlib
@@ -17,14 +17,14 @@ _HASH_DIGITS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Role:
-    """One of the jobs of a run, with slices of its own.
+    """A job of a run, with its own slices.
 
     Attributes:
       name: "trainer" or "builder".
       machines: one of its slices.
-      slices: how many of them work together.
-      zone: where.
-      provisioning: how they are had.
+      slices: number of slices that work together.
+      zone: zone of the slices.
+      provisioning: how the slices are provisioned.
       command: arguments of `realm`; paths are relative to the checkout.
     """
 
@@ -37,7 +37,7 @@ class Role:
 
     @property
     def num_workers(self) -> int:
-        """Hosts, of all slices together."""
+        """Number of hosts, over all slices."""
         return self.slices * self.machines.num_hosts
 
 
@@ -46,13 +46,13 @@ class Job:
     """A run as it is launched.
 
     Attributes:
-      run: its id: name, and a hash of the model directory. The same directory is the
-        same run.
-      model_dir: where everything meets.
-      roles: trainer, and builder where it has machines of its own.
-      config: where and how.
-      site: what its machines have.
-      total_steps: of the training, or None; for whoever watches.
+      run: id of the run: its name, and a hash of the model directory. The same
+        directory is the same run.
+      model_dir: the model directory, through which all jobs communicate.
+      roles: trainer, and builder if it has its own machines.
+      config: where and how slices are obtained.
+      site: environment of the machines.
+      total_steps: total steps of the training, or None; for display.
     """
 
     run: str
@@ -64,7 +64,7 @@ class Job:
 
     @property
     def zones(self) -> list[str]:
-        """Where slices of the run may be."""
+        """Zones in which slices of the run may be."""
         return sorted({role.zone for role in self.roles})
 
     def role(self, name: str) -> Role:
@@ -82,14 +82,14 @@ def make_job(
     """Returns the job of a run.
 
     Args:
-      config: where and how.
-      hardware: which slices.
-      model_dir: of the run.
+      config: where and how slices are obtained.
+      hardware: accelerator types and prices.
+      model_dir: model directory of the run.
       trainer_command: arguments of `realm`.
-      builder_command: the builder's; None where the trainer embeds itself.
+      builder_command: the builder's; None if the trainer embeds the corpus itself.
 
     Raises:
-      BadInputError: a setting is missing or unknown, or a machine is no TPU slice.
+      BadInputError: a setting is missing or invalid, or a machine is no TPU slice.
     """
     config.require_valid()
     roles = [
@@ -124,14 +124,14 @@ def make_job(
 def run_id(name: str, model_dir: str) -> str:
     """Returns the id of the run of a model directory.
 
-    The hash keeps runs of one name apart, of one person or of several in a project.
+    The hash distinguishes runs of the same name in a project, of one or several users.
     """
     digest = hashlib.sha256(model_dir.rstrip("/").encode()).hexdigest()
     return f"{name}-{digest[:_HASH_DIGITS]}"
 
 
 def attempt_id(attempt: int) -> str:
-    """Returns how an attempt is written in names and folders."""
+    """Formats the number of an attempt for names and folders."""
     return f"{attempt:03d}"
 
 
@@ -141,7 +141,7 @@ def resource_name(run: str, role: str, attempt: int) -> str:
 
 
 def hourly_price(role: Role, hardware: HardwareConfig) -> float | None:
-    """Returns what a role's slices cost an hour on demand; None if not known."""
+    """Returns the price of a role's slices per hour on demand; None if not known."""
     price = role.machines.hourly_price(hardware)
     return None if price is None else price * role.slices
 

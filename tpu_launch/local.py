@@ -1,9 +1,9 @@
-"""Runs a chain of stages on this machine, the index builder beside them.
+"""Runs a chain of stages on this machine, with the index builder beside them.
 
-Each stage is the `realm` command a person would type. One process alone keeps the
-terminal. A stage of several, or with a builder beside it, is launched as `up` launches
-a run: bundle, startup script, supervisor, with processes of this machine in place of
-TPU slices. A stage that was done says so and ends; one that was interrupted goes on, so
+Each stage is a `realm` command as on a command line. A stage of a single process keeps
+the terminal. A stage of several, or with a builder beside it, is launched as `up`
+launches a run: bundle, startup script, supervisor, with local processes in place of TPU
+slices. A stage that was already done says so and ends; an interrupted one resumes, so
 the chain is resumed by running it again.
 """
 
@@ -47,12 +47,12 @@ from tpu_launch.watching.live_view import LiveView
 from tpu_launch.worker.command import shell_code
 
 _GAVE_UP = 1
-# Where what is launched lies below the root of a chain.
+# Folder of launched stages below the root of a chain.
 _FOLDER = "launched"
 _HERE = "this machine"
 _POLL_SECONDS = 0.2
 _STOPPING_SECONDS = 60.0
-# Nothing is paid by the hour here, and all is near.
+# Nothing is paid by the hour here, and polling is cheap.
 _LAUNCH = LaunchConfig(
     zone=_HERE,
     deadline_hours=24.0 * 365,
@@ -66,17 +66,17 @@ _LAUNCH = LaunchConfig(
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One command of a chain.
+    """A command of a chain.
 
     Attributes:
-      command: of `realm`, such as "pretrain".
-      gin_files: given with --gin_file, before the chain's own files.
-      bindings: given with --gin., such as 'MODEL_DIR="runs/x/pretrain"'.
-      processes: how many run it together, as the hosts of a slice would.
+      command: command of `realm`, such as "pretrain".
+      gin_files: passed with --gin_file, before the chain's own files.
+      bindings: passed with --gin., such as 'MODEL_DIR="runs/x/pretrain"'.
+      processes: number of processes that run it together, like the hosts of a slice.
       devices: simulated CPU devices of each process; with a single process and a single
-        device it runs on the devices there are.
-      beside: "build-index", which then runs as a job of its own until this one has
-        ended and its last index is built; or "".
+        device it runs on the actual devices.
+      beside: "build-index", which then runs as a separate job until this one has ended
+        and its last index is built; or "".
       beside_gin_files: as `gin_files`, for that command.
       beside_bindings: as `bindings`, for that command.
       beside_processes: as `processes`, for that command.
@@ -109,7 +109,7 @@ class Stage:
 
     @property
     def is_launched(self) -> bool:
-        """Whether it takes more than one process, and so a launcher."""
+        """True if it has more than one process, and so needs a launcher."""
         return bool(self.beside) or self.processes > 1
 
 
@@ -118,8 +118,8 @@ class Chain:
     """Stages to run one after the other.
 
     Attributes:
-      root: folder of what is launched; the stages' own folders are in their bindings.
-      stages: in order.
+      root: folder of launched stages; the stages' own folders are in their bindings.
+      stages: the stages, in order.
     """
 
     root: str
@@ -127,7 +127,7 @@ class Chain:
 
 
 class Runner:
-    """Runs the stages of a chain; `run` does all of it."""
+    """Runs the stages of a chain; see `run`."""
 
     def __init__(
         self,
@@ -139,11 +139,11 @@ class Runner:
         """Prepares to run a chain.
 
         Args:
-          chain: what to run.
-          gin_files: given to every stage after its own.
-          stop: set when the process was asked to stop; a stage that keeps the terminal
-            was asked too.
-          passed_on: arguments given to every stage, after all others.
+          chain: the chain.
+          gin_files: passed to every stage after its own.
+          stop: set when the process is asked to stop; a stage that keeps the terminal
+            is then asked too.
+          passed_on: arguments passed to every stage, after all others.
         """
         self._chain, self._stop = chain, stop
         self._gin_files, self._passed_on = gin_files, passed_on
@@ -151,7 +151,7 @@ class Runner:
         self._console = Console()
 
     def run(self) -> int:
-        """Returns 0, or the exit code of the first stage that failed.
+        """Runs the chain; returns 0, or the exit code of the first stage that failed.
 
         Raises:
           BadInputError: a stage cannot be run, or refuses its input.
@@ -159,7 +159,7 @@ class Runner:
         """
         console, stages = self._console, self._chain.stages
         started = time.monotonic()
-        # One for all stages, and refused before the first has taken its minutes.
+        # One bundle for all stages, made first so that its errors precede any work.
         is_shipped = any(stage.is_launched for stage in stages)
         bundle = make_bundle(CODE) if is_shipped else None
         for number, stage in enumerate(stages, start=1):
@@ -177,7 +177,7 @@ class Runner:
         return 0
 
     def describe(self) -> None:
-        """Prints what `run` would do, word by word; does nothing."""
+        """Prints the commands and operations of `run`, without executing them."""
         bundle = make_bundle(CODE)
         for number, stage in enumerate(self._chain.stages, start=1):
             print(f"# stage {number}: {stage.command}")
@@ -210,13 +210,13 @@ class Runner:
             process.wait()
         code = shell_code(code)
         if code and not self._stop.is_set():
-            # Bad input was told on this terminal already.
+            # Bad input was already reported on this terminal.
             again = "" if code == worker_state.BAD_INPUT else "; run this again"
             self._say(f"{stage.command} ended with code {code}{again}")
         return code
 
     def _end_leftovers(self) -> None:
-        """Ends what a launcher that was killed has left, lest two train at once."""
+        """Ends processes of a killed launcher, so that no two train at once."""
         until = time.monotonic() + _STOPPING_SECONDS
         asked: set[int] = set()
         while left := set(processes_of(token_of(self._chain))):
@@ -234,7 +234,7 @@ class Runner:
             store = open_store(job.model_dir)
             bundle.ship(store)
             for role in job.roles:
-                # Who does its work again finds out soon whether there is more to do.
+                # Repeated work finds out quickly whether there is more to do.
                 worker_state.unmark(store, job.run, role.name)
             ship = bundle.operation(job.model_dir)
             loop = Reconciler(job, ship, self._backend, store, clock, self._say, {})
@@ -247,7 +247,7 @@ class Runner:
         return 0
 
     def _job(self, stage: Stage) -> Job:
-        """Returns a stage as a run of its own."""
+        """Returns the job of a stage, which is a separate run."""
         main = self._arguments(stage.command, stage.gin_files, stage.bindings)
         machines = f"{slices.LOCAL}-{stage.processes}x{stage.devices}"
         roles = [_role(TRAINER, machines, main)]
@@ -278,7 +278,7 @@ class Runner:
     def _arguments(
         self, command: str, gin_files: Sequence[str], bindings: Sequence[str]
     ) -> list[str]:
-        """Returns what a person types after `realm`."""
+        """Returns the arguments of `realm`."""
         files = [*gin_files, *self._gin_files]
         return [
             command,
@@ -303,7 +303,7 @@ def _role(name: str, machines: str, arguments: Sequence[str]) -> Role:
 
 
 def _shipped(argument: str) -> str:
-    """A gin file of the code is that of the bundle; any other stays where it is."""
+    """Replaces a gin file of the code by that in the bundle; makes others absolute."""
     file = argument.removeprefix("--gin_file=")
     if file == argument:
         return argument

@@ -1,4 +1,4 @@
-"""What a launch tells people."""
+"""Formats and prints the messages of a launch."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ from tpu_launch.operations import CreateSlice, DeleteSlice, Operation, ShipBundl
 
 
 def described(operation: Operation, backend: Backend) -> str:
-    """Returns an operation as people read it; requests word by word."""
+    """Formats an operation for display; requests are shown verbatim."""
     match operation:
         case CreateSlice():
             return f"# create slice {operation.name}\n{backend.described(operation)}"
@@ -32,14 +32,14 @@ def described(operation: Operation, backend: Backend) -> str:
 
 
 def say(text: str) -> None:
-    """Tells people, with the time of day."""
+    """Prints a message with the time of day."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def summarize(
     job: Job, store: Store, currency: str, say: Callable[[str], None] = say
 ) -> None:
-    """Tells how each role that is done came to its end."""
+    """Prints a summary of each role that is done."""
     for role in job.roles:
         done = worker_state.read_done(store, job.run, role.name)
         attempts = read_attempts(store, job.run, role.name)

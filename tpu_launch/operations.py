@@ -1,7 +1,7 @@
-"""What a launch does, as values: configuration in, operations out.
+"""Defines the operations of a launch as values, computed from its configuration.
 
-Nothing is done here. A backend carries operations out, `up --dry_run` prints them, and
-the reconcile loop makes those of later attempts by the same functions.
+Nothing is executed here. A backend executes operations, `up --dry_run` prints them, and
+the reconcile loop creates those of later attempts with the same functions.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from tpu_launch.job import Job, Role, resource_name
 from tpu_launch.startup import startup_script
 from tpu_launch.worker_state import attempt_folder, role_folder
 
-# Labels of every slice. Labels of Google Cloud are lowercase.
+# Labels of every slice. Google Cloud requires lowercase.
 RUN, ROLE, ATTEMPT, EXPIRES = (
     "realm-run",
     "realm-role",
@@ -24,11 +24,11 @@ RUN, ROLE, ATTEMPT, EXPIRES = (
 
 @dataclasses.dataclass(frozen=True)
 class ShipBundle:
-    """The code goes to the model directory.
+    """Writes the code to the model directory.
 
     Attributes:
-      url: of the object.
-      sha256: of its contents.
+      url: URL of the object.
+      sha256: checksum of its contents.
     """
 
     url: str
@@ -37,25 +37,25 @@ class ShipBundle:
 
 @dataclasses.dataclass(frozen=True)
 class CreateSlice:
-    """Slices are asked for, as one queued resource.
+    """Requests slices, as one queued resource.
 
     Attributes:
-      name: of the queued resource, and of the TPU; with several slices what their
-        names begin with.
-      request_id: the same whenever this very creation is asked for again.
-      project: of Google Cloud.
-      zone: where.
-      accelerator_type: of each slice.
+      name: name of the queued resource, and of the TPU; with several slices, the prefix
+        of their names.
+      request_id: identical whenever the same creation is requested again.
+      project: project of Google Cloud.
+      zone: zone of the slices.
+      accelerator_type: accelerator type of each slice.
       runtime: software version of their VMs.
-      slices: how many.
+      slices: number of slices.
       provisioning: "on-demand", "spot" or "reserved".
-      valid_seconds: a request that is not granted after so long fails.
-      labels: run, role, attempt, and when all of it expires in Unix seconds.
+      valid_seconds: time after which a request that was not granted fails.
+      labels: run, role, attempt, and time of expiry in Unix seconds.
       network: VPC network, or "".
-      subnetwork: or "".
-      service_account: or "".
-      external_ips: whether workers have addresses of their own.
-      startup_script: run by every host at every boot.
+      subnetwork: subnetwork, or "".
+      service_account: service account, or "".
+      external_ips: whether workers have external addresses.
+      startup_script: script that every host runs at every boot.
     """
 
     name: str
@@ -77,12 +77,12 @@ class CreateSlice:
 
 @dataclasses.dataclass(frozen=True)
 class AwaitDone:
-    """The launcher waits, and replaces slices that are lost, until a role is done.
+    """Waits, and replaces slices that are lost, until a role is done.
 
     Attributes:
-      role: which.
-      marker: URL of the object that says so.
-      until: when it gives up, in Unix seconds.
+      role: name of the role.
+      marker: URL of the object that marks it as done.
+      until: time at which the launcher gives up, in Unix seconds.
     """
 
     role: str
@@ -92,10 +92,10 @@ class AwaitDone:
 
 @dataclasses.dataclass(frozen=True)
 class Collect:
-    """What the workers of a role said last is read.
+    """Reads the last reports of a role's workers.
 
     Attributes:
-      role: which.
+      role: name of the role.
       folder: URL of their files.
     """
 
@@ -105,11 +105,11 @@ class Collect:
 
 @dataclasses.dataclass(frozen=True)
 class DeleteSlice:
-    """A queued resource and its slices are deleted, whatever their state.
+    """Deletes a queued resource and its slices, whatever their state.
 
     Attributes:
-      name: of the queued resource.
-      zone: where.
+      name: name of the queued resource.
+      zone: zone of the slices.
     """
 
     name: str
@@ -120,12 +120,12 @@ Operation = ShipBundle | CreateSlice | AwaitDone | Collect | DeleteSlice
 
 
 def launch(job: Job, bundle: ShipBundle, now: float) -> tuple[Operation, ...]:
-    """Returns all operations of a run that nothing happens to, in order.
+    """Returns all operations of a run without failures, in order.
 
     Args:
       job: the run.
       bundle: its code.
-      now: Unix seconds.
+      now: time in Unix seconds.
     """
     until = deadline(job, now)
     creates = [create_slice(job, role, 1, bundle, now, until) for role in job.roles]
@@ -142,7 +142,7 @@ def launch(job: Job, bundle: ShipBundle, now: float) -> tuple[Operation, ...]:
 
 
 def deadline(job: Job, now: float) -> int:
-    """Returns when an `up` that begins now is over, in Unix seconds."""
+    """Returns the deadline of an `up` that begins now, in Unix seconds."""
     return math.ceil(now + job.config.deadline_hours * 3600)
 
 
@@ -153,11 +153,11 @@ def create_slice(
 
     Args:
       job: the run.
-      role: whose slices.
-      attempt: its number.
+      role: the role that the slices are for.
+      attempt: number of the attempt.
       bundle: the code.
-      now: Unix seconds.
-      until: deadline of the run.
+      now: time in Unix seconds.
+      until: deadline of the run, in Unix seconds.
     """
     config = job.config
     name = resource_name(job.run, role.name, attempt)

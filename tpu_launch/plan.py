@@ -1,11 +1,11 @@
 """`python -m tpu_launch plan`: what a run needs, takes and costs, before it is started.
 
-Give it the gin files of the run, its hardware file among them. Nothing is run; the
-update, the embedding job and the search are compiled for the slice where its compiler
-is there (`make tpu-compiler`, no TPU needed), and counted from their shapes elsewhere.
-Exit code 2: it does not fit; the last lines say which setting would help.
+Give it the gin files of the run, its hardware file among them. Nothing is run. If the
+compiler for the slice is available (`make tpu-compiler`, no TPU needed), the update,
+the embedding job and the search are compiled; otherwise they are counted from their
+shapes. Exit code 2: it does not fit; the last lines name a setting that would help.
 
-A corpus that is there is measured; else it is as large as CorpusSize says, or the
+An existing corpus is measured; otherwise its size is that of CorpusSize, by default the
 paper's Wikipedia.
 """
 
@@ -32,7 +32,7 @@ DOES_NOT_FIT = 2
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int:
-    """Runs the command; returns 0, or 2 where something does not fit.
+    """Runs the command; returns 0, or 2 if something does not fit.
 
     Raises:
       BadInputError: no command is configured, or its settings contradict each other.
@@ -94,10 +94,10 @@ def _plans(
 
 
 def plan_command(command: str, compiles: bool, say: Callable[[str], None]) -> Plan:
-    """Plans a command with what gin holds for it.
+    """Plans a command with its configuration in gin.
 
     Raises:
-      BadInputError: a setting is missing, or machines, mesh and batch do not go
+      BadInputError: a setting is missing, or machines, mesh and batch do not fit
         together.
     """
     from realm_jax.index.embed import EmbedConfig
@@ -110,7 +110,7 @@ def plan_command(command: str, compiles: bool, say: Callable[[str], None]) -> Pl
     hardware = configuration.configured_if_bound(HardwareConfig)
     stage = STAGES[command]
     if stage in (BUILD_INDEX, EVALUATE, ASK):
-        # They have no backward pass, whose memory would decide it.
+        # They have no backward pass, so there is no memory by which to choose.
         rematerialization.require_decided()
     chooses_remat = stage.trains and rematerialization.is_undecided()
     setting = Setting(size, hardware, compiles, say, chooses_remat)

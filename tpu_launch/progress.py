@@ -1,7 +1,7 @@
-"""How far a command has got, read from its model directory.
+"""Reads the progress of a command from its model directory.
 
-A failure at a place that was reached before is one that repeats: so the launcher tells
-it from one more stroke of bad luck in a run that goes on.
+The launcher uses it to tell a failure that repeats at the same place from one that
+happens by chance in a run that makes progress.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ HEARTBEATS = {TRAINER: "trainer", BUILDER: "index_builder"}
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far a role has got.
+    """Progress of a role.
 
     Attributes:
-      step: the last training step that is known of, or -1.
-      reached: words that change when it gets further; "" where nothing is known.
+      step: the last known training step, or -1.
+      reached: text that changes with progress; "" if nothing is known.
     """
 
     step: int = -1
@@ -31,7 +31,7 @@ class Progress:
 
 
 def of_role(store: Store, role: str) -> Progress:
-    """Returns how far a role has got: by its checkpoints, or as a builder says.
+    """Returns the progress of a role, from checkpoints or the builder's heartbeat.
 
     Args:
       store: the model directory.
@@ -39,10 +39,10 @@ def of_role(store: Store, role: str) -> Progress:
 
     Raises:
       BadInputError: the directory cannot be read.
-      UnavailableStoreError: it is away.
+      UnavailableStoreError: the directory is unavailable.
     """
     status: JobStatus | None = None
-    # One that is damaged tells nothing.
+    # A damaged heartbeat gives no information.
     with contextlib.suppress(BadInputError):
         status = read_heartbeat(store, HEARTBEATS[role])
     step = status.step if status else -1
@@ -51,7 +51,7 @@ def of_role(store: Store, role: str) -> Progress:
         reached = f"block {done} of the index of step {step}" if status else ""
         return Progress(step, reached)
     steps = finished_steps(store)
-    # From its newest checkpoint the command would go on.
+    # The command would resume from its newest checkpoint.
     reached = f"checkpoint {steps[-1]}" if steps else "the beginning"
     return Progress(max([step, *steps]), reached)
 
@@ -61,7 +61,7 @@ def has_built_all(store: Store) -> bool:
 
     Raises:
       BadInputError: the directory cannot be read.
-      UnavailableStoreError: it is away.
+      UnavailableStoreError: the directory is unavailable.
     """
     newest = SnapshotSeries(store, RETRIEVER_SERIES).latest_step()
     if newest is None or newest in SnapshotSeries(store, INDEX_SERIES).steps():

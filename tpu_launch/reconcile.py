@@ -1,7 +1,7 @@
-"""The loop that keeps one slice a role until the role is done.
+"""The loop that keeps one slice per role until the role is done.
 
-Each pass looks at what there is and does the next thing about it, so an answer that was
-lost, a launcher that died, or a slice that somebody deleted needs no case of its own.
+Each pass observes the current state and takes the next action, so that a lost response,
+a launcher that died, or a slice deleted by someone else needs no special case.
 """
 
 import contextlib
@@ -31,21 +31,21 @@ _LAST_RETRY_SECONDS = 300.0
 
 @dataclasses.dataclass
 class _Progress:
-    """What the loop remembers of a role.
+    """State of the loop for a role.
 
     Attributes:
-      attempt: the present one, or None between two.
-      created: whether its creation was answered.
-      ending: why it ends, once it does.
-      state: of its slices, when last seen.
-      since: when they came into it.
-      step: the furthest that was ever seen.
-      failed_at: where the last failure was, or "".
-      attempts: how many this launcher began.
-      fruitless: how many in a row brought no step.
-      retries: errors of the service in a row.
-      not_before: nothing is done for this role until then.
-      done: whether its marker is there.
+      attempt: the current attempt, or None between two.
+      created: whether its creation was confirmed.
+      ending: why it is ending, once it is.
+      state: last known state of its slices.
+      since: time at which they entered that state.
+      step: the latest step ever reported.
+      failed_at: place of the last failure, or "".
+      attempts: number of attempts that this launcher began.
+      fruitless: number of attempts in a row without progress.
+      retries: number of errors of the service in a row.
+      not_before: time until which nothing is done for this role.
+      done: whether its marker exists.
     """
 
     attempt: Attempt | None = None
@@ -63,7 +63,7 @@ class _Progress:
 
 
 class Reconciler:
-    """Brings a job to its end; `run` does all of it."""
+    """Runs a job to its end; see `run`."""
 
     def __init__(
         self,
@@ -76,17 +76,17 @@ class Reconciler:
         prices: Mapping[str, float | None],
         currency: str = DEFAULT_CURRENCY,
     ):
-        """Takes the run from whoever launched it before.
+        """Takes the run from the launcher that had it before.
 
         Args:
           job: the run.
-          bundle: its code, which is in the model directory already.
-          backend: carries operations out.
+          bundle: its code, which is already in the model directory.
+          backend: executes operations.
           store: the model directory.
-          clock: time.
-          say: tells people.
-          prices: by role, what its slices cost an hour, for the notes.
-          currency: of the prices.
+          clock: the clock.
+          say: prints messages.
+          prices: hourly price of the slices by role, for the records.
+          currency: currency of the prices.
         """
         self._job, self._bundle = job, bundle
         self._backend, self._store = backend, store
@@ -101,11 +101,11 @@ class Reconciler:
             progress.since = clock.now()
 
     def run(self) -> None:
-        """Returns once every role is done; all slices are deleted, however it ends.
+        """Runs until every role is done; deletes all slices, however it ends.
 
         Raises:
-          GaveUpError: the deadline has come, a failure repeats, or there were too many
-            attempts.
+          GaveUpError: the deadline was reached, a failure repeats, or there were too
+            many attempts.
           BadInputError: the workers refuse their input, or the service the request.
           StoppedError: asked to stop.
           TakenOverError: another launcher has the run; nothing was deleted.
@@ -128,7 +128,7 @@ class Reconciler:
                 self._end(reason)
 
     def _pass(self) -> bool:
-        """Looks at everything once; returns whether all is done."""
+        """Makes one pass over all roles; returns whether all are done."""
         if self._clock.now() >= self._until:
             raise GaveUpError(
                 f"the deadline of {self._job.config.deadline_hours:g} hours has come; "
@@ -167,7 +167,7 @@ class Reconciler:
     def _tend(
         self, role: Role, progress: _Progress, found: Mapping[str, FoundSlice]
     ) -> None:
-        """Does the next thing about a role."""
+        """Takes the next action for a role."""
         if not progress.done:
             marker = worker_state.read_done(self._store, self._job.run, role.name)
             progress.done = marker is not None
@@ -181,7 +181,7 @@ class Reconciler:
                 self._begin(role, progress)
             return
         here = found.get(name) or self._backend.state(name, role.zone)
-        # Of somebody else, to create it will say so.
+        # If the slice is of another run, the request to create ours reports it.
         if here is None or here.labels.get(operations.RUN) != self._job.run:
             self._missing(role, progress, name)
             return
@@ -198,7 +198,7 @@ class Reconciler:
     def _delete_others(
         self, role: Role, name: str, found: Mapping[str, FoundSlice]
     ) -> bool:
-        """Deletes what is of this role and not its present attempt, before all else."""
+        """Deletes slices of the role's other attempts; returns whether any exist."""
         others = [
             one
             for one in found.values()
@@ -239,7 +239,7 @@ class Reconciler:
         )
 
     def _missing(self, role: Role, progress: _Progress, name: str) -> None:
-        """There is nothing of the present attempt's name."""
+        """Handles a current attempt whose slices do not exist."""
         if progress.ending is None and not progress.done:
             if not progress.created:
                 self._create(role, progress)
@@ -252,7 +252,7 @@ class Reconciler:
     def _ended(
         self, role: Role, progress: _Progress, reason: diagnosis.Diagnosis
     ) -> None:
-        """The slices of an attempt are gone; says when the next one may begin."""
+        """Records that an attempt's slices are gone; schedules the next attempt."""
         assert progress.attempt is not None
         now = self._clock.now()
         said = "done" if progress.done else reason.reason
@@ -320,9 +320,9 @@ class Reconciler:
         return resource_name(self._job.run, role.name, attempt.number)
 
     def _end(self, reason: str) -> None:
-        """Deletes every slice of the run and notes that it is gone, and why."""
+        """Deletes every slice of the run, and records that they are gone and why."""
         now, config = self._clock.now(), self._job.config
-        # Of a creation whose answer was lost, the slice may yet come.
+        # If the response to a creation was lost, the slice may yet appear.
         unsure = any(
             progress.attempt and not progress.created
             for progress in self._progress.values()
@@ -336,6 +336,6 @@ class Reconciler:
             now + config.settling_seconds if unsure else now,
             first_look=min(_FIRST_LOOK_SECONDS, config.poll_seconds),
         )
-        # The notes are worth less than the end.
+        # A failure to write the records must not hide how the run ended.
         with contextlib.suppress(OSError, BadInputError):
             self._attempts.close(self._clock.now(), reason)

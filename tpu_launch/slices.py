@@ -1,9 +1,9 @@
-"""The machines of a run: what the name of an accelerator type stands for.
+"""Parses accelerator types into the machines that they name.
 
 Cloud TPU names slices by TensorCores ("v4-64": 64 cores, 32 chips) up to v4 and for
-v5p, and by chips ("v5litepod-64", "v6e-64") else. GPUs are named by kind and number
-("h100-8"), "cpu" is a machine without an accelerator, and "local-2x4" are two processes
-of this machine with four simulated devices each.
+v5p, and by chips ("v5litepod-64", "v6e-64") otherwise. GPUs are named by kind and
+number ("h100-8"), "cpu" is a machine without an accelerator, and "local-2x4" stands for
+two processes of this machine with four simulated devices each.
 """
 
 import dataclasses
@@ -20,24 +20,24 @@ from realm_jax.hardware import CPU, HardwareConfig
 _GIB = 1 << 30
 LOCAL = "local"
 _GPUS = ("a100", "h100", "h200")
-# What machines that are rented with them have, at least; no data sheet says it.
+# Minimum for rented machines with these GPUs; no data sheet states it.
 _HOST_MEMORY_OF_A_GPU = 150 * _GIB
 
 
 @dataclasses.dataclass(frozen=True)
 class _Generation:
-    """How Cloud TPU lays a generation out.
+    """Layout of a generation of TPUs in Cloud TPU.
 
     Attributes:
-      chip: its name in `CHIPS`.
-      cores: TensorCores of a chip where names count those, else 1.
-      dimensions: of the torus.
-      compiler: what the compiler calls it.
+      chip: name of the chip in `CHIPS`.
+      cores: TensorCores of a chip if names count those, else 1.
+      dimensions: dimensions of the torus.
+      compiler: the compiler's name for the generation.
       runtime: software version of its VMs.
-      host_memory: bytes of a host.
-      largest: chips of a whole pod.
-      options: for the compiler, so that its devices are those of the VMs.
-      single_host: chips that one host may have alone.
+      host_memory: memory of a host, in bytes.
+      largest: number of chips in a whole pod.
+      options: options of the compiler, so that its devices are those of the VMs.
+      single_host: numbers of chips that a single host may have.
     """
 
     chip: str
@@ -51,13 +51,14 @@ class _Generation:
     single_host: tuple[int, ...] = (4,)
 
 
-# cloud.google.com/tpu/docs: the page of each version. A host of several has 4 chips.
+# cloud.google.com/tpu/docs: the page of each version. In larger slices a host has 4
+# chips.
 _GENERATIONS = {
     "v2": _Generation("v2", 2, 2, "v2", "tpu-ubuntu2204-base", 334 * _GIB, 256),
     "v3": _Generation("v3", 2, 2, "v3", "tpu-ubuntu2204-base", 334 * _GIB, 1024),
     "v4": _Generation(
         *("v4", 2, 3, "v4", "tpu-ubuntu2204-base", 407 * _GIB, 4096),
-        # The two cores of a chip as one device, as they are on the VMs.
+        # The two cores of a chip are one device, as on the VMs.
         {"chip_config_name": "megacore"},
     ),
     "v5p": _Generation("v5p", 2, 3, "v5p", "v2-alpha-tpuv5", 448 * _GIB, 6144),
@@ -78,14 +79,14 @@ class Slice:
     """Machines that train or embed together.
 
     Attributes:
-      accelerator_type: its name.
-      chip: what its devices can do; None of a CPU.
-      num_chips: accelerators.
-      num_hosts: processes of the job.
-      topology: chips along each dimension of a TPU's torus, "" of others.
-      host_memory: bytes of each host.
+      accelerator_type: name of the accelerator type.
+      chip: figures of its devices; None for a CPU.
+      num_chips: number of accelerators.
+      num_hosts: number of processes of the job.
+      topology: chips along each dimension of a TPU's torus, "" for others.
+      host_memory: memory of each host, in bytes.
       runtime: software version of the VMs of a TPU.
-      compiler_topology: what the compiler calls it, and options that go with that.
+      compiler_topology: the compiler's name for it, with its options.
     """
 
     accelerator_type: str
@@ -99,22 +100,22 @@ class Slice:
 
     @property
     def num_devices(self) -> int:
-        """Devices, as JAX counts them."""
+        """Number of devices, as JAX counts them."""
         return self.num_chips * (self.chip.devices if self.chip else 1)
 
     def hourly_price(self, hardware: HardwareConfig) -> float | None:
-        """Returns what it costs an hour; None if that is not known."""
+        """Returns the price per hour; None if it is not known."""
         kind = self.accelerator_type.partition("-")[0]
         price = hardware.chip_hour_prices.get(kind)
         return None if price is None else price * self.num_chips
 
     def flops_per_second(self, hardware: HardwareConfig) -> float:
-        """Returns what it is expected to do, of the products of matrices."""
+        """Returns the expected rate of matrix products, in FLOP/s."""
         peak = self.chip.peak_flops if self.chip else hardware.peak_tflops * 1e12
         return self.num_devices * peak * hardware.utilization
 
     def one_host(self) -> "Slice":
-        """The part of it that is one host's."""
+        """Returns the part of the slice that belongs to one host."""
         if self.num_hosts == 1:
             return self
         generation, _, _ = self.accelerator_type.partition("-")
@@ -124,10 +125,10 @@ class Slice:
 
 
 def parse(accelerator_type: str) -> Slice:
-    """Returns what a name stands for.
+    """Returns the machines of an accelerator type.
 
     Raises:
-      BadInputError: Cloud TPU has none of that name.
+      BadInputError: Cloud TPU has no accelerator type of that name.
     """
     kind, _, number = accelerator_type.partition("-")
     if accelerator_type == CPU:
@@ -182,7 +183,7 @@ def parse(accelerator_type: str) -> Slice:
 
 
 def _topologies(first: tuple[int, ...], largest: int) -> dict[int, str]:
-    """Doubles the shortest side again and again, the last one first."""
+    """Returns topologies by chips, doubling the shortest side, the last one first."""
     sides, known = list(first), {}
     while (chips := math.prod(sides)) <= largest:
         known[chips] = "x".join(map(str, sides))

@@ -1,4 +1,4 @@
-"""What the commands of `realm` would run with, read from gin as they read it."""
+"""Returns the configurations of `realm` commands, read from gin as they read it."""
 
 import sys
 from typing import Any
@@ -8,8 +8,8 @@ from realm_jax.errors import BadInputError
 from realm_jax.stages import BUILD_INDEX, STAGES, StageSpec
 
 _CONFIGURED = {command: spec for command, spec in STAGES.items() if spec.config}
-# The file of a later stage binds what it reads of an earlier one, as `evaluate` binds
-# the configuration of `finetune`; the builder's file may stand beside its trainer's.
+# The file of a later stage also binds settings of an earlier one, as `evaluate` binds
+# the configuration of `finetune`; the builder's file may be given beside its trainer's.
 _LOOKED_FOR = [
     *(spec for spec in reversed(_CONFIGURED.values()) if spec is not BUILD_INDEX),
     BUILD_INDEX,
@@ -17,16 +17,16 @@ _LOOKED_FOR = [
 
 
 def configured_stage() -> StageSpec:
-    """Returns the command of `realm` whose run file gin holds.
+    """Returns the command of `realm` whose run file gin has read.
 
     Raises:
-      BadInputError: it holds none.
+      BadInputError: there is none.
     """
     for spec in _LOOKED_FOR:
-        # Gin binds nothing of a module that none of its files has imported.
+        # Gin binds nothing in a module that none of its files has imported.
         if spec.config.rpartition(".")[0] not in sys.modules:
             continue
-        # Every run file says which corpus it is about, others only how to train.
+        # Every run file binds its corpus; other files only bind settings of training.
         if "corpus" in configuration.bindings(spec.load_config()):
             return spec
     raise BadInputError(

@@ -1,8 +1,8 @@
-"""The startup script of a worker: the bundle onto its disk, then the supervisor.
+"""Builds the startup script of a worker: unpacks the bundle, runs the supervisor.
 
-Cloud TPU runs it as root on every host of a slice, at every boot. What it did before is
-there after a reboot, so it does only what is missing. `local` runs the same script,
-with another `Site`.
+Cloud TPU runs it as root on every host of a slice, at every boot. Completed work
+remains after a reboot, so the script only does what is missing. `local` runs the same
+script, with another `Site`.
 """
 
 import dataclasses
@@ -30,17 +30,18 @@ export PYTHONPATH="$checkout${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1
 exec {supervisor} -- {command}
 """
 
-# The lists of apt, registries and the metadata that credentials come from are locked or
-# away at times, most of all while a machine starts. What is done is not done again.
+# The lists of apt, registries and the metadata server that provides credentials are
+# locked or unavailable at times, mostly while a machine starts. Completed work is not
+# repeated.
 _PROLOGUE = """\
 export HOME=/root DEBIAN_FRONTEND=noninteractive PATH="$PATH:/snap/bin"
 tries=$((${REALM_TRIES:-0} + 1))
 trap '[ "$tries" -ge 5 ] || { sleep 30; REALM_TRIES=$tries exec bash "$0"; }' ERR
 """
 
-# A Python of Ubuntu without its package for environments has no ensurepip. In the
-# environment of a checkout is all that modules of its user may import; the bundle of an
-# installation brings no such module, and the trainer's set is enough.
+# Ubuntu's Python without its venv package has no ensurepip. The environment of a
+# checkout has everything that its user's modules may import; the bundle of an
+# installation has no such modules, and the trainer's requirements are enough.
 _INSTALL = """\
   if ! command -v make > /dev/null || ! python3.11 -c "import ensurepip"; then
     apt-get --option=DPkg::Lock::Timeout=600 update
@@ -61,17 +62,17 @@ _INSTALL = """\
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """What the script finds on a machine. All are pieces of shell.
+    """The environment of the script on a machine. All values are pieces of shell.
 
     Attributes:
       home: folder of bundle, checkout and logs.
-      python: that runs the bundle, once `install` is done.
-      directory: where the command runs.
-      copy: copies the URL of an object to a file.
-      sync: copies the URL of a folder to a folder, where it differs.
+      python: interpreter that runs the bundle, once `install` is done.
+      directory: working directory of the command.
+      copy: command that copies the URL of an object to a file.
+      sync: command that copies the URL of a folder to a folder, where it differs.
       prologue: lines before all others.
-      install: lines that make `python`.
-      flags: more flags of the supervisor.
+      install: lines that create `python`.
+      flags: further flags of the supervisor.
     """
 
     home: str
@@ -114,20 +115,20 @@ def startup_script(
     """Returns the script that every host of an attempt runs.
 
     Args:
-      name: of the slices, for whoever reads it.
+      name: name of the slices, shown in a comment.
       run: id of the run.
       role: "trainer" or "builder".
       attempt: number of the attempt.
-      slices: that work together.
-      hosts: of each slice.
-      model_dir: where state, logs and the done marker go.
-      bundle_url: of the bundle.
+      slices: number of slices that work together.
+      hosts: number of hosts of each slice.
+      model_dir: destination of state, logs and the done marker.
+      bundle_url: URL of the bundle.
       bundle_digest: sha256 of the bundle.
-      deadline: when the supervisor ends, in Unix seconds.
+      deadline: time at which the supervisor ends, in Unix seconds.
       fetch: gs:// folder -> folder of the worker.
       command: arguments of `realm`. Gin files at relative paths are those of the
         bundle.
-      site: what the machine has.
+      site: environment of the machine.
     """
     supervisor = [
         f"--model_dir={model_dir}",

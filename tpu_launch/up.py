@@ -1,12 +1,12 @@
 """`python -m tpu_launch up`: a run on TPU slices, until it is done.
 
-Give it the gin files of a training run, its hardware file among them. It says what the
-run costs and asks; then it asks Cloud TPU for a trainer and, where the run has one, an
-index builder, replaces each of them when it is lost, and deletes both at the end: when
-the run is done, when it fails twice at one step, at the deadline, and on Ctrl-C. The
-same command goes on from the last checkpoint.
+Give it the gin files of a training run, its hardware file among them. It shows the
+costs of the run and asks for confirmation. It then requests a trainer from Cloud TPU
+and, if the run has one, an index builder, replaces each of them when it is lost, and
+deletes both at the end: when the run is done, when it fails twice at one step, at the
+deadline, and on Ctrl-C. The same command resumes from the last checkpoint.
 
-Exit code 1: it was given up, the last line says why.
+Exit code 1: the run was given up; the last line says why.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from tpu_launch.stage_configs import configured_stage, stage_config
 GAVE_UP = 1
 BACKENDS = ("api", "gcloud")
 
-# What ends a run, other than its being done.
+# Exceptions that end a run before it is done.
 _RUN_ENDS = (GaveUpError, BadInputError, StoppedError)
 _POLL_SECONDS = 0.2
 
@@ -50,8 +50,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     """Runs the command; returns 0 once the run is done, and 1 if it was given up.
 
     Raises:
-      BadInputError: a setting is missing, the workers refuse their input, or nobody is
-        there to be asked.
+      BadInputError: a setting is missing, the workers refuse their input, or there is
+        no terminal to confirm on.
       StoppedError: asked to stop; all slices are deleted.
     """
     parser = configuration.make_parser("python -m tpu_launch up", __doc__)
@@ -85,7 +85,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
         Reconciler(job, ship, backend, store, clock, say, prices, currency).run()
         messages.summarize(job, store, currency)
     except (GaveUpError, TakenOverError, UnavailableStoreError) as error:
-        # Deletion failed, after something else had ended the run.
+        # Deletion failed, after another error had ended the run.
         before = error.__context__ if isinstance(error, GaveUpError) else None
         reason = f"{before}; " if isinstance(before, _RUN_ENDS) else ""
         say(f"{reason}{error}")
@@ -97,7 +97,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
 
 
 def add_backend(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that every command with a backend has."""
+    """Adds the flags shared by all commands with a backend."""
     parser.add_argument(
         "--backend",
         choices=BACKENDS,
@@ -129,13 +129,13 @@ def configured_job(
     modules: Sequence[str],
     gin_files: GinFiles,
 ) -> Job:
-    """Returns the job that gin holds.
+    """Returns the job configured in gin.
 
     Args:
       given_files: gin files, as they were given.
       argv: the command line, for its bindings.
-      modules: to be imported on the workers too.
-      gin_files: told of all gin files that workers need.
+      modules: modules to import on the workers too.
+      gin_files: collects all gin files that workers need.
 
     Raises:
       BadInputError: no training run is configured, or it cannot be launched.
@@ -161,7 +161,7 @@ def configured_job(
     imports = [f"--import_module={module}" for module in modules]
     trainer = [stage.command, *_gin(files), *given, *imports]
     builder = None
-    # Only then somebody else embeds.
+    # Only then does another job embed the corpus.
     if getattr(config, "refresh_mode", "") == "async":
         builder = [
             *(BUILD_INDEX.command, *_gin([*files, *beside])),
@@ -176,7 +176,7 @@ def configured_job(
 
 
 def _show_costs(job: Job, hardware: HardwareConfig) -> None:
-    """Prints what the run takes by the planner, and what it costs at most."""
+    """Prints the planned time of the run, and its maximum cost."""
     console = Console(stderr=True)
     planned = plan.plan_command(configured_stage().command, False, lambda text: None)
     hints = ["prices are those of hardware.HardwareConfig, on demand; spot costs less"]
@@ -220,7 +220,7 @@ def _prices(job: Job, hardware: HardwareConfig) -> list[Line]:
 
 
 def _is_done(job: Job, store: Store) -> bool:
-    """Returns whether a run was done before, and says how to make it do more."""
+    """Returns whether a run is already done, and prints how to extend it."""
     roles = [role.name for role in job.roles]
     if any(worker_state.read_done(store, job.run, role) is None for role in roles):
         return False
@@ -230,11 +230,11 @@ def _is_done(job: Job, store: Store) -> bool:
 
 
 def _ask(stop: threading.Event) -> None:
-    """Has a person agree.
+    """Asks for confirmation on the terminal.
 
     Raises:
-      BadInputError: nobody is there.
-      StoppedError: they did not.
+      BadInputError: there is no terminal.
+      StoppedError: the answer was no, or asked to stop.
     """
     if not sys.stdin.isatty():
         raise BadInputError(

@@ -1,11 +1,11 @@
-"""What the workers of a run say, in files of the model directory.
+"""Reads and writes the reports of a run's workers, files in the model directory.
 
     launch/<run>/<role>/done.json                    the role has done its work
-    launch/<run>/<role>/<attempt>/<worker>.json      what a worker last said
+    launch/<run>/<role>/<attempt>/<worker>.json      the last report of a worker
 
 The supervisor on a worker writes them, the second at every change and every minute; the
-launcher and `status` read them. A worker is numbered through all hosts of all slices of
-its role, slice by slice.
+launcher and `status` read them. Workers are numbered through all hosts of all slices of
+their role, slice by slice.
 """
 
 import dataclasses
@@ -24,15 +24,15 @@ STOPPED = (130, 143)
 
 
 class State(enum.StrEnum):
-    """What a worker does.
+    """State of a worker.
 
     Attributes:
       STARTING: it installs, fetches, or waits for the others.
       RUNNING: the command runs.
-      RESTARTING: the command crashed, and its supervisor starts it again.
-      FAILED: the supervisor has given up; exit code and step say more.
-      STOPPED: asked to stop: its machine goes away, or its time is over.
-      DONE: the command has ended as it should.
+      RESTARTING: the command crashed, and its supervisor restarts it.
+      FAILED: the supervisor has given up; see exit code and step.
+      STOPPED: asked to stop: its machine is being taken away, or its time is over.
+      DONE: the command has ended successfully.
     """
 
     STARTING = "starting"
@@ -45,16 +45,16 @@ class State(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class WorkerState:
-    """What a worker last said.
+    """The last report of a worker.
 
     Attributes:
-      state: what it does.
-      time: when it said so, in Unix seconds.
+      state: state of the worker.
+      time: time of the report, in Unix seconds.
       step: the last training step that it knows of, or -1.
-      reached: how far it has got, in words that change when it gets further
-        (`progress.py`); "" where the step says all.
-      exit_code: of the command, where it has ended.
-      message: why, in one line.
+      reached: text that changes with progress (`progress.py`); "" if the step is
+        sufficient.
+      exit_code: exit code of the command, if it has ended.
+      message: explanation in one line.
     """
 
     state: State
@@ -67,11 +67,11 @@ class WorkerState:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """That a role has done its work.
+    """Marks that a role has done its work.
 
     Attributes:
-      time: when, in Unix seconds.
-      attempt: which attempt ended it.
+      time: time at which it was done, in Unix seconds.
+      attempt: number of the attempt that completed it.
       step: the last training step, or -1.
     """
 
@@ -81,19 +81,19 @@ class Done:
 
 
 def role_folder(run: str, role: str) -> str:
-    """Returns where the files of a role are."""
+    """Returns the folder of a role's files."""
     return f"launch/{run}/{role}"
 
 
 def attempt_folder(run: str, role: str, attempt: int) -> str:
-    """Returns where the files of an attempt are."""
+    """Returns the folder of an attempt's files."""
     return f"{role_folder(run, role)}/{attempt_id(attempt)}"
 
 
 def write_worker(
     store: Store, run: str, role: str, attempt: int, worker: int, state: WorkerState
 ) -> None:
-    """Says what a worker does, in place of what it said before."""
+    """Writes the report of a worker, in place of the last one."""
     name = f"{attempt_folder(run, role, attempt)}/{worker}.json"
     store.write(name, _encoded(state))
 
@@ -101,10 +101,10 @@ def write_worker(
 def read_workers(
     store: Store, run: str, role: str, attempt: int
 ) -> dict[int, WorkerState]:
-    """Returns what each worker of an attempt last said, by its number.
+    """Returns the last report of each worker of an attempt, by its number.
 
     Raises:
-      BadInputError: a file is not one of these.
+      BadInputError: a file is malformed.
     """
     numbers = worker_numbers(store, run, role, attempt)
     said = {n: read_worker(store, run, role, attempt, n) for n in numbers}
@@ -114,7 +114,7 @@ def read_workers(
 def worker_numbers(
     store: Store, run: str, role: str, attempt: int, suffix: str = ".json"
 ) -> list[int]:
-    """Returns which workers of an attempt have written files of a kind, in order."""
+    """Returns the numbers of an attempt's workers with files of a kind, in order."""
     folder = f"{attempt_folder(run, role, attempt)}/"
     names = [name.removeprefix(folder) for name in store.list(folder[:-1])]
     stems = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
@@ -124,10 +124,10 @@ def worker_numbers(
 def read_worker(
     store: Store, run: str, role: str, attempt: int, worker: int
 ) -> WorkerState | None:
-    """Returns what a worker last said, or None if it said nothing.
+    """Returns the last report of a worker, or None if there is none.
 
     Raises:
-      BadInputError: the file is not one of these.
+      BadInputError: the file is malformed.
     """
     name = f"{attempt_folder(run, role, attempt)}/{worker}.json"
     values = read_json(store, name)
@@ -138,11 +138,11 @@ def read_worker(
 
 
 def mark_done(store: Store, run: str, role: str, done: Done) -> bool:
-    """Marks a role as done; its slices are deleted then.
+    """Marks a role as done; its slices are then deleted.
 
-    An index builder ends by itself, with code 0, where it hears nothing of a trainer,
-    such as one that was preempted and is waited for. It is done only once the trainer
-    is. Until then its command is to be started again.
+    An index builder ends by itself, with code 0, if it hears nothing from a trainer,
+    such as one that was preempted and is being replaced. It is done only once the
+    trainer is. Until then its command must be restarted.
 
     Returns:
       Whether the role is marked.
@@ -154,15 +154,15 @@ def mark_done(store: Store, run: str, role: str, done: Done) -> bool:
 
 
 def unmark(store: Store, run: str, role: str) -> None:
-    """Takes the marker of a role away, so that its command is run once more."""
+    """Deletes the marker of a role, so that its command runs once more."""
     store.delete(f"{role_folder(run, role)}/done.json")
 
 
 def read_done(store: Store, run: str, role: str) -> Done | None:
-    """Returns the marker of a role, or None while it is at work.
+    """Returns the marker of a role, or None if it is not done.
 
     Raises:
-      BadInputError: the file is not one.
+      BadInputError: the file is malformed.
     """
     name = f"{role_folder(run, role)}/done.json"
     values = read_json(store, name)
@@ -170,10 +170,10 @@ def read_done(store: Store, run: str, role: str) -> Done | None:
 
 
 def read_json(store: Store, name: str) -> Any:
-    """Returns what a JSON object holds, or None if there is no such object.
+    """Returns the value of a JSON object in a store, or None if it does not exist.
 
     Raises:
-      BadInputError: it is no JSON.
+      BadInputError: it is not JSON.
     """
     try:
         return json.loads(store.read(name))
@@ -197,7 +197,7 @@ def _decoded(store: Store, name: str, kind: type, values: Any) -> Any:
 
 
 def damaged(store: Store, name: str) -> BadInputError:
-    """Returns the error of an object that holds something else than it should."""
+    """Returns the error for an object with unexpected contents."""
     return BadInputError(
         f"expected what a launcher or worker of this version says in "
         f"{store.url(name)}, got something else; delete the file"
