@@ -1,10 +1,10 @@
-"""What glibc's settings of its heap do for a step on a CPU.
+"""Measures the effect of glibc's heap settings on a training step on a CPU.
 
     python -m bench.allocator
 
-XLA asks for the scratch memory of every call anew. The loss of a reader of MiniLM's
+XLA allocates the scratch memory of every call anew. The loss of a reader of MiniLM's
 size with its gradient, as in `bench.products`, in a fresh process for each setting; the
-settings take turns.
+settings alternate.
 """
 
 import argparse
@@ -31,13 +31,13 @@ SETTINGS = {
     "in huge pages": "glibc.malloc.hugetlb=1",
     "the Makefile's": _EXPORTED.findall(_MAKEFILE.read_text())[0],
 }
-"""Name -> GLIBC_TUNABLES."""
+"""Maps the name of a setting to GLIBC_TUNABLES."""
 
 _WARM_UP = 3
 
 
 def measure(steps: int) -> dict[str, float]:
-    """Returns seconds, seconds in the kernel and page faults a step, and peak GiB."""
+    """Returns seconds, kernel seconds and page faults per step, and peak GiB."""
     step = make_passes("float32")["with gradient"]
     for _ in range(_WARM_UP):
         jax.block_until_ready(step())

@@ -1,4 +1,4 @@
-"""Draws what a chain's stages logged, for docs/results.md.
+"""Draws the metrics that a chain's stages logged, for docs/results.md.
 
 python -m bench.curves runs/quickstart --output docs/figures/quickstart.svg
 """
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from realm_jax.metrics.curves import Curve, find_curve, measured, read_curves
 
-# Stage, metrics, and what the vertical axis shows.
+# Stage, metrics, and the label of the vertical axis.
 PANELS = (
     (
         "warm_start",
@@ -28,7 +28,7 @@ _SIZE_INCHES = (10.0, 3.0)
 
 
 def draw(curves: tuple[Curve, ...]) -> Figure:
-    """Returns one panel a stage; values are as they were logged, not smoothed."""
+    """Returns a figure with one panel per stage; values are not smoothed."""
     figure = Figure(_SIZE_INCHES, layout="constrained")
     for axes, (stage, metrics, title) in zip(
         figure.subplots(1, len(PANELS)), PANELS, strict=True

@@ -1,4 +1,4 @@
-"""How fast text becomes examples, and how much memory it takes.
+"""Measures the speed and memory of preparing examples from text.
 
     python -m bench.data wordpiece articles.jsonl.gz --vocabulary vocab.txt
     python -m bench.data blocks articles.jsonl.gz --vocabulary vocab.txt --repeat 1 10
@@ -7,7 +7,7 @@
     python -m bench.data access --blocks 1000000
     python -m bench.data examples runs/my/corpus/examples/my_salient/train
 
-Each prints one JSON object; --output writes it to a file as well.
+Each command prints one JSON object; --output also writes it to a file.
 """
 
 import argparse
@@ -46,7 +46,7 @@ _CHUNK_LENGTH = 288
 
 
 def measure_wordpiece(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Token ids against `tokenizers`' own BERT, passage by passage, and both speeds."""
+    """Compares token ids with those of `tokenizers`' BERT, and both speeds."""
     ours = WordPiece.load(arguments.vocabulary)
     theirs = BertWordPieceTokenizer(arguments.vocabulary, lowercase=True)
     texts = [document.text for document in _documents(arguments.corpus)]
@@ -58,7 +58,7 @@ def measure_wordpiece(arguments: argparse.Namespace) -> dict[str, Any]:
             ("theirs", lambda batch=batch: _peer_ids(theirs, batch)),
         ]
         encoded = {}
-        # In turns, so that a busy machine slows down both alike.
+        # They alternate, so that a busy machine slows down both alike.
         for name, run in runs if turn % 2 else reversed(runs):
             began = time.perf_counter()
             encoded[name] = run()
@@ -76,7 +76,7 @@ def measure_wordpiece(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_blocks(arguments: argparse.Namespace) -> dict[str, Any]:
-    """`realm prepare` without tags, on the corpus and on repetitions of it."""
+    """Measures `realm prepare` without tags, on the corpus and on repetitions of it."""
     measured = {}
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as folder:
         for times in arguments.repeat:
@@ -93,7 +93,7 @@ def measure_blocks(arguments: argparse.Namespace) -> dict[str, Any]:
             measured[f"{times} x"] = {
                 "seconds": time.perf_counter() - began,
                 "blocks": store.num_blocks,
-                # The largest of all that ran so far; of kilobytes on Linux.
+                # The maximum of all processes so far; Linux reports kilobytes.
                 "worker_gib": _gib(resource.RUSAGE_CHILDREN),
                 "main_gib": _gib(resource.RUSAGE_SELF),
             }
@@ -101,7 +101,7 @@ def measure_blocks(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_update(arguments: argparse.Namespace) -> dict[str, Any]:
-    """A new version of a corpus with some documents changed, and preparing it anew."""
+    """Compares a new version of a corpus with preparing the changed text again."""
     seconds = {}
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as name:
         folder = pathlib.Path(name)
@@ -137,13 +137,13 @@ def measure_update(arguments: argparse.Namespace) -> dict[str, Any]:
         "blocks": prepared.num_blocks,
         "new_blocks": update.new_blocks,
         "seconds": seconds,
-        # The largest so far; what the copying needs lies below.
+        # The maximum so far; it is at least what the update itself needs.
         "main_gib": _gib(resource.RUSAGE_SELF),
     }
 
 
 def _changed(lines: list[bytes], count: int) -> dict[int, bytes]:
-    """Another last sentence for some documents, spread evenly, by their lines."""
+    """Returns new lines for evenly spread documents, with another last sentence."""
     changed = {}
     for number in range(0, len(lines), len(lines) // count)[:count]:
         record = json.loads(lines[number])
@@ -153,7 +153,7 @@ def _changed(lines: list[bytes], count: int) -> dict[int, bytes]:
 
 
 def measure_tags(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What tagging in blocks costs beyond the tagger itself."""
+    """Measures the cost of tagging in blocks beyond that of the tagger itself."""
     vocabulary = WordPiece.load(arguments.vocabulary)
     tagger = tagger_by_name(arguments.tagger)
     documents = list(itertools.islice(_documents(arguments.corpus), arguments.limit))
@@ -179,7 +179,7 @@ def measure_tags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_access(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Random blocks of a large store, gathered as a training step gathers them."""
+    """Measures gathering random blocks of a large store, as a training step does."""
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as folder:
         _random_store(pathlib.Path(folder) / "store", arguments.blocks)
         before = _resident_mib()
@@ -203,7 +203,7 @@ def measure_access(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_examples(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Batches of materialised examples."""
+    """Measures reading batches of materialised examples."""
     examples = Examples.open(arguments.examples)
     batches = examples.batches(batch_size=_BATCH, seed=0)
     next(batches)
@@ -234,7 +234,7 @@ def _peer_ids(tokenizer: BertWordPieceTokenizer, texts: list[str]) -> list[list[
 
 
 def _repeated(corpus: str, times: int, folder: pathlib.Path) -> pathlib.Path:
-    """The corpus so many times over, in one file: gzipped members follow each other."""
+    """Writes the corpus repeatedly to one file, as consecutive gzip members."""
     path = folder / f"{times}_x.jsonl.gz"
     content = pathlib.Path(corpus).read_bytes()
     if not corpus.endswith(".gz"):

@@ -1,15 +1,15 @@
-"""The index at size: search, recall, embedding, refresh, and what a builder takes away.
+"""Measures the index at size: search, recall, embedding, refresh, cost of a builder.
 
     python -m bench.index --output index.json
     python -m bench.index --corpus runs/my/corpus --retriever .cache/data/minilm-l6 \
         --questions dev.jsonl --folder runs/bench --output index.json
     python -m bench.index --markdown index.json
 
-Parts: `search` (needs FAISS: the extra `bench`), `recall` (of real text; needs
+Parts: `search` (needs FAISS: the extra `bench`), `recall` (on real text; needs
 --corpus, --retriever and --questions), `embed`, `publish`, `trainer` and `size` (two
-cores; `size` is of a trainer with ScaNN). All are run but those that lack what they
-need. The result is one JSON object, written after every part; --markdown prints the
-tables of docs/benchmarks.md.
+cores; `size` measures a trainer with ScaNN). All parts run whose requirements are met.
+The result is one JSON object, written after every part; --markdown prints the tables
+of docs/benchmarks.md.
 """
 
 import argparse
@@ -30,13 +30,13 @@ from bench.index_embeddings import EmbeddingFiles, invent
 from bench.index_search import SEARCHERS, SearchPlan, measure_searchers
 from realm_jax.errors import BadInputError
 
-# Each process that searches imports this file, to learn what it is to do: what needs
-# JAX is imported by the part that needs it.
+# Each process that searches imports this file to find its function, so what needs JAX
+# is imported by the part that needs it.
 
 _MODELS = ("tiny", "mini", "minilm", "toy")
-# More rows than this are searched by one process at a time: they fill the memory.
+# Above this number of rows only one process searches at a time: they fill the memory.
 _MOST_IN_TURNS = 2_000_000
-# Each takes tens of seconds.
+# Each repetition takes tens of seconds.
 _EMBED_REPETITIONS = 3
 _INVENTED_BLOCKS = 8192
 _MEAN_WORDPIECES = 150
@@ -45,7 +45,7 @@ Folder = pathlib.Path
 
 
 def measure_search(arguments: argparse.Namespace, folder: Folder) -> list[Any]:
-    """Every searcher on corpora of every size."""
+    """Measures every searcher on corpora of every size."""
     if arguments.embeddings:
         files = EmbeddingFiles(arguments.embeddings, arguments.queries, "given")
         return [measure_searchers(files, _search_plan(arguments, in_turns=True))]
@@ -59,7 +59,7 @@ def measure_search(arguments: argparse.Namespace, folder: Folder) -> list[Any]:
 
 
 def measure_recall(arguments: argparse.Namespace, folder: Folder) -> dict[str, Any]:
-    """Every searcher on embeddings of real text, asked real questions."""
+    """Measures every searcher on embeddings of real text, with real questions."""
     from bench.index_corpus import embed_corpus
 
     files, speed = embed_corpus(
@@ -75,7 +75,7 @@ def measure_recall(arguments: argparse.Namespace, folder: Folder) -> dict[str, A
 
 
 def measure_embed(arguments: argparse.Namespace, folder: Folder) -> dict[str, Any]:
-    """Blocks per second with and without length buckets, for every model."""
+    """Measures blocks per second with and without length buckets, for every model."""
     from bench.index_embed import invent_blocks, measure_embedding
     from realm_jax.data.blocks import BlockStore
 
@@ -100,7 +100,7 @@ def measure_embed(arguments: argparse.Namespace, folder: Folder) -> dict[str, An
 
 
 def measure_publish(arguments: argparse.Namespace, folder: Folder) -> dict[str, Any]:
-    """From the builder's commit to the trainer's swap."""
+    """Measures the time from the builder's commit to the trainer's swap."""
     from bench.index_refresh import RefreshPlan, measure_publishing
 
     return measure_publishing(
@@ -114,7 +114,7 @@ def measure_publish(arguments: argparse.Namespace, folder: Folder) -> dict[str, 
 
 
 def measure_trainer(arguments: argparse.Namespace, folder: Folder) -> dict[str, Any]:
-    """Steps per second with and without a builder on another core."""
+    """Measures steps per second with and without a builder on another core."""
     from bench.index_refresh import RefreshPlan, measure_beside_builder
 
     return measure_beside_builder(
@@ -129,7 +129,7 @@ def measure_trainer(arguments: argparse.Namespace, folder: Folder) -> dict[str, 
 
 
 def measure_size(arguments: argparse.Namespace, folder: Folder) -> list[Any]:
-    """Seconds a step over indexes of every size, with ScaNN."""
+    """Measures seconds per step over indexes of every size, with ScaNN."""
     from bench.index_refresh import RefreshPlan, measure_sizes
 
     plan = RefreshPlan(folder, arguments.model)
@@ -153,7 +153,7 @@ def _search_plan(arguments: argparse.Namespace, *, in_turns: bool) -> SearchPlan
 
 
 def _missing(part: str, arguments: argparse.Namespace) -> str:
-    """Says what a part lacks, "" if nothing."""
+    """Describes what a part requires and lacks, "" if nothing."""
     searches = part in ("search", "recall")
     of_faiss = any(name.startswith("faiss") for name in arguments.searchers)
     if searches and of_faiss and importlib.util.find_spec("faiss") is None:
@@ -168,16 +168,16 @@ def _missing(part: str, arguments: argparse.Namespace) -> str:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Runs the parts and writes what was measured after each.
+    """Runs the parts and writes the result after each.
 
     Raises:
-      BadInputError: a part that was asked for lacks what it needs.
+      BadInputError: a requested part lacks what it requires.
     """
     measured: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
         "command": "python -m bench.index " + " ".join(sys.argv[1:]),
-        # Beside the parts, what else the machine was busy with, to be judged.
+        # Load of the machine before each part, for judging the result.
         "load_before": {},
         "minutes": {},
     }
@@ -230,7 +230,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(command_line: Sequence[str] | None = None) -> None:
-    """Measures, or prints what was measured."""
+    """Runs the measurements, or prints a result."""
     parser = _parser()
     arguments = parser.parse_args(command_line)
     if arguments.markdown:

@@ -1,4 +1,4 @@
-"""Embeddings of real text, and of real questions."""
+"""Provides embeddings of real text, and of real questions."""
 
 import json
 import pathlib
@@ -40,23 +40,23 @@ def embed_corpus(
     document_length: int,
     num_queries: int,
 ) -> tuple[EmbeddingFiles, float]:
-    """Embeds a prepared corpus and real questions, unless `folder` has them already.
+    """Embeds a prepared corpus and real questions, unless `folder` has the result.
 
     Args:
-      folder: where the embeddings are kept.
+      folder: folder of the embeddings.
       corpus: the prepared corpus.
       retriever: see `load_towers`.
       questions: JSON lines with a field `question`.
-      document_length: wordpieces of a document; longer ones are cut.
-      num_queries: how many, in equal shares of the files.
+      document_length: length of a document in wordpieces; longer ones are cut.
+      num_queries: number of questions, in equal shares of the files.
 
     Returns:
-      The files, and blocks per second; 0 if they were there.
+      The files, and blocks per second; 0 if they existed.
     """
     store = BlockStore.open(corpus)
     made_by = f"{pathlib.Path(retriever).name}, {document_length} wordpieces"
     source = f"{pathlib.Path(corpus).name} by {made_by}"
-    # Named by what it is of, so that another corpus is not taken for this one.
+    # The name identifies the corpus, so that another one's file is not used.
     name = f"{store.fingerprint[:12]}_{made_by.replace(', ', '_').replace(' ', '_')}"
     blocks, queries = folder / f"{name}_blocks.npy", folder / f"{name}_queries.npy"
     files = EmbeddingFiles(str(blocks), str(queries), source)
@@ -79,16 +79,16 @@ def embed_corpus(
 
 
 def load_towers(folder: str, store: BlockStore) -> tuple[RetrieverConfig, PyTree]:
-    """Reads a retriever, and puts it on the device.
+    """Loads a retriever, and places it on the device.
 
     Args:
       folder: the model directory of a pre-training run, whose newest published
-        retriever is taken, or a folder with the weights of a BERT: the towers that a
-        run starts with (mean pooling, a projection drawn at random).
-      store: the corpus it is to read.
+        retriever is loaded, or a folder with the weights of a BERT: the towers that a
+        run starts with (mean pooling, a random projection).
+      store: the corpus that it will embed.
 
     Raises:
-      BadInputError: neither is there.
+      BadInputError: the folder has neither.
     """
     if weights_file(pathlib.Path(folder)) is not None:
         config = RetrieverConfig(config_from_json(folder), DIMENSION, pooling="mean")
@@ -114,9 +114,9 @@ def _question_ids(
     share = -(-count // len(files))
     texts = []
     for path in files:
-        # Not splitlines: a question may hold other ends of lines than this one.
+        # Not splitlines: a question may contain other line separators.
         lines = pathlib.Path(path).read_text().strip().split("\n")
-        # Spread over the file: neighbours are often about one article.
+        # Spread over the file, because neighbours are often about one article.
         picked = np.linspace(0, len(lines) - 1, min(share, len(lines))).astype(int)
         texts += [json.loads(lines[line])["question"] for line in np.unique(picked)]
     rows = [

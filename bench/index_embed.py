@@ -1,4 +1,4 @@
-"""Blocks per second of embedding, with length buckets and padded to full length."""
+"""Measures embedding in blocks per second, in length buckets and at full length."""
 
 import pathlib
 import time
@@ -18,7 +18,7 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.training.initialization import Lengths, initial_params
 
-# As gin/models has them: hidden size, layers, heads, MLP; and blocks that are embedded.
+# As in gin/models: hidden size, layers, heads, MLP; and the number of blocks to embed.
 MODELS = {
     "toy": ((16, 1, 2, 32), 64),
     "tiny": ((128, 2, 2, 512), 2048),
@@ -28,7 +28,7 @@ MODELS = {
 
 
 def bert_config(name: str, vocab_size: int) -> BertConfig:
-    """The encoder of gin/models/<name>.gin."""
+    """Returns the encoder of gin/models/<name>.gin."""
     (hidden, layers, heads, mlp), _ = MODELS[name]
     return BertConfig(
         vocab_size=vocab_size,
@@ -42,7 +42,7 @@ def bert_config(name: str, vocab_size: int) -> BertConfig:
 
 
 class _Counting:
-    """Blocks that are padded as told; counts wordpieces and places for them."""
+    """Blocks padded to buckets or to full length; counts wordpieces and positions."""
 
     def __init__(self, store: BlockStore, *, full_length: bool):
         self.num_blocks = store.num_blocks
@@ -61,14 +61,14 @@ class _Counting:
 
     def body_lengths(self, block_ids: Int[np.ndarray, " block"]) -> np.ndarray:
         lengths = self._store.body_lengths(block_ids)
-        # Said to be longer than any bucket, each is padded to the longest.
+        # Reported as longer than any bucket, each is padded to the longest.
         return np.full_like(lengths, 1 << 15) if self._full_length else lengths
 
 
 def measure_embedding(
     store: BlockStore, model: str, *, document_length: int, repetitions: int
 ) -> dict[str, Any]:
-    """Embeds blocks spread over a corpus, both ways, in turns."""
+    """Embeds blocks spread over a corpus, both ways, alternating."""
     config = RetrieverConfig(bert_config(model, store.vocabulary.size), 128)
     drawn, _ = initial_params(
         Retriever(config), KnowledgeEncoder(config.bert), Lengths(), seed=0
@@ -94,7 +94,7 @@ def time_both_ways(
     config: EmbedConfig,
     repetitions: int,
 ) -> dict[str, Any]:
-    """Embeds these blocks with length buckets and without, in turns."""
+    """Embeds these blocks with length buckets and without, alternating."""
     count = len(block_ids)
     seconds: dict[bool, list[float]] = {False: [], True: []}
     padding = {}
@@ -122,7 +122,7 @@ def time_both_ways(
 def invent_blocks(
     folder: pathlib.Path, num_blocks: int, mean_length: int, longest: int
 ) -> BlockStore:
-    """Writes blocks of random wordpieces whose lengths vary as those of articles do."""
+    """Writes blocks of random wordpieces, with lengths that vary like articles'."""
     pieces = [*SPECIAL_PIECES, *(f"w{i}" for i in range(2000))]
     generator = np.random.default_rng(0)
     ids = generator.integers(len(SPECIAL_PIECES), len(pieces), 1 << 18, np.uint16)

@@ -1,6 +1,6 @@
-"""Embeddings that searchers are measured on: files, and invented ones.
+"""Provides the embeddings on which searchers are measured: files, or invented ones.
 
-Every searcher's process imports this, so JAX is not imported here.
+The process of every searcher imports this module, so it does not import JAX.
 """
 
 import dataclasses
@@ -10,19 +10,19 @@ import numpy as np
 from jaxtyping import Float
 
 DIMENSION = 128
-# Of the invented corpus: topics, and rows that are made at once.
+# Number of topics of the invented corpus, and of rows generated at once.
 _TOPICS = 2000
 _CHUNK = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingFiles:
-    """Embeddings on disk: so many processes read them without a copy each.
+    """Embeddings on disk, which many processes can read without a copy each.
 
     Attributes:
       blocks: .npy, float32 [block, projection].
       queries: .npy, float32 [query, projection]; no row of `blocks`.
-      source: what they are, in words.
+      source: description of the embeddings.
     """
 
     blocks: str
@@ -33,11 +33,11 @@ class EmbeddingFiles:
 def invent(
     folder: pathlib.Path, num_blocks: int, num_queries: int, seed: int = 0
 ) -> EmbeddingFiles:
-    """Invents embeddings as clustered as those of text are.
+    """Invents embeddings that are clustered like those of text.
 
-    Topics of very unequal size, near which blocks lie, in fewer dimensions than there
-    are (variance falls with the square root of the rank), turned at random, of equal
-    length as the LayerNorm of a tower makes them. Queries are drawn like blocks.
+    Blocks lie near topics of very unequal size, in fewer dimensions than there are
+    (variance falls with the square root of the rank), rotated at random, of equal
+    length as a tower's LayerNorm makes them. Queries are drawn like blocks.
     """
     generator = np.random.default_rng(seed)
     spectrum = np.arange(1, DIMENSION + 1) ** -0.5

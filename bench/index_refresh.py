@@ -1,4 +1,4 @@
-"""What a refresh costs the trainer: the way of an index, the swap, and the neighbour.
+"""Measures the cost of a refresh to the trainer: transfer, swap, and shared machine.
 
 The trainer is `realm pretrain`'s own, in a process on core 0; beside it, on core 1,
 runs the index builder, or a process that publishes indexes as fast as they are wanted.
@@ -35,14 +35,14 @@ from realm_jax.training import pretrain, refresh
 from realm_jax.training.initialization import Lengths, ModelFactory
 from realm_jax.training.optimizers import OptimizerConfig
 
-# As the quickstart trains.
+# As in the quickstart.
 LENGTHS = Lengths(query=64, document=96, joined=128)
 _BATCH, _CANDIDATES, _MASKS, _EXAMPLES = 16, 5, 10, 512
 _TASK = "invented"
 _TRAINER_CORE, _BUILDER_CORE = 0, 1
-# Steps that compile, and the first swaps, which compile what is measured of an index.
+# Steps that compile, and first swaps, which compile the measurements of an index.
 _WARM_STEPS, _WARM_SWAPS = 5, 1
-# In a phase, however busy the machine is: two make a step that lies wholly in it.
+# Minimum per phase, on a busy machine too: two make a step that is entirely in it.
 _FEWEST_STEPS = 4
 _PATIENCE_SECONDS = 600.0
 
@@ -55,17 +55,17 @@ class _Event(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class RefreshPlan:
-    """What is trained, and for how long.
+    """The models that are trained, and for how long.
 
     Attributes:
-      folder: where corpora and model directories are made.
-      model: of both towers and the reader, by its name in `index_embed`.
-      publish_blocks: blocks of the indexes whose way is measured.
-      num_swaps: indexes that are taken.
-      trained_blocks: blocks that the builder embeds beside the trainer.
+      folder: folder for corpora and model directories.
+      model: model of both towers and the reader, by its name in `index_embed`.
+      publish_blocks: number of blocks in the indexes whose transfer is measured.
+      num_swaps: number of swaps that are measured.
+      trained_blocks: number of blocks that the builder embeds beside the trainer.
       refresh_period: steps between two retrievers, few enough to keep the builder busy.
-      phase_seconds: how long the builder runs, and then rests.
-      num_pairs: how often it does both.
+      phase_seconds: how long the builder runs, and then is stopped.
+      num_pairs: number of such pairs of phases.
     """
 
     folder: pathlib.Path
@@ -79,7 +79,7 @@ class RefreshPlan:
 
 
 def measure_publishing(plan: RefreshPlan) -> dict[str, Any]:
-    """From the commit of an index to its use, and what the swap adds to a step."""
+    """Measures the time from an index's commit to its use, and the cost of the swap."""
     folder = plan.folder / "publish"
     with Jobs(plan, folder, plan.publish_blocks, publish_indexes) as jobs:
         steps, swaps = jobs.steps, []
@@ -100,10 +100,10 @@ def measure_publishing(plan: RefreshPlan) -> dict[str, Any]:
 def measure_sizes(
     plan: RefreshPlan, sizes: Sequence[int], num_steps: int
 ) -> list[dict[str, Any]]:
-    """Seconds a step over indexes of several sizes, searched with ScaNN.
+    """Measures seconds per step over indexes of several sizes, searched with ScaNN.
 
-    One index a run, of random rows, which no tree can sort. The trainer has one core
-    for the steps and the searches beside them.
+    Each run has one index, of random rows, which no tree can partition well. The
+    trainer has one core for the steps and the searches beside them.
     """
     measured = []
     for num_blocks in sizes:
@@ -122,10 +122,10 @@ def measure_sizes(
 
 
 def measure_beside_builder(plan: RefreshPlan) -> dict[str, Any]:
-    """Steps per second while the builder runs, against those while it is stopped.
+    """Compares steps per second while the builder runs with those while it is stopped.
 
-    One trainer, one builder, stopped and continued by signals: so both halves of a pair
-    are the same processes, seconds apart.
+    The builder is stopped and continued by signals, so that both halves of a pair have
+    the same processes, seconds apart.
     """
     folder = plan.folder / "trainer"
     phases: list[tuple[float, float]] = []
@@ -160,7 +160,7 @@ def measure_beside_builder(plan: RefreshPlan) -> dict[str, Any]:
             "beside": spread(rates[1::2]),
         },
         "rate_ratio": spread(np.divide(rates[1::2], rates[::2])),
-        # Of the median step: without what a swap adds to one in many.
+        # Ratio of median steps, which a swap in one of many steps does not affect.
         "step_ratio": spread(np.divide(medians[::2], medians[1::2])),
         # Memory is shared whatever the cores do; other work on them is not counted.
         "cpu_ratio": spread(np.divide(costs[::2], costs[1::2])),
@@ -168,11 +168,11 @@ def measure_beside_builder(plan: RefreshPlan) -> dict[str, Any]:
 
 
 class Jobs:
-    """A trainer and its neighbour, on a core each; a context manager.
+    """A trainer and another job, on one core each; a context manager.
 
     Attributes:
-      steps: when each step was done, in Unix seconds.
-      cpu_seconds: of the trainer until then.
+      steps: time at which each step was done, in Unix seconds.
+      cpu_seconds: CPU time of the trainer until then.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Jobs:
         other: Callable[[pretrain.PretrainConfig, _Event], None],
         **changes: Any,
     ):
-        """Makes a corpus of so many blocks; `changes` are of the configuration."""
+        """Writes a corpus of this many blocks; `changes` override the configuration."""
         corpus = _invent_corpus(folder / "corpus", num_blocks)
         context = multiprocessing.get_context("spawn")
         self._events, self._theirs = context.Pipe(duplex=False)
@@ -208,7 +208,7 @@ class Jobs:
 
     def __exit__(self, *error) -> None:
         self._stop.set()
-        # A pipe that nobody reads would hold the trainer up.
+        # A full pipe would block the trainer.
         with contextlib.suppress(EOFError):
             while True:
                 self._events.recv()
@@ -216,7 +216,7 @@ class Jobs:
             job.join(_PATIENCE_SECONDS)
 
     def next_event(self) -> tuple[float, float] | Mapping[str, float]:
-        """The times of the next step, which are kept, or what a swap was like."""
+        """Returns the times of the next step, also storing them, or those of a swap."""
         waited = 0.0
         while not self._events.poll(1.0):
             waited += 1.0
@@ -230,14 +230,14 @@ class Jobs:
         return event
 
     def signal(self, number: int) -> None:
-        """Stops or continues the trainer's neighbour."""
+        """Sends a signal to the job beside the trainer, to stop or continue it."""
         pid = self._jobs[1].pid
         assert pid is not None
         os.kill(pid, number)
 
 
 class _TimedRefresher(refresh.Refresher):
-    """Says of every swap how old the index was, and for how long training waited."""
+    """Reports for every swap the index's age, and how long training waited."""
 
     events: Connection
 
@@ -282,7 +282,7 @@ class _TimedRefresher(refresh.Refresher):
 
 
 def _train(config: pretrain.PretrainConfig, events: Connection, stop: _Event) -> None:
-    """Trains until told to stop; says when each step was done."""
+    """Trains until told to stop; reports the time of each step."""
     os.sched_setaffinity(0, {_TRAINER_CORE})
     _TimedRefresher.events = events
     pretrain.Refresher = _TimedRefresher
@@ -294,7 +294,7 @@ def _train(config: pretrain.PretrainConfig, events: Connection, stop: _Event) ->
 
 
 def _build_indexes(config: pretrain.PretrainConfig, stop: _Event) -> None:
-    """The index builder itself."""
+    """Runs the index builder."""
     os.sched_setaffinity(0, {_BUILDER_CORE})
     store, corpus = open_store(config.model_dir), BlockStore.open(config.corpus)
     builder = BuilderConfig(embed=config.embed)
@@ -334,7 +334,7 @@ def _publish(
 
 
 def _as_threading(stop: _Event) -> threading.Event:
-    """An event of this process that follows one of all processes."""
+    """Returns an event of this process that follows one shared by all processes."""
     mine = threading.Event()
 
     def follow() -> None:
@@ -360,7 +360,7 @@ def _config(plan: RefreshPlan, model_dir: str, corpus: str) -> pretrain.Pretrain
         optimizer=OptimizerConfig,
         embed=EmbedConfig(LENGTHS.document),
         checkpoint_period=1_000_000,
-        # Every line waits for its step, so that a step's end is seen as it is.
+        # Writing a line waits for its step, so that the end of each step is observed.
         log_period=1,
     )
 

@@ -1,8 +1,8 @@
-"""Search seconds, memory and recall: one process a searcher, in turns.
+"""Measures search time, memory and recall, with one process per searcher.
 
-A process of its own makes a searcher's memory its own. They are built one after the
-other; then each searches once, in turns and never two at a time, so that a machine that
-is busy for a while slows all of them down alike.
+Separate processes separate the searchers' memory. They are built one after the other;
+then each searches once, in turns and never two at a time, so that a machine that is
+busy for a while slows all of them down alike.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from bench.index_embeddings import EmbeddingFiles
 
 K = 8
 DEVICE_SEARCHERS = ("device float32", "device bfloat16", "device int8")
-# ScaNN first: its recall is what the inexact ones of FAISS are tuned to.
+# ScaNN first: the inexact searchers of FAISS are tuned to its recall.
 SEARCHERS = (
     "scann",
     *DEVICE_SEARCHERS,
@@ -32,8 +32,8 @@ SEARCHERS = (
     "faiss hnsw",
 )
 
-# FAISS's flat index, its tree (with rows, or with codes that are scored again as ScaNN
-# scores them), and its graph. {leaves} is what ScaNN's tree has.
+# FAISS's flat index, its tree (with rows, or with codes that are rescored as in ScaNN),
+# and its graph. {leaves} is the number of leaves in ScaNN's tree.
 _FACTORIES = {
     "faiss flat": "Flat",
     "faiss ivf": "IVF{leaves},Flat",
@@ -41,18 +41,18 @@ _FACTORIES = {
     "faiss hnsw": "HNSW32",
 }
 _TRAINED_ON = 250_000
-# Codes that are scored again, of ScaNN 200 for the 8 best.
+# Codes that are rescored per neighbour; ScaNN rescores 200 for the 8 best.
 _RESCORED = 25
 _MOST_RESCORED = 400
 _MOST_LINKS_FOLLOWED = 4096
 _LARGEST_GRAPH = 100_000
-# A repetition of a short search is many of them.
+# A repetition of a short search consists of many searches.
 _SHORTEST_SECONDS = 0.1
 _EXACT_CHUNK = 1 << 16
 
 
 class Measured(Protocol):
-    """A searcher that is measured."""
+    """Interface of a searcher that is measured."""
 
     setting: str
     device_mib: float
@@ -62,12 +62,12 @@ class Measured(Protocol):
         ...
 
     def tune(self, queries: np.ndarray, exact: np.ndarray, recall: float) -> None:
-        """Searches as little as gives this recall, if there is a choice."""
+        """Sets the cheapest search with this recall, if the searcher can be tuned."""
         ...
 
 
 class _Ours:
-    """A searcher of the package, as a trainer has it."""
+    """A searcher of this package, as used by a trainer."""
 
     def __init__(self, name: str, embeddings: Float[np.ndarray, "block projection"]):
         import jax
@@ -85,7 +85,7 @@ class _Ours:
         return np.asarray(self._searcher.search(queries, K).ids)
 
     def tune(self, queries: np.ndarray, exact: np.ndarray, recall: float) -> None:
-        """It is searched as it is configured."""
+        """Does nothing: the searcher is measured as configured."""
 
 
 class _Faiss:
@@ -126,11 +126,11 @@ class _Faiss:
         return self._index.search(np.ascontiguousarray(queries), K)[1]
 
     def tune(self, queries: np.ndarray, exact: np.ndarray, recall: float) -> None:
-        """Halves the interval in which the least sufficient setting lies."""
+        """Finds the smallest sufficient setting by bisection."""
         if self._knob is None:
             return
         setattr(self._tuned, self._knob, self._most)
-        # Where all leaves are not enough, it is the codes that lose rows.
+        # If all leaves are not enough, it is the codes that lose rows.
         while (
             self._rescores
             and self._index.k_factor < _MOST_RESCORED
@@ -161,7 +161,7 @@ def exact_neighbours(
     embeddings: Float[np.ndarray, "block projection"],
     queries: Float[np.ndarray, "query projection"],
 ) -> Int[np.ndarray, "query k"]:
-    """Returns the ids of the `K` best blocks, by NumPy alone."""
+    """Returns the ids of the `K` best blocks, computed with NumPy only."""
     scores = np.full((len(queries), 0), -np.inf, np.float32)
     ids = np.zeros((len(queries), 0), np.int64)
     for start in range(0, len(embeddings), _EXACT_CHUNK):
@@ -176,12 +176,12 @@ def exact_neighbours(
 
 @dataclasses.dataclass(frozen=True)
 class SearchPlan:
-    """What is searched, and how often.
+    """The searchers that are measured, and how often.
 
     Attributes:
-      searchers: of `SEARCHERS`.
-      batches: queries searched at once; no more than there are.
-      repetitions: of each searcher and batch.
+      searchers: names from `SEARCHERS`.
+      batches: numbers of queries searched at once; at most those that exist.
+      repetitions: repetitions for each searcher and batch.
       in_turns: whether all searchers are in memory at once, to be measured in turns.
     """
 
@@ -192,7 +192,7 @@ class SearchPlan:
 
 
 def measure_searchers(files: EmbeddingFiles, plan: SearchPlan) -> dict[str, Any]:
-    """Builds, judges and times every searcher on these embeddings."""
+    """Builds every searcher on these embeddings, and measures its recall and speed."""
     embeddings = np.load(files.blocks, mmap_mode="r")
     exact = exact_neighbours(embeddings, np.load(files.queries))
     rows: dict[str, dict[str, Any]] = {}
@@ -220,7 +220,10 @@ def measure_searchers(files: EmbeddingFiles, plan: SearchPlan) -> dict[str, Any]
 
 
 def _is_pointless(name: str, num_blocks: int, recall_of_scann: float) -> bool:
-    """A graph takes long to build; where ScaNN scores every row, nothing is traded."""
+    """Returns whether to skip a searcher.
+
+    A graph takes long to build; if ScaNN scores every row, there is nothing to trade.
+    """
     inexact = name.startswith("faiss") and name != "faiss flat"
     too_large = name == "faiss hnsw" and num_blocks > _LARGEST_GRAPH
     return inexact and (too_large or recall_of_scann == 1.0)
@@ -244,7 +247,7 @@ def _time_in_turns(
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Returns median, least and most."""
+    """Returns median, minimum and maximum."""
     return {
         "median": float(np.median(values)),
         "least": float(np.min(values)),
@@ -253,7 +256,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 class _Process:
-    """A searcher in a process of its own."""
+    """A searcher in a separate process."""
 
     def __init__(
         self, name: str, files: EmbeddingFiles, exact: np.ndarray, target: float
@@ -268,7 +271,7 @@ class _Process:
         self.built: dict[str, Any] = self._receive()
 
     def time(self, batch: int) -> float:
-        """Seconds of one search."""
+        """Returns the seconds of one search."""
         self._connection.send(batch)
         return self._receive()["seconds"]
 
@@ -291,11 +294,11 @@ def _serve(
     exact: np.ndarray,
     target: float,
 ) -> None:
-    """Builds a searcher, says how it is, and searches whenever it is asked to."""
+    """Builds a searcher, reports its figures, and searches on request."""
     embeddings = np.load(files.blocks, mmap_mode="r")
     queries = np.load(files.queries)
     make = _Faiss if name.startswith("faiss") else _Ours
-    # Libraries and what they set up once are not the searcher's memory.
+    # Exclude libraries and what they set up once from the searcher's memory.
     few = np.random.default_rng(0).standard_normal((64, queries.shape[1]), np.float32)
     make("faiss flat" if make is _Faiss else name, few).search(few)
     before = _anonymous_mib()
@@ -304,7 +307,7 @@ def _serve(
     build_seconds = time.perf_counter() - began
     searcher.tune(queries, exact, target)
     found = searcher.search(queries)
-    # JAX lets go of what it has copied to a device no sooner than this.
+    # JAX releases arrays that it has copied to a device only here.
     gc.collect()
     connection.send(
         {
@@ -320,7 +323,7 @@ def _serve(
             batch = queries[: connection.recv()]
         except EOFError:
             return
-        searcher.search(batch)  # Compiles, and wakes threads and caches up.
+        searcher.search(batch)  # Compiles, and warms up threads and caches.
         times, began = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - began) < _SHORTEST_SECONDS or not times:
             searcher.search(batch)
@@ -329,7 +332,7 @@ def _serve(
 
 
 def _anonymous_mib() -> float:
-    """Memory of this process alone; the mapped file of embeddings is not counted."""
+    """Returns this process's memory in MiB, without the mapped file of embeddings."""
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) / 1024

@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md, of what `bench/index.py` measured."""
+"""Formats the results of `bench/index.py` as the tables of docs/benchmarks.md."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

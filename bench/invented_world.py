@@ -1,4 +1,4 @@
-"""A world of invented facts that no language model can know, and a run that learns it.
+"""A world of invented facts that no language model can know, and training on it.
 
 Entities are named by two syllables; each has two blocks of three facts. A query is a
 fact in other words than its block's, with the value masked. The entity's name alone
@@ -48,14 +48,14 @@ _WORDS_PER_RELATION = 3
 
 @dataclasses.dataclass(frozen=True)
 class WorldConfig:
-    """How much there is to know.
+    """Size of a world.
 
     Attributes:
-      num_entities: each has two blocks.
-      num_relations: facts per entity; half of them stand in each block.
-      num_values: different answers.
-      num_held_out: facts that no query is made of in training.
-      seed: of everything that is invented.
+      num_entities: number of entities; each has two blocks.
+      num_relations: facts per entity; half of them are in each block.
+      num_values: number of different answers.
+      num_held_out: number of facts that training never asks for.
+      seed: seed of everything that is invented.
     """
 
     num_entities: int = 300
@@ -96,7 +96,7 @@ class Measured:
     """What a model knows of the held-out facts.
 
     Attributes:
-      recall_at_1: share whose block is found first.
+      recall_at_1: share of facts whose block is found first.
       likelihood: mean p(y|x).
       null_likelihood: mean p(y|null,x).
     """
@@ -139,7 +139,7 @@ def make_world(folder: str, config: WorldConfig) -> World:
 
 
 class _Language:
-    """Words, and how facts are put into them."""
+    """Words, and sentences that state facts."""
 
     def __init__(self, config: WorldConfig):
         self._config = config
@@ -148,7 +148,7 @@ class _Language:
         syllables = [c + v for c in consonants for v in vowels]
         self._rng.shuffle(syllables)
         self._first, self._second = syllables[:35], syllables[35:]
-        # Words are made of three letters and up, so that none is a name.
+        # Words have three letters or more, so that none is a name.
         words = [f"{a}{b}{c}" for a in syllables for b in "lnrs" for c in vowels]
         self._rng.shuffle(words)
         needed = 2 * _WORDS_PER_RELATION
@@ -210,7 +210,7 @@ class _Language:
         return example
 
     def _say(self, fact: Fact, wording: int) -> tuple[str, tuple[int, int]]:
-        """Returns a sentence and where its value stands."""
+        """Returns a sentence and the position of its value."""
         a, b, c, d, e, f = self._relations[fact.relation]
         before = (f"{fact.entity} {a} {b} {c}", f"{d} {e} {f} {fact.entity}")[wording]
         start = len(before) + 1
@@ -237,20 +237,20 @@ def _write(store: BlockStore, corpus: str, task: str, examples) -> Examples:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How the world is learned; the defaults are those that work.
+    """Settings for learning the world; the defaults are those that work.
 
     Attributes:
       warm_start_steps: updates of ICT and of the reader's masked-LM start.
       pretrain_steps: updates of REALM.
-      learning_rate: of REALM.
+      learning_rate: learning rate of REALM.
       refresh_period: steps between two indexes.
       layer_norm: whether embeddings are normalised.
       initializer_range: standard deviation of the initial kernels. 0.08 is about
-        1/sqrt(128), which keeps the variance of what passes through a kernel. With
-        BERT's 0.02, which is meant for a width of 768, the reader does no better than
-        chance among a block's three values after 1,000 steps.
-      frozen: parameters REALM leaves alone; ("retriever",) is the control.
-      seed: of initialisation and the order of examples.
+        1/sqrt(128), which preserves the variance of a kernel's inputs. With BERT's
+        0.02, which is meant for a width of 768, the reader does no better than chance
+        among a block's three values after 1,000 steps.
+      frozen: parameters that REALM does not train; ("retriever",) is the control.
+      seed: seed of initialisation and the order of examples.
     """
 
     warm_start_steps: int = 1000
@@ -263,7 +263,7 @@ class Recipe:
     seed: int = 0
 
     def models(self) -> ModelFactory:
-        """Two layers of 128."""
+        """Returns models of two layers of width 128."""
 
         def bert(vocab_size: int) -> BertConfig:
             return BertConfig(
@@ -286,7 +286,7 @@ class Recipe:
 
 
 def run_warm_start(world: World, recipe: Recipe, model_dir: str) -> None:
-    """ICT, and the reader's start on a block's sentence joined with that block."""
+    """Trains ICT, and the reader on a block's sentence joined with that block."""
     config = warm_start.WarmStartConfig(
         model_dir=model_dir,
         corpus=world.corpus,
@@ -304,7 +304,7 @@ def run_warm_start(world: World, recipe: Recipe, model_dir: str) -> None:
 
 
 def run_pretrain(world: World, recipe: Recipe, model_dir: str, start: str) -> None:
-    """REALM on the facts in other words, with no labels."""
+    """Trains REALM on the facts in other words, without labels."""
     config = pretrain.PretrainConfig(
         model_dir=model_dir,
         corpus=world.corpus,
@@ -328,7 +328,7 @@ def run_pretrain(world: World, recipe: Recipe, model_dir: str, start: str) -> No
 
 
 def measure(world: World, recipe: Recipe, model_dir: str) -> Measured:
-    """Asks a trained model for the held-out facts, over a fresh index."""
+    """Measures a trained model on the held-out facts, over a fresh index."""
     restored = restore_params(open_store(model_dir))
     assert restored is not None
     params, store = restored.tree, BlockStore.open(world.corpus)
@@ -368,4 +368,4 @@ def measure(world: World, recipe: Recipe, model_dir: str) -> Measured:
 
 
 def _silent(step: int, total: int, values) -> None:
-    """Reports to nobody."""
+    """Discards progress reports."""

@@ -1,4 +1,4 @@
-"""Does REALM learn, how surely, and how does it fail? Several seeds of one world.
+"""Tests whether REALM learns, how reliably, and how it fails, over several seeds.
 
     python -m bench.learning --seeds 3 --output docs/figures/learning.json
 
@@ -36,7 +36,7 @@ from realm_jax.metrics.retrieval import bootstrap_interval
 
 
 def recipes(seed: int, steps: int, with_collapse: bool) -> dict[str, Recipe]:
-    """What is compared; all start from the warm start of their own embedding."""
+    """Returns the recipes; each starts from a warm start of its own embedding."""
     good = Recipe(seed=seed, pretrain_steps=steps)
     compared = {
         "realm": good,
@@ -63,7 +63,7 @@ def run_seed(
     for name, recipe in recipes(seed, steps, with_collapse).items():
         start = f"{folder}/warm_start_{'norm' if recipe.layer_norm else 'no_norm'}"
         began = time.monotonic()
-        # A warm start that is done already returns at once.
+        # A warm start that is already done returns at once.
         run_warm_start(world, recipe, start)
         warm = dataclasses.asdict(measure(world, recipe, start))
         run_pretrain(world, recipe, f"{folder}/{name}", start)
@@ -83,7 +83,7 @@ def run_seed(
 
 
 def summarise(by_seed: dict[int, dict[str, dict[str, float]]]) -> dict:
-    """Mean over the seeds that have it, with a 95 % bootstrap interval over seeds."""
+    """Returns means over the seeds of each recipe, with 95 % bootstrap intervals."""
     first = next(iter(by_seed.values()))
 
     def over_seeds(name: str, metric: str) -> dict[str, float]:
@@ -97,7 +97,7 @@ def summarise(by_seed: dict[int, dict[str, dict[str, float]]]) -> dict:
 
 
 def write_reports(folder: str, output: str) -> None:
-    """A report of each run of a folder: how health and collapse look on the page."""
+    """Writes a report of each run in a folder, to show health and collapse."""
     for name in ("realm", "collapse"):
         curves = read_curves([f"{folder}/{name}"])
         run = RunInfo(
@@ -114,7 +114,7 @@ def write_reports(folder: str, output: str) -> None:
 
 
 def machine() -> str:
-    """In words."""
+    """Describes the machine."""
     return f"{os.cpu_count()} CPU cores, {platform.machine()}, {platform.system()}"
 
 

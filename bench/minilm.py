@@ -1,4 +1,4 @@
-"""MiniLM as the quickstart trains it: what the benches of its stages share."""
+"""MiniLM as the quickstart trains it, shared by the benches of its stages."""
 
 import functools
 from typing import Any
@@ -20,7 +20,7 @@ NUM_CANDIDATES = 5
 
 
 def models(start: str, *, span_scorer: bool = False) -> ModelFactory:
-    """MiniLM in two towers and a reader, without dropout."""
+    """Returns MiniLM in two towers and a reader, without dropout."""
 
     def bert(vocab_size: int) -> BertConfig:
         return BertConfig(
@@ -47,7 +47,7 @@ def models(start: str, *, span_scorer: bool = False) -> ModelFactory:
 
 
 def optimizer(learning_rate: float, retriever_rate: float, warmup: int):
-    """Linear warmup and decay, each model clipped by its own norm."""
+    """Returns linear warmup and decay, with each model clipped by its own norm."""
     return functools.partial(
         OptimizerConfig,
         learning_rate,
@@ -61,14 +61,14 @@ def optimizer(learning_rate: float, retriever_rate: float, warmup: int):
 def reader_config(
     model_dir: str, corpus: str, name: str, weights: str, steps: int
 ) -> WarmStartConfig:
-    """The quickstart's warm start, of the reader alone.
+    """Returns the quickstart's warm start, of the reader alone.
 
     Args:
-      model_dir: of the run.
-      corpus: prepared in the vocabulary of the weights.
-      name: of the corpus, with which the names of its tasks begin.
+      model_dir: model directory of the run.
+      corpus: corpus prepared in the vocabulary of the weights.
+      name: name of the corpus, the prefix of its tasks' names.
       weights: folder of MiniLM.
-      steps: updates.
+      steps: number of updates.
     """
     return WarmStartConfig(
         model_dir=model_dir,
@@ -97,7 +97,7 @@ def fill_in(
     searcher: Searcher,
     max_examples: int,
 ) -> MaskedSpans:
-    """Fills in masked sentences with the documents that a retriever finds."""
+    """Predicts masked sentences with the documents that a retriever finds."""
     spans = HeldOutSpans(
         Retriever(config),
         KnowledgeEncoder(config.bert),

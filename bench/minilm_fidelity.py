@@ -1,8 +1,8 @@
-"""How far imported MiniLM weights are from torch's answers with the same weights.
+"""Compares imported MiniLM weights with torch's outputs for the same weights.
 
     python -m bench.minilm_fidelity .cache/data/minilm-l6
 
-torch's answers are those of `bench/minilm_golden.py`; torch is not needed here.
+torch's outputs are those of `bench/minilm_golden.py`; torch is not needed here.
 """
 
 import argparse
@@ -17,7 +17,7 @@ _GOLDEN = pathlib.Path(__file__).parents[1] / "tests/weights/minilm_golden.npz"
 
 
 def main() -> None:
-    """Prints the largest difference of any number."""
+    """Prints the largest absolute differences."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("weights", help="folder with model.safetensors and config.json")
     folder = parser.parse_args().weights

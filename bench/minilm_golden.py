@@ -1,4 +1,4 @@
-"""Makes tests/weights/minilm_golden.npz: what torch's BERT says with MiniLM's weights.
+"""Writes tests/weights/minilm_golden.npz: outputs of torch's BERT for MiniLM's weights.
 
 The everyday test compares `realm_jax.models.bert` with this file, and so needs no
 torch. Run it again only to change the inputs:
@@ -24,7 +24,7 @@ INPUTS: tuple[str | tuple[str, str], ...] = (
     ("東京 is the capital of Japan.", "Its population exceeds 13.9 million people."),
 )
 # One feature in eight of the last layer keeps the file small; a wrong weight anywhere
-# moves all of them.
+# changes all of them.
 FEATURE_STRIDE = 8
 
 

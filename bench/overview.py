@@ -1,4 +1,4 @@
-"""Draws what REALM adds, from the figures that two benches wrote.
+"""Draws the effect of REALM, from the results of two benches.
 
     python -m bench.overview --learning docs/figures/learning.json \\
         --real docs/figures/realm_gain.json --output docs/figures/overview.svg
@@ -21,7 +21,7 @@ _REALM, _CONTROL = "#1a6fb4", "#8a8a8a"
 
 
 def draw(learning: dict[str, Any], real: dict[str, Any]) -> Figure:
-    """Returns both panels; `learning` and `real` are what the benches wrote."""
+    """Returns both panels; `learning` and `real` are the results of the benches."""
     figure = Figure(_SIZE_INCHES, layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw_world(left, learning)

@@ -1,9 +1,9 @@
-"""Which operands this machine multiplies faster, by `products` of `BertConfig`.
+"""Measures which operands this machine multiplies faster (`BertConfig.products`).
 
     python -m bench.products
 
 A reader of MiniLM's size on 16 masked sentences of 112 wordpieces, as in the warm start
-of the quickstart: the forward pass, and the loss with its gradient. They take turns.
+of the quickstart: the forward pass, and the loss with its gradient. They alternate.
 """
 
 import argparse
@@ -25,7 +25,10 @@ BATCH, MASKS, VOCABULARY = 16, 20, 30522
 
 
 def random_sentences() -> tuple[np.ndarray, ...]:
-    """Wordpieces and segments [batch, joined]; positions and wordpieces of masks."""
+    """Returns wordpieces and segments [batch, joined], then masks [batch, mask].
+
+    The masks are positions and wordpieces.
+    """
     random = np.random.default_rng(0)
     ids = random.integers(1000, VOCABULARY, (BATCH, LENGTHS.joined), dtype=np.int32)
     positions = random.integers(1, LENGTHS.query, (BATCH, MASKS), dtype=np.int32)
@@ -34,12 +37,12 @@ def random_sentences() -> tuple[np.ndarray, ...]:
 
 
 def make_passes(operands: str) -> dict[str, Callable[[], PyTree]]:
-    """Returns the passes, compiled, of random parameters."""
+    """Returns the compiled passes, with random parameters."""
     config = models("strong").bert(vocab_size=VOCABULARY)
     reader = KnowledgeEncoder(dataclasses.replace(config, products=operands))
     ids, segments, positions, targets = random_sentences()
     init = jax.jit(reader.init)
-    # One axis of candidates, as a reader is made with.
+    # One candidate axis, as in the initialization of a reader.
     params = init(jax.random.key(0), *(x[:, None] for x in (ids, segments, positions)))
 
     def loss(params: PyTree) -> jax.Array:

@@ -1,20 +1,19 @@
-"""What REALM adds on real text: its updates against none, several seeds, two starts.
+"""Measures what REALM adds on real text, over several seeds and two starts.
 
     python -m bench.realm_gain --corpus CORPUS --questions QUESTIONS --weights MINILM \
         --work runs/realm_gain --output docs/figures/realm_gain.json
 
-Two retrievers to start from, both of MiniLM's encoder:
+Two starting retrievers, both with MiniLM's encoder:
 
     strong   the mean over its wordpieces, projected to principal components; untrained
-    weak     its [CLS], which was not made to retrieve, projected at random, after a few
-             updates of ICT, which is the paper's start
+    weak     its [CLS], which was not trained for retrieval, projected at random, after
+             a few updates of ICT, which is the paper's start
 
-One reader for all, warm-started on masked sentences. Each seed is another order of
-sentences and questions, and for the weak start another projection. With REALM,
+There is one reader for all, warm-started on masked sentences. Each seed has another
+order of sentences and questions, and for the weak start another projection. With REALM,
 `realm pretrain`'s updates and then fine-tuning; the control is fine-tuned from the
-start. Recall is measured before and after fine-tuning, exact match after. The work is
-kept, so a run that was interrupted goes on where it stood, and the table is written
-after every seed.
+start. Recall is measured before and after fine-tuning, exact match after. Results are
+kept, so that an interrupted run resumes, and the table is written after every seed.
 """
 
 import argparse
@@ -60,17 +59,17 @@ STARTS = ("strong", "weak")
 
 @dataclasses.dataclass(frozen=True)
 class Realm:
-    """REALM's updates from a start.
+    """Settings of REALM's updates from a start.
 
     Attributes:
-      steps: updates.
-      batch_size: sentences an update.
-      num_candidates: documents of a sentence, the null document included.
-      learning_rate: of the reader.
-      retriever_rate: the retriever's share of it.
-      normalization: of p(z|x).
+      steps: number of updates.
+      batch_size: sentences per update.
+      num_candidates: documents per sentence, the null document included.
+      learning_rate: learning rate of the reader.
+      retriever_rate: factor on it for the retriever.
+      normalization: normalization of p(z|x).
       own_block: whether a sentence's own block, without it, is a candidate.
-      frozen: parameters that stay.
+      frozen: parameters that are not trained.
     """
 
     steps: int
@@ -84,7 +83,7 @@ class Realm:
 
 
 REALM: Mapping[str, Realm] = {
-    # The quickstart's, of eight sentences instead of six and without a refresh.
+    # The quickstart's, with eight sentences instead of six and without a refresh.
     "strong": Realm(
         *(24, 8, 4, 5e-5, 0.5, "batch", True),
         (
@@ -93,7 +92,7 @@ REALM: Mapping[str, Realm] = {
             "reader/bert/token_embedding",
         ),
     ),
-    # The projection of the query tower alone: hardly anything of a step then has a
+    # Only the projection of the query tower: hardly any part of a step then has a
     # backward pass, and the same time is enough for many more sentences. Null document,
     # own block and two retrieved ones.
     "weak": Realm(
@@ -105,14 +104,14 @@ REALM: Mapping[str, Realm] = {
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Where everything lies, and how long each stage is.
+    """Inputs of the study, and the length of each stage.
 
     Attributes:
-      corpus: prepared in the vocabulary of the weights, with masked sentences and
-        questions as examples.
-      name: of the corpus, with which the names of its tasks begin.
+      corpus: corpus prepared in the vocabulary of the weights, with masked sentences
+        and questions as examples.
+      name: name of the corpus, the prefix of its tasks' names.
       questions: JSON lines of questions.
-      split: of them, on which all is measured.
+      split: split of the questions on which results are measured.
       weights: folder of MiniLM.
       work: folder of all runs.
       reader_steps, ict_steps, finetune_steps: updates; no fine-tuning if 0.
@@ -140,19 +139,19 @@ class Study:
         return EmbedConfig(document_length=LENGTHS.document)
 
     def models(self, start: str) -> ModelFactory:
-        """The models of a start."""
+        """Returns the models of a start."""
         return models(start, span_scorer=self.span_scorer)
 
     def folder(self, *parts: str) -> str:
-        """A folder of the work."""
+        """Returns a folder below `work`."""
         return "/".join([self.work, *parts])
 
 
 def train_reader(study: Study) -> str:
     """Returns the model directory of the reader that both starts begin with.
 
-    It first learns to copy, from blocks that mostly hold the answer, and then to copy
-    from those alone: of what a retriever finds, little helps.
+    It first learns to copy, from blocks that mostly contain the answer, and then to
+    copy from those alone, because few of the blocks that a retriever finds help.
     """
     steps = study.reader_steps
     first = ReaderMixture(0.75, 0.1, 0.15)
@@ -186,7 +185,7 @@ def _train_reader(
 def make_start(study: Study, start: str, seed: int) -> str:
     """Returns the model directory of a start: a retriever and the reader."""
     strong = start == "strong"
-    if strong:  # Nothing of it is drawn.
+    if strong:  # It has no random part.
         seed = 0
     model_dir = study.folder(start, f"start_{seed}")
     config = WarmStartConfig(
@@ -272,7 +271,7 @@ def _finetune_config(study: Study, start: str, model_dir: str) -> FinetuneConfig
 
 
 class Measures:
-    """What is asked of every model: the same questions, one value for each."""
+    """Measures every model on the same questions, with one value for each."""
 
     def __init__(self, study: Study):
         self._study = study
@@ -282,7 +281,7 @@ class Measures:
         )
 
     def recall(self, start: str, model_dir: str, *donors: str) -> dict[str, np.ndarray]:
-        """Of a stage's retriever, by an index of it, copied or made."""
+        """Returns recall of a stage's retriever, over a copied or newly built index."""
         store = open_store(model_dir)
         restored = restore_params(store)
         assert restored is not None
@@ -306,12 +305,12 @@ class Measures:
         }
 
     def signal(self, start: str, model_dir: str) -> dict[str, float]:
-        """What REALM's gradient has to go by: what the documents do for the reader.
+        """Returns how much documents help the reader, on which REALM's gradient rests.
 
-        Of training sentences, with the documents that a start's retriever finds for
-        them: how many hold the answer, and log p(y|z,x) - log p(y|null,x) of those that
+        On training sentences, with the documents that a start's retriever finds: the
+        share that contains the answer, and log p(y|z,x) - log p(y|null,x) of those that
         do and of those that do not. A document can help without the answer, and one
-        that holds it may be about something else.
+        that contains it may be about something else.
         """
         config = models(start).retriever_config(self._store.vocabulary.size)
         store = open_store(model_dir)
@@ -338,7 +337,7 @@ class Measures:
         }
 
     def answers(self, start: str, model_dir: str) -> dict[str, np.ndarray]:
-        """Of a fine-tuned model."""
+        """Returns recall and exact match of a fine-tuned model."""
         config = _finetune_config(self._study, start, model_dir)
         model = FinetunedModel.open(
             config, self._store, searcher="device", embed=config.embed
@@ -359,7 +358,7 @@ def run_seed(study: Study, measures: Measures, start: str, seed: int) -> dict:
     path = pathlib.Path(study.folder(start, f"measured_{seed}.json"))
     if not path.exists():
         source = make_start(study, start, seed)
-        # Before REALM, which copies the index that this makes.
+        # Before REALM, which copies the index that this builds.
         untrained = measures.recall(start, source)
         realm = train_realm(study, start, source, seed)
         arms = {}
@@ -388,7 +387,7 @@ def run_seed(study: Study, measures: Measures, start: str, seed: int) -> dict:
 
 
 def summarise(by_seed: dict[int, dict]) -> dict:
-    """Each arm and their paired difference, a question's value averaged over seeds."""
+    """Returns each arm and their paired difference, averaged over seeds by question."""
     names = next(iter(by_seed.values()))["realm"]
     table = {}
     for name in names:
@@ -422,7 +421,7 @@ def _report(name: str, step: int, total: int, values: Mapping[str, float]) -> No
 
 
 def main() -> None:
-    """Runs what is missing."""
+    """Runs everything that has not been measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--name", default="vital")

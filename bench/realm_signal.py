@@ -1,18 +1,18 @@
-"""What REALM can teach a weak retriever over a small corpus: its teachers, apart.
+"""Measures separately what can teach a weak retriever over a small corpus.
 
     python -m bench.realm_signal --corpus CORPUS --questions QUESTIONS \
         --weights MINILM --work runs/realm_gain --output docs/figures/realm_signal.json
 
 The weak start of `bench.realm_gain` finds documents for masked sentences, and its
-reader reads them once. Then the projection of the query tower alone is trained on
-these, which takes seconds, so that what teaches can be told apart from what does not:
+reader reads them once. Then only the projection of the query tower is trained on these,
+which takes seconds, so that useful signals can be told apart from others:
 
-    reader          p(y|z,x), as REALM does it
-    shuffled        the same values, dealt out anew among the documents of a sentence
-    answers         a reader that knows which documents hold the answer, and no more
+    reader          p(y|z,x), as in REALM
+    shuffled        the same values, permuted among the documents of a sentence
+    answers         a reader that knows which documents contain the answer, and no more
     reader, own     `reader`, with the sentence's own block, read without the sentence,
-                    as one more document
-    own             of these documents, the own block alone is right, as in ICT
+                    as a further document
+    own             of these documents, only the own block is right, as in ICT
 
 Each with p(z|x) normalised over the documents of a sentence, and over the corpus.
 Recall is measured on the questions of train and dev, which nothing here is trained on.
@@ -52,20 +52,20 @@ from realm_jax.types import NULL_BLOCK, PretrainBatch
 RECALL_AT = (1, 5, 20)
 NORMALIZATIONS = ("candidates", "corpus")
 _BATCH = 64
-# Nats that a document without the answer is worse than one with it.
+# How much worse a document without the answer is than one with it, in nats.
 _WRONG = 8.0
 
 
 class Sentences(NamedTuple):
-    """Masked sentences and what was found for them.
+    """Masked sentences and the documents found for them.
 
     Attributes:
-      features: of the query encoder, before the projection: [sentence, hidden].
-      embeddings: of null document, retrieved blocks, own block:
+      features: outputs of the query encoder, before the projection: [sentence, hidden].
+      embeddings: those of null document, retrieved blocks, own block:
         [sentence, document, projection].
       log_likelihood: log p(y|z,x): [sentence, document].
       valid: False for an empty slot.
-      holds: the document is retrieved and holds the answer.
+      holds: whether the document is retrieved and contains the answer.
       source: the own block: [sentence].
     """
 
@@ -81,7 +81,7 @@ class Bench:
     """A start, its index, its sentences and the questions."""
 
     def __init__(self, study: Study, model_dir: str, num_sentences: int):
-        """Embeds the corpus, and reads what is found for the sentences."""
+        """Embeds the corpus, and reads the documents found for the sentences."""
         store = BlockStore.open(study.corpus)
         self._store = store
         self.config = models("weak").retriever_config(store.vocabulary.size)
@@ -107,11 +107,11 @@ class Bench:
         self._relevant = [r for questions in splits for r in questions.relevant]
         embedded = query_embedder(self.config)(self._params["retriever"], ids[:8])
         ours = embed(self.config, self.projection, self._questions[:8])
-        # Its products may be of bfloat16 operands.
+        # The package's matrix products may have bfloat16 operands.
         np.testing.assert_allclose(ours, embedded, atol=2e-2)
 
     def recall(self, projection: Any) -> dict[int, np.ndarray]:
-        """Of the questions, by a projection of their features."""
+        """Returns recall of the questions, with a projection of their features."""
         queries = np.asarray(embed(self.config, projection, self._questions))
         order = np.argsort(-(queries @ self.blocks.T), axis=1)[:, : max(RECALL_AT)]
         return {k: recall_at_k(order, self._relevant, k) for k in RECALL_AT}
@@ -156,7 +156,7 @@ class Bench:
         )
 
     def _read_own(self, batch: PretrainBatch) -> tuple[np.ndarray, np.ndarray]:
-        """Log p(y|own,x) of each sentence, and whether there is such a document."""
+        """Returns log p(y|own,x) per sentence, and whether there is such a document."""
         loss = PretrainLoss(Retriever(self.config), KnowledgeEncoder(self.config.bert))
         read = jax.jit(lambda p, inputs: loss.likelihood(p, inputs, None)[0])
         likelihood, valid = [], []
@@ -182,7 +182,7 @@ class Bench:
 
 
 def embed(config: RetrieverConfig, projection: Any, features: Any) -> jax.Array:
-    """Projects features as the retriever's tower does."""
+    """Projects features like the retriever's tower."""
     dense, norm = projection["projection"], projection["projection_norm"]
     x = features @ dense["kernel"] + dense["bias"]
     x = jax.nn.standardize(x, epsilon=config.layer_norm_epsilon)
@@ -190,7 +190,7 @@ def embed(config: RetrieverConfig, projection: Any, features: Any) -> jax.Array:
 
 
 def teachers(sentences: Sentences) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Returns what each teacher says of the documents, and which of them it shows."""
+    """Returns each teacher's log-likelihoods of the documents, and which it shows."""
     retrieved = sentences.valid.copy()
     retrieved[:, -1] = False
     is_own = np.zeros_like(retrieved)
@@ -241,7 +241,7 @@ def train(
         total = scores
         if normalization == "corpus":
             everything = queries @ blocks.T
-            # The own block counts where it is among the documents.
+            # The own block counts if it is among the documents.
             is_source = jnp.arange(len(blocks)) == source[:, None]
             hidden = is_source & ~shown[:, -1:]
             everything = jnp.where(hidden, -jnp.inf, everything)
@@ -267,7 +267,7 @@ def train(
 
 
 def main() -> None:
-    """Trains by every teacher and measures what came of it."""
+    """Trains with every teacher and measures the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("corpus", "questions", "weights", "work", "output"):
         parser.add_argument(f"--{name}", required=True)

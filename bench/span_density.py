@@ -1,9 +1,9 @@
-"""How much of an epoch of masked sentences the blocks densest in names give.
+"""Measures the share of an epoch of masked sentences from the blocks densest in names.
 
     python -m bench.span_density runs/quickstart/corpus vital_salient
 
-A sentence with ten salient spans gives ten examples where every span is one, and one
-where a span of it is drawn (`data/batch_order.py`).
+A sentence with ten salient spans gives ten examples if every span is one, and one
+if a span of it is drawn (`data/batch_order.py`).
 """
 
 import argparse
@@ -21,22 +21,21 @@ _DENSEST = 0.1
 
 
 def share_of_densest(per_block: np.ndarray, densest: float = _DENSEST) -> float:
-    """Returns the share of all examples that the densest blocks give.
+    """Returns the share of all examples that are from the densest blocks.
 
     Args:
-      per_block: examples that each block of the corpus gives, shape [block].
-      densest: which share of the blocks, those with the most examples first.
+      per_block: number of examples from each block of the corpus, shape [block].
+      densest: share of the blocks to count, those with the most examples first.
     """
     kept = round(densest * len(per_block))
     return float(np.sort(per_block)[::-1][:kept].sum() / per_block.sum())
 
 
 def epoch_by_block(examples: Examples, spans: Spans, num_blocks: int) -> np.ndarray:
-    """Returns how many examples of the first epoch each block gives, shape [block].
+    """Returns the number of examples of the first epoch from each block, shape [block].
 
     Raises:
-      BadInputError: it is not known which rows share a sentence, or which block they
-        are from.
+      BadInputError: the examples do not record their sentences, or their blocks.
     """
     starts, source = examples.sentence_starts, examples.features.get("source_block")
     if starts is None or source is None or source.min() < 0:

@@ -42,7 +42,7 @@ _HELD = (
 
 
 def plan(accelerator_type: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns what `tpu_launch plan --json` says of the paper's run on a slice."""
+    """Returns the output of `tpu_launch plan --json` for the paper's run on a slice."""
     files = ("runs/pretrain_paper", f"models/{arguments.model}", "hardware/tpu")
     bindings = (
         'MODEL_DIR="-"',
@@ -88,7 +88,7 @@ def row(accelerator_type: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def searches(accelerator_type: str) -> Iterator[dict[str, Any]]:
-    """Yields what the search alone takes on a slice, in every precision."""
+    """Yields the memory of only the search on a slice, in every precision."""
     machines = parse(accelerator_type)
     mesh = memory.compiler_mesh(machines, MeshConfig())
     for precision, approximate in itertools.product(Precision, (False, True)):
@@ -105,7 +105,7 @@ def searches(accelerator_type: str) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Plans slice after slice."""
+    """Plans one slice after the other."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

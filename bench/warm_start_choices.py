@@ -1,14 +1,14 @@
-"""Choices of the warm start beside each other: mixtures, clips, temperatures.
+"""Compares choices of the warm start: mixtures, clips, temperatures.
 
     python -m bench.warm_start_choices --corpus CORPUS --weights MINILM \
         --work runs/choices --output docs/figures/warm_start_choices.json
 
-Every variant trains for as many updates from the same weights, and then fills in the
-masked sentences of the validation split with what its retriever finds: utility and
-accuracy with and without documents. The mixtures train the reader alone. The clips
-train both models; what they cost the reader shows beside the same mixture without a
-retriever. Temperatures are measured on the last mixture's reader; nothing is trained
-for them. A variant that was measured is not trained again.
+Every variant trains for as many updates from the same weights, and then predicts the
+masked sentences of the validation split with the documents that its retriever finds:
+utility and accuracy with and without documents. The mixtures train only the reader. The
+clips train both models; their cost to the reader is seen by comparison with the same
+mixture without a retriever. Temperatures are measured with the last mixture's reader,
+without training. A variant that was measured is not trained again.
 """
 
 import argparse
@@ -39,8 +39,8 @@ from realm_jax.training.masked_spans import MaskedSpans
 from realm_jax.training.stage import open_examples
 from realm_jax.training.warm_start import ReaderMixture
 
-# What each variant changes of the quickstart's warm start. One that reads a retrieved
-# block is last, for its reader serves the temperatures.
+# The changes of each variant to the quickstart's warm start. One that reads a retrieved
+# block is last, because its reader is used for the temperatures.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "own, one span": {
         "mixture": ReaderMixture(1.0, 0.0, 0.0),
@@ -88,17 +88,17 @@ def train(flags: argparse.Namespace, name: str, model_dir: str) -> None:
 
 
 class Measures:
-    """Fills in the validation split."""
+    """Predicts the masked sentences of the validation split."""
 
     def __init__(self, flags: argparse.Namespace):
         self._store = BlockStore.open(flags.corpus)
         self._config = models("strong").retriever_config(self._store.vocabulary.size)
         self._flags = flags
-        # Of the retriever that no variant trained.
+        # A searcher of the retriever that no variant has trained.
         self._untrained: Searcher | None = None
 
     def variant(self, name: str, model_dir: str) -> dict[str, Any]:
-        """Returns what a trained model reaches."""
+        """Returns the results of a trained model."""
         params = self._params(model_dir)
         spans = self._fill_in(self._config, params, self._searcher(name, params))
         (time,) = stage_times(model_dir)
@@ -117,7 +117,7 @@ class Measures:
         }
 
     def temperature(self, value: float, model_dir: str) -> dict[str, Any]:
-        """Returns what a temperature does to p(z|x), and with it to the utility."""
+        """Returns the effect of a temperature on p(z|x), and so on the utility."""
         params = self._params(model_dir)
         config = dataclasses.replace(self._config, temperature=value)
         spans = self._fill_in(config, params, self._searcher("", params))
@@ -165,18 +165,18 @@ def _interval(values: np.ndarray) -> dict[str, float]:
 
 
 def _with_equal_weights(spans) -> np.ndarray:
-    """log of the mean of p(y|z,x) over the retrieved documents: the reader alone."""
+    """Returns log of the mean p(y|z,x) over retrieved documents: the reader alone."""
     retrieved = spans.log_candidates[:, 1:]
     count = np.log(retrieved.shape[1])
     return np.logaddexp.reduce(retrieved, axis=1) - count
 
 
 def _silent(step: int, total: int, values: Mapping[str, float]) -> None:
-    """Reports to nobody."""
+    """Discards progress reports."""
 
 
 def main() -> None:
-    """Trains and measures what is missing."""
+    """Trains and measures every variant that has not been measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", required=True)
     parser.add_argument("--name", default="vital")

@@ -1,4 +1,4 @@
-"""Which tower REALM's gain comes from: queries and index of two stages, crossed.
+"""Finds which tower REALM's gain comes from, by crossing queries and indexes.
 
     python -m bench.which_tower --corpus runs/quickstart/corpus \
         --questions tasks/data/vital_questions.jsonl \
@@ -27,7 +27,7 @@ _BATCH = 32
 
 
 def main() -> None:
-    """Crosses the towers."""
+    """Prints recall for every combination of the towers."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("corpus", "questions", "before", "after"):
         parser.add_argument(f"--{name}", required=True)
