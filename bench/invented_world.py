@@ -93,7 +93,7 @@ class Fact:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What a model knows of the held-out facts.
+    """A model's knowledge of the held-out facts.
 
     Attributes:
       recall_at_1: share of facts whose block is found first.

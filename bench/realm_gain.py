@@ -135,7 +135,7 @@ class Study:
 
     @property
     def embed(self) -> EmbedConfig:
-        """How blocks are embedded."""
+        """Settings for embedding blocks."""
         return EmbedConfig(document_length=LENGTHS.document)
 
     def models(self, start: str) -> ModelFactory:

@@ -45,7 +45,7 @@ class HardwareConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LaunchConfig:
-    """Where and how the slices of a run are obtained, and when they are deleted.
+    """Settings for obtaining the slices of a run, and for deleting them.
 
     Attributes:
       project: project of Google Cloud.

@@ -46,9 +46,9 @@ def main(argv: Sequence[str]) -> int:
 def _local(argv: Sequence[str], stop: threading.Event) -> int:
     """Runs a chain of stages on this machine.
 
-    The gin file binds `local.Chain` (see gin/runs/quickstart.gin) and is given to every
-    stage, and so are --gin.BINDING=VALUE and --import_module. Ctrl-C stops all
-    processes at a safe point; the same command goes on later.
+    The gin file binds `local.Chain` (see gin/runs/quickstart.gin) and is passed to
+    every stage, as are --gin.BINDING=VALUE and --import_module. Ctrl-C stops all
+    processes at a safe point; the same command resumes later.
     """
     parser = configuration.make_parser("python -m tpu_launch local", _local.__doc__)
     parser.add_argument(

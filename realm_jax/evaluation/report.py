@@ -48,7 +48,7 @@ FORMAT_VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class _Chart:
-    """How a metric is drawn: its title, its caption and its axis."""
+    """Presentation of a metric: its title, its caption and its axis."""
 
     metric: str
     title: str

@@ -61,7 +61,7 @@ class StageTime:
 
 @dataclasses.dataclass(frozen=True)
 class RunInfo:
-    """What was run, and on which machine.
+    """Description of a run and its machine.
 
     Attributes:
       title: title of the page.

@@ -9,7 +9,7 @@ from realm_jax.training.refresh import RefreshMode
 
 @dataclasses.dataclass(frozen=True)
 class IndexUse:
-    """Which index a stage searches, where, and how often it is rebuilt.
+    """A stage's index: where it is searched, and how often it is rebuilt.
 
     Attributes:
       searcher: "device" or "scann".

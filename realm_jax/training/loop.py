@@ -82,7 +82,7 @@ def train(
                 state = replace_state(done, state)
                 inputs = inputs_at(done, state)
             except StoppedError:
-                # Waiting for an index may take longer than training; end here, so that
+                # Embedding may take longer than all of training; end here, so that
                 # the state is saved.
                 break
             with stopwatch.part(handing_over):

@@ -32,7 +32,7 @@ from realm_jax.training.index_client import IndexClient
 
 
 class RefreshMode(enum.Enum):
-    """When a new index is built, and by whom."""
+    """Mode of refreshing the index; see the module."""
 
     OFF = "off"
     BLOCKING = "blocking"
@@ -41,7 +41,7 @@ class RefreshMode(enum.Enum):
 
 
 class WhenStale(enum.Enum):
-    """What the trainer does when its index reaches the maximum age."""
+    """Action of the trainer when its index reaches the maximum age."""
 
     WAIT = "wait"
     WARN = "warn"

@@ -30,7 +30,7 @@ from realm_jax.types import Array
 
 @dataclasses.dataclass(frozen=True)
 class Renewal:
-    """How steps renew the index.
+    """Settings for renewing the index within steps.
 
     Attributes:
       period: updates in which every row is embedded once; None for no rolling.

@@ -72,7 +72,7 @@ class StageConfig:
     """The stage that this configures."""
 
     starts_from_nothing: ClassVar[bool] = False
-    """Whether the stage ordinarily starts from random parameters."""
+    """True if the stage ordinarily starts from random parameters."""
 
     def __post_init__(self):
         require_one_of("spans", self.spans, Spans)
@@ -86,7 +86,7 @@ class StageConfig:
 
     @property
     def index_use(self) -> IndexUse | None:
-        """How the stage uses an index; None if it uses none."""
+        """The stage's use of an index; None if it uses none."""
         return None
 
     def one_microbatch(self) -> Self:
