@@ -78,5 +78,7 @@ def test_scann_is_missed_before_an_index_is_made(monkeypatch, tmp_path):
 
 def test_a_package_around_a_module_may_be_missing(monkeypatch):
     hide(monkeypatch, "google.cloud")
+    # Other tests of this process have imported it.
+    monkeypatch.delitem(sys.modules, "google.cloud.storage", raising=False)
     with pytest.raises(BadInputError, match=r"google\.cloud\.storage"):
         require_extra("gcs", "a test")

@@ -19,6 +19,7 @@ from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.stage import Stage
+from realm_jax.training.step import FunctionLoss
 from tests import tiny_world
 from tests.tiny_world import (
     EMBED,
@@ -173,7 +174,7 @@ def test_a_shared_tower_trains_over_the_index_it_started_with(
     monkeypatch.setattr(
         finetune,
         "FinetuneLoss",
-        lambda *models: lambda params, *_: (0.0 * _sum(params), {}),
+        lambda *models: FunctionLoss(lambda params, *_: (0.0 * _sum(params), {})),
     )
     assert not finetune.run(config, report, stop)
     shutil.rmtree(tmp_path / "index")

@@ -7,8 +7,7 @@ import pytest
 from realm_jax.metrics import means as means_lib
 from realm_jax.training.optimizers import OptimizerConfig, make_optimizer
 from realm_jax.training.state import create_state
-from realm_jax.training.step import make_step
-from tests.training.function_loss import FunctionLoss
+from realm_jax.training.step import FunctionLoss, make_step
 
 
 @FunctionLoss

@@ -19,10 +19,10 @@ from realm_jax.training.checkpoints import Checkpointer
 from realm_jax.training.index_client import IndexClient
 from realm_jax.training.stage import Stage
 from realm_jax.training.state import create_state
+from realm_jax.training.step import FunctionLoss
 from realm_jax.training.step_timing import Accounting, Part, Stopwatch
 from tests import tiny_world
 from tests.tiny_world import NEVER, silent
-from tests.training.function_loss import FunctionLoss
 
 
 class Clock:

@@ -19,6 +19,7 @@ from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.stage import Stage
+from realm_jax.training.step import FunctionLoss
 from realm_jax.training.step_timing import Part
 from realm_jax.training.warm_start import ReaderMixture
 from tests import tiny_world
@@ -407,7 +408,7 @@ def test_a_lost_index_is_made_again_only_of_a_retriever_that_stayed(
     monkeypatch.setattr(
         warm_start,
         "WarmStartLoss",
-        lambda *models: (
+        lambda *models: FunctionLoss(
             lambda params, *_: (
                 0.0 * sum(leaf.sum() for leaf in jax.tree.leaves(params)),
                 {},
