@@ -35,8 +35,10 @@ def check_async(run, checker):
     assert checker.check_loaded() >= 3
     found = checker.steps()
     period = run.checkpoint_period
-    # As of a run that nobody disturbed: the last two, and what they resume with.
-    assert found["checkpoints"] == [run.steps - period, run.steps]
+    # The last two, and what they resume with. A trainer that was asked to stop has
+    # saved at that step, which may lie within the last period.
+    before, last = found["checkpoints"]
+    assert run.steps - period <= before < last == run.steps
     assert found["retriever"][-1] == found["index"][-1] == run.steps
     assert len(found["retriever"]) <= 2
     assert len(found["index"]) <= 5
