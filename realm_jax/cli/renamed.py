@@ -29,9 +29,15 @@ RENAMED = {
     "ANOTHER_CORPUS": "ALLOW_CORPUS_MISMATCH",
 }
 
-_OLD = re.compile("|".join(rf"(?<![\w.]){re.escape(old)}(?!\w)" for old in RENAMED))
-# A setting follows the class that has it.
-_OLD_SETTING = re.compile(r"(?<=\.)another_corpus(?!\w)")
+# A setting may follow the class that has it, any other name stands alone.
+_OLD = "|".join(
+    rf"(?<![\w.]){re.escape(old)}(?!\w)" for old in RENAMED if old != "another_corpus"
+)
+# Text and comments are matched first, so that names in them, such as a path's, stay.
+_TOKEN = re.compile(
+    r'"""[\s\S]*?"""|\'\'\'[\s\S]*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#.*'
+    rf"|(?P<old>{_OLD}|(?<!\w)another_corpus(?!\w))"
+)
 _log = logging.getLogger(__name__)
 # `configuration` silences the root logger while gin reads files.
 _log.setLevel(logging.WARNING)
@@ -44,14 +50,19 @@ def current(text: str, where: str) -> str:
       text: lines of a gin file, or a binding of the command line.
       where: the source of the text, for the warning about each old name.
     """
-    found = dict.fromkeys([*_OLD.findall(text), *_OLD_SETTING.findall(text)])
+    found: dict[str, None] = {}
+
+    def replaced(match: re.Match[str]) -> str:
+        old = match["old"]
+        if old is None:
+            return match.group()
+        found[old] = None
+        return RENAMED[old]
+
+    text = _TOKEN.sub(replaced, text)
     for old in found:
         _log.warning("%s: %s is now %s; please change it.", where, old, RENAMED[old])
-
-    def name_of_today(match: re.Match[str]) -> str:
-        return RENAMED[match.group()]
-
-    return _OLD_SETTING.sub(name_of_today, _OLD.sub(name_of_today, text))
+    return text
 
 
 def read_gin_files_by_old_names() -> None:

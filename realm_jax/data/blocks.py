@@ -29,6 +29,7 @@ import numpy.typing as npt
 from array_record.python.array_record_module import ArrayRecordReader
 from jaxtyping import Int, Int32, Int64
 
+from realm_jax.data import layout
 from realm_jax.data.salient_spans import Span
 from realm_jax.data.store_files import map_array, read_manifest, require_sound
 from realm_jax.data.wordpiece import WordPiece
@@ -175,6 +176,22 @@ class BlockStore:
         """
         require_sound(self.directory, parse_files(self.info["files"]), contents=True)
 
+    def documents(self, block_ids: Int[np.ndarray, "*batch"]) -> layout.Documents:
+        """Returns the blocks' wordpieces and lengths; -1 has none.
+
+        Raises:
+          BadInputError: an id is out of range.
+        """
+        rows = np.asarray(block_ids, np.int64)
+        _check_ids(rows, NULL_BLOCK, self.num_blocks)
+        real = rows != NULL_BLOCK
+        rows = np.where(real, rows, 0)
+        starts = self._offsets[rows]
+        titles = self._title_lengths[rows].astype(np.int64)
+        bodies = self._offsets[rows + 1] - starts - titles
+        titles, bodies = np.where(real, titles, 0), np.where(real, bodies, 0)
+        return layout.consecutive(self._ids, starts, titles, bodies)
+
     def document_ids(
         self, block_ids: Int[np.ndarray, "*batch"], length: int
     ) -> tuple[
@@ -201,19 +218,13 @@ class BlockStore:
                 f"expected room for [CLS] [SEP] [SEP], got a document length of "
                 f"{length}; raise it to 3 or more."
             )
-        shape = np.shape(block_ids)
-        starts, titles, bodies = self._extents(block_ids)
-        body_starts = starts + titles
-        titles = np.minimum(titles, length - 3)
-        bodies = np.minimum(bodies, length - 3 - titles)
-        ids = self._place(starts, titles, 1, length)
-        ids += self._place(body_starts, bodies, titles + 2, length)
-        rows = np.arange(len(ids))
-        ids[:, 0] = self.vocabulary.cls
-        ids[rows, titles + 1] = self.vocabulary.sep
-        ids[rows, titles + bodies + 2] = self.vocabulary.sep
-        segments = _segment_ids(titles + 2, titles + bodies + 3, length)
-        return ids.reshape(*shape, length), segments.reshape(*shape, length)
+        return layout.document_inputs(
+            self.documents(block_ids),
+            length,
+            self.vocabulary.cls,
+            self.vocabulary.sep,
+            np,
+        )
 
     def joined_ids(
         self,
@@ -239,36 +250,15 @@ class BlockStore:
           BadInputError: an id is out of range or `length` leaves no room.
         """
         query_ids = np.asarray(query_ids)
-        shape = np.shape(block_ids)
         if length <= query_ids.shape[-1]:
             raise BadInputError(
                 f"expected a joined length above the query length "
                 f"{query_ids.shape[-1]}, got {length}; raise it."
             )
-        queries = np.repeat(
-            query_ids.reshape(-1, query_ids.shape[-1]), shape[-1], axis=0
+        documents = self.documents(block_ids)
+        return layout.joined_inputs(
+            documents, query_ids, length, self.vocabulary.sep, np
         )
-        query_lengths = np.count_nonzero(queries, axis=-1)
-        starts, titles, bodies = self._extents(block_ids)
-        bodies = np.minimum(bodies, length - 1 - query_lengths)
-        ids = self._place(starts + titles, bodies, query_lengths, length)
-        ids[:, : queries.shape[-1]] += queries
-        ends = query_lengths + bodies
-        ids[np.arange(len(ids)), ends] = self.vocabulary.sep
-        segments = _segment_ids(query_lengths, ends + 1, length)
-        return ids.reshape(*shape, length), segments.reshape(*shape, length)
-
-    def title_ids(
-        self, block_ids: Int[np.ndarray, "*batch"], length: int
-    ) -> Int32[np.ndarray, "*batch length"]:
-        """Returns titles without special pieces, truncated or padded to `length`.
-
-        Raises:
-          BadInputError: an id is out of range.
-        """
-        starts, titles, _ = self._extents(block_ids)
-        ids = self._place(starts, np.minimum(titles, length), 0, length)
-        return ids.reshape(*np.shape(block_ids), length)
 
     def body_ids(
         self, block_ids: Int[np.ndarray, "*batch"], length: int
@@ -278,9 +268,7 @@ class BlockStore:
         Raises:
           BadInputError: an id is out of range.
         """
-        starts, titles, bodies = self._extents(block_ids)
-        ids = self._place(starts + titles, np.minimum(bodies, length), 0, length)
-        return ids.reshape(*np.shape(block_ids), length)
+        return layout.body_inputs(self.documents(block_ids), length, np)
 
     def body_lengths(
         self, block_ids: Int[np.ndarray, "*batch"]
@@ -290,7 +278,7 @@ class BlockStore:
         Raises:
           BadInputError: an id is out of range.
         """
-        return self._extents(block_ids)[2].reshape(np.shape(block_ids))
+        return self.documents(block_ids).body_lengths
 
     def title_lengths(
         self, block_ids: Int[np.ndarray, "*batch"]
@@ -300,7 +288,7 @@ class BlockStore:
         Raises:
           BadInputError: an id is out of range.
         """
-        return self._extents(block_ids)[1].reshape(np.shape(block_ids))
+        return self.documents(block_ids).title_lengths
 
     def text(self, block_id: int) -> BlockText:
         """Returns the text of one block; the null document has none.
@@ -359,25 +347,6 @@ class BlockStore:
             file_reader_buffer_size=1 << 15,
         )
 
-    def _extents(self, block_ids) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns start in `ids`, title length and body length of each block, flat."""
-        rows = np.asarray(block_ids, np.int64).reshape(-1)
-        _check_ids(rows, NULL_BLOCK, self.num_blocks)
-        real = rows != NULL_BLOCK
-        rows = np.where(real, rows, 0)
-        starts = self._offsets[rows]
-        titles = self._title_lengths[rows].astype(np.int64)
-        bodies = self._offsets[rows + 1] - starts - titles
-        return starts, np.where(real, titles, 0), np.where(real, bodies, 0)
-
-    def _place(self, starts, counts, first, length: int) -> np.ndarray:
-        """Returns zero rows with stored pieces starts..starts+counts at `first`."""
-        first = np.broadcast_to(first, starts.shape)[:, None]
-        column = np.arange(length)
-        inside = (column >= first) & (column < first + counts[:, None])
-        source = np.where(inside, starts[:, None] - first + column, 0)
-        return np.where(inside, self._ids[source], 0).astype(np.int32)
-
 
 def read_info(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """Returns the content of a store's corpus.json.
@@ -388,12 +357,6 @@ def read_info(directory: str | os.PathLike[str]) -> dict[str, Any]:
     return read_manifest(
         Path(directory) / INFO_FILE, FORMAT_VERSION, "a prepared corpus"
     )
-
-
-def _segment_ids(starts: np.ndarray, ends: np.ndarray, length: int) -> np.ndarray:
-    column = np.arange(length)
-    inside = (column >= starts[:, None]) & (column < ends[:, None])
-    return inside.astype(np.int32)
 
 
 def _check_ids(rows: np.ndarray, lowest: int, num_blocks: int) -> None:

@@ -68,40 +68,6 @@ def query_row(
     return row
 
 
-def document_row(
-    title: Int[np.ndarray, " title"],
-    body: Int[np.ndarray, " body"],
-    length: int,
-    vocabulary: WordPiece,
-) -> tuple[Int32[np.ndarray, " length"], Int32[np.ndarray, " length"]]:
-    """Returns ids and segments of `[CLS] title [SEP] body [SEP]`, padded with 0.
-
-    Equivalent to `BlockStore.document_ids`, for documents outside a store: the title
-    comes first, the body takes the remaining space, the last [SEP] is always kept.
-
-    Raises:
-      BadInputError: `length` is below 3.
-    """
-    if length < 3:
-        raise BadInputError(
-            f"expected room for [CLS] [SEP] [SEP], got a document length of {length}; "
-            "raise it to 3 or more (the paper uses 288)."
-        )
-    title = title[: length - 3]
-    body = body[: length - 3 - len(title)]
-    body_start = len(title) + 2
-    end = body_start + len(body) + 1
-    ids = np.zeros(length, np.int32)
-    ids[0] = vocabulary.cls
-    ids[1 : body_start - 1] = title
-    ids[body_start - 1] = vocabulary.sep
-    ids[body_start : end - 1] = body
-    ids[end - 1] = vocabulary.sep
-    segments = np.zeros(length, np.int32)
-    segments[body_start:end] = 1
-    return ids, segments
-
-
 def pieces_of_sentence(
     offsets: Int[np.ndarray, "pieces 2"], sentence: tuple[int, int]
 ) -> slice:

@@ -1,19 +1,19 @@
 """Makes inverse cloze examples: a sentence paired with its block (ORQA, §4)."""
 
 import numpy as np
+from jaxtyping import Int
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.features import (
     Example,
     FeatureSpecs,
-    document_row,
     int32,
     pieces_of_sentence,
     query_row,
-    stack,
 )
+from realm_jax.data.layout import document_inputs, from_lists
 from realm_jax.data.splits import stable_uniform
-from realm_jax.data.wordpiece import Encoding, WordPiece
+from realm_jax.data.wordpiece import Encoding
 from realm_jax.errors import BadInputError
 
 QUERY_LENGTH = 64
@@ -45,46 +45,24 @@ def inverse_cloze_specs(
     }
 
 
-def make_ict_example(
-    title: np.ndarray,
-    body: Encoding,
-    sentence: tuple[int, int],
-    *,
-    vocabulary: WordPiece,
-    remove: bool,
-    block_id: int,
-    query_length: int = QUERY_LENGTH,
-    document_length: int = DOCUMENT_LENGTH,
-) -> Example | None:
-    """Returns the pair of a sentence and its block.
+def take_sentence(
+    body: Encoding, sentence: tuple[int, int], remove: bool
+) -> tuple[Int[np.ndarray, " query"], Int[np.ndarray, " rest"]] | None:
+    """Returns the wordpieces of a sentence, and of the body that it is paired with.
 
     Args:
-      title: wordpieces of the block's title.
-      body: wordpieces of the block's body.
+      body: wordpieces of a block's body.
       sentence: characters [start, end) of the sentence in the body.
-      vocabulary: the tokenizer of the wordpieces.
-      remove: whether the document is the block without the sentence.
-      block_id: the block.
-      query_length: wordpieces of the query, `[CLS]` and `[SEP]` included.
-      document_length: wordpieces of the document, special pieces included.
+      remove: whether the sentence is removed from the body.
 
     Returns:
-      The features of `inverse_cloze_specs`, or None if the sentence has no wordpieces
-      or the rest of the body would be empty.
+      None if the sentence has no wordpieces or the rest of the body would be empty.
     """
     query = pieces_of_sentence(body.offsets, sentence)
     if query.start == query.stop:
         return None
     rest = np.delete(body.ids, query) if remove else body.ids
-    if not len(rest):
-        return None
-    ids, segments = document_row(title, rest, document_length, vocabulary)
-    return {
-        "query_ids": query_row(body.ids[query], query_length, vocabulary),
-        "document_ids": ids,
-        "document_segment_ids": segments,
-        "block_ids": np.array(block_id, np.int32),
-    }
+    return (body.ids[query], rest) if len(rest) else None
 
 
 def inverse_cloze_examples(
@@ -117,24 +95,30 @@ def inverse_cloze_examples(
     Raises:
       BadInputError: a block id is out of range or a text cannot be read.
     """
-    specs = inverse_cloze_specs(query_length, document_length)
+    inverse_cloze_specs(query_length, document_length)  # Checks the lengths.
     texts = store.texts(block_ids)
     titles = store.vocabulary.encode_batch([text.title for text in texts])
     bodies = store.vocabulary.encode_batch([text.body for text in texts])
-    made = (
-        make_ict_example(
-            title.ids,
-            body,
-            sentence,
-            vocabulary=store.vocabulary,
-            remove=stable_uniform(seed, int(block), index) < removal_probability,
-            block_id=int(block),
-            query_length=query_length,
-            document_length=document_length,
-        )
-        for block, text, title, body in zip(
-            block_ids, texts, titles, bodies, strict=True
-        )
-        for index, sentence in enumerate(text.sentences)
+    ids, paired_titles, queries, rests = [], [], [], []
+    for block, text, title, body in zip(block_ids, texts, titles, bodies, strict=True):
+        for index, sentence in enumerate(text.sentences):
+            remove = stable_uniform(seed, int(block), index) < removal_probability
+            pair = take_sentence(body, sentence, remove)
+            if pair is not None:
+                ids.append(block)
+                paired_titles.append(title.ids)
+                queries.append(query_row(pair[0], query_length, store.vocabulary))
+                rests.append(pair[1])
+    document_ids, segments = document_inputs(
+        from_lists(paired_titles, rests),
+        document_length,
+        store.vocabulary.cls,
+        store.vocabulary.sep,
+        np,
     )
-    return stack([example for example in made if example is not None], specs)
+    return {
+        "query_ids": np.array(queries, np.int32).reshape(-1, query_length),
+        "document_ids": document_ids,
+        "document_segment_ids": segments,
+        "block_ids": np.array(ids, np.int32),
+    }

@@ -5,10 +5,11 @@ masked span could be copied without understanding), the null document is prepend
 the blocks are converted to token arrays.
 """
 
+from types import ModuleType
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from realm_jax.errors import BadInputError
 from realm_jax.types import NULL_BLOCK, Array, Candidates, Neighbours, PretrainBatch
@@ -89,7 +90,7 @@ def pretrain_candidates(
         np.asarray(batch.source_block),
         joined_length,
     )
-    block_ids = choose_blocks(neighbours.ids, trivial, num_candidates, include_null)
+    block_ids, _ = choose_blocks(neighbours.ids, trivial, num_candidates, include_null)
     return gather_candidates(
         store,
         block_ids,
@@ -116,7 +117,7 @@ def question_candidates(
     `pretrain_candidates` for the arguments and errors.
     """
     ids = np.asarray(neighbours.ids)
-    block_ids = choose_blocks(
+    block_ids, _ = choose_blocks(
         ids, np.zeros(ids.shape, bool), num_candidates, include_null
     )
     return gather_candidates(
@@ -129,20 +130,30 @@ def question_candidates(
     )
 
 
-def restore_queries(batch: PretrainBatch) -> Int[np.ndarray, "batch query"]:
-    """Returns the queries with the scored masks restored; other masks become -1."""
-    query_ids = np.array(batch.query_ids)
-    positions = np.asarray(batch.mask_positions)
-    scored = np.asarray(batch.mask_weights) > 0
-    rows = np.flatnonzero(scored.any(axis=1))
-    first = positions[rows, scored[rows].argmax(axis=1)]
-    mask_ids = np.full((len(query_ids), 1), UNKNOWN)
-    mask_ids[rows, 0] = query_ids[rows, first]
-    # Unused positions are 0, where the existing [CLS] is written back.
-    present = np.take_along_axis(query_ids, positions, axis=1)
-    restored = np.where(scored, np.asarray(batch.mask_ids), present)
-    np.put_along_axis(query_ids, positions, restored, axis=1)
-    return np.where(query_ids == mask_ids, UNKNOWN, query_ids)
+def restore_queries(
+    batch: PretrainBatch, xp: ModuleType = np
+) -> Int[Array, "batch query"]:
+    """Returns the queries with the scored masks restored; other masks become -1.
+
+    Args:
+      batch: the masked sentences.
+      xp: numpy or jax.numpy.
+    """
+    query_ids, positions, mask_ids = map(
+        xp.asarray, (batch.query_ids, batch.mask_positions, batch.mask_ids)
+    )
+    scored = xp.asarray(batch.mask_weights) > 0
+    first = xp.argmax(scored, axis=1)[:, None]
+    mask_id = xp.take_along_axis(
+        query_ids, xp.take_along_axis(positions, first, axis=1), axis=1
+    )
+    mask_id = xp.where(scored.any(axis=1, keepdims=True), mask_id, UNKNOWN)
+    column = xp.arange(query_ids.shape[1])
+    here = scored[..., None] & (positions[..., None] == column)
+    # Positions are distinct, so the largest is the only one.
+    masked = xp.where(here, mask_ids[..., None], 0).max(axis=1)
+    restored = xp.where(here.any(axis=1), masked, query_ids)
+    return xp.where(restored == mask_id, UNKNOWN, restored)
 
 
 def find_trivial(
@@ -165,14 +176,23 @@ def find_trivial(
       body_length: wordpieces of a body to compare; the reader sees no more.
     """
     bodies = store.body_ids(block_ids, body_length)
-    repeated = np.stack(
+    shares = np.stack(
         [
-            share_of_grams(ids[ids != 0][1:-1], body) >= TRIVIAL_SHARE
+            share_of_grams(ids[ids != 0][1:-1], body)
             for ids, body in zip(restored_ids, bodies, strict=True)
         ]
     )
+    return is_trivial(block_ids, shares, source_block)
+
+
+def is_trivial(
+    block_ids: Int[Array, "batch neighbour"],
+    shares: Float[Array, "batch neighbour"],
+    source_block: Int[Array, " batch"],
+) -> Bool[Array, "batch neighbour"]:
+    """Marks the source of each sentence and blocks that hold most of its grams."""
     from_source = block_ids == source_block[:, None]
-    return (from_source | repeated) & (block_ids != NULL_BLOCK)
+    return (from_source | (shares >= TRIVIAL_SHARE)) & (block_ids != NULL_BLOCK)
 
 
 def share_of_grams(
@@ -224,10 +244,11 @@ def _grams(ranks: Int[np.ndarray, "*dims length"], size: int) -> np.ndarray:
 
 def choose_blocks(
     block_ids: Int[Array, "batch neighbour"],
-    dropped: Bool[np.ndarray, "batch neighbour"],
+    dropped: Bool[Array, "batch neighbour"],
     num_candidates: int,
     include_null: bool,
-) -> Int[np.ndarray, "batch candidate"]:
+    xp: ModuleType = np,
+) -> tuple[Int[Array, "batch candidate"], Int[Array, "batch candidate"]]:
     """Returns the best blocks that were not dropped, after the null document.
 
     Args:
@@ -235,9 +256,11 @@ def choose_blocks(
       dropped: True for blocks not to choose.
       num_candidates: blocks to return, the null document included.
       include_null: whether the null document is at position 0.
+      xp: numpy or jax.numpy.
 
     Returns:
-      Block ids in their original order; -1 for the null document and for empty slots.
+      int32 block ids in their original order, and their places among the neighbours;
+      both are -1 for the null document and for empty slots.
 
     Raises:
       BadInputError: there is no room for a retrieved document.
@@ -249,13 +272,24 @@ def choose_blocks(
             f"{'included' if include_null else 'left out'}, got {num_candidates}; "
             "raise NUM_CANDIDATES."
         )
-    kept = np.where(dropped, NULL_BLOCK, np.asarray(block_ids)).astype(np.int32)
+    kept = xp.where(dropped, NULL_BLOCK, xp.asarray(block_ids)).astype(xp.int32)
     # A stable sort moves the kept blocks to the front in their order.
-    order = np.argsort(kept == NULL_BLOCK, axis=1, kind="stable")
-    chosen = np.take_along_axis(kept, order, axis=1)[:, :num_retrieved]
-    missing = num_retrieved - chosen.shape[1]
-    padding = ((0, 0), (int(include_null), missing))
-    return np.pad(chosen, padding, constant_values=NULL_BLOCK)
+    order = xp.argsort(kept == NULL_BLOCK, axis=1, stable=True)[:, :num_retrieved]
+    chosen = xp.take_along_axis(kept, order, axis=1)
+    places = xp.where(chosen == NULL_BLOCK, -1, order)
+    padding = ((0, 0), (int(include_null), num_retrieved - chosen.shape[1]))
+    return (
+        xp.pad(chosen, padding, constant_values=NULL_BLOCK),
+        xp.pad(places, padding, constant_values=-1),
+    )
+
+
+def valid_slots(
+    block_ids: Int[Array, "batch candidate"], include_null: bool, xp: ModuleType = np
+) -> Bool[Array, "batch candidate"]:
+    """Marks the slots that hold a block, or the null document at position 0."""
+    is_null = (xp.arange(block_ids.shape[1]) == 0) & include_null
+    return (block_ids != NULL_BLOCK) | is_null
 
 
 def gather_candidates(
@@ -278,8 +312,6 @@ def gather_candidates(
       include_null: whether -1 at position 0 is the null document, which is valid, or an
         empty slot.
     """
-    valid = block_ids != NULL_BLOCK
-    valid[:, 0] |= include_null
     document_ids, document_segments = store.document_ids(block_ids, document_length)
     joined_ids, joined_segments = store.joined_ids(query_ids, block_ids, joined_length)
     return Candidates(
@@ -288,5 +320,5 @@ def gather_candidates(
         document_segment_ids=document_segments,
         joined_ids=joined_ids,
         joined_segment_ids=joined_segments,
-        valid=valid,
+        valid=valid_slots(block_ids, include_null),
     )

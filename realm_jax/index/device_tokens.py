@@ -1,7 +1,9 @@
 """Keeps the corpus's wordpieces on the devices, and builds candidates there.
 
-It is the device counterpart of `candidates.py` and of the layouts in `data/blocks.py`:
-search results become the input of the same step without a transfer to the host.
+Search results become the input of the same step without a transfer to the host. Blocks
+are chosen and laid out by the functions that the host uses (`candidates.py`,
+`data/layout.py`). Near-duplicates alone are found in another way: devices compare every
+pair of grams, the host sorts them, which takes it a fifth of the time.
 """
 
 import dataclasses
@@ -12,12 +14,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from realm_jax.data.blocks import BlockStore
-from realm_jax.index.candidates import GRAM_SIZE, TRIVIAL_SHARE, UNKNOWN
+from realm_jax.data.layout import (
+    Documents,
+    body_inputs,
+    document_inputs,
+    joined_inputs,
+)
+from realm_jax.index.candidates import (
+    GRAM_SIZE,
+    UNKNOWN,
+    choose_blocks,
+    is_trivial,
+    restore_queries,
+    valid_slots,
+)
 from realm_jax.index.device_search import gather_rows, place_rows
-from realm_jax.types import NULL_BLOCK, Array, Candidates, Neighbours, PretrainBatch
+from realm_jax.types import Array, Candidates, Neighbours, PretrainBatch
 
 _READ_BLOCKS = 1 << 16
 
@@ -99,15 +114,14 @@ class _Rows:
         return rows
 
     def _ids(self, start: int, stop: int) -> np.ndarray:
-        block_ids, column = np.arange(start, stop), np.arange(self.width)
+        stored = self._store.documents(np.arange(start, stop))
+        column = np.arange(self.width)
         titles = self.title_lengths(start, stop)[:, None]
-        places = np.clip(column - titles, 0, self._longest_body)
-        # One additional column of padding, to which positions beyond the body refer.
-        bodies = self._store.body_ids(block_ids, self._longest_body)
-        bodies = np.pad(bodies, ((0, 0), (0, 1)))
-        title_ids = self._store.title_ids(block_ids, self.width)
-        in_title = column < titles
-        return np.where(in_title, title_ids, np.take_along_axis(bodies, places, 1))
+        ends = titles + self.body_lengths(start, stop)[:, None]
+        beyond_title = stored.title_lengths[:, None] + column - titles
+        places = np.where(column < titles, column, beyond_title)
+        inside = column < ends
+        return np.where(inside, stored.take(np.where(inside, places, 0)), 0)
 
 
 def _parts(start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -135,57 +149,48 @@ def pretrain_candidates(
       mesh: the devices of the table.
     """
     found = gather_rows(table, neighbours.ids, mesh)
-    bodies = _bodies(found, layout.joined)
+    bodies = body_inputs(documents(found), layout.joined, jnp)
     trivial = find_trivial(
-        neighbours.ids, bodies, restore_queries(batch), batch.source_block
+        neighbours.ids, bodies, restore_queries(batch, jnp), batch.source_block
     )
-    kept = jnp.where(trivial, NULL_BLOCK, neighbours.ids)
-    # A stable sort moves the kept blocks to the front in their order.
-    order = jnp.argsort(kept == NULL_BLOCK, axis=1, stable=True)
-    order = order[:, : num_candidates - 1]
-    block_ids = jnp.take_along_axis(kept, order, axis=1)
-    missing = num_candidates - 1 - block_ids.shape[1]
-    block_ids = jnp.pad(
-        block_ids, ((0, 0), (1, missing)), constant_values=NULL_BLOCK
-    ).astype(jnp.int32)
+    block_ids, places = choose_blocks(
+        neighbours.ids, trivial, num_candidates, include_null=True, xp=jnp
+    )
 
     def of_chosen(array: Array) -> Array:
-        index = order.reshape(*order.shape, *([1] * (array.ndim - 2)))
-        chosen = jnp.take_along_axis(array, index, axis=1)
-        chosen = jnp.pad(chosen, ((0, 0), (1, missing), *([(0, 0)] * (array.ndim - 2))))
-        real = (block_ids != NULL_BLOCK).reshape(
-            *block_ids.shape, *([1] * (array.ndim - 2))
-        )
-        return jnp.where(real, chosen, 0)
+        dims = (..., *[None] * (array.ndim - 2))
+        chosen = jnp.take_along_axis(array, jnp.maximum(places, 0)[dims], axis=1)
+        return jnp.where((places >= 0)[dims], chosen, 0)
 
-    documents: TokenTable = jax.tree.map(of_chosen, found)
-    document_ids, document_segments = document_inputs(documents, layout)
-    joined_ids, joined_segments = _joined_inputs(batch.query_ids, documents, layout)
+    chosen = documents(jax.tree.map(of_chosen, found))
+    document_ids, document_segments = embedder_inputs(chosen, layout)
+    joined_ids, joined_segments = joined_inputs(
+        chosen, batch.query_ids, layout.joined, layout.sep, jnp
+    )
     return Candidates(
         block_ids=block_ids,
         document_ids=document_ids,
         document_segment_ids=document_segments,
         joined_ids=joined_ids,
         joined_segment_ids=joined_segments,
-        valid=(block_ids != NULL_BLOCK).at[:, 0].set(True),
+        valid=valid_slots(block_ids, True, jnp),
     )
 
 
-def restore_queries(batch: PretrainBatch) -> Int[Array, "batch query"]:
-    """Returns the queries with the scored masks restored; other masks become -1."""
-    scored = batch.mask_weights > 0
-    present = jnp.take_along_axis(batch.query_ids, batch.mask_positions, axis=1)
-    first = jnp.argmax(scored, axis=1)[:, None]
-    mask_id = jnp.take_along_axis(present, first, axis=1)
-    mask_id = jnp.where(scored.any(axis=1, keepdims=True), mask_id, UNKNOWN)
-    rows = jnp.arange(len(batch.query_ids))[:, None]
-    # Unused positions are 0, where the existing [CLS] is written back.
-    restored = (
-        jnp.asarray(batch.query_ids)
-        .at[rows, batch.mask_positions]
-        .set(jnp.where(scored, batch.mask_ids, present))
-    )
-    return jnp.where(restored == mask_id, UNKNOWN, restored)
+def documents(rows: TokenTable) -> Documents:
+    """Returns rows of the table, in any shape; zeros are the null document."""
+
+    def take(places: Int[Array, "*dims length"]) -> Array:
+        return jnp.take_along_axis(rows.ids, places, axis=-1, mode="clip")
+
+    return Documents(take, rows.title_lengths, rows.body_lengths)
+
+
+def embedder_inputs(
+    documents: Documents, layout: DocumentLayout
+) -> tuple[Int[Array, "*dims document"], Int[Array, "*dims document"]]:
+    """Returns `[CLS] title [SEP] body [SEP]` and segments, see `document_inputs`."""
+    return document_inputs(documents, layout.document, layout.cls, layout.sep, jnp)
 
 
 def find_trivial(
@@ -199,13 +204,12 @@ def find_trivial(
     lengths = (restored_ids != 0).sum(axis=1) - 2
     sentences = restored_ids[:, 1:]
 
-    def repeated(of_all: Int[Array, "batch length"]) -> Bool[Array, " batch"]:
-        return jax.vmap(_share_of_grams)(sentences, lengths, of_all) >= TRIVIAL_SHARE
+    def shares(of_all: Int[Array, "batch length"]) -> Float[Array, " batch"]:
+        return jax.vmap(_share_of_grams)(sentences, lengths, of_all)
 
     # One neighbour at a time, to bound the memory for [query, body] matrices.
-    shares = jax.lax.map(repeated, jnp.moveaxis(bodies, 1, 0))
-    from_source = block_ids == source_block[:, None]
-    return (from_source | shares.T) & (block_ids != NULL_BLOCK)
+    by_neighbour = jax.lax.map(shares, jnp.moveaxis(bodies, 1, 0))
+    return is_trivial(block_ids, by_neighbour.T, source_block)
 
 
 def _share_of_grams(
@@ -238,56 +242,3 @@ def _share_of_grams(
     in_body = jnp.arange(len(body)) <= len(body) - size
     held = (equal_grams(sentence, body) & in_body[None, :]).any(axis=1)
     return (wanted & held).sum() / jnp.maximum(wanted.sum(), 1)
-
-
-def _bodies(found: TokenTable, length: int) -> Int[Array, "*dims length"]:
-    column = jnp.arange(length)
-    inside = column < found.body_lengths[..., None]
-    places = jnp.where(inside, found.title_lengths[..., None] + column, 0)
-    return jnp.where(inside, jnp.take_along_axis(found.ids, places, axis=-1), 0)
-
-
-def document_inputs(
-    documents: TokenTable, layout: DocumentLayout
-) -> tuple[Int[Array, "*dims document"], Int[Array, "*dims document"]]:
-    """Returns `[CLS] title [SEP] body [SEP]` and segments, as `BlockStore` does.
-
-    Args:
-      documents: rows of the table, in any shape; zeros are the null document.
-      layout: length and special wordpieces.
-    """
-    length = layout.document
-    column = jnp.arange(length)
-    stored_titles = documents.title_lengths[..., None]
-    titles = jnp.minimum(stored_titles, length - 3)
-    bodies = jnp.minimum(documents.body_lengths[..., None], length - 3 - titles)
-    first, last = titles + 2, titles + bodies + 2
-    in_title = (column > 0) & (column <= titles)
-    in_body = (column >= first) & (column < last)
-    places = jnp.where(in_title, column - 1, 0)
-    places = jnp.where(in_body, stored_titles + column - first, places)
-    ids = jnp.where(
-        in_title | in_body, jnp.take_along_axis(documents.ids, places, axis=-1), 0
-    )
-    ids = jnp.where(column == 0, layout.cls, ids)
-    ids = jnp.where((column == titles + 1) | (column == last), layout.sep, ids)
-    segments = (column >= first) & (column <= last)
-    return ids.astype(jnp.int32), segments.astype(jnp.int32)
-
-
-def _joined_inputs(
-    query_ids: Int[Array, "batch query"], documents: TokenTable, layout: DocumentLayout
-) -> tuple[Int[Array, "batch candidate joined"], Int[Array, "batch candidate joined"]]:
-    length = layout.joined
-    column = jnp.arange(length)
-    queries = jnp.pad(query_ids, ((0, 0), (0, length - query_ids.shape[1])))
-    first = (query_ids != 0).sum(axis=1)[:, None, None]
-    bodies = jnp.minimum(documents.body_lengths[..., None], length - 1 - first)
-    last = first + bodies
-    in_body = (column >= first) & (column < last)
-    places = jnp.where(in_body, documents.title_lengths[..., None] + column - first, 0)
-    body_ids = jnp.take_along_axis(documents.ids, places, axis=-1)
-    ids = jnp.where(in_body, body_ids, queries[:, None, :])
-    ids = jnp.where(column == last, layout.sep, ids)
-    segments = (column >= first) & (column <= last)
-    return ids.astype(jnp.int32), segments.astype(jnp.int32)

@@ -9,11 +9,12 @@ on the same topic (an extension; ICT, too, removes sentences from their blocks).
 import numpy as np
 from jaxtyping import Int
 
+from realm_jax.data.layout import from_lists, joined_inputs
 from realm_jax.index.candidates import (
     UNKNOWN,
     TokenStore,
-    gather_candidates,
     restore_queries,
+    valid_slots,
 )
 from realm_jax.types import NULL_BLOCK, Candidates, PretrainBatch
 
@@ -45,31 +46,22 @@ def own_candidates(
     ]
     is_left = np.array([len(rest) > 0 for rest in rests])
     block_ids = np.where(is_left, source, NULL_BLOCK).astype(np.int32)[:, None]
-    candidates = gather_candidates(
-        store,
-        block_ids,
+    document_ids, document_segments = store.document_ids(block_ids, document_length)
+    joined_ids, joined_segments = joined_inputs(
+        from_lists([rest[:0] for rest in rests], rests),
         query_ids,
-        document_length=document_length,
-        joined_length=joined_length,
-        include_null=False,
+        joined_length,
+        # The last wordpiece of a query is [SEP].
+        query_ids[0, np.count_nonzero(query_ids[0]) - 1],
+        np,
     )
-    joined_ids = np.zeros_like(candidates.joined_ids)
-    segments = np.zeros_like(candidates.joined_segment_ids)
-    for row, (query, rest) in enumerate(zip(query_ids, rests, strict=True)):
-        first = np.count_nonzero(query)
-        last = first + min(len(rest), joined_length - 1 - first)
-        joined_ids[row, 0, :first] = query[:first]
-        joined_ids[row, 0, first:last] = rest[: last - first]
-        # [SEP], which is the query's last wordpiece, too.
-        joined_ids[row, 0, last] = query[first - 1]
-        segments[row, 0, first : last + 1] = 1
     return Candidates(
         block_ids=block_ids,
-        document_ids=candidates.document_ids,
-        document_segment_ids=candidates.document_segment_ids,
+        document_ids=document_ids,
+        document_segment_ids=document_segments,
         joined_ids=joined_ids,
-        joined_segment_ids=segments,
-        valid=candidates.valid,
+        joined_segment_ids=joined_segments,
+        valid=valid_slots(block_ids, include_null=False),
     )
 
 

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int, PyTree
 from realm_jax import axes
 from realm_jax.index import device_search
 from realm_jax.index.device_search import EmbeddingTable
-from realm_jax.index.device_tokens import TokenTable, document_inputs
+from realm_jax.index.device_tokens import TokenTable, documents, embedder_inputs
 from realm_jax.metrics import means as means_lib
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.candidate_search import RetrievingInputs, RetrievingLoss
@@ -118,14 +118,14 @@ def embed_slice(
         return jax.lax.with_sharding_constraint(split, by_device)
 
     def embed(first: Array) -> Float[Array, "device row projection"]:
-        documents = jax.tree.map(
+        rows = jax.tree.map(
             lambda array: jax.lax.dynamic_slice_in_dim(local(array), first, at_once, 1),
             tokens,
         )
-        flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), documents)
+        flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), rows)
         embeddings = loss.loss.retriever.apply(
             {"params": params["retriever"]},
-            *document_inputs(flat, loss.layout),
+            *embedder_inputs(documents(flat), loss.layout),
             method=Retriever.embed_documents,
         )
         return jnp.asarray(embeddings).reshape(num_devices, at_once, -1)

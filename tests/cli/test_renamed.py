@@ -64,6 +64,23 @@ def test_names_of_today_and_their_like_are_left_alone():
     assert renamed.current(text, "mine.gin") == text
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'CORPUS = "runs/another_corpus"',
+        "CORPUS = 'hosts.HostsConfig'  # beside another_corpus",
+        'NOTE = "a \\" another_corpus"',
+        'NOTE = """\nANOTHER_CORPUS\n"""',
+    ],
+)
+def test_text_and_comments_are_left_alone(text, caplog):
+    assert renamed.current(text, "mine.gin") == text
+    assert not caplog.records
+    old = f"{text}\nrun.EvaluateConfig.another_corpus = True"
+    new = f"{text}\nrun.EvaluateConfig.allow_corpus_mismatch = True"
+    assert renamed.current(old, "mine.gin") == new
+
+
 MACHINES = """
 from __gin__ import dynamic_registration
 from tpu_launch import job

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realm_jax.data.features import document_row, query_row, stack
+from realm_jax.data.features import query_row, stack
 from realm_jax.data.masking import pretrain_specs
 from realm_jax.errors import BadInputError
 
@@ -23,28 +23,10 @@ def test_a_query_row_keeps_its_ends_and_as_much_as_fits(small_store, pieces, len
     assert row.tolist() == expected
 
 
-@pytest.mark.parametrize("length", [3, 4, 8, 20, 48, 60])
-def test_a_document_row_is_what_the_store_makes(small_store, length):
-    blocks = np.arange(small_store.num_blocks)
-    ids, segments = small_store.document_ids(blocks, length)
-    for block in blocks:
-        text = small_store.text(block)
-        made = document_row(
-            small_store.vocabulary.encode(text.title).ids,
-            small_store.vocabulary.encode(text.body).ids,
-            length,
-            small_store.vocabulary,
-        )
-        np.testing.assert_array_equal(made[0], ids[block])
-        np.testing.assert_array_equal(made[1], segments[block])
-
-
-def test_rows_without_room_are_refused(small_store):
+def test_a_row_without_room_is_refused(small_store):
     pieces = np.array([7], np.int32)
     with pytest.raises(BadInputError, match="query length of 2"):
         query_row(pieces, 2, small_store.vocabulary)
-    with pytest.raises(BadInputError, match="document length of 2"):
-        document_row(pieces, pieces, 2, small_store.vocabulary)
 
 
 def test_no_examples_stack_to_arrays_of_no_rows():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from realm_jax.data.inverse_cloze import inverse_cloze_examples, make_ict_example
+from realm_jax.data.inverse_cloze import inverse_cloze_examples, take_sentence
 from realm_jax.errors import BadInputError
 
 
@@ -91,18 +91,20 @@ def test_what_is_removed_does_not_depend_on_how_blocks_are_grouped(small_store):
 
 
 def test_a_lone_sentence_cannot_be_removed(small_store):
-    vocabulary = small_store.vocabulary
-    title = vocabulary.encode("Ilm").ids
-    body = vocabulary.encode("Ilm is a river.")
-    assert (
-        make_ict_example(
-            title, body, (0, 15), vocabulary=vocabulary, remove=True, block_id=0
-        )
-        is None
-    )
-    assert make_ict_example(
-        title, body, (0, 15), vocabulary=vocabulary, remove=False, block_id=0
-    )
+    body = small_store.vocabulary.encode("Ilm is a river.")
+    assert take_sentence(body, (0, 15), remove=True) is None
+    query, rest = take_sentence(body, (0, 15), remove=False)
+    assert query.tolist() == rest.tolist() == body.ids.tolist()
+
+
+def test_no_block_gives_no_example(small_store):
+    examples = inverse_cloze_examples(small_store, np.arange(0), document_length=48)
+    assert {name: array.shape for name, array in examples.items()} == {
+        "query_ids": (0, 64),
+        "document_ids": (0, 48),
+        "document_segment_ids": (0, 48),
+        "block_ids": (0,),
+    }
 
 
 def test_lengths_without_room_are_refused(small_store):

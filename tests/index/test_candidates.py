@@ -197,9 +197,12 @@ def test_a_block_that_repeats_the_sentence_is_always_trivial(sentence, before, a
 )
 def test_choose_blocks_equals_a_filter(rows, dropped, num_candidates, include_null):
     drop = [bool(dropped >> place & 1) for place in range(5)]
-    chosen = candidates.choose_blocks(
+    chosen, places = candidates.choose_blocks(
         np.array(rows), np.array([drop] * len(rows)), num_candidates, include_null
     )
+    np.testing.assert_array_equal(places >= 0, chosen >= 0)
+    at_places = np.take_along_axis(np.array(rows), np.maximum(places, 0), axis=1)
+    np.testing.assert_array_equal(np.where(places >= 0, at_places, -1), chosen)
     for row, got in zip(rows, chosen, strict=True):
         kept = [b for b, gone in zip(row, drop, strict=True) if b >= 0 and not gone]
         expected = ([-1] if include_null else []) + kept + [-1] * num_candidates

@@ -11,6 +11,11 @@ import pytest
 
 from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
 from realm_jax.storage import open_store
+from realm_jax.training.checkpoint_manifests import (
+    HELD_OUT_UTILITY,
+    all_details,
+    best_step,
+)
 from tests.soak.jobs import Run
 from tests.soak.supervisor import Kills, faults, run_through, run_to_the_end
 from tests.tiny_world import assert_same_bits, read_item
@@ -35,10 +40,15 @@ def check_async(run, checker):
     assert checker.check_loaded() >= 3
     found = checker.steps()
     period = run.checkpoint_period
-    # The last two, and what they resume with. A trainer that was asked to stop has
-    # saved at that step, which may lie within the last period.
-    before, last = found["checkpoints"]
-    assert run.steps - period <= before < last == run.steps
+    # The newest two, the best of all, and what they resume with.
+    *older, before, last = found["checkpoints"]
+    assert last == run.steps
+    details = all_details(open_store(run.model_dir))
+    assert older in ([], [best_step(details)])
+    if before != run.steps - period:
+        # Saved between two periods: the best when a new index was measured there.
+        assert run.steps - period < before
+        assert HELD_OUT_UTILITY in details[before]
     assert found["retriever"][-1] == found["index"][-1] == run.steps
     assert len(found["retriever"]) <= 2
     assert len(found["index"]) <= 5

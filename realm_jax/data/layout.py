@@ -1,0 +1,149 @@
+"""Arranges wordpieces as the models' inputs, on the host and on devices alike.
+
+The functions compute with the array module that they are given, NumPy or jax.numpy, and
+read the wordpieces through `Documents.take`, from files or from arrays on devices.
+"""
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from realm_jax.types import Array
+
+
+class Documents(NamedTuple):
+    """Titles and bodies, wherever their wordpieces are stored.
+
+    Attributes:
+      take: returns the wordpieces at places [*dims, length], counted from the first one
+        of each title; the body follows its title. What it returns for a place outside
+        of a document does not matter.
+      title_lengths: wordpieces of each title.
+      body_lengths: wordpieces of each body.
+    """
+
+    take: Callable[[Int[Array, "*dims length"]], Int[Array, "*dims length"]]
+    title_lengths: Int[Array, "*dims"]
+    body_lengths: Int[Array, "*dims"]
+
+
+def consecutive(
+    pieces: Int[np.ndarray, " piece"],
+    starts: Int[np.ndarray, "*dims"],
+    title_lengths: Int[np.ndarray, "*dims"],
+    body_lengths: Int[np.ndarray, "*dims"],
+) -> Documents:
+    """Returns documents that follow one another in one array, perhaps a mapped file.
+
+    Args:
+      pieces: wordpieces, at least one.
+      starts: the first wordpiece of each title.
+      title_lengths: wordpieces of each title.
+      body_lengths: wordpieces of each body.
+    """
+
+    def take(places: Int[np.ndarray, "*dims length"]) -> np.ndarray:
+        return pieces.take(starts[..., None] + places, mode="clip")
+
+    return Documents(take, title_lengths, body_lengths)
+
+
+def from_lists(
+    titles: Sequence[Int[np.ndarray, " piece"]],
+    bodies: Sequence[Int[np.ndarray, " piece"]],
+) -> Documents:
+    """Returns one document per title and body of the same place."""
+    title_lengths = np.array([len(title) for title in titles], np.int64)
+    body_lengths = np.array([len(body) for body in bodies], np.int64)
+    ends = np.cumsum(title_lengths + body_lengths)
+    parts = [part for pair in zip(titles, bodies, strict=True) for part in pair]
+    # A last one, for an array that is not empty.
+    pieces = np.concatenate([*parts, np.zeros(1, np.int32)])
+    starts = ends - title_lengths - body_lengths
+    return consecutive(pieces, starts, title_lengths, body_lengths)
+
+
+def document_inputs(
+    documents: Documents, length: int, cls: int, sep: int, xp: ModuleType
+) -> tuple[Int[Array, "*dims length"], Int[Array, "*dims length"]]:
+    """Returns the embedder's input, `[CLS] title [SEP] body [SEP]`.
+
+    The title comes first and the body takes the remaining space; what does not fit is
+    truncated, but the last [SEP] is always kept.
+
+    Args:
+      documents: titles and bodies; the null document has neither.
+      length: wordpieces per row, at least 3.
+      cls: id of [CLS].
+      sep: id of [SEP].
+      xp: numpy or jax.numpy.
+
+    Returns:
+      int32 ids padded with 0, and segments: 0 for the title and padding, 1 for the body
+      and the [SEP] behind it.
+    """
+    stored_titles = documents.title_lengths[..., None]
+    titles = xp.minimum(stored_titles, length - 3)
+    bodies = xp.minimum(documents.body_lengths[..., None], length - 3 - titles)
+    column = xp.arange(length)
+    first, last = titles + 2, titles + 2 + bodies
+    in_title = (column > 0) & (column <= titles)
+    in_body = (column >= first) & (column < last)
+    body_places = xp.where(in_body, stored_titles + column - first, 0)
+    places = xp.where(in_title, column - 1, body_places)
+    ids = xp.where(in_title | in_body, documents.take(places), 0)
+    ids = xp.where(column == 0, cls, ids)
+    ids = xp.where((column == first - 1) | (column == last), sep, ids)
+    segments = (column >= first) & (column <= last)
+    return ids.astype(xp.int32), segments.astype(xp.int32)
+
+
+def joined_inputs(
+    documents: Documents,
+    query_ids: Int[Array, "*batch query"],
+    length: int,
+    sep: int,
+    xp: ModuleType,
+) -> tuple[
+    Int[Array, "*batch candidate length"], Int[Array, "*batch candidate length"]
+]:
+    """Returns the reader's input, `[CLS] x [SEP] body [SEP]`, without the title.
+
+    Args:
+      documents: the candidates of each query, [*batch, candidate].
+      query_ids: `[CLS] x [SEP]`, padded with 0 at the end.
+      length: wordpieces per row, more than those of a query row. The query is never
+        truncated; the body is cut to the remaining space.
+      sep: id of [SEP].
+      xp: numpy or jax.numpy.
+
+    Returns:
+      int32 ids padded with 0, and segments: 0 for the query and padding, 1 for the body
+      and the [SEP] behind it.
+    """
+    first = (query_ids != 0).sum(axis=-1)[..., None, None]
+    bodies = xp.minimum(documents.body_lengths[..., None], length - 1 - first)
+    last = first + bodies
+    column = xp.arange(length)
+    in_body = (column >= first) & (column < last)
+    titles = documents.title_lengths[..., None]
+    places = xp.where(in_body, titles + column - first, 0)
+    padding = [(0, 0)] * (query_ids.ndim - 1) + [(0, length - query_ids.shape[-1])]
+    queries = xp.pad(query_ids, padding)[..., None, :]
+    ids = xp.where(in_body, documents.take(places), queries)
+    ids = xp.where(column == last, sep, ids)
+    segments = (column >= first) & (column <= last)
+    return ids.astype(xp.int32), segments.astype(xp.int32)
+
+
+def body_inputs(
+    documents: Documents, length: int, xp: ModuleType
+) -> Int[Array, "*dims length"]:
+    """Returns int32 bodies without special wordpieces, truncated or padded with 0."""
+    column = xp.arange(length)
+    inside = column < documents.body_lengths[..., None]
+    places = xp.where(inside, documents.title_lengths[..., None] + column, 0)
+    return xp.where(inside, documents.take(places), 0).astype(xp.int32)
