@@ -176,7 +176,9 @@ class BlockStore:
         """
         require_sound(self.directory, parse_files(self.info["files"]), contents=True)
 
-    def documents(self, block_ids: Int[np.ndarray, "*batch"]) -> layout.Documents:
+    def documents(
+        self, block_ids: Int[np.ndarray, "*batch"]
+    ) -> layout.Documents[np.ndarray]:
         """Returns the blocks' wordpieces and lengths; -1 has none.
 
         Raises:

@@ -6,15 +6,18 @@ read the wordpieces through `Documents.take`, from files or from arrays on devic
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Int
 
 from realm_jax.types import Array
 
+A = TypeVar("A", np.ndarray, Array)
+"""NumPy arrays where all that a function is given are, else of either module."""
 
-class Documents(NamedTuple):
+
+class Documents(NamedTuple, Generic[A]):
     """Titles and bodies, wherever their wordpieces are stored.
 
     Attributes:
@@ -25,9 +28,9 @@ class Documents(NamedTuple):
       body_lengths: wordpieces of each body.
     """
 
-    take: Callable[[Int[Array, "*dims length"]], Int[Array, "*dims length"]]
-    title_lengths: Int[Array, "*dims"]
-    body_lengths: Int[Array, "*dims"]
+    take: Callable[[Int[A, "*dims length"]], Int[A, "*dims length"]]
+    title_lengths: Int[A, "*dims"]
+    body_lengths: Int[A, "*dims"]
 
 
 def consecutive(
@@ -35,7 +38,7 @@ def consecutive(
     starts: Int[np.ndarray, "*dims"],
     title_lengths: Int[np.ndarray, "*dims"],
     body_lengths: Int[np.ndarray, "*dims"],
-) -> Documents:
+) -> Documents[np.ndarray]:
     """Returns documents that follow one another in one array, perhaps a mapped file.
 
     Args:
@@ -54,7 +57,7 @@ def consecutive(
 def from_lists(
     titles: Sequence[Int[np.ndarray, " piece"]],
     bodies: Sequence[Int[np.ndarray, " piece"]],
-) -> Documents:
+) -> Documents[np.ndarray]:
     """Returns one document per title and body of the same place."""
     title_lengths = np.array([len(title) for title in titles], np.int64)
     body_lengths = np.array([len(body) for body in bodies], np.int64)
@@ -67,8 +70,8 @@ def from_lists(
 
 
 def document_inputs(
-    documents: Documents, length: int, cls: int, sep: int, xp: ModuleType
-) -> tuple[Int[Array, "*dims length"], Int[Array, "*dims length"]]:
+    documents: Documents[A], length: int, cls: int, sep: int, xp: ModuleType
+) -> tuple[Int[A, "*dims length"], Int[A, "*dims length"]]:
     """Returns the embedder's input, `[CLS] title [SEP] body [SEP]`.
 
     The title comes first and the body takes the remaining space; what does not fit is
@@ -102,14 +105,12 @@ def document_inputs(
 
 
 def joined_inputs(
-    documents: Documents,
-    query_ids: Int[Array, "*batch query"],
+    documents: Documents[A],
+    query_ids: Int[A, "*batch query"],
     length: int,
     sep: int,
     xp: ModuleType,
-) -> tuple[
-    Int[Array, "*batch candidate length"], Int[Array, "*batch candidate length"]
-]:
+) -> tuple[Int[A, "*batch candidate length"], Int[A, "*batch candidate length"]]:
     """Returns the reader's input, `[CLS] x [SEP] body [SEP]`, without the title.
 
     Args:
@@ -140,8 +141,8 @@ def joined_inputs(
 
 
 def body_inputs(
-    documents: Documents, length: int, xp: ModuleType
-) -> Int[Array, "*dims length"]:
+    documents: Documents[A], length: int, xp: ModuleType
+) -> Int[A, "*dims length"]:
     """Returns int32 bodies without special wordpieces, truncated or padded with 0."""
     column = xp.arange(length)
     inside = column < documents.body_lengths[..., None]

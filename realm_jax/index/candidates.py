@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from realm_jax.data.layout import A
 from realm_jax.errors import BadInputError
 from realm_jax.types import NULL_BLOCK, Array, Candidates, Neighbours, PretrainBatch
 
@@ -83,14 +84,15 @@ def pretrain_candidates(
     Raises:
       BadInputError: there is no room for a retrieved document.
     """
+    ids = np.asarray(neighbours.ids)
     trivial = find_trivial(
         store,
-        np.asarray(neighbours.ids),
+        ids,
         restore_queries(batch),
         np.asarray(batch.source_block),
         joined_length,
     )
-    block_ids, _ = choose_blocks(neighbours.ids, trivial, num_candidates, include_null)
+    block_ids, _ = choose_blocks(ids, trivial, num_candidates, include_null)
     return gather_candidates(
         store,
         block_ids,
@@ -159,7 +161,7 @@ def restore_queries(
 def find_trivial(
     store: TokenStore,
     block_ids: Int[np.ndarray, "batch neighbour"],
-    restored_ids: Int[np.ndarray, "batch query"],
+    restored_ids: Int[Array, "batch query"],
     source_block: Int[np.ndarray, " batch"],
     body_length: int,
 ) -> Bool[np.ndarray, "batch neighbour"]:
@@ -179,20 +181,21 @@ def find_trivial(
     shares = np.stack(
         [
             share_of_grams(ids[ids != 0][1:-1], body)
-            for ids, body in zip(restored_ids, bodies, strict=True)
+            for ids, body in zip(np.asarray(restored_ids), bodies, strict=True)
         ]
     )
     return is_trivial(block_ids, shares, source_block)
 
 
 def is_trivial(
-    block_ids: Int[Array, "batch neighbour"],
-    shares: Float[Array, "batch neighbour"],
-    source_block: Int[Array, " batch"],
-) -> Bool[Array, "batch neighbour"]:
+    block_ids: Int[A, "batch neighbour"],
+    shares: Float[A, "batch neighbour"],
+    source_block: Int[A, " batch"],
+) -> Bool[A, "batch neighbour"]:
     """Marks the source of each sentence and blocks that hold most of its grams."""
     from_source = block_ids == source_block[:, None]
-    return (from_source | (shares >= TRIVIAL_SHARE)) & (block_ids != NULL_BLOCK)
+    trivial = (from_source | (shares >= TRIVIAL_SHARE)) & (block_ids != NULL_BLOCK)
+    return trivial  # pyright: ignore[reportReturnType]
 
 
 def share_of_grams(
@@ -243,12 +246,12 @@ def _grams(ranks: Int[np.ndarray, "*dims length"], size: int) -> np.ndarray:
 
 
 def choose_blocks(
-    block_ids: Int[Array, "batch neighbour"],
-    dropped: Bool[Array, "batch neighbour"],
+    block_ids: Int[A, "batch neighbour"],
+    dropped: Bool[A, "batch neighbour"],
     num_candidates: int,
     include_null: bool,
     xp: ModuleType = np,
-) -> tuple[Int[Array, "batch candidate"], Int[Array, "batch candidate"]]:
+) -> tuple[Int[A, "batch candidate"], Int[A, "batch candidate"]]:
     """Returns the best blocks that were not dropped, after the null document.
 
     Args:
@@ -272,7 +275,7 @@ def choose_blocks(
             f"{'included' if include_null else 'left out'}, got {num_candidates}; "
             "raise NUM_CANDIDATES."
         )
-    kept = xp.where(dropped, NULL_BLOCK, xp.asarray(block_ids)).astype(xp.int32)
+    kept = xp.where(dropped, NULL_BLOCK, block_ids).astype(xp.int32)
     # A stable sort moves the kept blocks to the front in their order.
     order = xp.argsort(kept == NULL_BLOCK, axis=1, stable=True)[:, :num_retrieved]
     chosen = xp.take_along_axis(kept, order, axis=1)
@@ -285,8 +288,8 @@ def choose_blocks(
 
 
 def valid_slots(
-    block_ids: Int[Array, "batch candidate"], include_null: bool, xp: ModuleType = np
-) -> Bool[Array, "batch candidate"]:
+    block_ids: Int[A, "batch candidate"], include_null: bool, xp: ModuleType = np
+) -> Bool[A, "batch candidate"]:
     """Marks the slots that hold a block, or the null document at position 0."""
     is_null = (xp.arange(block_ids.shape[1]) == 0) & include_null
     return (block_ids != NULL_BLOCK) | is_null

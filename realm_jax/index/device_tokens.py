@@ -3,7 +3,7 @@
 Search results become the input of the same step without a transfer to the host. Blocks
 are chosen and laid out by the functions that the host uses (`candidates.py`,
 `data/layout.py`). Near-duplicates alone are found in another way: devices compare every
-pair of grams, the host sorts them, which takes it a fifth of the time.
+pair of grams, the host sorts them, a fifth of the work at the paper's lengths.
 """
 
 import dataclasses
@@ -177,7 +177,7 @@ def pretrain_candidates(
     )
 
 
-def documents(rows: TokenTable) -> Documents:
+def documents(rows: TokenTable) -> Documents[Array]:
     """Returns rows of the table, in any shape; zeros are the null document."""
 
     def take(places: Int[Array, "*dims length"]) -> Array:
@@ -187,7 +187,7 @@ def documents(rows: TokenTable) -> Documents:
 
 
 def embedder_inputs(
-    documents: Documents, layout: DocumentLayout
+    documents: Documents[Array], layout: DocumentLayout
 ) -> tuple[Int[Array, "*dims document"], Int[Array, "*dims document"]]:
     """Returns `[CLS] title [SEP] body [SEP]` and segments, see `document_inputs`."""
     return document_inputs(documents, layout.document, layout.cls, layout.sep, jnp)
