@@ -57,16 +57,27 @@ def consecutive(
 def from_lists(
     titles: Sequence[Int[np.ndarray, " piece"]],
     bodies: Sequence[Int[np.ndarray, " piece"]],
+    shape: tuple[int, ...] = (-1,),
 ) -> Documents[np.ndarray]:
-    """Returns one document per title and body of the same place."""
+    """Returns one document per title and body of the same place.
+
+    Args:
+      titles: wordpieces of each title.
+      bodies: wordpieces of each body.
+      shape: dimensions of the documents, in row-major order.
+    """
     title_lengths = np.array([len(title) for title in titles], np.int64)
     body_lengths = np.array([len(body) for body in bodies], np.int64)
-    ends = np.cumsum(title_lengths + body_lengths)
+    starts = np.cumsum(title_lengths + body_lengths) - title_lengths - body_lengths
     parts = [part for pair in zip(titles, bodies, strict=True) for part in pair]
     # A last one, for an array that is not empty.
     pieces = np.concatenate([*parts, np.zeros(1, np.int32)])
-    starts = ends - title_lengths - body_lengths
-    return consecutive(pieces, starts, title_lengths, body_lengths)
+    return consecutive(
+        pieces,
+        starts.reshape(shape),
+        title_lengths.reshape(shape),
+        body_lengths.reshape(shape),
+    )
 
 
 def document_inputs(

@@ -48,7 +48,7 @@ def own_candidates(
     block_ids = np.where(is_left, source, NULL_BLOCK).astype(np.int32)[:, None]
     document_ids, document_segments = store.document_ids(block_ids, document_length)
     joined_ids, joined_segments = joined_inputs(
-        from_lists([rest[:0] for rest in rests], rests),
+        from_lists([rest[:0] for rest in rests], rests, (len(rests), 1)),
         query_ids,
         joined_length,
         # The last wordpiece of a query is [SEP].

@@ -290,5 +290,6 @@ def _restore(url: str, **items: PyTree) -> dict[str, PyTree]:
             first_line = str(error).strip().splitlines()[0]
             raise BadInputError(
                 f"expected parameters of this run's shapes in {url}, got others "
-                f"({first_line}); use the model file that the checkpoint was made with"
+                f"({first_line}); use the model file, and the same frozen parameters, "
+                "that the checkpoint was made with"
             ) from error

@@ -2,6 +2,7 @@
 
 import hypothesis
 import hypothesis.strategies as st
+import jax
 import numpy as np
 
 from realm_jax.index.own_blocks import own_candidates, without_sentence
@@ -38,6 +39,20 @@ def test_an_own_block_that_cannot_be_read_is_an_empty_slot():
     for found in (nowhere, alone, elsewhere):
         assert found.valid.tolist() == [[False]]
         assert found.block_ids.tolist() == [[-1]]
+
+
+def test_a_batch_is_its_rows():
+    store = ListStore([[50, *SENTENCE, 51, 52], [*SENTENCE, 60], [70]])
+    sources = (1, -1, 0, 2, 1)
+    rows = [masked_sentence(SENTENCE, [1, 2], source_block=block) for block in sources]
+    lengths = {"document_length": 16, "joined_length": 24}
+    whole = own_candidates(
+        store, jax.tree.map(lambda *a: np.concatenate(a), *rows), **lengths
+    )
+    parts = [own_candidates(store, row, **lengths) for row in rows]
+    for name, array in vars(whole).items():
+        expected = np.concatenate([getattr(part, name) for part in parts])
+        np.testing.assert_array_equal(array, expected, err_msg=name)
 
 
 def test_wordpieces_that_are_not_known_are_equal_to_any():
