@@ -32,6 +32,15 @@ for _folder in GIN_FILE_FOLDERS:
     gin.add_config_file_search_path(str(_folder))
 renamed.read_gin_files_by_old_names()
 
+
+def _is_not_of_the_search(record: logging.LogRecord) -> bool:
+    return record.pathname != gin.resource_reader.__file__
+
+
+# Gin logs each folder without the file as an error, by the root logger. A logger's
+# filter sees what is logged by that logger itself, so all others are as they were.
+logging.getLogger().addFilter(_is_not_of_the_search)
+
 # The exceptions that gin raises about a file; it has no class of its own.
 _GIN_RAISES = (
     AttributeError,
@@ -227,20 +236,15 @@ def _require_types(config: Any) -> None:
 
 
 def _configure(files: Sequence[str], bindings: Sequence[str], finalize: bool) -> None:
-    # Gin logs a missing file as an error before it raises one.
-    logging.getLogger().setLevel(logging.CRITICAL)
-    try:
-        with _gin_errors():
-            gin.clear_config(clear_constants=True)
-            gin.parse_config_files_and_bindings(files, [], finalize_config=False)
-            for binding in bindings:
-                _require_known_macro(binding, files)
-                _require_value(binding)
-            gin.parse_config(list(bindings))
-            if finalize:
-                gin.finalize()
-    finally:
-        logging.getLogger().setLevel(logging.WARNING)
+    with _gin_errors():
+        gin.clear_config(clear_constants=True)
+        gin.parse_config_files_and_bindings(files, [], finalize_config=False)
+        for binding in bindings:
+            _require_known_macro(binding, files)
+            _require_value(binding)
+        gin.parse_config(list(bindings))
+        if finalize:
+            gin.finalize()
 
 
 def _require_known_macro(binding: str, files: Sequence[str]) -> None:
