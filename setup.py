@@ -22,6 +22,7 @@ TRAINING = [
     "numpy",
     "optax",
     "orbax-checkpoint",
+    "psutil",
     "rich",
     "safetensors",
     "scipy",

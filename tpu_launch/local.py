@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+import psutil
 from rich.console import Console
 
 from realm_jax.cli import configuration
@@ -218,13 +219,13 @@ class Runner:
     def _end_leftovers(self) -> None:
         """Ends processes of a killed launcher, so that no two train at once."""
         until = time.monotonic() + _STOPPING_SECONDS
-        asked: set[int] = set()
+        asked: set[psutil.Process] = set()
         while left := set(processes_of(token_of(self._chain))):
             is_late = time.monotonic() > until
-            for pid in left if is_late else left - asked:
-                self._say(f"ending process {pid}, whose launcher is gone")
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL if is_late else signal.SIGTERM)
+            for process in left if is_late else left - asked:
+                self._say(f"ending process {process.pid}, whose launcher is gone")
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGKILL if is_late else signal.SIGTERM)
             asked |= left
             time.sleep(_POLL_SECONDS)
 

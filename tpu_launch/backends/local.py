@@ -23,6 +23,8 @@ import time
 import uuid
 from collections.abc import Mapping
 
+import psutil
+
 from realm_jax.errors import BadInputError
 from tpu_launch import slices
 from tpu_launch.backends.backend import FoundSlice, SliceState, has_labels, require_own
@@ -196,12 +198,12 @@ class LocalBackend:
             return None
         is_late = time.monotonic() - one.deleting > _STOPPING_SECONDS
         running = {host.pid for host in one.hosts if host.poll() is None}
-        for pid, session in left.items():
+        for process in left:
             # Kill what outlives its host, as on a machine that is gone. Hosts started
             # by another launcher are already ending, because it is gone.
-            if is_late or (one.hosts and session not in running):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                if is_late or (one.hosts and os.getsid(process.pid) not in running):
+                    process.kill()
         return dataclasses.replace(one.found, state=SliceState.DELETING)
 
     def _forget(self, one: _Local) -> None:
@@ -248,15 +250,14 @@ def _read(path: pathlib.Path) -> _Local:
         ) from error
 
 
-def processes_of(token: str) -> dict[int, int]:
-    """Returns the session id of each process with this `TOKEN`, by process id."""
-    marked, found = f"{TOKEN}={token}".encode(), {}
-    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+def processes_of(token: str) -> list[psutil.Process]:
+    """Returns the processes with this `TOKEN` in their environment."""
+    found = []
+    for process in psutil.process_iter():
         # A process may end meanwhile, or belong to another user.
-        with contextlib.suppress(OSError):
-            if marked in path.read_bytes().split(b"\0"):
-                pid = int(path.parent.name)
-                found[pid] = os.getsid(pid)
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(TOKEN) == token:
+                found.append(process)
     return found
 
 
