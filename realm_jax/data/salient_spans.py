@@ -13,8 +13,7 @@ from typing import NamedTuple, Protocol
 
 from realm_jax.data import dates
 from realm_jax.data.chunking import split_sentences
-from realm_jax.data.cjk_names import find_counted, find_marked_names
-from realm_jax.data.names import find_names
+from realm_jax.data.names import find_counted, find_marked_names, find_names
 from realm_jax.errors import BadInputError
 
 DATE = "DATE"
@@ -63,8 +62,8 @@ class RuleTagger:
     """Finds names by their capitals and dates by a pattern, without model or types.
 
     Designed for English. In Korean, Japanese and Chinese, which have no capitals, it
-    finds dates, names in Latin letters and the spans of `cjk_names`; it misses most
-    names.
+    finds dates, names in Latin letters and what the writing marks (`names.py`); it
+    misses most names.
     """
 
     name = "rules-3"
