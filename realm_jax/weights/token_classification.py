@@ -3,6 +3,10 @@
 The folder holds config.json (a BERT, with `id2label`), vocab.txt, model.safetensors or
 flax_model.msgpack, and optionally tokenizer_config.json. The paper's tagger is such a
 model: BERT trained on CoNLL-2003 (§3.4).
+
+Its labels are those of CoNLL-2003 (BIO): `B-PER` begins a name of type PER, `I-PER`
+continues one, `O` is outside. In the original scheme (IOB1) `I-` begins a name too, and
+`B-` only separates two neighbours of one type; both schemes are accepted.
 """
 
 import dataclasses
@@ -10,6 +14,7 @@ import functools
 import hashlib
 import json
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,14 +22,13 @@ import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Bool, Float, Int, PyTree
 
 from realm_jax.data import dates
 from realm_jax.data.chunking import split_sentences
 from realm_jax.data.features import query_row
-from realm_jax.data.salient_spans import Span, date_spans, merge
-from realm_jax.data.token_classification import check_labels, windows, word_spans
-from realm_jax.data.wordpiece import WordPiece
+from realm_jax.data.salient_spans import Span, bare_name, date_spans, merge
+from realm_jax.data.wordpiece import Encoding, WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.models.bert import Bert, BertConfig
 from realm_jax.types import Array
@@ -44,6 +48,14 @@ _FILES = (
 # Few shapes, because each is compiled; sentences of similar length share one.
 _BATCH = 32
 _SHORTEST = 32
+_OUTSIDE = "O"
+_LABEL = re.compile(r"O|[BI]-.+")
+# Quantities of OntoNotes and of Korean corpora (KLUE), and their dates, which are found
+# by the pattern instead: see `salient_spans.ENTITY_LABELS`.
+_NOT_SALIENT = (
+    *("CARDINAL", "ORDINAL", "PERCENT", "MONEY", "QUANTITY", "TIME", "DATE"),
+    *("DT", "TI", "QT"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,3 +287,75 @@ def _fingerprint(folder: str | pathlib.Path) -> str:
                 digest.update(f"{name}\0".encode())
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
+
+
+def check_labels(labels: Sequence[str], where: str) -> None:
+    """Checks that labels are in the BIO scheme.
+
+    Raises:
+      BadInputError: a label is none of O, B-…, I-…, or all are O.
+    """
+    wrong = [label for label in labels if not _LABEL.fullmatch(label)]
+    if wrong or set(labels) <= {_OUTSIDE}:
+        raise BadInputError(
+            f"expected labels as in CoNLL-2003 (O, B-PER, I-PER, …) in {where}, got "
+            f"{', '.join(wrong or labels) or 'none'}; give a checkpoint that was "
+            "trained to find names, with its labels in id2label."
+        )
+
+
+def word_spans(
+    text: str,
+    encoding: Encoding,
+    is_inner: Bool[np.ndarray, " pieces"],
+    labels: Sequence[str],
+) -> list[Span]:
+    """Returns the names in a text: in order, disjoint, not empty.
+
+    The first wordpiece of a word determines the label of the word. Words are those of
+    BERT, which in Korean include the particles.
+
+    Args:
+      text: the text.
+      encoding: its wordpieces.
+      is_inner: True for the wordpieces that continue a word.
+      labels: the label of each wordpiece.
+    """
+    spans: list[Span] = []
+    kind_before = None
+    for (start, end), inner, label in zip(
+        encoding.offsets.tolist(), is_inner.tolist(), labels, strict=True
+    ):
+        if inner and spans and kind_before is not None:
+            spans[-1] = spans[-1]._replace(end=end)
+        if inner:
+            continue
+        begins, _, kind = label.partition("-")
+        if label == _OUTSIDE:
+            kind_before = None
+        elif begins == "I" and kind == kind_before:
+            spans[-1] = spans[-1]._replace(end=end)
+        else:
+            spans.append(Span(start, end, kind))
+            kind_before = kind
+    found = [
+        Span(*bare_name(text, start, end), kind)
+        for start, end, kind in spans
+        if kind not in _NOT_SALIENT
+    ]
+    return [span for span in found if span.start < span.end]
+
+
+def windows(is_inner: Bool[np.ndarray, " pieces"], room: int) -> list[slice]:
+    """Splits wordpieces into consecutive windows of at most `room` pieces.
+
+    The windows cover all pieces, and begin at a word boundary unless a word is longer
+    than a window.
+    """
+    cuts, start = [], 0
+    while len(is_inner) - start > room:
+        begins = np.flatnonzero(~is_inner[start + 1 : start + room + 1])
+        end = start + 1 + int(begins[-1]) if len(begins) else start + room
+        cuts.append(slice(start, end))
+        start = end
+    return [*cuts, slice(start, len(is_inner))] if start < len(is_inner) else cuts
