@@ -6,6 +6,7 @@ old checkpoints, and chooses the one to restore.
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -150,6 +151,68 @@ class Checkpointer:
         self.wait()
         self._orbax.close()
         self._threads.shutdown()
+
+
+class KeptCheckpoints:
+    """The details of the checkpoints that remain, by step.
+
+    `Checkpointer` keeps the newest and the best by held-out utility. Pre-training
+    follows it here, to recognise a new best one, and to know the indexes that garbage
+    collection must keep: a run whose newest checkpoints are damaged resumes from the
+    best, with the index that it names.
+    """
+
+    def __init__(self, store: Store):
+        """Reads the existing checkpoints.
+
+        Args:
+          store: the model directory.
+        """
+        self._details = multihost.run_on_primary(lambda: all_details(store))
+        self._measured: dict[int, float] = {}
+
+    @property
+    def index_steps(self) -> tuple[int, ...]:
+        """Versions of the indexes with which they resume, in order of their steps."""
+        return tuple(details["index_step"] for details in self._details.values())
+
+    def note_utility(self, step: int, utility: float) -> bool:
+        """Notes the held-out utility of a step, for the checkpoint of that step.
+
+        Args:
+          step: updates done.
+          utility: in nats.
+
+        Returns:
+          Whether no checkpoint has a higher utility.
+        """
+        self._measured = {step: utility}
+        best = best_step(self._details)
+        if best is None:
+            return math.isfinite(utility)
+        return utility >= self._details[best][HELD_OUT_UTILITY]
+
+    def add(self, step: int, details: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Adds a checkpoint that is being saved, and drops those that it replaces.
+
+        Args:
+          step: updates done.
+          details: details of the checkpoint.
+
+        Returns:
+          The details with the held-out utility of this step, if it was measured.
+        """
+        utility = (
+            {HELD_OUT_UTILITY: self._measured[step]} if step in self._measured else {}
+        )
+        details = {**details, **utility}
+        # An existing checkpoint keeps its details, see `Checkpointer.save`.
+        found = {**self._details, step: {**details, **self._details.get(step, {})}}
+        found[step].update(utility)
+        newest = sorted(found)[-KEPT_CHECKPOINTS:]
+        kept = {*newest, best_step(found)}
+        self._details = {step: found[step] for step in sorted(found) if step in kept}
+        return details
 
 
 def restore_state(store: Store, template: TrainState) -> Restored | None:

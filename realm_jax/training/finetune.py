@@ -21,12 +21,11 @@ from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.stages import FINETUNE, StageSpec
 from realm_jax.storage import absolute_url
 from realm_jax.training.host_search import search_local
-from realm_jax.training.index_use import IndexUse
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import FinetuneInputs, FinetuneLoss
 from realm_jax.training.partitioning import place_batch
 from realm_jax.training.stage import Stage
-from realm_jax.training.stage_config import StageConfig, require_one_of
+from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_of
 from realm_jax.training.state import TrainState
 from realm_jax.training.step_timing import Part
 from realm_jax.types import QuestionBatch
@@ -92,7 +91,7 @@ class FinetuneConfig(StageConfig):
     def answering(self, bert: BertConfig) -> dict[str, Any]:
         """Returns what a checkpoint records so that it can be opened without gin files.
 
-        `evaluation/recorded.py` reads it. A resumed run may change any of it, so
+        `evaluation/loading.py` reads it. A resumed run may change any of it, so
         `Stage` does not compare it.
         """
         return {

@@ -30,12 +30,11 @@ from realm_jax.training.candidate_search import (
     StepInputs,
 )
 from realm_jax.training.checkpoint_manifests import HOLDS_INDEX
+from realm_jax.training.checkpoints import KeptCheckpoints
 from realm_jax.training.host_search import HostSearch
 from realm_jax.training.index_client import IndexClient
 from realm_jax.training.index_drift import NUM_QUERIES, Probe
 from realm_jax.training.index_metrics import IndexMetrics
-from realm_jax.training.index_use import IndexUse
-from realm_jax.training.kept_checkpoints import KeptCheckpoints
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.training.masked_spans import HeldOutSpans
@@ -47,7 +46,7 @@ from realm_jax.training.refresh import (
 )
 from realm_jax.training.rolling_refresh import Renewal, RenewingLoss
 from realm_jax.training.stage import Stage
-from realm_jax.training.stage_config import StageConfig, require_one_of
+from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_of
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Loss
 from realm_jax.training.step_timing import Part

@@ -20,7 +20,6 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.span_reader import MAX_SPAN
 from realm_jax.stages import WARM_START, StageSpec
 from realm_jax.training.host_search import search_local
-from realm_jax.training.index_use import IndexUse
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import ReaderInputs, WarmStartInputs, WarmStartLoss
 from realm_jax.training.partitioning import local_rows, place_batch
@@ -32,7 +31,7 @@ from realm_jax.training.reader_documents import (
     masked_answers,
 )
 from realm_jax.training.stage import Stage
-from realm_jax.training.stage_config import StageConfig, require_one_of
+from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_of
 from realm_jax.training.state import TrainState
 from realm_jax.training.step_timing import Part
 from realm_jax.training.unmasked_targets import draw_unmasked
