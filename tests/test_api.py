@@ -13,7 +13,7 @@ import realm_jax
 from realm_jax import storage
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.ask import AnswerService, AskConfig
-from realm_jax.evaluation.recorded import recorded_config
+from realm_jax.evaluation.loading import recorded_config
 from realm_jax.index import searchers
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.manifests import seal, unseal
