@@ -44,7 +44,7 @@ from tpu_launch.deleting import GaveUpError
 from tpu_launch.job import BUILDER, TRAINER, Job, Role, run_id
 from tpu_launch.reconcile import Reconciler
 from tpu_launch.stage_configs import stage_config
-from tpu_launch.watching.live_view import LiveView
+from tpu_launch.watching.status import LiveView
 from tpu_launch.worker.command import shell_code
 
 _GAVE_UP = 1

@@ -24,8 +24,7 @@ from realm_jax.hardware import HardwareConfig
 from realm_jax.stages import ASK, BUILD_INDEX, EVALUATE, STAGES
 from tpu_launch import local
 from tpu_launch.cancellation import unless_stopped
-from tpu_launch.planner import table
-from tpu_launch.planner.figures import Plan
+from tpu_launch.planner.figures import Plan, as_json, show
 from tpu_launch.stage_configs import configured_stage, stage_config
 
 DOES_NOT_FIT = 2
@@ -64,9 +63,9 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     )
     currency = configuration.configured_if_bound(HardwareConfig).currency
     if flags.json:
-        print(table.as_json(plans, currency))
+        print(as_json(plans, currency))
     else:
-        table.show(plans, currency, Console())
+        show(plans, currency, Console())
     if flags.write:
         _write(flags.write, plans)
     return DOES_NOT_FIT if any(plan.problems for plan in plans) else 0

@@ -33,8 +33,7 @@ from tpu_launch.clock import SystemClock
 from tpu_launch.deleting import GaveUpError
 from tpu_launch.job import Job, hourly_price, make_job
 from tpu_launch.messages import say
-from tpu_launch.planner import table
-from tpu_launch.planner.figures import Line, Plan, Unit
+from tpu_launch.planner.figures import Line, Plan, Unit, show
 from tpu_launch.reconcile import Reconciler
 from tpu_launch.stage_configs import configured_stage, stage_config
 
@@ -198,7 +197,7 @@ def _show_costs(job: Job, hardware: HardwareConfig) -> None:
             *(f"may not fit: {problem}" for problem in planned.problems),
         ],
     )
-    table.show([shown], hardware.currency, console)
+    show([shown], hardware.currency, console)
 
 
 def _prices(job: Job, hardware: HardwareConfig) -> list[Line]:

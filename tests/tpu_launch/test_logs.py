@@ -22,8 +22,7 @@ from tpu_launch.job import BUILDER, TRAINER
 from tpu_launch.watching import logs as logs_command
 from tpu_launch.watching import status
 from tpu_launch.watching.cached_store import CachedStore
-from tpu_launch.watching.log_tail import MISSING, Tail, overlap
-from tpu_launch.watching.logs import Logs, Wanted
+from tpu_launch.watching.logs import MISSING, Logs, Tail, Wanted, overlap
 from tpu_launch.worker import reporter
 from tpu_launch.worker_state import Done, State, WorkerState, attempt_folder
 

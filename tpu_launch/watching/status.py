@@ -8,6 +8,7 @@ is not a terminal it prints them once.
 Exit code 1: the model directory does not answer (--once).
 """
 
+import contextlib
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from realm_jax.cli import configuration
-from realm_jax.errors import StoppedError
+from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.storage import Store, UnavailableStoreError, open_store
 from tpu_launch.cancellation import unless_stopped
 from tpu_launch.watching.cached_store import CachedStore
@@ -29,6 +30,7 @@ UNAVAILABLE = 1
 
 # Polling a bucket takes several requests.
 _FOLDER_SECONDS, _BUCKET_SECONDS = 5.0, 15.0
+_LOCAL_SECONDS = 1.0
 _STOPPED = "stopped looking; the run goes on"
 
 
@@ -67,6 +69,42 @@ def pause_seconds(store: Store) -> float:
     """Returns the interval for polling a store, in seconds."""
     is_bucket = store.url().startswith("gs://")
     return _BUCKET_SECONDS if is_bucket else _FOLDER_SECONDS
+
+
+class LiveView(contextlib.ExitStack):
+    """Context manager that shows a local run's status, if the output is a terminal."""
+
+    def __init__(self, store: Store, run: str, console: Console):
+        """Prepares to show a run.
+
+        Args:
+          store: the model directory.
+          run: id of the run.
+          console: the console that also prints other messages, above the view.
+        """
+        super().__init__()
+        self._store, self._run = CachedStore(store, f"launch/{run}"), run
+        self._console = console
+        self._ended = threading.Event()
+
+    def __enter__(self) -> "LiveView":
+        super().__enter__()
+        if self._console.is_terminal:
+            # Transient, because the outcome is printed in words at the end.
+            live = Live(console=self._console, auto_refresh=False, transient=True)
+            self.enter_context(live)
+            thread = threading.Thread(target=self._show, args=(live,), daemon=True)
+            thread.start()
+            self.callback(thread.join)
+            self.callback(self._ended.set)
+        return self
+
+    def _show(self, live: Live) -> None:
+        while not self._ended.wait(_LOCAL_SECONDS):
+            with contextlib.suppress(BadInputError, UnavailableStoreError):
+                self._store.look()
+                status = read_status(self._store, self._run, time.time())
+                live.update(render(status), refresh=True)
 
 
 def _watch(
