@@ -4,15 +4,20 @@ import logging
 import time
 from collections.abc import Mapping
 
+import numpy as np
 from jaxtyping import PyTree
 
 from realm_jax import multihost
+from realm_jax.data.examples import Examples
+from realm_jax.data.splits import VALIDATION
 from realm_jax.index.searchers import Searcher
 from realm_jax.metrics.curves import Level, health, read_curves
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.training.checkpoint_manifests import HELD_OUT_UTILITY
-from realm_jax.training.index_drift import Probe
+from realm_jax.training.index_drift import NUM_QUERIES, Probe
 from realm_jax.training.masked_spans import HeldOutSpans
+from realm_jax.training.stage import Stage
 from realm_jax.training.zero_shot_recall import HeldOutQuestions
 
 
@@ -116,3 +121,83 @@ class IndexMetrics:
         for finding in health(read_curves([self._model_dir])):
             if finding.level is Level.ALARM and multihost.is_first():
                 logging.warning("step %d: %s %s", step, finding.text, finding.advice)
+
+
+def make_index_metrics(
+    stage: Stage[KnowledgeEncoder],
+    examples: Examples,
+    *,
+    questions: str,
+    questions_split: str,
+    num_candidates: int,
+    max_spans: int,
+    require_spans: bool,
+) -> IndexMetrics:
+    """Prepares to measure the indexes of a stage.
+
+    Args:
+      stage: the stage, whose task the held-out sentences are of.
+      examples: masked sentences that it trains on; the first are the probe's queries.
+      questions: JSON lines of held-out questions, or "".
+      questions_split: the split of the questions that is searched.
+      num_candidates: documents per held-out sentence, the null document included.
+      max_spans: maximum number of held-out sentences; 0 for none.
+      require_spans: whether a task without a validation split is an error.
+
+    Raises:
+      BadInputError: there are no such questions, or the validation split is missing and
+        required.
+    """
+    config, lengths = stage.config, stage.config.models.lengths
+    rows = np.arange(min(NUM_QUERIES, len(examples)))
+    queries = examples.batch(rows)["query_ids"]
+    return IndexMetrics(
+        config.model_dir,
+        stage.retriever_config,
+        Probe(stage.corpus, stage.retriever_config, queries, lengths.document),
+        HeldOutQuestions(stage.corpus, questions, questions_split, lengths.query)
+        if questions
+        else None,
+        held_out_spans(stage, num_candidates, max_spans, require_spans)
+        if max_spans
+        else None,
+    )
+
+
+def held_out_spans(
+    stage: Stage[KnowledgeEncoder],
+    num_candidates: int,
+    max_spans: int,
+    is_required: bool,
+) -> HeldOutSpans | None:
+    """Returns masked sentences of a task's validation split, or None without one.
+
+    Args:
+      stage: the stage, with its models.
+      num_candidates: documents per sentence, the null document included.
+      max_spans: maximum number of sentences.
+      is_required: whether a task without a validation split is an error.
+
+    Raises:
+      BadInputError: it is, and there is none.
+    """
+    config = stage.config
+    split = stage.corpus.directory / "examples" / config.task / VALIDATION
+    if not is_required and not split.exists():
+        if multihost.is_first():
+            logging.info(
+                "task %r has no validation split: nothing is measured on held-out "
+                "sentences, and no checkpoint is the best",
+                config.task,
+            )
+        return None
+    return HeldOutSpans(
+        stage.retriever,
+        stage.reader,
+        corpus=stage.corpus,
+        examples=stage.open_examples(config.task, VALIDATION),
+        num_candidates=num_candidates,
+        lengths=config.models.lengths,
+        max_examples=max_spans,
+        mesh=stage.mesh,
+    )

@@ -6,12 +6,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
 from jaxtyping import PyTree
 
-from realm_jax import multihost
-from realm_jax.data.examples import Examples
-from realm_jax.data.splits import VALIDATION
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import EmbeddingTable, Precision
 from realm_jax.index.embed import EmbedConfig
@@ -33,11 +29,9 @@ from realm_jax.training.checkpoint_manifests import HOLDS_INDEX
 from realm_jax.training.checkpoints import KeptCheckpoints
 from realm_jax.training.host_search import HostSearch
 from realm_jax.training.index_client import IndexClient
-from realm_jax.training.index_drift import NUM_QUERIES, Probe
-from realm_jax.training.index_metrics import IndexMetrics
+from realm_jax.training.index_metrics import make_index_metrics
 from realm_jax.training.loop import Report
 from realm_jax.training.losses import PretrainInputs, PretrainLoss
-from realm_jax.training.masked_spans import HeldOutSpans
 from realm_jax.training.refresh import (
     Refresher,
     RefreshMode,
@@ -50,7 +44,6 @@ from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_o
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Loss
 from realm_jax.training.step_timing import Part
-from realm_jax.training.zero_shot_recall import HeldOutQuestions
 from realm_jax.types import PretrainBatch
 
 _MEASURED = "measured"
@@ -169,6 +162,14 @@ class PretrainConfig(StageConfig):
         return self.write_back or self.refresh_mode == RefreshMode.ROLLING.value
 
     @property
+    def requires_held_out(self) -> bool:
+        """True if a task without a validation split is refused.
+
+        It is if a number of sentences was set explicitly.
+        """
+        return self.held_out_examples not in (0, PretrainConfig.held_out_examples)
+
+    @property
     def index_use(self) -> IndexUse:
         """An index that is refreshed while the stage trains."""
         mode = RefreshMode(self.refresh_mode)
@@ -246,63 +247,6 @@ def renewing(config: PretrainConfig, loss: Loss) -> Loss:
     return RenewingLoss.over(loss, renewal)
 
 
-def _index_metrics(
-    stage: Stage[KnowledgeEncoder], config: PretrainConfig, examples: Examples
-) -> IndexMetrics:
-    lengths = config.models.lengths
-    rows = np.arange(min(NUM_QUERIES, len(examples)))
-    probe = Probe(
-        stage.corpus,
-        stage.retriever_config,
-        examples.batch(rows)["query_ids"],
-        lengths.document,
-    )
-    questions = None
-    if config.questions:
-        questions = HeldOutQuestions(
-            stage.corpus, config.questions, config.questions_split, lengths.query
-        )
-    return IndexMetrics(
-        config.model_dir,
-        stage.retriever_config,
-        probe,
-        questions,
-        _held_out_spans(stage, config),
-    )
-
-
-def _held_out_spans(
-    stage: Stage[KnowledgeEncoder], config: PretrainConfig
-) -> HeldOutSpans | None:
-    """Returns the held-out masked sentences; None if none are configured.
-
-    Raises:
-      BadInputError: a number was set explicitly, and the task has no validation split.
-    """
-    wanted = config.held_out_examples
-    if not wanted:
-        return None
-    split = stage.corpus.directory / "examples" / config.task / VALIDATION
-    if wanted == PretrainConfig.held_out_examples and not split.exists():
-        if multihost.is_first():
-            logging.info(
-                "task %r has no validation split: nothing is measured on held-out "
-                "sentences, and no checkpoint is the best",
-                config.task,
-            )
-        return None
-    return HeldOutSpans(
-        stage.retriever,
-        stage.reader,
-        corpus=stage.corpus,
-        examples=stage.open_examples(config.task, VALIDATION),
-        num_candidates=config.num_candidates,
-        lengths=config.models.lengths,
-        max_examples=wanted,
-        mesh=stage.mesh,
-    )
-
-
 class _Pretraining:
     """The parts of a run, which refer to each other."""
 
@@ -333,7 +277,15 @@ class _Pretraining:
                 config.own_block,
             )
         )
-        self._metrics = _index_metrics(stage, config, self._examples)
+        self._metrics = make_index_metrics(
+            stage,
+            self._examples,
+            questions=config.questions,
+            questions_split=config.questions_split,
+            num_candidates=config.num_candidates,
+            max_spans=config.held_out_examples,
+            require_spans=config.requires_held_out,
+        )
         self._index_in_use: LoadedIndex | None = None
         # The index that the state holds, before it is replaced.
         self._renewed: EmbeddingTable | None = None

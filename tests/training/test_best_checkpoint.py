@@ -23,7 +23,7 @@ from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
-from realm_jax.training import checkpoints, masked_spans, pretrain
+from realm_jax.training import checkpoints, index_metrics, masked_spans, pretrain
 from realm_jax.training.checkpoint_manifests import (
     HELD_OUT_UTILITY,
     Which,
@@ -308,7 +308,11 @@ def test_a_task_without_a_validation_split_is_not_measured(world, tmp_path, capl
     config = dataclasses.replace(config, held_out_examples=default)
     stage = Stage("pretrain", config, KnowledgeEncoder)
     with caplog.at_level(logging.INFO):
-        assert pretrain._held_out_spans(stage, config) is None
+        assert not config.requires_held_out
+        spans = index_metrics.held_out_spans(
+            stage, config.num_candidates, default, is_required=config.requires_held_out
+        )
+    assert spans is None
     assert "'stated' has no validation split" in caplog.text
 
 
