@@ -73,6 +73,8 @@ _CALENDAR = _word_set("""
     december monday tuesday wednesday thursday friday saturday sunday
 """)
 _MAX_NUMBER_LENGTH = 3  # "Apollo 11"; four digits are a year.
+
+# What the writing marks in Korean, Japanese and Chinese.
 _MAX_TITLE = 40
 _TITLE = re.compile(
     "|".join(
