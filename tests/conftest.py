@@ -2,9 +2,13 @@
 
 import os
 
+from tests import compiled
+
 # One thread pool a process is enough for tiny models, and keeps timings steady.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# What the environment says already stays.
+os.environ.update(compiled.environment() | os.environ)
 
 import pytest
 from jaxtyping import install_import_hook
@@ -32,6 +36,12 @@ def bucket(tmp_path_factory):
     """The gs:// address of a bucket; each test takes a folder of its own."""
     with emulated_bucket(tmp_path_factory.mktemp("gcs"), "realm-tests") as url:
         yield url
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Clears the compiled programs up, before any worker starts."""
+    if not hasattr(config, "workerinput"):
+        compiled.forget_unused()
 
 
 def pytest_collection_modifyitems(items: list) -> None:

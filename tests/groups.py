@@ -14,15 +14,6 @@ from tpu_launch.backends import local
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-def environment(process_id: int, num_processes: int, port: int, devices: int):
-    """What a process of a job runs in."""
-    return {
-        **os.environ,
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
-        **local.environment(process_id, num_processes, port, devices),
-    }
-
-
 class Group:
     """The processes of a job, each with a log of its own."""
 
@@ -37,7 +28,7 @@ class Group:
             subprocess.Popen(
                 [sys.executable, "-m", *arguments],
                 cwd=ROOT,
-                env=environment(i, num_processes, port, devices),
+                env=os.environ | local.environment(i, num_processes, port, devices),
                 stdout=log.open("w"),
                 stderr=subprocess.STDOUT,
             )

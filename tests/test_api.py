@@ -28,8 +28,8 @@ MAX_SPAN = 3
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick_compiles(tmp_path_factory):
-    with tiny.quick_compiles(tmp_path_factory):
+def _traced_once():
+    with tiny.traced_once():
         yield
 
 

@@ -20,8 +20,8 @@ EXAMPLES = tiny_run.ROOT / "examples"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick_compiles(tmp_path_factory):
-    with tiny.quick_compiles(tmp_path_factory):
+def _traced_once():
+    with tiny.traced_once():
         yield
 
 

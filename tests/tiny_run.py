@@ -17,11 +17,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 GIN = ROOT / "gin"
-# What is computed is tiny, compiling it takes the time: XLA need not optimise.
-ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "--xla_backend_optimization_level=0",
-}
+ENVIRONMENT = {"JAX_PLATFORMS": "cpu"}
 CHAIN = ("prepare", "warm-start", "pretrain", "finetune", "evaluate")
 
 _ARTICLE = (

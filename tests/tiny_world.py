@@ -13,7 +13,6 @@ import flax.traverse_util
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from bench.invented_world import LENGTHS, MAX_MASKS, World, WorldConfig, make_world
 from realm_jax.data.blocks import BlockStore
@@ -255,22 +254,7 @@ _TRACED_ONCE = {
 
 
 @contextlib.contextmanager
-def quick_compiles(tmp_path_factory: pytest.TempPathFactory):
-    """Stages compile the same few programs in every test: once, and not optimized."""
-    values = {
-        "jax_disable_most_optimizations": True,
-        "jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "compiled"),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: jax.config.values[name] for name in values}
+def traced_once():
+    """Stages trace and compile the same few programs in every test: once."""
     with mock.patch.multiple(stage, **_TRACED_ONCE):
-        try:
-            for name, value in values.items():
-                jax.config.update(name, value)
-            compilation_cache.reset_cache()
-            yield
-        finally:
-            for name, value in before.items():
-                jax.config.update(name, value)
-            compilation_cache.reset_cache()
+        yield

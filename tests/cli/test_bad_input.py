@@ -18,7 +18,7 @@ from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.documents.source import read_all
-from tests import tiny_run
+from tests import compiled, tiny_run
 from tests.corpus_builder import build_corpus
 
 
@@ -419,11 +419,13 @@ def run_program(arguments, largest_file=None):
         if largest_file is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 
+    # Compiled programs are files, too, and half of one must not stay.
+    uncached = {} if largest_file is None else compiled.NOT_CACHED
     return subprocess.run(
         [sys.executable, "-m", *arguments],
         check=False,
         cwd=tiny_run.ROOT,
-        env=tiny_run.environment(),
+        env=tiny_run.environment() | uncached,
         capture_output=True,
         text=True,
         timeout=240,

@@ -18,8 +18,8 @@ NUM_CANDIDATES = 4
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick_compiles(tmp_path_factory):
-    with tiny_world.quick_compiles(tmp_path_factory):
+def _traced_once():
+    with tiny_world.traced_once():
         yield
 
 

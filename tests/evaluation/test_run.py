@@ -31,13 +31,13 @@ from tests.tiny_world import EMBED, LENGTHS, NEVER, silent
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick_compiles(tmp_path_factory):
-    with tiny_world.quick_compiles(tmp_path_factory):
+def _traced_once():
+    with tiny_world.traced_once():
         yield
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory, _quick_compiles):
+def chain(tmp_path_factory, _traced_once):
     """A world and all three stages trained on it for a few steps."""
     folder = tmp_path_factory.mktemp("chain")
     world = tiny_world.make(folder / "world")

@@ -41,7 +41,7 @@ def test_eight_devices_find_the_same():
     done = subprocess.run(
         [sys.executable, "-m", "tests.index.sharded_search"],
         cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
+        env=os.environ | {"JAX_NUM_CPU_DEVICES": "8"},
         check=False,
         capture_output=True,
         text=True,

@@ -5,7 +5,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import tpu_v2
 from google.cloud.tpu_v2.services.tpu.transports import TpuRestTransport
 
-from tests import tiny_run
+from tests import compiled, tiny_run
 from tests.tpu_launch.fake_tpu import World, served
 from tpu_launch.backends.api import ApiBackend
 
@@ -14,6 +14,13 @@ from tpu_launch.backends.api import ApiBackend
 def finished(tmp_path_factory):
     """The folder of a finished chain; read only."""
     return tiny_run.finished(tmp_path_factory)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiler():
+    """Programs for TPUs are measured as they are, and run nowhere."""
+    with compiled.as_it_comes():
+        yield
 
 
 @pytest.fixture

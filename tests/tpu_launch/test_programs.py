@@ -29,8 +29,9 @@ def world(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick_compiles(tmp_path_factory):
-    with tiny_world.quick_compiles(tmp_path_factory):
+def _compiler():
+    """Programs for this machine, unlike those of the other tests here."""
+    with tiny_world.traced_once():
         yield
 
 

@@ -16,8 +16,8 @@ def corpus(world):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick_compiles(tmp_path_factory):
-    with tiny_world.quick_compiles(tmp_path_factory):
+def _traced_once():
+    with tiny_world.traced_once():
         yield
 
 
@@ -27,7 +27,7 @@ def uninterrupted(world, tmp_path_factory):
     model_dir = tmp_path_factory.mktemp("uninterrupted")
     config = tiny_world.pretrain_config(world, model_dir, questions=world.questions)
     # Made before any module begins; its bits are compared with those of others.
-    with tiny_world.quick_compiles(tmp_path_factory):
+    with tiny_world.traced_once():
         assert pretrain.run(config, tiny_world.silent, tiny_world.NEVER)
     return model_dir
 
@@ -38,6 +38,6 @@ def stopped(world, tmp_path_factory):
     model_dir = tmp_path_factory.mktemp("stopped")
     config = tiny_world.pretrain_config(world, model_dir, questions=world.questions)
     stop, report = tiny_world.stop_after(5)
-    with tiny_world.quick_compiles(tmp_path_factory):
+    with tiny_world.traced_once():
         assert not pretrain.run(config, report, stop)
     return model_dir
