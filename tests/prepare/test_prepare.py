@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from realm_jax.cli.main import main
 from realm_jax.errors import BadInputError
 from realm_jax.prepare import prepare
 from realm_jax.storage import open_store
@@ -102,13 +103,20 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(finished, inputs):
     assert contents(inputs / "three") == contents(finished / "corpus")
 
 
-def test_a_damaged_line_is_named_before_anything_is_written(inputs):
+def refused(root, corpus, *flags, capsys, **macros):
+    """Runs the command in this process, as it must refuse; returns what it said."""
+    arguments = tiny_run.arguments("prepare", root, CORPUS=str(corpus), **macros)
+    capsys.readouterr()
+    assert main([*arguments, *flags]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_damaged_line_is_named_before_anything_is_written(inputs, capsys):
     lines = (inputs / "articles.jsonl").read_text().splitlines()
     lines[7:7] = ["no JSON"]
     (inputs / "damaged.jsonl").write_text("\n".join(lines))
     source = {"SOURCE": str(inputs / "damaged.jsonl"), "QUESTIONS": ""}
-    code, said = run(inputs, inputs / "damaged", **source)
-    assert code == 2
+    said = refused(inputs, inputs / "damaged", capsys=capsys, **source)
     assert "damaged.jsonl, line 8" in said
     assert "--max_bad_lines=0" in said
     assert not (inputs / "damaged").exists()
@@ -150,8 +158,7 @@ def test_examples_that_there_are_not_are_refused_before_any_work(
     assert not (tmp_path / "c").exists()
 
 
-def test_an_option_that_nobody_knows_is_refused(inputs):
-    code, said = run(inputs, inputs / "none", "--wrokers=2")
-    assert code == 2
+def test_an_option_that_nobody_knows_is_refused(inputs, capsys):
+    said = refused(inputs, inputs / "none", "--wrokers=2", capsys=capsys)
     assert "--wrokers=2" in said
     assert not (inputs / "none").exists()

@@ -3,8 +3,6 @@
 import gzip
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
 import threading
 from unittest import mock
@@ -330,6 +328,7 @@ def test_changes_in_parts_and_packed_give_the_same_bytes(old, tmp_path, vocabula
     assert contents(tmp_path / "new") == contents(twin)
 
 
+@pytest.mark.usefixtures("registry")
 def test_the_command_and_the_examples_of_what_it_made(tmp_path, vocabulary, capsys):
     tiny_run.make_inputs(tmp_path)
     articles = (tmp_path / "articles.jsonl").read_text().splitlines()
@@ -346,15 +345,7 @@ def test_the_command_and_the_examples_of_what_it_made(tmp_path, vocabulary, caps
     # Nobody has the changed text in one file.
     macros = {"CORPUS": str(tmp_path / "corpus2"), "SOURCE": "", "QUESTIONS": ""}
     arguments = tiny_run.arguments("prepare", tmp_path, **macros)
-    done = subprocess.run(
-        [sys.executable, "-m", "realm_jax.cli.main", *arguments, "--workers=1"],
-        check=False,
-        env=tiny_run.environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert main([*arguments, "--workers=1"]) == 0
     store = BlockStore.open(tmp_path / "corpus2")
     for split in ("train", "validation"):
         examples = Examples.open(tmp_path / f"corpus2/examples/towns_salient/{split}")
