@@ -17,7 +17,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296
 
 # One process a core, each with whole files: what a file sets up, it sets up once.
-PYTEST_FLAGS ?= --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+PYTEST_FLAGS ?= --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=10
 
 RESOLVE := $(BIN)/uv pip compile setup.py --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate --quiet
 
