@@ -39,8 +39,6 @@ _TOKEN = re.compile(
     rf"|(?P<old>{_OLD}|(?<!\w)another_corpus(?!\w))"
 )
 _log = logging.getLogger(__name__)
-# `configuration` silences the root logger while gin reads files.
-_log.setLevel(logging.WARNING)
 
 
 def current(text: str, where: str) -> str:
