@@ -19,6 +19,9 @@ class StageSpec:
       config: path of the dataclass that gin binds, "" for a command without one.
       title: title in the report, "" if it does not appear there.
       trains: whether it updates parameters, so that it can be launched on slices.
+      other_configs: paths of further dataclasses that gin binds.
+      others_are_passed_on: whether it is given the settings of another command too, as
+        the index builder is given its trainer's.
     """
 
     command: str
@@ -26,6 +29,8 @@ class StageSpec:
     config: str = ""
     title: str = ""
     trains: bool = False
+    other_configs: tuple[str, ...] = ()
+    others_are_passed_on: bool = False
 
     @property
     def name(self) -> str:
@@ -73,6 +78,8 @@ BUILD_INDEX = StageSpec(
     "follow the newest retriever, publish its index",
     config="realm_jax.cli.build_index.BuildIndexConfig",
     title="Index builder",
+    other_configs=("realm_jax.index.builder.BuilderConfig",),
+    others_are_passed_on=True,
 )
 FINETUNE = StageSpec(
     "finetune",

@@ -25,9 +25,11 @@ CONFIGURATIONS = {
 # Chain -> padded lengths of its stages, and blocks per shard of an index.
 CHAINS = {
     "quickstart": [initialization.Lengths(64, 96, 112), 2048],
-    "from_nothing": [initialization.Lengths(64, 96, 128), 4096],
+    "from_nothing": [initialization.Lengths(64, 96, 128), 2048],
 }
-MODELS = sorted((tiny_run.GIN / "models").glob("*.gin"))
+MODELS = sorted(
+    path for path in (tiny_run.GIN / "models").glob("*.gin") if path.stem != "common"
+)
 HARDWARE = sorted((tiny_run.GIN / "hardware").glob("*.gin"))
 WITH_MODELS = [stage for stage in tiny_run.CHAIN if stage != "prepare"]
 
@@ -36,7 +38,8 @@ def read(stage, files, root):
     """Returns the configuration that a command would run with."""
     parser = configuration.make_parser(f"realm {stage}", "")
     bindings = [f"--gin.{binding}" for binding in tiny_run.bindings(stage, root)]
-    configuration.parse(parser, [*(f"--gin_file={file}" for file in files), *bindings])
+    arguments = [*(f"--gin_file={file}" for file in files), *bindings]
+    configuration.parse(parser, arguments, stage)
     module, _, name = CONFIGURATIONS[stage].rpartition(".")
     return configuration.configured(getattr(importlib.import_module(module), name))
 
@@ -145,15 +148,14 @@ def test_the_papers_run_is_the_papers(hardware, tmp_path):
 def stages_of(name):
     """Yields the stages of a chain with the configuration each would run with."""
     from tpu_launch import local
+    from tpu_launch.chain import ChainCommands
 
     chain_file = str(tiny_run.GIN / "runs" / f"{name}.gin")
     parser = configuration.make_parser("python -m tpu_launch", "")
     configuration.parse(parser, [f"--gin_file={chain_file}"])
-    for stage in configuration.configured(local.Chain).stages:
-        files = [*stage.gin_files, chain_file]
-        arguments = [f"--gin_file={tiny_run.ROOT / file}" for file in files]
-        bindings = [f"--gin.{binding}" for binding in stage.bindings]
-        configuration.parse(parser, [*arguments, *bindings])
+    commands = ChainCommands(configuration.configured(local.Chain), [chain_file])
+    for stage in commands.stages:
+        configuration.parse(parser, commands.main(stage)[1:], stage.command)
         module, _, class_name = CONFIGURATIONS[stage.command].rpartition(".")
         config_class = getattr(importlib.import_module(module), class_name)
         yield stage, configuration.configured(config_class)
@@ -240,6 +242,7 @@ def test_how_long_the_control_goes_on_is_a_macro():
             *(f"--gin_file={file}" for file in files),
             *(f"--gin.{binding}" for binding in bindings),
         ],
+        "warm-start",
     )
     assert configuration.configured(warm_start.WarmStartConfig).train_steps == 7
 

@@ -54,9 +54,9 @@ def _local(argv: Sequence[str], stop: threading.Event) -> int:
     parser.add_argument(
         "--dry_run", action="store_true", help="print what would be done; do nothing"
     )
-    flags = configuration.parse(parser, argv)
+    flags, _ = configuration.parse_chain(parser, argv)
     chain = configuration.configured(local.Chain)
-    passed_on = [arg for arg in argv if arg.startswith("--gin.")]
+    passed_on = [f"--gin.{binding}" for binding in flags.bindings]
     passed_on += [f"--import_module={module}" for module in flags.import_module]
     runner = local.Runner(chain, flags.gin_file, stop, passed_on)
     if flags.dry_run:

@@ -8,7 +8,6 @@ the chain is resumed by running it again.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import os
 import pathlib
@@ -26,7 +25,6 @@ from rich.console import Console
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
 from realm_jax.hardware import LaunchConfig
-from realm_jax.stages import BUILD_INDEX
 from realm_jax.storage import UnavailableStoreError, open_store
 from tpu_launch import messages, operations, slices, worker_state
 from tpu_launch.attempts import TakenOverError
@@ -39,6 +37,7 @@ from tpu_launch.backends.local import (
     site,
 )
 from tpu_launch.bundle import CODE, Bundle, make_bundle, path_in
+from tpu_launch.chain import Chain, ChainCommands, Stage
 from tpu_launch.clock import SystemClock
 from tpu_launch.deleting import GaveUpError
 from tpu_launch.job import BUILDER, TRAINER, Job, Role, run_id
@@ -65,68 +64,6 @@ _LAUNCH = LaunchConfig(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """A command of a chain.
-
-    Attributes:
-      command: command of `realm`, such as "pretrain".
-      gin_files: passed with --gin_file, before the chain's own files.
-      bindings: passed with --gin., such as 'MODEL_DIR="runs/x/pretrain"'.
-      processes: number of processes that run it together, like the hosts of a slice.
-      devices: simulated CPU devices of each process; with a single process and a single
-        device it runs on the actual devices.
-      beside: "build-index", which then runs as a separate job until this one has ended
-        and its last index is built; or "".
-      beside_gin_files: as `gin_files`, for that command.
-      beside_bindings: as `bindings`, for that command.
-      beside_processes: as `processes`, for that command.
-      beside_devices: as `devices`, for that command.
-    """
-
-    command: str
-    gin_files: Sequence[str] = ()
-    bindings: Sequence[str] = ()
-    processes: int = 1
-    devices: int = 1
-    beside: str = ""
-    beside_gin_files: Sequence[str] = ()
-    beside_bindings: Sequence[str] = ()
-    beside_processes: int = 1
-    beside_devices: int = 1
-
-    def __post_init__(self):
-        for name in ("processes", "devices", "beside_processes", "beside_devices"):
-            if getattr(self, name) < 1:
-                raise BadInputError(
-                    f"expected {name} of {self.command} to be at least 1, got "
-                    f"{getattr(self, name)}"
-                )
-        if self.beside not in ("", BUILD_INDEX.command):
-            raise BadInputError(
-                f"expected {BUILD_INDEX.command!r} or nothing beside {self.command}, "
-                f"got {self.beside!r}"
-            )
-
-    @property
-    def is_launched(self) -> bool:
-        """True if it has more than one process, and so needs a launcher."""
-        return bool(self.beside) or self.processes > 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Chain:
-    """Stages to run one after the other.
-
-    Attributes:
-      root: folder of launched stages; the stages' own folders are in their bindings.
-      stages: the stages, in order.
-    """
-
-    root: str
-    stages: Sequence[Stage]
-
-
 class Runner:
     """Runs the stages of a chain; see `run`."""
 
@@ -144,10 +81,16 @@ class Runner:
           gin_files: passed to every stage after its own.
           stop: set when the process is asked to stop; a stage that keeps the terminal
             is then asked too.
-          passed_on: arguments passed to every stage, after all others.
+          passed_on: arguments passed to every stage that they have an effect on, after
+            all others.
+
+        Raises:
+          BadInputError: settings of a stage are missing, unknown or malformed, or one
+            of the arguments has an effect on no stage.
         """
         self._chain, self._stop = chain, stop
-        self._gin_files, self._passed_on = gin_files, passed_on
+        self._commands = ChainCommands(chain, gin_files, passed_on)
+        self._stages = self._commands.stages
         self._backend = LocalBackend(pathlib.Path(chain.root, _FOLDER))
         self._console = Console()
 
@@ -158,7 +101,7 @@ class Runner:
           BadInputError: a stage cannot be run, or refuses its input.
           StoppedError: asked to stop.
         """
-        console, stages = self._console, self._chain.stages
+        console, stages = self._console, self._stages
         started = time.monotonic()
         # One bundle for all stages, made first so that its errors precede any work.
         is_shipped = any(stage.is_launched for stage in stages)
@@ -180,7 +123,7 @@ class Runner:
     def describe(self) -> None:
         """Prints the commands and operations of `run`, without executing them."""
         bundle = make_bundle(CODE)
-        for number, stage in enumerate(self._chain.stages, start=1):
+        for number, stage in enumerate(self._stages, start=1):
             print(f"# stage {number}: {stage.command}")
             if not stage.is_launched:
                 print(shlex.join(self._here(stage)), end="\n\n")
@@ -249,16 +192,14 @@ class Runner:
 
     def _job(self, stage: Stage) -> Job:
         """Returns the job of a stage, which is a separate run."""
-        main = self._arguments(stage.command, stage.gin_files, stage.bindings)
+        main = self._commands.main(stage)
         machines = f"{slices.LOCAL}-{stage.processes}x{stage.devices}"
         roles = [_role(TRAINER, machines, main)]
         if stage.beside:
             machines = f"{slices.LOCAL}-{stage.beside_processes}x{stage.beside_devices}"
-            beside = self._arguments(
-                stage.beside, stage.beside_gin_files, stage.beside_bindings
-            )
-            roles.append(_role(BUILDER, machines, beside))
-        configuration.parse(configuration.make_parser(stage.command, None), main[1:])
+            roles.append(_role(BUILDER, machines, self._commands.beside(stage)))
+        parser = configuration.make_parser(f"realm {stage.command}", None)
+        configuration.parse(parser, main[1:], stage.command)
         config = stage_config(stage.command)
         model_dir = getattr(config, "model_dir", "")
         if not model_dir:
@@ -273,20 +214,7 @@ class Runner:
         return Job(run, model_dir, tuple(roles), _LAUNCH, site(), total_steps)
 
     def _here(self, stage: Stage) -> list[str]:
-        arguments = self._arguments(stage.command, stage.gin_files, stage.bindings)
-        return [sys.executable, "-m", "realm_jax.cli.main", *arguments]
-
-    def _arguments(
-        self, command: str, gin_files: Sequence[str], bindings: Sequence[str]
-    ) -> list[str]:
-        """Returns the arguments of `realm`."""
-        files = [*gin_files, *self._gin_files]
-        return [
-            command,
-            *(f"--gin_file={file}" for file in files),
-            *(f"--gin.{binding}" for binding in bindings),
-            *self._passed_on,
-        ]
+        return [sys.executable, "-m", "realm_jax.cli.main", *self._commands.main(stage)]
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

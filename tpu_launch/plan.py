@@ -24,6 +24,7 @@ from realm_jax.hardware import HardwareConfig
 from realm_jax.stages import ASK, BUILD_INDEX, EVALUATE, STAGES
 from tpu_launch import local
 from tpu_launch.cancellation import unless_stopped
+from tpu_launch.chain import ChainCommands
 from tpu_launch.planner.figures import Plan, as_json, show
 from tpu_launch.stage_configs import configured_stage, stage_config
 
@@ -50,14 +51,14 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
         help='a gin file to write with what was chosen, such as of remat="auto"; give '
         "it to the run as its last --gin_file",
     )
-    flags = configuration.parse(parser, argv)
+    flags, _ = configuration.parse_chain(parser, argv)
     screen = Console(stderr=True)
 
     def say(text: str) -> None:
         screen.print(f"[dim]{text} ...[/dim]", highlight=False)
 
     plans = unless_stopped(
-        lambda: _plans(flags, argv, not flags.fast, say),
+        lambda: _plans(flags, not flags.fast, say),
         stop,
         "stopped; nothing was written",
     )
@@ -73,21 +74,24 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
 
 def _plans(
     flags: argparse.Namespace,
-    argv: Sequence[str],
     compiles: bool,
     say: Callable[[str], None],
 ) -> list[Plan]:
     if not configuration.bindings(local.Chain):
-        return [plan_command(configured_stage().command, compiles, say)]
-    chain = configuration.configured(local.Chain)
-    overrides = [arg for arg in argv if arg.startswith("--gin.")]
-    plans = []
-    for stage in chain.stages:
+        # What is named for the command is read once the command is known.
+        command = configured_stage().command
         parser = configuration.make_parser("python -m tpu_launch plan", None)
-        files = [*stage.gin_files, *flags.gin_file]
-        arguments = [f"--gin_file={file}" for file in files]
-        arguments += [f"--gin.{binding}" for binding in stage.bindings]
-        configuration.parse(parser, [*arguments, *overrides])
+        given = [f"--gin_file={file}" for file in flags.gin_file]
+        given += [f"--gin.{binding}" for binding in flags.bindings]
+        configuration.parse(parser, given, command)
+        return [plan_command(command, compiles, say)]
+    passed_on = [f"--gin.{binding}" for binding in flags.bindings]
+    chain = configuration.configured(local.Chain)
+    commands = ChainCommands(chain, flags.gin_file, passed_on)
+    plans = []
+    for stage in commands.stages:
+        parser = configuration.make_parser(f"realm {stage.command}", None)
+        configuration.parse(parser, commands.main(stage)[1:], stage.command)
         plans.append(plan_command(stage.command, compiles, say))
     return plans
 

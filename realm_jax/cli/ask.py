@@ -46,7 +46,8 @@ _READ_BYTES = 1 << 16
 
 def main(argv: Sequence[str], stop: threading.Event) -> int:
     """Runs the command, which ordinarily ends by being stopped."""
-    configuration.parse(configuration.make_parser("realm ask", __doc__), argv)
+    parser = configuration.make_parser("realm ask", __doc__)
+    configuration.parse(parser, argv, "ask")
     config = configuration.configured(ask.AskConfig)
     rematerialization.require_decided()
     console = Console()

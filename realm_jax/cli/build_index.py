@@ -40,7 +40,7 @@ class BuildIndexConfig:
 def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command."""
     parser = configuration.make_parser("realm build-index", __doc__)
-    configuration.parse(parser, argv)
+    configuration.parse(parser, argv, "build-index")
     from realm_jax.data.blocks import BlockStore
     from realm_jax.index.builder import BuilderConfig, IndexBuilder
     from realm_jax.storage import open_store

@@ -4,7 +4,6 @@ No other part of the package reads gin: the rest takes plain dataclasses.
 """
 
 import argparse
-import ast
 import contextlib
 import dataclasses
 import importlib
@@ -17,8 +16,9 @@ from typing import Any, NoReturn, TypeVar
 
 import gin
 
-from realm_jax.cli import renamed
+from realm_jax.cli import reach, renamed, values
 from realm_jax.errors import BadInputError
+from realm_jax.stages import STAGES
 
 Config = TypeVar("Config")
 
@@ -93,29 +93,70 @@ def make_parser(command: str, description: str | None) -> argparse.ArgumentParse
     return parser
 
 
-def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+def parse(
+    parser: argparse.ArgumentParser, argv: Sequence[str], command: str = ""
+) -> argparse.Namespace:
     """Parses the command line and configures gin.
 
+    Args:
+      parser: from `make_parser`.
+      argv: the command line.
+      command: command of `realm`. Macros of a gin file or of the command line that are
+        named for it, such as pretrain/BATCH_SIZE, then replace those without its name,
+        and what the command line sets must be read by it; "": by any command.
+
+    Returns:
+      The flags.
+
     Raises:
-      BadInputError: a flag, file, macro, binding or module is unknown or malformed.
+      BadInputError: a flag, file, macro, binding or module is unknown or malformed, or
+        a setting of the command line has no effect.
     """
-    flags, others = parse_known(parser, argv)
+    flags, others = parse_known(parser, argv, command)
     if others:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     return flags
 
 
 def parse_known(
-    parser: argparse.ArgumentParser, argv: Sequence[str]
+    parser: argparse.ArgumentParser, argv: Sequence[str], command: str = ""
 ) -> tuple[argparse.Namespace, list[str]]:
     """Does what `parse` does, and also returns unknown flags.
 
     Raises:
-      BadInputError: a file, macro, binding or module is unknown or malformed.
+      BadInputError: a file, macro, binding or module is unknown or malformed, or a
+        setting of the command line has no effect.
     """
     flags, others, bindings = _split(parser, argv)
-    _read(parser, flags, bindings)
+    _import_modules(flags)
+    read = _read(parser, flags.gin_file, bindings, command)
+    for binding in read.without_effect:
+        raise BadInputError(read.explain(binding, command))
     return flags, others
+
+
+def parse_chain(
+    parser: argparse.ArgumentParser, argv: Sequence[str], command: str = ""
+) -> tuple[argparse.Namespace, set[str]]:
+    """Does what `parse` does for one of several commands that share their settings.
+
+    Args:
+      parser: from `make_parser`.
+      argv: the command line.
+      command: command of `realm`, "" for the launcher of all of them.
+
+    Returns:
+      The flags, and the bindings of the command line that it does not read.
+
+    Raises:
+      BadInputError: a flag, file or module is unknown or malformed.
+    """
+    flags, others, bindings = _split(parser, argv)
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    _import_modules(flags)
+    read = _read(parser, flags.gin_file, bindings, command, is_shared=True)
+    return flags, set(read.without_effect)
 
 
 def parse_for_macro(
@@ -143,18 +184,15 @@ def parse_for_macro(
     said = [one for one in bindings if one.partition("=")[0].strip() == name]
     value = None
     if said:
-        _require_value(said[-1])
-        with contextlib.suppress(ValueError, SyntaxError):
-            value = ast.literal_eval(said[-1].partition("=")[2].strip())
+        value = values.text(said[-1])
     elif flags.gin_file:
+        _import_modules(flags)
         # Other required settings are not needed here.
-        _read(parser, flags, bindings, finalize=False)
+        _read(parser, flags.gin_file, bindings, finalize=False)
         with contextlib.suppress(ValueError):  # No gin file has such a macro.
             value = gin.query_parameter(f"%{name}")
     if not isinstance(value, str) or not value:
-        raise BadInputError(
-            f"expected {name}, a text, got none; add --gin.{name}='\"...\"'"
-        )
+        raise BadInputError(f"expected {name}, a text, got none; add --gin.{name}=...")
     return flags, value
 
 
@@ -170,22 +208,120 @@ def _split(
     flags, others = parser.parse_known_args(
         [arg for arg in argv if not arg.startswith("--gin.")]
     )
+    flags.bindings = bindings
     return flags, others, bindings
+
+
+def _import_modules(flags: argparse.Namespace) -> None:
+    for module in flags.import_module:
+        import_module(module)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Read:
+    """What was read.
+
+    Attributes:
+      without_effect: bindings of the command line that change nothing.
+      overridden: macro -> where a file binds a setting that read the macro before.
+    """
+
+    without_effect: Sequence[str]
+    overridden: Mapping[str, tuple[str, reach.Setting]]
+
+    def explain(self, binding: str, command: str) -> str:
+        """Returns the error about a binding without effect."""
+        name, _, value = binding.partition("=")
+        said = f"{name} has no effect"
+        said += f" on `realm {command}`" if command else ""
+        instead = self.overridden.get(name.rpartition("/")[2])
+        if instead is None:
+            return f"{said}: nothing that runs reads it; leave --gin.{name} out"
+        file, setting = instead
+        return (
+            f"{said}: {file} binds {setting.binding}, which read it; give "
+            f"--gin.{setting.binding}={value}"
+        )
 
 
 def _read(
     parser: argparse.ArgumentParser,
-    flags: argparse.Namespace,
+    files: Sequence[str],
     bindings: Sequence[str],
+    command: str = "",
+    *,
     finalize: bool = True,
-) -> None:
-    for module in flags.import_module:
-        import_module(module)
-    if not flags.gin_file:
+    is_shared: bool = False,
+) -> _Read:
+    """Configures gin; `is_shared`: some bindings are for other commands."""
+    if not files:
         raise BadInputError(
             f"expected at least one --gin_file, got none; see {parser.prog} --help"
         )
-    _configure(flags.gin_file, bindings, finalize)
+    scope = f"{STAGES[command].name}/" if command else ""
+    given, unread = {}, []
+    with _gin_errors():
+        gin.clear_config(clear_constants=True)
+        overridden = _read_files(files)
+        if scope:
+            _use_macros_of(scope)
+        ours = {one: _for_this_command(one, scope) for one in bindings}
+        # What is named for this command comes last, so that it wins.
+        for binding, own in sorted(ours.items(), key=lambda pair: pair[0] != pair[1]):
+            if values.is_known(own):
+                gin.parse_config([values.typed(own)])
+                given[reach.parse_setting(values.name_of(own))] = binding
+            elif is_shared or _is_of_another_command(own, command):
+                unread.append(binding)
+                if not command:
+                    values.bind_macro(own)
+            else:
+                values.require_known(own, files)
+        if finalize:
+            gin.finalize()
+        unread += [given[one] for one in reach.without_effect(given, command)]
+    return _Read(unread, overridden)
+
+
+def _read_files(files: Sequence[str]) -> dict[str, tuple[str, reach.Setting]]:
+    """Reads gin files; returns which file took which macro its reader."""
+    reads: dict[reach.Setting, set[str]] = {}
+    taken: dict[str, tuple[str, reach.Setting]] = {}
+    for file in files:
+        gin.parse_config_file(file)
+        for setting, value in reach.settings():
+            now = reach.macros_in(value)
+            for macro in reads.get(setting, set()) - now:
+                taken[macro] = (file, setting)
+            reads[setting] = now
+    return taken
+
+
+def _use_macros_of(scope: str) -> None:
+    """Replaces macros by those that gin files name for this command."""
+    for setting, value in list(reach.settings()):
+        if not (setting.is_macro and setting.scope.startswith(scope)):
+            continue
+        name = setting.scope.removeprefix(scope)
+        if not values.is_known(name):
+            raise BadInputError(
+                f"unknown macro {name!r} in {setting.scope}: no gin file of this "
+                "command defines it; the macros stand at the top of each run file"
+            )
+        gin.bind_parameter((name, "gin.macro", "value"), value)
+
+
+def _for_this_command(binding: str, scope: str) -> str:
+    """Returns the binding without the command's name, if it is a macro named so."""
+    is_macro = "." not in binding.partition("=")[0]
+    return binding.removeprefix(scope) if is_macro else binding
+
+
+def _is_of_another_command(binding: str, command: str) -> bool:
+    """Returns whether this is a macro that is named for another command."""
+    name = values.name_of(binding)
+    stage = name.partition("/")[0].replace("_", "-")
+    return "." not in name and "/" in name and stage in STAGES and stage != command
 
 
 def configured(config_class: type[Config]) -> Config:
@@ -233,48 +369,6 @@ def _require_types(config: Any) -> None:
             f"expected {type(config).__name__}.{field.name} to be of type "
             f"{expected.__name__}, got {value!r}"
         )
-
-
-def _configure(files: Sequence[str], bindings: Sequence[str], finalize: bool) -> None:
-    with _gin_errors():
-        gin.clear_config(clear_constants=True)
-        gin.parse_config_files_and_bindings(files, [], finalize_config=False)
-        for binding in bindings:
-            _require_known_macro(binding, files)
-            _require_value(binding)
-        gin.parse_config(list(bindings))
-        if finalize:
-            gin.finalize()
-
-
-def _require_known_macro(binding: str, files: Sequence[str]) -> None:
-    """Requires that a macro exists; gin would ignore a misspelt one silently."""
-    name = binding.partition("=")[0].strip()
-    if "." in name:
-        return
-    try:
-        gin.query_parameter(f"%{name}")
-    except ValueError as error:
-        raise BadInputError(
-            f"unknown macro {name!r}: none of {', '.join(files)} defines it; the "
-            "macros stand at the top of each run file"
-        ) from error
-
-
-def _require_value(binding: str) -> None:
-    """Requires a valid value; gin's own error for a text without quotes is unclear."""
-    name, equals, value = binding.partition("=")
-    if not equals:
-        raise BadInputError(f"expected --gin.{name}=VALUE, got no value")
-    if value.strip().startswith(("%", "@", "[", "(", "{")):
-        return  # Macros and references, or containers of them.
-    try:
-        ast.literal_eval(value.strip())
-    except (ValueError, SyntaxError) as error:
-        raise BadInputError(
-            f"expected {name} to be a number, True, False, None or a text in quotes, "
-            f"got {value}; a text is written --gin.{name}='\"{value}\"'"
-        ) from error
 
 
 def import_module(module: str) -> None:

@@ -40,7 +40,8 @@ from realm_jax.cli.progress import StageProgress
 
 def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command; one that follows ordinarily ends by being stopped."""
-    configuration.parse(configuration.make_parser("realm evaluate", __doc__), argv)
+    parser = configuration.make_parser("realm evaluate", __doc__)
+    configuration.parse(parser, argv, "evaluate")
     from realm_jax.evaluation import run
     from realm_jax.evaluation.findings import verdicts
     from realm_jax.evaluation.report import HTML_NAME

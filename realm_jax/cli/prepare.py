@@ -59,7 +59,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         metavar="N",
         help="damaged records to leave out, and count, before giving up",
     )
-    flags, beam_flags = configuration.parse_known(parser, argv)
+    flags, beam_flags = configuration.parse_known(parser, argv, "prepare")
     require_extra("prepare", "realm prepare")
     from realm_jax.prepare import prepare
     from realm_jax.prepare.scratch import Workers

@@ -50,7 +50,7 @@ def run_stage(
         action="store_true",
         help="write a JAX profile of ten steps to MODEL_DIR/profile",
     )
-    flags = configuration.parse(parser, argv)
+    flags = configuration.parse(parser, argv, command)
     multihost.join(configuration.configured_if_bound(multihost.HostsConfig))
     config = configuration.configured(config_class)
     rematerialization.require_decided()

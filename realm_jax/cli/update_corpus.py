@@ -45,7 +45,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         metavar="N",
         help="processes on this machine; one a core if left out",
     )
-    flags, beam_flags = configuration.parse_known(parser, argv)
+    flags, beam_flags = configuration.parse_known(parser, argv, "update-corpus")
     require_extra("prepare", "realm update-corpus")
     from realm_jax.prepare import update_corpus
     from realm_jax.prepare.scratch import Workers

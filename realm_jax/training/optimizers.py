@@ -25,7 +25,8 @@ class OptimizerConfig:
 
     Attributes:
       learning_rate: the peak, reached after the warmup.
-      warmup_steps: steps of linear warmup from 0.
+      warmup_steps: steps of linear warmup from 0; None for `warmup_fraction`.
+      warmup_fraction: the warmup as a share of `total_steps`.
       total_steps: the step at which the linear decay reaches `final_fraction`.
       final_fraction: share of the peak that remains at `total_steps`.
       weight_decay: decoupled; not applied to biases and normalisation.
@@ -39,7 +40,8 @@ class OptimizerConfig:
     """
 
     learning_rate: float = 3e-5
-    warmup_steps: int = 0
+    warmup_steps: int | None = None
+    warmup_fraction: float = 0.0
     total_steps: int = 1
     final_fraction: float = 0.0
     weight_decay: float = 0.01
@@ -50,10 +52,10 @@ class OptimizerConfig:
 
     def __post_init__(self):
         # Without updates there is no schedule, whatever the warmup.
-        if self.total_steps and not 0 <= self.warmup_steps <= self.total_steps:
+        if self.total_steps and not 0 <= self.warmup <= self.total_steps:
             raise BadInputError(
                 f"warmup_steps must lie in 0..{self.total_steps} (total_steps), got "
-                f"{self.warmup_steps}; shorten the warmup or train longer"
+                f"{self.warmup}; shorten the warmup or train longer"
             )
         if self.clip not in CLIPS:
             raise BadInputError(
@@ -67,19 +69,26 @@ class OptimizerConfig:
                 "pretrain.PretrainConfig.frozen = ('retriever',)"
             )
 
+    @property
+    def warmup(self) -> int:
+        """Number of steps of the warmup."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return round(self.warmup_fraction * self.total_steps)
+
 
 def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
     """Returns step -> learning rate: linear up to the peak, then linear down."""
     return optax.join_schedules(
         [
-            optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps),
+            optax.linear_schedule(0.0, config.learning_rate, config.warmup),
             optax.linear_schedule(
                 config.learning_rate,
                 config.learning_rate * config.final_fraction,
-                max(config.total_steps - config.warmup_steps, 1),
+                max(config.total_steps - config.warmup, 1),
             ),
         ],
-        [config.warmup_steps],
+        [config.warmup],
     )
 
 

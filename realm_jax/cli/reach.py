@@ -1,0 +1,165 @@
+"""Finds the settings of gin's configuration that a command reads.
+
+Gin binds whatever it is told to: a macro that no setting reads any more, or a setting
+in a scope that nothing uses, changes nothing and is no error. What is read can be told
+without running anything: from the classes that a command configures, by the references
+in their bindings.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import gin
+
+from realm_jax.stages import STAGES
+
+_MACRO = "gin.macro"
+_EVERY_PROCESS = ("realm_jax.multihost.HostsConfig",)
+# Also passed to the commands that are launched, which do not read them.
+_LAUNCHER = (
+    "realm_jax.data.corpus_size.CorpusSize",
+    "realm_jax.hardware.HardwareConfig",
+    "realm_jax.hardware.LaunchConfig",
+    "tpu_launch.local.Chain",
+)
+_PLANNER = (
+    "realm_jax.index.embed.EmbedConfig",
+    "realm_jax.training.initialization.ModelFactory",
+)
+_OURS = ("realm_jax.", "tpu_launch.")
+
+
+class Setting(NamedTuple):
+    """A parameter of a configurable in a scope; a macro is one in a scope of its name.
+
+    Attributes:
+      scope: names joined by slashes, or "".
+      selector: complete name of the configurable, such as
+        "realm_jax.training.pretrain.PretrainConfig".
+      parameter: name of the parameter.
+    """
+
+    scope: str
+    selector: str
+    parameter: str
+
+    @classmethod
+    def macro(cls, name: str) -> "Setting":
+        """Returns the setting that a macro is."""
+        return cls(name, _MACRO, "value")
+
+    @property
+    def is_macro(self) -> bool:
+        """True for a macro."""
+        return self.selector == _MACRO
+
+    @property
+    def binding(self) -> str:
+        """Its name on a command line, such as "pretrain.PretrainConfig.seed"."""
+        if self.is_macro:
+            return self.scope
+        short = ".".join(self.selector.split(".")[-2:])
+        scope = f"{self.scope}/" if self.scope else ""
+        return f"{scope}{short}.{self.parameter}"
+
+
+def parse_setting(binding: str) -> Setting:
+    """Returns the setting that the left side of a binding names.
+
+    Raises:
+      ValueError: there is no such configurable or parameter.
+    """
+    if "." not in binding:
+        return Setting.macro(binding)
+    key = gin.config.ParsedBindingKey.parse(binding)
+    return Setting(key.scope, key.complete_selector, key.arg_name)
+
+
+def settings() -> Iterator[tuple[Setting, Any]]:
+    """Yields every setting with the value that is bound to it."""
+    # Gin's own function prints the configuration; there is none that returns it.
+    for (scope, selector), values in gin.config._CONFIG.items():
+        for parameter, value in values.items():
+            yield Setting(scope, selector, parameter), value
+
+
+def macros_in(value: Any) -> set[str]:
+    """Returns the names of the macros in a value."""
+    return {
+        "/".join(reference.scopes)
+        for reference in gin.config.iterate_references(value)
+        if reference.configurable.selector == _MACRO
+    }
+
+
+def readers(macro: str) -> list[Setting]:
+    """Returns the settings whose value is this macro, or a macro that is this one."""
+    found = []
+    for setting, value in list(settings()):
+        if macro not in macros_in(value):
+            continue
+        found += readers(setting.scope) if setting.is_macro else [setting]
+    return found
+
+
+def without_effect(given: Iterable[Setting], command: str = "") -> list[Setting]:
+    """Returns those settings that a command does not read.
+
+    Args:
+      given: settings that are bound.
+      command: command of `realm`; "" for all of them and for the launcher. The index
+        builder is given what its trainer is given, so it counts as all of them.
+
+    Returns:
+      The settings without effect, in the order given. Settings of a user's own
+      configurables count as read, for their code may read them.
+    """
+    read = _read_from(_roots(command))
+    return [
+        setting
+        for setting in given
+        if setting not in read
+        and (setting.is_macro or setting.selector.startswith(_OURS))
+    ]
+
+
+def _roots(command: str) -> list[str]:
+    chosen = [STAGES[command]] if command else list(STAGES.values())
+    if any(spec.others_are_passed_on for spec in chosen):
+        chosen = list(STAGES.values())
+    roots = [name for spec in chosen for name in (spec.config, *spec.other_configs)]
+    return [*roots, *_EVERY_PROCESS, *_LAUNCHER, *(() if command else _PLANNER)]
+
+
+def _read_from(roots: Sequence[str]) -> set[Setting]:
+    """Returns the settings that are read when these classes are made, unscoped."""
+    bound = dict(settings())
+    by_place: dict[tuple[str, str], list[Setting]] = {}
+    for setting in bound:
+        by_place.setdefault((setting.scope, setting.selector), []).append(setting)
+    found: set[Setting] = set()
+    pending: list[tuple[tuple[str, ...], str]] = [((), root) for root in roots]
+    # A user's own code may read the settings of their own configurables.
+    pending += [
+        (tuple(filter(None, scope.split("/"))), selector)
+        for scope, selector in by_place
+        if selector != _MACRO and not selector.startswith(_OURS)
+    ]
+    seen = set()
+    while pending:
+        scope, selector = place = pending.pop()
+        if place in seen or (selector == _MACRO and not scope):
+            continue
+        seen.add(place)
+        # Of two bindings gin takes the one in the innermost scope.
+        read = {
+            setting.parameter: setting
+            for depth in range(len(scope) + 1)
+            for setting in by_place.get(("/".join(scope[:depth]), selector), ())
+        }
+        found.update(read.values())
+        for setting in read.values():
+            for reference in gin.config.iterate_references(bound[setting]):
+                inner = tuple(reference.scopes) or scope
+                pending.append((inner, reference.configurable.selector))
+    return found

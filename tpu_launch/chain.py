@@ -1,0 +1,277 @@
+"""Defines chains of stages, and the standard one: text, warm start, REALM, answers.
+
+A chain file sets macros: those of its own (see `Chain`) and those of the run files of
+its stages. A macro that is named for a command, such as pretrain/BATCH_SIZE, is for
+that command alone; any other is for all stages that have it. What follows from the root
+of the chain and the name of its corpus need not be said.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import gin
+
+from realm_jax.cli import configuration
+from realm_jax.errors import BadInputError
+from realm_jax.stages import (
+    BUILD_INDEX,
+    EVALUATE,
+    FINETUNE,
+    PREPARE,
+    PRETRAIN,
+    STAGES,
+    WARM_START,
+    StageSpec,
+)
+from realm_jax.training.refresh import RefreshMode
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A command of a chain.
+
+    Attributes:
+      command: command of `realm`, such as "pretrain".
+      gin_files: passed with --gin_file, before the chain's own files.
+      bindings: passed with --gin., such as 'MODEL_DIR="runs/x/pretrain"'.
+      processes: number of processes that run it together, like the hosts of a slice.
+      devices: simulated CPU devices of each process; with a single process and a single
+        device it runs on the actual devices.
+      beside: "build-index", which then runs as a separate job until this one has ended
+        and its last index is built; or "".
+      beside_gin_files: as `gin_files`, for that command.
+      beside_bindings: as `bindings`, for that command.
+      beside_processes: as `processes`, for that command.
+      beside_devices: as `devices`, for that command.
+    """
+
+    command: str
+    gin_files: Sequence[str] = ()
+    bindings: Sequence[str] = ()
+    processes: int = 1
+    devices: int = 1
+    beside: str = ""
+    beside_gin_files: Sequence[str] = ()
+    beside_bindings: Sequence[str] = ()
+    beside_processes: int = 1
+    beside_devices: int = 1
+
+    def __post_init__(self):
+        for name in ("processes", "devices", "beside_processes", "beside_devices"):
+            if getattr(self, name) < 1:
+                raise BadInputError(
+                    f"expected {name} of {self.command} to be at least 1, got "
+                    f"{getattr(self, name)}"
+                )
+        if self.beside not in ("", BUILD_INDEX.command):
+            raise BadInputError(
+                f"expected {BUILD_INDEX.command!r} or nothing beside {self.command}, "
+                f"got {self.beside!r}"
+            )
+
+    @property
+    def is_launched(self) -> bool:
+        """True if it has more than one process, and so needs a launcher."""
+        return bool(self.beside) or self.processes > 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """Stages to run one after the other.
+
+    Attributes:
+      root: folder of the chain. Each standard stage has a folder there by its name, and
+        the corpus is in "corpus", unless the macros of the chain file say otherwise.
+      stages: the stages, in order: commands of the standard chain, or stages of one's
+        own with all their files and bindings.
+      name: of the standard chain: name of the corpus, as in `PrepareConfig`.
+      model: of the standard chain: gin file of the model.
+      hardware: of the standard chain: gin file of the hardware.
+      weights: of the standard chain: published weights that the warm start begins with,
+        or "".
+      processes: of the standard chain: number of processes that train together.
+    """
+
+    root: str
+    stages: Sequence["str | Stage"]
+    name: str = ""
+    model: str = ""
+    hardware: str = "gin/hardware/cpu.gin"
+    weights: str = ""
+    processes: int = 1
+
+    def __post_init__(self):
+        standard = [stage for stage in self.stages if isinstance(stage, str)]
+        for command in standard:
+            if command not in _MACROS:
+                raise BadInputError(
+                    f"expected stages among {', '.join(_MACROS)}, got {command!r}; "
+                    "others are given as @NAME/local.Stage()"
+                )
+        if standard and not (self.name and self.model):
+            raise BadInputError(
+                "expected local.Chain.name, the name of the corpus, and "
+                "local.Chain.model, a gin file such as gin/models/minilm_l6.gin, for "
+                f"the stages {', '.join(standard)}"
+            )
+
+    def all_stages(self) -> list[Stage]:
+        """Returns the stages with their files and bindings; gin has read the chain."""
+        return [
+            self._standard(STAGES[stage]) if isinstance(stage, str) else stage
+            for stage in self.stages
+        ]
+
+    def _standard(self, spec: StageSpec) -> Stage:
+        model_files = [] if spec is PREPARE else [self.model, self.hardware]
+        beside = ""
+        if spec is PRETRAIN:
+            mode = _macro(f"{spec.name}/REFRESH_MODE", RefreshMode.ASYNC.value)
+            beside = BUILD_INDEX.command if mode == RefreshMode.ASYNC.value else ""
+        return Stage(
+            spec.command,
+            gin_files=[*model_files, _run_file(spec)],
+            bindings=self._bindings(spec, _MACROS[spec.command]),
+            processes=self.processes if spec.trains else 1,
+            beside=beside,
+            beside_gin_files=[self.hardware, _run_file(BUILD_INDEX)] if beside else (),
+            beside_bindings=self._bindings(PRETRAIN, _BUILDER) if beside else (),
+        )
+
+    def _bindings(self, spec: StageSpec, macros: Mapping[str, str]) -> list[str]:
+        """Returns what follows from the chain and its file does not say itself."""
+        values = {
+            "root": self.root,
+            "name": self.name,
+            "weights": self.weights,
+            "before": self._before(spec),
+            "folder": self._folder(spec),
+            # Published weights retrieve; from nothing ICT teaches it.
+            "pairs": "" if self.weights else f"{self.name}_ict",
+        }
+        bindings = {}
+        for macro, template in macros.items():
+            said = [_macro(f"{spec.name}/{macro}"), _macro(macro)]
+            earlier = template.removeprefix("stage:")
+            if earlier != template:
+                value = self._folder(STAGES[earlier]) if earlier in self.stages else ""
+            else:
+                value = template.format(**values)
+            if said == [None, None] and value:
+                bindings[macro] = value
+        return [f"{macro}={value}" for macro, value in bindings.items()]
+
+    def _folder(self, spec: StageSpec) -> str:
+        """Returns the model directory of a stage."""
+        said = _macro(f"{spec.name}/MODEL_DIR")
+        return said or f"{self.root.rstrip('/')}/{spec.name}"
+
+    def _before(self, spec: StageSpec) -> str:
+        """Returns what a stage starts from: the last stage that trained, or weights."""
+        names = [stage for stage in self.stages if isinstance(stage, str)]
+        earlier = [STAGES[name] for name in names[: names.index(spec.command)]]
+        trained = [self._folder(stage) for stage in earlier if stage.trains]
+        return trained[-1] if trained else self.weights
+
+
+class ChainCommands:
+    """The command lines of a chain's stages.
+
+    Attributes:
+      stages: the stages, in order.
+    """
+
+    def __init__(
+        self, chain: Chain, gin_files: Sequence[str], passed_on: Sequence[str] = ()
+    ):
+        """Expands a chain that gin has read, and reads the files of its stages.
+
+        Args:
+          chain: the chain.
+          gin_files: passed to every stage after its own.
+          passed_on: arguments passed to each stage that reads them, after all others.
+
+        Raises:
+          BadInputError: a file, setting or module of a stage is unknown or malformed,
+            or no stage reads one of the arguments.
+        """
+        self._gin_files, self._passed_on = gin_files, passed_on
+        # Reading a stage's own files replaces what gin has read of the chain.
+        self.stages = chain.all_stages()
+        unread = set(passed_on)
+        for stage in self.stages:
+            unread -= {*self.main(stage), *self.beside(stage)}
+        for argument in unread:
+            name = argument.removeprefix("--gin.").partition("=")[0]
+            raise BadInputError(
+                f"{name} has no effect on any stage of this chain; see the macros of "
+                "the chain file and of the stages' run files in gin/runs/"
+            )
+
+    def main(self, stage: Stage) -> list[str]:
+        """Returns the arguments of `realm` for a stage itself."""
+        return self._arguments(stage.command, stage.gin_files, stage.bindings)
+
+    def beside(self, stage: Stage) -> list[str]:
+        """Returns the arguments of `realm` for the command beside it; [] for none."""
+        if not stage.beside:
+            return []
+        files, bindings = stage.beside_gin_files, stage.beside_bindings
+        return self._arguments(stage.beside, files, bindings)
+
+    def _arguments(
+        self, command: str, gin_files: Sequence[str], bindings: Sequence[str]
+    ) -> list[str]:
+        """Returns the arguments of `realm`, without those that it does not read."""
+        arguments = [
+            *(f"--gin_file={file}" for file in [*gin_files, *self._gin_files]),
+            *(f"--gin.{binding}" for binding in bindings),
+        ]
+        given = [*arguments, *self._passed_on]
+        unread = set()
+        if self._passed_on:
+            parser = configuration.make_parser(f"realm {command}", None)
+            _, unread = configuration.parse_chain(parser, given, command)
+        passed_on = [
+            argument
+            for argument in self._passed_on
+            if argument.removeprefix("--gin.") not in unread
+        ]
+        return [command, *arguments, *passed_on]
+
+
+# Macros of each standard stage; "stage:X" is the folder of that stage.
+_CORPUS = {"CORPUS": "{root}/corpus"}
+_TRAINED = {"MODEL_DIR": "{folder}", **_CORPUS, "WARM_START": "{before}"}
+_BUILDER = {"MODEL_DIR": "{folder}", **_CORPUS}
+_MACROS: Mapping[str, Mapping[str, str]] = {
+    PREPARE.command: {**_CORPUS, "NAME": "{name}"},
+    WARM_START.command: {
+        **_TRAINED,
+        "TASK": "{name}_salient",
+        "PAIRS_TASK": "{pairs}",
+    },
+    PRETRAIN.command: {**_TRAINED, "TASK": "{name}_salient"},
+    FINETUNE.command: {**_TRAINED, "TASK": "{name}_questions"},
+    EVALUATE.command: {
+        "MODEL_DIR": "{folder}",
+        **_CORPUS,
+        "WARM_STARTED": f"stage:{WARM_START.command}",
+        "PRETRAINED": f"stage:{PRETRAIN.command}",
+        "FINETUNED": f"stage:{FINETUNE.command}",
+        "MASKED_TASK": "{name}_salient",
+    },
+}
+
+
+def _run_file(spec: StageSpec) -> str:
+    return f"gin/runs/{spec.name}.gin"
+
+
+def _macro(name: str, otherwise: str | None = None) -> str | None:
+    """Returns a macro of the chain file."""
+    try:
+        value = gin.query_parameter(f"%{name}")
+    except ValueError:
+        return otherwise
+    return value if isinstance(value, str) else otherwise
