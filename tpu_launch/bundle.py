@@ -18,6 +18,7 @@ import sys
 import tarfile
 from collections.abc import Mapping, Sequence
 
+from realm_jax import settings
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
 from realm_jax.storage import Store, open_store
@@ -96,6 +97,11 @@ def make_bundle(
             info.mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
             with path.open("rb") as file:
                 archive.addfile(info, file)
+        if code == CODE and (commit := settings.commit()):
+            # What runs on the workers is no checkout that could be asked.
+            info = tarfile.TarInfo(f"realm_jax/{settings.COMMIT_NAME}")
+            info.size = len(commit)
+            archive.addfile(info, io.BytesIO(commit.encode()))
     data = gzip.compress(raw.getvalue(), mtime=0)
     return Bundle(data, hashlib.sha256(data).hexdigest())
 

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Sequence
 
 from realm_jax import multihost
-from realm_jax.cli import configuration
+from realm_jax.cli import configuration, starts
 from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
 
@@ -48,13 +48,14 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     logging.getLogger("realm_jax").setLevel(logging.INFO)
     multihost.join(configuration.configured_if_bound(multihost.HostsConfig))
     config = configuration.configured(BuildIndexConfig)
+    building = configuration.configured(BuilderConfig)
     store = open_store(config.model_dir)
     with StageProgress("build-index", stop) as progress:
+        starts.record(
+            "build-index", config, argv, progress.note, others={"builder": building}
+        )
         is_done = IndexBuilder(
-            store,
-            BlockStore.open(config.corpus),
-            configuration.configured(BuilderConfig),
-            progress,
+            store, BlockStore.open(config.corpus), building, progress
         ).run(stop)
     return None if is_done or stop.is_set() else STOPPED
 

@@ -34,7 +34,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from realm_jax.cli import configuration, rematerialization
+from realm_jax.cli import configuration, rematerialization, starts
 from realm_jax.cli.progress import StageProgress
 
 
@@ -50,6 +50,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     config = configuration.configured(run.EvaluateConfig)
     rematerialization.require_decided()
     with StageProgress("evaluate", stop) as progress:
+        starts.record("evaluate", config, argv, progress.note)
         if config.follow:
             reports = follow(config, progress, stop)
         else:

@@ -8,10 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from realm_jax import multihost
-from realm_jax.cli import configuration, rematerialization
+from realm_jax.cli import configuration, rematerialization, starts
 from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
+from realm_jax.storage import open_store
 from realm_jax.training import profiling
+from realm_jax.training.checkpoint_manifests import read_details
 from realm_jax.training.loop import Report
 from realm_jax.training.stage_config import StageConfig
 
@@ -59,6 +61,14 @@ def run_stage(
     if config.profile:
         profiling.LOG.setLevel(logging.INFO)
     with StageProgress(command, stop) as progress:
+        newest = read_details(open_store(config.model_dir))
+        starts.record(
+            command,
+            config,
+            argv,
+            progress.note,
+            is_done=newest is not None and newest[0] >= config.train_steps,
+        )
         with watch(config, progress):
             is_done = run(config, progress, stop)
         if is_done:

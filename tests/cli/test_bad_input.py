@@ -102,13 +102,18 @@ class TestCommandLine:
         arguments = tiny_run.arguments("pretrain", inputs)
         refuse([*arguments, "--gin.pretrain.PretrainConfg.seed=3"], "PretrainConfg")
 
-    @pytest.mark.parametrize("binding", ["TASK=towns", "TASK", "TASK=", "=3", ""])
+    @pytest.mark.parametrize("binding", ["TASK", "SEED=", "SEED=many", "=3", ""])
     def test_binding_without_a_proper_value(self, refuse, inputs, binding):
         refuse([*tiny_run.arguments("pretrain", inputs), f"--gin.{binding}"])
 
-    def test_a_text_without_its_quotes(self, refuse, inputs):
+    def test_a_text_needs_no_quotes(self, refuse, inputs):
         arguments = [*tiny_run.arguments("pretrain", inputs), "--gin.CORPUS=runs/x"]
-        refuse(arguments, "CORPUS", """--gin.CORPUS='"runs/x"'""")
+        refuse(arguments, "a corpus in runs/x")
+
+    def test_a_macro_that_a_file_binds_past(self, refuse, inputs):
+        """In silence it would train as many steps as the file says."""
+        arguments = [*tiny_run.arguments("pretrain", inputs), "--gin.TRAIN_STEPS=3"]
+        refuse(arguments, "sizes.gin", "--gin.pretrain.PretrainConfig.train_steps=3")
 
     @pytest.mark.parametrize("value", ["'x'", "2.5", "True"])
     def test_a_value_of_another_type(self, refuse, inputs, value):

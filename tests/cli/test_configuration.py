@@ -1,10 +1,15 @@
-"""Reading a configuration leaves the logs of others as they are."""
+"""Gin files and command lines become configurations."""
 
+import importlib
 import logging
+import sys
 
 import pytest
 
+from realm_jax import settings
 from realm_jax.cli import configuration
+from realm_jax.errors import BadInputError
+from realm_jax.stages import STAGES
 
 # In a folder of the package, which gin finds after two that lack it.
 SHIPPED = "hardware/cpu.gin"
@@ -37,3 +42,138 @@ def test_the_root_logger_is_left_alone(read, tmp_path, monkeypatch, caplog):
         read("mine.gin", SHIPPED)
         assert logging.getLogger().level == logging.INFO
     assert "here" in caplog.messages
+
+
+CHAIN_FILE = """
+STEPS = 9
+pretrain/TRAIN_STEPS = 7
+pretrain/BATCH_SIZE = %STEPS
+finetune/TRAIN_STEPS = 5
+LEARNING_RATE = 0.5
+"""
+REQUIRED = ["MODEL_DIR=m", "CORPUS=c", "TASK=t", "WARM_START=w"]
+
+
+@pytest.fixture
+def configured(tmp_path):
+    """Reads a training command's run file and a chain's file; returns the settings."""
+    (tmp_path / "chain.gin").write_text(CHAIN_FILE)
+
+    def read(command, *bindings):
+        files = ["models/tiny.gin", f"runs/{command}.gin", f"{tmp_path}/chain.gin"]
+        arguments = [f"--gin_file={file}" for file in files]
+        arguments += [f"--gin.{binding}" for binding in [*REQUIRED, *bindings]]
+        parser = configuration.make_parser(f"realm {command}", "")
+        configuration.parse(parser, arguments, command)
+        return configuration.configured(STAGES[command].load_config())
+
+    return read
+
+
+class TestMacrosOfACommand:
+    def test_are_for_that_command_alone(self, configured):
+        assert configured("pretrain").train_steps == 7
+        assert configured("pretrain").batch_size == 9
+        assert configured("finetune").train_steps == 5
+        assert configured("finetune").batch_size == 16
+
+    def test_others_are_for_all_commands(self, configured):
+        for command in ("pretrain", "finetune"):
+            optimizer = configured(command).optimizer(total_steps=100)
+            assert optimizer.learning_rate == 0.5
+
+    def test_the_command_line_wins(self, configured):
+        assert configured("pretrain", "TRAIN_STEPS=3").train_steps == 3
+        assert configured("pretrain", "pretrain/TRAIN_STEPS=3").train_steps == 3
+        both = ["pretrain/TRAIN_STEPS=3", "TRAIN_STEPS=4"]
+        assert configured("pretrain", *both).train_steps == 3
+        assert configured("pretrain", "STEPS=4").batch_size == 4
+
+    def test_misspelt_in_a_file(self, configured, tmp_path):
+        (tmp_path / "chain.gin").write_text("pretrain/TRIAN_STEPS = 7\n")
+        with pytest.raises(BadInputError, match="TRIAN_STEPS"):
+            configured("pretrain")
+
+
+class TestWithoutEffect:
+    @pytest.mark.parametrize(
+        "binding",
+        [
+            # Of another command.
+            "finetune/TRAIN_STEPS=3",
+            "finetune.FinetuneConfig.num_read=3",
+            # Its scope is not read, or another that is.
+            "optimizers.OptimizerConfig.learning_rate=1.0",
+            "other/optimizers.OptimizerConfig.learning_rate=1.0",
+        ],
+    )
+    def test_is_an_error(self, configured, binding):
+        # Each exists; only nothing reads it.
+        importlib.import_module("realm_jax.training.finetune")
+        with pytest.raises(BadInputError, match="has no effect on `realm pretrain`"):
+            configured("pretrain", binding)
+
+    @pytest.mark.parametrize(
+        "binding",
+        [
+            "pretrain/optimizers.OptimizerConfig.weight_decay=0.1",
+            "bert.BertConfig.layer_norm_epsilon=1e-3",
+            "pretrain.PretrainConfig.write_back=True",
+            "DTYPE=bfloat16",
+            "QUERY_LENGTH=8",
+        ],
+    )
+    def test_what_is_read_is_not(self, configured, binding):
+        before = settings.settings_of(configured("pretrain"))
+        after = settings.settings_of(configured("pretrain", binding))
+        value = binding.partition("=")[2]
+        (change,) = settings.changes(before, after).values()
+        assert change.endswith(f"-> {value}") or float(change.split()[-1]) == float(
+            value
+        )
+
+    def test_a_users_own_configurable_counts_as_read(self, configured, tmp_path):
+        (tmp_path / "own_settings.py").write_text("def mine(size=1): return size\n")
+        sys.path.insert(0, str(tmp_path))
+        (tmp_path / "chain.gin").write_text(
+            "from __gin__ import dynamic_registration\n"
+            "import own_settings\nown_settings.mine.size = 2\n"
+        )
+        try:
+            configured("pretrain", "own_settings.mine.size=3")
+        finally:
+            sys.path.remove(str(tmp_path))
+
+
+class TestTexts:
+    @pytest.mark.parametrize(
+        ("given", "read"),
+        [
+            ("runs/my corpus", "runs/my corpus"),
+            ('"runs/quoted"', "runs/quoted"),
+            ("1984", "1984"),
+            ("True", "True"),
+            ("", ""),
+        ],
+    )
+    def test_need_no_quotes_where_one_is_expected(self, configured, given, read):
+        assert configured("pretrain", f"QUESTIONS={given}").questions == read
+
+    def test_numbers_and_others_stay_what_they_are(self, configured):
+        config = configured("pretrain", "MAX_STALENESS_STEPS=3", "OWN_BLOCK=True")
+        assert config.max_staleness_steps == 3
+        assert config.own_block is True
+        config = configured("pretrain", "MAX_STALENESS_STEPS=None")
+        assert config.max_staleness_steps is None
+
+    def test_elsewhere_a_text_is_refused(self, configured):
+        with pytest.raises(BadInputError, match="BATCH_SIZE to be an integer"):
+            configured("pretrain", "BATCH_SIZE=many")
+
+    def test_a_command_that_needs_one_text_only(self):
+        parser = configuration.make_parser("status", "")
+        for text in ("runs/my", '"runs/my"'):
+            _, value = configuration.parse_for_macro(
+                parser, [f"--gin.MODEL_DIR={text}"], "MODEL_DIR"
+            )
+            assert value == "runs/my"

@@ -1,0 +1,121 @@
+"""Each start of a command leaves its settings in the model directory."""
+
+import dataclasses
+import json
+import re
+import subprocess
+
+import gin
+import pytest
+
+from realm_jax import settings
+from realm_jax.cli.main import main
+from realm_jax.stages import STAGES
+from realm_jax.storage import open_store
+from tests import tiny_run
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """The folder of a finished chain; read only."""
+    return tiny_run.finished(tmp_path_factory)
+
+
+def starts(folder):
+    return settings.read_starts(open_store(folder))
+
+
+def test_every_command_of_a_chain_records_its_configuration(finished):
+    for stage in ("warm_start", "finetune", "evaluate"):
+        (start,) = starts(finished / stage)
+        assert start.command == stage.replace("_", "-")
+        assert f"--gin_file={finished}/chain.gin" in start.arguments
+    by_command = {start.command: start for start in starts(finished / "pretrain")}
+    assert set(by_command) == {"pretrain", "build-index"}
+    start = by_command["pretrain"]
+    assert start.seed == 0
+    # Of the run file, and of the file that takes the sizes down.
+    assert start.settings["optimizer"]["learning_rate"] == 3e-5
+    assert start.settings["optimizer"]["total_steps"] == 12
+    assert start.settings["models"]["bert"]["hidden_size"] == 16
+    assert start.settings["models"]["lengths"]["joined"] == 72
+    assert by_command["build-index"].settings["builder"]["poll_seconds"] == 0.05
+
+
+def test_the_commit_is_that_of_the_checkout(finished):
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"],
+        cwd=tiny_run.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    # Launched processes run from a bundle, which is no checkout.
+    for stage in ("warm_start", "pretrain"):
+        for start in starts(finished / stage):
+            assert re.fullmatch(rf"{head}\+?", start.commit)
+
+
+def test_what_gin_read_gives_the_same_configuration_again(finished):
+    (start,) = starts(finished / "finetune")
+    gin.clear_config()
+    gin.parse_config(start.gin)
+    config = gin.get_configurable(STAGES["finetune"].load_config())()
+    assert json.loads(json.dumps(settings.settings_of(config))) == start.settings
+
+
+def test_a_start_with_other_settings_says_so(finished, tmp_path, capsys):
+    root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start")
+    arguments = tiny_run.arguments("warm-start", root)
+    before = len(starts(root / "warm_start"))
+    # The copy has another name, and nothing else has changed.
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "model_dir" in said
+    assert "learning_rate" not in said
+    name = "warm_start/optimizers.OptimizerConfig.learning_rate"
+    assert main([*arguments, f"--gin.{name}=0.5"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "optimizer.learning_rate 0.0001 -> 0.5" in said
+    assert "no effect" in said
+    # Nothing was trained with them.
+    assert len(starts(root / "warm_start")) == before
+    name = "warm_start.WarmStartConfig.train_steps"
+    assert main([*arguments, f"--gin.{name}=5"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "train_steps 4 -> 5" in said
+    assert "no effect" not in said
+    assert starts(root / "warm_start")[-1].settings["train_steps"] == 5
+
+
+def test_starts_are_numbered_and_read_in_order(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        seed: int = 3
+        inner: tuple[int, ...] = (1, 2)
+
+    store = open_store(tmp_path)
+    start = settings.start_of("pretrain", Config(), ["--x"], str, {})
+    names = [settings.write_start(store, start) for _ in range(2)]
+    other = dataclasses.replace(start, command="build-index")
+    names.append(settings.write_start(store, other))
+    assert names == [
+        "settings/pretrain-0001.json",
+        "settings/pretrain-0002.json",
+        "settings/build-index-0001.json",
+    ]
+    read = settings.read_starts(store)
+    assert {one.command for one in read} == {"pretrain", "build-index"}
+    assert read[0].seed == 3
+    assert read[0].settings == {"seed": 3, "inner": [1, 2]}
+
+
+def test_changes_name_what_differs_at_any_depth():
+    before = {"a": 1, "b": {"c": [1], "d": 2.0}, "gone": "x"}
+    now = {"a": 1, "b": {"c": [1, 2], "d": 2.0}, "new": None}
+    assert settings.changes(before, before) == {}
+    assert settings.changes(before, now) == {
+        "b.c": "[1] -> [1, 2]",
+        "gone": "x -> not set",
+        "new": "not set -> None",
+    }
