@@ -48,6 +48,7 @@ class StageSpec:
         return getattr(importlib.import_module(module), name)
 
 
+INIT = StageSpec("init", "write a chain file for a text of your own")
 PREPARE = StageSpec(
     "prepare",
     "turn a corpus into blocks, tagged spans and examples",
@@ -106,7 +107,7 @@ TASKS = StageSpec(
 STAGES = {
     spec.command: spec
     for spec in (
-        *(PREPARE, UPDATE_CORPUS, WARM_START, PRETRAIN, BUILD_INDEX),
+        *(INIT, PREPARE, UPDATE_CORPUS, WARM_START, PRETRAIN, BUILD_INDEX),
         *(FINETUNE, EVALUATE, ASK, TASKS),
     )
 }

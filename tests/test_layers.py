@@ -15,7 +15,7 @@ PACKAGES = ("realm_jax", "tasks", "tpu_launch")
 LAYERS = (
     (
         *("axes", "chips", "errors", "extras", "hardware", "manifests"),
-        *("multihost", "stages", "storage", "types"),
+        *("multihost", "settings", "stages", "storage", "types"),
     ),
     ("data", "metrics", "models", "objectives"),
     ("index", "prepare", "weights"),

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,7 +227,8 @@ def _parse_lines(path: str) -> Iterator[Question]:
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
-        question = _parse(line, f"{path}:{number}", index)
+        place = f"{path}:{number}"
+        question = parse_question(json_object(line, place), place, index)
         if question.id in seen:
             raise BadInputError(
                 f"{path}:{number}: expected an id of its own, got {question.id!r} as "
@@ -238,8 +239,17 @@ def _parse_lines(path: str) -> Iterator[Question]:
         yield question
 
 
-def _parse(line: str, place: str, index: int) -> Question:
-    record = json_object(line, place)
+def parse_question(record: Mapping[str, Any], place: str, index: int) -> Question:
+    """Returns the question in a JSON object.
+
+    Args:
+      record: the object.
+      place: file and line, for errors.
+      index: row of the question among those of the file.
+
+    Raises:
+      BadInputError: a field is missing or of another type.
+    """
     are_patterns = record.get("answers_are_patterns", False)
     if not isinstance(are_patterns, bool):
         raise BadInputError(

@@ -1,0 +1,160 @@
+"""`realm init` writes a chain that the launcher runs as it is."""
+
+import json
+import pathlib
+
+import pytest
+
+from realm_jax.cli import configuration
+from realm_jax.cli.main import main
+from realm_jax.data.questions import read_questions
+from realm_jax.prepare.first_chain import Questions
+from realm_jax.stages import STAGES
+from tests import tiny_run
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    """A folder with articles.jsonl and questions.jsonl, which have what they must."""
+    monkeypatch.chdir(tmp_path)
+    tiny_run.make_inputs(tmp_path, num_articles=20)
+    for name, fields in {
+        "articles": ("title", "text"),
+        "questions": ("question", "answers"),
+    }.items():
+        path = tmp_path / f"{name}.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        kept = [{field: line[field] for field in fields} for line in lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    return tmp_path
+
+
+def init(*more):
+    return main(["init", "runs/my", "--source=articles.jsonl", *more])
+
+
+def commands(folder):
+    """Yields the command line of each stage and the configuration that it gives."""
+    from tpu_launch import local
+    from tpu_launch.chain import ChainCommands
+
+    parser = configuration.make_parser("chain", "")
+    configuration.parse_chain(parser, [f"--gin_file={folder}/chain.gin"])
+    chain = configuration.configured(local.Chain)
+    chain = ChainCommands(chain, [f"{folder}/chain.gin"])
+    for stage in chain.stages:
+        arguments = chain.main(stage)
+        configuration.parse(parser, arguments[1:], stage.command)
+        yield arguments, configuration.configured(STAGES[stage.command].load_config())
+
+
+def test_all_stages_read_what_it_writes(text, capsys):
+    assert init("--questions=questions.jsonl", "--weights=") == 0
+    said = capsys.readouterr().out
+    assert "20 documents" in said
+    assert "14 train, 2 dev, 4 test" in said
+    assert "--gin_file=runs/my/chain.gin" in said
+    configs = {arguments[0]: config for arguments, config in commands("runs/my")}
+    assert list(configs) == list(tiny_run.CHAIN)
+    assert configs["prepare"].source == "articles.jsonl"
+    assert configs["prepare"].questions == "runs/my/questions.jsonl"
+    assert configs["pretrain"].warm_start == "runs/my/warm_start"
+    assert configs["finetune"].task == "my_questions"
+    assert configs["evaluate"].finetuned.model_dir == "runs/my/finetune"
+    assert {config.corpus for config in configs.values()} == {"runs/my/corpus"}
+
+
+def test_without_questions_it_ends_before_fine_tuning(text):
+    assert init("--weights=") == 0
+    stages = [arguments[0] for arguments, _ in commands("runs/my")]
+    assert stages == ["prepare", "warm-start", "pretrain"]
+
+
+def test_published_weights_are_started_from(text):
+    weights = text / "weights"
+    weights.mkdir()
+    for name in ("model.safetensors", "config.json", "vocab.txt"):
+        (weights / name).write_text("")
+    assert init("--questions=questions.jsonl", f"--weights={weights}") == 0
+    configs = {arguments[0]: config for arguments, config in commands("runs/my")}
+    assert configs["warm-start"].warm_start == str(weights)
+    assert configs["prepare"].vocabulary == f"{weights}/vocab.txt"
+
+
+def test_the_name_is_one_that_a_task_may_have(text):
+    assert main(["init", "My Text-2", "--source=articles.jsonl", "--weights="]) == 0
+    configs = {arguments[0]: config for arguments, config in commands("My Text-2")}
+    assert configs["prepare"].name == "my_text_2"
+
+
+class TestSplits:
+    def drawn(self, path, questions):
+        lines = [json.dumps({"question": q, "answers": ["x"]}) for q in questions]
+        pathlib.Path(path).write_text("\n".join(lines))
+        return {q.question: q.split for q in Questions.read(path).questions}
+
+    def test_do_not_depend_on_the_order_of_the_file(self, tmp_path):
+        questions = [f"What is {i}?" for i in range(50)]
+        path = str(tmp_path / "q.jsonl")
+        drawn = self.drawn(path, questions)
+        assert drawn == self.drawn(path, questions[::-1])
+        counts = [list(drawn.values()).count(s) for s in ("train", "dev", "test")]
+        assert counts == [35, 5, 10]
+
+    def test_a_question_that_is_asked_twice_is_in_one(self, tmp_path):
+        questions = [f"What is {i % 7}?" for i in range(40)]
+        path = str(tmp_path / "q.jsonl")
+        self.drawn(path, questions)
+        splits: dict[str, set[str]] = {}
+        for question in Questions.read(path).questions:
+            splits.setdefault(question.question, set()).add(question.split)
+        assert all(len(found) == 1 for found in splits.values())
+
+    def test_of_the_file_are_kept(self, text):
+        tiny_run.make_inputs(text, num_articles=20)
+        before = read_questions("questions.jsonl")
+        assert init("--questions=questions.jsonl", "--weights=") == 0
+        assert not pathlib.Path("runs/my/questions.jsonl").exists()
+        (_, config), *_ = commands("runs/my")
+        assert read_questions(config.questions) == before
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ('{"title": "A", "text": "Short."}\n', ["8 blocks", "1 documents"]),
+        ("", ["empty"]),
+    ],
+)
+def test_too_little_text(lines, words, text, capsys):
+    pathlib.Path("articles.jsonl").write_text(lines)
+    assert init() == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    for word in words:
+        assert word in said
+    assert not pathlib.Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        (["--questions=none.jsonl"], "none.jsonl"),
+        (["--weights=nowhere"], "vocab.txt"),
+        (["--stages=3"], "--stages"),
+    ],
+)
+def test_bad_input_is_one_line(more, word, text, capsys):
+    assert init(*more) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert word in said
+    assert not pathlib.Path("runs").exists()
+
+
+def test_a_chain_that_is_there_is_not_overwritten(text, capsys):
+    assert init("--weights=") == 0
+    before = pathlib.Path("runs/my/chain.gin").read_text()
+    assert init("--weights=", "--name=other") == 2
+    assert "delete" in capsys.readouterr().err
+    assert pathlib.Path("runs/my/chain.gin").read_text() == before
