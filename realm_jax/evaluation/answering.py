@@ -1,22 +1,24 @@
 """Answers questions from a corpus: search, read, and the best span over all blocks.
 
 The answer is the original text of the best span, never its decoded wordpieces: case,
-accents and spacing are those of the document.
+accents and spacing are those of the document. Only spans of whole words can be answers
+(`data/words.py`); probabilities are over these.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int, PyTree
+from jaxtyping import Bool, Float, Int, PyTree, Shaped
 
-from realm_jax.data.blocks import BlockStore
+from realm_jax.data.blocks import BlockStore, BlockText
 from realm_jax.data.features import query_row
+from realm_jax.data.words import PieceEdges, piece_edges
 from realm_jax.errors import BadInputError
 from realm_jax.index.searchers import Searcher
 from realm_jax.models.retriever import RetrieverConfig
@@ -41,7 +43,8 @@ class ReadDocument:
       body: its full text, of which the end may have been truncated for the reader.
       score: f(x, z), the inner product.
       probability: p(z|x) among the blocks that were read.
-      answer_probability: p(y|z,x), summed over all spans with the answer's wordpieces.
+      answer_probability: p(y|z,x), summed over all spans of whole words with the
+        answer's wordpieces.
       places: the occurrences of the answer in `body`, in order.
     """
 
@@ -188,6 +191,8 @@ class Answerer:
         ids, segment_ids = self.corpus.joined_ids(
             question_ids, block_ids, self.lengths.joined
         )
+        bodies = self._bodies(np.unique(block_ids[block_ids != NULL_BLOCK]))
+        body_starts = segment_ids.argmax(axis=-1)
         spans = jax.device_get(
             _find_spans(
                 self.reader,
@@ -196,14 +201,57 @@ class Answerer:
                 ids,
                 segment_ids,
                 scores,
+                *self._word_edges(block_ids, body_starts, bodies),
             )
         )
-        body_starts = segment_ids.argmax(axis=-1)
         rows = zip(block_ids, scores, body_starts, *spans, strict=True)
-        return [self._answer(*row) for row in rows]
+        return [self._answer(bodies, *row) for row in rows]
+
+    def _bodies(self, block_ids: Int[np.ndarray, " block"]) -> Mapping[int, "_Body"]:
+        """Returns text and words of each block.
+
+        Raises:
+          BadInputError: a text does not match the stored wordpieces.
+        """
+        texts = self.corpus.texts(block_ids)
+        encodings = self.corpus.vocabulary.encode_batch([text.body for text in texts])
+        length = self.lengths.joined
+        stored = self.corpus.body_ids(block_ids, length)
+        bodies = {}
+        for block, text, encoding, ids in zip(
+            block_ids.tolist(), texts, encodings, stored, strict=True
+        ):
+            pieces = encoding.ids[:length]
+            if not np.array_equal(np.trim_zeros(ids, "b"), pieces):
+                raise BadInputError(
+                    f"expected the text of block {block} to have the wordpieces stored "
+                    f"for it in {self.corpus.directory}, but it has others; prepare "
+                    "the corpus again"
+                )
+            bodies[block] = _Body(text, piece_edges(text.body, encoding.offsets))
+        return bodies
+
+    def _word_edges(
+        self,
+        block_ids: Int[np.ndarray, "question read"],
+        body_starts: Int[np.ndarray, "question read"],
+        bodies: Mapping[int, "_Body"],
+    ) -> tuple[
+        Bool[np.ndarray, "question read joined"],
+        Bool[np.ndarray, "question read joined"],
+    ]:
+        """Marks the first and the last piece of every word of a body."""
+        begins, ends = np.zeros((2, *block_ids.shape, self.lengths.joined), bool)
+        for row in zip(*np.nonzero(block_ids != NULL_BLOCK), strict=True):
+            edges, start = bodies[int(block_ids[row])].edges, body_starts[row]
+            for marked, edge in ((begins, edges.begins), (ends, edges.ends)):
+                here = marked[row][start:]
+                here[: len(edge)] = edge[: len(here)]
+        return begins, ends
 
     def _answer(
         self,
+        bodies: Mapping[int, "_Body"],
         block_ids: Int[np.ndarray, " read"],
         scores: Float[np.ndarray, " read"],
         body_starts: Int[np.ndarray, " read"],
@@ -216,20 +264,22 @@ class Answerer:
         """Converts the row of one question in `_Spans` to an answer with text."""
         row, span = divmod(int(best), self.lengths.joined * self.reader.max_span)
         start, width = divmod(span, self.reader.max_span)
-        real = np.flatnonzero(block_ids != NULL_BLOCK)
         read = {}
-        for i, text in zip(real, self.corpus.texts(block_ids[real]), strict=True):
-            block = int(block_ids[i])
+        for i in np.flatnonzero(block_ids != NULL_BLOCK):
+            text, edges = bodies[int(block_ids[i])]
             pieces = np.flatnonzero(begins[i]) - body_starts[i]
             read[i] = ReadDocument(
-                block_id=block,
+                block_id=int(block_ids[i]),
                 title=text.title,
                 source_id=text.source_id,
                 body=text.body,
                 score=float(scores[i]),
                 probability=_probability(documents[i]),
                 answer_probability=_probability(answers[i]),
-                places=self._places(block, text.body, pieces, width),
+                places=[
+                    (int(edges.offsets[p, 0]), int(edges.offsets[p + width, 1]))
+                    for p in pieces
+                ],
             )
         if not math.isfinite(log_probability):
             return Answer("", -math.inf, NULL_BLOCK, 0, 0, list(read.values()))
@@ -244,23 +294,12 @@ class Answerer:
             documents=list(read.values()),
         )
 
-    def _places(
-        self, block_id: int, body: str, pieces: Int[np.ndarray, " place"], width: int
-    ) -> list[Characters]:
-        """Returns the characters of `width + 1` pieces of a body, from each start."""
-        if not len(pieces):
-            return []
-        encoding = self.corpus.vocabulary.encode(body)
-        num_pieces = int(pieces.max()) + width + 1
-        stored = self.corpus.body_ids(np.asarray([block_id]), num_pieces)[0]
-        if not np.array_equal(stored, encoding.ids[:num_pieces]):
-            raise BadInputError(
-                f"expected the text of block {block_id} to have the wordpieces stored "
-                f"for it in {self.corpus.directory}, but it has others; prepare the "
-                "corpus again"
-            )
-        offsets = encoding.offsets
-        return [(int(offsets[p, 0]), int(offsets[p + width, 1])) for p in pieces]
+
+class _Body(NamedTuple):
+    """The text of a block, and its words."""
+
+    text: BlockText
+    edges: PieceEdges
 
 
 class _Spans(NamedTuple):
@@ -290,9 +329,13 @@ def _find_spans(
     ids: Int[Array, "question read joined"],
     segment_ids: Int[Array, "question read joined"],
     scores: Float[Array, "question read"],
+    begins_word: Bool[Array, "question read joined"],
+    ends_word: Bool[Array, "question read joined"],
 ) -> _Spans:
     spans = cast(SpanScores, reader.apply({"params": params}, ids, segment_ids))
-    valid = spans.valid & jnp.isfinite(scores)[:, :, None]
+    ends = _windows(ends_word, reader.max_span)
+    whole = (begins_word[..., None] & ends).reshape(spans.valid.shape)
+    valid = spans.valid & whole & jnp.isfinite(scores)[:, :, None]
     log_probs = span_log_probs(scores, spans.logits, valid, marginalization)
     flat = log_probs.reshape(len(scores), -1)
     best = flat.argmax(axis=-1)
@@ -314,9 +357,7 @@ def _same_pieces(
     max_span: int,
 ) -> Bool[Array, "question read span"]:
     """Marks the spans with the wordpieces of the best one, including itself."""
-    length = ids.shape[-1]
-    padded = jnp.pad(ids, ((0, 0), (0, 0), (0, max_span - 1)))
-    windows = jnp.stack([padded[..., w : w + length] for w in range(max_span)], -1)
+    length, windows = ids.shape[-1], _windows(ids, max_span)
     document, span = jnp.divmod(best, length * max_span)
     start, width = jnp.divmod(span, max_span)
     wanted = windows[jnp.arange(len(ids)), document, start][:, None, None]
@@ -325,6 +366,15 @@ def _same_pieces(
     begins = ((windows == wanted) | beyond).all(axis=-1)
     same = begins[..., None] & (widths == width[:, None, None, None])
     return same.reshape(*ids.shape[:-1], -1)
+
+
+def _windows(
+    values: Shaped[Array, "question read joined"], max_span: int
+) -> Shaped[Array, "question read joined width"]:
+    """Returns the values at each position and after it, 0 beyond the last."""
+    length = values.shape[-1]
+    padded = jnp.pad(values, ((0, 0), (0, 0), (0, max_span - 1)))
+    return jnp.stack([padded[..., w : w + length] for w in range(max_span)], -1)
 
 
 def _probability(log_probability: float) -> float:

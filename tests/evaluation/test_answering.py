@@ -1,8 +1,12 @@
+import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
 
+from realm_jax.data.blocks import BlockStore
+from realm_jax.errors import BadInputError
 from realm_jax.index.searchers import make_searcher
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from tests.evaluation.tiny_reader import (
@@ -10,6 +14,7 @@ from tests.evaluation.tiny_reader import (
     NUM_READ,
     TOWNS,
     FixedSearcher,
+    is_whole_words,
     make_answerer,
 )
 
@@ -30,15 +35,18 @@ def slow_documents(models, corpus, question_ids, found, marginalization):
         )
         read = models.read_one({"params": models.params["reader"]}, ids, segments)
         logits = np.asarray(read.logits, np.float64)[0, 0]
-        encoding = corpus.vocabulary.encode(corpus.text(block).body)
+        body = corpus.text(block).body
+        encoding = corpus.vocabulary.encode(body)
         here = []
         for first in range(len(encoding.ids)):
             for last in range(first, min(first + 4, len(encoding.ids))):
+                start, end = encoding.offsets[first][0], encoding.offsets[last][1]
+                if not is_whole_words(body, start, end):
+                    continue
                 if body_start + last < LENGTHS.joined - 1:
                     logit = logits[(body_start + first) * 4 + last - first]
                     pieces = tuple(encoding.ids[first : last + 1].tolist())
-                    place = encoding.offsets[first][0], encoding.offsets[last][1]
-                    here.append((float(logit), pieces, (int(place[0]), int(place[1]))))
+                    here.append((float(logit), pieces, (int(start), int(end))))
         spans.append((float(score), here))
     masses = [sum(math.exp(logit) for logit, *_ in here) for _, here in spans]
     if marginalization is AnswerMarginalization.PRODUCT:
@@ -62,7 +70,7 @@ def slow_documents(models, corpus, question_ids, found, marginalization):
 
 
 @pytest.mark.parametrize("marginalization", AnswerMarginalization)
-def test_probabilities_equal_a_loop_over_spans(
+def test_probabilities_equal_a_loop_over_spans_of_whole_words(
     models, corpus, embeddings, marginalization
 ):
     searcher = make_searcher("device", embeddings)
@@ -93,6 +101,35 @@ def test_probabilities_equal_a_loop_over_spans(
         assert answer.marginal == pytest.approx(marginal, abs=1e-5)
         several += sum(len(document.places) for document in answer.documents) > 1
     assert several  # Answers that stand in one place alone would test little.
+
+
+def test_every_answer_is_whole_words_of_the_text(models, corpus, embeddings):
+    for maximum in (1, 2, 3, 4):
+        reader = dataclasses.replace(models.reader, max_span=maximum)
+        searcher = make_searcher("device", embeddings)
+        answerer = make_answerer(models, corpus, searcher, reader=reader)
+        for answer in answerer.answer(QUESTIONS):
+            body = corpus.text(answer.block_id).body
+            assert body[answer.start : answer.end] == answer.text
+            assert re.fullmatch(r"\w.*\w|\w", answer.text)
+            assert not re.match(r"\w", body[answer.end :])
+            assert not re.search(r"\w$", body[: answer.start])
+            total = sum(document.probability for document in answer.documents)
+            assert total == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_text_that_its_wordpieces_are_not_of_is_refused(
+    models, corpus, embeddings, monkeypatch
+):
+    answerer = make_answerer(models, corpus, make_searcher("device", embeddings))
+    texts = BlockStore.texts
+
+    def changed(self, block_ids):
+        return [text._replace(body=f"x{text.body}") for text in texts(self, block_ids)]
+
+    monkeypatch.setattr(BlockStore, "texts", changed)
+    with pytest.raises(BadInputError, match="prepare the corpus again"):
+        answerer.answer(QUESTIONS)
 
 
 def test_asked_alone_or_with_others_the_answer_is_the_same(models, corpus, embeddings):

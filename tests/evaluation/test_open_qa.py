@@ -23,6 +23,7 @@ from tests.evaluation.tiny_reader import (
     NUM_READ,
     TOWNS,
     FixedSearcher,
+    is_whole_words,
     make_answerer,
 )
 
@@ -105,7 +106,8 @@ def slow_answer(models, corpus, question_ids, embeddings, marginalization):
         read_one = models.read_one({"params": models.params["reader"]}, ids, segments)
         logits = np.asarray(read_one.logits, np.float64)[0, 0]
         body_start = np.count_nonzero(question_ids)
-        offsets = corpus.vocabulary.encode(corpus.text(int(block)).body).offsets
+        body = corpus.text(int(block)).body
+        offsets = corpus.vocabulary.encode(body).offsets
         read = []
         for first in range(len(offsets)):
             for last in range(first, min(first + 4, len(offsets))):
@@ -113,7 +115,8 @@ def slow_answer(models, corpus, question_ids, embeddings, marginalization):
                     continue
                 logit = logits[(body_start + first) * 4 + last - first]
                 characters = int(offsets[first][0]), int(offsets[last][1])
-                read.append((logit, int(block), *characters))
+                if is_whole_words(body, *characters):
+                    read.append((logit, int(block), *characters))
         spans.append((scores[block], read))
     if marginalization is AnswerMarginalization.JOINT_SOFTMAX:
         joint = [(s + logit, *place) for s, read in spans for logit, *place in read]

@@ -1,5 +1,7 @@
 """What the tests of answering share; the models are in conftest.py."""
 
+import re
+
 import numpy as np
 
 from realm_jax.evaluation.answering import Answerer
@@ -24,6 +26,12 @@ class FixedSearcher:
         rows = np.arange(len(query_embeddings)) % len(self.ids)
         ids = np.pad(self.ids, ((0, 0), (0, k)), constant_values=-1)[rows, :k]
         return Neighbours(ids, np.where(ids >= 0, 1.0, -np.inf).astype(np.float32))
+
+
+def is_whole_words(text, start, end):
+    """Whether a part of a text is; the towns' articles have no words but plain ones."""
+    words = [match.span() for match in re.finditer(r"\w+", text)]
+    return start in {begin for begin, _ in words} and end in {stop for _, stop in words}
 
 
 def make_answerer(models, corpus, searcher, **changes):
