@@ -26,8 +26,8 @@ from realm_jax.errors import BadInputError
 from realm_jax.evaluation import answering
 from realm_jax.evaluation.ask import AskConfig, open_model, require_question
 from realm_jax.evaluation.loading import recorded_config
+from realm_jax.evaluation.recorded import find_corpus, find_model
 from realm_jax.index.searchers import Searcher
-from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.types import NULL_BLOCK
 
 Path = str | os.PathLike[str]
@@ -254,12 +254,13 @@ def load(
         model = realm_jax.load("runs/quickstart/finetune")
 
     Sizes, lengths, temperature, corpus and searcher are those that the checkpoint
-    records. An older checkpoint, which does not record the last two, needs `corpus` and
-    `num_read`.
+    records. An older checkpoint, which does not record the last two, needs `num_read`,
+    and `corpus` if that is not beside the model.
 
     Args:
-      model_dir: folder or gs:// of the finished run.
-      corpus: the prepared corpus, or its directory; None for the recorded one.
+      model_dir: folder or gs:// of the finished run, or of a chain with one in it.
+      corpus: the prepared corpus or a later version of it, or its directory; None for
+        the one beside the model, or the recorded one.
       searcher: "device" (exact) or "scann"; None for the recorded one.
       num_read: number of blocks read per question; None for the recorded number.
       pretrained: the model directory that fine-tuning started from, which embeds
@@ -278,22 +279,25 @@ def load(
         raise BadInputError(
             f"expected a batch_size of at least 1 question, got {batch_size}; raise it"
         )
-    place = corpus.directory if isinstance(corpus, BlockStore) else corpus or ""
-    finetuned = recorded_config(
-        os.fspath(model_dir),
-        corpus=os.fspath(place),
-        num_read=num_read,
-        searcher=searcher or "",
+    directory = find_model(model_dir)
+    place = corpus.directory if isinstance(corpus, BlockStore) else corpus
+    found, differs = find_corpus(
+        directory,
+        "" if place is None else os.fspath(place),
+        allow_mismatch=allow_corpus_mismatch,
+        option="corpus=",
     )
-    is_open = isinstance(corpus, BlockStore)
-    store = corpus if is_open else _open_recorded(finetuned, is_given=bool(place))
+    finetuned = recorded_config(
+        directory, corpus=found, num_read=num_read, searcher=searcher or ""
+    )
+    store = corpus if isinstance(corpus, BlockStore) else BlockStore.open(found)
     config = AskConfig(
         corpus=finetuned.corpus,
         finetuned=finetuned,
         pretrained="" if pretrained is None else os.fspath(pretrained),
         pretrained_checkpoint=checkpoint,
         searcher=finetuned.searcher,
-        allow_corpus_mismatch=allow_corpus_mismatch,
+        allow_corpus_mismatch=differs,
     )
     model = open_model(config, store)
     return Model(model.answerer(store, model.index(store), batch_size))
@@ -310,18 +314,6 @@ def open_corpus(path: Path) -> BlockStore:
         format version.
     """
     return BlockStore.open(path)
-
-
-def _open_recorded(finetuned: FinetuneConfig, *, is_given: bool) -> BlockStore:
-    try:
-        return BlockStore.open(finetuned.corpus)
-    except BadInputError as error:
-        if is_given:
-            raise
-        raise BadInputError(
-            f"expected the corpus of {finetuned.model_dir} where it was fine-tuned: "
-            f"{error} If it lies elsewhere now, give corpus="
-        ) from error
 
 
 def _texts(texts: Any) -> tuple[list[str], bool]:

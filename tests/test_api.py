@@ -310,7 +310,7 @@ def changed_details(trained, folder, change):
 def test_a_checkpoint_of_before_says_what_to_give(trained, world, tmp_path, questions):
     old = changed_details(trained, tmp_path / "old", lambda d: d.pop(ANSWERING))
     for given, lacking in (
-        ({}, "corpus= and num_read="),
+        ({}, "corpus="),
         ({"corpus": world.corpus}, "num_read="),
     ):
         with pytest.raises(realm_jax.BadInputError) as error:

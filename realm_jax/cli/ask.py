@@ -1,12 +1,19 @@
 """Questions a trained model: on the command line, at a prompt, or on a page.
 
-Prints the answer with the documents it was found in, and their probabilities. With PORT
-it serves a page, and JSON: POST /answer {"question": ...}, GET /status. Without PORT
-and QUESTION it reads questions from the terminal or standard input, one per line. It
-answers from the newest version of CORPUS; a version that `realm update-corpus` makes
-meanwhile is used from the next question on. Ctrl-C ends it.
+  realm ask RUN "who painted the Mona Lisa"   one question, or several
+  realm ask RUN < questions.txt               one a line; a prompt, at a terminal
+  realm ask RUN --port=8000                   a page, and JSON: POST /answer
+                                              {"question": ...}, GET /status
 
-Macros:
+RUN is the folder of a chain, such as runs/quickstart, or of a model that `realm
+finetune` has trained. Sizes, lengths and corpus are those that its checkpoint records.
+The corpus may have moved with RUN (RUN/corpus), or be given by --corpus.
+
+It prints the answer, in whole words of the text, with the documents it was found in and
+their probabilities. It answers from the newest version of the corpus; a version that
+`realm update-corpus` makes meanwhile is used from the next question on. Ctrl-C ends it.
+
+With gin files instead of RUN, these macros:
   CORPUS       prepared corpus that the model was fine-tuned on
   FINETUNED    model directory of `realm finetune`
   QUESTION     a single question; the command ends after answering it
@@ -18,16 +25,16 @@ Macros:
   ALLOW_CORPUS_MISMATCH   True: CORPUS may differ from the one that was trained on
 
 Example:
-  realm ask --gin_file=gin/models/base.gin --gin_file=gin/runs/ask.gin \\
-    --gin.CORPUS='"runs/my/corpus"' --gin.FINETUNED='"runs/my/finetune"' \\
-    --gin.QUESTION='"who painted the Mona Lisa"'
+  realm ask runs/quickstart "who painted the Mona Lisa" "who composed Fidelio"
 """
 
+import argparse
+import json
 import os
 import select
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -35,7 +42,7 @@ from rich.text import Text
 
 from realm_jax.cli import configuration, rematerialization
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation import ask
+from realm_jax.evaluation import ask, recorded
 from realm_jax.evaluation.answering import Answer, ReadDocument
 from realm_jax.extras import require_extra
 
@@ -46,19 +53,96 @@ _READ_BYTES = 1 << 16
 
 def main(argv: Sequence[str], stop: threading.Event) -> int:
     """Runs the command, which ordinarily ends by being stopped."""
-    parser = configuration.make_parser("realm ask", __doc__)
-    configuration.parse(parser, argv, "ask")
-    config = configuration.configured(ask.AskConfig)
-    rematerialization.require_decided()
-    console = Console()
-    if config.port:
-        _serve(config, stop, console)
-    elif config.question:
-        question = ask.require_question(config.question)
-        _show(ask.AnswerService(config, stop, _Notes()).answer(question), console)
+    parser = _make_parser()
+    if configuration.names_gin(argv):
+        flags = configuration.parse(parser, argv, "ask")
+        _require_no_options(parser, flags)
+        config = configuration.configured(ask.AskConfig)
+        rematerialization.require_decided()
+        questions = [config.question] if config.question else []
     else:
-        _converse(config, stop, console)
+        flags = parser.parse_intermixed_args(argv)
+        config, questions = _recorded(parser, flags), flags.questions
+    show = _Json() if flags.json else _Screen(echo=len(questions) != 1)
+    if config.port:
+        _serve(config, stop)
+    elif questions:
+        asked = [ask.require_question(question) for question in questions]
+        service = ask.AnswerService(config, stop, _Notes())
+        for question in asked:
+            if not stop.is_set():
+                show(service.answer(question))
+    else:
+        _converse(config, stop, show, prompts=not flags.json)
     return 0
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = configuration.make_parser("realm ask", __doc__)
+    parser.add_argument("run", nargs="?", default="", metavar="RUN")
+    parser.add_argument("questions", nargs="*", default=[], metavar="QUESTION")
+    parser.add_argument(
+        "--json", action="store_true", help="print an object a line for each answer"
+    )
+    parser.add_argument("--port", type=int, default=0, help="serve a page there")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="its address; 0.0.0.0 for others, without a password",
+    )
+    parser.add_argument("--corpus", default="", metavar="FOLDER")
+    parser.add_argument(
+        "--pretrained",
+        default="",
+        metavar="FOLDER",
+        help="the run that a model of one tower was fine-tuned from",
+    )
+    parser.add_argument(
+        "--num_read",
+        type=int,
+        metavar="N",
+        help="blocks read per question, for a checkpoint that does not record it",
+    )
+    parser.add_argument(
+        "--allow_corpus_mismatch",
+        action="store_true",
+        help="any corpus of the model's vocabulary will do",
+    )
+    return parser
+
+
+def _require_no_options(
+    parser: argparse.ArgumentParser, flags: argparse.Namespace
+) -> None:
+    """Requires that gin files come without RUN and its options, of --json apart."""
+    gin_alone = ("gin_file", "gin_help_only", "import_module", "json")
+    for name, value in vars(flags).items():
+        if name not in gin_alone and value != parser.get_default(name):
+            raise BadInputError(
+                f"expected a RUN or gin files, got both ({name} {value!r}); with gin "
+                f"files set macros, see {parser.prog} --help"
+            )
+
+
+def _recorded(
+    parser: argparse.ArgumentParser, flags: argparse.Namespace
+) -> ask.AskConfig:
+    if not flags.run:
+        parser.error("expected a RUN, such as runs/quickstart, or --gin_file, got none")
+    for module in flags.import_module:
+        configuration.import_module(module)
+    if flags.port and flags.questions:
+        raise BadInputError(
+            f"expected questions or a port, got both ({flags.questions[0]!r}, "
+            f"{flags.port}); leave one out"
+        )
+    given = recorded.Given(
+        corpus=flags.corpus,
+        pretrained=flags.pretrained,
+        num_read=flags.num_read,
+        allow_corpus_mismatch=flags.allow_corpus_mismatch,
+    )
+    return recorded.ask_config(flags.run, given, port=flags.port, host=flags.host)
 
 
 class _Notes:
@@ -73,7 +157,7 @@ class _Notes:
         )
 
 
-def _serve(config: ask.AskConfig, stop: threading.Event, console: Console) -> None:
+def _serve(config: ask.AskConfig, stop: threading.Event) -> None:
     require_extra("serve", "a page on PORT")
     # aiohttp takes half a second to import, and only a page needs it.
     from realm_jax.evaluation import server
@@ -91,17 +175,25 @@ def _serve(config: ask.AskConfig, stop: threading.Event, console: Console) -> No
         )
 
 
-def _converse(config: ask.AskConfig, stop: threading.Event, console: Console) -> None:
+def _converse(
+    config: ask.AskConfig,
+    stop: threading.Event,
+    show: Callable[[ask.Reply], None],
+    *,
+    prompts: bool,
+) -> None:
     note = _Notes()
     with ask.AnswerService(config, stop, note) as respondent:
+        # At a terminal the question stands there already.
         terminal = os.isatty(_STDIN)
         if terminal:
             note("ready; Ctrl-D or Ctrl-C ends it")
-        for question in _lines(stop, console if terminal else None):
+            show = _Screen(echo=False) if prompts else show
+        for question in _lines(stop, Console() if terminal and prompts else None):
             if not question.strip():
                 continue
             try:
-                _show(respondent.answer(question), console)
+                show(respondent.answer(question))
             except BadInputError as error:
                 note(str(error))
 
@@ -132,29 +224,47 @@ def _prompt(console: Console | None) -> None:
         console.print("\n[bold cyan]?[/] ", end="")
 
 
-def _show(reply: ask.Reply, console: Console) -> None:
+class _Json:
+    """Prints a reply as one line of JSON, as POST /answer gives it."""
+
+    def __call__(self, reply: ask.Reply) -> None:
+        print(json.dumps(reply.describe(), ensure_ascii=False), flush=True)
+
+
+class _Screen:
     """Prints an answer, the documents it was found in, and the versions used."""
-    answer = reply.answer
-    if reply.note:
-        console.print(Text(reply.note, style="yellow"))
-    console.print(Text(answer.text or "(no answer)", style="bold green"))
-    sources = Table(box=None, pad_edge=False, expand=True)
-    for name in ("p(z|x)", "p(y|z,x)", "product"):
-        sources.add_column(name, justify="right", no_wrap=True)
-    sources.add_column("source", ratio=1)
-    for document in answer.documents:
-        chances = document.probability, document.answer_probability
-        numbers = (*chances, chances[0] * chances[1])
-        sources.add_row(*(f"{n:.3f}" for n in numbers), _source(document, answer))
-    console.print(sources)
-    version = reply.version.describe()
-    console.print(
-        Text(
-            f"p(y|x) {answer.marginal:.3f}; index of step {version['index_step']}, "
-            f"corpus {version['fingerprint'][:12]}",
-            style="dim",
+
+    def __init__(self, *, echo: bool):
+        """`echo`: whether the question is printed, too."""
+        self._echo = echo
+        self._console = Console()
+
+    def __call__(self, reply: ask.Reply) -> None:
+        console, answer = self._console, reply.answer
+        if self._echo:
+            console.print(Text(f"? {reply.question}", style="bold cyan"))
+        if reply.note:
+            console.print(Text(reply.note, style="yellow"))
+        console.print(Text(answer.text or "(no answer)", style="bold green"))
+        sources = Table(box=None, pad_edge=False, expand=True)
+        for name in ("p(z|x)", "p(y|z,x)", "product"):
+            sources.add_column(name, justify="right", no_wrap=True)
+        sources.add_column("source", ratio=1)
+        for document in answer.documents:
+            chances = document.probability, document.answer_probability
+            numbers = (*chances, chances[0] * chances[1])
+            sources.add_row(*(f"{n:.3f}" for n in numbers), _source(document, answer))
+        console.print(sources)
+        version = reply.version.describe()
+        console.print(
+            Text(
+                f"p(y|x) {answer.marginal:.3f}; index of step "
+                f"{version['index_step']}, corpus {version['fingerprint'][:12]}",
+                style="dim",
+            )
         )
-    )
+        if self._echo:
+            console.print()
 
 
 def _source(document: ReadDocument, answer: Answer) -> Text:

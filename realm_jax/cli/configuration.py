@@ -403,3 +403,10 @@ def _gin_errors() -> Iterator[None]:
         lines = [line.rstrip() for line in said.splitlines() if line.strip()]
         where = [line.strip() for line in lines if line.startswith("  In ")]
         raise BadInputError(" ".join(["gin:", *lines[:1], *where])) from error
+
+
+def names_gin(argv: Sequence[str]) -> bool:
+    """Returns whether a command line has gin files or macros."""
+    return any(word.partition("=")[0] == "--gin_file" for word in argv) or any(
+        word.startswith("--gin.") for word in argv
+    )

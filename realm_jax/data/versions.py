@@ -77,6 +77,27 @@ def successor(corpus: str | os.PathLike[str]) -> Path | None:
     return path
 
 
+def is_version_of(corpus: str | os.PathLike[str], fingerprint: str) -> bool:
+    """Returns whether a corpus was made from another one by `realm update-corpus`.
+
+    Args:
+      corpus: directory of the later version.
+      fingerprint: of the earlier one, which need not exist any more.
+    """
+    path, seen = Path(corpus).resolve(), set()
+    while path not in seen:
+        seen.add(path)
+        try:
+            named = json.loads((path / PARENT_FILE).read_text(encoding="utf-8"))
+            place, found = str(named["corpus"]), str(named["fingerprint"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        if found == fingerprint:
+            return True
+        path = (path / place).resolve()
+    return False
+
+
 def require_no_other_successor(
     corpus: str | os.PathLike[str], output: str | os.PathLike[str]
 ) -> None:

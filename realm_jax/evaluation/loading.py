@@ -6,7 +6,7 @@ model from its checkpoint.
 
 import dataclasses
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxtyping import PyTree
@@ -64,11 +64,10 @@ def require_finished(
         )
     step, details = found
     for name, value in {"stage": stage, **wanted}.items():
-        if details.get(name) != value:
+        for setting, expected, found in differences(name, value, details.get(name)):
             raise BadInputError(
-                f"expected a run with {name} {value!r} in {model_dir}, got "
-                f"{details.get(name)!r}; give the model file, corpus and settings it "
-                "has"
+                f"expected a run with {setting} {expected!r} in {model_dir}, got "
+                f"{found!r}; give the model file, corpus and settings it has"
             )
     if step < details.get("train_steps", 0):
         raise BadInputError(
@@ -76,6 +75,22 @@ def require_finished(
             f"{details['train_steps']}; let it end first"
         )
     return step, details
+
+
+def differences(name: str, expected: Any, found: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the settings that differ: its name, such as "model.bert", and both values.
+
+    Args:
+      name: name of a setting.
+      expected: its value, or settings by name, which are compared one by one.
+      found: the other value.
+    """
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        for inner in dict.fromkeys([*expected, *found]):
+            values = expected.get(inner), found.get(inner)
+            yield from differences(f"{name}.{inner}", *values)
+    elif expected != found:
+        yield name, expected, found
 
 
 def open_finished(

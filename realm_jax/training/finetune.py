@@ -94,8 +94,11 @@ class FinetuneConfig(StageConfig):
         `evaluation/loading.py` reads it. A resumed run may change any of it, so
         `Stage` does not compare it.
         """
+        source = self.retriever_source
         return {
             "corpus": absolute_url(self.corpus),
+            "pretrained": absolute_url(source) if source else "",
+            "pretrained_checkpoint": self.warm_start_checkpoint,
             "searcher": self.searcher,
             "num_read": self.num_read,
             "dtype": bert.dtype,

@@ -47,6 +47,11 @@ class Lengths:
     joined: int = 384
 
 
+def _no_sizes(**settings: Any) -> BertConfig:
+    """Stands for sizes that no gin file gives."""
+    raise NotImplementedError(settings)
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelFactory:
     """Sizes of a run's models, before the vocabulary is known.
@@ -61,10 +66,17 @@ class ModelFactory:
         REALM passes it on.
     """
 
-    bert: Callable[..., BertConfig]
+    bert: Callable[..., BertConfig] = _no_sizes
     retriever: Callable[..., RetrieverConfig] = RetrieverConfig
     lengths: Lengths = dataclasses.field(default_factory=Lengths)
     span_scorer: bool = False
+
+    def __post_init__(self):
+        if self.bert is _no_sizes:
+            raise BadInputError(
+                "expected a gin file with the sizes of the models, got none; add "
+                "--gin_file=gin/models/minilm_l6.gin, or another one of gin/models/"
+            )
 
     def retriever_config(self, vocab_size: int) -> RetrieverConfig:
         """Returns the configuration of the towers for a vocabulary size."""

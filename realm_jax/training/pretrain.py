@@ -19,6 +19,7 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.objectives.retrieval import Normalization
 from realm_jax.stages import PRETRAIN, StageSpec
+from realm_jax.storage import absolute_url
 from realm_jax.training.candidate_search import (
     DeviceSearch,
     RetrievingInputs,
@@ -45,6 +46,9 @@ from realm_jax.training.state import TrainState
 from realm_jax.training.step import Loss
 from realm_jax.training.step_timing import Part
 from realm_jax.types import PretrainBatch
+
+QUESTIONS = "questions"
+"""In a checkpoint's details: where the held-out questions are."""
 
 _MEASURED = "measured"
 """In a checkpoint's details: measurements for the next line of metrics."""
@@ -448,6 +452,8 @@ class _Pretraining:
     def _checkpoint_details(self, step: int) -> Mapping[str, Any]:
         index_step = self._refresher.index.manifest.step
         details = {"index_step": index_step, **self._step_inputs.details()}
+        if self._config.questions:
+            details[QUESTIONS] = absolute_url(self._config.questions)
         if self._metrics.is_due:
             details[_MEASURED] = self._metrics.pending
         details = self._kept.add(step, details)
