@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from realm_jax.cli import configuration, rematerialization
+from realm_jax.cli import configuration, recorded_run, rematerialization
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation import ask, recorded
 from realm_jax.evaluation.answering import Answer, ReadDocument
@@ -53,16 +53,13 @@ _READ_BYTES = 1 << 16
 
 def main(argv: Sequence[str], stop: threading.Event) -> int:
     """Runs the command, which ordinarily ends by being stopped."""
-    parser = _make_parser()
-    if configuration.names_gin(argv):
-        flags = configuration.parse(parser, argv, "ask")
-        _require_no_options(parser, flags)
+    flags = recorded_run.parse(_make_parser(), argv)
+    if flags.run:
+        config, questions = _recorded(flags), flags.questions
+    else:
         config = configuration.configured(ask.AskConfig)
         rematerialization.require_decided()
         questions = [config.question] if config.question else []
-    else:
-        flags = parser.parse_intermixed_args(argv)
-        config, questions = _recorded(parser, flags), flags.questions
     show = _Json() if flags.json else _Screen(echo=len(questions) != 1)
     if config.port:
         _serve(config, stop)
@@ -78,8 +75,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = configuration.make_parser("realm ask", __doc__)
-    parser.add_argument("run", nargs="?", default="", metavar="RUN")
+    parser = recorded_run.make_parser("realm ask", __doc__)
     parser.add_argument("questions", nargs="*", default=[], metavar="QUESTION")
     parser.add_argument(
         "--json", action="store_true", help="print an object a line for each answer"
@@ -90,59 +86,18 @@ def _make_parser() -> argparse.ArgumentParser:
         default="127.0.0.1",
         help="its address; 0.0.0.0 for others, without a password",
     )
-    parser.add_argument("--corpus", default="", metavar="FOLDER")
-    parser.add_argument(
-        "--pretrained",
-        default="",
-        metavar="FOLDER",
-        help="the run that a model of one tower was fine-tuned from",
-    )
-    parser.add_argument(
-        "--num_read",
-        type=int,
-        metavar="N",
-        help="blocks read per question, for a checkpoint that does not record it",
-    )
-    parser.add_argument(
-        "--allow_corpus_mismatch",
-        action="store_true",
-        help="any corpus of the model's vocabulary will do",
-    )
     return parser
 
 
-def _require_no_options(
-    parser: argparse.ArgumentParser, flags: argparse.Namespace
-) -> None:
-    """Requires that gin files come without RUN and its options, of --json apart."""
-    gin_alone = ("gin_file", "gin_help_only", "import_module", "json")
-    for name, value in vars(flags).items():
-        if name not in gin_alone and value != parser.get_default(name):
-            raise BadInputError(
-                f"expected a RUN or gin files, got both ({name} {value!r}); with gin "
-                f"files set macros, see {parser.prog} --help"
-            )
-
-
-def _recorded(
-    parser: argparse.ArgumentParser, flags: argparse.Namespace
-) -> ask.AskConfig:
-    if not flags.run:
-        parser.error("expected a RUN, such as runs/quickstart, or --gin_file, got none")
-    for module in flags.import_module:
-        configuration.import_module(module)
+def _recorded(flags: argparse.Namespace) -> ask.AskConfig:
     if flags.port and flags.questions:
         raise BadInputError(
             f"expected questions or a port, got both ({flags.questions[0]!r}, "
             f"{flags.port}); leave one out"
         )
-    given = recorded.Given(
-        corpus=flags.corpus,
-        pretrained=flags.pretrained,
-        num_read=flags.num_read,
-        allow_corpus_mismatch=flags.allow_corpus_mismatch,
+    return recorded.ask_config(
+        flags.run, recorded_run.given(flags), port=flags.port, host=flags.host
     )
-    return recorded.ask_config(flags.run, given, port=flags.port, host=flags.host)
 
 
 class _Notes:

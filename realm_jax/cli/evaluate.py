@@ -11,7 +11,15 @@ for the same time. With a control, the report shows the effect of REALM: recall 
 exact match with and without it, and the differences, paired by question.
 predictions_control.jsonl has the control's answers.
 
-Macros:
+  realm evaluate RUN                            the folder of a chain
+  realm evaluate RUN --questions=FILE           other questions, or none are recorded
+
+RUN is the folder of a chain, such as runs/quickstart, of which each finished stage is
+measured, or a model that `realm finetune` has trained. Sizes, lengths and corpus are
+those that the checkpoints record, and the questions those that `realm pretrain` was
+given. The report is in RUN/evaluate, or --output.
+
+With gin files instead of RUN, these macros:
   MODEL_DIR    folder for the report
   CORPUS       prepared corpus
   QUESTIONS    JSON lines of questions
@@ -25,31 +33,37 @@ Macros:
   FOLLOW       True: also measure later versions
 
 Example:
-  realm evaluate --gin_file=gin/models/base.gin --gin_file=gin/runs/evaluate.gin \\
-    --gin.MODEL_DIR='"runs/my/evaluate"' --gin.CORPUS='"runs/my/corpus"' \\
-    --gin.QUESTIONS='"questions.jsonl"' --gin.FINETUNED='"runs/my/finetune"'
+  realm evaluate runs/my --questions=questions.jsonl
 """
 
+import argparse
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from realm_jax.cli import configuration, rematerialization, starts
+from realm_jax.cli import configuration, recorded_run, rematerialization, starts
 from realm_jax.cli.progress import StageProgress
+
+if TYPE_CHECKING:
+    from realm_jax.evaluation.run import EvaluateConfig
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command; one that follows ordinarily ends by being stopped."""
-    parser = configuration.make_parser("realm evaluate", __doc__)
-    configuration.parse(parser, argv, "evaluate")
+    parser = _make_parser()
+    flags = recorded_run.parse(parser, argv)
     from realm_jax.evaluation import run
     from realm_jax.evaluation.findings import verdicts
     from realm_jax.evaluation.report import HTML_NAME
     from realm_jax.evaluation.watch import follow
 
-    config = configuration.configured(run.EvaluateConfig)
-    rematerialization.require_decided()
+    if not flags.run:
+        config = configuration.configured(run.EvaluateConfig)
+        rematerialization.require_decided()
     with StageProgress("evaluate", stop) as progress:
+        if flags.run:
+            config = _recorded(flags, progress.note)
         starts.record("evaluate", config, argv, progress.note)
         if config.follow:
             reports = follow(config, progress, stop)
@@ -66,6 +80,33 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
                     "something newer, Ctrl-C ends it"
                 )
     return 0 if config.follow else None
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = recorded_run.make_parser("realm evaluate", __doc__)
+    parser.add_argument(
+        "--questions", default="", metavar="FILE", help="JSON lines of questions"
+    )
+    parser.add_argument("--split", default="test", help="split of the questions")
+    parser.add_argument(
+        "--output", default="", metavar="FOLDER", help="folder for the report"
+    )
+    return parser
+
+
+def _recorded(
+    flags: argparse.Namespace, note: Callable[[str], None]
+) -> "EvaluateConfig":
+    from realm_jax.evaluation.recorded_chain import evaluate_config
+
+    return evaluate_config(
+        flags.run,
+        recorded_run.given(flags),
+        questions=flags.questions,
+        output=flags.output,
+        split=flags.split,
+        note=note,
+    )
 
 
 if __name__ == "__main__":

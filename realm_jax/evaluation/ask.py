@@ -78,9 +78,10 @@ class AskConfig:
 
     def __post_init__(self):
         require_one_of("CHECKPOINT", self.pretrained_checkpoint, Which)
-        if not 0 <= self.port < 1 << 16:
+        if type(self.port) is not int or not 0 <= self.port < 1 << 16:
             raise BadInputError(
-                f"expected a PORT from 1 to 65535, or 0 for no page, got {self.port}"
+                "expected a PORT, a number from 1 to 65535 without quotes, or 0 for "
+                f"no page, got {self.port!r}; write PORT=8000"
             )
         if self.port and self.question:
             raise BadInputError(

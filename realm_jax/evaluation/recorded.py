@@ -68,7 +68,7 @@ def find_model(run: str | os.PathLike[str]) -> str:
             f"fine-tuned model, got {place}, which does not exist; correct the path"
         )
     found = [inner for inner in _folders(place) if stage_of(inner) == FINETUNE.name]
-    usual = _within(place, FINETUNE.name)
+    usual = within(place, FINETUNE.name)
     if usual in found:
         return usual
     if len(found) > 1:
@@ -116,7 +116,7 @@ def find_corpus(
         info = read_info(given)
         require_related(given, info, details, model_dir, allow_mismatch, option)
         return given, info["fingerprint"] != details["corpus_fingerprint"]
-    places = [_within(_parent(model_dir), _CORPUS)]
+    places = [within(parent(model_dir), _CORPUS)]
     if recorded := details.get(ANSWERING, {}).get("corpus", ""):
         places.append(recorded)
     seen = []
@@ -189,7 +189,7 @@ def find_pretrained(model_dir: str, given: str = "") -> tuple[str, str]:
     _, details = require_finished(model_dir, FINETUNE.name, {})
     answering = details.get(ANSWERING, {})
     which = answering.get("pretrained_checkpoint", "last")
-    beside = _within(_parent(model_dir), PRETRAIN.name)
+    beside = within(parent(model_dir), PRETRAIN.name)
     for place in (given, answering.get("pretrained", ""), beside):
         if place and (place == given or stage_of(place) == PRETRAIN.name):
             return place, which
@@ -238,15 +238,17 @@ def stage_of(model_dir: str) -> str | None:
 
 def _folders(run: str) -> list[str]:
     if "://" in run:
-        return [_within(run, FINETUNE.name)]
-    return sorted(_within(run, path.name) for path in Path(run).iterdir())
+        return [within(run, FINETUNE.name)]
+    return sorted(within(run, path.name) for path in Path(run).iterdir())
 
 
-def _within(folder: str, name: str) -> str:
+def within(folder: str, name: str) -> str:
+    """Returns the location of a folder in another one, local or of gs://."""
     return f"{folder.rstrip('/')}/{name}"
 
 
-def _parent(folder: str) -> str:
+def parent(folder: str) -> str:
+    """Returns the folder that another one is in, local or of gs://."""
     if "://" in folder:
         return folder.rstrip("/").rpartition("/")[0]
     return str(Path(folder).expanduser().absolute().parent)

@@ -4,6 +4,7 @@
     POST /answer             {"question": …} -> the same as JSON
     GET  /status             the version that answers, as JSON
 
+What is wrong with a request is told on the page, and as {"error": ...} to programs.
 The model runs in a separate thread, one question at a time. Requests that wait for it
 block neither other connections nor /status.
 """
@@ -16,6 +17,7 @@ import threading
 from collections.abc import Callable
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from markupsafe import Markup, escape
 
 from realm_jax.errors import BadInputError
@@ -26,6 +28,7 @@ from realm_jax.evaluation.templates import page_environment
 
 _LARGEST_REQUEST = 1 << 16
 _GOODBYE_SECONDS = 2.0
+_FOR_PROGRAMS = ("/answer", "/status")
 
 
 def open_port(host: str, port: int) -> socket.socket:
@@ -91,7 +94,9 @@ async def _serve(
 def make_application(respondent: AnswerService) -> web.Application:
     """Returns the application with its routes."""
     handlers = _Handlers(respondent)
-    application = web.Application(client_max_size=_LARGEST_REQUEST)
+    application = web.Application(
+        client_max_size=_LARGEST_REQUEST, middlewares=[_refuse_in_json]
+    )
     application.add_routes(
         [
             web.get("/", handlers.page),
@@ -100,6 +105,27 @@ def make_application(respondent: AnswerService) -> web.Application:
         ]
     )
     return application
+
+
+@web.middleware
+async def _refuse_in_json(
+    request: web.Request, handler: Handler
+) -> web.StreamResponse:
+    """Answers programs in JSON where aiohttp would in plain text."""
+    try:
+        return await handler(request)
+    except web.HTTPClientError as error:
+        accepts_json = "json" in request.headers.get("Accept", "")
+        if not (accepts_json or request.path in _FOR_PROGRAMS):
+            raise
+        said = f"got {request.method} {request.path} ({error.reason})"
+        response = _refuse(
+            f"expected POST /answer or GET /status, {said}; use one of these",
+            error.status,
+        )
+        if allowed := error.headers.get("Allow"):
+            response.headers["Allow"] = allowed
+        return response
 
 
 class _Handlers:
@@ -165,8 +191,8 @@ def _question_of(data: bytes) -> str:
     return request["question"]
 
 
-def _refuse(message: str) -> web.Response:
-    return web.json_response({"error": " ".join(message.split())}, status=400)
+def _refuse(message: str, status: int = 400) -> web.Response:
+    return web.json_response({"error": " ".join(message.split())}, status=status)
 
 
 def _marked(document: ReadDocument) -> Markup:

@@ -188,6 +188,27 @@ def test_bad_requests_are_told_in_one_line(server, data):
     assert "Traceback" not in body
 
 
+@pytest.mark.parametrize(
+    ("path", "accept", "code"),
+    [
+        ("/answer", "*/*", 405),
+        ("/answers", "application/json", 404),
+        ("/nowhere/answer", "text/html, application/json;q=0.9", 404),
+    ],
+)
+def test_programs_are_told_in_json_what_there_is(server, path, accept, code):
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}{path}", headers={"Accept": accept}
+    )
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=PATIENCE_SECONDS)
+    assert caught.value.code == code
+    said = json.loads(caught.value.read())["error"]
+    assert f"GET {path}" in said
+    assert "POST /answer" in said
+    assert caught.value.headers["Allow"] == ("POST" if code == 405 else None)
+
+
 def test_the_page_tells_what_is_wrong_with_a_question(server):
     code, page = server.get("/?question=+")
     assert code == 400

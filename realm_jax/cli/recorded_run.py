@@ -1,0 +1,92 @@
+"""Parses `realm COMMAND RUN`: a run that records what gin files would say of it.
+
+Gin files in place of RUN work as in every other command.
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from realm_jax.cli import configuration
+from realm_jax.errors import BadInputError
+
+if TYPE_CHECKING:
+    from realm_jax.evaluation.recorded import Given
+
+# Options that have nothing to do with how a model is found.
+_WITH_GIN = ("gin_file", "gin_help_only", "import_module", "json")
+
+
+def make_parser(command: str, description: str | None) -> argparse.ArgumentParser:
+    """Returns a parser of RUN, of what can be said of a run, and of gin files."""
+    parser = configuration.make_parser(command, description)
+    parser.add_argument(
+        "run", nargs="?", default="", metavar="RUN", help="a chain or a model"
+    )
+    parser.add_argument(
+        "--corpus",
+        default="",
+        metavar="FOLDER",
+        help="the corpus that was trained on, or a later version of it",
+    )
+    parser.add_argument(
+        "--pretrained",
+        default="",
+        metavar="FOLDER",
+        help="the run that the model was fine-tuned from",
+    )
+    parser.add_argument(
+        "--num_read",
+        type=int,
+        metavar="N",
+        help="blocks read per question, for a checkpoint that does not record it",
+    )
+    parser.add_argument(
+        "--allow_corpus_mismatch",
+        action="store_true",
+        help="any corpus of the model's vocabulary will do",
+    )
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parses the command line; configures gin if it has gin files and no RUN.
+
+    Raises:
+      BadInputError: it has both or neither, or a flag, file, macro or module is unknown
+        or malformed.
+    """
+    if configuration.names_gin(argv):
+        words = [word for word in argv if not word.startswith("--gin.")]
+        _require_gin_alone(parser, parser.parse_known_args(words)[0])
+        return configuration.parse(parser, argv, parser.prog.removeprefix("realm "))
+    flags = parser.parse_intermixed_args(argv)
+    if not flags.run:
+        parser.error("expected a RUN, such as runs/quickstart, or --gin_file, got none")
+    for module in flags.import_module:
+        configuration.import_module(module)
+    return flags
+
+
+def given(flags: argparse.Namespace) -> "Given":
+    """Returns what the command line says of a run."""
+    # Imported here, for commands that only show their help.
+    from realm_jax.evaluation.recorded import Given
+
+    return Given(
+        corpus=flags.corpus,
+        pretrained=flags.pretrained,
+        num_read=flags.num_read,
+        allow_corpus_mismatch=flags.allow_corpus_mismatch,
+    )
+
+
+def _require_gin_alone(
+    parser: argparse.ArgumentParser, flags: argparse.Namespace
+) -> None:
+    for name, value in vars(flags).items():
+        if name not in _WITH_GIN and value != parser.get_default(name):
+            raise BadInputError(
+                f"expected a RUN or gin files, got both ({name} {value!r}); with gin "
+                f"files set macros, see {parser.prog} --help"
+            )
