@@ -19,7 +19,7 @@ import threading
 from collections.abc import Sequence
 
 from realm_jax import multihost
-from realm_jax.cli import configuration, starts
+from realm_jax.cli import configuration, model_dir, starts
 from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
 
@@ -49,6 +49,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     multihost.join(configuration.configured_if_bound(multihost.HostsConfig))
     config = configuration.configured(BuildIndexConfig)
     building = configuration.configured(BuilderConfig)
+    model_dir.require_writable_folder("MODEL_DIR", config.model_dir)
     store = open_store(config.model_dir)
     with StageProgress("build-index", stop) as progress:
         starts.record(

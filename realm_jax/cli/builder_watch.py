@@ -1,17 +1,26 @@
-"""Shows the progress of the index builder in the trainer's output."""
+"""Shows the progress of the index builder in the trainer's output.
+
+Where there is no builder the trainer waits for one, and says which command is missing.
+"""
 
 import contextlib
+import shlex
 import threading
+import time
+from collections.abc import Sequence
 
 from realm_jax.cli.progress import StageProgress
 from realm_jax.errors import BadInputError
 from realm_jax.index.builder import BUILDER_ROLE
 from realm_jax.index.heartbeat import JobStatus, read_heartbeat
+from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.storage import UnavailableStoreError, open_store
+from realm_jax.training.pretrain import PretrainConfig
 
 _POLL_SECONDS = 1.0
 # A builder that was killed leaves a heartbeat that says "running".
 _ALIVE_SECONDS = 60.0
+_REMIND_SECONDS = 60.0
 
 
 class BuilderWatch:
@@ -20,10 +29,18 @@ class BuilderWatch:
     A context manager, which polls every second in the background.
     """
 
-    def __init__(self, model_dir: str, progress: StageProgress):
-        """Prepares to follow the builder's heartbeat in `model_dir`."""
+    def __init__(self, model_dir: str, progress: StageProgress, command: str):
+        """Prepares to follow the builder's heartbeat.
+
+        Args:
+          model_dir: model directory of the run.
+          progress: output of the trainer.
+          command: starts a builder of this run; shown while the trainer waits for one.
+        """
         self._store = open_store(model_dir)
         self._progress = progress
+        self._command = command
+        self._reminded = -_REMIND_SECONDS
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -41,6 +58,55 @@ class BuilderWatch:
             with contextlib.suppress(BadInputError, UnavailableStoreError):
                 builder = read_heartbeat(self._store, BUILDER_ROLE)
                 self._progress.beside(share_built(builder))
+                if self._misses(builder):
+                    self._remind()
+
+    def _misses(self, builder: JobStatus | None) -> bool:
+        """Returns whether the trainer waits for its first index, and nobody makes it.
+
+        The retriever is published right before the wait.
+        """
+        if not self._progress.is_starting:
+            return False
+        if builder is not None and builder.is_alive(_ALIVE_SECONDS):
+            return False
+        published = SnapshotSeries(self._store, RETRIEVER_SERIES).latest_step()
+        built = SnapshotSeries(self._store, INDEX_SERIES).steps()
+        return published is not None and published not in built
+
+    def _remind(self) -> None:
+        now = time.monotonic()
+        if now - self._reminded >= _REMIND_SECONDS:
+            self._reminded = now
+            self._progress.note(
+                f"waiting for an index; start its builder beside this: {self._command}"
+            )
+
+
+def builder_command(config: PretrainConfig, gin_files: Sequence[str]) -> str:
+    """Returns the command line of an index builder for a run of `realm pretrain`.
+
+    Args:
+      config: configuration of the run.
+      gin_files: of its command line; those for the hardware are the builder's too.
+    """
+    files = [file for file in gin_files if "hardware/" in file]
+    macros = {
+        "MODEL_DIR": f'"{config.model_dir}"',
+        "CORPUS": f'"{config.corpus}"',
+        "embed.EmbedConfig.document_length": config.models.lengths.document,
+        **(
+            {"SCANN": "@scann_assets.ScannAssets()"}
+            if config.searcher == "scann"
+            else {}
+        ),
+    }
+    words = [
+        *("realm", "build-index"),
+        *(f"--gin_file={file}" for file in [*files, "gin/runs/build_index.gin"]),
+        *(f"--gin.{name}={value}" for name, value in macros.items()),
+    ]
+    return shlex.join(words)
 
 
 def share_built(builder: JobStatus | None) -> float | None:

@@ -407,6 +407,10 @@ def _gin_errors() -> Iterator[None]:
 
 def names_gin(argv: Sequence[str]) -> bool:
     """Returns whether a command line has gin files or macros."""
-    return any(word.partition("=")[0] == "--gin_file" for word in argv) or any(
-        word.startswith("--gin.") for word in argv
-    )
+    return bool(gin_files(argv)) or any(word.startswith("--gin.") for word in argv)
+
+
+def gin_files(argv: Sequence[str]) -> list[str]:
+    """Returns the gin files that a command line names, in order."""
+    flags, _, _ = _split(make_parser("", None), argv)
+    return flags.gin_file

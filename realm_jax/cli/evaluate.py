@@ -42,7 +42,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from realm_jax.cli import configuration, recorded_run, rematerialization, starts
+from realm_jax.cli import (
+    configuration,
+    model_dir,
+    recorded_run,
+    rematerialization,
+    starts,
+)
 from realm_jax.cli.progress import StageProgress
 
 if TYPE_CHECKING:
@@ -64,6 +70,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     with StageProgress("evaluate", stop) as progress:
         if flags.run:
             config = _recorded(flags, progress.note)
+        model_dir.require_writable_folder("MODEL_DIR", config.model_dir)
         starts.record("evaluate", config, argv, progress.note)
         if config.follow:
             reports = follow(config, progress, stop)

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from realm_jax import __version__
+from realm_jax.cli import model_dir
 from realm_jax.errors import (
     BadInputError,
     StoppedError,
@@ -70,7 +71,9 @@ def main(argv: Sequence[str]) -> int:
         )
 
     def command(stop: threading.Event) -> int | None:
-        # Imported here, because that takes seconds and may be interrupted too.
+        # Before the import, which takes seconds, as all that follows takes minutes.
+        model_dir.require_writable(argv[1:])
+        # Imported here, because it may be interrupted too.
         module = importlib.import_module(STAGES[argv[0]].module)
         return module.main(argv[1:], stop)
 

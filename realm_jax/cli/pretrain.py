@@ -33,13 +33,14 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from realm_jax.cli import configuration
 from realm_jax.cli.progress import StageProgress
 from realm_jax.cli.stages import run_stage
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command."""
-    from realm_jax.cli.builder_watch import BuilderWatch
+    from realm_jax.cli.builder_watch import BuilderWatch, builder_command
     from realm_jax.training import pretrain
     from realm_jax.training.refresh import RefreshMode
 
@@ -48,7 +49,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     ) -> AbstractContextManager[object]:
         if config.refresh_mode != RefreshMode.ASYNC.value:
             return nullcontext()
-        return BuilderWatch(config.model_dir, progress)
+        command = builder_command(config, configuration.gin_files(argv))
+        return BuilderWatch(config.model_dir, progress, command)
 
     return run_stage(
         "pretrain",

@@ -1,5 +1,7 @@
 """Shows the progress of a stage: two live lines in a terminal, else log lines.
 
+A log has a line at least every half a minute, whatever takes so long.
+
 pretrain    ━━━━━━━━━━━━━━━╸━━━━━━━━━━  120/300  0:02:13 left  3.1 steps/s
   loss 4.214 utility +0.031 recall@5 0.410 index @80 (40 steps old)
 """
@@ -23,6 +25,9 @@ from rich.table import Column
 from rich.text import Text
 
 _LINE_SECONDS = 10.0
+# A clock prints a line after so long without one: a single step can take minutes.
+_SILENT_SECONDS = 30.0
+_LOOK_SECONDS = 0.5
 # The rest of the first line takes about 50 of the 80 columns of a small terminal.
 _BAR_WIDTH = 26
 _STARTING = "starting"
@@ -70,17 +75,30 @@ class StageProgress:
         self._bar: _TwoLines | None = None
         self._task: TaskID | None = None
         self._last_line = time.monotonic()
-        self._started = time.monotonic()
-        self._first_done = 0
+        self._entered = self._started = time.monotonic()
+        self._first_done = self._done = 0
+        self._total: int | None = None
+        self._ended = threading.Event()
+        self._clock = threading.Thread(target=self._tell_silence, daemon=True)
+
+    @property
+    def is_starting(self) -> bool:
+        """True until the first unit is counted."""
+        return self._what == _STARTING
 
     def __enter__(self) -> "StageProgress":
         if self._console.is_terminal:
             self._bar = _TwoLines(self._second_line, self._console)
             self._task = self._bar.add_task(self._stage, total=None, speed="")
             self._bar.start()
+        else:
+            self._clock.start()
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
+        self._ended.set()
+        if self._clock.is_alive():
+            self._clock.join()
         if self._bar is not None:
             self._bar.stop()
 
@@ -102,6 +120,7 @@ class StageProgress:
         self._values.update(values or {})
         if what != self._what:
             self._begin(what, done, total)
+        self._done, self._total = done, total
         if self._bar is not None and self._task is not None:
             speed = _format(_SPEED, self._values)
             self._bar.update(self._task, completed=done, total=total, speed=speed)
@@ -115,12 +134,24 @@ class StageProgress:
         if self._bar is not None or self._what != _STARTING or share is None:
             return
         if time.monotonic() - self._last_line >= _LINE_SECONDS:
-            self._last_line = time.monotonic()
             self.note(self._second_line())
 
     def note(self, text: str) -> None:
         """Prints a line above the live ones."""
+        self._last_line = time.monotonic()
         self._print(f"{self._stage}: {text}")
+
+    def _tell_silence(self) -> None:
+        while not self._ended.wait(_LOOK_SECONDS):
+            now = time.monotonic()
+            if now - self._last_line < _SILENT_SECONDS:
+                continue
+            self._last_line = now
+            since = now - self._entered
+            line = f"{self._stage} {self._second_line()}"
+            if not self.is_starting:
+                line = self._line(self._done, self._total)
+            self._print(f"{line}  {since // 60:.0f}:{since % 60:02.0f} so far")
 
     def _begin(self, what: str, done: int, total: int | None) -> None:
         """Restarts the count, because the speed so far was that of other work."""

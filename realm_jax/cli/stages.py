@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from realm_jax import multihost
-from realm_jax.cli import configuration, rematerialization, starts
+from realm_jax.cli import configuration, model_dir, rematerialization, starts
 from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
 from realm_jax.storage import open_store
@@ -56,6 +56,7 @@ def run_stage(
     multihost.join(configuration.configured_if_bound(multihost.HostsConfig))
     config = configuration.configured(config_class)
     rematerialization.require_decided()
+    model_dir.require_writable_folder("MODEL_DIR", config.model_dir)
     if flags.profile:
         config = dataclasses.replace(config, profile=True)
     if config.profile:

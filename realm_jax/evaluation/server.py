@@ -108,9 +108,7 @@ def make_application(respondent: AnswerService) -> web.Application:
 
 
 @web.middleware
-async def _refuse_in_json(
-    request: web.Request, handler: Handler
-) -> web.StreamResponse:
+async def _refuse_in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answers programs in JSON where aiohttp would in plain text."""
     try:
         return await handler(request)

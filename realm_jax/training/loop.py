@@ -93,8 +93,15 @@ def train(
     return state
 
 
+# Updates that are handed over and not finished; more would keep no device any busier,
+# and hide from whoever watches how far training is.
+_MAX_IN_FLIGHT = 2
+
+
 class LogMetrics:
     """Accumulates metrics and writes them every `every` steps.
+
+    Shows how many updates are finished: the devices may still be at the last two.
 
     Args:
       files: files to write to; none in any process but the first.
@@ -132,7 +139,9 @@ class LogMetrics:
         self._kept.append(metrics)
         on_time = step % self._every == 0 or step == self._total_steps
         if not on_time and not self._due():
-            self._report(step, self._total_steps, {})
+            before = self._kept[:-_MAX_IN_FLIGHT]
+            self._accounting.stopwatch.wait_for(before[-1:])
+            self._report(step - self._in_flight(), self._total_steps, {})
             return
         self._accounting.stopwatch.wait_for(self._kept)
         kept = jax.device_get(self._kept)
@@ -143,6 +152,17 @@ class LogMetrics:
             file.write(step, values)
         self._report(step, self._total_steps, values)
         self._kept = []
+
+    def _in_flight(self) -> int:
+        """Returns the number of updates that the devices have not finished."""
+        return sum(
+            not all(
+                value.is_ready()
+                for value in jax.tree.leaves(kept)
+                if isinstance(value, jax.Array)
+            )
+            for kept in self._kept[-_MAX_IN_FLIGHT:]
+        )
 
 
 def every(period: int, hook: Callable[[int, TrainState], None]) -> Hook:

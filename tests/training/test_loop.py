@@ -117,7 +117,9 @@ def log_losses(tmp_path, losses, *, every, extra=lambda step: {}, due=lambda: Fa
         due=due,
     )
     for step, (total, count) in enumerate(losses, start=1):
-        log(step, start(), {"loss": mean_of(jnp.asarray(total), count)})
+        metrics = {"loss": mean_of(jnp.asarray(total), count)}
+        # What is not finished yet would not be counted.
+        log(step, start(), jax.block_until_ready(metrics))
     return list(read_metrics(str(tmp_path))), reports
 
 

@@ -12,7 +12,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -31,6 +31,7 @@ UNAVAILABLE = 1
 # Polling a bucket takes several requests.
 _FOLDER_SECONDS, _BUCKET_SECONDS = 5.0, 15.0
 _LOCAL_SECONDS = 1.0
+_LINE_SECONDS = 30.0
 _STOPPED = "stopped looking; the run goes on"
 
 
@@ -72,7 +73,11 @@ def pause_seconds(store: Store) -> float:
 
 
 class LiveView(contextlib.ExitStack):
-    """Context manager that shows a local run's status, if the output is a terminal."""
+    """Context manager that shows a local run's status.
+
+    A terminal has a table that is kept up to date, anything else a line every half a
+    minute.
+    """
 
     def __init__(self, store: Store, run: str, console: Console):
         """Prepares to show a run.
@@ -89,22 +94,49 @@ class LiveView(contextlib.ExitStack):
 
     def __enter__(self) -> "LiveView":
         super().__enter__()
+        seconds, show = _LINE_SECONDS, self._print
         if self._console.is_terminal:
             # Transient, because the outcome is printed in words at the end.
             live = Live(console=self._console, auto_refresh=False, transient=True)
             self.enter_context(live)
-            thread = threading.Thread(target=self._show, args=(live,), daemon=True)
-            thread.start()
-            self.callback(thread.join)
-            self.callback(self._ended.set)
+            seconds = _LOCAL_SECONDS
+
+            def show(status: RunStatus) -> None:
+                live.update(render(status), refresh=True)
+
+        arguments = (seconds, show)
+        thread = threading.Thread(target=self._watch, args=arguments, daemon=True)
+        thread.start()
+        self.callback(thread.join)
+        self.callback(self._ended.set)
         return self
 
-    def _show(self, live: Live) -> None:
-        while not self._ended.wait(_LOCAL_SECONDS):
+    def _watch(self, seconds: float, show: Callable[[RunStatus], None]) -> None:
+        while not self._ended.wait(seconds):
             with contextlib.suppress(BadInputError, UnavailableStoreError):
                 self._store.look()
-                status = read_status(self._store, self._run, time.time())
-                live.update(render(status), refresh=True)
+                show(read_status(self._store, self._run, time.time()))
+
+    def _print(self, status: RunStatus) -> None:
+        text = in_one_line(status)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def in_one_line(status: RunStatus) -> str:
+    """Returns how far trainer and builder are, for a log."""
+    parts = []
+    if status.step is not None and status.step >= 0:
+        total = "" if status.total_steps is None else f"/{status.total_steps:,}"
+        parts.append(f"step {status.step:,}{total}")
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.3f}")
+    if status.index_step is not None:
+        parts.append(f"index @{status.index_step}")
+    for role in status.roles:
+        doing = role.activity or role.state.value
+        share = "" if role.share is None else f" {role.share:.0%}"
+        parts.append(f"{role.name} {doing}{share}")
+    return "  ".join(parts) or "starting"
 
 
 def _watch(
