@@ -13,7 +13,9 @@ It prints the answer, in whole words of the text, with the documents it was foun
 their probabilities. It answers from the newest version of the corpus; a version that
 `realm update-corpus` makes meanwhile is used from the next question on. Ctrl-C ends it.
 
-With gin files instead of RUN, these macros:
+Gin files may stand in place of RUN, with these macros and no option but --json.
+
+Macros:
   CORPUS       prepared corpus that the model was fine-tuned on
   FINETUNED    model directory of `realm finetune`
   QUESTION     a single question; the command ends after answering it
@@ -25,7 +27,9 @@ With gin files instead of RUN, these macros:
   ALLOW_CORPUS_MISMATCH   True: CORPUS may differ from the one that was trained on
 
 Example:
-  realm ask runs/quickstart "who painted the Mona Lisa" "who composed Fidelio"
+  realm ask --gin_file=gin/models/base.gin --gin_file=gin/runs/ask.gin \\
+    --gin.CORPUS='"runs/my/corpus"' --gin.FINETUNED='"runs/my/finetune"' \\
+    --gin.QUESTION='"who painted the Mona Lisa"'
 """
 
 import argparse

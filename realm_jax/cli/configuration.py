@@ -412,5 +412,6 @@ def names_gin(argv: Sequence[str]) -> bool:
 
 def gin_files(argv: Sequence[str]) -> list[str]:
     """Returns the gin files that a command line names, in order."""
-    flags, _, _ = _split(make_parser("", None), argv)
-    return flags.gin_file
+    parser = Parser(prog="realm", add_help=False, allow_abbrev=False)
+    parser.add_argument("--gin_file", action="append", default=[])
+    return parser.parse_known_args(argv)[0].gin_file

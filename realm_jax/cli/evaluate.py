@@ -19,7 +19,9 @@ measured, or a model that `realm finetune` has trained. Sizes, lengths and corpu
 those that the checkpoints record, and the questions those that `realm pretrain` was
 given. The report is in RUN/evaluate, or --output.
 
-With gin files instead of RUN, these macros:
+Gin files may stand in place of RUN, with these macros.
+
+Macros:
   MODEL_DIR    folder for the report
   CORPUS       prepared corpus
   QUESTIONS    JSON lines of questions
@@ -33,7 +35,9 @@ With gin files instead of RUN, these macros:
   FOLLOW       True: also measure later versions
 
 Example:
-  realm evaluate runs/my --questions=questions.jsonl
+  realm evaluate --gin_file=gin/models/base.gin --gin_file=gin/runs/evaluate.gin \\
+    --gin.MODEL_DIR='"runs/my/evaluate"' --gin.CORPUS='"runs/my/corpus"' \\
+    --gin.QUESTIONS='"questions.jsonl"' --gin.FINETUNED='"runs/my/finetune"'
 """
 
 import argparse

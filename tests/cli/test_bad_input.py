@@ -407,8 +407,23 @@ class TestAsk:
             port = taken.getsockname()[1]
             refuse([*arguments, f"--gin.PORT={port}"], f"127.0.0.1:{port}", "in use")
         refuse([*arguments, "--gin.PORT=99999"], "99999")
+        refuse([*arguments, "--gin.PORT='8000'"], "PORT", "without quotes", "'8000'")
         nowhere = [*arguments, "--gin.PORT=8000", '--gin.HOST="192.0.2.1"']
         refuse(nowhere, "192.0.2.1", "HOST")
+
+    def test_no_model_file(self, refuse, finished):
+        for command in ("ask", "finetune", "evaluate"):
+            arguments = tiny_run.arguments(command, finished)
+            kept = [word for word in arguments if "gin/models/" not in word]
+            sizes = f"--gin_file={finished}/sizes.gin"
+            kept.remove(sizes)
+            refuse(kept, "--gin_file=gin/models/")
+
+    def test_other_lengths_are_named_one_by_one(self, refuse, finished):
+        arguments = tiny_run.arguments("ask", finished, QUESTION="who")
+        other = replaced(arguments, "finetune/initialization.Lengths.document", 41)
+        line = refuse(other, "lengths.document 41", "got 40")
+        assert "{" not in line
 
     def test_another_corpus_than_was_trained_on(self, refuse, finished, tmp_path):
         other_corpus(finished, tmp_path)

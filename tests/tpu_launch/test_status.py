@@ -250,6 +250,21 @@ def test_the_live_view_outlives_a_store_and_ends_with_the_run(
     assert screen.getvalue().rstrip().endswith("\x1b[?25h")
 
 
+def test_in_a_log_a_run_of_this_machine_has_a_line_now_and_then(store, monkeypatch):
+    monkeypatch.setattr(status_command, "_LINE_SECONDS", 0.05)
+    console = Console(file=io.StringIO(), width=40, force_terminal=False)
+    with status_command.LiveView(store, RUN, console):
+        watcher = when(lambda: console.file.getvalue().count("\n") >= 2, lambda: None)
+        watcher.join()
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) >= 2
+    # Not wrapped, and without the marks of a terminal.
+    for line in lines:
+        assert line.startswith("step 1,020/2,000  loss 4.250  index @900  trainer")
+        assert line.endswith("builder queued")
+        assert "\x1b" not in line
+
+
 def test_ctrl_c_ends_the_view(store, said, screen):
     watcher = when(
         lambda: "step 1,020" in screen.getvalue(),

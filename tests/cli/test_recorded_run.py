@@ -1,0 +1,285 @@
+"""`realm ask RUN` and `realm evaluate RUN`: what training recorded is enough."""
+
+import contextlib
+import json
+import os
+import pty
+import shutil
+import threading
+import time
+
+import pytest
+
+import realm_jax
+from realm_jax.cli.main import main
+from realm_jax.data.blocks import BlockStore, read_info
+from realm_jax.data.documents import Document
+from realm_jax.data.salient_spans import RuleTagger
+from realm_jax.data.versions import PARENT_FILE, is_version_of, link_versions
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.errors import BadInputError
+from realm_jax.evaluation.recorded import Given, ask_config, find_corpus, find_model
+from realm_jax.manifests import seal, unseal
+from tests import tiny_run
+from tests.corpus_builder import build_corpus
+
+PATIENCE_SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def moved(finished, tmp_path_factory):
+    """A chain in another place than it was trained in, which it still records."""
+    root = tmp_path_factory.mktemp("moved")
+    folders = ("corpus", "warm_start", "pretrain", "finetune", "evaluate")
+    return tiny_run.copy(finished, root, *folders)
+
+
+def predictions(root):
+    lines = (root / "evaluate" / "predictions.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def refused(arguments, capsys):
+    capsys.readouterr()
+    assert main([str(word) for word in arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: expected ")
+    return line
+
+
+@contextlib.contextmanager
+def standard_input(descriptor):
+    kept = os.dup(0)
+    os.dup2(descriptor, 0)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+
+
+def piped(text):
+    reading, writing = os.pipe()
+    os.write(writing, text.encode())
+    os.close(writing)
+    return standard_input(reading)
+
+
+@pytest.mark.parametrize("folder", ["", "finetune"])
+def test_a_folder_and_a_question_are_enough(moved, folder, capsys):
+    expected = predictions(moved)[1]
+    assert main(["ask", str(moved / folder), expected["question"]]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == expected["prediction"]
+
+
+def test_several_questions_are_echoed_and_in_json_are_a_line_each(moved, capsys):
+    asked = predictions(moved)[:3]
+    questions = [p["question"] for p in asked]
+    assert main(["ask", str(moved), *questions]) == 0
+    said = capsys.readouterr().out.splitlines()
+    for p in asked:
+        assert said[said.index(f"? {p['question']}") + 1] == p["prediction"]
+    # Options may stand between RUN and the questions.
+    assert main(["ask", str(moved), "--json", *questions]) == 0
+    replies = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [reply["question"] for reply in replies] == questions
+    assert [reply["answer"] for reply in replies] == [p["prediction"] for p in asked]
+    assert {reply["version"]["corpus"] for reply in replies} == {str(moved / "corpus")}
+
+
+def test_questions_from_a_pipe_are_echoed(moved, capsys):
+    asked = predictions(moved)[:2]
+    with piped("\n".join(p["question"] for p in asked)):
+        assert main(["ask", str(moved)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    for p in asked:
+        assert said[said.index(f"? {p['question']}") + 1] == p["prediction"]
+
+
+def test_at_a_terminal_without_a_question_there_is_a_prompt(moved, capfd):
+    terminal, line = pty.openpty()
+    expected = predictions(moved)[0]
+    os.write(terminal, f"{expected['question']}\n".encode())
+
+    def end_when_answered():
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline and "p(y|x)" not in "".join(heard):
+            heard.append(capfd.readouterr().out)
+            time.sleep(0.1)
+        os.write(terminal, b"\x04")  # Ctrl-D.
+
+    heard: list[str] = []
+    end = threading.Thread(target=end_when_answered)
+    end.start()
+    with standard_input(line):
+        assert main(["ask", str(moved)]) == 0
+    end.join()
+    assert "".join(heard).startswith("\n? ")
+    assert expected["prediction"] in "".join(heard)
+
+
+def test_everything_is_found_in_a_chain_that_was_moved(moved, finished):
+    config = ask_config(str(moved))
+    assert config.corpus == str(moved / "corpus")
+    assert config.finetuned.model_dir == str(moved / "finetune")
+    # One tower, so a later corpus needs what it was fine-tuned from.
+    assert config.pretrained == str(finished / "pretrain")
+    assert (config.pretrained_checkpoint, config.port) == ("last", 0)
+    assert not config.allow_corpus_mismatch
+
+
+def test_the_library_takes_the_folder_of_a_chain_too(moved):
+    expected = predictions(moved)[2]
+    model = realm_jax.load(moved)
+    assert model.answer(expected["question"]).text == expected["prediction"]
+    assert model.corpus.directory == moved / "corpus"
+
+
+def test_answers_come_from_the_later_corpus_that_an_update_made(
+    moved, tmp_path, capsys
+):
+    root = tiny_run.copy(moved, tmp_path, "corpus", "pretrain", "finetune", "evaluate")
+    expected = predictions(root)[0]
+    changed = {"id": "town-60", "title": "Town60", "text": "Town60 has 60 mills."}
+    (root / "changes.jsonl").write_text(f"{json.dumps(changed)}\n")
+    assert main(tiny_run.arguments("update-corpus", root)) == 0
+    later = BlockStore.open(root / "corpus2").fingerprint
+    for given in ([], [f"--corpus={root / 'corpus2'}"]):
+        capsys.readouterr()
+        question = [*given, "--json", expected["question"]]
+        assert main(["ask", str(root), *question]) == 0
+        reply = json.loads(capsys.readouterr().out)
+        assert reply["version"]["fingerprint"] == later
+        assert reply["answer"]
+
+
+def test_an_evaluation_of_a_folder_is_that_of_the_gin_files(moved, tmp_path):
+    assert main(["evaluate", str(moved), f"--output={tmp_path / 'again'}"]) == 0
+    written, expected = (
+        (folder / "predictions.jsonl").read_text()
+        for folder in (tmp_path / "again", moved / "evaluate")
+    )
+    assert written == expected
+    again, report = (
+        json.loads((folder / "report.json").read_text())
+        for folder in (tmp_path / "again", moved / "evaluate")
+    )
+    # Recall after every stage, exact match, and that masked sentences were filled in.
+    assert again["comparison"] == report["comparison"]
+    assert bool(again["masked_accuracy"]) == bool(report["masked_accuracy"])
+
+
+def test_of_a_model_alone_the_report_lies_in_its_folder(moved, tmp_path):
+    shutil.copytree(moved / "finetune", tmp_path / "model")
+    questions = f"--questions={moved / 'questions.jsonl'}"
+    corpus = f"--corpus={moved / 'corpus'}"
+    assert main(["evaluate", str(tmp_path / "model"), questions, corpus]) == 0
+    written = (tmp_path / "model" / "evaluate" / "predictions.jsonl").read_text()
+    assert written == (moved / "evaluate" / "predictions.jsonl").read_text()
+
+
+def with_details(moved, root, stage, change):
+    """Copies the chain; `change` is made to what a stage's checkpoints record."""
+    tiny_run.copy(moved, root, "corpus", "pretrain", "finetune")
+    for path in (root / stage / "checkpoints").glob("*.json"):
+        manifest = unseal(path.read_bytes())
+        change(manifest["details"])
+        path.write_bytes(seal(manifest))
+    return root
+
+
+def test_questions_that_were_not_recorded_are_asked_for(moved, tmp_path, capsys):
+    def forget(details):
+        del details["answering"]["pretrained"]
+
+    root = with_details(moved, tmp_path, "finetune", forget)
+    for path in (root / "pretrain" / "checkpoints").glob("*.json"):
+        manifest = unseal(path.read_bytes())
+        del manifest["details"]["questions"]
+        path.write_bytes(seal(manifest))
+    assert "--questions FILE" in refused(["evaluate", root], capsys)
+    assert not (root / "evaluate").exists()
+
+
+def test_what_is_missing_is_named(moved, tmp_path, capsys):
+    nowhere, empty = tmp_path / "nowhere", tmp_path / "empty"
+    empty.mkdir()
+    for command in ("ask", "evaluate"):
+        line = refused([command, nowhere], capsys)
+        assert str(nowhere) in line
+        assert "does not exist" in line
+        assert "no checkpoint" in refused([command, empty], capsys)
+        line = refused([command, moved / "pretrain"], capsys)
+        assert "run of pretrain" in line
+        assert "RUN" in refused([command], capsys)
+        mixed = ["--gin_file=gin/runs/ask.gin", moved]
+        assert "got both" in refused([command, *mixed], capsys)
+    assert "got both" in refused(["ask", moved, "who?", "--port=8000"], capsys)
+    assert "--port" in refused(["ask", moved, "--port=eighty"], capsys)
+    assert "PORT" in refused(["ask", moved, "--port=70000"], capsys)
+    assert "question" in refused(["ask", moved, "who?", " "], capsys)
+
+
+def test_two_models_are_to_be_told_apart(moved, tmp_path):
+    for name in ("a", "b"):
+        shutil.copytree(moved / "finetune", tmp_path / name)
+    with pytest.raises(BadInputError, match=r"one fine-tuned model.*/a, .*/b"):
+        find_model(tmp_path)
+    shutil.rmtree(tmp_path / "b")
+    assert find_model(tmp_path) == str(tmp_path / "a")
+
+
+def test_a_corpus_that_is_nowhere_is_named(moved, tmp_path, capsys):
+    def move(details):
+        details["answering"]["corpus"] = "/nowhere/corpus"
+
+    root = with_details(moved, tmp_path, "finetune", move)
+    assert find_corpus(str(root / "finetune")) == (str(root / "corpus"), False)
+    shutil.rmtree(root / "corpus")
+    line = refused(["ask", root, "who?"], capsys)
+    assert f"no corpus in {root}/corpus" in line
+    assert "/nowhere/corpus" in line
+    assert "--corpus FOLDER" in line
+    other_corpus(moved, root / "corpus")
+    assert f"another corpus in {root}/corpus" in refused(["ask", root, "who"], capsys)
+
+
+def other_corpus(moved, folder, vocabulary=None):
+    vocabulary = vocabulary or WordPiece.load(moved / "corpus" / "vocab.txt")
+    documents = [Document(title="Town", text="Town has a mill.", source_id="town")]
+    return build_corpus(
+        documents,
+        folder,
+        vocabulary=vocabulary,
+        tagger=RuleTagger(),
+        chunk_length=40,
+    )
+
+
+def test_only_a_later_version_of_the_corpus_is_safe(moved, tmp_path):
+    model_dir = str(moved / "finetune")
+    trained = read_info(moved / "corpus")["fingerprint"]
+    root = tiny_run.copy(moved, tmp_path, "corpus")
+    for name in ("second", "third", "stranger"):
+        other_corpus(moved, root / name)
+    link_versions(root / "corpus", root / "second")
+    link_versions(root / "second", root / "third")
+    with pytest.raises(BadInputError, match="or a later version of it"):
+        find_corpus(model_dir, str(root / "stranger"))
+    stranger = Given(corpus=str(root / "stranger"), allow_corpus_mismatch=True)
+    assert ask_config(str(moved), stranger).allow_corpus_mismatch
+    for name in ("second", "third"):
+        assert find_corpus(model_dir, str(root / name)) == (str(root / name), True)
+    # The fingerprint is what counts: the first version may be gone, the link not.
+    shutil.rmtree(root / "corpus")
+    assert is_version_of(root / "third", trained)
+    (root / "second" / PARENT_FILE).unlink()
+    assert not is_version_of(root / "third", trained)
+
+
+def test_a_corpus_of_another_vocabulary_is_refused(moved, tmp_path, capsys):
+    vocabulary = WordPiece.train(["Town has a mill."], 60, tmp_path / "vocab.txt")
+    other_corpus(moved, tmp_path / "corpus", vocabulary)
+    for allow in ([], ["--allow_corpus_mismatch"]):
+        arguments = ["ask", moved, "who?", f"--corpus={tmp_path / 'corpus'}", *allow]
+        assert "vocabulary" in refused(arguments, capsys)
