@@ -241,11 +241,11 @@ def test_a_retriever_that_was_measured_is_not_embedded_again(chain, tmp_path):
     [
         ("control_warm_started", {"train_steps": 9}, "found step 5 of 9"),
         ("control_warm_started", {"corpus_fingerprint": "x"}, "corpus_fingerprint"),
-        ("control_warm_started", {"model": {"shared": 1}}, "a run with model "),
+        ("control_warm_started", {"model": {"shared": 1}}, r"a run with model\."),
         ("control_warm_started", {"stage": "pretrain"}, "stage 'warm_start'"),
         ("control_finetuned", {"train_steps": 9}, "found step 3 of 9"),
         ("control_finetuned", {"corpus_fingerprint": "x"}, "corpus_fingerprint"),
-        ("control_finetuned", {"model": {"shared": 1}}, "a run with model "),
+        ("control_finetuned", {"model": {"shared": 1}}, r"a run with model\."),
         (
             "control_finetuned",
             {"batch_size": 8},
@@ -342,7 +342,7 @@ def test_a_stage_that_never_ran_is_bad_input(chain, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"models": tiny_world.models(hidden=32)}, "a run with model "),
+        ({"models": tiny_world.models(hidden=32)}, "a run with model.bert.hidden_size 32"),
         ({"pretrained": "{folder}/warm_start"}, "a run with stage 'pretrain'"),
         ({"masked_task": "nothing"}, "prepared examples"),
         ({"split": "nobody"}, "nobody"),
