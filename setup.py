@@ -9,6 +9,8 @@ from setuptools import find_packages, setup
 TRAINING = [
     "array-record",
     "blingfire",
+    # BM25, which a report compares the retriever with; it needs NumPy alone.
+    "bm25s",
     "clu",
     "etils[epath]",
     "flax",
@@ -36,6 +38,9 @@ PREPARE = [
     # 0.2.3 was generated for protobuf 7, Apache Beam needs 6.
     "sentencepiece<0.2.2",
     "seqio",
+    # TensorFlow 2.20 wants TensorBoard 2.20, which does not start without
+    # pkg_resources; setuptools 82 has dropped it. TensorBoard 2.21 does without.
+    "setuptools<82",
     "tensorflow~=2.20.0",
     "tensorflow-datasets",
     "tensorflow-text~=2.20.0",
