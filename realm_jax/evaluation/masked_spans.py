@@ -76,12 +76,6 @@ def masked_examples(
 
 
 def _masked_example(spans: MaskedSpans, corpus: BlockStore, row: int) -> MaskedExample:
-    decode = corpus.vocabulary.decode
-    query = spans.batch.query_ids[row]
-    # [CLS] x [SEP] without its special pieces; the masks are contiguous.
-    pieces = query[query != 0][1:-1]
-    masked = np.flatnonzero(pieces == corpus.vocabulary.mask)
-    scored = spans.batch.mask_weights[row] > 0
     documents = []
     for column in np.argsort(-spans.log_retrieval[row]):
         block = int(spans.block_ids[row, column])
@@ -97,10 +91,34 @@ def _masked_example(spans: MaskedSpans, corpus: BlockStore, row: int) -> MaskedE
                 answer_probability=float(np.exp(spans.log_candidates[row, column])),
             )
         )
+    before, answer, after = _around_the_mask(spans, corpus, row)
     return MaskedExample(
-        before=decode(pieces[: masked[0]]),
-        answer=decode(spans.batch.mask_ids[row][scored]),
-        after=decode(pieces[masked[-1] + 1 :]),
+        before=before,
+        answer=answer,
+        after=after,
         documents=documents,
         marginal=float(np.exp(spans.log_marginal[row])),
     )
+
+
+def _around_the_mask(
+    spans: MaskedSpans, corpus: BlockStore, row: int
+) -> tuple[str, str, str]:
+    """Returns a sentence in three parts, which joined give the sentence unmasked.
+
+    Whether a space stands between two wordpieces depends on both of them, so a part
+    decoded by itself would lack the space beside the mask.
+    """
+    decode = corpus.vocabulary.decode
+    query = spans.batch.query_ids[row]
+    # [CLS] x [SEP] without its special pieces; the masks are contiguous.
+    pieces = query[query != 0][1:-1]
+    masked = np.flatnonzero(pieces == corpus.vocabulary.mask)
+    scored = spans.batch.mask_weights[row] > 0
+    answer = spans.batch.mask_ids[row][scored]
+    filled = [*pieces[: masked[0]], *answer, *pieces[masked[-1] + 1 :]]
+    before, through, whole = (
+        decode(filled[:end]) for end in (masked[0], masked[0] + len(answer), None)
+    )
+    shown = through.removeprefix(before).lstrip()
+    return through.removesuffix(shown), shown, whole.removeprefix(through)

@@ -251,9 +251,9 @@ class MaskedExample:
     """A masked sentence and the effect of retrieval on it (REALM, table 3).
 
     Attributes:
-      before: the sentence up to the masked span.
+      before: the sentence up to the masked span, with the space before it, if any.
       answer: the masked span.
-      after: the sentence after the masked span.
+      after: the sentence after the masked span, with the space after it, if any.
       documents: all candidates, the null document included.
       marginal: p(y|x).
     """

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import jax
@@ -118,6 +119,37 @@ def test_fewer_are_spread_evenly_and_none_is_counted_twice(measured):
         )
 
 
+@pytest.mark.parametrize(
+    ("sentence", "span"),
+    [
+        ("kise posa nuso bura.", (1, 2)),  # A word between two others.
+        ("kise posa nuso.", (2, 3)),  # Before a full stop, which stands close.
+        ("posa nuso.", (0, 1)),
+        ("kise. posa nuso", (2, 4)),
+        ("kise fedi bura.", (1, 3)),  # A word of two pieces.
+    ],
+)
+def test_the_parts_of_a_masked_sentence_join_to_the_sentence(measured, sentence, span):
+    """Cut at the mask with the spaces beside it, which a part alone would lose."""
+    store, *_, measure = measured
+    spans = measure(1)
+    decode = store.vocabulary.decode
+    pieces = store.vocabulary.encode(sentence).ids
+    first, last = span
+    masked = pieces.copy()
+    masked[first:last] = store.vocabulary.mask
+    width = last - first
+    batch = spans.batch.replace(
+        query_ids=np.asarray([[store.vocabulary.cls, *masked, store.vocabulary.sep]]),
+        mask_ids=pieces[None, first:last],
+        mask_weights=np.ones((1, width), np.float32),
+    )
+    [example] = masked_examples(dataclasses.replace(spans, batch=batch), store, 1)
+    assert example.before + example.answer + example.after == decode(pieces)
+    assert example.answer == decode(pieces[first:last])
+    assert "[UNK]" not in decode(pieces)
+
+
 def test_the_examples_shown_are_those_that_retrieval_helped_most_and_least(measured):
     store, *_, measure = measured
     spans = measure(12)
@@ -131,8 +163,12 @@ def test_the_examples_shown_are_those_that_retrieval_helped_most_and_least(measu
         pieces = spans.batch.query_ids[row]
         pieces = pieces[pieces != 0][1:-1]
         (masked,) = np.flatnonzero(pieces == store.vocabulary.mask)
-        assert example.before == store.vocabulary.decode(pieces[:masked])
-        assert example.after == store.vocabulary.decode(pieces[masked + 1 :]) == "."
+        pieces[masked] = spans.batch.mask_ids[row][0]
+        sentence = store.vocabulary.decode(pieces)
+        # Each value is a word of its own, and ends its sentence.
+        assert sentence.endswith(f" {answer}.")
+        assert example.before == sentence.removesuffix(f"{answer}.")
+        assert example.after == "."
         shares = [d.retrieval_probability for d in example.documents]
         assert shares == sorted(shares, reverse=True)
         assert sum(shares) == pytest.approx(1.0, rel=1e-4)
