@@ -133,7 +133,7 @@ def _plain(value: Any) -> Any:
     return repr(value)
 
 
-def start_of(
+def new_start(
     command: str,
     config: Any,
     arguments: Sequence[str],
@@ -211,13 +211,33 @@ def read_starts(store: Store) -> list[Start]:
     return sorted(starts, key=lambda start: start.started)
 
 
+def start_of(record: Any, place: str) -> Start:
+    """Returns a start from its fields; those of later versions are left out.
+
+    Args:
+      record: the fields of `Start` by name.
+      place: where the record was found, for the error message.
+
+    Raises:
+      BadInputError: it is no object, or lacks a field.
+    """
+    try:
+        names = (field.name for field in dataclasses.fields(Start))
+        return Start(**{name: record[name] for name in names})
+    except (KeyError, TypeError) as error:
+        raise _unreadable(place, error) from error
+
+
 def _parse(data: bytes, place: str) -> Start:
     try:
         record = json.loads(data)
-        fields = {field.name: record[field.name] for field in dataclasses.fields(Start)}
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInputError(
-            f"expected a record of a start in {place}, got one that cannot be read "
-            f"({type(error).__name__}: {error}); delete the file."
-        ) from error
-    return Start(**fields)
+    except ValueError as error:
+        raise _unreadable(place, error) from error
+    return start_of(record, place)
+
+
+def _unreadable(place: str, error: Exception) -> BadInputError:
+    return BadInputError(
+        f"expected a record of a start in {place}, got one that cannot be read "
+        f"({type(error).__name__}: {error}); delete the file."
+    )

@@ -33,6 +33,7 @@ HOMES = {
     "orbax": ("realm_jax.training.checkpoints",),
     "gin": ("realm_jax.cli", "tpu_launch"),
     "aiohttp": ("realm_jax.evaluation.server",),
+    "bm25s": ("realm_jax.evaluation.baselines",),
     "rich": ("realm_jax.cli", "tpu_launch"),
 }
 

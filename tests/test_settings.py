@@ -10,6 +10,7 @@ import pytest
 
 from realm_jax import settings
 from realm_jax.cli.main import main
+from realm_jax.errors import BadInputError
 from realm_jax.stages import STAGES
 from realm_jax.storage import open_store
 from tests import tiny_run
@@ -95,7 +96,7 @@ def test_starts_are_numbered_and_read_in_order(tmp_path):
         inner: tuple[int, ...] = (1, 2)
 
     store = open_store(tmp_path)
-    start = settings.start_of("pretrain", Config(), ["--x"], str, {})
+    start = settings.new_start("pretrain", Config(), ["--x"], str, {})
     names = [settings.write_start(store, start) for _ in range(2)]
     other = dataclasses.replace(start, command="build-index")
     names.append(settings.write_start(store, other))
@@ -119,3 +120,58 @@ def test_changes_name_what_differs_at_any_depth():
         "gone": "x -> not set",
         "new": "not set -> None",
     }
+
+
+RECORD = {
+    "command": "pretrain",
+    "started": "2026-05-01T10:00:00Z",
+    "version": "0.2.0",
+    "commit": None,
+    "seed": 3,
+    "arguments": ["--gin_file=gin/runs/pretrain.gin"],
+    "settings": {"train_steps": 10, "optimizer": {"learning_rate": 1e-3}},
+    "gin": "SEED = 3",
+}
+
+
+def write(folder, name, **changes):
+    path = folder / "settings" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**RECORD, **changes}))
+    return path
+
+
+def test_starts_are_read_in_the_order_of_time(tmp_path):
+    write(tmp_path, "pretrain-0002.json", started="2026-05-02T10:00:00Z")
+    write(tmp_path, "pretrain-0001.json")
+    write(
+        tmp_path,
+        "build-index-0001.json",
+        command="build-index",
+        started="2026-05-01T11:00:00Z",
+        seed=None,
+    )
+    first, builder, last = settings.read_starts(open_store(tmp_path))
+    assert first == settings.Start(**RECORD)
+    assert (builder.command, builder.seed) == ("build-index", None)
+    assert last.started == "2026-05-02T10:00:00Z"
+
+
+def test_a_directory_of_an_earlier_version_has_none(tmp_path):
+    assert settings.read_starts(open_store(tmp_path)) == []
+    assert settings.read_starts(open_store(tmp_path / "nothing")) == []
+
+
+def test_later_versions_may_record_more(tmp_path):
+    write(tmp_path, "pretrain-0001.json", host="somewhere")
+    assert settings.read_starts(open_store(tmp_path)) == [settings.Start(**RECORD)]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"command": "pretrain"}', "\xff"])
+def test_a_damaged_record_is_bad_input(tmp_path, text):
+    path = write(tmp_path, "pretrain-0001.json")
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(BadInputError, match="expected a record of a start") as error:
+        settings.read_starts(open_store(tmp_path))
+    assert str(path) in str(error.value)
+    assert "delete the file" in str(error.value)

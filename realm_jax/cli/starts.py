@@ -6,7 +6,7 @@ from typing import Any
 import gin
 
 from realm_jax import multihost
-from realm_jax.settings import changes, read_starts, start_of, write_start
+from realm_jax.settings import changes, read_starts, new_start, write_start
 from realm_jax.storage import open_store
 
 # How a run is done, not what it computes: of no interest where it is resumed.
@@ -39,7 +39,9 @@ def record(
     if not multihost.is_first():
         return
     store = open_store(config.model_dir)
-    start = start_of(command, config, arguments, gin.operative_config_str, others or {})
+    start = new_start(
+        command, config, arguments, gin.operative_config_str, others or {}
+    )
     earlier = [one for one in read_starts(store) if one.command == command]
     if earlier:
         changed = changes(earlier[-1].settings, start.settings)
