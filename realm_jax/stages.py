@@ -91,10 +91,11 @@ FINETUNE = StageSpec(
 )
 EVALUATE = StageSpec(
     "evaluate",
-    "measure recall and exact match, write report.html",
+    "measure recall, exact match and F1, write report.html",
     config="realm_jax.evaluation.run.EvaluateConfig",
     title="Evaluate",
 )
+COMPARE = StageSpec("compare", "two evaluated runs side by side, write compare.html")
 ASK = StageSpec(
     "ask",
     "question a trained model, on a page or the command line",
@@ -108,7 +109,7 @@ STAGES = {
     spec.command: spec
     for spec in (
         *(INIT, PREPARE, UPDATE_CORPUS, WARM_START, PRETRAIN, BUILD_INDEX),
-        *(FINETUNE, EVALUATE, ASK, TASKS),
+        *(FINETUNE, EVALUATE, COMPARE, ASK, TASKS),
     )
 }
 """Maps a command to its specification, in the order in which a run uses them."""

@@ -1,10 +1,13 @@
 """Measures the results of each stage and writes report.html and report.json.
 
-Recall@1, @5 and @20 after the warm start, after REALM and after fine-tuning, exact
-match, masked spans with retrieval against the null document alone, curves, and examples
-with their sources; every mean with its 95 % bootstrap interval. predictions.jsonl has
-an answer for every question, by its id. With FOLLOW it measures again whenever the
-corpus has a later version, or a stage has ended with a later checkpoint, until Ctrl-C.
+Recall@1, @5 and @20 after the warm start, after REALM and after fine-tuning, beside
+random blocks and BM25; exact match and F1, also by topic; masked spans with retrieval
+against the null document alone; curves, examples with their sources, and what each
+stage recorded of its settings; every mean with its 95 % bootstrap interval.
+predictions.jsonl has an answer for every question, by its id, with its scores;
+`realm compare` puts two of them side by side. With FOLLOW it measures again whenever
+the corpus has a later version, or a stage has ended with a later checkpoint, until
+Ctrl-C.
 
 A control is the same chain without REALM updates: its warm start was continued instead,
 for the same time. With a control, the report shows the effect of REALM: recall and
@@ -31,6 +34,7 @@ Macros:
   CHECKPOINT   of PRETRAINED: "last", or "best" by held-out utility
   MASKED_TASK  masked sentences, e.g. "my_salient"
   SPLIT        split of the questions
+  MAX_BM25_BLOCKS   the largest corpus that BM25 searches; 0 leaves the baselines out
   ALLOW_CORPUS_MISMATCH   True: CORPUS is a later version of the one that was trained on
   FOLLOW       True: also measure later versions
 

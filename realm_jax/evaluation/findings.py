@@ -3,26 +3,26 @@
 import itertools
 from collections.abc import Iterator
 
-from realm_jax.evaluation.report_data import (
+from realm_jax.evaluation.comparisons import (
     AFTER_FINETUNING,
     AFTER_REALM,
     AFTER_WARM_START,
     EXACT_MATCH,
+    F1,
     MOMENTS,
-    BestCheckpoint,
     ControlComparison,
     ControlFigure,
     MaskedAccuracy,
-    ReportData,
     recall_name,
 )
+from realm_jax.evaluation.report_data import BestCheckpoint, ReportData
 from realm_jax.metrics.curves import Finding, Level, index_versions
 from realm_jax.metrics.retrieval import Interval
 
 
 def percent(rate: float) -> str:
-    """Formats a rate as a percentage with one decimal."""
-    return f"{100 * rate:.1f}%"
+    """Formats a rate as a percentage with one decimal, with two if it is that small."""
+    return f"{100 * rate:.{2 if 0.0 < abs(rate) < 0.0005 else 1}f}%"
 
 
 def points(difference: float) -> str:
@@ -47,6 +47,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def made_at(step: int) -> str:
+    """Says when an index was made whose retriever had taken `step` updates."""
+    return f"after update {step:,}" if step else "before the first update"
+
+
 def verdicts(data: ReportData) -> list[Finding]:
     """Returns a finding for every comparison: better, worse or no difference."""
     return list(_verdicts(data))
@@ -58,10 +63,11 @@ def _verdicts(data: ReportData) -> Iterator[Finding]:
         for label in (AFTER_WARM_START, AFTER_REALM)
     )
     change = data.comparison.find_change(AFTER_WARM_START, AFTER_REALM, recall_name(5))
+    questions = data.run.questions
     if before and after and change:
-        yield _pretraining(before, after, change)
+        yield _pretraining(before, after, change, questions)
     if data.control:
-        yield from control_verdict(data.control)
+        yield from control_verdict(data.control, questions)
     if data.masked_accuracy:
         yield _masked_spans(data.masked_accuracy)
     if data.best_checkpoint:
@@ -71,18 +77,27 @@ def _verdicts(data: ReportData) -> Iterator[Finding]:
         yield Finding(
             Level.NEUTRAL,
             f"The fine-tuned reader answers {percent(answered.mean)} of "
-            f"{answered.count:,} questions exactly right (95% interval "
-            f"{percent(answered.low)} to {percent(answered.high)}).",
+            f"{answered.count:,} {questions} exactly right (95% interval "
+            f"{percent(answered.low)} to {percent(answered.high)})"
+            f"{_with_f1(data.comparison.find(AFTER_FINETUNING, F1))}.",
         )
     versions = index_versions(data.curves)
     if versions:
         yield _refreshes(data)
 
 
-def _pretraining(before: Interval, after: Interval, change: Interval) -> Finding:
+def _with_f1(f1: Interval | None) -> str:
+    if f1 is None:
+        return ""
+    return f"; F1 {percent(f1.mean)} ({percent(f1.low)} to {percent(f1.high)})"
+
+
+def _pretraining(
+    before: Interval, after: Interval, change: Interval, questions: str
+) -> Finding:
     figures = (
         f"{percent(before.mean)} after the warm start, {percent(after.mean)} after "
-        f"REALM ({_measured_difference(change)}, {change.count:,} questions)"
+        f"REALM ({_measured_difference(change)}, {change.count:,} {questions})"
     )
     if change.low > 0:
         return Finding(Level.GOOD, f"REALM pre-training raised recall@5: {figures}.")
@@ -101,11 +116,17 @@ def _pretraining(before: Interval, after: Interval, change: Interval) -> Finding
     )
 
 
-def control_verdict(control: ControlComparison) -> Iterator[Finding]:
+def control_verdict(
+    control: ControlComparison, questions: str = "questions"
+) -> Iterator[Finding]:
     """Yields a finding on what REALM gained and lost against its control.
 
     It is based on recall@5 and exact match; a difference with an interval that includes
     zero is not measurable. Nothing is yielded if neither was measured.
+
+    Args:
+      control: the comparison.
+      questions: what the finding calls the questions.
     """
     found = [
         figure
@@ -123,8 +144,8 @@ def control_verdict(control: ControlComparison) -> Iterator[Finding]:
     together = f"{', '.join(first)} and {last}" if first else last
     yield Finding(
         Level.WARNING if lost else Level.GOOD if gained else Level.NEUTRAL,
-        f"On the same {found[0].difference.count:,} questions, compared with the same "
-        f"chain without it, REALM {together}.",
+        f"On the same {found[0].difference.count:,} {questions}, compared with the "
+        f"same chain without it, REALM {together}.",
     )
 
 
@@ -151,8 +172,9 @@ def _masked_spans(accuracy: MaskedAccuracy) -> Finding:
     figures = (
         f"{nats(utility.mean)} nats of log-probability over the null document alone "
         f"(95% interval {nats(utility.low)} to {nats(utility.high)}, "
-        f"{utility.count:,} spans); {percent(accuracy.with_retrieval.mean)} right "
-        f"against {percent(accuracy.null_only.mean)} ({_measured_difference(right)})"
+        f"{utility.count:,} spans of the validation split); "
+        f"{percent(accuracy.with_retrieval.mean)} right against "
+        f"{percent(accuracy.null_only.mean)} ({_measured_difference(right)})"
     )
     if utility.low > 0:
         return Finding(
@@ -169,7 +191,10 @@ def _masked_spans(accuracy: MaskedAccuracy) -> Finding:
 
 
 def _best_checkpoint(best: BestCheckpoint) -> Finding:
-    text = f"Best held-out utility {nats(best.utility)} nats at step {best.step:,}"
+    text = (
+        f"Best held-out utility (validation split) {nats(best.utility)} nats at step "
+        f"{best.step:,}"
+    )
     if best.step == best.last_step:
         return Finding(Level.NEUTRAL, f"{text}, the last checkpoint.")
     if best.last_utility is not None:
@@ -188,7 +213,7 @@ def _refreshes(data: ReportData) -> Finding:
         return Finding(
             Level.NEUTRAL,
             "The index was never replaced during pre-training: every step searched "
-            f"the one built at step {versions[0].step:,}.",
+            f"the one made {made_at(versions[0].step)}.",
         )
     oldest = max((v.oldest_steps or 0.0) for v in versions)
     seconds = max((v.oldest_seconds or 0.0) for v in versions)

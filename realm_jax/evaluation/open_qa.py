@@ -1,4 +1,4 @@
-"""Evaluates a model on questions with known answers: recall and exact match."""
+"""Evaluates a model on questions with known answers: recall, exact match and F1."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.data.questions import Question
 from realm_jax.evaluation.answering import Answer, Answerer
 from realm_jax.evaluation.report_data import AnsweredQuestion
-from realm_jax.metrics.answers import is_right
+from realm_jax.metrics.answers import is_right, token_f1
 from realm_jax.metrics.retrieval import recall_at_k, relevant_blocks
 
 _CONTEXT_CHARACTERS = 160
@@ -43,6 +43,7 @@ class Prediction:
       question: the question with its reference answers.
       answer: the original characters of the best span; empty if there was none.
       correct: whether the answer is correct by `metrics.answers.is_right`.
+      f1: `metrics.answers.token_f1`; None if the answers are patterns.
       log_probability: log p(z, span|x) of the best span; -inf if there was none.
       block_id: the block that contains it; -1 if there was none.
       start: first character of the answer in the block's body.
@@ -53,6 +54,7 @@ class Prediction:
     question: Question
     answer: str
     correct: bool
+    f1: float | None
     log_probability: float
     block_id: int
     start: int
@@ -77,6 +79,13 @@ class OpenQaEvaluation:
     def exact_match(self) -> Float[np.ndarray, " question"]:
         """1.0 for each question that was answered correctly, else 0.0."""
         return np.asarray([p.correct for p in self.predictions], np.float64)
+
+    @property
+    def f1(self) -> Float[np.ndarray, " question"] | None:
+        """F1 of each answer; None if the answers of a question are patterns."""
+        values = [p.f1 for p in self.predictions if p.f1 is not None]
+        complete = len(values) == len(self.predictions)
+        return np.asarray(values, np.float64) if complete else None
 
 
 def evaluate_open_qa(
@@ -141,25 +150,39 @@ def sample_answers(
     return [answered_question(corpus, prediction) for prediction in chosen]
 
 
-def predictions_as_lines(predictions: Sequence[Prediction]) -> str:
-    """Returns predictions as JSON lines, which can be joined with references by id."""
+def predictions_as_lines(
+    predictions: Sequence[Prediction],
+    measured: Mapping[str, Mapping[str, np.ndarray]],
+) -> str:
+    """Returns predictions as JSON lines, which can be joined with references by id.
+
+    Args:
+      predictions: one for each question.
+      measured: label -> metric -> one value per question, in the same order.
+    """
     return "".join(
         json.dumps(
             {
                 "id": prediction.question.id,
                 "question": prediction.question.question,
+                "topic": prediction.question.topic,
                 "prediction": prediction.answer,
                 "answers": list(prediction.question.answers),
                 "correct": prediction.correct,
+                "f1": prediction.f1,
                 "block": prediction.block_id,
                 "start": prediction.start,
                 "end": prediction.end,
                 "retrieved": [d.block_id for d in prediction.documents],
+                "measured": {
+                    label: {name: float(array[row]) for name, array in values.items()}
+                    for label, values in measured.items()
+                },
             },
             ensure_ascii=False,
         )
         + "\n"
-        for prediction in predictions
+        for row, prediction in enumerate(predictions)
     )
 
 
@@ -175,6 +198,9 @@ def _predict(
         answer=answer.text,
         correct=bool(answer.text)
         and is_right(answer.text, question.answers, question.answers_are_patterns),
+        f1=None
+        if question.answers_are_patterns
+        else token_f1(answer.text, question.answers),
         log_probability=answer.log_probability,
         block_id=answer.block_id,
         start=answer.start,

@@ -6,7 +6,8 @@ import platform
 
 import jax
 
-from realm_jax.evaluation.report_data import BestCheckpoint, StageTime
+from realm_jax.evaluation.comparisons import StageTime
+from realm_jax.evaluation.report_data import BestCheckpoint
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import (

@@ -9,33 +9,39 @@ import enum
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
 
-from realm_jax.evaluation.figures import line_chart
+from realm_jax.evaluation.charts import charts_by_stage, recall_charts
+from realm_jax.evaluation.comparisons import (
+    AFTER_FINETUNING,
+    AFTER_REALM,
+    AFTER_WARM_START,
+    EXACT_MATCH,
+    F1,
+    recall_name,
+)
 from realm_jax.evaluation.findings import (
     control_verdict,
     duration,
+    made_at,
     nats,
     percent,
     points,
     verdicts,
 )
-from realm_jax.evaluation.report_data import (
-    AFTER_FINETUNING,
-    AFTER_REALM,
-    AFTER_WARM_START,
-    EXACT_MATCH,
-    ReportData,
-    recall_name,
+from realm_jax.evaluation.stage_settings import (
+    NOT_RECORDED,
+    changed_while_running,
+    flat_settings,
 )
+from realm_jax.evaluation.report_data import ReportData
 from realm_jax.evaluation.templates import page_environment
 from realm_jax.evaluation.throughput import work_of_stages
 from realm_jax.metrics import curves as curves_lib
-from realm_jax.metrics.curves import Curve, Level, find_curve, index_versions
+from realm_jax.metrics.curves import Finding, Level, index_versions
 from realm_jax.metrics.retrieval import Interval
 from realm_jax.stages import title_of
 from realm_jax.storage import open_store
@@ -44,158 +50,6 @@ from realm_jax.types import NULL_BLOCK
 HTML_NAME = "report.html"
 JSON_NAME = "report.json"
 FORMAT_VERSION = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class _Chart:
-    """Presentation of a metric: its title, its caption and its axis."""
-
-    metric: str
-    title: str
-    caption: str
-    value_format: Callable[[float], str] = "{:.2f}".format
-    smooth: bool = True
-    include_zero: bool = False
-
-
-def _nats_on_axis(value: float) -> str:
-    return f"{value:+.2f}" if abs(value) >= 0.005 else "0"
-
-
-_CHARTS = (
-    _Chart(curves_lib.LOSS, "Loss", "Mean over the steps since the line before."),
-    _Chart(
-        curves_lib.UTILITY,
-        "Retrieval utility",
-        "log p(y|x) − log p(y|null, x), in nats. At zero, documents do not help.",
-        value_format=_nats_on_axis,
-        include_zero=True,
-    ),
-    _Chart(
-        "held_out_utility",
-        "Retrieval utility, held-out sentences",
-        "The same in nats, without dropout, on sentences of the validation split: "
-        "always the same ones, with every new index and at the end.",
-        value_format=_nats_on_axis,
-        smooth=False,
-        include_zero=True,
-    ),
-    _Chart(
-        "held_out_accuracy",
-        "Masked spans right, held-out sentences",
-        "Share of their spans with every wordpiece right, over all documents.",
-        value_format="{:.0%}".format,
-        smooth=False,
-        include_zero=True,
-    ),
-    _Chart(
-        "held_out_null_accuracy",
-        "The same without documents",
-        "Share of these spans that are right given the null document alone.",
-        value_format="{:.0%}".format,
-        smooth=False,
-        include_zero=True,
-    ),
-    _Chart(
-        "held_out_null_retrieval",
-        "Null document, held-out sentences",
-        "Mean p(null|x): how much of the retrieval goes to no document at all.",
-        value_format="{:.0%}".format,
-        smooth=False,
-        include_zero=True,
-    ),
-    _Chart(
-        curves_lib.RECALL,
-        "Recall@5, held-out questions",
-        "Always the same questions, searched whenever a new index came into use.",
-        value_format="{:.0%}".format,
-        smooth=False,
-    ),
-    _Chart(
-        curves_lib.INDEX_AGE_STEPS,
-        "Age of the index",
-        "In steps, since its retriever was trained. A tick at the top: a new index.",
-        value_format="{:,.0f}".format,
-        smooth=False,
-        include_zero=True,
-    ),
-    _Chart(
-        "index_drift",
-        "Drift of the embeddings",
-        "Distance of a block's embedding in the index from a fresh one, as a share of "
-        "its length, when the index was replaced.",
-        value_format="{:.0%}".format,
-        smooth=False,
-        include_zero=True,
-    ),
-    _Chart(
-        "kept_neighbours",
-        "Neighbours that stayed",
-        "Share of the first 8 blocks of a query that a new index finds, too.",
-        value_format="{:.0%}".format,
-        smooth=False,
-    ),
-    _Chart(
-        "same_neighbours",
-        "Queries answered alike",
-        "Share of the queries for which both indexes find the same first 8 blocks.",
-        value_format="{:.0%}".format,
-        smooth=False,
-    ),
-    _Chart(
-        "retrieval_kl",
-        "Divergence of p(z|x)",
-        "KL of p(z|x) by the index from that by live embeddings, in nats, when the "
-        "index was replaced.",
-        smooth=False,
-        include_zero=True,
-    ),
-    _Chart(
-        "index_search_seconds",
-        "Search",
-        "Seconds to search an index for 32 queries, when it was replaced.",
-        value_format="{:.3f}".format,
-        smooth=False,
-        include_zero=True,
-    ),
-    _Chart(
-        "index_swap_seconds",
-        "Swap",
-        "Seconds that training stood still for a new index to take its place; with "
-        "blocking refreshes, for all of it to be made.",
-        value_format="{:.3f}".format,
-        smooth=False,
-        include_zero=True,
-    ),
-    _Chart(
-        "builder_share",
-        "Progress of the index builder",
-        "How much of the next index was embedded.",
-        value_format="{:.0%}".format,
-        smooth=False,
-        include_zero=True,
-    ),
-    _Chart(
-        "in_batch_accuracy",
-        "Right block in the batch",
-        "How often a sentence ranks its own block first among those of its batch.",
-        value_format="{:.0%}".format,
-    ),
-    _Chart(
-        "answer_read",
-        "Answer among what is read",
-        "Questions with a right span in one of the blocks that are read.",
-        value_format="{:.0%}".format,
-    ),
-    _Chart(
-        "examples_per_second",
-        "Speed",
-        "Examples a second, whatever the time was spent on; the first steps compile.",
-        value_format="{:,.0f}".format,
-        smooth=False,
-        include_zero=True,
-    ),
-)
 
 
 def write_report(data: ReportData, directory: str) -> None:
@@ -219,7 +73,7 @@ def render_json(data: ReportData) -> str:
     content = {
         "format_version": FORMAT_VERSION,
         **dataclasses.asdict(data),
-        "health": [dataclasses.asdict(f) for f in curves_lib.health(data.curves)],
+        "health": [dataclasses.asdict(f) for f in _health(data)],
         "verdicts": [dataclasses.asdict(f) for f in verdicts(data)],
         "index_versions": [
             dataclasses.asdict(version) for version in index_versions(data.curves)
@@ -237,21 +91,35 @@ def render_html(data: ReportData) -> str:
         "duration": duration,
         "mark": _mark,
         "stage": title_of,
+        "flat": flat_settings,
+        "changed": changed_while_running,
     }
-    environment.globals |= {"points": points, "nats": nats}
+    environment.globals |= {
+        "points": points,
+        "nats": nats,
+        "made_at": made_at,
+        "NOT_RECORDED": NOT_RECORDED,
+    }
     return environment.get_template("report.html.jinja").render(
         data=data,
         run=data.run,
-        health=curves_lib.health(data.curves),
+        health=_health(data),
         verdicts=verdicts(data),
-        control_verdict=list(control_verdict(data.control)) if data.control else [],
+        control_verdict=list(control_verdict(data.control, data.run.questions))
+        if data.control
+        else [],
         versions=index_versions(data.curves),
         tiles=_tiles(data),
-        stages=_charts_by_stage(data.curves),
+        recall_charts=recall_charts(data.comparison, data.run.questions),
+        stages=charts_by_stage(data.curves, data.run.held_out_questions),
         work=work_of_stages(data.curves),
         Level=Level,
         null_block=NULL_BLOCK,
     )
+
+
+def _health(data: ReportData) -> list[Finding]:
+    return curves_lib.health(data.curves, data.run.held_out_questions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,10 +139,12 @@ def _tiles(data: ReportData) -> list[_Tile]:
     )
     if after:
         detail = f"was {percent(before.mean)} before it" if before else _range(after)
+        detail = f"of {after.count:,} {data.run.questions}; {detail}"
         tiles.append(_Tile("Recall@5 after REALM", percent(after.mean), detail))
-    answered = find(AFTER_FINETUNING, EXACT_MATCH)
+    answered, f1 = (find(AFTER_FINETUNING, metric) for metric in (EXACT_MATCH, F1))
     if answered:
-        detail = f"of {answered.count:,} questions; {_range(answered)}"
+        detail = f"of {answered.count:,} {data.run.questions}; {_range(answered)}"
+        detail += f"; F1 {percent(f1.mean)}" if f1 else ""
         tiles.append(_Tile("Answered exactly", percent(answered.mean), detail))
     masked = data.masked_accuracy
     if masked:
@@ -282,6 +152,7 @@ def _tiles(data: ReportData) -> list[_Tile]:
             _Tile(
                 "Masked spans right",
                 percent(masked.with_retrieval.mean),
+                f"of {masked.utility.count:,} sentences of the validation split; "
                 f"{percent(masked.null_only.mean)} without documents; utility "
                 f"{nats(masked.utility.mean)} nats",
             )
@@ -295,45 +166,6 @@ def _tiles(data: ReportData) -> list[_Tile]:
 
 def _range(interval: Interval) -> str:
     return f"{percent(interval.low)} to {percent(interval.high)}"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Figure:
-    """A rendered chart."""
-
-    title: str
-    caption: str
-    svg: Markup
-
-
-def _charts_by_stage(curves: Sequence[Curve]) -> dict[str, list[_Figure]]:
-    """Returns all charts that have data, by stage in the order the stages ran."""
-    stages: dict[str, list[_Figure]] = {}
-    swaps = [version.first_used for version in index_versions(curves)[1:]]
-    for stage in dict.fromkeys(curve.stage for curve in curves):
-        for chart in _CHARTS:
-            curve = curves_lib.measured(find_curve(curves, stage, chart.metric))
-            if not curve.steps:
-                continue
-            show = chart.value_format
-            label = (
-                f"{chart.title} of {title_of(stage)}: {show(curve.values[0])} at "
-                f"step {curve.steps[0]:,}, {show(curve.values[-1])} at step "
-                f"{curve.steps[-1]:,}, between {show(min(curve.values))} and "
-                f"{show(max(curve.values))}"
-            )
-            svg = line_chart(
-                curve,
-                label,
-                value_format=show,
-                smooth=chart.smooth,
-                include_zero=chart.include_zero,
-                swaps=swaps if chart.metric == curves_lib.INDEX_AGE_STEPS else (),
-            )
-            stages.setdefault(stage, []).append(
-                _Figure(chart.title, chart.caption, Markup(svg))
-            )
-    return stages
 
 
 def _mark(text: str, part: str) -> Markup:

@@ -11,7 +11,8 @@ from jaxtyping import PyTree
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.evaluation import provenance, report_data
+from realm_jax.evaluation import comparisons, provenance, report_data
+from realm_jax.evaluation.baselines import baseline_recalls
 from realm_jax.evaluation.loading import (
     FinetunedModel,
     open_finished,
@@ -25,6 +26,10 @@ from realm_jax.evaluation.open_qa import (
     predictions_as_lines,
     sample_answers,
 )
+from realm_jax.evaluation.stage_settings import (
+    recorded_stages,
+    split_of_held_out_questions,
+)
 from realm_jax.evaluation.report import write_report
 from realm_jax.evaluation.report_data import ReportData
 from realm_jax.index.embed import EmbedConfig
@@ -33,7 +38,7 @@ from realm_jax.index.source import IndexSource
 from realm_jax.metrics.curves import read_curves
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
-from realm_jax.stages import PRETRAIN, WARM_START
+from realm_jax.stages import FINETUNE, PRETRAIN, WARM_START
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import (
     Which,
@@ -84,6 +89,8 @@ class EvaluateConfig:
       max_masked: largest number of masked sentences.
       num_candidates: documents per masked sentence, the null document included.
       searcher: "device" (exact) or "scann".
+      max_bm25_blocks: the largest corpus that is searched by BM25 for comparison, in
+        memory; 0 leaves the baselines out.
       embed: configuration for making a missing index.
       allow_corpus_mismatch: whether the corpus may differ from the one the models were
         trained on, with the same vocabulary, such as a later version of it. Its indexes
@@ -110,6 +117,7 @@ class EvaluateConfig:
     max_masked: int = 400
     num_candidates: int = 8
     searcher: str = "device"
+    max_bm25_blocks: int = 500_000
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
     allow_corpus_mismatch: bool = False
     title: str = "REALM"
@@ -166,6 +174,7 @@ class _Evaluation:
         self._questions = HeldOutQuestions(
             self._corpus, config.questions, config.split, config.models.lengths.query
         )
+        self._recorded = self._read_recorded()
         self._recalls: dict[int, Values] = {}
         self._done = 0
 
@@ -174,8 +183,8 @@ class _Evaluation:
         self._require_comparable()
         per_question: dict[str, Values] = {}
         for label, model_dir in (
-            (report_data.BEFORE_TRAINING, config.starting_point),
-            (report_data.AFTER_WARM_START, config.warm_started),
+            (comparisons.BEFORE_TRAINING, config.starting_point),
+            (comparisons.AFTER_WARM_START, config.warm_started),
         ):
             if model_dir:
                 model = self._open(model_dir, WARM_START.name)
@@ -186,29 +195,34 @@ class _Evaluation:
             model = self._open(config.pretrained, PRETRAIN.name, which)
             pretrained = model.tree
             searcher = self._index(config.pretrained, model)
-            per_question[report_data.AFTER_REALM] = self._recall(model.tree, searcher)
+            per_question[comparisons.AFTER_REALM] = self._recall(model.tree, searcher)
             if config.masked_task:
                 masked = self._masked_spans(model.tree, searcher)
         finetuned = self._open_finetuned(
             config.finetuned.model_dir, pretrained, config.pretrained
         )
         answered = self._answer(finetuned)
-        per_question[report_data.AFTER_FINETUNING] = _scores(answered)
+        scores = _scores(answered)
+        per_question[comparisons.AFTER_FINETUNING] = scores
+        baselines = self._baselines()
         control, answered_by_control = self._control(per_question)
         self._tick()
-        self._write_predictions(PREDICTIONS_NAME, answered)
+        self._write_predictions(PREDICTIONS_NAME, answered, per_question)
         if answered_by_control:
-            self._write_predictions(CONTROL_PREDICTIONS_NAME, answered_by_control)
+            of_control = {comparisons.AFTER_FINETUNING: _scores(answered_by_control)}
+            self._write_predictions(
+                CONTROL_PREDICTIONS_NAME, answered_by_control, of_control
+            )
         parameters = {
             name: count_parameters(tree) for name, tree in finetuned.run.tree.items()
         }
         return ReportData(
             run=self._describe_run(parameters),
             curves=read_curves(config.model_dirs),
-            comparison=report_data.compare(per_question),
+            comparison=comparisons.compare(per_question, baselines),
             control=control,
             masked_accuracy=masked
-            and report_data.masked_accuracy(
+            and comparisons.masked_accuracy(
                 masked.correct, masked.null_correct, masked.utility
             ),
             examples=masked_examples(masked, self._corpus, _NUM_EXAMPLES)
@@ -216,11 +230,40 @@ class _Evaluation:
             else (),
             questions=sample_answers(self._corpus, answered.predictions, _NUM_ANSWERS),
             best_checkpoint=provenance.best_checkpoint(config.pretrained),
+            topics=comparisons.by_topic(
+                [question.topic for question in self._questions.questions], scores
+            ),
+            recorded=self._recorded,
+        )
+
+    def _read_recorded(self) -> list[report_data.RecordedStage]:
+        """Reads before the evaluation, which takes long, what may be damaged."""
+        config = self._config
+        stages = (
+            (WARM_START.name, config.warm_started),
+            (PRETRAIN.name, config.pretrained),
+            (FINETUNE.name, config.finetuned.model_dir),
+        )
+        return recorded_stages(
+            [(stage, model_dir) for stage, model_dir in stages if model_dir],
+            others=[config.corpus, config.model_dir],
+        )
+
+    def _baselines(self) -> dict[str, dict[str, np.ndarray]]:
+        questions, max_blocks = self._questions, self._config.max_bm25_blocks
+        if not max_blocks:
+            return {}
+        return baseline_recalls(
+            self._corpus,
+            [question.question for question in questions.questions],
+            questions.relevant,
+            recall_at=RECALL_AT,
+            max_bm25_blocks=max_blocks,
         )
 
     def _control(
         self, with_realm: Mapping[str, Values]
-    ) -> tuple[report_data.ControlComparison | None, OpenQaEvaluation | None]:
+    ) -> tuple[comparisons.ControlComparison | None, OpenQaEvaluation | None]:
         """Evaluates the control, if there is one, and compares it with the chain."""
         config, warm_started = self._config, self._config.control_warm_started
         without_realm: dict[str, Values] = {}
@@ -229,17 +272,17 @@ class _Evaluation:
             model = self._open(warm_started, WARM_START.name)
             began = model.tree
             recall = self._recall_of(warm_started, model)
-            without_realm[report_data.AFTER_REALM] = recall
+            without_realm[comparisons.AFTER_REALM] = recall
         if config.control_finetuned:
             control = self._open_finetuned(
                 config.control_finetuned, began, warm_started, "CONTROL_WARM_STARTED"
             )
             control.require_began(self._corpus)
             answered = self._answer(control)
-            without_realm[report_data.AFTER_FINETUNING] = _scores(answered)
+            without_realm[comparisons.AFTER_FINETUNING] = _scores(answered)
         if not without_realm:
             return None, None
-        comparison = report_data.compare_with_control(
+        comparison = comparisons.compare_with_control(
             with_realm,
             without_realm,
             realm_time=provenance.time_of(config.pretrained, PRETRAIN.name),
@@ -316,7 +359,7 @@ class _Evaluation:
 
     def _recall(self, params: PyTree, searcher: Searcher) -> Values:
         return {
-            report_data.recall_name(k): self._questions.recall(
+            comparisons.recall_name(k): self._questions.recall(
                 self._retriever_config, params["retriever"], searcher, k
             )
             for k in RECALL_AT
@@ -365,10 +408,14 @@ class _Evaluation:
             recall_at=RECALL_AT,
         )
 
-    def _write_predictions(self, name: str, answered: OpenQaEvaluation) -> None:
-        open_store(self._config.model_dir).write(
-            name, predictions_as_lines(answered.predictions).encode()
-        )
+    def _write_predictions(
+        self,
+        name: str,
+        answered: OpenQaEvaluation,
+        measured: Mapping[str, Values],
+    ) -> None:
+        lines = predictions_as_lines(answered.predictions, measured)
+        open_store(self._config.model_dir).write(name, lines.encode())
 
     def _describe_run(self, parameters: Mapping[str, int]) -> report_data.RunInfo:
         config, bert = self._config, self._retriever_config.bert
@@ -397,6 +444,8 @@ class _Evaluation:
             stages=[
                 time for d in config.model_dirs for time in provenance.stage_times(d)
             ],
+            split=config.split,
+            held_out_split=split_of_held_out_questions(self._recorded),
         )
 
     def _tick(self) -> None:
@@ -408,7 +457,8 @@ class _Evaluation:
 
 
 def _scores(answered: OpenQaEvaluation) -> Values:
-    return {
-        **{report_data.recall_name(k): hits for k, hits in answered.recall.items()},
-        report_data.EXACT_MATCH: answered.exact_match,
-    }
+    scores = {comparisons.recall_name(k): hits for k, hits in answered.recall.items()}
+    scores[comparisons.EXACT_MATCH] = answered.exact_match
+    if answered.f1 is not None:
+        scores[comparisons.F1] = answered.f1
+    return scores

@@ -1,12 +1,13 @@
 """Scores answers as correct or not.
 
-`normalise_answer` and `exact_match` are the official scoring of the Open-QA sets
-(Rajpurkar et al. 2016, with the NFD step of ORQA), so scores are comparable with
+`normalise_answer`, `exact_match` and `token_f1` are the official scoring of the Open-QA
+sets (Rajpurkar et al. 2016, with the NFD step of ORQA), so scores are comparable with
 published ones. `has_answer` decides whether a document contains an answer, which
 retrieval metrics rely on. The answers of some sets are regular expressions
 (`regex_match`, `has_pattern`).
 """
 
+import collections
 import functools
 import logging
 import re
@@ -36,6 +37,29 @@ def exact_match(prediction: str, references: Sequence[str]) -> bool:
     """Returns whether the normalised prediction equals a normalised reference."""
     normalised = normalise_answer(prediction)
     return any(normalised == normalise_answer(reference) for reference in references)
+
+
+def token_f1(prediction: str, references: Sequence[str]) -> float:
+    """Returns the largest F1 of the prediction's words and those of a reference.
+
+    As in SQuAD's script: words of the normalised texts, counted as often as they occur.
+    Where one of two texts has no words, F1 is 1.0 if the other has none either, else
+    0.0; so an exact match always has F1 1.0.
+
+    Args:
+      prediction: the answer.
+      references: right answers as texts; with none, F1 is 0.0.
+    """
+    return max((_f1_of_words(prediction, text) for text in references), default=0.0)
+
+
+def _f1_of_words(prediction: str, reference: str) -> float:
+    predicted, right = (normalise_answer(x).split() for x in (prediction, reference))
+    if not predicted or not right:
+        return float(predicted == right)
+    shared = (collections.Counter(predicted) & collections.Counter(right)).total()
+    # 2PR / (P + R) with P = shared / predicted and R = shared / right.
+    return 2.0 * shared / (len(predicted) + len(right))
 
 
 def regex_match(prediction: str, patterns: Sequence[str]) -> bool:

@@ -20,6 +20,7 @@ from realm_jax.stages import PRETRAIN
 LOSS = "loss"
 UTILITY = "retrieval_utility"
 RECALL = "recall_at_5"
+HELD_OUT_UTILITY = "held_out_utility"
 INDEX_STEP = "index_step"
 INDEX_AGE_STEPS = "index_age_steps"
 INDEX_AGE_SECONDS = "index_age_seconds"
@@ -189,8 +190,15 @@ def running_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
     )
 
 
-def health(curves: Sequence[Curve]) -> list[Finding]:
+def health(
+    curves: Sequence[Curve], questions: str = "held-out questions"
+) -> list[Finding]:
     """Diagnoses known failures of REALM pre-training, worst first.
+
+    Args:
+      curves: the curves of the run.
+      questions: what findings call the questions that pre-training searches, such as
+        "held-out dev questions".
 
     Returns:
       One finding for each problem; a single good one if there is none. Empty if the run
@@ -198,12 +206,13 @@ def health(curves: Sequence[Curve]) -> list[Finding]:
     """
     utility = measured(find_curve(curves, PRETRAIN.name, UTILITY))
     recall = measured(find_curve(curves, PRETRAIN.name, RECALL))
+    held_out = measured(find_curve(curves, PRETRAIN.name, HELD_OUT_UTILITY))
     found = _diverged(curves)
     if utility.steps or recall.steps:
-        found += _collapse(utility, recall) or _without_use(utility)
+        found += _collapse(utility, recall, questions) or _without_use(utility)
         found += _stale_index(curves)
         if not found:
-            found = [Finding(Level.GOOD, _healthy(utility, recall))]
+            found = [_no_collapse(utility, held_out, recall, questions)]
     return sorted(found, key=lambda finding: finding.level is not Level.ALARM)
 
 
@@ -228,7 +237,7 @@ def _diverged(curves: Sequence[Curve]) -> list[Finding]:
     return found
 
 
-def _collapse(utility: Curve, recall: Curve) -> list[Finding]:
+def _collapse(utility: Curve, recall: Curve, questions: str) -> list[Finding]:
     """Detects recall that fell after it had risen, and utility that fell to zero."""
     smooth = running_mean(utility.values)
     at_end = _at_end(utility)
@@ -244,11 +253,12 @@ def _collapse(utility: Curve, recall: Curve) -> list[Finding]:
         if recall_fell:
             what.append(
                 f"recall@5 fell from {top:.0%} at step {recall.steps[best]:,} to "
-                f"{last:.0%} at step {recall.steps[-1]:,}"
+                f"{last:.0%} at step {recall.steps[-1]:,} ({questions})"
             )
     if utility_fell:
         what.append(
-            f"retrieval utility fell from {smooth.max():.2f} to {at_end:.2f} nats"
+            f"retrieval utility fell from {smooth.max():.2f} to {at_end:.2f} nats on "
+            "training sentences"
         )
     if not what:
         return []
@@ -287,8 +297,8 @@ def _without_use(utility: Curve) -> list[Finding]:
     return [
         Finding(
             Level.ALARM,
-            "Retrieval utility never rose above zero: documents do not help the "
-            "reader, so nothing teaches the retriever.",
+            "Retrieval utility on training sentences never rose above zero: documents "
+            "do not help the reader, so nothing teaches the retriever.",
             "Warm-start the retriever and the reader longer (WARM_START); check that "
             "the sentences stand in the corpus that is searched.",
         )
@@ -315,10 +325,24 @@ def _stale_index(curves: Sequence[Curve]) -> list[Finding]:
     ]
 
 
-def _healthy(utility: Curve, recall: Curve) -> str:
+def _no_collapse(
+    utility: Curve, held_out: Curve, recall: Curve, questions: str
+) -> Finding:
+    """Says where utility and recall ended, each with what it was measured on."""
     parts = []
     if utility.steps:
-        parts.append(f"retrieval utility ended at {_at_end(utility):+.2f} nats")
+        parts.append(f"{_at_end(utility):+.2f} nats on training sentences")
+    if held_out.steps:
+        parts.append(f"{held_out.values[-1]:+.2f} on those of the validation split")
+    text = f"retrieval utility ended at {' and '.join(parts)}" if parts else ""
     if recall.steps:
-        parts.append(f"recall@5 at {recall.values[-1]:.0%}")
-    return f"No sign of collapse: {' and '.join(parts)}."
+        text += ", " if text else ""
+        text += f"recall@5 at {recall.values[-1]:.1%} of the {questions}"
+    if held_out.steps and held_out.values[-1] < -_NO_UTILITY:
+        return Finding(
+            Level.WARNING,
+            f"No sign of collapse, but documents make sentences harder that were not "
+            f"trained on: {text}.",
+            "Train for fewer steps or on more text.",
+        )
+    return Finding(Level.GOOD, f"No sign of collapse: {text}.")

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -190,6 +191,7 @@ def test_the_answer_is_the_original_text(models, corpus, questions):
         reader=PlantedReader(corpus, questions),
     )
     assert result.exact_match.tolist() == [1.0] * len(TOWNS)
+    assert result.f1.tolist() == [1.0] * len(TOWNS)
     assert result.recall[1].tolist() == [1.0] * len(TOWNS)
     answers = [prediction.answer for prediction in result.predictions]
     for town, block, prediction in zip(TOWNS, blocks, result.predictions, strict=True):
@@ -210,6 +212,19 @@ def test_a_question_for_which_nothing_is_found_has_no_answer(models, corpus, que
         assert answered_question(corpus, prediction).probability == 0.0
     assert not result.exact_match.any()
     assert not result.recall[5].any()
+
+
+def test_patterns_have_no_f1(models, corpus, questions):
+    pattern = dataclasses.replace(
+        questions[1], answers=("Karel.*",), answers_are_patterns=True
+    )
+    result = evaluate(
+        models, corpus, [questions[0], pattern], FixedSearcher([0], corpus.num_blocks)
+    )
+    first, second = result.predictions
+    assert first.f1 is not None
+    assert second.f1 is None
+    assert result.f1 is None
 
 
 def test_a_text_with_other_wordpieces_is_refused(models, corpus, questions):
@@ -248,9 +263,12 @@ def test_predictions_are_joined_by_id_though_a_question_is_asked_twice(
     models, corpus, questions
 ):
     result = evaluate(models, corpus, questions, FixedSearcher([0], corpus.num_blocks))
-    lines = predictions_as_lines(result.predictions).splitlines()
+    measured = {"After fine-tuning": {"exact match": result.exact_match}}
+    lines = predictions_as_lines(result.predictions, measured).splitlines()
     by_id = {record["id"]: record for record in map(json.loads, lines)}
     assert len(by_id) == len(questions)
     for question in questions:
         assert by_id[question.id]["answers"] == list(question.answers)
+        figures = by_id[question.id]["measured"]["After fine-tuning"]
+        assert figures == {"exact match": float(by_id[question.id]["correct"])}
     assert by_id["founder-0"]["question"] == by_id["again"]["question"]

@@ -9,27 +9,32 @@ import numpy as np
 import pytest
 
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation.findings import duration, points, verdicts
-from realm_jax.evaluation.report import render_html, render_json, write_report
-from realm_jax.evaluation.report_data import (
+from realm_jax.evaluation.comparisons import (
     AFTER_FINETUNING,
     AFTER_REALM,
     AFTER_WARM_START,
+    StageTime,
+    by_topic,
+    compare,
+    compare_with_control,
+    masked_accuracy,
+)
+from realm_jax.evaluation.findings import duration, points, verdicts
+from realm_jax.evaluation.report import render_html, render_json, write_report
+from realm_jax.evaluation.report_data import (
     AnsweredQuestion,
     BestCheckpoint,
     CorpusInfo,
     ExampleDocument,
     MaskedExample,
+    RecordedStage,
     ReportData,
     RunInfo,
-    StageTime,
-    compare,
-    compare_with_control,
-    masked_accuracy,
 )
 from realm_jax.evaluation.templates import probability
 from realm_jax.evaluation.throughput import work_of_stages
 from realm_jax.metrics.curves import Level, curves_from_lines
+from realm_jax.settings import Start
 
 HOSTILE = "<script>alert('x')</script> & \"more\""
 
@@ -43,6 +48,8 @@ def run_info(title="A run"):
         settings={"SEED": "0"},
         machine="2 cores",
         versions={"jax": "0.10.2"},
+        split="test",
+        held_out_split="dev",
         stages=[StageTime("prepare", 61.0), StageTime("pretrain", 3723.0, 400)],
     )
 
@@ -108,6 +115,20 @@ def full_data(text="plain"):
             AnsweredQuestion("unanswered?", ["c"], "", False, 0.0, ""),
         ],
     )
+
+
+def start(**changes):
+    values = {
+        "command": "pretrain",
+        "started": "2026-05-01T10:00:00Z",
+        "version": "0.2.0",
+        "commit": "0123456789abcdef",
+        "seed": 7,
+        "arguments": ["--gin_file=gin/runs/pretrain.gin"],
+        "settings": {"train_steps": 10, "optimizer": {"learning_rate": 5e-5}},
+        "gin": "SEED = 7",
+    }
+    return Start(**(values | changes))
 
 
 def with_control(before, control_before, exact_match=None, control_exact_match=None):
@@ -234,6 +255,132 @@ def test_the_page_shows_every_part():
         assert part in text, part
     # Loss twice, utility, recall and index age.
     assert page.tags["svg"] == 5
+
+
+def shown(data):
+    """The text of a page, with single spaces."""
+    return " ".join(" ".join(Page(render_html(data)).text).split())
+
+
+def test_every_figure_of_the_summary_says_what_it_was_measured_on():
+    lines = [
+        {
+            "stage": "pretrain",
+            "step": step,
+            "retrieval_utility": 0.03,
+            "held_out_utility": 0.2,
+            "recall_at_5": 0.468,
+            "index_step": 0,
+            "index_age_steps": step,
+        }
+        for step in (10, 20)
+    ]
+    data = dataclasses.replace(full_data(), curves=curves_from_lines(lines))
+    text = shown(data)
+    for part in (
+        "No sign of collapse: retrieval utility ended at +0.03 nats on training "
+        "sentences and +0.20 on those of the validation split, recall@5 at 46.8% of "
+        "the held-out dev questions.",
+        "Recall@5 after REALM 60.0% of 100 test questions; was 40.0% before it",
+        "Answered exactly 30.0% of 100 test questions;",
+        "Masked spans right 50.0% of 100 sentences of the validation split;",
+        "100 spans of the validation split",
+        "answers 30.0% of 100 test questions exactly right",
+        "Always the same held-out dev questions, searched whenever",
+        "every step searched the one made before the first update.",
+        "before the first update 10 20 steps 46.8%",
+    ):
+        assert part in text, part
+    # Where the splits are not known, nothing is made up.
+    unknown = dataclasses.replace(data.run, split="", held_out_split="")
+    text = shown(dataclasses.replace(data, run=unknown))
+    assert "46.8% of the held-out questions." in text
+    assert "of 100 questions; was" in text
+    assert "test questions" not in text
+
+
+def test_documents_that_hurt_held_out_sentences_are_no_good_news():
+    line = {"stage": "pretrain", "step": 10, "retrieval_utility": 0.3}
+    line["held_out_utility"] = -0.13
+    data = ReportData(run_info(), curves=curves_from_lines([line]))
+    [finding] = json.loads(render_json(data))["health"]
+    assert finding["level"] == "warning"
+    assert "+0.30 nats on training sentences and -0.13 on those" in finding["text"]
+
+
+def test_what_needs_no_training_stands_beside_the_stages():
+    measured = {
+        AFTER_WARM_START: {"recall@1": hits(0.2), "recall@5": hits(0.4)},
+        AFTER_FINETUNING: {"recall@1": hits(0.5), "recall@5": hits(0.7)},
+    }
+    baselines = {
+        "random blocks": {
+            "recall@1": np.full(100, 0.0002),
+            "recall@5": np.full(100, 0.001),
+        },
+        "BM25": {"recall@1": hits(0.3), "recall@5": hits(0.5)},
+    }
+    compared = compare(measured, baselines, resamples=200)
+    # The baselines are no stages: nothing changed from one of them to a model.
+    assert [(d.before, d.after) for d in compared.differences] == [
+        (AFTER_WARM_START, AFTER_FINETUNING)
+    ] * 2
+    data = ReportData(run_info(), comparison=compared)
+    text = shown(data)
+    assert "Random blocks 0.02% 0.02% to 0.02% 0.1%" in text
+    assert "BM25 30.0%" in text
+    assert "BM25 50.0%" in text
+    pictures = re.findall(r'aria-label="(recall@\d[^"]*)"', render_html(data))
+    assert pictures == [
+        "recall@1: warm start 20.0%, fine-tuning 50.0%, random blocks 0.02%, "
+        "BM25 30.0%",
+        "recall@5: warm start 40.0%, fine-tuning 70.0%, random blocks 0.1%, BM25 50.0%",
+    ]
+    assert "BM25" not in render_html(full_data())
+
+
+def test_topics_stand_in_a_table_where_questions_have_them():
+    topics = ["rivers", "towns", None, "towns", "rivers", "towns"]
+    values = np.asarray([1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
+    rows = by_topic(topics, {"exact match": values}, resamples=200)
+    found = [(r.label, r.metrics["exact match"]) for r in rows]
+    assert [(label, interval.count) for label, interval in found] == [
+        ("towns", 3),
+        ("rivers", 2),
+        ("without a topic", 1),
+    ]
+    assert [interval.mean for _, interval in found] == pytest.approx([1 / 3, 0.5, 1.0])
+    text = shown(ReportData(run_info(), comparison=compare({}), topics=rows))
+    assert "By topic" not in text  # It belongs to a comparison.
+    data = dataclasses.replace(full_data(), topics=rows)
+    assert "Towns 3 33.3%" in shown(data)
+    assert by_topic([None, None], {"exact match": values[:2]}) == []
+    assert "By topic" not in shown(full_data())
+
+
+def test_each_stage_shows_what_it_recorded_or_that_it_did_not():
+    first = start(settings={"train_steps": 5, "optimizer": {"learning_rate": 5e-5}})
+    recorded = [
+        RecordedStage("warm_start"),
+        RecordedStage("pretrain", [first, start(started="2026-05-02T11:00:00Z")]),
+        RecordedStage("build_index", [start(command="build-index", commit=None)]),
+    ]
+    data = ReportData(run_info(), recorded=recorded)
+    text = shown(data)
+    for part in (
+        "Warm start not recorded",
+        "REALM pre-training Seed 7 Version 0.2.0 Commit 0123456789ab Started "
+        "2026-05-02T11:00:00Z, the last of 2 starts train_steps 10 , at the first "
+        "start 5",
+        "realm pretrain --gin_file=gin/runs/pretrain.gin",
+        "optimizer.learning_rate 5e-05",
+        "Index builder Seed 7 Version 0.2.0 Commit not recorded",
+    ):
+        assert part in text, part
+    content = json.loads(render_json(data))["recorded"]
+    assert content[0] == {"stage": "warm_start", "starts": []}
+    assert content[1]["starts"][1]["settings"]["optimizer"] == {"learning_rate": 5e-5}
+    assert content[1]["starts"][1]["gin"] == "SEED = 7"
 
 
 def test_the_work_of_a_stage_is_counted_over_all_its_lines():
@@ -380,10 +527,10 @@ def test_a_control_is_compared_question_by_question():
         (
             with_control(hits(1.0), hits(0.0), hits(0.3), hits(0.3)),
             Level.GOOD,
-            "On the same 100 questions, compared with the same chain without it, REALM "
-            "gained 100.0 points of recall@5 before fine-tuning (95% interval +100.0 "
-            "to +100.0) and made no measurable difference to exact match (0.0 points, "
-            "95% interval 0.0 to 0.0, which includes zero).",
+            "On the same 100 test questions, compared with the same chain without it, "
+            "REALM gained 100.0 points of recall@5 before fine-tuning (95% interval "
+            "+100.0 to +100.0) and made no measurable difference to exact match (0.0 "
+            "points, 95% interval 0.0 to 0.0, which includes zero).",
         ),
         (
             with_control(hits(0.6), hits(0.4), hits(0.1), hits(0.3)),
@@ -451,16 +598,17 @@ def test_the_verdict_on_masked_spans_follows_the_utility(utility, level, words):
     [
         (
             BestCheckpoint(400, 0.52, 1600, 0.49),
-            "Best held-out utility +0.52 nats at step 400; the last checkpoint, of "
-            "step 1,600, has +0.49.",
+            "Best held-out utility (validation split) +0.52 nats at step 400; the last "
+            "checkpoint, of step 1,600, has +0.49.",
         ),
         (
             BestCheckpoint(400, 0.52, 1600),
-            "Best held-out utility +0.52 nats at step 400.",
+            "Best held-out utility (validation split) +0.52 nats at step 400.",
         ),
         (
             BestCheckpoint(1600, -0.02, 1600, -0.02),
-            "Best held-out utility −0.02 nats at step 1,600, the last checkpoint.",
+            "Best held-out utility (validation split) −0.02 nats at step 1,600, the "
+            "last checkpoint.",
         ),
     ],
 )
@@ -478,9 +626,9 @@ def test_what_was_measured_on_held_out_sentences_is_drawn():
     page = render_html(ReportData(run_info(), curves=curves_from_lines([line])))
     for title in (
         "Retrieval utility, held-out sentences of REALM pre-training: +0.25",
-        "Masked spans right, held-out sentences of REALM pre-training: 25%",
-        "The same without documents of REALM pre-training: 25%",
-        "Null document, held-out sentences of REALM pre-training: 25%",
+        "Masked spans right, held-out sentences of REALM pre-training: 25.0%",
+        "The same without documents of REALM pre-training: 25.0%",
+        "Null document, held-out sentences of REALM pre-training: 25.0%",
     ):
         assert title in page
 

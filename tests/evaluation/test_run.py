@@ -12,13 +12,16 @@ from realm_jax.data.questions import question_examples, read_questions
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.versions import link_versions
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.evaluation import provenance, report_data, run
+from realm_jax.evaluation import comparisons, provenance, run
+from realm_jax.evaluation.baselines import bm25_neighbours
+from realm_jax.evaluation.compare import compare_runs, read_run
 from realm_jax.evaluation.watch import follow
 from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.index.embedding_cache import index_series
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.searchers import make_searcher
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
+from realm_jax.metrics.answers import token_f1
 from realm_jax.metrics.retrieval import recall_at_k, relevant_blocks
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
@@ -90,11 +93,11 @@ def test_all_stages_are_compared(report):
     data, _ = report
     rows = {row.label: row for row in data.comparison.rows}
     assert list(rows) == [
-        report_data.AFTER_WARM_START,
-        report_data.AFTER_REALM,
-        report_data.AFTER_FINETUNING,
+        comparisons.AFTER_WARM_START,
+        comparisons.AFTER_REALM,
+        comparisons.AFTER_FINETUNING,
     ]
-    assert report_data.EXACT_MATCH in rows[report_data.AFTER_FINETUNING].metrics
+    assert comparisons.EXACT_MATCH in rows[comparisons.AFTER_FINETUNING].metrics
 
 
 @pytest.fixture(scope="module")
@@ -147,13 +150,13 @@ def hits_of(chain, model_dir, k):
 @pytest.mark.parametrize("stage", ["warm_start", "pretrain"])
 def test_recall_is_that_of_the_parameters_a_stage_ended_with(chain, report, stage):
     name = {
-        "warm_start": report_data.AFTER_WARM_START,
-        "pretrain": report_data.AFTER_REALM,
+        "warm_start": comparisons.AFTER_WARM_START,
+        "pretrain": comparisons.AFTER_REALM,
     }[stage]
     (row,) = [row for row in report[0].comparison.rows if row.label == name]
     for k in (1, 5, 20):
         hits = hits_of(chain, chain[1] / stage, k)
-        assert row.metrics[report_data.recall_name(k)].mean == pytest.approx(
+        assert row.metrics[comparisons.recall_name(k)].mean == pytest.approx(
             hits.mean()
         )
 
@@ -222,10 +225,10 @@ def test_a_retriever_that_was_measured_is_not_embedded_again(chain, tmp_path):
     )
     data = run.run(config, silent, NEVER)
     assert [row.label for row in data.comparison.rows] == [
-        report_data.BEFORE_TRAINING,
-        report_data.AFTER_WARM_START,
-        report_data.AFTER_REALM,
-        report_data.AFTER_FINETUNING,
+        comparisons.BEFORE_TRAINING,
+        comparisons.AFTER_WARM_START,
+        comparisons.AFTER_REALM,
+        comparisons.AFTER_FINETUNING,
     ]
     before, after, *_ = data.comparison.rows
     assert before.metrics == after.metrics
@@ -280,6 +283,104 @@ def test_stages_of_two_chains_are_no_control(chain, control, tmp_path):
         config_of(chain, tmp_path / "out", pretrained="", **control)
 
 
+def test_baselines_are_judged_as_the_retriever_is(report, chain):
+    store = BlockStore.open(chain[0].corpus)
+    questions = read_questions(chain[0].questions, "dev")
+    relevant = relevant_blocks(store, questions)
+    rows = {row.label: row.metrics for row in report[0].comparison.baselines}
+    assert list(rows) == ["random blocks", "BM25"]
+    found = bm25_neighbours(store, [q.question for q in questions], 20)
+    draw = np.random.default_rng(0)
+    orders = [draw.permutation(store.num_blocks) for _ in range(400)]
+    for k in (1, 5, 20):
+        bm25 = rows["BM25"][f"recall@{k}"]
+        assert bm25.mean == pytest.approx(recall_at_k(found, relevant, k).mean())
+        drawn = [
+            np.mean([bool(blocks & set(order[:k].tolist())) for blocks in relevant])
+            for order in orders
+        ]
+        assert rows["random blocks"][f"recall@{k}"].mean == pytest.approx(
+            np.mean(drawn), abs=5 * np.std(drawn) / len(orders) ** 0.5 + 1e-3
+        )
+
+
+def test_the_baselines_can_be_left_out(chain, tmp_path):
+    config = config_of(
+        chain, tmp_path, max_bm25_blocks=0, warm_started="", pretrained=""
+    )
+    assert run.run(config, silent, NEVER).comparison.baselines == []
+
+
+def test_f1_and_topics_are_those_of_the_predictions(report, chain):
+    data, folder = report
+    lines = [
+        json.loads(line)
+        for line in (folder / "predictions.jsonl").read_text().splitlines()
+    ]
+    questions = read_questions(chain[0].questions, "dev")
+    for line, question in zip(lines, questions, strict=True):
+        assert line["topic"] == question.topic
+        assert line["f1"] == token_f1(line["prediction"], question.answers)
+        assert line["measured"]["After fine-tuning"]["F1"] == line["f1"]
+        assert line["measured"]["After fine-tuning"]["exact match"] == line["correct"]
+    for row in data.comparison.rows:
+        for metric, interval in row.metrics.items():
+            values = [line["measured"][row.label][metric] for line in lines]
+            assert interval.mean == pytest.approx(np.mean(values))
+    topics = {question.topic for question in questions}
+    assert {row.label for row in data.topics} == topics - {None}
+    for row in data.topics:
+        f1 = [line["f1"] for line in lines if line["topic"] == row.label]
+        assert row.metrics["F1"].mean == pytest.approx(np.mean(f1))
+        assert row.metrics["F1"].count == len(f1)
+
+
+def test_what_the_stages_recorded_is_in_the_report(chain, tmp_path):
+    stages = {}
+    for name in ("pretrain", "finetune"):
+        stages[name] = tmp_path / name
+        shutil.copytree(chain[1] / name, stages[name])
+    record = {
+        "command": "pretrain",
+        "started": "2026-05-01T10:00:00Z",
+        "version": "0.2.0",
+        "commit": None,
+        "seed": 0,
+        "arguments": [],
+        "settings": {"questions": "questions.jsonl", "questions_split": "dev"},
+        "gin": "",
+    }
+    (stages["pretrain"] / "settings").mkdir()
+    path = stages["pretrain"] / "settings" / "pretrain-0001.json"
+    path.write_text(json.dumps(record))
+    config = config_of(
+        chain,
+        tmp_path / "out",
+        pretrained=str(stages["pretrain"]),
+        finetuned=dataclasses.replace(chain[2], model_dir=str(stages["finetune"])),
+        masked_task="",
+    )
+    data = run.run(config, silent, NEVER)
+    found = {stage.stage: [s.seed for s in stage.starts] for stage in data.recorded}
+    assert found == {"warm_start": [], "pretrain": [0], "finetune": []}
+    assert data.run.held_out_questions == "held-out dev questions"
+    path.write_text("{")
+    with pytest.raises(BadInputError, match=r"pretrain-0001\.json"):
+        run.run(config, silent, NEVER)
+
+
+def test_a_run_is_compared_with_its_control_from_what_both_have_left(compared):
+    """The differences of the report, from the files of predictions alone."""
+    data, folder = compared
+    comparison = compare_runs(
+        read_run(str(folder / "predictions_control.jsonl")), read_run(str(folder))
+    )
+    assert [figure.label for figure in comparison.figures] == ["After fine-tuning"] * 5
+    for figure in comparison.figures:
+        expected = data.control.find("after fine-tuning", figure.metric)
+        assert figure.difference == expected.difference
+
+
 def test_what_was_written_is_whole(report, chain):
     data, folder = report
     assert {path.name for path in folder.iterdir()} == {
@@ -307,7 +408,7 @@ def test_what_was_written_is_whole(report, chain):
 def test_a_stage_left_out_is_left_out(chain, tmp_path):
     config = config_of(chain, tmp_path, warm_started="", pretrained="")
     data = run.run(config, silent, NEVER)
-    assert [row.label for row in data.comparison.rows] == [report_data.AFTER_FINETUNING]
+    assert [row.label for row in data.comparison.rows] == [comparisons.AFTER_FINETUNING]
     assert data.masked_accuracy is None
 
 
@@ -380,8 +481,8 @@ def test_the_time_of_a_stage_adds_up_over_a_resumption(tmp_path):
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "metrics.jsonl").write_text(text)
     assert provenance.stage_times(str(tmp_path)) == [
-        report_data.StageTime("pretrain", 4.0, 14),
-        report_data.StageTime("finetune", 2.0, 6),
+        comparisons.StageTime("pretrain", 4.0, 14),
+        comparisons.StageTime("finetune", 2.0, 6),
     ]
 
 

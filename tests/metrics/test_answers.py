@@ -17,6 +17,7 @@ from realm_jax.metrics.answers import (
     is_right,
     normalise_answer,
     regex_match,
+    token_f1,
 )
 
 
@@ -52,6 +53,34 @@ def test_normalisation_equals_the_official_steps(text):
 )
 def test_exact_match(prediction, references, right):
     assert exact_match(prediction, references) is right
+
+
+@pytest.mark.parametrize(
+    ("prediction", "references", "f1"),
+    [
+        ("Neil Armstrong", ["Neil Armstrong"], 1.0),
+        ("the Armstrong", ["Neil Armstrong"], 2 / 3),  # Precision 1, recall 1/2.
+        ("24 November 1859", ["1859"], 1 / 2),  # Precision 1/3, recall 1.
+        ("New York New York", ["York York, old"], 4 / 7),  # Words count as often.
+        ("Rome", ["Paris", "Rome, Italy"], 2 / 3),  # The best of the references.
+        ("Rome", ["Paris"], 0.0),
+        ("", ["Paris"], 0.0),
+        ("The", ["a"], 1.0),  # Neither has a word: they match exactly.
+        ("Rome", [], 0.0),
+    ],
+)
+def test_f1_of_words(prediction, references, f1):
+    assert token_f1(prediction, references) == pytest.approx(f1)
+
+
+@given(st.text("ab .", max_size=12), st.lists(st.text("ab .", max_size=12)))
+def test_f1_is_1_where_the_answer_matches_and_is_not_moved_by_order(text, references):
+    f1 = token_f1(text, references)
+    assert 0.0 <= f1 <= 1.0
+    if exact_match(text, references):
+        assert f1 == 1.0
+    backwards = " ".join(reversed(text.split(" ")))
+    assert token_f1(backwards, references) == pytest.approx(f1)
 
 
 @pytest.mark.parametrize(

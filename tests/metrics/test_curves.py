@@ -46,7 +46,7 @@ def levels(curves):
 def test_a_run_that_learns_is_healthy():
     findings = health(run(lambda t: 0.5 + 0.3 * t, lambda t: 0.4 * t))
     assert [finding.level for finding in findings] == [Level.GOOD]
-    assert "recall@5 at 80%" in findings[0].text
+    assert "recall@5 at 80.0% of the held-out questions" in findings[0].text
 
 
 def test_collapse_is_an_alarm_that_says_what_happened_and_what_to_do():

@@ -1,0 +1,55 @@
+"""Compares two evaluated runs question by question; measures nothing again.
+
+FIRST and SECOND are folders that `realm evaluate` has written, or files of
+predictions (predictions.jsonl, predictions_control.jsonl), of the same
+questions. The page shows each metric of both with the difference, SECOND minus
+FIRST, and its paired 95 % bootstrap interval; the settings, seeds, versions and
+commits that differ, stage by stage; and the questions that one of them answers
+and the other does not.
+
+Example:
+  realm compare runs/a/evaluate runs/b/evaluate --output=runs/a_b
+  realm compare a/predictions_control.jsonl a/predictions.jsonl --output=a
+"""
+
+import argparse
+import sys
+import threading
+from collections.abc import Sequence
+
+from realm_jax.cli import configuration
+
+
+def main(argv: Sequence[str], stop: threading.Event) -> None:
+    """Runs the command; it takes a second, and `stop` changes nothing."""
+    flags = _parser().parse_args(argv)
+    from realm_jax.evaluation import compare, compare_page
+
+    comparison = compare.compare_runs(
+        compare.read_run(flags.first), compare.read_run(flags.second)
+    )
+    compare_page.write_comparison(comparison, flags.output)
+    for line in compare_page.summary_lines(comparison):
+        print(line)
+    print(f"the comparison is in {flags.output}/{compare_page.HTML_NAME}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = configuration.Parser(
+        prog="realm compare",
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("first", metavar="FIRST", help="the run to compare with")
+    parser.add_argument("second", metavar="SECOND", help="the other run")
+    parser.add_argument(
+        "--output", required=True, metavar="DIR", help="folder for compare.html"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    from realm_jax.cli.main import console
+
+    console(["compare", *sys.argv[1:]])

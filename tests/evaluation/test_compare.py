@@ -1,0 +1,279 @@
+import json
+import random
+
+import numpy as np
+import pytest
+
+from realm_jax.errors import BadInputError
+from realm_jax.evaluation.compare import compare_runs, read_run
+from realm_jax.evaluation.compare_page import (
+    comparison_json,
+    render_comparison,
+    summary_lines,
+    write_comparison,
+)
+from realm_jax.evaluation.comparisons import AFTER_FINETUNING, AFTER_REALM
+from tests.evaluation.test_report import HOSTILE, Page
+
+COUNT = 60
+
+
+def line(number, *, right, found, text="plain", **changes):
+    return {
+        "id": f"q{number}",
+        "question": f"Question {number}?",
+        "answers": ["yes"],
+        "prediction": "yes" if right else text,
+        "correct": bool(right),
+        "measured": {
+            AFTER_REALM: {"recall@5": float(found)},
+            AFTER_FINETUNING: {"exact match": float(right), "F1": 0.5 + 0.5 * right},
+        },
+        **changes,
+    }
+
+
+def start(command, **changes):
+    return {
+        "command": command,
+        "started": "2026-05-01T10:00:00Z",
+        "version": "0.2.0",
+        "commit": "a" * 40,
+        "seed": 0,
+        "arguments": [],
+        "settings": {"train_steps": 10, "optimizer": {"rate": 1e-3, "clip": "all"}},
+        "gin": "",
+        **changes,
+    }
+
+
+def write_run(folder, lines, starts=None, versions="0.10"):
+    folder.mkdir()
+    text = "".join(json.dumps(record) + "\n" for record in lines)
+    (folder / "predictions.jsonl").write_text(text)
+    if starts is not None:
+        recorded = [
+            {"stage": stage, "starts": of_stage} for stage, of_stage in starts.items()
+        ]
+        run = {"title": folder.name, "versions": {"jax": versions}, "split": "test"}
+        report = {"format_version": 1, "run": run, "recorded": recorded}
+        (folder / "report.json").write_text(json.dumps(report))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """Of each question whether the two runs find and answer it; they often agree."""
+    draw = random.Random(5)
+    first = [(draw.random() < 0.5, draw.random() < 0.6) for _ in range(COUNT)]
+    second = [
+        (right if draw.random() < 0.8 else not right, found or draw.random() < 0.3)
+        for right, found in first
+    ]
+    return first, second
+
+
+@pytest.fixture
+def runs(tmp_path, outcomes):
+    first, second = (
+        [line(i, right=right, found=found) for i, (right, found) in enumerate(run)]
+        for run in outcomes
+    )
+    return (
+        write_run(
+            tmp_path / "a",
+            first,
+            {"pretrain": [start("pretrain")], "finetune": [start("finetune")]},
+        ),
+        # Asked in another order.
+        write_run(
+            tmp_path / "b",
+            second[::-1],
+            {
+                "pretrain": [
+                    start("pretrain", settings={"train_steps": 99}),
+                    start(
+                        "pretrain",
+                        seed=1,
+                        commit=None,
+                        settings={
+                            "train_steps": 20,
+                            "optimizer": {"rate": 1e-3, "clip": "all"},
+                            "own_block": True,
+                        },
+                    ),
+                ],
+                "finetune": [],
+            },
+            versions="0.11",
+        ),
+    )
+
+
+def test_two_runs_are_compared_question_by_question(runs, outcomes):
+    """Against a loop that resamples whole questions, each with both of its values."""
+    comparison = compare_runs(*map(read_run, runs))
+    found = {(figure.label, figure.metric): figure for figure in comparison.figures}
+    assert list(found) == [
+        (AFTER_REALM, "recall@5"),
+        (AFTER_FINETUNING, "exact match"),
+        (AFTER_FINETUNING, "F1"),
+    ]
+    draw = random.Random(1)
+    for column, place in ((0, "exact match"), (1, "recall@5")):
+        label = AFTER_FINETUNING if column == 0 else AFTER_REALM
+        figure = found[label, place]
+        pairs = [(a[column], b[column]) for a, b in zip(*outcomes, strict=True)]
+        assert figure.first.mean == pytest.approx(sum(a for a, _ in pairs) / COUNT)
+        assert figure.second.mean == pytest.approx(sum(b for _, b in pairs) / COUNT)
+        means = sorted(
+            sum(b - a for a, b in draw.choices(pairs, k=COUNT)) / COUNT
+            for _ in range(4000)
+        )
+        assert figure.difference.mean == pytest.approx(
+            sum(b - a for a, b in pairs) / COUNT
+        )
+        assert figure.difference.low == pytest.approx(means[100], abs=2 / COUNT)
+        assert figure.difference.high == pytest.approx(means[3899], abs=2 / COUNT)
+
+
+def test_answers_that_changed_are_listed_on_their_side(runs, outcomes):
+    comparison = compare_runs(*map(read_run, runs))
+    first, second = outcomes
+    right = [(a, b) for (a, _), (b, _) in zip(first, second, strict=True)]
+    won = [f"Question {i}?" for i, (a, b) in enumerate(right) if b and not a]
+    lost = [f"Question {i}?" for i, (a, b) in enumerate(right) if a and not b]
+    assert [answer.question for answer in comparison.won] == won
+    assert [answer.question for answer in comparison.lost] == lost
+    assert {(answer.first, answer.second) for answer in comparison.won} == {
+        ("plain", "yes")
+    }
+
+
+def test_what_the_last_starts_of_a_stage_differ_in_is_listed(runs):
+    changes = compare_runs(*map(read_run, runs)).settings
+    listed = {
+        stage: [(c.name, c.first, c.second) for c in found]
+        for stage, found in changes.items()
+    }
+    assert listed == {
+        "": [("versions.jax", "0.10", "0.11")],
+        "pretrain": [
+            ("commit", "a" * 40, "not recorded"),
+            ("seed", "0", "1"),
+            ("train_steps", "10", "20"),
+            ("own_block", "–", "true"),
+        ],
+        "finetune": [("settings", "recorded", "not recorded")],
+    }
+
+
+def test_predictions_of_earlier_versions_are_compared_by_exact_match(runs, tmp_path):
+    old = [line(i, right=i % 2, found=True) for i in range(COUNT)]
+    for record in old:
+        del record["measured"]
+    place = write_run(tmp_path / "old", old)
+    file = f"{place}/predictions.jsonl"
+    for comparison in (
+        compare_runs(read_run(place), read_run(runs[0])),
+        compare_runs(read_run(file), read_run(runs[0])),
+    ):
+        [figure] = comparison.figures
+        assert (figure.label, figure.metric) == (AFTER_FINETUNING, "exact match")
+        assert figure.first.mean == 0.5
+        assert comparison.settings["finetune"][0].first == "not recorded"
+
+
+def test_the_page_is_sound_and_shows_what_was_compared(runs, tmp_path):
+    comparison = compare_runs(*map(read_run, runs))
+    write_comparison(comparison, str(tmp_path / "out"))
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "compare.html",
+        "compare.json",
+    }
+    page = Page((tmp_path / "out" / "compare.html").read_text())
+    assert page.tags["script"] == 0
+    text = " ".join(" ".join(page.text).split())
+    for part in (
+        "60 questions that both were asked",
+        "Exact match after fine-tuning",
+        "Recall@5 after REALM",
+        "REALM pre-training",
+        "own_block – true",
+        f"Right in the second alone : {len(comparison.won)}".replace(" :", ":"),
+    ):
+        assert part in text, part
+    content = json.loads(comparison_json(comparison))
+    assert content["figures"][0]["metric"] == "recall@5"
+    assert content["settings"]["pretrain"][1]["second"] == "1"
+    assert [line.split(":")[0] for line in summary_lines(comparison)] == [
+        "After REALM, recall@5",
+        "After fine-tuning, exact match",
+        "After fine-tuning, F1",
+    ]
+
+
+def test_what_comes_from_text_is_escaped(tmp_path):
+    lines = [
+        line(0, right=False, found=True, text=HOSTILE, question=HOSTILE),
+        line(1, right=True, found=True),
+    ]
+    others = [line(0, right=True, found=True, question=HOSTILE), lines[1]]
+    places = write_run(tmp_path / "a", lines), write_run(tmp_path / "b", others)
+    page = Page(render_comparison(compare_runs(*map(read_run, places))))
+    assert page.tags["script"] == 0
+    assert "".join(page.text).count("alert('x')") == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"question": "Another?"},
+            "0 that only one of them has and 1 with other words",
+        ),
+        ({"answers": ["no"]}, "1 with other words or answers, such as 'q1'"),
+        ({"id": "x"}, "2 that only one of them has"),
+    ],
+)
+def test_other_questions_cannot_be_compared(tmp_path, changes, said):
+    lines = [line(i, right=True, found=True) for i in range(3)]
+    others = [lines[0], {**lines[1], **changes}, lines[2]]
+    places = write_run(tmp_path / "a", lines), write_run(tmp_path / "b", others)
+    with pytest.raises(BadInputError, match="expected the same questions") as error:
+        compare_runs(*map(read_run, places))
+    assert said in str(error.value)
+    assert places[0] in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "expected predictions in"),
+        ("[]\n", "expected a JSON object"),
+        ('{"id": "q0"}\n', "without a usable answers"),
+        (json.dumps(line(0, right=True, found=True, correct="yes")), "usable correct"),
+        (
+            json.dumps(line(0, right=True, found=True))
+            + "\n"
+            + json.dumps(line(1, right=True, found=True, measured={})),
+            "the same figures of every question",
+        ),
+    ],
+)
+def test_damaged_predictions_are_bad_input(tmp_path, text, said):
+    (tmp_path / "predictions.jsonl").write_text(text)
+    with pytest.raises(BadInputError, match=said) as error:
+        read_run(str(tmp_path))
+    assert str(tmp_path) in str(error.value)
+
+
+def test_a_folder_without_an_evaluation_is_bad_input(tmp_path):
+    with pytest.raises(BadInputError, match=r"predictions\.jsonl, found none"):
+        read_run(str(tmp_path))
+
+
+def test_values_are_floats_of_all_questions(runs):
+    run = read_run(runs[0])
+    assert run.values[AFTER_FINETUNING]["F1"].dtype == np.float64
+    assert run.values[AFTER_FINETUNING]["F1"].shape == (COUNT,)
