@@ -226,12 +226,12 @@ def _number_values(axes: Axes, value_format: ValueFormat) -> int:
     if value_format.is_share:
         low, high = max(low, -_MARGIN), min(high, 1.0 + _MARGIN)
         axes.set_ylim(low, high)
-    ticks = MaxNLocator(4).tick_values(low, high)
+    ticks = np.asarray(MaxNLocator(4).tick_values(low, high))
     if value_format.is_share:
         # A tolerance for 1.0000000000000002.
         ticks = ticks[(ticks > -1e-9) & (ticks < 1.0 + 1e-9)]
     ticks = ticks[(low <= ticks) & (ticks <= high)]
-    digits = value_format.digits_of(ticks)
+    digits = value_format.digits_of(ticks.tolist())
     axes.set_yticks(ticks, [value_format.text(tick, digits) for tick in ticks])
     return digits
 

@@ -32,9 +32,9 @@ from realm_jax.evaluation.stage_settings import (
 )
 from realm_jax.evaluation.report import write_report
 from realm_jax.evaluation.report_data import ReportData
+from realm_jax.evaluation.stage_recalls import StageRecalls, Values
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import Searcher
-from realm_jax.index.source import IndexSource
 from realm_jax.metrics.curves import read_curves
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
@@ -59,8 +59,6 @@ _NUM_EXAMPLES = 6
 _NUM_ANSWERS = 8
 
 Report = Callable[[int, int, Mapping[str, float]], None]
-Values = dict[str, np.ndarray]
-"""One value per question for each metric."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +173,17 @@ class _Evaluation:
             self._corpus, config.questions, config.split, config.models.lengths.query
         )
         self._recorded = self._read_recorded()
-        self._recalls: dict[int, Values] = {}
+        self._recalls = StageRecalls(
+            self._corpus,
+            self._retriever_config,
+            self._questions,
+            RECALL_AT,
+            embed=config.embed.at_length(config.models.lengths.document),
+            searcher=config.searcher,
+            donors=config.model_dirs,
+            tick=self._tick,
+            stop=stop,
+        )
         self._done = 0
 
     def measure(self) -> ReportData:
@@ -188,14 +196,16 @@ class _Evaluation:
         ):
             if model_dir:
                 model = self._open(model_dir, WARM_START.name)
-                per_question[label] = self._recall_of(model_dir, model)
+                per_question[label] = self._recalls.of_stage(model_dir, model)
         masked = pretrained = None
         if config.pretrained:
             which = Which(config.pretrained_checkpoint)
             model = self._open(config.pretrained, PRETRAIN.name, which)
             pretrained = model.tree
-            searcher = self._index(config.pretrained, model)
-            per_question[comparisons.AFTER_REALM] = self._recall(model.tree, searcher)
+            searcher = self._recalls.index(config.pretrained, model)
+            per_question[comparisons.AFTER_REALM] = self._recalls.measure(
+                model.tree, searcher
+            )
             if config.masked_task:
                 masked = self._masked_spans(model.tree, searcher)
         finetuned = self._open_finetuned(
@@ -271,7 +281,7 @@ class _Evaluation:
         if warm_started:
             model = self._open(warm_started, WARM_START.name)
             began = model.tree
-            recall = self._recall_of(warm_started, model)
+            recall = self._recalls.of_stage(warm_started, model)
             without_realm[comparisons.AFTER_REALM] = recall
         if config.control_finetuned:
             control = self._open_finetuned(
@@ -322,48 +332,6 @@ class _Evaluation:
         if not self._config.allow_corpus_mismatch:
             wanted["corpus_fingerprint"] = self._corpus.fingerprint
         return wanted
-
-    def _source(self, model_dir: str) -> IndexSource:
-        return IndexSource(
-            open_store(model_dir),
-            self._corpus,
-            self._retriever_config,
-            self._config.embed.at_length(self._config.models.lengths.document),
-            self._config.searcher,
-            donors=self._config.model_dirs,
-        )
-
-    def _index(self, model_dir: str, model: Restored) -> Searcher:
-        source = self._source(model_dir)
-        params = model.tree["retriever"]
-        index = source.load(model.step)
-        if index is not None:
-            source.require_made_by(index, model.step, params)
-        index = index or source.build(model.step, params, self._stop)
-        self._tick()
-        return index.searcher
-
-    def _recall_of(self, model_dir: str, model: Restored) -> Values:
-        """Returns the recall of a warm start, cached by the retriever's checksum.
-
-        Where the reader alone is trained, several stages end with the same retriever.
-        """
-        params = model.tree["retriever"]
-        checksum = self._source(model_dir).retriever(model.step, params).params_crc32c()
-        if checksum not in self._recalls:
-            searcher = self._index(model_dir, model)
-            self._recalls[checksum] = self._recall(model.tree, searcher)
-        else:
-            self._tick()
-        return self._recalls[checksum]
-
-    def _recall(self, params: PyTree, searcher: Searcher) -> Values:
-        return {
-            comparisons.recall_name(k): self._questions.recall(
-                self._retriever_config, params["retriever"], searcher, k
-            )
-            for k in RECALL_AT
-        }
 
     def _masked_spans(self, params: PyTree, searcher: Searcher) -> MaskedSpans:
         config = self._config

@@ -16,7 +16,7 @@ import pytest
 from realm_jax.training.tensorboard import EventFile
 
 _PROGRAM = pathlib.Path(sys.executable).with_name("tensorboard")
-_READY_SECONDS = 120
+_READY_SECONDS = 240
 
 
 @pytest.fixture

@@ -1,0 +1,115 @@
+"""Measures the recall of the retriever that a stage has ended with."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import PyTree
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.evaluation.comparisons import recall_name
+from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.searchers import Searcher
+from realm_jax.index.source import IndexSource
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.storage import open_store
+from realm_jax.training.checkpoints import Restored
+from realm_jax.training.zero_shot_recall import HeldOutQuestions
+
+Values = dict[str, np.ndarray]
+"""One value per question for each metric."""
+
+
+class StageRecalls:
+    """Recall of the same questions by the retrievers of several stages."""
+
+    def __init__(
+        self,
+        corpus: BlockStore,
+        retriever: RetrieverConfig,
+        questions: HeldOutQuestions,
+        recall_at: Sequence[int],
+        *,
+        embed: EmbedConfig,
+        searcher: str,
+        donors: Sequence[str],
+        tick: Callable[[], None],
+        stop: threading.Event,
+    ):
+        """Prepares to measure, computing nothing yet.
+
+        Args:
+          corpus: the blocks.
+          retriever: configuration of the towers.
+          questions: the questions.
+          recall_at: the values of k in recall@k.
+          embed: configuration for making a missing index.
+          searcher: "device" or "scann".
+          donors: model directories whose indexes may be copied from.
+          tick: called when an index is there; may raise `StoppedError`.
+          stop: ends the making of an index.
+        """
+        self._corpus = corpus
+        self._retriever = retriever
+        self._questions = questions
+        self._recall_at = recall_at
+        self._embed = embed
+        self._searcher = searcher
+        self._donors = donors
+        self._tick = tick
+        self._stop = stop
+        self._measured: dict[int, Values] = {}
+
+    def index(self, model_dir: str, model: Restored) -> Searcher:
+        """Returns the index of a stage, which is made if it is missing.
+
+        Raises:
+          BadInputError: the index there is of other parameters.
+          StoppedError: the evaluation was stopped.
+        """
+        source = self._source(model_dir)
+        params = model.tree["retriever"]
+        index = source.load(model.step)
+        if index is not None:
+            source.require_made_by(index, model.step, params)
+        index = index or source.build(model.step, params, self._stop)
+        self._tick()
+        return index.searcher
+
+    def of_stage(self, model_dir: str, model: Restored) -> Values:
+        """Returns the recall of a stage, cached by the retriever's checksum.
+
+        Where the reader alone is trained, several stages end with the same retriever.
+        """
+        params = model.tree["retriever"]
+        checksum = self._source(model_dir).retriever(model.step, params).params_crc32c()
+        if checksum not in self._measured:
+            searcher = self.index(model_dir, model)
+            self._measured[checksum] = self.measure(model.tree, searcher)
+        else:
+            self._tick()
+        return self._measured[checksum]
+
+    def measure(self, params: PyTree, searcher: Searcher) -> Values:
+        """Returns the recall of a retriever by its index.
+
+        Args:
+          params: {"retriever": ..., ...}.
+          searcher: an index embedded by this retriever.
+        """
+        return {
+            recall_name(k): self._questions.recall(
+                self._retriever, params["retriever"], searcher, k
+            )
+            for k in self._recall_at
+        }
+
+    def _source(self, model_dir: str) -> IndexSource:
+        return IndexSource(
+            open_store(model_dir),
+            self._corpus,
+            self._retriever,
+            self._embed,
+            self._searcher,
+            donors=self._donors,
+        )
