@@ -6,7 +6,7 @@ from typing import Any
 import gin
 
 from realm_jax import multihost
-from realm_jax.settings import changes, read_starts, new_start, write_start
+from realm_jax.settings import changes, new_start, read_starts, write_start
 from realm_jax.storage import open_store
 
 # How a run is done, not what it computes: of no interest where it is resumed.

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -239,7 +239,7 @@ def _parse_lines(path: str) -> Iterator[Question]:
         yield question
 
 
-def parse_question(record: Mapping[str, Any], place: str, index: int) -> Question:
+def parse_question(record: dict[str, Any], place: str, index: int) -> Question:
     """Returns the question in a JSON object.
 
     Args:

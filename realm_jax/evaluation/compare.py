@@ -14,6 +14,8 @@ import numpy as np
 from realm_jax.data.records import json_object
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.comparisons import AFTER_FINETUNING, EXACT_MATCH
+from realm_jax.evaluation.report import JSON_NAME
+from realm_jax.evaluation.report_data import RecordedStage
 from realm_jax.evaluation.stage_settings import (
     NOT_RECORDED,
     SettingChange,
@@ -21,8 +23,6 @@ from realm_jax.evaluation.stage_settings import (
     changed_texts,
     flat_settings,
 )
-from realm_jax.evaluation.report import JSON_NAME
-from realm_jax.evaluation.report_data import RecordedStage
 from realm_jax.metrics.retrieval import (
     RESAMPLES,
     Interval,

@@ -32,12 +32,12 @@ from realm_jax.evaluation.findings import (
     points,
     verdicts,
 )
+from realm_jax.evaluation.report_data import ReportData
 from realm_jax.evaluation.stage_settings import (
     NOT_RECORDED,
     changed_while_running,
     flat_settings,
 )
-from realm_jax.evaluation.report_data import ReportData
 from realm_jax.evaluation.templates import page_environment
 from realm_jax.evaluation.throughput import work_of_stages
 from realm_jax.metrics import curves as curves_lib

@@ -26,13 +26,13 @@ from realm_jax.evaluation.open_qa import (
     predictions_as_lines,
     sample_answers,
 )
+from realm_jax.evaluation.report import write_report
+from realm_jax.evaluation.report_data import ReportData
+from realm_jax.evaluation.stage_recalls import StageRecalls, Values
 from realm_jax.evaluation.stage_settings import (
     recorded_stages,
     split_of_held_out_questions,
 )
-from realm_jax.evaluation.report import write_report
-from realm_jax.evaluation.report_data import ReportData
-from realm_jax.evaluation.stage_recalls import StageRecalls, Values
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import Searcher
 from realm_jax.metrics.curves import read_curves

@@ -6,7 +6,7 @@ import json
 import math
 import pathlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from realm_jax.data.documents import Document
@@ -144,7 +144,7 @@ class Questions:
         return sum(question.split == split for question in self.questions)
 
 
-def _completed(path: str, records: Sequence[Mapping[str, Any]]) -> Iterator[Question]:
+def _completed(path: str, records: Sequence[dict[str, Any]]) -> Iterator[Question]:
     """Yields questions with ids and splits where the file has none."""
     texts = [str(record.get("question")) for record in records]
     # By a hash, so that the order of the file does not matter; the shares are exact.

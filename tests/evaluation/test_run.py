@@ -443,7 +443,10 @@ def test_a_stage_that_never_ran_is_bad_input(chain, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"models": tiny_world.models(hidden=32)}, "a run with model.bert.hidden_size 32"),
+        (
+            {"models": tiny_world.models(hidden=32)},
+            "a run with model.bert.hidden_size 32",
+        ),
         ({"pretrained": "{folder}/warm_start"}, "a run with stage 'pretrain'"),
         ({"masked_task": "nothing"}, "prepared examples"),
         ({"split": "nobody"}, "nobody"),
