@@ -84,7 +84,9 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--json", action="store_true", help="print an object a line for each answer"
     )
-    parser.add_argument("--port", type=int, default=0, help="serve a page there")
+    parser.add_argument(
+        "--port", type=recorded_run.whole_number, default=0, help="serve a page there"
+    )
     parser.add_argument(
         "--host",
         default="127.0.0.1",

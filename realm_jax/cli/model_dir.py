@@ -57,7 +57,7 @@ def require_writable_folder(name: str, folder: str) -> None:
 
 def _named(argv: Sequence[str]) -> list[tuple[str, str]]:
     found = []
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
         if word.startswith(_MACRO):
             value = word.removeprefix(_MACRO).strip()
             # A text without quotes is told of, or accepted, when gin reads it.

@@ -37,7 +37,7 @@ def make_parser(command: str, description: str | None) -> argparse.ArgumentParse
     )
     parser.add_argument(
         "--num_read",
-        type=int,
+        type=whole_number,
         metavar="N",
         help="blocks read per question, for a checkpoint that does not record it",
     )
@@ -66,6 +66,20 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     for module in flags.import_module:
         configuration.import_module(module)
     return flags
+
+
+def whole_number(text: str) -> int:
+    """Returns the number that an option is given as.
+
+    Raises:
+      argparse.ArgumentTypeError: it is none; the parser names the option.
+    """
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number, got {text!r}"
+        ) from error
 
 
 def given(flags: argparse.Namespace) -> "Given":

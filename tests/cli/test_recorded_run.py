@@ -43,7 +43,8 @@ def refused(arguments, capsys):
     capsys.readouterr()
     assert main([str(word) for word in arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: expected ")
+    assert line.startswith("error: ")
+    assert "expected " in line
     return line
 
 
@@ -153,20 +154,30 @@ def test_answers_come_from_the_later_corpus_that_an_update_made(
         assert reply["answer"]
 
 
+def answers(folder):
+    """What was answered; sixty towns are so alike that rounding orders some of them."""
+    lines = (folder / "predictions.jsonl").read_text().splitlines()
+    return [(one["id"], one["prediction"]) for one in map(json.loads, lines)]
+
+
+def measured(folder):
+    """Which values of which stages stand in a report, over how many questions."""
+    report = json.loads((folder / "report.json").read_text())
+    rows = [
+        (row["label"], {name: of["count"] for name, of in row["metrics"].items()})
+        for row in report["comparison"]["rows"]
+    ]
+    return rows, bool(report["masked_accuracy"])
+
+
 def test_an_evaluation_of_a_folder_is_that_of_the_gin_files(moved, tmp_path):
     assert main(["evaluate", str(moved), f"--output={tmp_path / 'again'}"]) == 0
-    written, expected = (
-        (folder / "predictions.jsonl").read_text()
-        for folder in (tmp_path / "again", moved / "evaluate")
-    )
-    assert written == expected
-    again, report = (
-        json.loads((folder / "report.json").read_text())
-        for folder in (tmp_path / "again", moved / "evaluate")
-    )
-    # Recall after every stage, exact match, and that masked sentences were filled in.
-    assert again["comparison"] == report["comparison"]
-    assert bool(again["masked_accuracy"]) == bool(report["masked_accuracy"])
+    again, before = tmp_path / "again", moved / "evaluate"
+    assert answers(again) == answers(before)
+    assert measured(again) == measured(before)
+    rows, has_masked_sentences = measured(again)
+    assert len(rows) == 3
+    assert has_masked_sentences
 
 
 def test_of_a_model_alone_the_report_lies_in_its_folder(moved, tmp_path):
@@ -174,8 +185,7 @@ def test_of_a_model_alone_the_report_lies_in_its_folder(moved, tmp_path):
     questions = f"--questions={moved / 'questions.jsonl'}"
     corpus = f"--corpus={moved / 'corpus'}"
     assert main(["evaluate", str(tmp_path / "model"), questions, corpus]) == 0
-    written = (tmp_path / "model" / "evaluate" / "predictions.jsonl").read_text()
-    assert written == (moved / "evaluate" / "predictions.jsonl").read_text()
+    assert answers(tmp_path / "model" / "evaluate") == answers(moved / "evaluate")
 
 
 def with_details(moved, root, stage, change):
@@ -215,7 +225,8 @@ def test_what_is_missing_is_named(moved, tmp_path, capsys):
         mixed = ["--gin_file=gin/runs/ask.gin", moved]
         assert "got both" in refused([command, *mixed], capsys)
     assert "got both" in refused(["ask", moved, "who?", "--port=8000"], capsys)
-    assert "--port" in refused(["ask", moved, "--port=eighty"], capsys)
+    line = refused(["ask", moved, "--port=eighty"], capsys)
+    assert "--port: expected a whole number, got 'eighty'" in line
     assert "PORT" in refused(["ask", moved, "--port=70000"], capsys)
     assert "question" in refused(["ask", moved, "who?", " "], capsys)
 
