@@ -28,8 +28,8 @@ Macros:
 
 Example:
   realm ask --gin_file=gin/models/base.gin --gin_file=gin/runs/ask.gin \\
-    --gin.CORPUS='"runs/my/corpus"' --gin.FINETUNED='"runs/my/finetune"' \\
-    --gin.QUESTION='"who painted the Mona Lisa"'
+    --gin.CORPUS=runs/my/corpus --gin.FINETUNED=runs/my/finetune \\
+    --gin.QUESTION="who painted the Mona Lisa"
 """
 
 import argparse

@@ -9,7 +9,7 @@ Macros:
 
 Example:
   realm build-index --gin_file=gin/runs/build_index.gin \\
-    --gin.MODEL_DIR='"runs/my/pretrain"' --gin.CORPUS='"runs/my/corpus"'
+    --gin.MODEL_DIR=runs/my/pretrain --gin.CORPUS=runs/my/corpus
 """
 
 import dataclasses

@@ -40,8 +40,8 @@ Macros:
 
 Example:
   realm evaluate --gin_file=gin/models/base.gin --gin_file=gin/runs/evaluate.gin \\
-    --gin.MODEL_DIR='"runs/my/evaluate"' --gin.CORPUS='"runs/my/corpus"' \\
-    --gin.QUESTIONS='"questions.jsonl"' --gin.FINETUNED='"runs/my/finetune"'
+    --gin.MODEL_DIR=runs/my/evaluate --gin.CORPUS=runs/my/corpus \\
+    --gin.QUESTIONS=questions.jsonl --gin.FINETUNED=runs/my/finetune
 """
 
 import argparse

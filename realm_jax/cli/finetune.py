@@ -15,8 +15,8 @@ Macros:
 
 Example:
   realm finetune --gin_file=gin/models/base.gin --gin_file=gin/runs/finetune.gin \\
-    --gin.MODEL_DIR='"runs/my/finetune"' --gin.CORPUS='"runs/my/corpus"' \\
-    --gin.TASK='"my_questions"' --gin.WARM_START='"runs/my/pretrain"'
+    --gin.MODEL_DIR=runs/my/finetune --gin.CORPUS=runs/my/corpus \\
+    --gin.TASK=my_questions --gin.WARM_START=runs/my/pretrain
 """
 
 import sys

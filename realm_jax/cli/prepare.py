@@ -22,8 +22,8 @@ Macros:
 Any option of Beam may follow, such as --runner=DataflowRunner.
 
 Example:
-  realm prepare --gin_file=gin/runs/prepare.gin --gin.CORPUS='"runs/my/corpus"' \\
-    --gin.SOURCE='"articles.jsonl.gz"' --gin.NAME='"my"'
+  realm prepare --gin_file=gin/runs/prepare.gin --gin.CORPUS=runs/my/corpus \\
+    --gin.SOURCE=articles.jsonl.gz --gin.NAME=my
 """
 
 import dataclasses

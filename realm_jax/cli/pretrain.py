@@ -24,8 +24,8 @@ Macros:
 
 Example:
   realm pretrain --gin_file=gin/models/base.gin --gin_file=gin/runs/pretrain.gin \\
-    --gin.MODEL_DIR='"runs/my/pretrain"' --gin.CORPUS='"runs/my/corpus"' \\
-    --gin.TASK='"my_salient"' --gin.WARM_START='"runs/my/warm_start"'
+    --gin.MODEL_DIR=runs/my/pretrain --gin.CORPUS=runs/my/corpus \\
+    --gin.TASK=my_salient --gin.WARM_START=runs/my/warm_start
 """
 
 import sys

@@ -18,8 +18,8 @@ Any option of Beam may follow, such as --runner=DataflowRunner.
 
 Example:
   realm update-corpus --gin_file=gin/runs/update_corpus.gin \\
-    --gin.CORPUS='"runs/my/corpus"' --gin.CHANGES='"changes.jsonl"' \\
-    --gin.OUTPUT='"runs/my/corpus2"'
+    --gin.CORPUS=runs/my/corpus --gin.CHANGES=changes.jsonl \\
+    --gin.OUTPUT=runs/my/corpus2
 """
 
 import os

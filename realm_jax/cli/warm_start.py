@@ -24,8 +24,8 @@ Macros:
 
 Example:
   realm warm-start --gin_file=gin/models/base.gin --gin_file=gin/runs/warm_start.gin \\
-    --gin.MODEL_DIR='"runs/my/warm_start"' --gin.CORPUS='"runs/my/corpus"' \\
-    --gin.TASK='"my_salient"' --gin.PAIRS_TASK='"my_ict"'
+    --gin.MODEL_DIR=runs/my/warm_start --gin.CORPUS=runs/my/corpus \\
+    --gin.TASK=my_salient --gin.PAIRS_TASK=my_ict
 """
 
 import sys

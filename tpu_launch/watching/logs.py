@@ -1,6 +1,6 @@
 """`python -m tpu_launch logs`: prints the output of the workers of a run.
 
-Give it the flags of `up`, or --gin.MODEL_DIR='"gs://my-bucket/my/pretrain"' alone. It
+Give it the flags of `up`, or --gin.MODEL_DIR=gs://my-bucket/my/pretrain alone. It
 prints the last output of the workers of each role's last attempt, up to 256 KiB each,
 with role and worker before every line. --follow continues with new lines, of new
 attempts too, until the run is over or Ctrl-C; workers upload their logs every minute.

@@ -1,6 +1,6 @@
 """`python -m tpu_launch status`: shows a run live, from its model directory alone.
 
-Give it the flags of `up`, or --gin.MODEL_DIR='"gs://my-bucket/my/pretrain"' alone. It
+Give it the flags of `up`, or --gin.MODEL_DIR=gs://my-bucket/my/pretrain alone. It
 shows trainer and builder, step, loss, age of the index, attempts and costs so far,
 until the run is over or Ctrl-C, which ends the view but not the run. Where the output
 is not a terminal it prints them once.
