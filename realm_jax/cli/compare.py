@@ -21,7 +21,7 @@ from realm_jax.cli import configuration
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> None:
-    """Runs the command; it takes a second, and `stop` changes nothing."""
+    """Runs the command; it takes seconds, so `stop` changes nothing."""
     flags = _parser().parse_args(argv)
     from realm_jax.evaluation import compare, compare_page
 
