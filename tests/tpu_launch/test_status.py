@@ -166,8 +166,8 @@ BAD_LINES = {
         ["--gin_file=gin/models/tiny.gin", "--gin_file=gin/runs/pretrain.gin"],
         "expected MODEL_DIR, a text, got none; add --gin.MODEL_DIR=",
     ),
-    "no quotes": (["--gin.MODEL_DIR=runs/x"], "a text is written --gin.MODEL_DIR="),
-    "a number": (["--gin.MODEL_DIR=7"], "expected MODEL_DIR, a text"),
+    "no value": (["--gin.MODEL_DIR="], "expected MODEL_DIR, a text"),
+    "no quotes": (["--gin.MODEL_DIR={empty}"], "a launched run in {empty}, found none"),
     "nothing launched": (
         ['--gin.MODEL_DIR="{empty}"'],
         "expected a launched run in {empty}, found none",
