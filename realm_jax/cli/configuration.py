@@ -7,6 +7,9 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
+
+# Gin uses it without importing it.
+import importlib.util
 import logging
 import pathlib
 import sys
