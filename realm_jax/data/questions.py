@@ -1,5 +1,6 @@
 """Reads and writes questions with their answers, and converts them to arrays."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -90,6 +91,12 @@ def write_questions(
     lines = [json.dumps(_record(q), ensure_ascii=False) + "\n" for q in questions]
     folder, name = os.path.split(os.fspath(path))
     open_store(folder or ".").write(name, "".join(lines).encode())
+
+
+def questions_fingerprint(questions: Iterable[Question]) -> str:
+    """Returns a SHA-256 (hex) of all that is known of questions, in their order."""
+    lines = (json.dumps(_record(question)) + "\n" for question in questions)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def question_specs(

@@ -1,5 +1,6 @@
 """Reads text files, records and their fields, with errors that name the place."""
 
+import codecs
 import gzip
 import json
 import os
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 from realm_jax.errors import BadInputError
 from realm_jax.storage import UnavailableStoreError, open_store
 
+_GZIP = b"\x1f\x8b"
+_NEWLINE = b"\n"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -59,10 +62,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise BadInputError(
-            f"{location}:{line}: expected UTF-8, but the line cannot be read "
-            f"({error}); convert the file."
-        ) from error
+        raise BadInputError(f"{location}:{line}: {_not_utf8(error, 'line')}") from error
 
 
 def json_object(line: str | bytes, where: str) -> dict[str, Any]:
@@ -77,11 +77,12 @@ def json_object(line: str | bytes, where: str) -> dict[str, Any]:
     """
     try:
         record = json.loads(line if isinstance(line, str) else line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise RecordError(where, _not_utf8(error, "line")) from error
     except (ValueError, RecursionError) as error:
         raise RecordError(
             where,
-            f"expected a JSON object in UTF-8, got {shorten(line)} ({error}); correct "
-            "the line.",
+            f"expected a JSON object, got {shorten(line)} ({error}); correct the line.",
         ) from error
     if not isinstance(record, dict):
         raise RecordError(
@@ -134,9 +135,7 @@ def decode(value: bytes, what: str, where: str) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise RecordError(
-            where, f"expected the {what} in UTF-8, got {error}; save it as UTF-8."
-        ) from error
+        raise RecordError(where, _not_utf8(error, what)) from error
 
 
 def clean_text(text: str) -> str:
@@ -149,6 +148,21 @@ def shorten(value: bytes | str) -> str:
     text = value[:400]
     text = text.decode(errors="replace") if isinstance(text, bytes) else text
     return textwrap.shorten(text, 80, placeholder="…")
+
+
+def _not_utf8(error: UnicodeDecodeError, what: str) -> str:
+    """Returns what is wrong with bytes that are not UTF-8, and what to do."""
+    content, start = error.object, error.start
+    line, column = content.count(_NEWLINE, 0, start), content.rfind(_NEWLINE, 0, start)
+    found = f"the byte 0x{content[start]:02x} as byte {start - column}"
+    if _NEWLINE in content:
+        found += f" of line {line + 1}"
+    todo = "save the file as UTF-8."
+    if content.startswith(_GZIP):
+        found, todo = "gzipped data", "end the name of the file in .gz."
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        found = "UTF-16"
+    return f"expected the {what} in UTF-8, got {found}; {todo}"
 
 
 def _read_bytes(location: str) -> bytes:

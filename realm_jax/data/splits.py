@@ -1,6 +1,7 @@
 """Assigns articles to splits by hash, independently of order and without a list."""
 
 import hashlib
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -30,6 +31,21 @@ def is_held_out(source_id: str, fraction: float = VALIDATION_FRACTION) -> bool:
     superset of the articles that a smaller one does.
     """
     return stable_uniform("validation", source_id) < fraction
+
+
+def share_of_at_least_one(source_ids: Iterable[str], fraction: float) -> float:
+    """Returns the fraction that holds out `fraction` of articles, and at least one.
+
+    It is `fraction` itself unless that would hold out none of them: then the article
+    that a growing fraction would hold out first is held out alone. 0 stays 0. Ids are
+    read up to the first that is held out.
+    """
+    first = 1.0
+    for source_id in source_ids:
+        first = min(first, stable_uniform("validation", source_id))
+        if first < fraction:
+            break
+    return math.nextafter(first, 1.0) if 0 < fraction <= first else fraction
 
 
 def held_out(

@@ -115,7 +115,7 @@ class WordPiece:
             [PAD] is not piece 0, or a piece occurs twice.
         """
         try:
-            text = Path(vocab_file).read_text(encoding="utf-8")
+            text = Path(vocab_file).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise BadInputError(
                 f"expected a WordPiece vocabulary (UTF-8, one piece a line) at "
@@ -139,6 +139,7 @@ class WordPiece:
         *,
         lowercase: bool = True,
         strip_accents: bool | None = None,
+        characters: Iterable[str] = (),
     ) -> "WordPiece":
         """Learns a vocabulary of at most `size` pieces and writes it to `path`.
 
@@ -151,13 +152,16 @@ class WordPiece:
           path: path of the `vocab.txt` to write.
           lowercase: as in `__init__`.
           strip_accents: as in `__init__`.
+          characters: characters that are in the vocabulary even if the texts lack
+            them, as the first of a word and within one.
 
         Raises:
-          BadInputError: `size` is too small for the special pieces and the characters
-            of the text, or there is no text.
+          BadInputError: `size` is too small for the special pieces and the characters,
+            or there is no text.
         """
         strip = lowercase if strip_accents is None else strip_accents
-        pieces = _train_pieces(list(texts), size, _normalizer(lowercase, strip))
+        normalizer = _normalizer(lowercase, strip)
+        pieces = _train_pieces(list(texts), size, normalizer, characters)
         wordpiece = cls(pieces, lowercase=lowercase, strip_accents=strip_accents)
         wordpiece.save(path)
         return wordpiece
@@ -190,9 +194,25 @@ class WordPiece:
         Case and spacing of the original are lost: to quote a document, use offsets.
         Decomposed letters are composed again (NFC), so that Korean reads as written.
         """
-        kept = [int(i) for i in ids if i != self.pad]
-        text = self._tokenizer.decode(kept, skip_special_tokens=False)
-        return unicodedata.normalize("NFC", text)
+        [text] = self.decode_parts([ids])
+        return text
+
+    def decode_parts(self, parts: Iterable[Iterable[int]]) -> list[str]:
+        """Returns readable text for consecutive parts of one sequence of ids.
+
+        Joined, the texts are `decode` of the whole sequence: a part begins with the
+        space that separates it from the one before, if there is one.
+        """
+        texts: list[str] = []
+        ids: list[int] = []
+        end = 0
+        for part in parts:
+            ids += [int(i) for i in part if i != self.pad]
+            # A piece is decoded without regard to those that follow.
+            text = self._tokenizer.decode(ids, skip_special_tokens=False)
+            texts.append(unicodedata.normalize("NFC", text[end:]))
+            end = len(text)
+        return texts
 
 
 def _encoding(encoding) -> Encoding:
@@ -266,7 +286,10 @@ def _bert_tokenizer(
 
 
 def _train_pieces(
-    texts: Sequence[str], size: int, normalizer: normalizers.BertNormalizer
+    texts: Sequence[str],
+    size: int,
+    normalizer: normalizers.BertNormalizer,
+    characters: Iterable[str],
 ) -> list[str]:
     if size <= len(SPECIAL_PIECES):
         raise BadInputError(
@@ -281,15 +304,19 @@ def _train_pieces(
     # and breaks ties between pairs by number. A first pass without merges finds those
     # characters; the second receives them in order, which makes it deterministic. It
     # receives the alphabet too, so as not to choose among equally rare characters.
+    # It sees the characters that are asked for too, alone and within a word.
+    wanted = sorted(set(characters))
+    words = [text for character in wanted for text in (character, character * 2)]
     alphabet = _alphabet(texts, normalizer)
-    single = _run_trainer(texts, 0, alphabet, normalizer, SPECIAL_PIECES)
+    alphabet += [c for c in _alphabet(words, normalizer) if c not in set(alphabet)]
+    single = _run_trainer([*texts, *words], 0, alphabet, normalizer, SPECIAL_PIECES)
     inner = sorted(piece for piece in single if piece.startswith("##") and piece[2:])
     first = (*SPECIAL_PIECES, *inner)
     pieces = _run_trainer(texts, size, alphabet, normalizer, first)
     if len(pieces) > size:
         raise BadInputError(
-            f"expected a vocabulary size of at least {len(pieces)}, which the "
-            f"characters of the text alone take, got {size}; raise it."
+            f"expected a vocabulary_size of at least {len(pieces)}, which the "
+            f"characters alone take, got {size}; raise it."
         )
     return pieces
 
@@ -305,6 +332,8 @@ def _alphabet(
         (character for character in counts if not character.isspace()),
         key=lambda character: (-counts[character], character),
     )
+    if not characters:
+        return []
     covered = np.cumsum([counts[character] for character in characters])
     needed = int(np.searchsorted(covered, _ALPHABET_COVERAGE * covered[-1])) + 1
     return characters[: max(_MIN_ALPHABET, needed)]

@@ -12,6 +12,7 @@ import numpy as np
 from realm_jax.data.block_writer import Block
 from realm_jax.data.blocks import decode_text, encode_text
 from realm_jax.data.records import BadRecord
+from realm_jax.errors import BadInputError
 
 _SHOWN = 20
 
@@ -65,6 +66,20 @@ class Summary:
         fields["first_bad"] = [BadRecord(*record) for record in values["first_bad"]]
         fields["left_out"] = Counter(values["left_out"])
         return cls(**fields)
+
+
+def require_few_bad(summary: Summary, max_bad_lines: int) -> None:
+    """Checks that there are no more damaged records than tolerated.
+
+    Raises:
+      BadInputError: there are more; the message names the first.
+    """
+    if summary.bad_records > max_bad_lines:
+        where, reason = summary.first_bad[0]
+        raise BadInputError(
+            f"{where}: {reason} ({summary.bad_records} damaged so far, "
+            f"--max_bad_lines={max_bad_lines})"
+        )
 
 
 class Part(NamedTuple):

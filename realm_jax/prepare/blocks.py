@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import pathlib
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,11 +16,18 @@ from realm_jax.data.corpus import chunk_each, settings_fingerprint
 from realm_jax.data.document_table import document_rows
 from realm_jax.data.documents import Document, LeftOut
 from realm_jax.data.records import BadRecord
+from realm_jax.data.versions import PARENT_FILE
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.prepare.block_parts import Summary, pack_blocks, unpack_blocks
+from realm_jax.prepare.block_parts import (
+    Summary,
+    pack_blocks,
+    require_few_bad,
+    unpack_blocks,
+)
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.documents.source import DocumentSource, Shard
+from realm_jax.prepare.fingerprints import package_code
 from realm_jax.prepare.scratch import ALL_CORES, Report, Scratch, Workers
 from realm_jax.prepare.taggers import loaded_tagger
 from realm_jax.prepare.vocabularies import VocabularyTraining
@@ -88,20 +96,6 @@ class MakeBlocks:
                     require_few_bad(summary, self.max_bad_lines)
 
 
-def require_few_bad(summary: Summary, max_bad_lines: int) -> None:
-    """Checks that there are no more damaged records than tolerated.
-
-    Raises:
-      BadInputError: there are more; the message names the first.
-    """
-    if summary.bad_records > max_bad_lines:
-        where, reason = summary.first_bad[0]
-        raise BadInputError(
-            f"{where}: {reason} ({summary.bad_records} damaged so far, "
-            f"--max_bad_lines={max_bad_lines})"
-        )
-
-
 def assemble(
     directory: str,
     parts: Iterator[bytes],
@@ -151,6 +145,9 @@ class BlocksConfig:
       part_bytes: approximate size of a part of the source, in bytes.
       scratch: parent of the corpus's folder for parts, "" to place it beside the
         corpus.
+      characters: characters that a trained vocabulary holds even if the text lacks
+        them, such as those of the questions. A corpus that is there is not compared
+        with them.
     """
 
     corpus: str
@@ -160,6 +157,7 @@ class BlocksConfig:
     chunk_length: int
     part_bytes: int = PART_BYTES
     scratch: str = ""
+    characters: str = ""
 
 
 def prepare_blocks(
@@ -185,13 +183,32 @@ def prepare_blocks(
         _require_same_settings(config, store, tagger, fingerprint)
         report("blocks", store.num_blocks, store.num_blocks)
         return store
+    return _make(config, source, fingerprint, tagger, report, stop, workers)
+
+
+def _make(
+    config: BlocksConfig,
+    source: DocumentSource,
+    fingerprint: str,
+    tagger: str,
+    report: Report,
+    stop: threading.Event | None,
+    workers: Workers,
+) -> BlockStore:
     scratch = Scratch(config.corpus, config.scratch)
     source.prepare_shards(scratch.folder("unpacked"))
     shards = source.shards()
     vocabulary = config.vocabulary
     if isinstance(vocabulary, VocabularyTraining):
         report("vocabulary", 0, 1)
-        vocabulary = vocabulary.train(source, fingerprint, scratch.store())
+        vocabulary = vocabulary.train(
+            source,
+            fingerprint,
+            scratch.store(),
+            name=config.source if isinstance(config.source, str) else "the source",
+            characters=config.characters,
+            max_bad_lines=workers.max_bad_lines,
+        )
     settings = settings_fingerprint(
         vocabulary=vocabulary,
         tagger_name=tagger,
@@ -207,7 +224,9 @@ def prepare_blocks(
         config.chunk_length,
         workers.max_bad_lines,
     )
-    folder = f"blocks-{settings[:16]}-{config.part_bytes}-{PART_VERSION}"
+    code = package_code()
+    made_so = f"{settings[:16]}-{code['source'][:16]}"
+    folder = f"blocks-{made_so}-{config.part_bytes}-{PART_VERSION}"
     parts = _parts(names, make, scratch, folder, report, stop, workers)
     try:
         store = assemble(
@@ -221,6 +240,7 @@ def prepare_blocks(
                 "source": fingerprint,
                 "settings_fingerprint": settings,
                 "vocabulary_training": _training(config),
+                "made_by": code,
             },
         )
     except EmptyCorpusError:
@@ -280,12 +300,47 @@ def _require_same_settings(
     )
     trained = store.info.get("vocabulary_training")
     same = store.info.get("settings_fingerprint") == wanted
-    if not same or trained != _training(config):
-        raise BadInputError(
-            f"expected {config.corpus} to be absent or made from {config.source} with "
-            f"these settings, but it holds another corpus (tagger "
-            f"{store.info.get('tagger')!r}, {store.chunk_length} wordpieces a block, "
-            f"{store.vocabulary.size} in a vocabulary that was "
-            f"{'trained on it' if trained else 'given'}); remove it or choose "
-            "another CORPUS"
+    if same and trained == _training(config):
+        return
+    differences = _differences(config, store, tagger, source)
+    raise BadInputError(
+        f"expected {config.corpus} to be absent or made from {config.source} with "
+        f"these settings, but it holds another corpus: {'; '.join(differences)}; give "
+        "the settings that it was made with, choose another CORPUS, or remove it: rm "
+        f"-r {shlex.quote(config.corpus)}"
+    )
+
+
+def _differences(
+    config: BlocksConfig, store: BlockStore, tagger: str, source: str
+) -> list[str]:
+    """Returns how the corpus that is there differs from the one that is asked for."""
+    found = []
+    if store.info.get("source") != source:
+        updated = (pathlib.Path(config.corpus) / PARENT_FILE).exists()
+        found.append(
+            'SOURCE: it is a version that update-corpus has made, for which SOURCE=""'
+            if updated
+            else f"SOURCE: it was made from other text than that of {config.source}"
         )
+    if store.info.get("tagger") != tagger:
+        found.append(f"TAGGER: {store.info.get('tagger')!r}, not {tagger!r}")
+    if store.chunk_length != config.chunk_length:
+        found.append(f"chunk_length: {store.chunk_length}, not {config.chunk_length}")
+    trained, asked = store.info.get("vocabulary_training"), _training(config)
+    if trained and asked:
+        names = {"size": "vocabulary_size"}
+        found += [
+            f"{names.get(name, name)}: {trained.get(name)}, not {value}"
+            for name, value in asked.items()
+            if trained.get(name) != value
+        ]
+    elif trained or asked:
+        was, wanted = ("trained on it", "given") if trained else ("given", "trained")
+        found.append(
+            f"VOCABULARY: its {store.vocabulary.size} wordpieces were {was}, not "
+            f"{wanted}"
+        )
+    elif getattr(config.vocabulary, "fingerprint", "") != store.vocabulary.fingerprint:
+        found.append("VOCABULARY: it has other wordpieces, or rules for case")
+    return found or ["it has another format"]

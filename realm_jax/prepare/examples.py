@@ -2,23 +2,26 @@
 
 import dataclasses
 import functools
+import hashlib
 import importlib
+import itertools
+import json
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator
-
-import numpy as np
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples, write_examples
 from realm_jax.data.features import Example
-from realm_jax.data.questions import pattern_length, question_examples, read_questions
+from realm_jax.data.questions import read_questions
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.block_parts import pack_arrays, unpack_arrays
+from realm_jax.prepare.fingerprints import changed_modules
 
 _BLOCKS_PER_SHARD = 4096
 _MAX_SHARDS = 1024
-_NAME = re.compile(r"(.+)\.(.+)\.(\d+)-of-(\d+)")
+_NAME = re.compile(r"(.+)\.(.+)\.(\d+)-of-(\d+)\.[0-9a-f]+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +48,6 @@ def register(config: TaskSettings) -> None:
     # TensorFlow takes seconds to import, and a complete corpus does not need it.
     import seqio
 
-    from realm_jax.data.blocks import BlockStore
     from realm_jax.prepare import question_tasks, seqio_tasks
 
     for module in config.modules:
@@ -79,8 +81,8 @@ def _num_shards(num_blocks: int) -> int:
     return min(max(1, num_blocks // _BLOCKS_PER_SHARD), _MAX_SHARDS)
 
 
-def part_names(config: TaskSettings, task: str, split: str) -> list[str]:
-    """Returns the names of the parts of a split, in order; none if it does not exist.
+def metadata(config: TaskSettings, task: str, split: str) -> dict[str, Any] | None:
+    """Returns `materialise.metadata` of a task, None if it has no such split.
 
     Raises:
       BadInputError: there is no such task.
@@ -89,9 +91,25 @@ def part_names(config: TaskSettings, task: str, split: str) -> list[str]:
     from realm_jax.prepare import materialise
 
     if split not in materialise.find_task(task).splits:
-        return []
+        return None
+    return materialise.metadata(task, split, config.seed)
+
+
+def part_names(
+    config: TaskSettings, task: str, split: str, metadata: Mapping[str, Any]
+) -> list[str]:
+    """Returns the names of the parts of a split, in order.
+
+    They end in a fingerprint of the metadata, so that parts of other code or settings
+    have other names.
+    """
+    register(config)
+    from realm_jax.prepare import materialise
+
     count = materialise.num_shards(task, split)
-    return [f"{task}.{split}.{i:05d}-of-{count:05d}" for i in range(count)]
+    content = json.dumps(metadata, sort_keys=True).encode()
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    return [f"{task}.{split}.{i:05d}-of-{count:05d}.{digest}" for i in range(count)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,18 +118,27 @@ class MakeExamples:
 
     Attributes:
       config: the corpus and the settings of its tasks.
+      modules: the source of the user's modules, see `fingerprints.module_code`.
     """
 
     config: TaskSettings
+    modules: Mapping[str, str]
 
     def __call__(self, name: str, check: Callable[[], None]) -> bytes:
         """Returns the examples of the shard, serialised, one array per feature.
 
         Raises:
-          BadInputError: an example has no fixed shape, or a text cannot be read.
+          BadInputError: an example has no fixed shape, a text cannot be read, or a
+            module of the user's has changed since the work began.
         """
         register(self.config)
         from realm_jax.prepare import materialise
+
+        if changed := changed_modules(self.modules):
+            raise BadInputError(
+                f"expected modules to stay as they are while examples are made, but "
+                f"{', '.join(changed)} has changed; run the same command again"
+            )
 
         match = _NAME.fullmatch(name)
         assert match is not None
@@ -127,24 +154,28 @@ class MakeExamples:
 
 
 def assemble(
-    config: TaskSettings,
     task: str,
     split: str,
     directory: pathlib.Path,
     parts: Iterable[bytes],
+    metadata: Mapping[str, Any],
 ) -> Examples:
     """Writes the examples of all parts, in order.
 
     Raises:
       BadInputError: there are no examples, shapes differ, or the disk is full.
     """
-    from realm_jax.prepare import materialise
-
-    directory.parent.mkdir(parents=True, exist_ok=True)
     examples = (example for part in parts if (example := unpack_arrays(part)))
-    metadata = materialise.metadata(task, split, config.seed)
+    first = next(examples, None)
+    if first is None:
+        raise BadInputError(
+            f"expected examples of {task} in the split {split!r}, got none: nothing in "
+            "it has what they are made of; prepare more articles, or change "
+            "prepare.PrepareConfig.validation_fraction"
+        )
+    directory.parent.mkdir(parents=True, exist_ok=True)
     try:
-        return write_examples(directory, examples, metadata)
+        return write_examples(directory, itertools.chain([first], examples), metadata)
     except BadInputError as error:
         raise BadInputError(f"{task}, split {split!r}: {error}") from error
 
@@ -168,65 +199,3 @@ def _concatenate(batches: Iterable[Example]) -> Example:
 def examples_folder(corpus: str, task: str, split: str) -> pathlib.Path:
     """Returns the directory of the examples of a task and split."""
     return pathlib.Path(corpus) / "examples" / task / split
-
-
-def are_there(tasks: TaskSettings, store: BlockStore, task: str, split: str) -> bool:
-    """Returns whether the examples of exactly these settings exist.
-
-    Args:
-      tasks: settings of the tasks.
-      store: the corpus from which the examples are made.
-      task: name of the task.
-      split: split of the task.
-
-    Raises:
-      BadInputError: examples of other settings exist, which are never overwritten.
-    """
-    folder = examples_folder(tasks.knowledge or tasks.corpus, task, split)
-    if not folder.exists():
-        return False
-    expect: dict[str, object] = {"vocabulary_fingerprint": store.vocabulary.fingerprint}
-    if task in (f"{tasks.name}_ict", f"{tasks.name}_salient"):
-        expect["corpus_fingerprint"] = (
-            BlockStore.open(tasks.knowledge) if tasks.knowledge else store
-        ).fingerprint
-        # Covers the spans, which the corpus fingerprint leaves out.
-        expect["settings_fingerprint"] = store.info.get("settings_fingerprint", "")
-        expect["validation_fraction"] = tasks.validation_fraction
-        expect["seed"] = tasks.seed
-    examples = Examples.open(folder, expect=expect)
-    if not _fit(tasks, store, task, split, examples):
-        raise BadInputError(
-            f"expected {folder} to be absent or made with these settings, but its "
-            "examples are of other lengths or other questions; remove it to have it "
-            "made again"
-        )
-    return True
-
-
-def _fit(
-    tasks: TaskSettings, store: BlockStore, task: str, split: str, examples: Examples
-) -> bool:
-    """Returns whether examples have the configured lengths, and the same questions."""
-    features = examples.features
-    if task == f"{tasks.name}_ict":
-        return (features["query_ids"].shape[1], features["document_ids"].shape[1]) == (
-            tasks.inverse_cloze_query_length,
-            tasks.document_length,
-        )
-    if task == f"{tasks.name}_salient":
-        return (features["query_ids"].shape[1], features["mask_ids"].shape[1]) == (
-            tasks.query_length,
-            tasks.max_masks,
-        )
-    if task != f"{tasks.name}_questions":
-        return True
-    made = question_examples(
-        read_questions(tasks.questions, split),
-        store.vocabulary,
-        query_length=tasks.query_length,
-        max_pattern_length=pattern_length(read_questions(tasks.questions)),
-    )
-    return features.keys() == made.keys() and all(
-        np.array_equal(features[name], made[name]) for name in made
-    )

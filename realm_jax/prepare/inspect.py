@@ -3,6 +3,7 @@
 Importing this module imports TensorFlow.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -200,7 +201,8 @@ def _examples(
                 yield example
                 left -= 1
         except tf.errors.OpError as error:
-            raise materialise.unwrapped(error) from error
+            materialise.raise_bad_input(error)
+            raise
         if not left:
             return
 
@@ -360,15 +362,16 @@ def _bracketed(
 ) -> str:
     """Returns the text of a row with the runs in brackets."""
     special = (vocabulary.pad, vocabulary.cls, vocabulary.sep)
-
-    def text(start: int, end: int) -> str:
-        return vocabulary.decode(i for i in ids[start:end] if i not in special)
-
-    parts, place = [], 0
-    for start, end in runs:
-        parts += [text(place, start), mark(f"[{text(start, end)}]")]
-        place = end
-    return " ".join(part for part in (*parts, text(place, len(ids))) if part)
+    bounds = [0, *itertools.chain.from_iterable(runs), len(ids)]
+    texts = vocabulary.decode_parts(
+        [i for i in ids[start:end] if i not in special]
+        for start, end in itertools.pairwise(bounds)
+    )
+    for run in range(1, len(texts), 2):
+        text = texts[run].lstrip()
+        space = texts[run].removesuffix(text)
+        texts[run] = f"{space}{mark(f'[{text}]')}"
+    return "".join(texts)
 
 
 def _any(value: Any, feature: Any) -> str:

@@ -136,10 +136,11 @@ def batches(
             "tool, add the cache directory, or do without the cache."
         ) from error
     except tf.errors.OpError as error:
-        raise unwrapped(error) from error
+        raise_bad_input(error)
+        raise
 
 
-def unwrapped(error: tf.errors.OpError) -> Exception:
-    """Returns the `BadInputError` wrapped by TensorFlow, or else `error` itself."""
-    found = re.search(r"BadInputError: (.*)", str(error))
-    return BadInputError(found[1]) if found else error
+def raise_bad_input(error: tf.errors.OpError) -> None:
+    """Raises the `BadInputError` that TensorFlow has wrapped, if there is one."""
+    if found := re.search(r"BadInputError: (.*)", str(error)):
+        raise BadInputError(found[1]) from error

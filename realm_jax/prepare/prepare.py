@@ -24,14 +24,19 @@ from realm_jax.data.records import read_text
 from realm_jax.data.splits import VALIDATION_FRACTION
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
-from realm_jax.prepare import examples, vocabularies
+from realm_jax.prepare import examples, existing, vocabularies
 from realm_jax.prepare.blocks import PART_BYTES, BlocksConfig, prepare_blocks
-from realm_jax.prepare.examples import are_there, examples_folder
+from realm_jax.prepare.examples import examples_folder
+from realm_jax.prepare.fingerprints import module_code
 from realm_jax.prepare.scratch import ALL_CORES, Report, Scratch, Workers
+from realm_jax.prepare.taggers import loaded_tagger
 from realm_jax.prepare.vocabularies import VocabularyTraining
 
 # Version of the arrays in parts of examples; parts of other versions are not used.
 _PARTS_VERSION = 2
+# The examples of so many blocks take one process about as long as Beam takes to start.
+_FEW_BLOCKS = 4096
+_FEW_PARTS = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,11 +128,13 @@ def run(
     else:
         store = _existing(config)
     tasks = _task_settings(config)
-    missing = [
-        (task, split)
-        for task, split in wanted
-        if not are_there(tasks, store, task, split)
-    ]
+    found = {key: existing.find_examples(tasks, store, *key) for key in wanted}
+    if "questions" in _wanted_suffixes(config):
+        name = f"{config.name}_questions"
+        splits = {split for task, split in wanted if task == name}
+        existing.require_no_other_splits(tasks, name, splits)
+    existing.report_other_code(store, filter(None, found.values()))
+    missing = [key for key, made in found.items() if made is None]
     if missing:
         _make_examples(config, tasks, store, missing, report, stop, workers)
     return store
@@ -149,6 +156,23 @@ def _existing(config: PrepareConfig) -> BlockStore:
             f"expected the chunk_length {store.chunk_length} of {config.corpus}, got "
             f"{config.chunk_length}; set it, or give a SOURCE to prepare another corpus"
         )
+    given = _vocabulary(config)
+    if (
+        isinstance(given, WordPiece)
+        and given.fingerprint != store.vocabulary.fingerprint
+    ):
+        raise BadInputError(
+            f"expected the vocabulary of {config.corpus}, got another by VOCABULARY or "
+            "KNOWLEDGE; leave it out, or give a SOURCE to prepare another corpus"
+        )
+    tagger = store.info.get("tagger", "")
+    if tagger and config.tagger != "auto":
+        asked = loaded_tagger(config.tagger).name
+        if asked != tagger:
+            raise BadInputError(
+                f"expected the TAGGER {tagger} of {config.corpus}, got {asked}; leave "
+                "it out, or give a SOURCE to prepare another corpus"
+            )
     return store
 
 
@@ -161,7 +185,17 @@ def _blocks_config(config: PrepareConfig) -> BlocksConfig:
         chunk_length=config.chunk_length,
         part_bytes=config.part_bytes,
         scratch=config.scratch,
+        characters=_characters(config),
     )
+
+
+def _characters(config: PrepareConfig) -> str:
+    """Returns the characters of the questions, for a vocabulary that is trained."""
+    if not config.questions:
+        return ""
+    questions = read_questions(config.questions)
+    texts = (text for q in questions for text in (q.question, *q.answers))
+    return "".join(sorted(set(itertools.chain.from_iterable(texts))))
 
 
 def _vocabulary(config: PrepareConfig) -> WordPiece | VocabularyTraining:
@@ -236,31 +270,48 @@ def _make_examples(
     stop: threading.Event,
     workers: Workers,
 ) -> None:
-    names = {
-        (task, split): examples.part_names(tasks, task, split)
+    metadata = {
+        (task, split): {**described, existing.MADE_BY: existing.made_by(tasks, task)}
         for task, split in missing
+        if (described := examples.metadata(tasks, task, split)) is not None
     }
+    names = {
+        (task, split): examples.part_names(tasks, task, split, described)
+        for (task, split), described in metadata.items()
+    }
+    make = examples.MakeExamples(tasks, module_code(tasks.modules))
+    scratch = Scratch(config.corpus, config.scratch)
+    all_names = list(itertools.chain.from_iterable(names.values()))
+    parts = _parts_folder(config, tasks, store), all_names, make
+    told = {"what": "examples", "report": report, "stop": stop}
+    if _is_little(store, all_names, workers):
+        read = scratch.make_here(*parts, **told)
+    else:
+        read = scratch.make_parts(*parts, **told, workers=workers).read
+    for (task, split), parts_of_split in names.items():
+        folder = examples_folder(config.knowledge or config.corpus, task, split)
+        contents = map(read, parts_of_split)
+        examples.assemble(task, split, folder, contents, metadata[task, split])
+    scratch.clear()
+
+
+def _is_little(store: BlockStore, names: Sequence[str], workers: Workers) -> bool:
+    """Returns whether one process is faster: others take seconds to start."""
+    is_small = store.num_blocks <= _FEW_BLOCKS and len(names) <= _FEW_PARTS
+    return is_small and workers.count <= 1 and not workers.beam_flags
+
+
+def _parts_folder(
+    config: PrepareConfig, tasks: examples.TaskSettings, store: BlockStore
+) -> str:
+    """Returns the name of the folder of the parts of a corpus and its settings."""
     settings = [
         _PARTS_VERSION,
         dataclasses.asdict(tasks),
+        store.fingerprint,
         store.info.get("settings_fingerprint"),
     ]
     if config.questions:
         settings.append(read_text(config.questions))
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-    scratch = Scratch(config.corpus, config.scratch)
-    parts = scratch.make_parts(
-        f"examples-{digest[:16]}",
-        list(itertools.chain.from_iterable(names.values())),
-        examples.MakeExamples(tasks),
-        what="examples",
-        report=report,
-        stop=stop,
-        workers=workers,
-    )
-    for task, split in missing:
-        if names[task, split]:
-            folder = examples_folder(config.knowledge or config.corpus, task, split)
-            contents = map(parts.read, names[task, split])
-            examples.assemble(tasks, task, split, folder, contents)
-    scratch.clear()
+    return f"examples-{digest[:16]}"

@@ -16,6 +16,7 @@ from realm_jax.data.questions import (
     pattern_length,
     question_examples,
     question_specs,
+    questions_fingerprint,
     require_patterns_fit,
 )
 from realm_jax.data.wordpiece import WordPiece
@@ -27,7 +28,7 @@ class QuestionSource(seqio.FunctionDataSource):
 
     Attributes:
       vocabulary: the tokenizer of the corpus.
-      provenance: fingerprint of the vocabulary.
+      provenance: fingerprints of the vocabulary and of the questions.
     """
 
     def __init__(self, questions: list[Question], vocabulary: WordPiece):
@@ -36,7 +37,10 @@ class QuestionSource(seqio.FunctionDataSource):
         for row, question in enumerate(questions):
             rows.setdefault(question.split, []).append(row)
         self.vocabulary = vocabulary
-        self.provenance = {"vocabulary_fingerprint": vocabulary.fingerprint}
+        self.provenance = {
+            "vocabulary_fingerprint": vocabulary.fingerprint,
+            "questions_fingerprint": questions_fingerprint(questions),
+        }
 
         def dataset_fn(split: str, shuffle_files: bool, seed: int | None = None):
             del shuffle_files, seed  # A single shard, which the task itself shuffles.

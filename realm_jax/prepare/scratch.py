@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from realm_jax.errors import StoppedError
 from realm_jax.storage import Store, open_store
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Workers:
     beam_flags: Sequence[str] = ()
     max_bad_lines: int = 0
 
+
+_MADE_HERE = "made_here"
 
 ALL_CORES = Workers()
 """One process per core of this machine."""
@@ -72,6 +75,39 @@ class Scratch:
             store.delete(name)
         # On a disk, empty folders remain.
         shutil.rmtree(self.url, ignore_errors=True)
+
+    def make_here(
+        self,
+        folder: str,
+        names: Sequence[str],
+        make_part: "MakePart",
+        *,
+        what: str,
+        report: Report,
+        stop: threading.Event,
+    ) -> Callable[[str], bytes]:
+        """Makes the missing parts in this process, without Beam.
+
+        Returns:
+          A function that reads a part by its name.
+
+        Raises:
+          BadInputError: bad input was found.
+          StoppedError: `stop` was set; finished parts are kept.
+        """
+
+        def check() -> None:
+            if stop.is_set():
+                raise StoppedError("stopped; the same command goes on from here")
+
+        store = open_store(self.folder(folder))
+        for number, name in enumerate(names):
+            check()
+            report(what, number, len(names))
+            if not store.exists(f"{_MADE_HERE}/{name}"):
+                store.write(f"{_MADE_HERE}/{name}", make_part(name, check))
+        report(what, len(names), len(names))
+        return lambda name: store.read(f"{_MADE_HERE}/{name}")
 
     def make_parts(
         self,

@@ -6,8 +6,9 @@ Importing this module imports TensorFlow.
 import copy
 import functools
 import hashlib
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import seqio
@@ -18,7 +19,13 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.data.features import Example, FeatureSpecs, in_chunks, int32
 from realm_jax.data.random_masking import random_span_examples, random_token_examples
 from realm_jax.data.salient_spans import Tagger
-from realm_jax.data.splits import TRAIN, VALIDATION, VALIDATION_FRACTION, held_out
+from realm_jax.data.splits import (
+    TRAIN,
+    VALIDATION,
+    VALIDATION_FRACTION,
+    held_out,
+    share_of_at_least_one,
+)
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.tf_datasets import expand, output_features, restore_shapes
@@ -32,11 +39,12 @@ class BlockSource(seqio.DataSource):
 
     A shard is a range of blocks, of which each split takes its own: the held-out
     articles do not depend on the number of shards. The texts of a shard, which name the
-    article of each block, are read when the shard is first used.
+    article of each block, are read when the shard is first used. Of a few articles at
+    least one is held out, unless the fraction is 0.
 
     Attributes:
       store: the corpus.
-      provenance: fingerprints of corpus, vocabulary and settings, and the share of
+      provenance: fingerprints of corpus, vocabulary and settings, and the fraction of
         held-out articles.
     """
 
@@ -46,7 +54,8 @@ class BlockSource(seqio.DataSource):
         Args:
           store: the corpus.
           num_shards: number of ranges of its blocks.
-          fraction: share of the articles in the validation split.
+          fraction: share of the articles in the validation split; of a few articles
+            that is at least one, unless it is 0.
         """
         super().__init__(splits=(TRAIN, VALIDATION))
         self.store = store
@@ -97,7 +106,8 @@ class BlockSource(seqio.DataSource):
             raise BadInputError(
                 f"expected articles in the split {split!r}, got none of the "
                 f"{self.store.num_blocks} blocks of {self.store.directory} (a share of "
-                f"{self._fraction} is held out); change validation_fraction."
+                f"{self._fraction} is held out, of few articles at least one); prepare "
+                "more articles or change prepare.PrepareConfig.validation_fraction."
             )
         dataset = tf.data.Dataset.from_tensor_slices(ids)
         if shuffle and len(ids):
@@ -111,11 +121,24 @@ class BlockSource(seqio.DataSource):
 
     def _read_held_out(self, shard: int) -> np.ndarray:
         blocks = np.arange(self._bounds[shard], self._bounds[shard + 1])
-        parts = [
-            held_out((t.source_id for t in self.store.texts(ids)), self._fraction)
-            for ids in in_chunks(blocks, _READ_BLOCKS)
-        ]
-        return np.concatenate(parts)
+        return held_out(self._articles(blocks), self._share)
+
+    @functools.cached_property
+    def _share(self) -> float:
+        store = self.store
+        is_small = store.info.get("num_documents", store.num_blocks) <= _FEW_ARTICLES
+        if not is_small or store.num_blocks > _FEW_BLOCKS:
+            return self._fraction
+        shards = itertools.pairwise(self._bounds)
+        articles = (self._articles(np.arange(start, end)) for start, end in shards)
+        return share_of_at_least_one(
+            itertools.chain.from_iterable(articles), self._fraction
+        )
+
+    def _articles(self, blocks: np.ndarray) -> Iterator[str]:
+        """Yields the id of the article of each block."""
+        for ids in in_chunks(blocks, _READ_BLOCKS):
+            yield from (text.source_id for text in self.store.texts(ids))
 
 
 def register_corpus(
@@ -322,4 +345,8 @@ def provenance(provider: seqio.Task | seqio.Mixture) -> dict[str, str | float]:
 
 
 _READ_BLOCKS = 4096
+# One per cent of 2,000 articles is none once in five hundred million times; and of so
+# few, the texts of so many blocks are read within seconds.
+_FEW_ARTICLES = 2000
+_FEW_BLOCKS = 1 << 17
 _SHUFFLE_BUFFER = 1 << 20

@@ -35,6 +35,7 @@ from realm_jax.prepare.blocks import PART_BYTES, BlocksConfig, prepare_blocks
 from realm_jax.prepare.documents.files import combined_sha256, find_files
 from realm_jax.prepare.documents.lines import LineSource
 from realm_jax.prepare.documents.source import DocumentSource, read_all
+from realm_jax.prepare.fingerprints import package_code
 from realm_jax.prepare.scratch import ALL_CORES, Report, Scratch, Workers
 from realm_jax.prepare.taggers import option_of
 
@@ -110,7 +111,8 @@ def run(
     if not made_before:
         corpus.verify()  # Else damaged blocks would be copied with new checksums.
         scratch = Scratch(config.output)
-        folder = scratch.folder(f"changes-{settings['source'][:16]}")
+        made_so = f"{settings['source'][:16]}-{package_code()['source'][:16]}"
+        folder = scratch.folder(f"changes-{made_so}")
         changes = _with_blocks(there, changes, folder, report, stop, workers)
         if not _num_blocks(there, changes, places):
             scratch.clear()
@@ -280,6 +282,7 @@ def _metadata(
 ) -> dict[str, Any]:
     """Returns corpus.json without the entries that the writer adds."""
     info = {**corpus.info, **settings, "num_documents": len(documents)}
+    info["made_by"] = package_code()
     if "vocabulary_training" in info:
         info["vocabulary_training"] = None  # Not trained on this text, but given.
     if "summary" in info:

@@ -1,17 +1,25 @@
 """Trains vocabularies on the text of a corpus."""
 
 import dataclasses
+import hashlib
 import pathlib
+import string
 import tempfile
 from collections.abc import Iterator
 
-from realm_jax.data.documents import Document
+from realm_jax.data.documents import Document, LeftOut
+from realm_jax.data.records import BadRecord
 from realm_jax.data.wordpiece import WordPiece
+from realm_jax.errors import BadInputError
+from realm_jax.prepare.block_parts import Summary, require_few_bad
 from realm_jax.prepare.documents.source import DocumentSource, read_all
 from realm_jax.storage import Store
 
 SIZE = 8192
 """Default size of a trained vocabulary, in wordpieces."""
+
+# A small text may lack letters, and a question mark, that questions are made of.
+_ALWAYS = string.digits + string.ascii_letters + string.punctuation + "‘’“”–—…"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,35 +38,76 @@ class VocabularyTraining:
     strip_accents: bool | None = None
 
     def train(
-        self, source: DocumentSource, fingerprint: str, scratch: Store
+        self,
+        source: DocumentSource,
+        fingerprint: str,
+        scratch: Store,
+        *,
+        name: str = "the source",
+        characters: str = "",
+        max_bad_lines: int = 0,
     ) -> WordPiece:
         """Trains a vocabulary, or loads the one of an earlier run on the same text.
+
+        Printable ASCII, typographic quotes and dashes are in every trained vocabulary,
+        whatever the text.
 
         Args:
           source: source of the text.
           fingerprint: fingerprint of the source.
           scratch: store that keeps the vocabulary for a run that resumes.
+          name: name of the source in errors.
+          characters: further characters that the vocabulary must hold.
+          max_bad_lines: largest number of damaged records tolerated.
 
         Raises:
-          BadInputError: the source cannot be read, or has too little text.
+          BadInputError: the source cannot be read, has too many damaged records or no
+            text, or `size` is too small for the characters.
         """
+        wanted = {c for c in _ALWAYS + characters if not c.isspace()}
+        alphabet = "".join(sorted(wanted))
+        digest = hashlib.sha256(alphabet.encode()).hexdigest()
         rules = {"lowercase": self.lowercase, "strip_accents": self.strip_accents}
         accents = "" if self.strip_accents is None else f"-{self.strip_accents}"
         case = "lower" if self.lowercase else "cased"
-        name = f"vocab-{fingerprint[:16]}-{self.size}-{case}{accents}.txt"
+        rest = f"{self.size}-{case}{accents}-{digest[:8]}"
+        file = f"vocab-{fingerprint[:16]}-{rest}.txt"
         # A temporary folder suffices, as the corpus keeps its own copy.
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "vocab.txt"
-            if scratch.exists(name):
-                path.write_bytes(scratch.read(name))
+            if scratch.exists(file):
+                path.write_bytes(scratch.read(file))
                 return WordPiece.load(path, **rules)
-            trained = WordPiece.train(_texts(source), self.size, path, **rules)
-            scratch.write(name, path.read_bytes())
+            trained = WordPiece.train(
+                _texts(source, name, max_bad_lines),
+                self.size,
+                path,
+                characters=alphabet,
+                **rules,
+            )
+            scratch.write(file, path.read_bytes())
             return trained
 
 
-def _texts(source: DocumentSource) -> Iterator[str]:
+def _texts(source: DocumentSource, name: str, max_bad_lines: int) -> Iterator[str]:
+    """Yields titles and texts; damage is refused here, before hours of work."""
+    summary = Summary()
+    is_blank = True
     for record in read_all(source):
-        if isinstance(record, Document):
-            yield record.title
-            yield record.text
+        match record:
+            case Document():
+                summary.documents += 1
+                is_blank &= not record.text.strip()
+                yield record.title
+                yield record.text
+            case BadRecord():
+                summary.add_bad(record)
+                require_few_bad(summary, max_bad_lines)
+            case LeftOut():
+                summary.left_out[record.reason] += 1
+    if is_blank:
+        raise BadInputError(
+            f"expected documents with text in {name}, got {summary.documents} without "
+            f"any, {summary.bad_records} damaged and {summary.left_out.total()} left "
+            "out; check the file."
+        )

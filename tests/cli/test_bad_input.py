@@ -185,7 +185,7 @@ class TestPrepare:
         inputs = tiny_run.copy(finished, tmp_path, "corpus")
         shutil.rmtree(inputs / "corpus" / "examples")
         fraction = "prepare.PrepareConfig.validation_fraction"
-        arguments = replaced(tiny_run.arguments("prepare", inputs), fraction, 1e-9)
+        arguments = replaced(tiny_run.arguments("prepare", inputs), fraction, 0.0)
         # Its own process: what it registers with SeqIO would stay in this one.
         done = run_program(["realm_jax.cli.main", *arguments, "--workers=1"])
         assert done.returncode == 2
@@ -197,19 +197,21 @@ class TestPrepare:
         root = tiny_run.copy(finished, tmp_path, "corpus")
         arguments = tiny_run.arguments("prepare", root)
         size = "prepare.PrepareConfig.vocabulary_size"
-        refuse(replaced(arguments, size, 290), f"{root}/corpus", "trained on it")
+        asked = "vocabulary_size: 300, not 290"
+        refuse(replaced(arguments, size, 290), f"{root}/corpus", asked)
         given = str(root / "corpus" / "vocab.txt")
         arguments = tiny_run.arguments("prepare", root, VOCABULARY=given)
-        refuse(arguments, f"{root}/corpus")
+        refuse(arguments, f"{root}/corpus", "trained on it, not given")
 
     def test_corpus_of_other_settings_or_text(self, refuse, finished, tmp_path):
         root = tiny_run.copy(finished, tmp_path, "corpus")
         arguments = tiny_run.arguments("prepare", root)
         chunk_length = "prepare.PrepareConfig.chunk_length"
-        refuse(replaced(arguments, chunk_length, 30), f"{root}/corpus", "40")
+        said = "chunk_length: 40, not 30"
+        refuse(replaced(arguments, chunk_length, 30), f"{root}/corpus", said)
         with (root / "articles.jsonl").open("a") as file:
             file.write('{"title": "More", "text": "There is more."}\n')
-        refuse(arguments, f"{root}/corpus", "another corpus")
+        refuse(arguments, f"{root}/corpus", "another corpus", "other text")
 
     def test_examples_of_other_lengths_or_questions(self, refuse, finished, tmp_path):
         root = tiny_run.copy(finished, tmp_path, "corpus")
@@ -227,7 +229,8 @@ class TestPrepare:
             refuse(replaced(arguments, binding, value), examples, name)
         questions = (root / "questions.jsonl").read_text()
         (root / "questions.jsonl").write_text(questions.replace("1200", "1199"))
-        refuse(arguments, examples / "towns_questions" / "train", "remove it")
+        folder = examples / "towns_questions"
+        refuse(arguments, folder / "train", "questions have changed", f"rm -r {folder}")
 
     def test_full_disk(self, inputs):
         done = run_program(

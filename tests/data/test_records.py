@@ -32,7 +32,11 @@ def test_text_is_read_from_a_bucket(tmp_path):
         ("nowhere.txt", None, "cannot be read"),
         ("a.gz", b"no gzip", "cannot be read"),
         ("a.gz", gzip.compress(b"cut", mtime=0)[:-5], "cannot be read"),
-        ("a.txt", b"one\ntwo\nthr\xff\xfe\n", "a.txt:3: expected UTF-8"),
+        (
+            "a.txt",
+            b"one\ntwo\nthr\xff\xfe\n",
+            "a.txt:3: expected the line in UTF-8, got the byte 0xff as byte 4 of",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, name, content, message):

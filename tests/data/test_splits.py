@@ -2,7 +2,12 @@ import hashlib
 
 import pytest
 
-from realm_jax.data.splits import held_out, is_held_out, stable_uniform
+from realm_jax.data.splits import (
+    held_out,
+    is_held_out,
+    share_of_at_least_one,
+    stable_uniform,
+)
 
 
 def test_numbers_stay_what_they_were():
@@ -34,3 +39,16 @@ def test_nothing_and_everything_can_be_held_out():
     sources = [f"article {i}" for i in range(100)]
     assert not held_out(sources, 0.0).any()
     assert held_out(sources, 1.0).all()
+
+
+def test_of_a_few_articles_the_first_that_any_share_holds_out_is_held_out():
+    sources = [f"article {i}" for i in range(20)]
+    assert not held_out(sources, 0.01).any()
+    kept = held_out(sources, share_of_at_least_one(sources, 0.01))
+    assert kept.sum() == 1
+    shares = [share / 1000 for share in range(1001)]
+    smallest = next(share for share in shares if held_out(sources, share).any())
+    assert held_out(sources, smallest)[kept].all()
+    # A share that holds out enough stays, and so does none at all.
+    assert share_of_at_least_one(sources, 0.5) == 0.5
+    assert share_of_at_least_one(sources, 0.0) == 0.0

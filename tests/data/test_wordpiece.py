@@ -1,6 +1,7 @@
 """WordPiece against a plain rendering of the algorithm that BERT published."""
 
 import hashlib
+import itertools
 import subprocess
 import sys
 import unicodedata
@@ -205,6 +206,37 @@ def test_training_writes_the_same_file_in_every_process(tmp_path):
     assert trained.size == 80
     assert trained.pieces[:5] == SPECIAL_PIECES
     assert trained.unk not in np.concatenate([trained.encode(t).ids for t in TEXTS])
+
+
+def test_characters_that_are_asked_for_are_known_in_every_place(tmp_path):
+    asked = "qzŽ?…中"
+    plain = WordPiece.train(TEXTS, 120, tmp_path / "plain")
+    trained = WordPiece.train(TEXTS, 120, tmp_path / "more", characters=asked)
+    for text in ("qzq", "zqŽ", "q?", "…z", "中z中"):
+        assert trained.unk not in trained.encode(text).ids
+        assert plain.unk in plain.encode(text).ids
+    with pytest.raises(BadInputError, match="vocabulary_size of at least"):
+        WordPiece.train(TEXTS, 60, tmp_path / "few", characters=map(chr, range(33, 99)))
+
+
+@given(
+    st.lists(st.integers(0, len(PIECES) - 1), max_size=12),
+    st.lists(st.integers(0, 12), max_size=4).map(sorted),
+)
+def test_parts_of_a_text_make_the_whole(ids, cuts):
+    wordpiece = WordPiece(PIECES)
+    bounds = [0, *cuts, max(12, len(ids))]
+    parts = [ids[a:b] for a, b in itertools.pairwise(bounds)]
+    texts = wordpiece.decode_parts(parts)
+    assert "".join(texts) == wordpiece.decode(ids)
+    assert len(texts) == len(parts)
+
+
+def test_a_mask_keeps_its_space_and_a_suffix_does_not():
+    wordpiece = WordPiece([*SPECIAL_PIECES, "based", "in", "##s", "."])
+    parts = [[5, 6], [4, 4], [8]]
+    assert wordpiece.decode_parts(parts) == ["based in", " [MASK] [MASK]", "."]
+    assert wordpiece.decode_parts([[5], [6], [7]]) == ["based", " in", "s"]
 
 
 def test_saved_vocabulary_is_read_back_unchanged(tmp_path):

@@ -1,12 +1,15 @@
 """Making a block store: what stays of a run that failed, and what else stays."""
 
+import dataclasses
 import sys
 
 import pytest
 
+from realm_jax.data.versions import PARENT_FILE
 from realm_jax.errors import BadInputError
 from realm_jax.prepare import blocks
 from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks
+from realm_jax.prepare.fingerprints import package_code
 from realm_jax.prepare.scratch import Workers
 from realm_jax.prepare.vocabularies import VocabularyTraining
 from tests import tiny_run
@@ -59,6 +62,72 @@ def test_parts_outlive_a_failure_to_put_them_together(root, monkeypatch):
     store = prepare_blocks(two_parts, workers=HERE)
     assert store.info["num_documents"] == 60
     assert not (root / "corpus.parts").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"chunk_length": 50}, "chunk_length: 40, not 50"),
+        ({"tagger": "given"}, "TAGGER: 'rules.*', not 'given'"),
+        ({"vocabulary": VocabularyTraining(310)}, "vocabulary_size: 300, not 310"),
+        (
+            {"vocabulary": VocabularyTraining(300, lowercase=False)},
+            "lowercase: True, not False",
+        ),
+        ({"vocabulary": None}, "VOCABULARY: its .* trained on it, not given"),
+        ({"source": "other.jsonl"}, "SOURCE: .* other text than that of .*other.jsonl"),
+        (
+            {"source": "other.jsonl", "chunk_length": 50},
+            "SOURCE: .*; chunk_length: 40, not 50",
+        ),
+    ],
+)
+def test_a_corpus_of_other_settings_is_refused_by_their_names(root, changes, said):
+    store = prepare_blocks(config(root), workers=HERE)
+    before = files(root / "corpus")
+    (root / "other.jsonl").write_text('{"title": "a", "text": "b"}\n')
+    if "source" in changes:
+        changes = changes | {"source": str(root / "other.jsonl")}
+    if changes.get("vocabulary", "") is None:
+        changes = changes | {"vocabulary": store.vocabulary}
+    told = []
+    with pytest.raises(BadInputError, match=said) as caught:
+        prepare_blocks(
+            dataclasses.replace(config(root), **changes),
+            lambda *progress: told.append(progress),
+            workers=HERE,
+        )
+    assert f"rm -r {root}/corpus" in str(caught.value)
+    assert not told
+    assert files(root / "corpus") == before
+
+
+def test_a_version_of_update_corpus_needs_no_source(root):
+    prepare_blocks(config(root), workers=HERE)
+    (root / "corpus" / PARENT_FILE).write_text("{}")
+    (root / "articles.jsonl").write_text('{"title": "a", "text": "b"}\n')
+    with pytest.raises(BadInputError, match=r'update-corpus has made, .* SOURCE=""'):
+        prepare_blocks(config(root), workers=HERE)
+
+
+def test_parts_of_other_code_are_not_used(root, monkeypatch):
+    def full_disk(*args, **kwargs):
+        raise BadInputError("the disk is full")
+
+    two_parts = config(root, part_bytes=8000)
+    monkeypatch.setattr(blocks, "assemble", full_disk)
+    with pytest.raises(BadInputError, match="disk is full"):
+        prepare_blocks(two_parts, workers=HERE)
+    other = {"version": "9.9", "source": "0" * 64}
+    monkeypatch.setattr(blocks, "package_code", lambda: other)
+    monkeypatch.setattr(blocks.MakeBlocks, "__call__", full_disk)
+    with pytest.raises(BadInputError, match="disk is full"):
+        prepare_blocks(two_parts, workers=HERE)
+    monkeypatch.undo()
+    # Those of this code are still there.
+    monkeypatch.setattr(blocks.MakeBlocks, "__call__", full_disk)
+    store = prepare_blocks(two_parts, workers=HERE)
+    assert store.info["made_by"] == package_code()
 
 
 def files(folder):

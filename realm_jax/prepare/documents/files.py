@@ -33,7 +33,12 @@ def find_files(pattern: str, what: str) -> list[epath.Path]:
     """
     require_extra_of_url(pattern)
     path = epath.Path(pattern).expanduser()
-    found = [path] if path.exists() and not path.is_dir() else _glob(path)
+    if path.is_dir():
+        raise BadInputError(
+            f"expected {what} at {pattern}, got a folder; name the files in it, such "
+            f"as {pattern.rstrip('/')}/*."
+        )
+    found = [path] if path.exists() else _glob(path)
     return _require_content(found, f"{what} at {pattern}")
 
 
@@ -135,7 +140,8 @@ def unpack(path: epath.PathLike, name: str) -> Iterator[bytes]:
             except _DAMAGE as error:
                 raise BadInputError(
                     f"expected a whole compressed file at {name}, but it is damaged "
-                    f"{unpacked:,} unpacked bytes on ({error}); fetch it again."
+                    f"{unpacked:,} unpacked bytes on ({error}); fetch it again, or "
+                    "correct the suffix of a file that is not compressed."
                 ) from error
             if not chunk:
                 return

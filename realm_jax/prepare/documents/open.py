@@ -81,6 +81,7 @@ def _parse(spec: str) -> tuple[str, str]:
     if not _JSON_LINES.search(spec):
         raise BadInputError(
             "expected JSON lines (.jsonl, .jsonl.gz) or kind:path with a kind out of "
-            f"{kinds}, got {spec!r}; put the kind before it."
+            f"{kinds}, got {spec!r}; put the kind before it, or convert a file of "
+            "another kind to JSON lines."
         )
     return "json", spec

@@ -1,0 +1,264 @@
+"""Examples of code and settings that have changed are never mixed, nor kept in silence.
+
+Every run is one of `realm prepare`, which shares with others only what lies on disk.
+"""
+
+import json
+import re
+import shutil
+import sys
+
+import pytest
+
+from realm_jax.cli.main import main
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.examples import Examples
+from realm_jax.manifests import seal, unseal
+from realm_jax.prepare import examples, existing, prepare
+from tests import tiny_run
+
+MODULE = """
+import functools
+
+import numpy as np
+
+import mine_rules
+from realm_jax.data import masking
+from realm_jax.data.blocks import BlockStore
+from realm_jax.prepare.seqio_tasks import BlockSource, add_task
+
+LENGTHS = {{"query_length": 32, "max_masks": 6}}
+CALLS = []
+
+
+def years(store, block_ids):
+    {bug}
+    examples = masking.salient_examples(store, block_ids, **LENGTHS)
+    answers = [store.vocabulary.decode(ids[ids > 0]) for ids in examples["mask_ids"]]
+    kept = np.array([mine_rules.is_kept(answer) for answer in answers], bool)
+    return {{name: array[kept] for name, array in examples.items()}}
+
+
+store = BlockStore.open({corpus!r})
+add_task(
+    "mine_years",
+    BlockSource(store, num_shards=8, fraction=0.2),
+    functools.partial(years, store),
+    masking.sentence_specs(**LENGTHS),
+    store.vocabulary.size,
+)
+"""
+CRASH = "CALLS.append(1); assert len(CALLS) < 5, 'too many calls'"
+IS_YEAR = "def is_kept(answer):\n    return answer.isdigit()\n"
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """Twenty articles; the working directory and its modules are the user's."""
+    tiny_run.make_inputs(tmp_path, num_articles=20)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def realm(root, capsys, caplog, registry):
+    """Runs `realm prepare` as if in a process of its own; returns code and words."""
+
+    def run(*flags, **macros):
+        import seqio
+
+        forgotten = [name for name in sys.modules if name.startswith("mine")]
+        for name in forgotten:
+            del sys.modules[name]
+        for name in list(seqio.TaskRegistry.names()):
+            seqio.TaskRegistry.remove(name)
+        examples.register.cache_clear()
+        shutil.rmtree(root / "__pycache__", ignore_errors=True)
+        capsys.readouterr()
+        caplog.clear()
+        code = main([*tiny_run.arguments("prepare", root, **macros), *flags])
+        said = capsys.readouterr()
+        return code, " ".join((caplog.text + said.out + said.err).split())
+
+    return run
+
+
+def write_module(root, *, bug="", rules=IS_YEAR):
+    text = MODULE.format(bug=bug, corpus=str(root / "corpus"))
+    (root / "mine.py").write_text(text)
+    (root / "mine_rules.py").write_text(rules)
+
+
+def with_years(*flags):
+    more = '--gin.prepare.PrepareConfig.more_tasks=["mine_years"]'
+    return ["--import_module=mine", more, *flags]
+
+
+def answers(root, task="mine_years"):
+    """All masked answers of a task that lie on disk, as text, sorted."""
+    store = BlockStore.open(root / "corpus")
+    return sorted(
+        store.vocabulary.decode(row[row > 0])
+        for split in ("train", "validation")
+        for row in Examples.open(root / "corpus" / "examples" / task / split).features[
+            "mask_ids"
+        ]
+    )
+
+
+def years_of(root):
+    """The years in the text, each in a sentence of its own and no part of a date."""
+    text = (root / "articles.jsonl").read_text()
+    return sorted(re.findall(r"(?:founded in|\. In) (\d{4})\b", text))
+
+
+def rewritten(path, change):
+    info = unseal(path.read_bytes())
+    change(info)
+    path.write_bytes(seal(info))
+
+
+@pytest.mark.parametrize("few_blocks", [prepare._FEW_BLOCKS, 0])
+def test_a_mended_module_shares_no_part_with_the_one_that_crashed(
+    root, realm, monkeypatch, few_blocks
+):
+    """In this process, and with Beam."""
+    monkeypatch.setattr(prepare, "_FEW_BLOCKS", few_blocks)
+    assert realm()[0] == 0
+    write_module(root, bug=CRASH, rules=IS_YEAR.replace(".isdigit()", " != ''"))
+    with pytest.raises(Exception, match="too many calls"):
+        realm(*with_years("--workers=1"))
+    parts = list((root / "corpus.parts").glob("examples-*/*/mine_years*"))
+    assert len(parts) > 3
+    write_module(root)
+    code, said = realm(*with_years("--workers=1"))
+    assert code == 0, said
+    assert answers(root) == years_of(root)
+    assert len(years_of(root)) == 40
+
+
+def test_examples_are_not_kept_when_their_module_changes(root, realm):
+    assert realm()[0] == 0
+    write_module(root)
+    assert realm(*with_years())[0] == 0
+    assert answers(root) == years_of(root)
+    # A comment changes nothing.
+    with (root / "mine.py").open("a") as file:
+        file.write("# Years only.\n")
+    assert realm(*with_years())[0] == 0
+    # What the module imports has changed.
+    write_module(root, rules="def is_kept(answer):\n    return answer > '15'\n")
+    code, said = realm(*with_years())
+    folder = root / "corpus" / "examples" / "mine_years"
+    assert code == 2
+    assert "the module mine_rules has changed since" in said
+    assert said.endswith(f"rm -r {folder}")
+    assert answers(root) == years_of(root)
+    # The other tasks are not the module's.
+    assert realm("--import_module=mine")[0] == 0
+    shutil.rmtree(folder)
+    assert realm(*with_years())[0] == 0
+    assert {year for year in answers(root) if year.isdigit()} == {
+        year for year in years_of(root) if year > "15"
+    }
+
+
+def test_settings_and_sources_of_a_users_task_are_compared(root, realm):
+    assert realm()[0] == 0
+    write_module(root)
+    assert realm(*with_years())[0] == 0
+    kept = "--gin.EXAMPLES=['questions']"
+    longer = "--gin.prepare.PrepareConfig.max_masks=7"
+    code, said = realm(*with_years(kept, longer))
+    assert code == 2
+    assert "mine_years" in said
+    assert "their max_masks is 6, not 7" in said
+    # The corpus that the module reads is another one now.
+    rewritten(
+        root / "corpus/examples/mine_years/train/examples.json",
+        lambda info: info["metadata"].update(corpus_fingerprint="0" * 64),
+    )
+    code, said = realm(*with_years())
+    assert code == 2
+    assert "they were made for another corpus" in said
+
+
+@pytest.mark.parametrize(
+    "change", [{"title": "Town4"}, {"topic": "rivers"}, {"split": "test"}]
+)
+def test_a_changed_question_file_is_not_ignored(root, realm, change):
+    flags = ['--gin.EXAMPLES=["questions"]']
+    assert realm(*flags)[0] == 0
+    path = root / "questions.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text(
+        "\n".join(json.dumps({**line, "answers": line["answers"]}) for line in lines)
+    )
+    assert realm(*flags)[0] == 0, "the same questions, spelled otherwise"
+    if "split" in change:
+        lines = [
+            line | {"split": line["split"].replace("dev", "test")} for line in lines
+        ]
+    else:
+        lines[0] |= change
+    path.write_text("\n".join(map(json.dumps, lines)))
+    code, said = realm(*flags)
+    assert code == 2
+    assert said.endswith(f"rm -r {root}/corpus/examples/towns_questions")
+
+
+def test_a_split_that_is_no_longer_asked_is_not_left_behind(root, realm):
+    """Examples of an earlier release do not record their questions."""
+    flags = ['--gin.EXAMPLES=["questions"]']
+    assert realm(*flags)[0] == 0
+    path = root / "questions.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if '"dev"' not in line))
+    for manifest in (root / "corpus/examples").rglob("examples.json"):
+        rewritten(manifest, forget)
+    shutil.rmtree(root / "corpus/examples/towns_questions/train")
+    shutil.rmtree(root / "corpus/examples/towns_questions/test")
+    code, said = realm(*flags)
+    assert code == 2
+    assert "got dev too" in said
+
+
+def forget(info):
+    """Leaves of a manifest what the release before wrote."""
+    metadata = info.get("metadata", info)
+    del metadata["made_by"]
+    metadata.pop("questions_fingerprint", None)
+
+
+def test_what_an_earlier_release_made_is_kept_and_called_unknown(root, realm):
+    assert realm()[0] == 0
+    write_module(root)
+    assert realm(*with_years())[0] == 0
+    manifests = [*(root / "corpus").rglob("examples.json"), root / "corpus/corpus.json"]
+    assert len(manifests) == 10
+    for path in manifests:
+        rewritten(path, forget)
+    before = {path: path.read_bytes() for path in manifests}
+    code, said = realm(*with_years())
+    assert code == 0, said
+    assert said.count("is unknown") == 1
+    for path in manifests:
+        of_corpus = path.name == "corpus.json"
+        assert str(path.parent if of_corpus else path.parent.parent) in said
+    assert {path: path.read_bytes() for path in manifests} == before
+    # What it did record is compared as ever.
+    code, said = realm("--gin.SEED=3")
+    assert (code, "their seed is 0, not 3" in said) == (2, True)
+
+
+def test_what_other_code_of_the_package_made_is_kept_and_said(root, realm, monkeypatch):
+    assert realm()[0] == 0
+    code, said = realm()
+    assert code == 0
+    assert "kept" not in said
+    other = {"version": "9.9", "source": "0" * 64}
+    monkeypatch.setattr(existing, "package_code", lambda: other)
+    code, said = realm()
+    assert code == 0
+    assert "other code of realm_jax made them" in said
+    assert "unknown" not in said

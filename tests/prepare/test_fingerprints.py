@@ -1,0 +1,144 @@
+"""The code that counts: the user's modules with what they import, and the package."""
+
+import importlib
+import os
+import sys
+
+import pytest
+
+from realm_jax.prepare import fingerprints
+from realm_jax.prepare.fingerprints import (
+    changed_modules,
+    listing_sha256,
+    module_code,
+    source_sha256,
+)
+
+CODE = "def years(x):\n    return x + 1\n"
+MODULES = {
+    "mine": "import json, numpy, tokenizers\nfrom realm_jax.data import splits\n"
+    "import mine_lib.deep\nfrom mine_lib import shallow, value\n"
+    "def later():\n    import mine_lazy\n",
+    "mine_lazy": "Y = 1\n",
+    "mine_unused": "Y = 1\n",
+    "mine_lib/__init__": "value = 3\n",
+    "mine_lib/deep": "from . import sibling\n",
+    "mine_lib/shallow": "from mine_lib.deep import sibling\n",
+    "mine_lib/sibling": "Y = 1\n",
+    "mine_lib/unused": "Y = 1\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A folder of the user's on the path; its modules are forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("mine")]:
+        del sys.modules[name]
+
+
+def write(folder, sources):
+    for name, source in sources.items():
+        path = folder / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source)
+    importlib.invalidate_caches()
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        "# The years.\n" + CODE,
+        "def years(x):\n\n    return (x +\n            1)  # More.\n",
+    ],
+)
+def test_comments_and_layout_do_not_count(tmp_path, same):
+    (tmp_path / "a.py").write_text(CODE)
+    (tmp_path / "b.py").write_text(same)
+    assert source_sha256(tmp_path / "a.py") == source_sha256(tmp_path / "b.py")
+
+
+@pytest.mark.parametrize(
+    "other", [CODE.replace("1", "2"), CODE.replace("+", "-"), CODE + "Y = 1\n", "def"]
+)
+def test_all_else_counts(tmp_path, other):
+    (tmp_path / "a.py").write_text(CODE)
+    (tmp_path / "b.py").write_text(other)
+    assert source_sha256(tmp_path / "a.py") != source_sha256(tmp_path / "b.py")
+
+
+def test_modules_count_with_those_of_the_user_that_they_import(folder):
+    write(folder, MODULES)
+    found = module_code(["mine"])
+    assert list(found) == [
+        *("mine", "mine_lazy", "mine_lib", "mine_lib.deep"),
+        *("mine_lib.shallow", "mine_lib.sibling"),
+    ]
+    write(folder, {"mine_lib/sibling": "Y = 2\n", "mine_lib/unused": "Y = 2\n"})
+    after = module_code(["mine"])
+    assert {name for name in found if found[name] != after[name]} == {
+        "mine_lib.sibling"
+    }
+    write(folder, {"mine_lazy": "Y = 2\n"})
+    assert module_code(["mine"])["mine_lazy"] != found["mine_lazy"]
+
+
+def test_the_packages_of_a_module_count(folder):
+    write(folder, {"mine_lib/__init__": "value = 3\n", "mine_lib/deep": "Y = 1\n"})
+    assert list(module_code(["mine_lib.deep"])) == ["mine_lib", "mine_lib.deep"]
+
+
+def test_an_installed_module_counts_if_it_is_named(folder):
+    assert list(module_code(["tokenizers.models", "json"])) == [
+        "json",
+        "tokenizers.models",
+    ]
+    assert module_code([]) == {}
+    with pytest.raises(ImportError):
+        module_code(["mine_nowhere"])
+
+
+def test_the_package_has_one_fingerprint_of_what_makes_blocks_and_examples(
+    tmp_path, monkeypatch
+):
+    now = fingerprints.package_code()
+    for name in ("data/a.py", "prepare/documents/b.py", "training/c.py"):
+        path = tmp_path / "realm_jax" / name
+        path.parent.mkdir(parents=True)
+        path.write_text("X = 1\n")
+    monkeypatch.setattr(fingerprints, "_PACKAGE", tmp_path / "realm_jax")
+
+    def source():
+        return fingerprints.package_code.__wrapped__()["source"]
+
+    before = source()
+    assert before != now["source"]
+    (tmp_path / "realm_jax/training/c.py").write_text("X = 2\n")
+    assert source() == before
+    (tmp_path / "realm_jax/prepare/documents/b.py").write_text("X = 2\n")
+    changed = source()
+    assert changed != before
+    (tmp_path / "realm_jax/data/a.py").rename(tmp_path / "realm_jax/data/b.py")
+    assert source() not in (before, changed)
+
+
+def test_files_of_a_cache_count_by_size_and_time(tmp_path):
+    path = tmp_path / "train.tfrecord-00000-of-00001"
+    assert listing_sha256(str(tmp_path / "none")) == ""
+    path.write_text("a")
+    os.utime(path, (1, 1))
+    first = listing_sha256(str(tmp_path))
+    assert listing_sha256(str(tmp_path)) == first
+    os.utime(path, (2, 2))
+    assert listing_sha256(str(tmp_path)) != first
+
+
+def test_a_module_that_changes_meanwhile_is_noticed(folder):
+    write(folder, {"mine": "import mine_lazy\n", "mine_lazy": "Y = 1\n"})
+    found = module_code(["mine"])
+    assert changed_modules(found) == []
+    write(folder, {"mine_lazy": "Y = 2\n"})
+    assert changed_modules(found) == ["mine_lazy"]
+    (folder / "mine.py").unlink()
+    assert changed_modules(found) == ["mine", "mine_lazy"]

@@ -1,0 +1,173 @@
+"""A first corpus of one's own: a few articles as they come from any editor."""
+
+import dataclasses
+import gzip
+import json
+import pathlib
+import re
+import shutil
+import string
+
+import pytest
+
+from realm_jax.cli.main import main
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.examples import Examples
+from realm_jax.data.questions import read_questions
+from realm_jax.prepare import examples
+from realm_jax.prepare.prepare import PrepareConfig
+from tests import tiny_run
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "data.md"
+ARTICLE = {"title": "Graz", "text": "Karl Huber founded Graz in 1128. It burnt down."}
+QUESTION = {"id": "1", "question": "Who?", "answers": ["x"], "split": "train"}
+LATIN = '{"title": "Köln", "text": "Köln."}\n'.encode("latin-1")
+
+
+def arguments(folder, **macros):
+    given = {"CORPUS": "corpus", "SOURCE": "articles.jsonl", "NAME": "my", **macros}
+    return [
+        *("prepare", "--gin_file=gin/runs/prepare.gin"),
+        *(f"--gin.{name}={str(value)!r}" for name, value in given.items()),
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    examples.register.cache_clear()  # What it registered, other tests have removed.
+    return tmp_path
+
+
+@pytest.fixture
+def refused(folder, capsys):
+    """Runs a command that must refuse, and leave nothing; returns its one line."""
+
+    def run(**macros):
+        before = sorted(folder.rglob("*"))
+        capsys.readouterr()
+        assert main(arguments(folder, **macros)) == 2
+        assert sorted(folder.rglob("*")) == before
+        [line] = capsys.readouterr().err.splitlines()
+        return line
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", LATIN, "a.jsonl, line 1: expected the line in UTF-8, got the byte"),
+        (
+            "a.jsonl",
+            b'{"title": "a", "text": "b"}\n' + LATIN,
+            "a.jsonl, line 2: .*UTF-8",
+        ),
+        ("a.jsonl", LATIN.decode("latin-1").encode("utf-16"), "line 1: .*got UTF-16"),
+        ("a.jsonl", gzip.compress(b"{}"), r"line 1: .*got gzipped data; .* in \.gz"),
+        ("a.jsonl.gz", b"{}", r"a\.jsonl\.gz, but it is damaged.*correct the suffix"),
+        ("a.jsonl", b"", "a.jsonl, but it is empty"),
+        (
+            "a.jsonl",
+            b"\n\r\n",
+            "expected documents with text in a.jsonl, got 0 without",
+        ),
+        ("a.jsonl", b'{"title": "a", "text": ""}', "in a.jsonl, got 1 without any"),
+        ("a.jsonl", b'{"title": "a"}', "a.jsonl, line 1: .*'title' and 'text'"),
+        ("a.json", b'[\n{"title": "a"}]', r"a.json, line 1: .*JSON object, got \["),
+        ("a.csv", b"title,text\n", "got 'a.csv'; .*convert a file of another kind"),
+    ],
+)
+def test_a_source_that_is_no_json_lines_is_named(refused, folder, name, content, said):
+    (folder / name).write_bytes(content)
+    assert re.search(said, refused(SOURCE=name))
+
+
+def test_a_folder_as_a_source_is_named(refused, folder):
+    (folder / "texts").mkdir()
+    assert "got 'texts'; put the kind before it" in refused(SOURCE="texts")
+    line = refused(SOURCE="json:texts")
+    assert "at texts, got a folder; name the files in it, such as texts/*" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (LATIN, "q.jsonl:1: expected the line in UTF-8, got the byte 0xf6"),
+        ("{}".encode("utf-16"), "q.jsonl:1: .*got UTF-16"),
+        (gzip.compress(b"{}"), "q.jsonl:1: .*got gzipped data"),
+        (b"", "expected questions in q.jsonl, got none"),
+        (b"id,question\n", "q.jsonl:1: expected a JSON object, got id,question"),
+        (b'{"id": "1"}', "q.jsonl:1: expected 'question'"),
+        (None, "expected a text file at q.jsonl"),
+    ],
+)
+def test_questions_that_are_no_json_lines_are_named(refused, folder, content, said):
+    (folder / "articles.jsonl").write_text(json.dumps(ARTICLE))
+    if content is None:
+        (folder / "q.jsonl").mkdir()
+    else:
+        (folder / "q.jsonl").write_bytes(content)
+    assert re.search(said, refused(QUESTIONS="q.jsonl"))
+
+
+@pytest.mark.usefixtures("registry")
+def test_twenty_articles_are_enough_without_any_setting(folder, capsys):
+    """With a byte order mark and the line ends of Windows; no town asks a question."""
+    tiny_run.make_inputs(folder, num_articles=20)
+    for name in ("articles.jsonl", "questions.jsonl"):
+        lines = (folder / name).read_bytes()
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + lines.replace(b"\n", b"\r\n"))
+    with (folder / "questions.jsonl").open("a") as file:
+        file.write(json.dumps(QUESTION | {"question": "Où est Žižkov №3?"}))
+    assert "?" not in (folder / "articles.jsonl").read_text()
+    assert main(arguments(folder, QUESTIONS="questions.jsonl")) == 0
+    store = BlockStore.open("corpus")
+    assert store.info["num_documents"] == 20
+    articles = {}
+    for split in ("train", "validation"):
+        masked = Examples.open(f"corpus/examples/my_salient/{split}")
+        blocks = masked.features["source_block"].tolist()
+        articles[split] = {store.text(block).source_id for block in blocks}
+    assert len(articles["validation"]) == 1
+    assert len(articles["train"]) == 19
+    assert not articles["validation"] & articles["train"]
+    texts = [question.question for question in read_questions("questions.jsonl")]
+    words = [f"{letter}a{letter}" for letter in string.ascii_letters + string.digits]
+    for text in [*texts, *words, *string.punctuation, "“Is it — or ‘not’…?”"]:
+        assert store.vocabulary.unk not in store.vocabulary.encode(text).ids, text
+    # Other settings are named before anything is said to be done.
+    capsys.readouterr()
+    shorter = "--gin.prepare.PrepareConfig.chunk_length=100"
+    assert main([*arguments(folder), shorter]) == 2
+    said = capsys.readouterr()
+    assert "chunk_length: 288, not 100" in said.err
+    assert "done" not in said.out
+    # Of a corpus that is there, too.
+    pieces = (folder / "corpus" / "vocab.txt").read_text()
+    (folder / "vocab.txt").write_text(pieces + "more\n")
+    for name, value in {"TAGGER": "given", "VOCABULARY": "vocab.txt"}.items():
+        assert main(arguments(folder, SOURCE="", **{name: value})) == 2
+        said = capsys.readouterr()
+        assert name in said.err
+        assert "done" not in said.out
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_single_article_is_refused_by_a_setting_that_is_documented(folder, capsys):
+    (folder / "articles.jsonl").write_text(json.dumps(ARTICLE))
+    assert main(arguments(folder)) == 2
+    said = capsys.readouterr().err
+    assert "expected articles in the split 'train'" in said
+    assert "prepare.PrepareConfig.validation_fraction" in said
+    assert not list(folder.glob("corpus/examples/*"))
+    shutil.rmtree(folder / "corpus")
+
+
+def test_every_setting_is_documented():
+    text = DOCS.read_text()
+    fields = {field.name for field in dataclasses.fields(PrepareConfig)}
+    named = {
+        name for name in fields if f"`{name}`" in text or f"`{name.upper()}`" in text
+    }
+    assert named == fields
