@@ -42,6 +42,12 @@ def make_parser(command: str, description: str | None) -> argparse.ArgumentParse
         help="blocks read per question, for a checkpoint that does not record it",
     )
     parser.add_argument(
+        "--searcher",
+        default="",
+        metavar="NAME",
+        help="device (exact) or scann, if not as in training",
+    )
+    parser.add_argument(
         "--allow_corpus_mismatch",
         action="store_true",
         help="any corpus of the model's vocabulary will do",
@@ -91,6 +97,7 @@ def given(flags: argparse.Namespace) -> "Given":
         corpus=flags.corpus,
         pretrained=flags.pretrained,
         num_read=flags.num_read,
+        searcher=flags.searcher,
         allow_corpus_mismatch=flags.allow_corpus_mismatch,
     )
 

@@ -189,8 +189,11 @@ def find_pretrained(model_dir: str, given: str = "") -> tuple[str, str]:
     _, details = require_finished(model_dir, FINETUNE.name, {})
     answering = details.get(ANSWERING, {})
     which = answering.get("pretrained_checkpoint", "last")
-    beside = within(parent(model_dir), PRETRAIN.name)
-    for place in (given, answering.get("pretrained", ""), beside):
+    recorded = answering.get("pretrained", "")
+    # Beside the model first: a chain may have been moved.
+    names = (Path(recorded).name or PRETRAIN.name, PRETRAIN.name)
+    beside = [within(parent(model_dir), name) for name in names]
+    for place in (given, beside[0], recorded, beside[1]):
         if place and (place == given or stage_of(place) == PRETRAIN.name):
             return place, which
     return "", which

@@ -119,14 +119,30 @@ def test_at_a_terminal_without_a_question_there_is_a_prompt(moved, capfd):
     assert expected["prediction"] in "".join(heard)
 
 
-def test_everything_is_found_in_a_chain_that_was_moved(moved, finished):
+def test_everything_is_found_in_a_chain_that_was_moved(moved):
     config = ask_config(str(moved))
     assert config.corpus == str(moved / "corpus")
     assert config.finetuned.model_dir == str(moved / "finetune")
     # One tower, so a later corpus needs what it was fine-tuned from.
-    assert config.pretrained == str(finished / "pretrain")
+    assert config.pretrained == str(moved / "pretrain")
     assert (config.pretrained_checkpoint, config.port) == ("last", 0)
     assert not config.allow_corpus_mismatch
+
+
+def test_where_fine_tuning_began_may_have_any_name_or_lie_elsewhere(
+    moved, finished, tmp_path
+):
+    def rename(details):
+        details["answering"]["pretrained"] = "/nowhere/realm_b"
+
+    root = with_details(moved, tmp_path, "finetune", rename)
+    assert ask_config(str(root)).pretrained == str(root / "pretrain")
+    (root / "pretrain").rename(root / "realm_b")
+    assert ask_config(str(root)).pretrained == str(root / "realm_b")
+    shutil.rmtree(root / "realm_b")
+    assert ask_config(str(root)).pretrained == ""
+    given = Given(pretrained=str(finished / "pretrain"))
+    assert ask_config(str(root), given).pretrained == str(finished / "pretrain")
 
 
 def test_the_library_takes_the_folder_of_a_chain_too(moved):
