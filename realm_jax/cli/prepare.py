@@ -50,7 +50,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="processes on this machine; one a core if left out",
+        help="processes on this machine; if left out one a core, for small corpora one",
     )
     parser.add_argument(
         "--max_bad_lines",

@@ -24,7 +24,8 @@ class Workers:
     """Settings of the workers, on which the output does not depend.
 
     Attributes:
-      count: processes on this machine; 0 for one per core.
+      count: processes on this machine; 0 for one per core, and for a single one where
+        examples are made of few blocks.
       beam_flags: options of Apache Beam, such as --runner=DataflowRunner.
       max_bad_lines: largest number of damaged records that are left out.
     """
@@ -37,7 +38,7 @@ class Workers:
 _MADE_HERE = "made_here"
 
 ALL_CORES = Workers()
-"""One process per core of this machine."""
+"""One process per core of this machine, where there is work for them."""
 
 
 class Scratch:

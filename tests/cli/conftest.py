@@ -3,6 +3,9 @@
 import pytest
 
 from tests import tiny_run
+from tests.seqio_fixtures import registry
+
+__all__ = ["registry"]
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,9 @@ import pytest
 
 from realm_jax.cli.main import main
 from realm_jax.errors import BadInputError
-from realm_jax.prepare import prepare
+from realm_jax.prepare import beam_parts, prepare
 from realm_jax.storage import open_store
 from tests import tiny_run
-from tests.gcs_emulator import emulated_bucket
 
 PREPARE = "prepare.PrepareConfig"
 
@@ -35,6 +34,12 @@ def run(root, corpus, *flags, **macros):
     return done.returncode, done.stdout + done.stderr
 
 
+def run_here(root, corpus, *flags, **macros):
+    """Returns the code of the same in this process: TensorFlow is imported once."""
+    arguments = tiny_run.arguments("prepare", root, CORPUS=str(corpus), **macros)
+    return main([*arguments, *flags])
+
+
 def contents(folder):
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -50,29 +55,46 @@ def finished(tmp_path_factory):
 
 
 @pytest.fixture
+def processes(monkeypatch):
+    """A list that grows by the processes of each job, on a machine of four cores."""
+    counts = []
+    pipeline_options = beam_parts.pipeline_options
+
+    def counting(flags, workers):
+        counts.append(workers)
+        return pipeline_options(flags, workers)
+
+    monkeypatch.setattr(beam_parts, "pipeline_options", counting)
+    monkeypatch.setattr(beam_parts, "default_workers", lambda: 4)
+    return counts
+
+
+@pytest.fixture
 def inputs(finished, tmp_path):
     return tiny_run.copy(finished, tmp_path)
 
 
+@pytest.mark.usefixtures("registry")
 def test_the_bytes_do_not_depend_on_workers_parts_or_where_they_lie(
-    finished, inputs, tmp_path
+    finished, inputs, bucket, capfd
 ):
     """Two processes that share no disk, only a bucket, as on several machines."""
-    (tmp_path / "server").mkdir()
-    with emulated_bucket(tmp_path / "server", "towns") as bucket:
-        for name in ("articles.jsonl", "questions.jsonl"):
-            open_store(bucket).write(name, (inputs / name).read_bytes())
-        code, said = run(
-            inputs,
-            inputs / "two",
-            "--workers=2",
-            f"--gin.{PREPARE}.part_bytes=5000",
-            SOURCE=f"{bucket}/articles.jsonl",
-            QUESTIONS=f"{bucket}/questions.jsonl",
-            SCRATCH=f"{bucket}/scratch",
-        )
-        assert code == 0, said
-        assert open_store(bucket).list() == ["articles.jsonl", "questions.jsonl"]
+    shared = f"{bucket}/towns"
+    given = ["articles.jsonl", "questions.jsonl"]
+    for name in given:
+        open_store(shared).write(name, (inputs / name).read_bytes())
+    code = run_here(
+        inputs,
+        inputs / "two",
+        "--workers=2",
+        f"--gin.{PREPARE}.part_bytes=5000",
+        SOURCE=f"{shared}/articles.jsonl",
+        QUESTIONS=f"{shared}/questions.jsonl",
+        SCRATCH=f"{shared}/scratch",
+    )
+    said = "".join(capfd.readouterr())
+    assert code == 0, said
+    assert open_store(shared).list() == given
     assert contents(inputs / "two") == contents(finished / "corpus")
     assert not list(inputs.glob("*.parts"))
     assert "INFO" not in said
@@ -122,19 +144,20 @@ def test_a_damaged_line_is_named_before_anything_is_written(inputs, capsys):
     assert not (inputs / "damaged").exists()
 
 
+@pytest.mark.usefixtures("registry")
 def test_only_the_examples_that_are_asked_for_are_made_and_more_are_added(
-    finished, inputs
+    finished, inputs, processes
 ):
     corpus = inputs / "some"
-    code, said = run(inputs, corpus, "--workers=1", '--gin.EXAMPLES=["salient"]')
-    assert code == 0, said
+    assert run_here(inputs, corpus, '--gin.EXAMPLES=["salient"]') == 0
     made = contents(corpus / "examples")
     assert {name.split("/")[0] for name in made} == {"towns_salient"}
     times = {name: (corpus / "examples" / name).stat().st_mtime_ns for name in made}
     more = '--gin.EXAMPLES=["questions", "towns_ict"]'
-    code, said = run(inputs, corpus, "--workers=1", more)
-    assert code == 0, said
+    assert run_here(inputs, corpus, more) == 0
     assert contents(corpus) == contents(finished / "corpus")
+    # Each time for its examples, which are too few for another process.
+    assert processes == [1, 1]
     for name, written in times.items():
         assert (corpus / "examples" / name).stat().st_mtime_ns == written
 
