@@ -26,7 +26,6 @@ class OptimizerConfig:
     Attributes:
       learning_rate: the peak, reached after the warmup.
       warmup_steps: steps of linear warmup from 0; None for `warmup_fraction`.
-      warmup_fraction: the warmup as a share of `total_steps`.
       total_steps: the step at which the linear decay reaches `final_fraction`.
       final_fraction: share of the peak that remains at `total_steps`.
       weight_decay: decoupled; not applied to biases and normalisation.
@@ -37,11 +36,12 @@ class OptimizerConfig:
         itself, so that a large gradient of one does not scale down the other's.
       retriever_rate: factor on the retriever's learning rate, its weight decay
         included; the reader's factor is always 1.
+      warmup_fraction: the warmup as a share of `total_steps`, where `warmup_steps` is
+        None.
     """
 
     learning_rate: float = 3e-5
     warmup_steps: int | None = None
-    warmup_fraction: float = 0.0
     total_steps: int = 1
     final_fraction: float = 0.0
     weight_decay: float = 0.01
@@ -49,6 +49,7 @@ class OptimizerConfig:
     clip_norm: float = 1.0
     clip: str = "joint"
     retriever_rate: float = 1.0
+    warmup_fraction: float = 0.0
 
     def __post_init__(self):
         # Without updates there is no schedule, whatever the warmup.

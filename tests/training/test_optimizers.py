@@ -194,3 +194,14 @@ def test_an_unknown_clip_is_an_error():
 def test_a_rate_that_is_no_share_is_an_error_and_freezing_is_named(rate):
     with pytest.raises(BadInputError, match=rf"above 0, got {rate}; .*frozen"):
         OptimizerConfig(retriever_rate=rate)
+
+
+def test_the_warmup_is_a_share_of_the_updates_unless_it_is_given():
+    assert OptimizerConfig(total_steps=200_000, warmup_fraction=0.05).warmup == 10_000
+    assert OptimizerConfig(0.1, 3, 10, warmup_fraction=0.5).warmup == 3
+    assert OptimizerConfig(total_steps=7).warmup == 0
+    schedule = learning_rate_schedule(
+        OptimizerConfig(0.1, total_steps=10, warmup_fraction=0.2)
+    )
+    assert schedule(1) == pytest.approx(0.05)
+    assert schedule(2) == pytest.approx(0.1)
