@@ -87,8 +87,8 @@ class Chain:
       name: of the standard chain: name of the corpus, as in `PrepareConfig`.
       model: of the standard chain: gin file of the model.
       hardware: of the standard chain: gin file of the hardware.
-      weights: of the standard chain: published weights that the warm start begins with,
-        or "".
+      weights: of the standard chain: published weights that its first training stage
+        begins with, or a model directory, or "".
       processes: of the standard chain: number of processes that train together.
     """
 

@@ -3,6 +3,8 @@
 The chain prepares the text, teaches a reader, trains retriever and reader together,
 fine-tunes on your questions and measures the result. Without questions it ends before
 fine-tuning. Questions without a split get one: 70 % train, 10 % dev, 20 % test.
+From few documents a reader learns little: with --start the chain goes on from a
+trained model.
 
 Example:
   realm init runs/my --source=articles.jsonl --questions=questions.jsonl
@@ -17,11 +19,17 @@ import pathlib
 import re
 import threading
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
 
+if TYPE_CHECKING:
+    from realm_jax.prepare.first_chain import TrainedModel
+
 CHAIN_NAME = "chain.gin"
+# Layers and width of the model that gin/runs/quickstart.gin trains.
+_MINILM_SIZE = (6, 384)
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> None:
@@ -38,7 +46,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         )
     text = first_chain.measure_text(flags.source, stop)
     questions = flags.questions and first_chain.Questions.read(flags.questions)
-    weights = first_chain.find_weights(flags.weights)
+    start = _trained_model(flags.start) if flags.start else None
+    weights = "" if start else first_chain.find_weights(flags.weights)
     if questions and questions.are_new:
         questions = dataclasses.replace(
             questions, path=os.fspath(folder / "questions.jsonl")
@@ -50,6 +59,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         text=text,
         questions=questions or None,
         weights=weights,
+        start=start,
     )
     folder.mkdir(parents=True, exist_ok=True)
     if questions and questions.are_new:
@@ -61,6 +71,34 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     print(f"  python -m tpu_launch local --gin_file={path}")
     if questions:
         print(f'  realm ask {folder} "your question"')
+    elif start:
+        other = f"--corpus={folder}/corpus --allow_corpus_mismatch"
+        print(f'  realm ask {start.model_dir} {other} "your question"')
+
+
+def _trained_model(run: str) -> "TrainedModel":
+    """Returns the model of a run that has the quickstart's size.
+
+    Raises:
+      BadInputError: it has no fine-tuned model, or one of another size.
+    """
+    from realm_jax.evaluation.loading import require_finished
+    from realm_jax.evaluation.recorded import find_corpus, find_model
+    from realm_jax.prepare.first_chain import TrainedModel
+    from realm_jax.stages import FINETUNE
+
+    model_dir = find_model(run)
+    corpus, _ = find_corpus(model_dir, option="a run whose corpus is there")
+    _, details = require_finished(model_dir, FINETUNE.name, {})
+    bert = details["model"]["bert"]
+    found = (bert["num_layers"], bert["hidden_size"])
+    if found != _MINILM_SIZE:
+        raise BadInputError(
+            f"expected a model of the quickstart's size (6 layers of 384) in "
+            f"{model_dir}, got {found[0]} of {found[1]}; write the chain file of "
+            "another one by hand, as gin/runs/quickstart.gin is"
+        )
+    return TrainedModel(model_dir, f"{corpus}/vocab.txt")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,6 +129,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="BERT weights to start from, such as MiniLM's, which `make data` fetches "
         "and which are found by themselves; '' for none",
+    )
+    parser.add_argument(
+        "--start",
+        default="",
+        metavar="RUN",
+        help="a finished quickstart, or a chain like it, to go on from: its model is "
+        "fine-tuned on your questions and searches your text",
     )
     return parser
 

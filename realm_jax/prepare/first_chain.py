@@ -186,6 +186,19 @@ def find_weights(folder: str | None) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
+class TrainedModel:
+    """A fine-tuned model of the quickstart's size, which a chain goes on from.
+
+    Attributes:
+      model_dir: its model directory.
+      vocabulary: vocab.txt of its corpus.
+    """
+
+    model_dir: str
+    vocabulary: str
+
+
+@dataclasses.dataclass(frozen=True)
 class FirstChain:
     """A chain for a text of one's own.
 
@@ -196,6 +209,7 @@ class FirstChain:
       text: size of the text.
       questions: questions of one's own, or None.
       weights: folder of BERT weights, or "".
+      start: a model to go on from instead, or None.
     """
 
     root: str
@@ -203,7 +217,8 @@ class FirstChain:
     source: str
     text: TextSize
     questions: Questions | None
-    weights: str
+    weights: str = ""
+    start: TrainedModel | None = None
 
     def __post_init__(self):
         if self.questions is None:
@@ -234,17 +249,27 @@ class FirstChain:
             )
             drawn = f", drawn into {self.questions.path}" * self.questions.are_new
             lines.append(f"questions: {counts}{drawn}")
-        lines.append(
-            f"model: MiniLM's size, from {self.weights}"
-            if self.weights
-            else "model: BERT-tiny from nothing, which learns to retrieve but hardly "
-            "to read; for more give --weights (`make data` fetches MiniLM's)"
-        )
-        return lines
+        return [*lines, f"model: {self._model()}"]
+
+    def _model(self) -> str:
+        if self.start:
+            return f"goes on from {self.start.model_dir}"
+        if not self.weights:
+            return (
+                "BERT-tiny from nothing, which learns to retrieve but hardly to read; "
+                "for more give --weights (`make data` fetches MiniLM's)"
+            )
+        model = f"MiniLM's size, from {self.weights}"
+        if self.text.documents < _FEW_DOCUMENTS:
+            model += (
+                "; so few documents teach a reader little, --start=runs/quickstart "
+                "goes on from one that `make quickstart` has trained"
+            )
+        return model
 
     def gin_file(self) -> str:
         """Returns the chain file."""
-        base = "quickstart" if self.weights else "from_nothing"
+        base = "quickstart" if self.weights or self.start else "from_nothing"
         return _FILE.format(
             base=base,
             root=self.root,
@@ -256,12 +281,18 @@ class FirstChain:
         )
 
     def _stages(self) -> list[str]:
+        if self.start:
+            return ["prepare", *(["finetune", "evaluate"] if self.questions else [])]
         stages = ["prepare", "warm-start", "pretrain"]
         return [*stages, "finetune", "evaluate"] if self.questions else stages
 
     def _settings(self) -> Iterator[str]:
         """Yields the lines that differ from those of the chain that is included."""
-        if self.weights:
+        if self.start:
+            yield f'WEIGHTS = "{self.start.model_dir}"'
+            yield f'VOCABULARY = "{self.start.vocabulary}"'
+            yield 'evaluate/MASKED_TASK = ""'
+        elif self.weights:
             yield f'WEIGHTS = "{self.weights}"'
             yield f'VOCABULARY = "{self.weights}/vocab.txt"'
         else:
@@ -270,8 +301,8 @@ class FirstChain:
         if self.text.documents < _FEW_DOCUMENTS:
             yield "# Of so few documents more are held out to measure on."
             yield f"prepare/VALIDATION_FRACTION = {_VALIDATION_OF_FEW}"
+        yield f"prepare/EXAMPLES = {json.dumps(self._examples())}"
         if self.questions is None:
-            yield f"prepare/EXAMPLES = {json.dumps(self._examples())}"
             return
         if not self.questions.count("dev"):
             yield "# There are none of the split dev to measure recall on."
@@ -284,7 +315,12 @@ class FirstChain:
         yield 'evaluate/ATTRIBUTION = ""'
 
     def _examples(self) -> list[str]:
-        return ["salient"] if self.weights else ["ict", "salient"]
+        questions = ["questions"] if self.questions else []
+        if self.start:
+            # Without questions the corpus is all that is needed.
+            return questions or ["salient"]
+        pairs = [] if self.weights else ["ict"]
+        return [*pairs, "salient", *questions]
 
     def _finetune_steps(self) -> int:
         assert self.questions is not None

@@ -81,6 +81,33 @@ def test_published_weights_are_started_from(text):
     assert configs["prepare"].vocabulary == f"{weights}/vocab.txt"
 
 
+def test_goes_on_from_a_trained_model(text, finished, monkeypatch, capsys):
+    given = ["--questions=questions.jsonl", f"--start={finished}"]
+    # The chain that it goes on with has the quickstart's size.
+    assert init(*given) == 2
+    assert "6 layers of 384" in capsys.readouterr().err
+    monkeypatch.setattr("realm_jax.cli.init._MINILM_SIZE", (1, 16))
+    assert init(*given) == 0
+    configs = {arguments[0]: config for arguments, config in commands("runs/my")}
+    assert list(configs) == ["prepare", "finetune", "evaluate"]
+    assert configs["prepare"].vocabulary == f"{finished}/corpus/vocab.txt"
+    assert list(configs["prepare"].examples) == ["questions"]
+    assert configs["finetune"].warm_start == f"{finished}/finetune"
+    assert configs["evaluate"].finetuned.model_dir == "runs/my/finetune"
+    assert configs["evaluate"].pretrained == ""
+    assert configs["evaluate"].masked_task == ""
+
+
+def test_a_model_without_questions_needs_only_the_corpus(
+    text, finished, monkeypatch, capsys
+):
+    monkeypatch.setattr("realm_jax.cli.init._MINILM_SIZE", (1, 16))
+    assert init(f"--start={finished}") == 0
+    assert [arguments[0] for arguments, _ in commands("runs/my")] == ["prepare"]
+    said = capsys.readouterr().out
+    assert "--corpus=runs/my/corpus --allow_corpus_mismatch" in said
+
+
 def test_the_name_is_one_that_a_task_may_have(text):
     assert main(["init", "My Text-2", "--source=articles.jsonl", "--weights="]) == 0
     configs = {arguments[0]: config for arguments, config in commands("My Text-2")}
