@@ -17,7 +17,7 @@ from tpu_launch.deleting import GaveUpError, delete_all, found_in
 from tpu_launch.job import run_id
 from tpu_launch.messages import say
 from tpu_launch.operations import DeleteSlice
-from tpu_launch.stage_configs import configured_stage, stage_config
+from tpu_launch.stage_configs import parse_run, stage_config
 
 _DOWN = """`python -m tpu_launch down`: deletes the slices of a run.
 
@@ -39,9 +39,9 @@ def down(argv: Sequence[str], stop: threading.Event) -> int:
     """
     parser = configuration.make_parser("python -m tpu_launch down", _DOWN)
     up.add_backend(parser)
-    flags = configuration.parse(parser, argv)
+    flags, stage = parse_run(parser, argv)
     launch = _launch_config()
-    model_dir = stage_config(configured_stage().command).model_dir
+    model_dir = stage_config(stage.command).model_dir
     run = run_id(launch.name, model_dir)
     backend = up.make_backend(flags.backend, launch.project)
     ours = None if flags.dry_run else _take_over(model_dir, run)

@@ -26,7 +26,7 @@ from tpu_launch import local
 from tpu_launch.cancellation import unless_stopped
 from tpu_launch.chain import ChainCommands
 from tpu_launch.planner.figures import Plan, as_json, show
-from tpu_launch.stage_configs import configured_stage, stage_config
+from tpu_launch.stage_configs import parse_run, stage_config
 
 DOES_NOT_FIT = 2
 
@@ -78,12 +78,10 @@ def _plans(
     say: Callable[[str], None],
 ) -> list[Plan]:
     if not configuration.bindings(local.Chain):
-        # What is named for the command is read once the command is known.
-        command = configured_stage().command
         parser = configuration.make_parser("python -m tpu_launch plan", None)
         given = [f"--gin_file={file}" for file in flags.gin_file]
         given += [f"--gin.{binding}" for binding in flags.bindings]
-        configuration.parse(parser, given, command)
+        command = parse_run(parser, given)[1].command
         return [plan_command(command, compiles, say)]
     passed_on = [f"--gin.{binding}" for binding in flags.bindings]
     chain = configuration.configured(local.Chain)

@@ -1,6 +1,8 @@
 """Returns the configurations of `realm` commands, read from gin as they read it."""
 
+import argparse
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from realm_jax.cli import configuration
@@ -33,6 +35,27 @@ def configured_stage() -> StageSpec:
         "expected the run file of a command, got none; add "
         "--gin_file=gin/runs/pretrain.gin, say"
     )
+
+
+def parse_run(
+    parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, StageSpec]:
+    """Parses the command line of a run and configures gin for its command.
+
+    Args:
+      parser: from `configuration.make_parser`.
+      argv: the command line.
+
+    Returns:
+      The flags, and the command of `realm` whose run file is among the gin files.
+
+    Raises:
+      BadInputError: there is none, or as `configuration.parse`.
+    """
+    # What is named for the command is read once the command is known.
+    configuration.parse_chain(parser, argv)
+    stage = configured_stage()
+    return configuration.parse(parser, argv, stage.command), stage
 
 
 def stage_config(command: str) -> Any:

@@ -35,7 +35,7 @@ from tpu_launch.job import Job, hourly_price, make_job
 from tpu_launch.messages import say
 from tpu_launch.planner.figures import Line, Plan, Unit, show
 from tpu_launch.reconcile import Reconciler
-from tpu_launch.stage_configs import configured_stage, stage_config
+from tpu_launch.stage_configs import configured_stage, parse_run, stage_config
 
 GAVE_UP = 1
 BACKENDS = ("api", "gcloud")
@@ -58,7 +58,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     parser.add_argument(
         "--yes", action="store_true", help="do not ask before money is spent"
     )
-    flags = configuration.parse(parser, argv)
+    flags, _ = parse_run(parser, argv)
     hardware = configuration.configured_if_bound(HardwareConfig)
     gin_files = GinFiles(CODE)
     job = configured_job(flags.gin_file, argv, flags.import_module, gin_files)

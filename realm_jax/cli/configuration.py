@@ -133,8 +133,10 @@ def parse_known(
     flags, others, bindings = _split(parser, argv)
     _import_modules(flags)
     read = _read(parser, flags.gin_file, bindings, command)
+    takes_others = bool(command) and STAGES[command].others_are_passed_on
     for binding in read.without_effect:
-        raise BadInputError(read.explain(binding, command))
+        if not (takes_others and _is_of_another_command(binding, command)):
+            raise BadInputError(read.explain(binding, command))
     return flags, others
 
 

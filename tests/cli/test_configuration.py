@@ -113,6 +113,16 @@ class TestWithoutEffect:
         with pytest.raises(BadInputError, match="has no effect on `realm pretrain`"):
             configured("pretrain", binding)
 
+    def test_the_builder_is_given_what_its_trainer_is(self):
+        files = ["models/tiny.gin", "runs/pretrain.gin", "runs/build_index.gin"]
+        arguments = [f"--gin_file={file}" for file in files]
+        given = [*REQUIRED, "TRAIN_STEPS=3", "pretrain/BATCH_SIZE=3"]
+        arguments += [f"--gin.{binding}" for binding in given]
+        parser = configuration.make_parser("realm build-index", "")
+        configuration.parse(parser, arguments, "build-index")
+        config = configuration.configured(STAGES["build-index"].load_config())
+        assert config.corpus == "c"
+
     @pytest.mark.parametrize(
         "binding",
         [
