@@ -282,10 +282,24 @@ def _read(
                     values.bind_macro(own)
             else:
                 values.require_known(own, files)
+        _require_run_file(command, files)
         if finalize:
             gin.finalize()
         unread += [given[one] for one in reach.without_effect(given, command)]
     return _Read(unread, overridden)
+
+
+def _require_run_file(command: str, files: Sequence[str]) -> None:
+    """Requires that the gin files say something to the command, if one is named."""
+    if not command:
+        return
+    spec = STAGES[command]
+    # Every run file binds its corpus; other files only bind settings of training.
+    if reach.Setting("", spec.config, "corpus") not in dict(reach.settings()):
+        raise BadInputError(
+            f"expected a run file of `realm {command}`, got "
+            f"{', '.join(map(str, files))}; add --gin_file=gin/runs/{spec.name}.gin"
+        )
 
 
 def _read_files(files: Sequence[str]) -> dict[str, tuple[str, reach.Setting]]:

@@ -88,7 +88,7 @@ class TestCommandLine:
 
     def test_run_file_of_another_command(self, refuse, inputs):
         arguments = tiny_run.arguments("finetune", inputs)
-        refuse(["pretrain", *arguments[1:]], "gin:")
+        refuse(["pretrain", *arguments[1:]], "gin/runs/pretrain.gin")
 
     def test_unknown_macro(self, refuse, inputs):
         arguments = tiny_run.arguments("pretrain", inputs)
@@ -108,7 +108,7 @@ class TestCommandLine:
 
     def test_a_text_needs_no_quotes(self, refuse, inputs):
         arguments = [*tiny_run.arguments("pretrain", inputs), "--gin.CORPUS=runs/x"]
-        refuse(arguments, "a corpus in runs/x")
+        refuse(arguments, "a prepared corpus at runs/x")
 
     def test_a_macro_that_a_file_binds_past(self, refuse, inputs):
         """In silence it would train as many steps as the file says."""

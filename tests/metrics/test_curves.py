@@ -49,6 +49,22 @@ def test_a_run_that_learns_is_healthy():
     assert "recall@5 at 80.0% of the held-out questions" in findings[0].text
 
 
+def test_a_reader_that_knows_its_text_by_heart_is_told_from_one_that_cannot_read():
+    """As after 180 updates on the sentences of twenty articles; else as with noise."""
+    curves = run(lambda t: 1.0, lambda t: -0.02)
+    (finding,) = [one for one in health(curves) if one.level is Level.ALARM]
+    assert "never rose above zero" in finding.text
+    known = [
+        dataclasses.replace(curve, values=[0.23] * len(curve.values))
+        if curve.metric == "loss"
+        else curve
+        for curve in curves
+    ]
+    (finding,) = [one for one in health(known) if one.level is Level.ALARM]
+    assert "by heart" in finding.text
+    assert "0.23 nats" in finding.text
+
+
 def test_collapse_is_an_alarm_that_says_what_happened_and_what_to_do():
     curves = run(
         lambda t: 0.52 + 0.4 * t if t < 0.25 else max(0.01, 0.62 - 2 * (t - 0.25)),
