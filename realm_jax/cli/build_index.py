@@ -52,9 +52,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     model_dir.require_writable_folder("MODEL_DIR", config.model_dir)
     store = open_store(config.model_dir)
     with StageProgress("build-index", stop) as progress:
-        starts.record(
-            "build-index", config, argv, progress.note, others={"builder": building}
-        )
+        others = {"builder": building}
+        starts.StartRecord("build-index", config, argv, progress, others)
         is_done = IndexBuilder(
             store, BlockStore.open(config.corpus), building, progress
         ).run(stop)

@@ -79,7 +79,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
         if flags.run:
             config = _recorded(flags, progress.note)
         model_dir.require_writable_folder("MODEL_DIR", config.model_dir)
-        starts.record("evaluate", config, argv, progress.note)
+        starts.StartRecord("evaluate", config, argv, progress)
         if config.follow:
             reports = follow(config, progress, stop)
         else:

@@ -8,7 +8,7 @@ pretrain    ━━━━━━━━━━━━━━━╸━━━━━━�
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from rich.console import Console, RenderableType
 from rich.progress import (
@@ -78,6 +78,7 @@ class StageProgress:
         self._entered = self._started = time.monotonic()
         self._first_done = self._done = 0
         self._total: int | None = None
+        self._before_first: Callable[[], None] | None = None
         self._ended = threading.Event()
         self._clock = threading.Thread(target=self._tell_silence, daemon=True)
 
@@ -85,6 +86,10 @@ class StageProgress:
     def is_starting(self) -> bool:
         """True until the first unit is counted."""
         return self._what == _STARTING
+
+    def before_first(self, action: Callable[[], None]) -> None:
+        """Has `action` run when work begins, before the first call shows anything."""
+        self._before_first = action
 
     def __enter__(self) -> "StageProgress":
         if self._console.is_terminal:
@@ -117,6 +122,9 @@ class StageProgress:
           values: metrics by name.
           what: what is being made, if a command makes several things.
         """
+        if action := self._before_first:
+            self._before_first = None
+            action()
         self._values.update(values or {})
         if what != self._what:
             self._begin(what, done, total)

@@ -11,9 +11,7 @@ from realm_jax import multihost
 from realm_jax.cli import configuration, model_dir, rematerialization, starts
 from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
-from realm_jax.storage import open_store
 from realm_jax.training import profiling
-from realm_jax.training.checkpoint_manifests import read_details
 from realm_jax.training.loop import Report
 from realm_jax.training.stage_config import StageConfig
 
@@ -62,17 +60,11 @@ def run_stage(
     if config.profile:
         profiling.LOG.setLevel(logging.INFO)
     with StageProgress(command, stop) as progress:
-        newest = read_details(open_store(config.model_dir))
-        starts.record(
-            command,
-            config,
-            argv,
-            progress.note,
-            is_done=newest is not None and newest[0] >= config.train_steps,
-        )
+        start = starts.StartRecord(command, config, argv, progress)
         with watch(config, progress):
             is_done = run(config, progress, stop)
         if is_done:
+            start.end()
             progress.note(f"done, {config.train_steps:,} steps in {config.model_dir}")
             return None
         progress.note(f"stopped; run it again to go on from {config.model_dir}")

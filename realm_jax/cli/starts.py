@@ -1,56 +1,79 @@
 """Writes down how a command was started, and says what changed since the last time."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gin
 
 from realm_jax import multihost
-from realm_jax.settings import changes, new_start, read_starts, write_start
+from realm_jax.cli.progress import StageProgress
+from realm_jax.settings import Start, changes, new_start, read_starts, write_start
 from realm_jax.storage import open_store
 
 # How a run is done, not what it computes: of no interest where it is resumed.
 _UNIMPORTANT = ("profile", "log_period", "checkpoint_period")
 
 
-def record(
-    command: str,
-    config: Any,
-    arguments: Sequence[str],
-    say: Callable[[str], None],
-    *,
-    others: Mapping[str, Any] | None = None,
-    is_done: bool = False,
-) -> None:
-    """Records a start in the command's model directory, by its first process.
+class StartRecord:
+    """The record of a start, written by the first process when work begins.
 
-    Args:
-      command: command of `realm`.
-      config: its configuration, with its `model_dir`.
-      arguments: its command line.
-      say: shows a line.
-      others: further configurations by name, dataclasses too.
-      is_done: whether there is nothing left to do. Then nothing is recorded, as no
-        setting has an effect.
-
-    Raises:
-      BadInputError: the model directory cannot be read or written.
+    A command that refuses its input, or has nothing left to do, writes none.
     """
-    if not multihost.is_first():
-        return
-    store = open_store(config.model_dir)
-    start = new_start(
-        command, config, arguments, gin.operative_config_str, others or {}
-    )
-    earlier = [one for one in read_starts(store) if one.command == command]
-    if earlier:
-        changed = changes(earlier[-1].settings, start.settings)
-        changed = {
-            name: change for name, change in changed.items() if name not in _UNIMPORTANT
-        }
-        if changed:
-            listed = ", ".join(f"{name} {change}" for name, change in changed.items())
-            effect = "; the run is done, so it has no effect" if is_done else ""
-            say(f"changed since the last start: {listed}{effect}")
-    if not is_done:
-        write_start(store, start)
+
+    def __init__(
+        self,
+        command: str,
+        config: Any,
+        arguments: Sequence[str],
+        progress: StageProgress,
+        others: Mapping[str, Any] | None = None,
+    ):
+        """Has the record written before the first progress is shown.
+
+        Args:
+          command: command of `realm`.
+          config: its configuration, with its `model_dir`.
+          arguments: its command line.
+          progress: shows the progress of the command.
+          others: further configurations by name, dataclasses too.
+        """
+        self._command, self._config = command, config
+        self._arguments, self._others = arguments, others or {}
+        self._progress = progress
+        self._is_written = False
+        progress.before_first(self._write)
+
+    def end(self) -> None:
+        """Says of a command that was done before it began what has no effect now."""
+        if not self._is_written and multihost.is_first():
+            self._say_changes(self._new(), "; the run is done, so it has no effect")
+
+    def _write(self) -> None:
+        self._is_written = True
+        if multihost.is_first():
+            start = self._new()
+            self._say_changes(start)
+            write_start(open_store(self._config.model_dir), start)
+
+    def _new(self) -> Start:
+        return new_start(
+            self._command,
+            self._config,
+            self._arguments,
+            gin.operative_config_str,
+            self._others,
+        )
+
+    def _say_changes(self, start: Start, effect: str = "") -> None:
+        starts = read_starts(open_store(self._config.model_dir))
+        earlier = [one for one in starts if one.command == self._command]
+        if not earlier:
+            return
+        listed = [
+            f"{name} {change}"
+            for name, change in changes(earlier[-1].settings, start.settings).items()
+            if name not in _UNIMPORTANT
+        ]
+        if listed:
+            said = f"changed since the last start: {', '.join(listed)}{effect}"
+            self._progress.note(said)

@@ -1,10 +1,11 @@
 """What a word is, by examples written out, and properties of arbitrary text."""
 
+import re
 import string
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
@@ -67,6 +68,8 @@ def test_where_a_word_may_end_before_its_end(text, begins, ends):
 
 @given(st.text(alphabet=string.ascii_letters + string.digits + " ,;()", max_size=60))
 def test_of_plain_text_words_are_the_runs_of_letters_and_digits(text):
+    # Its argument belongs to a function's name, as in cosh(t).
+    assume(not re.search(r"[^\W_]\(", text))
     edges = word_edges(text)
     for position in range(len(text) + 1):
         before = text[:position][-1:].isalnum()

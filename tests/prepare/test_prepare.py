@@ -156,8 +156,8 @@ def test_only_the_examples_that_are_asked_for_are_made_and_more_are_added(
     more = '--gin.EXAMPLES=["questions", "towns_ict"]'
     assert run_here(inputs, corpus, more) == 0
     assert contents(corpus) == contents(finished / "corpus")
-    # Each time for its examples, which are too few for another process.
-    assert processes == [1, 1]
+    # They are too few for other processes, which would be Beam's.
+    assert processes == []
     for name, written in times.items():
         assert (corpus / "examples" / name).stat().st_mtime_ns == written
 

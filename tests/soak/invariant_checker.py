@@ -210,8 +210,9 @@ class InvariantChecker:
         for step in finished_steps(self._store):
             named.add(f"checkpoints/{step}.json")
             named |= {f for f in self._all() if f.startswith(f"checkpoints/{step}/")}
-        # One file of these for every process.
-        named |= {f for f in self._all() if f.startswith("tensorboard/")}
+        # One file of these for every process, and one for every start.
+        of_processes = ("tensorboard/", "settings/")
+        named |= {f for f in self._all() if f.startswith(of_processes)}
         return sorted(set(self._all()) - named)
 
     def _in_use(self) -> list[int]:
