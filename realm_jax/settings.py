@@ -1,7 +1,7 @@
 """Records the settings of each start of a command in its model directory.
 
 A model directory has `settings/<command>-<NNNN>.json` for each start of a command: its
-configuration, seed, version and commit, written before any work. So a run can be
+configuration, seed, version and commit, written when its work begins. So a run can be
 repeated, and a later start can say what has changed. Directories of earlier versions
 have none.
 """

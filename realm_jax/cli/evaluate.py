@@ -79,12 +79,15 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
         if flags.run:
             config = _recorded(flags, progress.note)
         model_dir.require_writable_folder("MODEL_DIR", config.model_dir)
-        starts.StartRecord("evaluate", config, argv, progress)
+        start = starts.StartRecord(
+            "evaluate", config, argv, progress, is_written_late=True
+        )
         if config.follow:
             reports = follow(config, progress, stop)
         else:
             reports = [run.run(config, progress, stop)]
         for data in reports:
+            start.write()
             for finding in verdicts(data):
                 progress.note(finding.text)
             progress.note(f"the report is in {config.model_dir}/{HTML_NAME}")

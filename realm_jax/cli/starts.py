@@ -27,6 +27,8 @@ class StartRecord:
         arguments: Sequence[str],
         progress: StageProgress,
         others: Mapping[str, Any] | None = None,
+        *,
+        is_written_late: bool = False,
     ):
         """Has the record written before the first progress is shown.
 
@@ -36,21 +38,25 @@ class StartRecord:
           arguments: its command line.
           progress: shows the progress of the command.
           others: further configurations by name, dataclasses too.
+          is_written_late: whether the command calls `write` itself instead, as
+            evaluation does, which finds bad input while it measures.
         """
         self._command, self._config = command, config
         self._arguments, self._others = arguments, others or {}
         self._progress = progress
         self._is_written = False
-        progress.before_first(self._write)
+        if not is_written_late:
+            progress.before_first(self.write)
 
     def end(self) -> None:
         """Says of a command that was done before it began what has no effect now."""
         if not self._is_written and multihost.is_first():
             self._say_changes(self._new(), "; the run is done, so it has no effect")
 
-    def _write(self) -> None:
-        self._is_written = True
-        if multihost.is_first():
+    def write(self) -> None:
+        """Says what changed since the last start, and writes the record, once."""
+        if not self._is_written and multihost.is_first():
+            self._is_written = True
             start = self._new()
             self._say_changes(start)
             write_start(open_store(self._config.model_dir), start)
