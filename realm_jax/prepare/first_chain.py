@@ -311,6 +311,9 @@ class FirstChain:
         yield f"# {self.questions.count('train')} questions, 8 an update."
         yield f"finetune/TRAIN_STEPS = {steps}"
         yield f"finetune/WARMUP_STEPS = {max(1, steps // 5)}"
+        if self.start:
+            yield "# A tenth of the quickstart's rate, at which it unlearned to read."
+            yield "finetune/LEARNING_RATE = 3e-5"
         yield f'evaluate/TITLE = "REALM on {self.name}"'
         yield 'evaluate/ATTRIBUTION = ""'
 

@@ -93,6 +93,8 @@ def test_goes_on_from_a_trained_model(text, finished, monkeypatch, capsys):
     assert configs["prepare"].vocabulary == f"{finished}/corpus/vocab.txt"
     assert list(configs["prepare"].examples) == ["questions"]
     assert configs["finetune"].warm_start == f"{finished}/finetune"
+    text_of_chain = (text / "runs/my/chain.gin").read_text()
+    assert "finetune/LEARNING_RATE = 3e-5" in text_of_chain
     assert configs["evaluate"].finetuned.model_dir == "runs/my/finetune"
     assert configs["evaluate"].pretrained == ""
     assert configs["evaluate"].masked_task == ""
