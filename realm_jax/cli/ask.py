@@ -49,6 +49,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.evaluation import ask, recorded
 from realm_jax.evaluation.answering import Answer, ReadDocument
 from realm_jax.extras import require_extra
+from realm_jax.metrics.curves import made_at
 
 _STDIN = 0
 _LOOK_SECONDS = 0.2
@@ -219,8 +220,9 @@ class _Screen:
         version = reply.version.describe()
         console.print(
             Text(
-                f"p(y|x) {answer.marginal:.3f}; index of step "
-                f"{version['index_step']}, corpus {version['fingerprint'][:12]}",
+                f"p(y|x) {answer.marginal:.3f}; index "
+                f"made {made_at(version['index_step'])}, corpus "
+                f"{version['fingerprint'][:12]}",
                 style="dim",
             )
         )

@@ -27,6 +27,7 @@ from realm_jax.index.embedding_cache import DOCUMENT_CRC32C
 from realm_jax.index.follower import IndexFollower
 from realm_jax.index.manifest import Manifest, MismatchedSnapshotError
 from realm_jax.index.source import LoadedIndex
+from realm_jax.metrics.curves import made_at
 from realm_jax.stages import PRETRAIN
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.finetune import FinetuneConfig
@@ -339,7 +340,7 @@ def _name(version: Version) -> str:
     step = version.index.manifest.step
     return (
         f"{version.corpus.directory} ({version.corpus.fingerprint[:12]}, "
-        f"{version.corpus.num_blocks:,} blocks), index of step {step}"
+        f"{version.corpus.num_blocks:,} blocks), index made {made_at(step)}"
     )
 
 

@@ -16,7 +16,7 @@ from realm_jax.evaluation.comparisons import (
     recall_name,
 )
 from realm_jax.evaluation.report_data import BestCheckpoint, ReportData
-from realm_jax.metrics.curves import Finding, Level, index_versions
+from realm_jax.metrics.curves import Finding, Level, index_versions, made_at
 from realm_jax.metrics.retrieval import Interval
 
 
@@ -45,11 +45,6 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def made_at(step: int) -> str:
-    """Says when an index was made whose retriever had taken `step` updates."""
-    return f"after update {step:,}" if step else "before the first update"
 
 
 def verdicts(data: ReportData) -> list[Finding]:

@@ -26,7 +26,6 @@ from realm_jax.evaluation.comparisons import (
 from realm_jax.evaluation.findings import (
     control_verdict,
     duration,
-    made_at,
     nats,
     percent,
     points,
@@ -97,7 +96,7 @@ def render_html(data: ReportData) -> str:
     environment.globals |= {
         "points": points,
         "nats": nats,
-        "made_at": made_at,
+        "made_at": curves_lib.made_at,
         "NOT_RECORDED": NOT_RECORDED,
     }
     return environment.get_template("report.html.jinja").render(

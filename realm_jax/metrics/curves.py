@@ -192,6 +192,11 @@ def running_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
     )
 
 
+def made_at(step: int) -> str:
+    """Returns when an index was made whose retriever had taken `step` updates."""
+    return f"after update {step:,}" if step else "before the first update"
+
+
 def health(
     curves: Sequence[Curve], questions: str = "held-out questions"
 ) -> list[Finding]:
