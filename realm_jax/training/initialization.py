@@ -49,7 +49,10 @@ class Lengths:
 
 def _no_sizes(**settings: Any) -> BertConfig:
     """Stands for sizes that no gin file gives."""
-    raise NotImplementedError(settings)
+    raise BadInputError(
+        "expected a gin file with the sizes of the models, got none; add "
+        "--gin_file=gin/models/minilm_l6.gin, or another one of gin/models/"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +76,7 @@ class ModelFactory:
 
     def __post_init__(self):
         if self.bert is _no_sizes:
-            raise BadInputError(
-                "expected a gin file with the sizes of the models, got none; add "
-                "--gin_file=gin/models/minilm_l6.gin, or another one of gin/models/"
-            )
+            self.bert()
 
     def retriever_config(self, vocab_size: int) -> RetrieverConfig:
         """Returns the configuration of the towers for a vocabulary size."""

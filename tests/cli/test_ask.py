@@ -28,6 +28,7 @@ from realm_jax.index.retrievers import TrainedRetriever
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoints import restore_params
 from tests import tiny_run
+from tests.standard_input import standard_input
 
 OFTEN = "--gin.ask.AskConfig.poll_seconds=0.1"
 PATIENCE_SECONDS = 120.0
@@ -355,17 +356,6 @@ def test_one_question_on_the_command_line(finished, capsys):
     assert said.splitlines()[0] == expected["prediction"]
     title = BlockStore.open(finished / "corpus").text(expected["block"]).title
     assert title in said
-
-
-@contextlib.contextmanager
-def standard_input(descriptor):
-    kept = os.dup(0)
-    os.dup2(descriptor, 0)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 0)
-        os.close(kept)
 
 
 def test_questions_are_read_from_standard_input(finished, capsys):

@@ -1,6 +1,5 @@
 """`realm ask RUN` and `realm evaluate RUN`: what training recorded is enough."""
 
-import contextlib
 import json
 import os
 import pty
@@ -22,6 +21,7 @@ from realm_jax.evaluation.recorded import Given, ask_config, find_corpus, find_m
 from realm_jax.manifests import seal, unseal
 from tests import tiny_run
 from tests.corpus_builder import build_corpus
+from tests.standard_input import standard_input
 
 PATIENCE_SECONDS = 120.0
 
@@ -46,17 +46,6 @@ def refused(arguments, capsys):
     assert line.startswith("error: ")
     assert "expected " in line
     return line
-
-
-@contextlib.contextmanager
-def standard_input(descriptor):
-    kept = os.dup(0)
-    os.dup2(descriptor, 0)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 0)
-        os.close(kept)
 
 
 def piped(text):
