@@ -49,6 +49,17 @@ def pytest_configure(config: pytest.Config) -> None:
         compiled.forget_unused()
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Names bytes that nobody can read by their number.
+
+    Their content may differ from worker to worker, as the time in a gzip header does,
+    and pytest-xdist runs nothing when two workers name a test differently.
+    """
+    if isinstance(val, bytes) and not (val.isascii() and val.decode().isprintable()):
+        return f"{len(val)}_bytes"
+    return None
+
+
 def pytest_collection_modifyitems(items: list) -> None:
     """Puts the longest files first; the order in a file stays."""
     items.sort(key=lambda item: _place(item.path.stem))

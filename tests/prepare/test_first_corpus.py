@@ -22,6 +22,7 @@ DOCS = pathlib.Path(__file__).parents[2] / "docs" / "data.md"
 ARTICLE = {"title": "Graz", "text": "Karl Huber founded Graz in 1128. It burnt down."}
 QUESTION = {"id": "1", "question": "Who?", "answers": ["x"], "split": "train"}
 LATIN = '{"title": "Köln", "text": "Köln."}\n'.encode("latin-1")
+GZIPPED = gzip.compress(b"{}", mtime=0)
 
 
 def arguments(folder, **macros):
@@ -64,7 +65,7 @@ def refused(folder, capsys):
             "a.jsonl, line 2: .*UTF-8",
         ),
         ("a.jsonl", LATIN.decode("latin-1").encode("utf-16"), "line 1: .*got UTF-16"),
-        ("a.jsonl", gzip.compress(b"{}"), r"line 1: .*got gzipped data; .* in \.gz"),
+        ("a.jsonl", GZIPPED, r"line 1: .*got gzipped data; .* in \.gz"),
         ("a.jsonl.gz", b"{}", r"a\.jsonl\.gz, but it is damaged.*correct the suffix"),
         ("a.jsonl", b"", "a.jsonl, but it is empty"),
         (
@@ -95,7 +96,7 @@ def test_a_folder_as_a_source_is_named(refused, folder):
     [
         (LATIN, "q.jsonl:1: expected the line in UTF-8, got the byte 0xf6"),
         ("{}".encode("utf-16"), "q.jsonl:1: .*got UTF-16"),
-        (gzip.compress(b"{}"), "q.jsonl:1: .*got gzipped data"),
+        (GZIPPED, "q.jsonl:1: .*got gzipped data"),
         (b"", "expected questions in q.jsonl, got none"),
         (b"id,question\n", "q.jsonl:1: expected a JSON object, got id,question"),
         (b'{"id": "1"}', "q.jsonl:1: expected 'question'"),
