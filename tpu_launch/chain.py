@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import gin
 
-from realm_jax.cli import configuration
+from realm_jax.cli import configuration, values
 from realm_jax.errors import BadInputError
 from realm_jax.stages import (
     BUILD_INDEX,
@@ -198,14 +198,20 @@ class ChainCommands:
         self._gin_files, self._passed_on = gin_files, passed_on
         # Reading a stage's own files replaces what gin has read of the chain.
         self.stages = chain.all_stages()
+        self._macros: set[str] = set()
         unread = set(passed_on)
         for stage in self.stages:
             unread -= {*self.main(stage), *self.beside(stage)}
         for argument in unread:
-            name = argument.removeprefix("--gin.").partition("=")[0]
+            name = values.name_of(argument.removeprefix("--gin."))
+            is_misspelt = name.rpartition("/")[2] not in self._macros
+            reason = (
+                values.meant(name, self._macros)
+                if is_misspelt
+                else "no stage reads it, or the file of a stage overrides it"
+            )
             raise BadInputError(
-                f"{name} has no effect on any stage of this chain; see the macros of "
-                "the chain file and of the stages' run files in gin/runs/"
+                f"{name} has no effect on any stage of this chain: {reason}"
             )
 
     def main(self, stage: Stage) -> list[str]:
@@ -232,6 +238,7 @@ class ChainCommands:
         if self._passed_on:
             parser = configuration.make_parser(f"realm {command}", None)
             _, unread = configuration.parse_chain(parser, given, command)
+            self._macros |= values.macros()
         passed_on = [
             argument
             for argument in self._passed_on

@@ -94,11 +94,18 @@ def macros_in(value: Any) -> set[str]:
 
 def readers(macro: str) -> list[Setting]:
     """Returns the settings whose value is this macro, or a macro that is this one."""
-    found = []
-    for setting, value in list(settings()):
-        if macro not in macros_in(value):
-            continue
-        found += readers(setting.scope) if setting.is_macro else [setting]
+    found: list[Setting] = []
+    pending, seen = [macro], {macro}
+    while pending:
+        name = pending.pop()
+        for setting, value in settings():
+            if name not in macros_in(value):
+                continue
+            if not setting.is_macro:
+                found.append(setting)
+            elif setting.scope not in seen:
+                seen.add(setting.scope)
+                pending.append(setting.scope)
     return found
 
 

@@ -4,7 +4,7 @@ import ast
 import difflib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import gin
@@ -47,14 +47,29 @@ def require_known(binding: str, files: Sequence[str]) -> None:
         return
     if is_known(name):
         return
-    macros = {setting.scope for setting, _ in reach.settings() if setting.is_macro}
-    close = difflib.get_close_matches(name, macros, n=1)
-    meant = f"did you mean {close[0]}?" if close else ""
-    meant = meant or "the macros stand at the top of each run file"
     raise BadInputError(
         f"unknown macro {name!r}: none of {', '.join(map(str, files))} defines it; "
-        f"{meant}"
+        f"{meant(name, macros())}"
     )
+
+
+def macros() -> set[str]:
+    """Returns the names of all macros."""
+    return {setting.scope for setting, _ in reach.settings() if setting.is_macro}
+
+
+def meant(name: str, known: Collection[str]) -> str:
+    """Returns what to say of a macro that is not among those known.
+
+    Args:
+      name: the macro; it may be named for a command, as in "pretrain/BATCHSIZE".
+      known: names of macros.
+    """
+    scope, slash, last = name.rpartition("/")
+    for prefix, sought in (("", name), (scope + slash, last)):
+        if close := difflib.get_close_matches(sought, known, n=1):
+            return f"did you mean {prefix}{close[0]}?"
+    return "the macros stand at the top of each run file"
 
 
 def typed(binding: str) -> str:

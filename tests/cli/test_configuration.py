@@ -187,3 +187,9 @@ class TestTexts:
                 parser, [f"--gin.MODEL_DIR={text}"], "MODEL_DIR"
             )
             assert value == "runs/my"
+
+
+def test_macros_that_are_each_other_have_no_reader(configured, tmp_path):
+    (tmp_path / "chain.gin").write_text("ONE = %OTHER\nOTHER = %ONE\n")
+    with pytest.raises(BadInputError, match="ONE has no effect"):
+        configured("pretrain", "ONE=3")
