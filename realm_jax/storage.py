@@ -8,6 +8,7 @@ they need: objects are written atomically, are durable once the call returns, an
 import base64
 import contextlib
 import dataclasses
+import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -329,7 +330,7 @@ def _require_same(url: str, found: bytes, expected: bytes) -> None:
 @contextlib.contextmanager
 def _durable(path: Path, data: bytes) -> Iterator[Path]:
     """Yields a temporary file with `data`, on disk, to be moved to `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:
@@ -345,6 +346,22 @@ def _durable(path: Path, data: bytes) -> Iterator[Path]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _make_folder(path: Path) -> None:
+    """Makes a folder and those above it.
+
+    Raises:
+      FileNotFoundError: another process deleted it meanwhile.
+      OSError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        # Also raised for a folder that was there and is gone when pathlib looks again.
+        if any(one.exists() and not one.is_dir() for one in (path, *path.parents)):
+            raise
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
 
 
 @contextlib.contextmanager

@@ -329,3 +329,20 @@ def test_a_local_store_does_not_import_the_cloud(tmp_path):
     )
     subprocess.run([sys.executable, "-c", program, tmp_path], check=True)
     assert Path(tmp_path, "x").read_bytes() == b"1"
+
+
+def test_a_folder_that_is_deleted_while_it_is_made_is_missing(tmp_path, monkeypatch):
+    """As pathlib says it: the folder was there, and is gone when it looks again."""
+
+    def gone(path, **options):
+        raise FileExistsError(errno.EEXIST, "File exists", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", gone)
+    with pytest.raises(MissingObjectError):
+        open_store(tmp_path).write("a/b.bin", b"data")
+
+
+def test_a_file_where_a_folder_is_needed_is_bad_input(tmp_path):
+    (tmp_path / "a").write_bytes(b"data")
+    with pytest.raises(BadInputError, match="usable"):
+        open_store(tmp_path).write("a/b/c.bin", b"data")
