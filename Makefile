@@ -19,9 +19,12 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1:glibc.m
 # One process a core, each with whole files: what a file sets up, it sets up once.
 PYTEST_FLAGS ?= --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=10
 
+PEERS := .cache/peers
+PEERS_STAMP := $(PEERS)/.installed
+
 RESOLVE := $(BIN)/uv pip compile setup.py --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate --quiet
 
-.PHONY: help env data tpu-compiler quickstart quickstart-control test test-long soak lint format lock clean
+.PHONY: help env data tpu-compiler quickstart quickstart-control test test-long soak peers bench lint format lock clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -68,6 +71,16 @@ test-long: $(ENV_STAMP) $(DATA_STAMP) $(COMPILER_STAMP) ## Run the long tests to
 
 soak: $(ENV_STAMP) ## Kill builder and trainer many times, damage every file (about half an hour).
 	$(BIN)/python -m pytest tests/soak tests/index/test_index_damage.py tests/index/test_builder_races.py --durations=0
+
+peers: $(PEERS_STAMP) ## Install what the benches compare with (PyTorch and transformers, 6 GB).
+
+$(PEERS_STAMP): bench/peers/requirements.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r bench/peers/requirements.txt
+	touch $@
+
+bench: $(ENV_STAMP) $(PEERS_STAMP) ## Time an update beside its peers, in its quick form.
+	$(BIN)/python -m bench.train_step --quick
 
 lint: $(ENV_STAMP) ## Check format, lint and types.
 	$(BIN)/ruff format --check .

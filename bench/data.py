@@ -11,13 +11,11 @@ Each command prints one JSON object; --output also writes it to a file.
 """
 
 import argparse
-import datetime
 import gzip
 import itertools
 import json
 import os
 import pathlib
-import platform
 import resource
 import tempfile
 import time
@@ -27,6 +25,7 @@ from typing import Any
 import numpy as np
 from tokenizers import BertWordPieceTokenizer
 
+from bench.machine import machine, today
 from realm_jax.data.block_writer import Block, write_blocks
 from realm_jax.data.blocks import BlockStore, BlockText
 from realm_jax.data.corpus import chunk_each
@@ -314,8 +313,8 @@ def main() -> None:
     """Runs one measurement."""
     arguments = _parser().parse_args()
     measured = {
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "date": today(),
+        "machine": machine(),
         arguments.command: arguments.run(arguments),
     }
     text = json.dumps(measured, indent=1)

@@ -13,12 +13,10 @@ of docs/benchmarks.md.
 """
 
 import argparse
-import datetime
 import importlib.util
 import json
 import os
 import pathlib
-import platform
 import sys
 import tempfile
 import time
@@ -28,6 +26,7 @@ from typing import Any
 from bench import index_tables
 from bench.index_embeddings import EmbeddingFiles, invent
 from bench.index_search import SEARCHERS, SearchPlan, measure_searchers
+from bench.machine import machine, today
 from realm_jax.errors import BadInputError
 
 # Each process that searches imports this file to find its function, so what needs JAX
@@ -174,8 +173,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
       BadInputError: a requested part lacks what it requires.
     """
     measured: dict[str, Any] = {
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "date": today(),
+        "machine": machine(),
         "command": "python -m bench.index " + " ".join(sys.argv[1:]),
         # Load of the machine before each part, for judging the result.
         "load_before": {},

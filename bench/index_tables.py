@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bench.tables import table
+
 Spread = Mapping[str, float]
 
 
@@ -13,9 +15,9 @@ def markdown(measured: Mapping[str, Any]) -> str:
         f"{measured['machine']}; {measured['date']}; load before each part: {load}",
         f"    {measured['command']}",
     ]
-    for part, table in _TABLES.items():
+    for part, format_part in _TABLES.items():
         if part in measured:
-            texts += [f"### {part}", table(measured[part])]
+            texts += [f"### {part}", format_part(measured[part])]
     return "\n\n".join(texts)
 
 
@@ -45,7 +47,7 @@ def _searchers(corpus: Mapping[str, Any]) -> str:
             ]
         )
     heads = [f"ms, {batch} queries" for batch in batches]
-    return _table(
+    return table(
         [
             "searcher",
             "recall@8",
@@ -77,7 +79,7 @@ def _embed(models: Mapping[str, Any]) -> str:
             ]
         )
     heads = ["model", "blocks/s, buckets", "blocks/s, full length", "ratio"]
-    return _table([*heads, "padding, buckets", "padding, full length"], rows)
+    return table([*heads, "padding, buckets", "padding, full length"], rows)
 
 
 def _publish(measured: Mapping[str, Any]) -> str:
@@ -94,7 +96,7 @@ def _publish(measured: Mapping[str, Any]) -> str:
         ["measuring at the first swap, which compiles, s", f"{first:.1f}"],
     ]
     title = f"{measured['blocks']:,} blocks, {measured['swaps']} swaps"
-    return _table([title, "median (least to most)"], rows)
+    return table([title, "median (least to most)"], rows)
 
 
 def _trainer(measured: Mapping[str, Any]) -> str:
@@ -106,7 +108,7 @@ def _trainer(measured: Mapping[str, Any]) -> str:
         ["ratio of median steps", _number(measured["step_ratio"])],
         ["ratio of their CPU seconds", _number(measured["cpu_ratio"])],
     ]
-    return _table(["", "median (least to most)"], rows)
+    return table(["", "median (least to most)"], rows)
 
 
 def _size(measured: Sequence[Mapping[str, Any]]) -> str:
@@ -119,7 +121,7 @@ def _size(measured: Sequence[Mapping[str, Any]]) -> str:
         ]
         for size in measured
     ]
-    return _table(["blocks", "s a step, median (least to most)", "ratio"], rows)
+    return table(["blocks", "s a step, median (least to most)", "ratio"], rows)
 
 
 def _milliseconds(seconds: Spread) -> str:
@@ -132,11 +134,6 @@ def _number(values: Spread) -> str:
 
     least, most = short(values["least"]), short(values["most"])
     return f"{short(values['median'])} ({least} to {most})"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 _TABLES: Mapping[str, Callable[[Any], str]] = {

@@ -12,9 +12,7 @@ import argparse
 import dataclasses
 import datetime
 import json
-import os
 import pathlib
-import platform
 import shutil
 import tempfile
 import time
@@ -29,6 +27,7 @@ from bench.invented_world import (
     run_pretrain,
     run_warm_start,
 )
+from bench.machine import machine
 from realm_jax.evaluation.report import write_report
 from realm_jax.evaluation.report_data import CorpusInfo, ReportData, RunInfo
 from realm_jax.metrics.curves import find_curve, health, read_curves
@@ -111,11 +110,6 @@ def write_reports(folder: str, output: str) -> None:
         )
         write_report(ReportData(run=run, curves=curves), f"{output}/{name}")
         print(name, [finding.text for finding in health(curves)])
-
-
-def machine() -> str:
-    """Describes the machine."""
-    return f"{os.cpu_count()} CPU cores, {platform.machine()}, {platform.system()}"
 
 
 def main() -> None:

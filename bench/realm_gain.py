@@ -20,15 +20,14 @@ import argparse
 import dataclasses
 import functools
 import json
-import os
 import pathlib
-import platform
 import threading
 import time
 from collections.abc import Mapping
 
 import numpy as np
 
+from bench.machine import machine
 from bench.minilm import LENGTHS, fill_in, models, optimizer, reader_config
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.loading import FinetunedModel
@@ -451,7 +450,7 @@ def main() -> None:
     measures = Measures(study)
     result: dict = {
         "settings": dataclasses.asdict(study) | {"corpus": "", "work": ""},
-        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "machine": machine(),
         "starts": {},
     }
     signals: dict[str, dict[str, float]] = {}

@@ -21,9 +21,7 @@ Recall is measured on the questions of train and dev, which nothing here is trai
 import argparse
 import dataclasses
 import json
-import os
 import pathlib
-import platform
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from bench.machine import machine
 from bench.minilm import LENGTHS, fill_in, models
 from bench.realm_gain import REALM, Study, make_start
 from realm_jax.data.blocks import BlockStore
@@ -286,7 +285,7 @@ def main() -> None:
     bench = Bench(study, make_start(study, "weak", 0), flags.sentences)
     before = bench.recall(bench.projection)
     result: dict[str, Any] = {
-        "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "machine": machine(),
         "settings": {
             k: getattr(flags, k) for k in ("sentences", "learning_rate", "steps")
         },

@@ -16,6 +16,9 @@ from realm_jax.types import Array
 A = TypeVar("A", np.ndarray, Array)
 """NumPy arrays where all that a function is given are, else of either module."""
 
+NULL_DOCUMENT_LENGTH = 3
+"""Wordpieces of the null document, `[CLS] [SEP] [SEP]`."""
+
 
 class Documents(NamedTuple, Generic[A]):
     """Titles and bodies, wherever their wordpieces are stored.

@@ -6,6 +6,7 @@ logical axes against `realm_jax.axes` and records them in the `params_axes` coll
 are computed in float32 either way.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -21,8 +22,8 @@ from realm_jax.errors import BadInputError
 Initializer = nn.initializers.Initializer
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "gelu_tanh": lambda x: nn.gelu(x, approximate=True),
-    "gelu": lambda x: nn.gelu(x, approximate=False),
+    "gelu_tanh": functools.partial(nn.gelu, approximate=True),
+    "gelu": functools.partial(nn.gelu, approximate=False),
 }
 
 # Added to the attention scores of padding. Finite, so that a row of padding alone (the
@@ -173,10 +174,12 @@ class LayerNorm(nn.Module):
       epsilon: added to the variance. 1e-12 in BERT and in the published REALM
         embedder, 1e-3 in ORQA's span reader.
       dtype: dtype of the result.
+      recomputes: whether the backward pass keeps only the input.
     """
 
     epsilon: float = 1e-12
     dtype: jnp.dtype = jnp.dtype("float32")
+    recomputes: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "... features"]) -> Float[Array, "... features"]:
@@ -184,11 +187,21 @@ class LayerNorm(nn.Module):
         size = (x.shape[-1],)
         scale = parameter(self, "scale", nn.initializers.ones, size, ("norm",))
         bias = parameter(self, "bias", nn.initializers.zeros, size, ("norm",))
-        x = x.astype(jnp.float32)
-        centred = x - jnp.mean(x, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-        normal = centred * jax.lax.rsqrt(variance + self.epsilon)
-        return (normal * scale + bias).astype(self.dtype)
+        compute = jax.checkpoint(_normalize) if self.recomputes else _normalize
+        return compute(x, scale, bias, self.epsilon).astype(self.dtype)
+
+
+def _normalize(
+    x: Float[Array, "... features"],
+    scale: Float[Array, " features"],
+    bias: Float[Array, " features"],
+    epsilon: float,
+) -> Float[Array, "... features"]:
+    """Returns LayerNorm in float32."""
+    x = x.astype(jnp.float32)
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    return centred * jax.lax.rsqrt(variance + epsilon) * scale + bias
 
 
 class Embedding(nn.Module):
@@ -264,6 +277,8 @@ class SelfAttention(nn.Module):
       stddev: standard deviation of the kernels' initialisation.
       dtype: dtype of projections and result; the softmax is float32.
       rounds: as in `Dense`, for all projections.
+      recomputes: whether the backward pass computes the attention weights again. They
+        are `length` numbers for each query and head, many more than it needs otherwise.
     """
 
     num_heads: int
@@ -272,6 +287,7 @@ class SelfAttention(nn.Module):
     stddev: float = 0.02
     dtype: jnp.dtype = jnp.dtype("float32")
     rounds: bool = False
+    recomputes: bool = False
 
     @nn.compact
     def __call__(
@@ -303,17 +319,11 @@ class SelfAttention(nn.Module):
             return constrain(by_head, "batch", "activation_heads", "length", None)
 
         query, key, value = project("query"), project("key"), project("value")
-        scores = jnp.einsum(
-            "bhqd,bhkd->bhqk",
-            query * head_dim**-0.5,
-            key,
-            preferred_element_type=jnp.float32,
-        )
-        scores = jnp.where(is_token[:, None, None, :], scores, _MASKED_SCORE)
-        weights = nn.softmax(scores, axis=-1).astype(self.dtype)
-        drop = dropout(self.dropout_rate, self.broadcast_dropout)
-        weights = drop(weights, deterministic=deterministic)
-        gathered = jnp.einsum("bhqk,bhkd->bhqd", weights, value).swapaxes(1, 2)
+        drops = not deterministic and self.dropout_rate > 0
+        kept = self.draw_kept(query) if drops else None
+        scale = 1.0 / (1.0 - self.dropout_rate) if drops else 1.0
+        compute = jax.checkpoint(attend) if self.recomputes else attend
+        gathered = compute(query, key, value, is_token, kept, scale)
         return Dense(
             features=(embed,),
             kernel_axes=("heads", "head_dim", "embed"),
@@ -321,4 +331,47 @@ class SelfAttention(nn.Module):
             dtype=self.dtype,
             rounds=self.rounds,
             name="output",
-        )(gathered)
+        )(gathered.swapaxes(1, 2))
+
+    def draw_kept(
+        self, query: Float[Array, "batch heads length head_dim"]
+    ) -> Bool[Array, "batch heads #length length"]:
+        """Draws which attention weights dropout keeps."""
+        batch, heads, length, _ = query.shape
+        queries = 1 if self.broadcast_dropout else length
+        return jax.random.bernoulli(
+            self.make_rng("dropout"),
+            1.0 - self.dropout_rate,
+            (batch, heads, queries, length),
+        )
+
+
+def attend(
+    query: Float[Array, "batch heads length head_dim"],
+    key: Float[Array, "batch heads length head_dim"],
+    value: Float[Array, "batch heads length head_dim"],
+    is_token: Bool[Array, "batch length"],
+    kept: Bool[Array, "batch heads #length length"] | None,
+    scale: float,
+) -> Float[Array, "batch heads length head_dim"]:
+    """Returns scaled dot-product attention; the softmax is float32.
+
+    Args:
+      query: one vector for each position and head.
+      key: likewise.
+      value: likewise.
+      is_token: False at padding, which is masked out.
+      kept: the weights that dropout keeps; None keeps all.
+      scale: factor on the weights that are kept.
+    """
+    scores = jnp.einsum(
+        "bhqd,bhkd->bhqk",
+        query * query.shape[-1] ** -0.5,
+        key,
+        preferred_element_type=jnp.float32,
+    )
+    scores = jnp.where(is_token[:, None, None, :], scores, _MASKED_SCORE)
+    weights = nn.softmax(scores, axis=-1).astype(value.dtype)
+    if kept is not None:
+        weights = jnp.where(kept, weights * scale, 0.0).astype(value.dtype)
+    return jnp.einsum("bhqk,bhkd->bhqd", weights, value)

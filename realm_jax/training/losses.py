@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Bool, Float, Int, PyTree
 
+from realm_jax.data.layout import NULL_DOCUMENT_LENGTH
 from realm_jax.metrics.means import Means, mean_of, merge, padding_share
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
@@ -140,14 +141,13 @@ class PretrainLoss(Loss):
         queries, documents, reading = _keys(key, 3)
         document_embeddings = inputs.embeddings
         if document_embeddings is None:
-            document_embeddings = _apply(
+            document_embeddings = self._for_candidates(
                 self.retriever,
                 params["retriever"],
-                candidates.document_ids,
-                candidates.document_segment_ids,
+                (candidates.document_ids, candidates.document_segment_ids),
                 method="embed_documents",
                 key=documents,
-                microbatches=self.microbatches,
+                null_length=NULL_DOCUMENT_LENGTH,
             )
         query_embeddings = _apply(
             self.retriever,
@@ -160,22 +160,65 @@ class PretrainLoss(Loss):
         log_retrieval = retrieval.retrieval_log_probs(
             query_embeddings, document_embeddings, candidates.valid
         )
-        log_tokens = _apply(
+        log_tokens = self._for_candidates(
             self.reader,
             params["reader"],
-            candidates.joined_ids,
-            candidates.joined_segment_ids,
+            (candidates.joined_ids, candidates.joined_segment_ids),
             # One axis for the candidates: every document sees the same masks.
             batch.mask_positions[:, None, :],
             batch.mask_ids[:, None, :],
             method="token_log_probs",
             key=reading,
-            microbatches=self.microbatches,
+            null_length=batch.query_ids.shape[1] + 1,
         )
         likelihood = masked_lm.marginal_likelihood(
             log_retrieval, log_tokens, batch.mask_weights, self.marginalization
         )
         return likelihood, log_retrieval, (query_embeddings, document_embeddings)
+
+    def _for_candidates(
+        self,
+        model: nn.Module,
+        params: PyTree,
+        sequences: tuple[Array, Array],
+        *inputs: Array,
+        method: str,
+        key: jax.Array | None,
+        null_length: int,
+    ) -> Array:
+        """Runs a model on all candidates, [batch, candidate, ...].
+
+        The null document is short: at the length of the others it would cost as much as
+        they do, an eighth of an update with eight candidates.
+
+        Args:
+          model: retriever or reader.
+          params: its parameters.
+          sequences: wordpieces and segments, [batch, candidate, length].
+          *inputs: further inputs, the same for all candidates.
+          method: method of the model.
+          key: dropout key, or None.
+          null_length: wordpieces of the null document's sequence, at most.
+        """
+        null, others = _keys(key, 2)
+        parts = (
+            (null, [x[:, :1, :null_length] for x in sequences]),
+            (others, [x[:, 1:] for x in sequences]),
+        )
+        outputs = [
+            _apply(
+                model,
+                params,
+                *part,
+                *inputs,
+                method=method,
+                key=part_key,
+                microbatches=self.microbatches,
+            )
+            for part_key, part in parts
+            if part[0].shape[1]
+        ]
+        return jnp.concatenate(outputs, axis=1)
 
 
 @flax.struct.dataclass

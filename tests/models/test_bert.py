@@ -151,15 +151,33 @@ def test_how_the_backward_pass_runs_does_not_change_it(
         assert compiled.memory_analysis().temp_size_in_bytes < reference_bytes
 
 
-@pytest.mark.parametrize("shape", [(3, 5, 256), (3, 4, 5, 256)])
-def test_a_broadcast_mask_is_the_same_at_every_position(shape):
-    """Of [batch, length, features], and of attention's [batch, head, query, key]."""
-    dropped = {
-        broadcast: layers.dropout(0.25, broadcast).apply(
-            {}, np.ones(shape), deterministic=False, rngs={"dropout": jax.random.key(0)}
-        )
-        for broadcast in (False, True)
-    }
+def dropped_features(broadcast):
+    """[batch, length, features]"""
+    dropout, rngs = layers.dropout(0.25, broadcast), {"dropout": jax.random.key(0)}
+    return dropout.apply({}, np.ones((3, 5, 256)), deterministic=False, rngs=rngs)
+
+
+def dropped_weights(broadcast):
+    """[batch, head, query, key]: with as many values as keys, outputs are weights."""
+    length = 128
+    values = jnp.broadcast_to(jnp.eye(length), (3, 4, length, length))
+    attention = layers.SelfAttention(4, 0.25, broadcast)
+    rngs = {"dropout": jax.random.key(0)}
+    # Equal scores: without dropout each weight is 1 / length.
+    attended = layers.attend(
+        jnp.zeros_like(values),
+        values,
+        values,
+        jnp.ones((3, length), bool),
+        attention.apply({}, values, method="draw_kept", rngs=rngs),
+        1 / 0.75,
+    )
+    return attended * length
+
+
+@pytest.mark.parametrize("dropped_by", [dropped_features, dropped_weights])
+def test_a_broadcast_mask_is_the_same_at_every_position(dropped_by):
+    dropped = {broadcast: dropped_by(broadcast) for broadcast in (False, True)}
     for values in map(np.asarray, dropped.values()):
         np.testing.assert_allclose(np.unique(values), [0, 1 / 0.75], rtol=1e-6)
         assert (values == 0).mean() == pytest.approx(0.25, abs=0.05)

@@ -73,11 +73,11 @@ def test_what_is_counted_is_what_the_compiler_found(remat, gib):
 
 
 def test_the_papers_update_and_refresh_are_as_large_as_they_are_known_to_be():
-    """1,450 TFLOP at 352 joined wordpieces, 694 PFLOP to embed Wikipedia."""
+    """1,290 TFLOP at 352 joined wordpieces, 694 PFLOP to embed Wikipedia."""
     config = pretraining(models=ModelFactory(base, TOWERS, Lengths(96, 288, 352)))
     plan = commands.training("pretrain", config, on("v3-64", "v3-16"))
     assert plan.figure("an update", "the model needs") == pytest.approx(
-        1.45e15, rel=0.02
+        1.29e15, rel=0.02
     )
     embedding = plan.figure("the index", "to embed them")
     assert embedding == pytest.approx(6.94e17, rel=0.01)
