@@ -52,9 +52,10 @@ class BertConfig:
         processors compute twice as fast; or "auto", which is "bfloat16" on such a
         processor and "float32" on others. On TPUs and GPUs the compiler's default
         precision determines how "float32" is computed.
-      remat: what the backward pass recomputes: "none", "dots" (all but matrix
-        products) or "full" (each layer from its input). Attention weights, activations
-        and normalisation are cheaper to compute again than to keep, and always are.
+      remat: what the backward pass recomputes: "none" (in each layer attention weights,
+        activations and normalisation, which are cheaper to compute than to keep, and
+        nothing else), "dots" (all but matrix products) or "full" (each layer from its
+        input).
       initializer_range: standard deviation of the initial kernels.
       scan_unroll: layers per iteration of the scan. More of them take longer to compile
         and run faster on a CPU (by a quarter, for two layers per iteration).
@@ -104,6 +105,11 @@ class BertConfig:
             return jax.default_backend() == "cpu" and chips.multiplies_bfloat16()
         return self.products == "bfloat16"
 
+    @property
+    def recomputes_within_layers(self) -> bool:
+        """True if only parts of a layer are computed again; see `remat`."""
+        return self.remat == "none"
+
 
 class Encoded(NamedTuple):
     """Output of the encoder.
@@ -138,12 +144,16 @@ class EncoderLayer(nn.Module):
             stddev=config.initializer_range,
             dtype=dtype,
             rounds=config.rounds_products,
+            recomputes=config.recomputes_within_layers,
             name="attention",
         )(x, is_token, deterministic)
         x = self._add_and_norm(x, attended, "attention_norm", deterministic)
 
         hidden = self._dense(config.mlp_size, ("embed", "mlp"), "mlp_input")(x)
-        hidden = layers.ACTIVATIONS[config.activation](hidden)
+        activation = layers.ACTIVATIONS[config.activation]
+        if config.recomputes_within_layers:
+            activation = jax.checkpoint(activation)
+        hidden = activation(hidden)
         hidden = layers.constrain(hidden, "batch", "length", "activation_mlp")
         hidden = self._dense(config.hidden_size, ("mlp", "embed"), "mlp_output")(hidden)
         return self._add_and_norm(x, hidden, "mlp_norm", deterministic), None
@@ -163,7 +173,10 @@ class EncoderLayer(nn.Module):
         dropout = layers.dropout(config.dropout_rate, config.broadcast_dropout)
         branch = dropout(branch, deterministic=deterministic)
         norm = layers.LayerNorm(
-            config.layer_norm_epsilon, jnp.dtype(config.dtype), name=name
+            config.layer_norm_epsilon,
+            jnp.dtype(config.dtype),
+            config.recomputes_within_layers,
+            name=name,
         )
         return layers.constrain(norm(x + branch), "batch", "length", "activation_embed")
 

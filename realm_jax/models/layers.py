@@ -21,10 +21,9 @@ from realm_jax.errors import BadInputError
 
 Initializer = nn.initializers.Initializer
 
-# The backward pass keeps only their inputs.
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "gelu_tanh": jax.checkpoint(functools.partial(nn.gelu, approximate=True)),
-    "gelu": jax.checkpoint(functools.partial(nn.gelu, approximate=False)),
+    "gelu_tanh": functools.partial(nn.gelu, approximate=True),
+    "gelu": functools.partial(nn.gelu, approximate=False),
 }
 
 # Added to the attention scores of padding. Finite, so that a row of padding alone (the
@@ -175,10 +174,12 @@ class LayerNorm(nn.Module):
       epsilon: added to the variance. 1e-12 in BERT and in the published REALM
         embedder, 1e-3 in ORQA's span reader.
       dtype: dtype of the result.
+      recomputes: whether the backward pass keeps only the input.
     """
 
     epsilon: float = 1e-12
     dtype: jnp.dtype = jnp.dtype("float32")
+    recomputes: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "... features"]) -> Float[Array, "... features"]:
@@ -186,17 +187,17 @@ class LayerNorm(nn.Module):
         size = (x.shape[-1],)
         scale = parameter(self, "scale", nn.initializers.ones, size, ("norm",))
         bias = parameter(self, "bias", nn.initializers.zeros, size, ("norm",))
-        return _normalize(x, scale, bias, self.epsilon).astype(self.dtype)
+        compute = jax.checkpoint(_normalize) if self.recomputes else _normalize
+        return compute(x, scale, bias, self.epsilon).astype(self.dtype)
 
 
-@jax.checkpoint
 def _normalize(
     x: Float[Array, "... features"],
     scale: Float[Array, " features"],
     bias: Float[Array, " features"],
     epsilon: float,
 ) -> Float[Array, "... features"]:
-    """Returns LayerNorm in float32; the backward pass keeps only its input."""
+    """Returns LayerNorm in float32."""
     x = x.astype(jnp.float32)
     centred = x - jnp.mean(x, axis=-1, keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
@@ -276,6 +277,8 @@ class SelfAttention(nn.Module):
       stddev: standard deviation of the kernels' initialisation.
       dtype: dtype of projections and result; the softmax is float32.
       rounds: as in `Dense`, for all projections.
+      recomputes: whether the backward pass computes the attention weights again. They
+        are `length` numbers for each query and head, many more than it needs otherwise.
     """
 
     num_heads: int
@@ -284,6 +287,7 @@ class SelfAttention(nn.Module):
     stddev: float = 0.02
     dtype: jnp.dtype = jnp.dtype("float32")
     rounds: bool = False
+    recomputes: bool = False
 
     @nn.compact
     def __call__(
@@ -318,7 +322,8 @@ class SelfAttention(nn.Module):
         drops = not deterministic and self.dropout_rate > 0
         kept = self.draw_kept(query) if drops else None
         scale = 1.0 / (1.0 - self.dropout_rate) if drops else 1.0
-        gathered = attend(query, key, value, is_token, kept, scale)
+        compute = jax.checkpoint(attend) if self.recomputes else attend
+        gathered = compute(query, key, value, is_token, kept, scale)
         return Dense(
             features=(embed,),
             kernel_axes=("heads", "head_dim", "embed"),
@@ -341,7 +346,6 @@ class SelfAttention(nn.Module):
         )
 
 
-@jax.checkpoint
 def attend(
     query: Float[Array, "batch heads length head_dim"],
     key: Float[Array, "batch heads length head_dim"],
@@ -351,9 +355,6 @@ def attend(
     scale: float,
 ) -> Float[Array, "batch heads length head_dim"]:
     """Returns scaled dot-product attention; the softmax is float32.
-
-    The backward pass computes the weights again. They are `length` numbers for each
-    query and head, and quicker to compute than to keep.
 
     Args:
       query: one vector for each position and head.
