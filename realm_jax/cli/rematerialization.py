@@ -29,5 +29,5 @@ def require_decided() -> None:
         raise BadInputError(
             f'expected a decision for remat="{_AUTO}", got none; have one made by '
             "`python -m tpu_launch plan ... --write=plan.gin` and add "
-            f"--gin_file=plan.gin, or set {SETTING} to none, dots or full"
+            f"--gin_file=plan.gin, or set {SETTING} to none, attention, dots or full"
         )

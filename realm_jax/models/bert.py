@@ -19,10 +19,14 @@ from realm_jax.models import layers
 
 PAD_ID = 0
 
+_WITHIN_LAYERS = "attention"
 _REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
+
+REMAT = ("none", _WITHIN_LAYERS, *_REMAT_POLICIES)
+"""What `BertConfig.remat` may be: the fewest operations and the most memory first."""
 
 _BY_PROCESSOR = "auto"
 
@@ -52,10 +56,10 @@ class BertConfig:
         processors compute twice as fast; or "auto", which is "bfloat16" on such a
         processor and "float32" on others. On TPUs and GPUs the compiler's default
         precision determines how "float32" is computed.
-      remat: what the backward pass recomputes: "none" (in each layer attention weights,
-        activations and normalisation, which are cheaper to compute than to keep, and
-        nothing else), "dots" (all but matrix products) or "full" (each layer from its
-        input).
+      remat: what the backward pass recomputes: "none"; "attention" (attention weights,
+        activations and normalisation, which are quicker to compute again than to keep,
+        at least on a CPU); "dots" (all but matrix products); or "full" (each layer from
+        its input).
       initializer_range: standard deviation of the initial kernels.
       scan_unroll: layers per iteration of the scan. More of them take longer to compile
         and run faster on a CPU (by a quarter, for two layers per iteration).
@@ -74,7 +78,7 @@ class BertConfig:
     broadcast_dropout: bool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
     products: Literal["float32", "bfloat16", "auto"] = "float32"
-    remat: Literal["none", "dots", "full"] = "none"
+    remat: Literal["none", "attention", "dots", "full"] = "attention"
     initializer_range: float = 0.02
     scan_unroll: int = 1
 
@@ -88,7 +92,7 @@ class BertConfig:
             ("activation", tuple(layers.ACTIVATIONS)),
             ("dtype", ("float32", "bfloat16")),
             ("products", ("float32", "bfloat16", _BY_PROCESSOR)),
-            ("remat", ("none", *_REMAT_POLICIES)),
+            ("remat", REMAT),
         ):
             if getattr(self, name) not in known:
                 raise BadInputError(
@@ -107,8 +111,8 @@ class BertConfig:
 
     @property
     def recomputes_within_layers(self) -> bool:
-        """True if only parts of a layer are computed again; see `remat`."""
-        return self.remat == "none"
+        """True if parts of a layer are computed again one by one; see `remat`."""
+        return self.remat == _WITHIN_LAYERS
 
 
 class Encoded(NamedTuple):
@@ -255,7 +259,7 @@ class Bert(nn.Module):
 def _stacked_layers(config: BertConfig) -> nn.Module:
     """Returns `num_layers` encoder layers as one scan."""
     layer = EncoderLayer
-    if config.remat != "none":
+    if config.remat in _REMAT_POLICIES:
         layer = nn.remat(
             layer,
             policy=_REMAT_POLICIES[config.remat],

@@ -28,7 +28,7 @@ def test_a_command_that_makes_models_names_the_planner(command, tmp_path, capsys
     assert said == (
         'error: expected a decision for remat="auto", got none; have one made by '
         "`python -m tpu_launch plan ... --write=plan.gin` and add --gin_file=plan.gin, "
-        "or set bert.BertConfig.remat to none, dots or full"
+        "or set bert.BertConfig.remat to none, attention, dots or full"
     )
 
 

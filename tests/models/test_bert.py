@@ -38,6 +38,7 @@ def compiled_gradient(config, params, ids, segment_ids):
 
 @pytest.fixture(scope="module")
 def reference_gradient(config, params, joined):
+    config = dataclasses.replace(config, remat="none")
     compiled = compiled_gradient(config, params, *joined)
     return compiled(params), compiled.memory_analysis().temp_size_in_bytes
 
@@ -134,7 +135,12 @@ def test_bfloat16_activations_stay_near_float32(
 
 @pytest.mark.parametrize(
     ("change", "saves_memory"),
-    [({"remat": "dots"}, True), ({"remat": "full"}, True), ({"scan_unroll": 2}, False)],
+    [
+        ({"remat": "attention"}, True),
+        ({"remat": "dots"}, True),
+        ({"remat": "full"}, True),
+        ({"remat": "none", "scan_unroll": 2}, False),
+    ],
     ids=str,
 )
 def test_how_the_backward_pass_runs_does_not_change_it(
@@ -251,8 +257,14 @@ def test_too_long_a_sequence_is_refused(config, params):
         ({"num_heads": 5}, "num_heads to divide hidden_size 12, got 5"),
         ({"activation": "relu"}, "activation to be one of gelu_tanh, gelu, got 'relu'"),
         ({"dtype": "float16"}, "dtype to be one of float32, bfloat16, got 'float16'"),
-        ({"remat": "some"}, "remat to be one of none, dots, full, got 'some'"),
-        ({"remat": "auto"}, "remat to be one of none, dots, full, got 'auto'"),
+        (
+            {"remat": "some"},
+            "remat to be one of none, attention, dots, full, got 'some'",
+        ),
+        (
+            {"remat": "auto"},
+            "remat to be one of none, attention, dots, full, got 'auto'",
+        ),
     ],
 )
 def test_impossible_configurations_are_refused(config, change, message):

@@ -63,6 +63,10 @@ def test_a_gradient_costs_three_times_and_four_if_layers_are_computed_again():
     # The products of queries with keys are computed again.
     scores = 8 * 2 * BATCH * LENGTH**2 * 32
     assert gradient == pytest.approx(3 * forward + scores, rel=0.002)
+    keeps, params, ids = encoder(8, remat="none")
+    assert flops.count(jax.grad(keeps), params, ids) == pytest.approx(
+        3 * forward, rel=0.002
+    )
     again, params, ids = encoder(8, remat="full")
     assert flops.count(again, params, ids) == forward
     assert flops.count(jax.grad(again), params, ids) == pytest.approx(

@@ -8,6 +8,7 @@ from realm_jax.data.corpus_size import CorpusSize
 from realm_jax.errors import BadInputError
 from realm_jax.hardware import HardwareConfig
 from realm_jax.index.device_search import Precision
+from realm_jax.models.bert import REMAT
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.stage_config import StageConfig
 from tpu_launch.planner import memory, programs
@@ -16,8 +17,6 @@ from tpu_launch.planner.memory import Temporaries
 from tpu_launch.planner.programs import Training
 from tpu_launch.slices import Slice, parse
 
-# The cheapest first.
-_POLICIES = ("none", "dots", "full")
 # Share of a TPU that the compiler leaves to programs; share of a GPU that XLA takes.
 _USABLE_TPU, _USABLE_GPU = 0.96, 0.75
 # Counted bytes are an estimate: beyond this ratio, compiling is pointless.
@@ -154,10 +153,8 @@ def of_training(config: StageConfig, setting: Setting) -> DeviceMemory:
       BadInputError: batch or mesh do not fit the devices.
     """
     _require_divisible(config, setting)
-    if setting.chooses_remat:
-        policies = _POLICIES
-    else:
-        policies = (memory.encoder_of(config).remat,)
+    own = (memory.encoder_of(config).remat,)
+    policies = REMAT if setting.chooses_remat else own
     compiles = setting.compiles and memory.has_compiler(setting.trainer)
     for policy in policies:
         found = _counted(memory.with_encoder(config, remat=policy), setting)
