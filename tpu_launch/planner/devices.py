@@ -13,7 +13,7 @@ from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.stage_config import StageConfig
 from tpu_launch.planner import memory, programs
 from tpu_launch.planner.figures import Line, Unit
-from tpu_launch.planner.memory import Temporaries
+from tpu_launch.planner.memory import Source, Temporaries
 from tpu_launch.planner.programs import Training
 from tpu_launch.slices import Slice, parse
 
@@ -21,6 +21,8 @@ from tpu_launch.slices import Slice, parse
 _USABLE_TPU, _USABLE_GPU = 0.96, 0.75
 # Counted bytes are an estimate: beyond this ratio, compiling is pointless.
 _HOPELESS = 1.5
+# A count is right within a tenth (docs/pods.md).
+_COUNT_ERROR = 1.1
 _MOST_MICROBATCHES = 64
 
 
@@ -153,8 +155,8 @@ def of_training(config: StageConfig, setting: Setting) -> DeviceMemory:
       BadInputError: batch or mesh do not fit the devices.
     """
     _require_divisible(config, setting)
-    own = (memory.encoder_of(config).remat,)
-    policies = REMAT if setting.chooses_remat else own
+    chooses = setting.chooses_remat
+    policies = REMAT if chooses else (memory.encoder_of(config).remat,)
     compiles = setting.compiles and memory.has_compiler(setting.trainer)
     for policy in policies:
         found = _counted(memory.with_encoder(config, remat=policy), setting)
@@ -162,9 +164,15 @@ def of_training(config: StageConfig, setting: Setting) -> DeviceMemory:
         # The count for the last policy is an overestimate, so it is compiled too.
         if compiles and (not hopeless or policy == policies[-1]):
             found = _compiled(found, setting)
-        if found.fits:
+        if found.fits and (not chooses or _is_certain(found)):
             break
     return found
+
+
+def _is_certain(found: DeviceMemory) -> bool:
+    """Returns whether memory fits even if a count is too low."""
+    counted = found.temporaries.source is Source.COUNTED
+    return found.total * (_COUNT_ERROR if counted else 1.0) <= found.limit
 
 
 def _counted(config: StageConfig, setting: Setting) -> DeviceMemory:

@@ -175,7 +175,8 @@ def counted(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Temporaries:
     That is: the values that the forward pass saves for the backward pass, the gradient,
     and if layers are recomputed, the values that models of one layer would save. For
     BERT-base's update on a pod this is within a tenth of what the compiler finds for
-    "none" and "dots", and twice as much for "full" (docs/pods.md).
+    "none" and "dots", up to a fifth more for "attention", and twice as much for "full"
+    (docs/pods.md).
     """
     # Only the inputs of microbatches are kept; one microbatch is computed at a time.
     config = config.one_microbatch()
