@@ -307,13 +307,24 @@ def _read_files(files: Sequence[str]) -> dict[str, tuple[str, reach.Setting]]:
     reads: dict[reach.Setting, set[str]] = {}
     taken: dict[str, tuple[str, reach.Setting]] = {}
     for file in files:
-        gin.parse_config_file(file)
+        gin.parse_config_file(_found(file))
         for setting, value in reach.settings():
             now = reach.macros_in(value)
             for macro in reads.get(setting, set()) - now:
                 taken[macro] = (file, setting)
             reads[setting] = now
     return taken
+
+
+def _found(file: str) -> str:
+    """Returns the file, or the shipped one of its name.
+
+    Gin would take runs/ in the working directory for a package and fail.
+    """
+    if pathlib.Path(file).exists():
+        return file
+    shipped = (folder / file for folder in GIN_FILE_FOLDERS)
+    return next((str(path) for path in shipped if path.is_file()), file)
 
 
 def _use_macros_of(scope: str) -> None:

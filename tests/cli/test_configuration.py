@@ -193,3 +193,12 @@ def test_macros_that_are_each_other_have_no_reader(configured, tmp_path):
     (tmp_path / "chain.gin").write_text("ONE = %OTHER\nOTHER = %ONE\n")
     with pytest.raises(BadInputError, match="ONE has no effect"):
         configured("pretrain", "ONE=3")
+
+
+def test_a_folder_of_the_name_hides_no_run_file(configured, tmp_path, monkeypatch):
+    """As runs/, which the quickstart makes."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    assert configured("pretrain").corpus == "c"
