@@ -54,7 +54,7 @@ _VOCABULARY, _CANDIDATES, _QUERY, _MASKS = 30_522, 8, 64, 10
 _CLS, _SEP, _MASK, _FIRST_WORD = 101, 102, 103, 1000
 _PYTHON = pathlib.Path(".cache/peers/bin/python")
 _TOLERANCE = 1e-4
-# What each update keeps: the memory of matrices as large as these is not given back.
+# Whether glibc gives memory back after every update; see docs/benchmarks.md.
 _ALLOCATOR = "GLIBC_TUNABLES"
 
 
@@ -421,9 +421,9 @@ def _compare(flags: argparse.Namespace) -> None:
         )
     if _ALLOCATOR not in os.environ:
         raise BadInputError(
-            f"expected {_ALLOCATOR} in the environment, which halves the seconds of "
-            "all that are compared, got none; run it by `make bench`, or copy the line "
-            "of the Makefile"
+            f"expected {_ALLOCATOR} in the environment, on which the seconds of all "
+            "that are compared depend, got none; run it by `make bench`, or copy the "
+            "line of the Makefile"
         )
     runner, results = Runner(flags.peers, flags.steps, flags.rounds), []
     for name in flags.sizes:
