@@ -24,7 +24,7 @@ import numpy as np
 from bench.products import make_passes
 
 _MAKEFILE = pathlib.Path(__file__).parents[1] / "Makefile"
-_EXPORTED = re.compile(r"^export GLIBC_TUNABLES \?= (\S+)$", re.MULTILINE)
+_EXPORTED = re.compile(r"export GLIBC_TUNABLES \?= (\S+)$", re.MULTILINE)
 
 SETTINGS = {
     "as it comes": "",

@@ -7,6 +7,7 @@ compilation cache does it once; its keys hold program, options and XLA_FLAGS.
 import contextlib
 import hashlib
 import importlib.metadata
+import os
 import pathlib
 import time
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ JAX writes entries in place. Whoever reads one at that moment, or after its writ
 killed, compiles for itself.
 """
 
+UNWRITABLE = "Error writing persistent compilation cache entry"
+"""The same of an entry that could not be kept, as on a full disk."""
+
 NOT_CACHED = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 """Environment of a process that has to compile, or must not write entries."""
 
@@ -34,6 +38,13 @@ def folder() -> pathlib.Path:
     return _ROOT / ".cache" / "compiled_for_tests" / f"{version}-{digest}"
 
 
+def xla_flags() -> dict[str, str]:
+    """XLA_FLAGS as they are set, and without fusion emitters."""
+    ours = "--xla_cpu_use_fusion_emitters=false"
+    given = os.environ.get("XLA_FLAGS", "")
+    return {"XLA_FLAGS": given if ours in given else f"{given} {ours}".strip()}
+
+
 def environment() -> dict[str, str]:
     """What makes JAX use the folder, and XLA compile quickly.
 
@@ -41,12 +52,14 @@ def environment() -> dict[str, str]:
     without optimizations, and 0.9 s without fusion emitters, too.
     """
     return {
-        "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false",
+        **xla_flags(),
         "JAX_COMPILATION_CACHE_DIR": str(folder()),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
-        "PYTHONWARNINGS": f"ignore:{UNREADABLE}:UserWarning",
+        "PYTHONWARNINGS": ",".join(
+            f"ignore:{said}:UserWarning" for said in (UNREADABLE, UNWRITABLE)
+        ),
     }
 
 

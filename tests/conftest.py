@@ -2,15 +2,18 @@
 
 import gc
 import os
+import resource
+import sys
 
-from tests import compiled
+from tests import compiled, tiers
 
 # One thread pool a process is enough for tiny models, and keeps timings steady.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# What the environment says already stays.
-os.environ.update(compiled.environment() | os.environ)
+# What the environment says already stays, and XLA takes its flags and ours.
+os.environ.update(compiled.environment() | os.environ | compiled.xla_flags())
 
+import hypothesis
 import pytest
 from jaxtyping import install_import_hook
 
@@ -19,8 +22,15 @@ from tests.gcs_emulator import emulated_bucket
 # Shapes in signatures are checked at run time in tests, and only there.
 install_import_hook("realm_jax.objectives", "beartype.beartype")
 
-# Minutes each: one left for the end would have a process to itself and others idle. The
-# first that needs a finished chain is test_bad_input; the next four do not wait for it.
+# The same examples every day; `make test-full` looks for new ones. How long one may
+# take is nobody's business: the machine may be busy.
+hypothesis.settings.register_profile(
+    "gate", deadline=None, derandomize=True, database=None
+)
+hypothesis.settings.register_profile("full", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("gate")
+
+# Minutes each: one left for the end would have a process to itself and others idle.
 _LONGEST = (
     "test_learning",
     "test_several_hosts",
@@ -60,19 +70,57 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return None
 
 
-def pytest_collection_modifyitems(items: list) -> None:
-    """Puts the longest files first; the order in a file stays."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Holds the rules of the gate, and puts the longest files first."""
+    broken = {
+        f"{item.nodeid.partition('[')[0]}: {', '.join(found)}"
+        for item in items
+        if not any(map(item.get_closest_marker, (*tiers.BEYOND_THE_GATE, "process")))
+        and (found := tiers.faults(item.path, item.nodeid.partition("[")[0]))
+    }
+    if broken:
+        raise pytest.UsageError(
+            "expected tests of the gate to start no process and not to sleep; mark "
+            'these `full`, or `process("reason")`:\n' + "\n".join(sorted(broken))
+        )
     items.sort(key=lambda item: _place(item.path.stem))
 
 
 def pytest_collection_finish() -> None:
-    """Keeps the collector away from what imports have made, which stays.
-
-    Tracing makes so many objects that it would look through all of them at every step.
-    """
+    """Collects garbage rarely: tracing makes so many objects that it takes a while."""
     gc.collect()
-    gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None, item: pytest.Item):
+    """Forgets what a file compiled when the next one begins: else it all adds up."""
+    yield
+    if (nextitem is None or nextitem.path != item.path) and "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tells the first process how much memory this one took."""
+    if hasattr(session.config, "workeroutput"):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        session.config.workeroutput["peak_gib"] = peak / 2**20
+
+
+@pytest.hookimpl(optionalhook=True)  # Of pytest-xdist.
+def pytest_testnodedown(node) -> None:
+    """Keeps what a worker told for the summary."""
+    _PEAKS[node.gateway.id] = getattr(node, "workeroutput", {}).get("peak_gib", 0.0)
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Prints the peak memory of each worker."""
+    for worker, peak in sorted(_PEAKS.items()):
+        terminalreporter.write_line(f"{worker}: {peak:.2f} GiB at most")
+
+
+_PEAKS: dict[str, float] = {}
 
 
 def _place(file: str) -> int:

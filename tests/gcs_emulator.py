@@ -4,7 +4,6 @@ import importlib.util
 import os
 import socket
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
+
 _BINARY = "vendor/fake-gcs-server/bin/fake-gcs-server-linux-amd64"
-_START_SECONDS = 20.0
 
 
 def environment(server: str) -> dict[str, str]:
@@ -32,26 +32,28 @@ def emulated_bucket(folder: Path, name: str) -> Iterator[str]:
     """Yields the gs:// address of an empty bucket; skips where there is no server."""
     binary = _binary()
     (folder / "objects" / name).mkdir(parents=True)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-    server = f"http://{address}"
-    host, port = address.split(":")
-    command = [binary, "-scheme", "http", "-host", host, "-port", port]
-    command += ["-backend", "filesystem", "-filesystem-root", folder / "objects"]
-    command += ["-external-url", server, "-public-host", address]
-    with (
-        (folder / "log").open("wb") as log,
-        subprocess.Popen(command, stdout=log, stderr=log) as process,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        for variable, value in environment(server).items():
-            patch.setenv(variable, value)
-        try:
-            _wait_until_up(process, f"{server}/storage/v1/b/{name}")
-            yield f"gs://{name}"
-        finally:
-            process.kill()
+    with socket.socket() as reserved, (folder / "log").open("wb") as log:
+        # As long as it is bound, no other process is given its port. The server can
+        # listen there, because both allow the address to be reused.
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        host, port = reserved.getsockname()
+        address = f"{host}:{port}"
+        server = f"http://{address}"
+        command = [binary, "-scheme", "http", "-host", host, "-port", str(port)]
+        command += ["-backend", "filesystem", "-filesystem-root", folder / "objects"]
+        command += ["-external-url", server, "-public-host", address]
+        with (
+            subprocess.Popen(command, stdout=log, stderr=log) as process,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            for variable, value in environment(server).items():
+                patch.setenv(variable, value)
+            try:
+                _wait_until_up(process, f"{server}/storage/v1/b/{name}")
+                yield f"gs://{name}"
+            finally:
+                process.kill()
 
 
 def _binary() -> Path:
@@ -65,11 +67,13 @@ def _binary() -> Path:
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], url: str) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
+    def answers() -> bool:
+        if process.poll() is not None:
+            raise RuntimeError("the Cloud Storage emulator did not start")
         try:
-            urllib.request.urlopen(url, timeout=1).close()
-            return
+            urllib.request.urlopen(url, timeout=10).close()
         except OSError:
-            time.sleep(0.05)
-    raise RuntimeError("the Cloud Storage emulator did not start")
+            return False
+        return True
+
+    wait_until(answers)

@@ -13,6 +13,8 @@ from bench.index_embeddings import invent
 from realm_jax.index.embed import EmbedConfig
 from tests.tiny_run import ROOT, environment
 
+pytestmark = pytest.mark.full
+
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     """As a person runs it: the processes it starts import its main file."""
@@ -84,7 +86,6 @@ def test_a_part_that_lacks_its_input_is_refused_in_one_line(capsys):
     assert "--corpus, --retriever and --questions" in capsys.readouterr().err
 
 
-@pytest.mark.long
 def test_the_whole_bench_runs_to_its_end(tmp_path, capsys):
     output = tmp_path / "index.json"
     sizes = "--publish_blocks 2000 --num_swaps 2 --trained_blocks 2000"

@@ -29,6 +29,7 @@ def test_random_sequences_have_no_padding_but_the_null_documents():
     assert np.count_nonzero(candidates.joined_ids[0, 0]) == SIZE.lengths.query + 1
 
 
+@pytest.mark.full
 def test_an_update_is_timed_from_what_the_peers_are_given(case):
     found = train_step.time_ours(case, SIZE, steps=2, settings={})
     assert len(found["seconds"]) == 2

@@ -16,6 +16,8 @@ from realm_jax.training import finetune
 from tests import tiny_run
 from tests import tiny_world as tiny
 
+pytestmark = pytest.mark.full
+
 EXAMPLES = tiny_run.ROOT / "examples"
 
 

@@ -1,10 +1,11 @@
-"""REALM learns: facts that nobody could know, no labels, one seed, minutes.
+"""REALM learns: facts that nobody could know, no labels, three seeds, their median.
 
 More seeds, with intervals, and the recipe that collapses: `bench/learning.py` and
 docs/results.md.
 """
 
 import dataclasses
+import statistics
 
 import pytest
 
@@ -18,39 +19,51 @@ from bench.invented_world import (
 )
 from tests import compiled
 
-RECIPE = Recipe()
-# With the retriever frozen nothing can move, however long the reader learns.
-CONTROL = dataclasses.replace(RECIPE, pretrain_steps=40, frozen=("retriever",))
+SEEDS = (0, 1, 2)
+pytestmark = pytest.mark.full
+
+
+def learn(folder, seed):
+    """What a model of this seed knows after each stage."""
+    world = make_world(folder, WorldConfig(seed=seed))
+    recipe = Recipe(seed=seed)
+    # With the retriever frozen nothing can move, however long the reader learns.
+    control = dataclasses.replace(recipe, pretrain_steps=40, frozen=("retriever",))
+    run_warm_start(world, recipe, f"{folder}/warm_start")
+    run_pretrain(world, recipe, f"{folder}/realm", f"{folder}/warm_start")
+    run_pretrain(world, control, f"{folder}/control", f"{folder}/warm_start")
+    return {
+        name: measure(world, recipe, f"{folder}/{name}")
+        for name in ("warm_start", "realm", "control")
+    }
 
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
-    folder = str(tmp_path_factory.mktemp("world"))
-    world = make_world(folder, WorldConfig())
     # Here arithmetic takes the time, and no compiling.
     with compiled.as_it_comes():
-        run_warm_start(world, RECIPE, f"{folder}/warm_start")
-        run_pretrain(world, RECIPE, f"{folder}/realm", f"{folder}/warm_start")
-        run_pretrain(world, CONTROL, f"{folder}/control", f"{folder}/warm_start")
-        return {
-            name: measure(world, RECIPE, f"{folder}/{name}")
-            for name in ("warm_start", "realm", "control")
-        }
+        return [
+            learn(str(tmp_path_factory.mktemp(f"world-{seed}")), seed) for seed in SEEDS
+        ]
 
 
-@pytest.mark.timeout(1800)  # Six minutes where nothing else runs.
+def median(learned, stage, value):
+    return statistics.median(value(of_seed[stage]) for of_seed in learned)
+
+
 def test_the_warm_start_finds_the_entity_but_not_the_relation(learned):
-    assert 0.3 <= learned["warm_start"].recall_at_1 <= 0.65
+    assert 0.3 <= median(learned, "warm_start", lambda m: m.recall_at_1) <= 0.65
 
 
 def test_realm_finds_the_block_that_states_the_fact(learned):
-    assert learned["realm"].recall_at_1 >= 0.85
+    assert median(learned, "realm", lambda m: m.recall_at_1) >= 0.85
 
 
 def test_documents_help_to_predict(learned):
-    realm = learned["realm"]
-    assert realm.likelihood - realm.null_likelihood >= 0.15
+    gain = median(learned, "realm", lambda m: m.likelihood - m.null_likelihood)
+    assert gain >= 0.15
 
 
 def test_a_frozen_retriever_does_not_move(learned):
-    assert learned["control"].recall_at_1 == learned["warm_start"].recall_at_1
+    for of_seed in learned:
+        assert of_seed["control"].recall_at_1 == of_seed["warm_start"].recall_at_1

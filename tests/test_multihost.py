@@ -39,6 +39,7 @@ def test_half_a_group_is_bad_input(monkeypatch):
         multihost.join(multihost.HostsConfig())
 
 
+@pytest.mark.full
 def test_a_pod_where_there_is_none_is_bad_input():
     program = (
         "from realm_jax import multihost\n"
@@ -51,21 +52,16 @@ def test_a_pod_where_there_is_none_is_bad_input():
     assert "or HostsConfig.pod = False for a single process" in said
 
 
+@pytest.mark.full
 def test_three_processes_hear_the_same():
     with groups.started(["tests.test_multihost"], num_processes=3) as group:
         said = group.wait()
     assert all("agreed" in text for text in said)
 
 
-@pytest.mark.parametrize(
-    ("where", "failing"),
-    [
-        ("words", 1),
-        pytest.param("words", 0, marks=pytest.mark.long),
-        pytest.param("collective", 0, marks=pytest.mark.long),
-        pytest.param("collective", 1, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("where", ["words", "collective"])
+@pytest.mark.parametrize("failing", [0, 1])
 def test_one_that_fails_alone_ends_the_others(where, failing):
     arguments = ["tests.test_multihost", where, str(failing)]
     with groups.started(arguments, num_processes=2) as group:
@@ -76,6 +72,7 @@ def test_one_that_fails_alone_ends_the_others(where, failing):
     assert codes[1 - failing] not in (0, 2), said[1 - failing]
 
 
+@pytest.mark.full
 def test_one_that_is_asked_to_stop_ends_all_with_the_code_of_that():
     with groups.started(
         ["tests.test_multihost", "stop", "1"], num_processes=2

@@ -21,6 +21,8 @@ from realm_jax import extras
 from realm_jax.cli.main import main
 from tests import tiny_run
 
+pytestmark = pytest.mark.full
+
 ROOT = tiny_run.ROOT
 # What a trainer does without.
 HEAVY = ("tensorflow", "seqio", "apache_beam", "aiohttp", "spacy")
@@ -244,7 +246,6 @@ def test_there_is_one_version(metadata, capsys):
     assert realm_jax.__version__.removesuffix(".dev0") == newest
 
 
-@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_trainer_needs_its_own_set_alone(wheel, tmp_path):
     """Prints what the installation takes: see CONTRIBUTING.md."""

@@ -27,24 +27,21 @@ def starts(folder):
 
 
 def test_every_command_of_a_chain_records_its_configuration(finished):
-    for stage in ("warm_start", "finetune", "evaluate"):
+    for stage in ("warm_start", "pretrain", "finetune", "evaluate"):
         # Other tests go on with some of them.
         start = starts(finished / stage)[0]
         assert start.command == stage.replace("_", "-")
-        assert f"--gin_file={finished}/chain.gin" in start.arguments
-    found = starts(finished / "pretrain")[::-1]
-    by_command = {start.command: start for start in found}
-    assert set(by_command) == {"pretrain", "build-index"}
-    start = by_command["pretrain"]
+        assert f"--gin_file={finished}/sizes.gin" in start.arguments
+    start = starts(finished / "pretrain")[0]
     assert start.seed == 0
     # Of the run file, and of the file that takes the sizes down.
     assert start.settings["optimizer"]["learning_rate"] == 3e-5
     assert start.settings["optimizer"]["total_steps"] == 12
     assert start.settings["models"]["bert"]["hidden_size"] == 16
     assert start.settings["models"]["lengths"]["joined"] == 72
-    assert by_command["build-index"].settings["builder"]["poll_seconds"] == 0.05
 
 
+@pytest.mark.process("git")
 def test_the_commit_is_that_of_the_checkout(finished):
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"],
@@ -53,7 +50,6 @@ def test_the_commit_is_that_of_the_checkout(finished):
         text=True,
         check=True,
     ).stdout.strip()
-    # Launched processes run from a bundle, which is no checkout.
     for stage in ("warm_start", "pretrain"):
         for start in starts(finished / stage):
             assert re.fullmatch(rf"{head}\+?", start.commit)
@@ -69,7 +65,7 @@ def test_what_gin_read_gives_the_same_configuration_again(finished):
 
 def test_a_start_with_other_settings_says_so(finished, tmp_path, capsys):
     root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start")
-    arguments = tiny_run.arguments("warm-start", root)
+    arguments = tiny_run.chain_arguments("warm-start", root)
     before = len(starts(root / "warm_start"))
     # The copy has another name, and nothing else has changed.
     assert main(arguments) == 0
@@ -79,16 +75,16 @@ def test_a_start_with_other_settings_says_so(finished, tmp_path, capsys):
     name = "warm_start/optimizers.OptimizerConfig.learning_rate"
     assert main([*arguments, f"--gin.{name}=0.5"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "optimizer.learning_rate 0.0001 -> 0.5" in said
+    assert "optimizer.learning_rate 0.01 -> 0.5" in said
     assert "no effect" in said
     # Nothing was trained with them.
     assert len(starts(root / "warm_start")) == before
     name = "warm_start.WarmStartConfig.train_steps"
-    assert main([*arguments, f"--gin.{name}=5"]) == 0
+    assert main([*arguments, f"--gin.{name}=61"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "train_steps 4 -> 5" in said
+    assert "train_steps 60 -> 61" in said
     assert "no effect" not in said
-    assert starts(root / "warm_start")[-1].settings["train_steps"] == 5
+    assert starts(root / "warm_start")[-1].settings["train_steps"] == 61
 
 
 def test_starts_are_numbered_and_read_in_order(tmp_path):

@@ -64,6 +64,7 @@ def test_training_stages_are_configured_by_what_the_registry_says():
             assert spec.load_config().stage is spec
 
 
+@pytest.mark.process("imports are those of a process")
 def test_the_registry_loads_nothing_of_what_it_names():
     program = (
         "import sys; before = set(sys.modules); import realm_jax.stages; "

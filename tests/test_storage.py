@@ -221,6 +221,7 @@ def test_readers_never_see_half_an_object(tmp_path):
         writer.join()
 
 
+@pytest.mark.process("it is killed")
 def test_a_killed_writer_leaves_no_object(tmp_path):
     # The writer dies with its bytes on disk but not yet under their name.
     program = (
@@ -319,6 +320,7 @@ def test_a_lost_answer_is_not_a_lost_race(bucket, monkeypatch):
         assert store.read("create") == b"attempt 1"
 
 
+@pytest.mark.full
 def test_a_local_store_does_not_import_the_cloud(tmp_path):
     program = (
         "import sys\n"

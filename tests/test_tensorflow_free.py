@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests import tiny_run
 
 CODE = """
@@ -65,9 +67,11 @@ def run(code):
     return done.stdout
 
 
+@pytest.mark.full
 def test_stages_leave_tensorflow_alone():
     assert "trained and asked" in run(CODE)
 
 
+@pytest.mark.process("imports are those of a process")
 def test_importing_the_library_imports_nothing_heavy():
     assert "imported" in run(IMPORTED_ALONE)

@@ -99,6 +99,7 @@ def config_of(root):
     return configuration.configured(AskConfig)
 
 
+@pytest.mark.full
 def test_answers_are_those_that_were_evaluated(server):
     asked = predictions(server.root)
     assert len(asked) == 20
@@ -136,6 +137,7 @@ def respondent(root):
     return AnswerService(config_of(root), threading.Event())
 
 
+@pytest.mark.full
 def test_the_page_shows_the_answer_in_its_sources(server):
     expected = predictions(server.root)[0]
     query = urllib.parse.quote(expected["question"])
@@ -157,6 +159,7 @@ def test_the_page_shows_the_answer_in_its_sources(server):
     assert server.get("/")[0] == 200
 
 
+@pytest.mark.full
 def test_a_question_is_text_and_never_markup(server):
     hostile = "<script>alert('x')</script> \"who\" & why"
     code, page = server.get(f"/?question={urllib.parse.quote(hostile)}")
@@ -165,6 +168,7 @@ def test_a_question_is_text_and_never_markup(server):
     assert "&lt;script&gt;" in page
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "data",
     [
@@ -189,6 +193,7 @@ def test_bad_requests_are_told_in_one_line(server, data):
     assert "Traceback" not in body
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("path", "accept", "code"),
     [
@@ -210,12 +215,14 @@ def test_programs_are_told_in_json_what_there_is(server, path, accept, code):
     assert caught.value.headers["Allow"] == ("POST" if code == 405 else None)
 
 
+@pytest.mark.full
 def test_the_page_tells_what_is_wrong_with_a_question(server):
     code, page = server.get("/?question=+")
     assert code == 400
     assert "expected a question" in page
 
 
+@pytest.mark.full
 def test_a_long_question_is_cut_and_the_reader_told(server):
     long = "When was Town3 founded by the river " * 12
     reply = server.ask(long)
@@ -226,6 +233,7 @@ def test_a_long_question_is_cut_and_the_reader_told(server):
     assert server.ask("When was Town3 founded?")["note"] == ""
 
 
+@pytest.mark.full
 def test_requests_at_once_are_all_answered(server):
     asked = predictions(server.root)
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
@@ -234,6 +242,7 @@ def test_requests_at_once_are_all_answered(server):
     assert answers == [p["prediction"] for p in asked] * 2
 
 
+@pytest.mark.full
 def test_a_port_in_use_is_refused_before_a_model_is_loaded(server, capsys):
     arguments = tiny_run.arguments("ask", server.root, FINETUNED="nowhere")
     assert main([*arguments, f"--gin.PORT={server.port}"]) == 2
@@ -256,6 +265,7 @@ def commit_index(root, step, params):
     assert build_once(retriever, corpus, store, BuilderConfig(embed=embed))
 
 
+@pytest.mark.full
 def test_a_newer_index_is_taken_over_if_the_tower_is_the_same(server):
     question = predictions(server.root)[0]["question"]
     before = server.ask(question)
@@ -291,6 +301,7 @@ def write_changes(root, source_id):
     (root / "changes.jsonl").write_text("".join(f"{json.dumps(c)}\n" for c in changes))
 
 
+@pytest.mark.full
 def test_what_is_wrong_with_a_later_corpus_is_told_and_the_old_one_served(server):
     before = server.status()["fingerprint"]
     broken = server.root / "corpus" / SUCCESSOR_FILE
@@ -301,6 +312,7 @@ def test_what_is_wrong_with_a_later_corpus_is_told_and_the_old_one_served(server
     server.wait_for(lambda status: "nowhere" not in status["problem"])
 
 
+@pytest.mark.full
 def test_a_later_corpus_is_served_without_a_restart(server):
     root = server.root
     question = predictions(root)[0]["question"]
@@ -338,6 +350,7 @@ def test_a_later_corpus_is_served_without_a_restart(server):
     assert [scores[block] for block in blocks] == pytest.approx(best, abs=1e-5)
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_it_and_frees_the_port(server):
     os.kill(server.process.pid, signal.SIGINT)
     said = server.process.communicate(timeout=PATIENCE_SECONDS)[0]
@@ -371,6 +384,7 @@ def test_questions_are_read_from_standard_input(finished, capsys):
     assert [line for line in said if line in answers] == answers
 
 
+@pytest.mark.full
 def test_ctrl_c_at_the_prompt_is_its_ordinary_end(finished, capfd):
     terminal, line = pty.openpty()
     expected = predictions(finished)[0]

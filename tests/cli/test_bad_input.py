@@ -134,6 +134,7 @@ class TestCommandLine:
         arguments = tiny_run.arguments("pretrain", inputs, REFRESH_MODE="never")
         refuse(arguments, "REFRESH_MODE", "'never'", "blocking")
 
+    @pytest.mark.process("the exit code of the program")
     def test_a_program_of_its_own_refuses_alike(self, inputs):
         for module in ("realm_jax.cli.main", "tpu_launch"):
             done = run_program([module, "pretrian"])
@@ -230,6 +231,7 @@ class TestPrepare:
         folder = examples / "towns_questions"
         refuse(arguments, folder / "train", "questions have changed", f"rm -r {folder}")
 
+    @pytest.mark.full
     def test_full_disk(self, inputs):
         done = run_program(
             ["realm_jax.cli.main", *tiny_run.arguments("prepare", inputs)],
@@ -361,6 +363,7 @@ class TestTraining:
             commit.write_text(json.dumps(manifest))
         refuse(more_steps(root), "corpus")
 
+    @pytest.mark.full
     def test_full_disk(self, finished, tmp_path):
         root = tiny_run.copy(finished, tmp_path, "corpus")
         done = run_program(

@@ -8,8 +8,9 @@ import pytest
 from realm_jax.cli.main import main
 from tests import tiny_run
 
+pytestmark = pytest.mark.full
 
-@pytest.mark.long
+
 def test_ctrl_c_is_the_ordinary_end_of_an_evaluation_that_follows(
     finished, tmp_path, capsys
 ):

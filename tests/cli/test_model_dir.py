@@ -33,6 +33,7 @@ def test_every_command_that_writes_one_refuses(command, inputs, capsys):
     assert "choose another" in line
 
 
+@pytest.mark.process("imports are those of a process")
 def test_nothing_heavy_is_imported_before(inputs):
     arguments = tiny_run.arguments("finetune", inputs, MODEL_DIR=f"{UNWRITABLE}/run")
     program = (

@@ -1,10 +1,8 @@
 """What a stage and the chain say while a step takes long, and while none begins."""
 
 import io
-import re
 import shlex
 import threading
-import time
 from types import SimpleNamespace
 
 import jax
@@ -17,101 +15,152 @@ from realm_jax.cli.builder_watch import BuilderWatch, builder_command
 from realm_jax.cli.progress import StageProgress
 from realm_jax.index.builder import BUILDER_ROLE
 from realm_jax.index.heartbeat import Heartbeat
-from realm_jax.metrics.means import mean_of
 from realm_jax.storage import open_store
-from realm_jax.training.loop import LogMetrics
+from realm_jax.training import loop
 from realm_jax.training.step_timing import Accounting, Stopwatch
 from tests import tiny_run
-
-PATIENCE_SECONDS = 30.0
+from tests.waiting import Clock, wait_until
 
 
 def pipe():
     return Console(file=io.StringIO(), force_terminal=False, width=80)
 
 
-def wait_until(holds):
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+class WatchedClock(Clock):
+    """Counts how often a thread other than the test's looks at it."""
+
+    def __init__(self):
+        super().__init__()
+        self._looks = 0
+        self._test = threading.current_thread()
+
+    def monotonic(self):
+        if threading.current_thread() is not self._test:
+            self._looks += 1
+        return super().monotonic()
+
+    def advance(self, seconds):
+        """Returns once the other thread has acted on the new time."""
+        self.seconds += seconds
+        before = self._looks
+        # What the first of two looks led to is done when the second begins.
+        wait_until(lambda: self._looks >= before + 2)
 
 
 @pytest.fixture
-def fast_clock(monkeypatch):
-    monkeypatch.setattr(progress, "_SILENT_SECONDS", 0.2)
-    monkeypatch.setattr(progress, "_LOOK_SECONDS", 0.02)
+def clock(monkeypatch):
+    clock = WatchedClock()
+    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(builder_watch, "time", clock)
+    monkeypatch.setattr(progress, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(builder_watch, "_POLL_SECONDS", 0.001)
+    return clock
 
 
-def test_a_long_step_is_not_silent_in_a_log(fast_clock):
+def test_a_long_step_is_not_silent_in_a_log(clock):
     console = pipe()
+    threads = threading.enumerate()
     with StageProgress("pretrain", console=console) as shown:
         shown(3, 15, {"loss": 4.5})
-        wait_until(lambda: console.file.getvalue().count("so far") >= 2)
-    lines = console.file.getvalue().splitlines()
-    for line in lines:
-        assert re.fullmatch(r"pretrain 3/15  loss 4\.500  \d+:\d\d so far", line), line
-    before = len(lines)
-    time.sleep(0.5)
-    assert len(console.file.getvalue().splitlines()) == before
+        clock.advance(29)
+        assert console.file.getvalue() == ""
+        clock.advance(1)
+        clock.advance(29)
+        clock.advance(1)
+    assert console.file.getvalue().splitlines() == [
+        "pretrain 3/15  loss 4.500  0:30 so far",
+        "pretrain 3/15  loss 4.500  1:00 so far",
+    ]
+    # Nobody is left who could say more.
+    assert set(threading.enumerate()) <= set(threads)
 
 
-def test_what_compiles_before_the_first_step_is_not_silent(fast_clock):
+def test_what_compiles_before_the_first_step_is_not_silent(clock):
     console = pipe()
     with StageProgress("finetune", console=console):
-        wait_until(lambda: "so far" in console.file.getvalue())
-    assert console.file.getvalue().startswith("finetune starting")
+        clock.advance(30)
+    assert console.file.getvalue() == "finetune starting  0:30 so far\n"
 
 
-def test_a_clock_decides_when_a_line_is_due_not_the_number_of_steps(monkeypatch):
-    monkeypatch.setattr(progress, "_SILENT_SECONDS", 1e6)
+def test_a_clock_decides_when_a_line_is_due_not_the_number_of_steps(clock):
     console = pipe()
     with StageProgress("warm-start", console=console) as shown:
         for done in range(1, 1000):
-            shown(done, 1000)
+            shown(done, 10_000)
         assert console.file.getvalue() == ""
+        clock.advance(10)
+        for done in range(1000, 2000):
+            shown(done, 10_000)
+        (line,) = console.file.getvalue().splitlines()
+    assert line.startswith("warm-start 1,000/10,000")
 
 
-def test_steps_that_the_devices_have_not_finished_are_not_shown():
-    release = threading.Event()
+class Update:
+    """In place of an array: an update that the devices have or have not finished."""
 
-    @jax.jit
-    def slow(x):
-        def wait(x):
-            release.wait(PATIENCE_SECONDS)
-            return x
+    def __init__(self):
+        self.is_finished = False
 
-        return jax.pure_callback(wait, jax.ShapeDtypeStruct((), jnp.float32), x)
+    def is_ready(self):
+        return self.is_finished
 
+
+class WaitsForUpdates(Stopwatch):
+    """Waiting for an update finishes it."""
+
+    def wait_for(self, arrays):
+        for update in jax.tree.leaves(arrays):
+            update.is_finished = True
+
+
+def reports_of(updates, stopwatch):
+    """What is told of each of a hundred updates, which are handed over in turn."""
     reports = []
-    log = LogMetrics(
+    log = loop.LogMetrics(
         [],
         lambda *line: reports.append(line[:2]),
-        Accounting(Stopwatch(), None, 1, jax.devices()),
+        Accounting(stopwatch, None, 1, jax.devices()),
         every=100,
         total_steps=100,
     )
-    dispatching = threading.Thread(
-        target=lambda: [
-            log(step, None, {"loss": mean_of(slow(jnp.float32(step)), 1.0)})
-            for step in range(1, 7)
-        ]
-    )
-    dispatching.start()
-    time.sleep(0.5)
-    during = list(reports)
-    release.set()
-    dispatching.join()
-    # No more than two are handed over while none is finished.
-    assert during in ([], [(0, 100)], [(0, 100)] * 2)
-    assert len(reports) == 6
-    assert reports[-1][0] >= 4
+    for step, update in enumerate(updates, start=1):
+        log(step, None, {"loss": update})
+    return reports
 
 
-def follow(tmp_path, monkeypatch, console):
-    monkeypatch.setattr(builder_watch, "_POLL_SECONDS", 0.02)
-    shown = StageProgress("pretrain", console=console)
+def test_steps_that_the_devices_have_not_finished_are_not_shown(monkeypatch):
+    arrays = [jax.block_until_ready(jnp.float32(step)) for step in range(6)]
+    finished = [(step, 100) for step in range(1, 7)]
+    assert reports_of(arrays, Stopwatch()) == finished
+    fake_jax = SimpleNamespace(Array=Update, tree=jax.tree)
+    monkeypatch.setattr(loop, "jax", fake_jax)
+    updates = [Update() for _ in range(6)]
+    shown = reports_of(updates, WaitsForUpdates())
+    assert shown == [(step, 100) for step in (0, 0, 1, 2, 3, 4)]
+    # No more than two were ever handed over and unfinished.
+    assert [update.is_finished for update in updates] == [True] * 4 + [False] * 2
+
+
+class PolledProgress(StageProgress):
+    """Counts how often the builder was looked for."""
+
+    looks = 0
+
+    def beside(self, share):
+        self.looks += 1
+        super().beside(share)
+
+
+def follow(tmp_path, console):
+    shown = PolledProgress("pretrain", console=console)
     return shown, BuilderWatch(str(tmp_path), shown, "realm build-index --the-command")
+
+
+def look_for_builder(shown):
+    """Returns once what there is now has been seen and told of."""
+    before = shown.looks
+    # What the first of two looks led to is done when the second begins.
+    wait_until(lambda: shown.looks >= before + 2)
 
 
 def publish(tmp_path, series, step):
@@ -119,31 +168,41 @@ def publish(tmp_path, series, step):
     store.write(f"{series}/commits/{step}.json", b"{}")
 
 
-def test_without_a_builder_its_command_is_told_at_once_and_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(builder_watch, "_REMIND_SECONDS", 0.2)
+def test_without_a_builder_its_command_is_told_at_once_and_again(tmp_path, clock):
     console = pipe()
-    shown, watch = follow(tmp_path, monkeypatch, console)
+
+    def times_told():
+        look_for_builder(shown)
+        return console.file.getvalue().count("waiting for an index")
+
+    shown, watch = follow(tmp_path, console)
     with shown, watch:
-        time.sleep(0.2)
-        assert "waiting" not in console.file.getvalue()  # Nothing is published yet.
+        assert times_told() == 0  # Nothing is published yet.
         publish(tmp_path, "retriever", 0)
-        wait_until(lambda: console.file.getvalue().count("waiting for an index") >= 2)
+        assert times_told() == 1
         assert "realm build-index --the-command" in console.file.getvalue()
+        clock.advance(59)
+        assert times_told() == 1
+        clock.advance(1)
+        assert times_told() == 2
         publish(tmp_path, "index", 0)
-        time.sleep(0.3)
-        before = console.file.getvalue()
-        time.sleep(0.5)
-        assert console.file.getvalue() == before
+        look_for_builder(shown)
+        clock.advance(60)
+        assert times_told() == 2
 
 
-def test_while_a_builder_is_alive_no_command_is_told(tmp_path, monkeypatch):
+def test_while_a_builder_is_alive_no_command_is_told(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(builder_watch, "_ALIVE_SECONDS", float("inf"))
     Heartbeat(open_store(tmp_path), BUILDER_ROLE).beat(0, activity="waiting")
     publish(tmp_path, "retriever", 0)
     console = pipe()
-    shown, watch = follow(tmp_path, monkeypatch, console)
+    shown, watch = follow(tmp_path, console)
     with shown, watch:
-        time.sleep(0.5)
-    assert "waiting for an index" not in console.file.getvalue()
+        look_for_builder(shown)
+        assert "waiting for an index" not in console.file.getvalue()
+        monkeypatch.setattr(builder_watch, "_ALIVE_SECONDS", float("-inf"))
+        look_for_builder(shown)
+        assert "waiting for an index" in console.file.getvalue()
 
 
 def test_the_command_that_is_told_starts_a_builder(tmp_path, monkeypatch):

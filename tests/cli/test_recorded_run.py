@@ -5,7 +5,6 @@ import os
 import pty
 import shutil
 import threading
-import time
 
 import pytest
 
@@ -22,8 +21,7 @@ from realm_jax.manifests import seal, unseal
 from tests import tiny_run
 from tests.corpus_builder import build_corpus
 from tests.standard_input import standard_input
-
-PATIENCE_SECONDS = 120.0
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +89,15 @@ def test_at_a_terminal_without_a_question_there_is_a_prompt(moved, capfd):
     expected = predictions(moved)[0]
     os.write(terminal, f"{expected['question']}\n".encode())
 
+    def is_answered():
+        heard.append(capfd.readouterr().out)
+        return "p(y|x)" in "".join(heard)
+
     def end_when_answered():
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < deadline and "p(y|x)" not in "".join(heard):
-            heard.append(capfd.readouterr().out)
-            time.sleep(0.1)
-        os.write(terminal, b"\x04")  # Ctrl-D.
+        try:
+            wait_until(is_answered)
+        finally:
+            os.write(terminal, b"\x04")  # Ctrl-D.
 
     heard: list[str] = []
     end = threading.Thread(target=end_when_answered)

@@ -189,6 +189,7 @@ def test_published_vocabulary_gives_the_published_example():
     assert wordpiece.size == 30522
 
 
+@pytest.mark.full
 def test_training_writes_the_same_file_in_every_process(tmp_path):
     """The trainer's hash tables differ from process to process; the file must not."""
     script = (
@@ -286,6 +287,7 @@ def test_ids_are_stored_as_narrow_as_the_vocabulary_allows(size, dtype):
     assert size - 1 == wordpiece.id_dtype.type(size - 1)
 
 
+@pytest.mark.full
 def test_training_knows_every_common_character_the_same_in_every_process(tmp_path):
     """A thousand characters, which are plenty for English, would be too few."""
     script = (

@@ -554,6 +554,7 @@ def test_a_later_version_of_the_corpus_is_searched_without_training(chain, tmp_p
         assert series.read_manifest(step).corpus_fingerprint == later.fingerprint
 
 
+@pytest.mark.full
 def test_one_tower_needs_the_model_it_began_as(chain, tmp_path):
     world, *_ = chain
     models, first = tiny_world.models(shared=True), tmp_path / "pretrain"
@@ -586,6 +587,7 @@ def test_one_tower_needs_the_model_it_began_as(chain, tmp_path):
     np.testing.assert_allclose(rows[0], rows[1], atol=1e-5)
 
 
+@pytest.mark.full
 def test_following_measures_every_newer_version_until_it_is_stopped(chain, tmp_path):
     world, folder, finetuned = chain
     shutil.copytree(world.corpus, tmp_path / "corpus")
@@ -625,6 +627,7 @@ def test_following_measures_every_newer_version_until_it_is_stopped(chain, tmp_p
     assert list(reports) == []
 
 
+@pytest.mark.full
 def test_what_follows_waits_while_a_stage_trains_on(chain, tmp_path):
     _, folder, finetuned = chain
     shutil.copytree(folder / "finetune", tmp_path / "finetune")

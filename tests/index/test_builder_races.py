@@ -24,6 +24,8 @@ from tests.index.tiny_builder import (
     wait_until,
 )
 
+pytestmark = pytest.mark.full
+
 NUM_BUILDERS = 4
 
 
@@ -140,7 +142,7 @@ def test_a_builder_keeps_the_commit_whose_answer_was_lost(
     [
         "create",
         *(
-            pytest.param(kind, marks=pytest.mark.long)
+            pytest.param(kind, marks=pytest.mark.full)
             for kind in ("write", "chunk", "delete")
         ),
     ],

@@ -37,6 +37,7 @@ def test_some_of_these_candidates_are_trivial():
     assert 5 < (chosen != first).any(axis=1).sum() < 60
 
 
+@pytest.mark.process("another number of devices")
 def test_eight_devices_find_the_same():
     done = subprocess.run(
         [sys.executable, "-m", "tests.index.sharded_search"],

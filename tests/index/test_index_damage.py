@@ -4,8 +4,6 @@ Whatever is damaged is refused by its name, and what is in use serves on.
 """
 
 import random
-import threading
-import time
 
 import pytest
 
@@ -25,11 +23,12 @@ from realm_jax.index.source import LoadedIndex
 from tests.index.tiny_builder import (
     CONFIG,
     SCANN,
+    end_builders,
     index_series,
     publish,
     run_in_thread,
-    wait_until,
 )
+from tests.waiting import PATIENCE, wait_until
 
 RNG = random.Random(0)
 
@@ -47,6 +46,12 @@ def truncate(store, name):
 
 def remove(store, name):
     store.delete(name)
+
+
+@pytest.fixture(autouse=True)
+def _no_builder_is_left():
+    yield
+    end_builders()
 
 
 @pytest.fixture(params=[flip, truncate, remove])
@@ -99,26 +104,22 @@ def test_every_file_of_an_index_is_refused_by_name(
             assert follower.take() is None
         model_store.write(name, sound)
     with follow(series, blocks) as follower:
-        assert follower.wait_for_first(20).manifest == manifest
+        assert follower.wait_for_first(PATIENCE).manifest == manifest
         assert follower.refused == {}
 
 
 def build_until_refused(store, blocks, name):
-    """Runs a builder until it says so of a file; returns what it said last."""
+    """Runs a builder until it says so of a file."""
     store.delete(f"jobs/{builder.BUILDER_ROLE}.json")
-    stop, said = threading.Event(), None
-    job = threading.Thread(
-        target=builder.IndexBuilder(store, blocks, CONFIG).run, args=(stop,)
-    )
-    job.start()
-    deadline = time.monotonic() + 60
-    while (said is None or name not in said) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    thread, stop = run_in_thread(store, blocks)
+
+    def refuses():
         status = read_heartbeat(store, builder.BUILDER_ROLE)
-        said = status and status.extra["refused"].get("2", "")
+        return status is not None and name in status.extra["refused"].get("2", "")
+
+    wait_until(refuses)
     stop.set()
-    job.join()
-    return said
+    thread.join(PATIENCE)
 
 
 def test_every_file_of_a_retriever_is_refused_by_name(
@@ -138,7 +139,7 @@ def test_every_file_of_a_retriever_is_refused_by_name(
             assert model_store.url(name) in str(caught.value)
         # Without its commit the retriever is not there, so nothing is refused.
         wanted = "" if (name, damage) == (commit, remove) else model_store.url(name)
-        assert wanted in build_until_refused(model_store, blocks, wanted)
+        build_until_refused(model_store, blocks, wanted)
         assert index_series(model_store).steps() == []
         model_store.write(name, sound)
     assert load_retriever(model_store, 2).params_crc32c() == (
@@ -157,4 +158,4 @@ def test_a_retriever_damaged_after_its_index_was_made_does_not_end_the_job(
     wait_until(lambda: 2 in index_series(model_store).steps())
     assert SnapshotSeries(model_store, RETRIEVER_SERIES).latest_step() == 2
     stop.set()
-    thread.join(20)
+    thread.join(PATIENCE)

@@ -154,6 +154,7 @@ def test_unknown_searcher_names_the_known_ones():
         searchers.make_searcher("faiss", np.zeros((1, 4), np.float32))
 
 
+@pytest.mark.full
 def test_scann_is_imported_without_tensorflow():
     program = (
         "import sys, numpy\n"

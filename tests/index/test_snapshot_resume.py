@@ -102,6 +102,7 @@ def test_killed_anywhere_it_resumes_to_the_same_snapshot(tmp_path):
         np.testing.assert_array_equal(series.read_array(manifest, EMBEDDINGS), ROWS)
 
 
+@pytest.mark.process("it is killed")
 def test_a_killed_process_leaves_a_resumable_attempt(tmp_path):
     program = (
         "import os, signal, sys\n"

@@ -2,7 +2,6 @@
 
 import dataclasses
 import threading
-import time
 
 import jax
 import numpy as np
@@ -15,6 +14,9 @@ from realm_jax.index.scann_assets import ScannAssets
 from realm_jax.index.snapshots import EMBEDDINGS, INDEX_SERIES, SnapshotSeries
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
+from tests.waiting import PATIENCE, wait_until
+
+__all__ = ["wait_until"]
 
 WORDS = [f"word{number}" for number in range(40)]
 
@@ -42,7 +44,7 @@ NUM_BLOCKS = 23
 CONFIG = builder.BuilderConfig(
     embed=EmbedConfig(document_length=24, batch_size=4, shard_blocks=5),
     poll_seconds=0.01,
-    patience_seconds=30.0,
+    patience_seconds=PATIENCE,
 )
 SCANN = dataclasses.replace(CONFIG, scann=ScannAssets(num_queries=8))
 
@@ -75,19 +77,27 @@ def slow_embeddings(retriever, blocks):
     return np.concatenate([embed_one(retriever.params, *each) for each in documents])
 
 
+_running = []
+
+
 def run_in_thread(store, blocks, config=CONFIG):
+    """Starts a builder; `end_builders` ends it, if nothing has done so before."""
     stop = threading.Event()
     job = builder.IndexBuilder(store, blocks, config)
     thread = threading.Thread(target=job.run, args=(stop,), daemon=True)
     thread.start()
+    _running.append((thread, stop))
     return thread, stop
 
 
-def wait_until(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
+def end_builders():
+    """Ends what `run_in_thread` has started: none may outlive its test."""
+    ended, _running[:] = _running[:], []
+    for _, stop in ended:
+        stop.set()
+    for thread, _ in ended:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
 
 
 def given(retriever, *donors, **changes):

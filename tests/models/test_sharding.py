@@ -5,11 +5,14 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 from tests import compiled
 
 PROGRAM = pathlib.Path(__file__).parent / "sharded_models.py"
 
 
+@pytest.mark.process("another number of devices")
 def test_models_are_sharded_as_the_axis_table_says():
     result = subprocess.run(
         [sys.executable, PROGRAM],

@@ -32,7 +32,7 @@ class Squares:
         until = time.monotonic() + self.slow
         while time.monotonic() < until:
             check()
-            time.sleep(0.01)
+            threading.Event().wait(0.01)
         return str(int(name) ** 2).encode()
 
 
@@ -82,6 +82,7 @@ def test_only_what_is_missing_is_made(parts, squares):
     assert sorted(name for name, _ in made(squares)) == NAMES
 
 
+@pytest.mark.full
 def test_processes_share_the_work_and_make_the_same(parts, squares):
     make(parts, dataclasses.replace(squares, slow=0.5), workers=2)
     assert contents(parts) == {name: int(name) ** 2 for name in NAMES}
@@ -104,7 +105,7 @@ def test_a_bug_of_a_worker_keeps_its_traceback(parts, squares):
 
 
 # Beam's threads end on the connection that broke.
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_killed_worker_is_named_and_the_next_run_goes_on(parts, squares):
     def kill_one():
@@ -122,6 +123,7 @@ def test_a_killed_worker_is_named_and_the_next_run_goes_on(parts, squares):
     assert contents(parts) == {name: int(name) ** 2 for name in NAMES}
 
 
+@pytest.mark.full
 def test_a_stop_ends_soon_and_what_is_done_stays(parts, squares):
     stop = threading.Event()
 

@@ -44,6 +44,7 @@ def test_the_same_call_writes_the_same_bytes(tmp_path):
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
 
 
+@pytest.mark.full
 def test_reading_them_needs_no_tensorflow(tmp_path):
     materialise("towns_ict", "train", tmp_path / "out")
     program = (

@@ -74,6 +74,7 @@ def inputs(finished, tmp_path):
     return tiny_run.copy(finished, tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("registry")
 def test_the_bytes_do_not_depend_on_workers_parts_or_where_they_lie(
     finished, inputs, bucket, capfd
@@ -101,7 +102,7 @@ def test_the_bytes_do_not_depend_on_workers_parts_or_where_they_lie(
     assert "Traceback" not in said
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_run_that_was_killed_goes_on_to_the_same_bytes(finished, inputs):
     parts = inputs / "three.parts"
     arguments = tiny_run.arguments("prepare", inputs, CORPUS=str(inputs / "three"))

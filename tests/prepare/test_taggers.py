@@ -52,6 +52,7 @@ def test_a_checkpoint_tags_a_corpus_that_is_prepared(registry, store, tmp_path):
     assert len(blocks) == sum(map(len, found)) > 100
 
 
+@pytest.mark.full
 def test_rules_need_neither_jax_models_nor_tensorflow():
     script = (
         "import sys; from realm_jax.prepare.taggers import tagger_by_name;"

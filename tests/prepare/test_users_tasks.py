@@ -4,9 +4,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests import tiny_run
 
 
+@pytest.mark.full
 def test_prepare_beside_a_users_own_tasks(tmp_path):
     tiny_run.make_inputs(tmp_path)
     (tmp_path / "tasks.py").write_text(

@@ -76,6 +76,7 @@ def test_the_order_in_the_wheel_does_not_matter():
     assert vital_articles.article_lines(turned) == lines
 
 
+@pytest.mark.full
 def test_the_command_needs_no_tensorflow(wheels, tmp_path):
     # A stand-in that fails to import: the command runs where no TensorFlow works.
     (tmp_path / "tensorflow.py").write_text("raise SystemExit(4)")

@@ -87,6 +87,7 @@ def _last_state(run):
     return [read_item(store, run.steps, item) for item in ("params", "rest")]
 
 
+@pytest.mark.full
 def test_a_few_kills(tmp_path, world, fork_server):
     run = Run(str(tmp_path / "model"), tmp_path / "logs", world.corpus, steps=20)
     kills = Kills(SEED, builder=2, trainer=1)
@@ -121,7 +122,7 @@ def check_faults(make_run, fork_server, count, **options):
     check_blocking(run, checker, twin, run_through(twin, fork_server))
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_two_strikes_at_two_processes_change_no_bit(tmp_path, world, fork_server):
     def make_run(name, **options):
         return Run(

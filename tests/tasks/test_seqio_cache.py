@@ -10,6 +10,8 @@ import seqio
 from realm_jax.prepare.materialise import materialise
 from tests import tiny_run
 
+pytestmark = pytest.mark.full
+
 _MODULE = """
 from tasks import corpora
 corpora.register(
@@ -19,7 +21,6 @@ corpora.register(
 """
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("registry")
 def test_seqios_own_tool_caches_the_tasks_of_a_corpus(store, tmp_path, monkeypatch):
     (tmp_path / "my_towns.py").write_text(

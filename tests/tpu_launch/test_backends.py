@@ -1,11 +1,13 @@
 """Both backends ask the same of the service, and understand what it answers.
 
-The client library is the real one, and so is gcloud where it is installed.
+The client library is the real one, and in the full tests so is gcloud where it is
+installed.
 """
 
 import dataclasses
 import shlex
 import shutil
+import subprocess
 
 import pytest
 
@@ -115,6 +117,7 @@ def normal(body):
     return {**body, "tpu": {"nodeSpec": [{**spec(body), "node": node}]}}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", JOBS)
 def test_gcloud_asks_for_the_same(api, command_line, service, kind):
     operation = creation(kind)
@@ -131,7 +134,7 @@ def test_a_slice_from_its_creation_to_its_end(api, service):
     require_life(api, service, operation)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_slice_from_its_creation_to_its_end_by_gcloud(command_line, service):
     """gcloud takes seconds to say each word."""
     require_life(command_line, service, creation("spot"))
@@ -208,7 +211,7 @@ def test_errors(api, service, kind):
             api.delete(DeleteSlice("a", "z"))
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["quota", "403", "400"])
 def test_errors_of_gcloud(command_line, service, kind):
     """The others it tries again by itself, for minutes."""
@@ -236,19 +239,24 @@ GCLOUD_SAYS = {
 
 
 @pytest.mark.parametrize("kind", GCLOUD_SAYS)
-def test_what_gcloud_says(tmp_path, monkeypatch, kind):
+def test_what_gcloud_says(monkeypatch, kind):
     said = f"ERROR: (gcloud.compute.tpus.queued-resources.create) {GCLOUD_SAYS[kind]}"
-    program = tmp_path / "gcloud"
-    program.write_text(f"#!/bin/sh\necho {shlex.quote(said)} >&2\nexit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def run(arguments, **_):
+        assert arguments[0] == "gcloud"
+        return subprocess.CompletedProcess(arguments, 1, stdout="", stderr=f"{said}\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(ERRORS[kind][0]) as error:
         GcloudBackend("p").create(creation())
     assert type(error.value) is ERRORS[kind][0]
 
 
-def test_no_gcloud_is_said(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_no_gcloud_is_said(monkeypatch):
+    def run(arguments, **_):
+        raise FileNotFoundError(arguments[0])
+
+    monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(BadInputError, match="--backend=api"):
         GcloudBackend("p").state("a", "z")
 
@@ -283,18 +291,20 @@ def test_a_command_line_is_a_list_of_arguments():
     assert "--metadata-from-file=startup-script=/tmp/a b.sh" in arguments
 
 
-def test_what_is_described_is_what_is_asked_for(api, command_line):
+def test_what_is_described_is_what_is_asked_for(api):
     operation = creation("spot")
     text = api.described(operation)
     assert text.startswith("POST /v2/projects/p/locations/z/queuedResources?queuedRes")
     delete = DeleteSlice("a", "z")
     assert api.described(delete).endswith("/queuedResources/a?force=true")
+    command_line = GcloudBackend("p")
     line = command_line.described(delete)
     assert shlex.split(line) == gcloud.delete_arguments("p", delete)
     lines = command_line.described(operation).splitlines()
     assert shlex.split(lines[-1]) == gcloud.create_arguments(operation, "startup.sh")
 
 
+@pytest.mark.full
 def test_every_command_line_is_one_of_the_gcloud_that_is_installed(tmp_path):
     lines = [
         *(gcloud.create_arguments(creation(kind), "startup.sh") for kind in JOBS),

@@ -21,6 +21,8 @@ from tpu_launch.planner import commands, devices, memory, programs
 from tpu_launch.planner.devices import Setting
 from tpu_launch.slices import parse
 
+pytestmark = pytest.mark.full
+
 SLICES = ("v3-64", "v4-128", "v5litepod-64", "v5p-128", "v6e-64")
 
 
@@ -74,7 +76,6 @@ def test_embedding_and_search_compile_for_a_pod(name):
     assert found.num_bytes < 64 * 1_000_000 * 4 / mesh.size
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", SLICES)
 def test_a_small_run_compiles_for_a_pod(name):
     asked, said = setting(name)
@@ -92,7 +93,6 @@ def test_a_small_run_compiles_for_a_pod(name):
     ]
 
 
-@pytest.mark.long
 def test_the_compiler_and_the_counting_agree_that_it_is_too_much():
     asked, _ = setting("v2-8")
     found = devices.of_training(config("none", batch_size=64 * 128), asked)

@@ -211,6 +211,7 @@ def checkout(tmp_path):
     return folder
 
 
+@pytest.mark.process("git")
 def test_a_bundle_is_the_checkout_as_it_is(checkout, store):
     bundle = make_bundle(checkout)
     with tarfile.open(fileobj=io.BytesIO(bundle.data)) as archive:
@@ -227,6 +228,7 @@ def test_a_bundle_is_the_checkout_as_it_is(checkout, store):
     assert bundle.sha256 in name
 
 
+@pytest.mark.process("git")
 def test_a_bundle_is_named_by_what_it_holds(checkout):
     first = make_bundle(checkout)
     (checkout / "noise.log").write_text("more")
@@ -236,6 +238,7 @@ def test_a_bundle_is_named_by_what_it_holds(checkout):
     assert make_bundle(checkout).sha256 != first.sha256
 
 
+@pytest.mark.process("git")
 @pytest.mark.parametrize("name", ["server.pem", "my-credentials.json", ".env"])
 def test_a_bundle_holds_no_secret(checkout, name):
     (checkout / name).write_text("secret")
@@ -243,6 +246,7 @@ def test_a_bundle_holds_no_secret(checkout, name):
         make_bundle(checkout)
 
 
+@pytest.mark.process("git")
 @pytest.mark.parametrize(
     "words",
     [
@@ -263,6 +267,7 @@ def test_a_bundle_holds_nothing_that_reads_like_a_secret(checkout, words):
     assert make_bundle(checkout)
 
 
+@pytest.mark.process("git")
 def test_an_installation_ships_no_modules_of_its_user(checkout, tmp_path):
     installed = tmp_path / "site-packages"
     (installed / "realm_jax" / "gin").mkdir(parents=True)
@@ -272,6 +277,7 @@ def test_an_installation_ships_no_modules_of_its_user(checkout, tmp_path):
     require_shipped(checkout, ["my.tasks"])
 
 
+@pytest.mark.process("git")
 def test_a_bundle_is_code(checkout, tmp_path):
     with (checkout / "data.bin").open("wb") as file:
         file.truncate(11 << 20)

@@ -211,6 +211,7 @@ def in_background(action):
     return thread
 
 
+@pytest.mark.full
 def test_a_run_comes_to_its_end_whatever_is_killed(world):
     """Each kind of process twice, in an order that chance gives, and all at once."""
     chance = random.Random(11)
@@ -237,6 +238,7 @@ def test_a_run_comes_to_its_end_whatever_is_killed(world):
     world.require_sound()
 
 
+@pytest.mark.full
 def test_a_launcher_that_is_killed_takes_its_hosts_with_it_and_another_goes_on(world):
     program = (
         "import pathlib\n"
@@ -265,6 +267,7 @@ def test_a_launcher_that_is_killed_takes_its_hosts_with_it_and_another_goes_on(w
     world.require_sound()
 
 
+@pytest.mark.full
 def test_a_slice_that_was_noted_and_never_made_is_not_waited_for(world):
     Attempts(world.store, RUN, time.time()).begin(TRAINER, time.time(), None)
     world.launch(trainers=1, builders=0)
@@ -274,6 +277,7 @@ def test_a_slice_that_was_noted_and_never_made_is_not_waited_for(world):
     world.require_sound()
 
 
+@pytest.mark.full
 def test_deleting_lets_commands_save_and_kills_what_lost_its_host(world):
     backend = LocalBackend(world.folder)
     operation = world.create(backend)
@@ -295,6 +299,7 @@ def test_deleting_lets_commands_save_and_kills_what_lost_its_host(world):
     world.require_sound()
 
 
+@pytest.mark.full
 def test_a_launcher_that_is_asked_to_stop_leaves_nothing(world):
     stop, caught = threading.Event(), []
 
@@ -315,6 +320,7 @@ def test_a_launcher_that_is_asked_to_stop_leaves_nothing(world):
     world.require_sound()
 
 
+@pytest.mark.full
 def test_a_command_that_fails_at_one_place_is_given_up(world):
     """Four times on its host, and once more on another."""
     command = world.folder.parent / "command.py"
@@ -327,6 +333,7 @@ def test_a_command_that_fails_at_one_place_is_given_up(world):
     world.require_sound()
 
 
+@pytest.mark.full
 def test_a_script_that_cannot_be_run_is_given_up(world):
     """Nothing of the bundle is run if it is not what it is said to be."""
     world.bundle = ShipBundle(world.bundle.url, "0" * 64)
@@ -342,6 +349,7 @@ def test_a_script_that_cannot_be_run_is_given_up(world):
     assert not world.commands(TRAINER)
 
 
+@pytest.mark.full
 def test_a_name_is_taken_once(world):
     backend = LocalBackend(world.folder)
     operation = world.create(backend, trainers=1)
@@ -354,6 +362,7 @@ def test_a_name_is_taken_once(world):
         )
 
 
+@pytest.mark.full
 def test_a_slice_that_is_no_slice(world):
     path = world.folder / "a-slice" / "slice.json"
     path.parent.mkdir(parents=True)

@@ -53,6 +53,7 @@ def test_operations_are_those_of_the_golden_file(run):
     assert as_json(made) == golden
 
 
+@pytest.mark.process("bash reads it")
 @pytest.mark.parametrize("run", RUNS)
 def test_startup_scripts_are_shell(run):
     for operation in operations.launch(RUNS[run](), launching.BUNDLE, NOW):
@@ -67,6 +68,7 @@ def test_startup_scripts_are_shell(run):
             assert len(script) < 256 << 10
 
 
+@pytest.mark.process("bash reads it")
 def test_arguments_reach_the_worker_as_they_were_given():
     job = launching.job()
     made = operations.launch(job, launching.BUNDLE, NOW)

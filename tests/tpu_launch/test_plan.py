@@ -93,8 +93,8 @@ def test_the_papers_update_and_refresh_are_as_large_as_they_are_known_to_be():
     ("trainer", "chosen"),
     [
         ("v5p-128", "none"),
-        pytest.param("v4-128", "attention", marks=pytest.mark.long),
-        pytest.param("v3-64", "full", marks=pytest.mark.long),
+        pytest.param("v4-128", "attention", marks=pytest.mark.full),
+        pytest.param("v3-64", "full", marks=pytest.mark.full),
     ],
 )
 def test_auto_takes_the_cheapest_that_fits(trainer, chosen):
@@ -110,7 +110,7 @@ def test_auto_takes_the_cheapest_that_fits(trainer, chosen):
         assert not devices.of_training(alone, setting).fits
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_advice_helps_as_much_as_it_says():
     config = pretraining(bert={"remat": "none"})
     setting = on("v3-8")
@@ -135,7 +135,7 @@ def test_advice_helps_as_much_as_it_says():
     assert not devices.of_training(fewer, setting).fits
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_what_nothing_helps_says_so():
     config = pretraining(bert={"num_layers": 400}, batch_size=8)
     [problem] = commands.training("pretrain", config, on("v2-8")).problems
@@ -156,6 +156,7 @@ def test_parameters_and_optimizer_are_split_by_fsdp_alone():
         assert held["embeddings, the next"] == held["embeddings"]
 
 
+@pytest.mark.full
 def test_age_of_an_index_and_what_to_do_about_it():
     config = pretraining(max_staleness_steps=600)
     plan = commands.training("pretrain", config, on("v4-64", "v4-16"))
@@ -179,7 +180,7 @@ def test_a_run_costs_what_its_chips_cost_while_it_lasts():
     assert hours == pytest.approx(200_000 * update / 3600)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_blocking_refreshes_are_part_of_the_run():
     settings = [on("v4-64", "v4-16") for _ in range(2)]
     config = pretraining(refresh_mode="blocking")
@@ -194,7 +195,7 @@ def test_blocking_refreshes_are_part_of_the_run():
     assert stands == pytest.approx(400 * refresh)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_slices_share_the_batch_and_cost_by_number():
     one, two = (
         commands.training(
@@ -212,7 +213,7 @@ def test_slices_share_the_batch_and_cost_by_number():
     assert takes[0] == pytest.approx(2 * takes[1], rel=0.001)
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.parametrize("searcher", ["device", "scann"])
 def test_counted_bytes_follow_the_compiler_of_this_machine(searcher):
     """A small update on a CPU, for which XLA is here."""
@@ -258,10 +259,10 @@ RUNS = [*tiny_run.CHAIN, "ask", "build-index", "update-corpus"]
 
 
 def pair(number, command, hardware):
-    """Every file is planned every day, all pairs by `make test-long`."""
+    """Every file is planned every day, all pairs by `make test-full`."""
     is_everyday = number % len(HARDWARE) == RUNS.index(command) % len(HARDWARE)
     return pytest.param(
-        command, hardware, marks=() if is_everyday else (pytest.mark.long,)
+        command, hardware, marks=() if is_everyday else (pytest.mark.full,)
     )
 
 
@@ -294,6 +295,7 @@ def _trainer(hardware):
     return configuration.configured(HardwareConfig).trainer
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("chain", ["quickstart", "from_nothing"])
 def test_a_chain_is_planned_stage_by_stage(chain, capsys):
     code, said = run(plan_line(f"runs/{chain}"), capsys)
@@ -314,6 +316,7 @@ REQUIRED = [
 ]
 
 
+@pytest.mark.full
 def test_the_papers_run_in_one_table(capsys):
     code, said = run([*plan_line(*PAPERS), *REQUIRED], capsys)
     assert code == 0, said
@@ -334,6 +337,7 @@ def test_what_does_not_fit_is_said_and_has_code_2(capsys):
     assert "does not fit: MICROBATCHES=" in said.out
 
 
+@pytest.mark.full
 def test_what_was_chosen_is_a_gin_file_of_its_own(tmp_path, capsys):
     file = tmp_path / "plan.gin"
     auto = '--gin.bert.BertConfig.remat="auto"'

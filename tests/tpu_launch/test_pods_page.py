@@ -159,6 +159,7 @@ def _require_gcloud(words):
     assert flags <= _GCLOUD[name], f"unknown flags of gcloud {name}"
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("cloud")
 @pytest.mark.parametrize("command", COMMANDS, ids=first_words)
 def test_what_the_page_shows_works(command, capsys):
@@ -201,6 +202,7 @@ def test_an_unknown_line_of_gcloud_is_found(words):
         _require_gcloud(words.split())
 
 
+@pytest.mark.full
 def test_gcloud_itself_knows_every_line(tmp_path):
     lines = [shlex.split(one) for one in COMMANDS if one.startswith("gcloud ")]
     assert lines

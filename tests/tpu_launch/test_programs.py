@@ -129,7 +129,7 @@ def test_a_corpus_is_measured(world):
     assert of_corpus(f"{world.corpus}/nothing") is None
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_every_device_does_half_where_there_are_twice_as_many():
     """By the compiler's count of what one device of 2, 4 and 8 does."""
     done = subprocess.run(

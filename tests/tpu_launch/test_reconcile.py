@@ -369,7 +369,7 @@ def test_roles_may_be_in_zones_of_their_own(world, backend):
     assert spot == {TRAINER: False, BUILDER: True}
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_run_by_gcloud(world, monkeypatch, tmp_path):
     """The program takes its time for each word, and tries again by itself."""
     if not shutil.which("gcloud"):

@@ -16,6 +16,8 @@ from tests import tiny_run
 from tests.soak.jobs import Run, make_world
 from tests.tiny_world import assert_same_bits, read_item
 
+pytestmark = pytest.mark.full
+
 _PROCESSES = 4
 _KILLED_AT = 12
 _SECONDS = 400
@@ -94,7 +96,6 @@ def _kill_one(run: Run, launcher: subprocess.Popen[str]) -> float:
     return time.monotonic() - killed
 
 
-@pytest.mark.long
 def test_a_killed_worker_changes_no_bit(world, tmp_path, monkeypatch):
     """Prints how long training stood still: see docs/benchmarks.md."""
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))

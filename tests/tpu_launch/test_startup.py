@@ -14,6 +14,8 @@ from tpu_launch import worker_state
 from tpu_launch.startup import TPU_VM
 from tpu_launch.worker_state import State
 
+pytestmark = pytest.mark.full
+
 _HELP = ("tasks", "--help")
 _SAYS = "Lists what only the bundle has."
 
@@ -198,7 +200,7 @@ def test_gcloud_knows_what_the_script_asks_of_it(tmp_path):
     assert gcloud_parser.complaints(lines, tmp_path) == ["", ""]
 
 
-@pytest.mark.parametrize("gcloud", ["", pytest.param("real", marks=pytest.mark.long)])
+@pytest.mark.parametrize("gcloud", ["", "real"])
 def test_a_worker_of_a_bucket(vm, checkout, bucket, tmp_path, gcloud):
     """Bundle and state in a bucket, the corpus from another folder of it."""
     if gcloud and not shutil.which("gcloud"):
@@ -215,7 +217,6 @@ def test_a_worker_of_a_bucket(vm, checkout, bucket, tmp_path, gcloud):
     assert (tmp_path / "corpus" / "shards" / "0").read_bytes() == b"text"
 
 
-@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_the_environment_is_made_from_the_lock_files(tmp_path, model_dir, store):
     """Prints how long a worker takes to its first word: see docs/pods.md."""

@@ -15,10 +15,12 @@ import threading
 import pytest
 from rich.console import Console
 
+from realm_jax.errors import StoppedError
 from realm_jax.metrics.metrics_file import MetricsFile
 from tests import tiny_run
 from tests.tpu_launch import watched_run
 from tests.tpu_launch.watched_run import NOW, RUN, AwayStore, shown, speak
+from tests.waiting import wait_until
 from tpu_launch import __main__ as tpu_launch
 from tpu_launch.attempts import Attempts
 from tpu_launch.job import TRAINER
@@ -207,45 +209,50 @@ def screen(monkeypatch):
     return console.file
 
 
-def when(condition, then):
-    """Does something once something is so, in another thread."""
+@pytest.fixture
+def at_looks(monkeypatch, screen):
+    """What happens at the second look, the third …; a list of what each begins with.
 
-    def wait():
-        for _ in range(1000):
-            if condition():
-                return then()
-            never.wait(0.01)
-        # What waits for it ends too.
-        return os.kill(os.getpid(), signal.SIGINT)
+    Args:
+      actions: one for each look but the first.
+    """
+    look = status_command._look
 
-    never = threading.Event()
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    return thread
+    def set_actions(*actions):
+        remaining, shown = iter((lambda: None, *actions)), []
+
+        def look_after_action(*arguments):
+            shown.append(screen.getvalue())
+            next(remaining)()
+            return look(*arguments)
+
+        monkeypatch.setattr(status_command, "_look", look_after_action)
+        return shown
+
+    return set_actions
 
 
 def test_the_live_view_outlives_a_store_and_ends_with_the_run(
-    store, said, screen, monkeypatch
+    store, said, screen, at_looks, monkeypatch
 ):
     away = AwayStore(store)
     # Looked up at each read; the stub's own address is that of the folder.
     monkeypatch.setattr(status_command, "open_store", lambda url: away)
 
-    def is_shown(words):
-        return lambda: words in screen.getvalue()
-
     def leave():
         away.is_away = True
-        when(is_shown("does not answer"), come_back).join()
 
     def come_back():
         attempts = Attempts(store, RUN, NOW)
         attempts.close(NOW, "everything broke")
         away.is_away = False
 
-    watcher = when(is_shown("step 1,020"), leave)
+    shown = at_looks(leave, come_back)
     assert said("status", model_dir(store))[0] == 0
-    watcher.join()
+    assert len(shown) == 3
+    assert "step 1,020" in shown[1]
+    assert "does not answer" not in shown[1]
+    assert "does not answer" in shown[2]
     assert "everything broke" in screen.getvalue()
     assert screen.getvalue().rstrip().endswith("\x1b[?25h")
 
@@ -254,8 +261,7 @@ def test_in_a_log_a_run_of_this_machine_has_a_line_now_and_then(store, monkeypat
     monkeypatch.setattr(status_command, "_LINE_SECONDS", 0.05)
     console = Console(file=io.StringIO(), width=40, force_terminal=False)
     with status_command.LiveView(store, RUN, console):
-        watcher = when(lambda: console.file.getvalue().count("\n") >= 2, lambda: None)
-        watcher.join()
+        wait_until(lambda: console.file.getvalue().count("\n") >= 2)
     lines = console.file.getvalue().splitlines()
     assert len(lines) >= 2
     # Not wrapped, and without the marks of a terminal.
@@ -265,16 +271,16 @@ def test_in_a_log_a_run_of_this_machine_has_a_line_now_and_then(store, monkeypat
         assert "\x1b" not in line
 
 
-def test_ctrl_c_ends_the_view(store, said, screen):
-    watcher = when(
-        lambda: "step 1,020" in screen.getvalue(),
-        lambda: os.kill(os.getpid(), signal.SIGINT),
-    )
-    code, _, err = said("status", model_dir(store))
-    watcher.join()
-    assert (code, err) == (130, "stopped looking; the run goes on")
+def test_ctrl_c_ends_the_view(store, screen, at_looks):
+    stop = threading.Event()
+    shown = at_looks(stop.set)
+    with pytest.raises(StoppedError, match=r"^stopped looking; the run goes on$"):
+        status_command.main([model_dir(store)], stop)
+    assert "step 1,020" in shown[1]
+    assert screen.getvalue().endswith("\x1b[?25h")
 
 
+@pytest.mark.full
 def test_on_a_terminal_the_program_watches(store):
     """The program itself."""
     controller, terminal = pty.openpty()

@@ -24,6 +24,8 @@ from tpu_launch.worker.timeouts import Timeouts
 from tpu_launch.worker.worker_identity import WorkerIdentity
 from tpu_launch.worker_state import Done, State
 
+pytestmark = pytest.mark.full
+
 ROOT = pathlib.Path(__file__).parents[2]
 BEGAN = 1_000_000.0
 # Notes each start, and that nothing of libtpu is in its way.

@@ -325,7 +325,7 @@ def test_asking_ends_with_ctrl_c(monkeypatch):
     os.close(controller)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_ctrl_c_ends_the_program_once_everything_is_deleted(bucket, tmp_path):
     """The program itself, in real time; Cloud TPU's is faster."""
     world, over = World(working=False, time=time.time()), threading.Event()

@@ -19,6 +19,8 @@ from realm_jax.training.index_client import IndexClient
 from tests import tiny_world
 from tests.tiny_world import EMBED, NEVER
 
+pytestmark = pytest.mark.full
+
 BUILDER = BuilderConfig(embed=EMBED, keep=9, poll_seconds=0.05)
 
 

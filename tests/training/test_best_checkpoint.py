@@ -36,6 +36,8 @@ from realm_jax.training.stage import Stage
 from tests import tiny_world
 from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, read_item, silent
 
+pytestmark = pytest.mark.full
+
 NAMES = {
     "held_out_utility",
     "held_out_likelihood",

@@ -1,5 +1,6 @@
 """The step that searches within itself against one that is given its candidates."""
 
+import contextlib
 import dataclasses
 import threading
 import types
@@ -24,6 +25,7 @@ from realm_jax.training.step_timing import Part, Stopwatch
 from realm_jax.types import Neighbours, PretrainBatch
 from tests import tiny_world
 from tests.tiny_world import EMBED, LENGTHS
+from tests.waiting import PATIENCE, Clock
 
 KEY = jax.random.key(5)
 NUM_CANDIDATES = 4
@@ -130,7 +132,7 @@ class SlowSearcher:
 
     def search(self, queries, k):
         self.asked.set()
-        assert self.may.wait(60)
+        assert self.may.wait(PATIENCE)
         ids = np.tile(np.arange(k, dtype=np.int32), (len(queries), 1))
         return Neighbours(ids, np.zeros(ids.shape, np.float32))
 
@@ -149,7 +151,7 @@ def test_the_next_search_goes_on_while_a_step_runs(both, corpus):
     searcher.may.clear()
     searcher.asked.clear()
     search(1, params["retriever"], index, lambda step: batch)
-    assert searcher.asked.wait(60)  # Now the step would run.
+    assert searcher.asked.wait(PATIENCE)  # Now the step would run.
     searcher.may.set()
     assert search.details()["found_ahead"]["step"] == 2
     # With another index in use it is searched anew.
@@ -159,9 +161,32 @@ def test_the_next_search_goes_on_while_a_step_runs(both, corpus):
     assert other.searcher.asked.is_set()
 
 
+class LateStopwatch(Stopwatch):
+    """Ends a search once it is waited for, and so many seconds have passed.
+
+    Attributes:
+      left: the seconds that the search still takes; 0 for one that is done.
+    """
+
+    def __init__(self, clock, searcher):
+        super().__init__(clock.monotonic)
+        self.left = 0
+        self._clock = clock
+        self._searcher = searcher
+
+    @contextlib.contextmanager
+    def part(self, part):
+        with super().part(part):
+            if part is Part.SEARCH and self.left:
+                self._clock.seconds += self.left
+                self._searcher.may.set()
+            yield
+
+
 def test_only_what_is_left_of_a_search_is_waited_for(both, corpus):
     on_host, _, params, _, batch = both
-    searcher, stopwatch = SlowSearcher(), Stopwatch()
+    searcher = SlowSearcher()
+    stopwatch = LateStopwatch(Clock(), searcher)
     index = LoadedIndex(searcher, types.SimpleNamespace(step=0))
     search = HostSearch(
         *(on_host.loss, corpus, LENGTHS, NUM_CANDIDATES, make_mesh(MeshConfig()), 16),
@@ -176,10 +201,8 @@ def test_only_what_is_left_of_a_search_is_waited_for(both, corpus):
     searcher.may.set()
     waited(0)
     search.details()  # The one ahead is done: nothing is left to wait for.
-    assert waited(1) < 0.1
-    search.details()
     searcher.may.clear()
-    waited(2)
-    threading.Timer(0.5, searcher.may.set).start()
-    assert waited(3) > 0.2
+    assert waited(1) == 0
+    stopwatch.left = 7
+    assert waited(2) == 7
     search.details()

@@ -65,6 +65,7 @@ assert "tensorflow" not in sys.modules
 """
 
 
+@pytest.mark.full
 def test_a_bucket_keeps_checkpoints_without_tensorflow(bucket):
     program = [sys.executable, "-c", _ON_A_BUCKET, f"{bucket}/checkpoints-alone"]
     subprocess.run(program, check=True, cwd=ROOT)

@@ -1,10 +1,10 @@
-import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 import threading
-import time
+import types
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 from bench.invented_world import WorldConfig
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.index import follower, heartbeat
 from realm_jax.index.builder import BUILDER_ROLE, TRAINER_ROLE, collect_garbage
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
 from realm_jax.index.manifest import (
@@ -25,9 +26,11 @@ from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSe
 from realm_jax.index.source import IndexSource
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
+from realm_jax.training import index_client
 from realm_jax.training.index_client import IndexClient
 from tests import tiny_world
 from tests.tiny_world import EMBED, NEVER, assert_same_bits
+from tests.waiting import PATIENCE, Clock, wait_until
 
 
 def make_source(store, corpus):
@@ -51,6 +54,21 @@ def source(tmp_path, corpus):
 @pytest.fixture
 def client(source):
     return IndexClient(source, threading.Event())
+
+
+@pytest.fixture(autouse=True)
+def _polls_often(monkeypatch):
+    often = functools.partial(follower.IndexFollower, poll_seconds=0.01)
+    monkeypatch.setattr(index_client, "IndexFollower", often)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of client and heartbeats."""
+    clock = Clock()
+    for module in (index_client, heartbeat):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 def louder(params):
@@ -233,21 +251,24 @@ def test_what_another_job_commits_is_taken(source, params):
         client.follow(newer_than=0)
         source.build(0, params)
         source.build(2, params)
-        assert client.wait(30.0).manifest.step == 2
+        assert client.wait(PATIENCE).manifest.step == 2
         assert client.take() is None
 
 
-def test_an_index_of_a_lost_run_is_refused_until_it_is_made_anew(source, params):
+def test_an_index_of_a_lost_run_is_refused_until_it_is_made_anew(
+    source, params, caplog
+):
     source.build(6, louder(params))  # Of steps this run has not taken.
     source.build(4, louder(params))  # Of another retriever of the same step.
     with IndexClient(source, NEVER) as client:
         client.publish(4, params)
         client.follow(newer_than=-1)
+        wait_until(lambda: "Refused the index of step 4" in caplog.text)
         with pytest.raises(BadInputError, match=r"step 6 .*step 4 is of another"):
-            client.wait(3.0)
+            client.wait(0.0)
         source.series.forget_after(-1)
         source.build(4, params)
-        assert client.wait(30.0).manifest.step == 4
+        assert client.wait(PATIENCE).manifest.step == 4
 
 
 def test_an_index_from_before_the_resume_is_taken(source, params):
@@ -255,36 +276,41 @@ def test_an_index_from_before_the_resume_is_taken(source, params):
     with IndexClient(source, NEVER) as client:
         client.forget_after(5)
         client.follow(newer_than=2)
-        assert client.wait(30.0).manifest.step == 4
+        assert client.wait(PATIENCE).manifest.step == 4
 
 
-def test_documents_embedded_at_another_length_are_refused(source, params):
+def test_documents_embedded_at_another_length_are_refused(source, params, caplog):
     shorter = dataclasses.replace(source, embed=EMBED.at_length(9))
     shorter.build(4, params)
     with IndexClient(source, NEVER) as client:
         client.publish(4, params)
         client.follow(newer_than=-1)
+        wait_until(lambda: "Refused the index of step 4" in caplog.text)
         with pytest.raises(BadInputError, match="same document_length"):
-            client.wait(1.0)
+            client.wait(0.0)
 
 
-def test_a_trainer_that_waits_for_its_index_gives_signs_of_life(source, monkeypatch):
-    monkeypatch.setattr("realm_jax.training.index_client._BEAT_SECONDS", 0.1)
-    times = set()
+def test_a_trainer_that_waits_for_its_index_gives_signs_of_life(
+    source, monkeypatch, clock
+):
+    said = []
+
+    def look():
+        """A second passes whenever it is asked how long it is to wait on."""
+        found = read_heartbeat(source.model_store, TRAINER_ROLE)
+        said.append(found and found.time)
+        clock.seconds += 1
+        return clock.seconds
+
+    ticking = types.SimpleNamespace(monotonic=look)
+    monkeypatch.setattr(follower, "time", ticking)
     with IndexClient(source, NEVER) as client:
         client.follow(newer_than=-1)
-
-        def wait():
-            with contextlib.suppress(BadInputError):
-                client.wait(3.0)
-
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        while waiting.is_alive():
-            found = read_heartbeat(source.model_store, TRAINER_ROLE)
-            times.update([found.time] if found else [])
-            waiting.join(0.05)
-    assert len(times) >= 3
+        with pytest.raises(BadInputError, match="none came"):
+            client.wait(20.0)
+    times = sorted(set(said) - {None})
+    assert len(times) >= 9
+    assert set(np.diff(times)) == {2}
 
 
 def test_waiting_in_vain_is_bad_input_and_asked_to_stop_is_not(source):
@@ -297,30 +323,34 @@ def test_waiting_in_vain_is_bad_input_and_asked_to_stop_is_not(source):
     with IndexClient(source, stop) as client:
         client.follow(newer_than=-1)
         with pytest.raises(StoppedError):
-            client.wait(30.0)
+            client.wait(PATIENCE)
 
 
-def test_a_builder_that_fell_silent_is_named(source, caplog, monkeypatch):
-    monkeypatch.setattr("realm_jax.training.index_client._LISTEN_SECONDS", 0.0)
+def test_a_builder_that_fell_silent_is_named(source, caplog, clock):
     builder = Heartbeat(source.model_store, BUILDER_ROLE)
     builder.beat(0, "failed")  # Of a run long ago.
-    with IndexClient(source, NEVER, builder_patience_seconds=0.3) as client:
+    with IndexClient(source, NEVER, builder_patience_seconds=300.0) as client:
         client.follow(newer_than=-1)
         client.beat(1)
         assert not caplog.messages
         builder.beat(7)
+        clock.seconds += 10
         client.beat(2)
-        assert not caplog.messages
-        time.sleep(0.4)
+        clock.seconds += 300
         client.beat(3)
+        assert not caplog.messages
+        clock.seconds += 10
         client.beat(4)
+        clock.seconds += 10
+        client.beat(5)
         (warning,) = caplog.messages
         assert f"process {os.getpid()} on" in warning
-        assert "running) is silent at step 7, last heard of" in warning
+        assert "running) is silent at step 7, last heard of 310 s ago" in warning
         with pytest.raises(BadInputError, match=r"has ended without.*silent at step 7"):
-            client.wait(30.0)
+            client.wait(PATIENCE)
         builder.beat(8)
-        client.beat(5)
-        time.sleep(0.4)
+        clock.seconds += 10
         client.beat(6)
+        clock.seconds += 310
+        client.beat(7)
         assert len(caplog.messages) == 2

@@ -1,7 +1,7 @@
+import contextlib
 import json
 import shutil
 import threading
-import time
 
 import jax
 import numpy as np
@@ -9,6 +9,7 @@ import pytest
 
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.builder import TRAINER_ROLE, BuilderConfig, IndexBuilder
+from realm_jax.index.follower import IndexFollower
 from realm_jax.index.heartbeat import read_heartbeat
 from realm_jax.index.manifest import DamagedSnapshotError
 from realm_jax.index.snapshot_writer import SnapshotWriter
@@ -16,7 +17,7 @@ from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.manifests import seal, unseal
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
-from realm_jax.training import pretrain
+from realm_jax.training import index_client, pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps, read_details
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.stage import Stage
@@ -31,6 +32,7 @@ from tests.tiny_world import (
     read_item,
     silent,
 )
+from tests.waiting import PATIENCE, wait_until
 
 
 class Killed(BaseException):
@@ -218,27 +220,44 @@ def test_the_index_of_the_checkpoint_damaged_is_refused_by_name(
     assert lines_of(folder)[-1]["index_step"] == 5
 
 
-def test_async_takes_up_what_a_builder_beside_it_makes(world, corpus, tmp_path):
+@contextlib.contextmanager
+def builder_beside(store, corpus):
+    """A builder in a thread, whose trainer has to end it."""
+    config = BuilderConfig(embed=EMBED, keep=9, poll_seconds=0.05)
+    builder, stop = IndexBuilder(store, corpus, config), threading.Event()
+    thread = threading.Thread(target=builder.run, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        yield
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_async_takes_up_what_a_builder_beside_it_makes(
+    world, corpus, tmp_path, monkeypatch
+):
     store = open_store(tmp_path)
     indexes = SnapshotSeries(store, INDEX_SERIES)
-    builder = IndexBuilder(
-        store, corpus, BuilderConfig(embed=EMBED, keep=9, poll_seconds=0.05)
-    )
-    thread = threading.Thread(target=builder.run, args=(NEVER,), daemon=True)
-    thread.start()
+    followers = []
+
+    def follower(*arguments, **options):
+        followers.append(IndexFollower(*arguments, poll_seconds=0.01, **options))
+        return followers[-1]
+
+    monkeypatch.setattr(index_client, "IndexFollower", follower)
 
     def let_the_builder_catch_up(step, total, values):
-        deadline = time.monotonic() + 30
-        while step == 5 and (indexes.latest_step() or 0) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        if step == 5:
-            time.sleep(1.5)  # The follower looks every second.
+        if step == 5 and values["index_step"] < 3:
+            wait_until(followers[0].ready)
 
-    config = config_of(world, tmp_path, refresh_mode="async", embed=EMBED)
-    assert pretrain.run(config, let_the_builder_catch_up, NEVER)
-    thread.join(60)
-    assert not thread.is_alive()
+    config = config_of(
+        *(world, tmp_path), refresh_mode="async", embed=EMBED, wait_seconds=PATIENCE
+    )
+    with builder_beside(store, corpus):
+        assert pretrain.run(config, let_the_builder_catch_up, NEVER)
     lines = lines_of(tmp_path)
     used = [line["index_step"] for line in lines]
     assert used[0] == 0
@@ -289,6 +308,7 @@ def test_a_frozen_retriever_stays_to_the_last_bit(world, uninterrupted, tmp_path
     assert all(name.startswith("reader/") for name in changed)
 
 
+@pytest.mark.full
 def test_embeddings_of_a_frozen_document_tower_may_come_from_the_index(
     world, uninterrupted, tmp_path
 ):

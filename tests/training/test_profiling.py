@@ -20,6 +20,8 @@ from realm_jax.training.step_timing import Stopwatch
 from tests import tiny_world
 from tests.tiny_world import NEVER, silent
 
+pytestmark = pytest.mark.full
+
 
 @jax.jit
 def step(state, inputs):

@@ -25,6 +25,8 @@ from realm_jax.training.rolling_refresh import Renewal
 from tests import tiny_world
 from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, read_item, silent
 
+pytestmark = pytest.mark.full
+
 MESH = make_mesh(MeshConfig())
 
 

@@ -17,6 +17,8 @@ from tests import groups, tiny_world
 from tests.tiny_world import assert_same_bits, read_item
 from tests.training import hosts_program
 
+pytestmark = pytest.mark.full
+
 PROGRAM = "tests.training.hosts_program"
 
 
@@ -76,7 +78,7 @@ def alone(world, tmp_path_factory):
 
 
 def case(num_processes, devices, mesh, searcher="device", steps=20):
-    marks = pytest.mark.long if steps == 20 else ()
+    marks = pytest.mark.full if steps == 20 else ()
     return pytest.param(num_processes, devices, mesh, searcher, steps, marks=marks)
 
 
@@ -163,7 +165,6 @@ def test_all_processes_swap_at_the_same_step(world, tmp_path):
     assert committed[-1] == 30
 
 
-@pytest.mark.long
 def test_one_that_is_asked_to_stop_stops_all_and_nothing_is_lost(world, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     runs = [(whole, {}), (parts, {"stop_last_after": 5}), (parts, {})]

@@ -41,6 +41,7 @@ def params_of(config):
     return restore_params(open_store(config.model_dir)).tree
 
 
+@pytest.mark.full
 def test_the_warm_start_trains_it(world, configs, tmp_path):
     started, _ = configs
     config = dataclasses.replace(started, model_dir=str(tmp_path))

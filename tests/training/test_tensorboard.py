@@ -7,13 +7,15 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 
 import pytest
 
 from realm_jax.training.tensorboard import EventFile
+from tests.waiting import PATIENCE, wait_until
+
+pytestmark = pytest.mark.full
 
 _PROGRAM = pathlib.Path(sys.executable).with_name("tensorboard")
 _READY_SECONDS = 240
@@ -38,34 +40,39 @@ def server(tmp_path):
         yield _address(process, said)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(PATIENCE)
 
 
 def _address(process, said):
-    deadline = time.monotonic() + _READY_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        if found := re.search(r"http://\S+:\d+/", said.read_text()):
-            return found[0]
-        time.sleep(0.1)
-    pytest.fail(said.read_text())
+    def found():
+        return re.search(r"http://\S+:\d+/", said.read_text())
+
+    wait_until(lambda: found() or process.poll() is not None, _READY_SECONDS)
+    assert found(), said.read_text()
+    return found()[0]
 
 
 def scalars(server, tag):
-    """Steps and values as the page asks for them; empty until the run is loaded."""
+    """Steps and values as the page asks for them, once the run is loaded."""
     query = f"data/plugin/scalars/scalars?run=tensorboard%2Fpretrain&tag={tag}"
-    deadline = time.monotonic() + _READY_SECONDS
-    while time.monotonic() < deadline:
+    found = []
+
+    def answers():
         try:
-            with urllib.request.urlopen(server + query, timeout=30) as answer:
-                return [(step, value) for _, step, value in json.load(answer)]
+            with urllib.request.urlopen(server + query, timeout=PATIENCE) as answer:
+                found.extend((step, value) for _, step, value in json.load(answer))
         except urllib.error.HTTPError as error:
             # Until the run has been read, there is none of this name.
             if error.code not in (400, 404):
                 raise
-            time.sleep(0.2)
-    return []
+            return False
+        return True
+
+    wait_until(answers, _READY_SECONDS)
+    return found
 
 
+@pytest.mark.full
 def test_the_program_serves_the_scalars_of_a_model_directory(server):
     assert scalars(server, "loss") == [(10, 3.5), (20, 2.25)]
     assert scalars(server, "recall_at_5") == [(10, 0.25)]

@@ -80,6 +80,7 @@ def test_a_bucket_is_no_kind(monkeypatch):
     assert named == ["gs://bucket/a.jsonl.gz", "gs://bucket/*.jsonl"]
 
 
+@pytest.mark.full
 def test_files_of_lines_are_read_without_tensorflow(write_lines, tmp_path):
     # A stand-in that ends whoever imports it.
     (tmp_path / "tensorflow.py").write_text("raise SystemExit(4)")
