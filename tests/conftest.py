@@ -72,10 +72,11 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Holds the rules of the gate, and puts the longest files first."""
+    excepted = (*tiers.BEYOND_THE_GATE, tiers.ALLOWED)
     broken = {
         f"{item.nodeid.partition('[')[0]}: {', '.join(found)}"
         for item in items
-        if not any(map(item.get_closest_marker, (*tiers.BEYOND_THE_GATE, "process")))
+        if not any(map(item.get_closest_marker, excepted))
         and (found := tiers.faults(item.path, item.nodeid.partition("[")[0]))
     }
     if broken:
