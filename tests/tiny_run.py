@@ -11,11 +11,14 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 
 import pytest
 
+from realm_jax.cli import configuration
 from realm_jax.cli.main import main
+from realm_jax.evaluation.ask import AnswerService, AskConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
 GIN = ROOT / "gin"
@@ -334,6 +337,26 @@ def finished(factory: pytest.TempPathFactory) -> pathlib.Path:
     code, output = json.loads(said.read_text())
     assert code == 0, output
     return root
+
+
+def ask_config(root: pathlib.Path) -> AskConfig:
+    """Returns the configuration that the run files give `realm ask`."""
+    words = arguments("ask", root)[1:]
+    configuration.parse(configuration.make_parser("realm ask", ""), words)
+    return configuration.configured(AskConfig)
+
+
+def answered(root: pathlib.Path, count: int) -> dict[str, str]:
+    """Returns the first test questions with their answers.
+
+    Each was asked by itself, as every way of asking does. Evaluation asks in batches;
+    where two answers are as good as each other, rounding may choose the other there.
+    """
+    lines = (root / "questions.jsonl").read_text().splitlines()
+    asked = [json.loads(line) for line in lines]
+    questions = [one["question"] for one in asked if one["split"] == "test"][:count]
+    service = AnswerService(ask_config(root), threading.Event())
+    return {question: service.answer(question).answer.text for question in questions}
 
 
 def copy(source: pathlib.Path, root: pathlib.Path, *folders: str) -> pathlib.Path:

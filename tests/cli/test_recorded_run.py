@@ -32,9 +32,10 @@ def moved(finished, tmp_path_factory):
     return tiny_run.copy(finished, root, *folders)
 
 
-def predictions(root):
-    lines = (root / "evaluate" / "predictions.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+@pytest.fixture(scope="module")
+def expected(finished):
+    """Three questions with their answers, from the chain where it was trained."""
+    return tiny_run.answered(finished, 3)
 
 
 def refused(arguments, capsys):
@@ -54,40 +55,39 @@ def piped(text):
 
 
 @pytest.mark.parametrize("folder", ["", "finetune"])
-def test_a_folder_and_a_question_are_enough(moved, folder, capsys):
-    expected = predictions(moved)[1]
-    assert main(["ask", str(moved / folder), expected["question"]]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == expected["prediction"]
+def test_a_folder_and_a_question_are_enough(moved, expected, folder, capsys):
+    question = list(expected)[1]
+    assert main(["ask", str(moved / folder), question]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == expected[question]
 
 
-def test_several_questions_are_echoed_and_in_json_are_a_line_each(moved, capsys):
-    asked = predictions(moved)[:3]
-    questions = [p["question"] for p in asked]
-    assert main(["ask", str(moved), *questions]) == 0
+def test_several_questions_are_echoed_and_in_json_are_a_line_each(
+    moved, expected, capsys
+):
+    assert main(["ask", str(moved), *expected]) == 0
     said = capsys.readouterr().out.splitlines()
-    for p in asked:
-        assert said[said.index(f"? {p['question']}") + 1] == p["prediction"]
+    for question, answer in expected.items():
+        assert said[said.index(f"? {question}") + 1] == answer
     # Options may stand between RUN and the questions.
-    assert main(["ask", str(moved), "--json", *questions]) == 0
+    assert main(["ask", str(moved), "--json", *expected]) == 0
     replies = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [reply["question"] for reply in replies] == questions
-    assert [reply["answer"] for reply in replies] == [p["prediction"] for p in asked]
+    assert {reply["question"]: reply["answer"] for reply in replies} == expected
+    assert [reply["question"] for reply in replies] == list(expected)
     assert {reply["version"]["corpus"] for reply in replies} == {str(moved / "corpus")}
 
 
-def test_questions_from_a_pipe_are_echoed(moved, capsys):
-    asked = predictions(moved)[:2]
-    with piped("\n".join(p["question"] for p in asked)):
+def test_questions_from_a_pipe_are_echoed(moved, expected, capsys):
+    with piped("\n".join(expected)):
         assert main(["ask", str(moved)]) == 0
     said = capsys.readouterr().out.splitlines()
-    for p in asked:
-        assert said[said.index(f"? {p['question']}") + 1] == p["prediction"]
+    for question, answer in expected.items():
+        assert said[said.index(f"? {question}") + 1] == answer
 
 
-def test_at_a_terminal_without_a_question_there_is_a_prompt(moved, capfd):
+def test_at_a_terminal_without_a_question_there_is_a_prompt(moved, expected, capfd):
     terminal, line = pty.openpty()
-    expected = predictions(moved)[0]
-    os.write(terminal, f"{expected['question']}\n".encode())
+    question, answer = next(iter(expected.items()))
+    os.write(terminal, f"{question}\n".encode())
 
     def is_answered():
         heard.append(capfd.readouterr().out)
@@ -106,7 +106,7 @@ def test_at_a_terminal_without_a_question_there_is_a_prompt(moved, capfd):
         assert main(["ask", str(moved)]) == 0
     end.join()
     assert "".join(heard).startswith("\n? ")
-    assert expected["prediction"] in "".join(heard)
+    assert answer in "".join(heard)
 
 
 def test_everything_is_found_in_a_chain_that_was_moved(moved):
@@ -135,10 +135,10 @@ def test_where_fine_tuning_began_may_have_any_name_or_lie_elsewhere(
     assert ask_config(str(root), given).pretrained == str(finished / "pretrain")
 
 
-def test_the_library_takes_the_folder_of_a_chain_too(moved):
-    expected = predictions(moved)[2]
+def test_the_library_takes_the_folder_of_a_chain_too(moved, expected):
     model = realm_jax.load(moved)
-    assert model.answer(expected["question"]).text == expected["prediction"]
+    for question, answer in expected.items():
+        assert model.answer(question).text == answer
     assert model.corpus.directory == moved / "corpus"
 
 
@@ -146,15 +146,14 @@ def test_answers_come_from_the_later_corpus_that_an_update_made(
     moved, tmp_path, capsys
 ):
     root = tiny_run.copy(moved, tmp_path, "corpus", "pretrain", "finetune", "evaluate")
-    expected = predictions(root)[0]
     changed = {"id": "town-60", "title": "Town60", "text": "Town60 has 60 mills."}
     (root / "changes.jsonl").write_text(f"{json.dumps(changed)}\n")
     assert main(tiny_run.arguments("update-corpus", root)) == 0
     later = BlockStore.open(root / "corpus2").fingerprint
     for given in ([], [f"--corpus={root / 'corpus2'}"]):
         capsys.readouterr()
-        question = [*given, "--json", expected["question"]]
-        assert main(["ask", str(root), *question]) == 0
+        words = [*given, "--json", "When was Town2 founded?"]
+        assert main(["ask", str(root), *words]) == 0
         reply = json.loads(capsys.readouterr().out)
         assert reply["version"]["fingerprint"] == later
         assert reply["answer"]
