@@ -57,10 +57,12 @@ class Bundle:
     Attributes:
       data: compressed tar file; identical for identical files.
       sha256: checksum of the data.
+      names: paths of the files in it.
     """
 
     data: bytes
     sha256: str
+    names: frozenset[str]
 
     def operation(self, model_dir: str) -> ShipBundle:
         """Returns the operation that writes it to a model directory."""
@@ -102,8 +104,9 @@ def make_bundle(
             info = tarfile.TarInfo(f"realm_jax/{settings.COMMIT_NAME}")
             info.size = len(commit)
             archive.addfile(info, io.BytesIO(commit.encode()))
+        names = frozenset(archive.getnames())
     data = gzip.compress(raw.getvalue(), mtime=0)
-    return Bundle(data, hashlib.sha256(data).hexdigest())
+    return Bundle(data, hashlib.sha256(data).hexdigest(), names)
 
 
 def path_in(code: pathlib.Path, file: str) -> str | None:

@@ -36,7 +36,7 @@ from tpu_launch.backends.local import (
     processes_of,
     site,
 )
-from tpu_launch.bundle import CODE, Bundle, make_bundle, path_in
+from tpu_launch.bundle import CODE, Bundle, find_gin_file, make_bundle, path_in
 from tpu_launch.chain import Chain, ChainCommands, Stage
 from tpu_launch.clock import SystemClock
 from tpu_launch.deleting import GaveUpError
@@ -128,7 +128,7 @@ class Runner:
             if not stage.is_launched:
                 print(shlex.join(self._here(stage)), end="\n\n")
                 continue
-            job = self._job(stage)
+            job = self._job(stage, bundle)
             ship = bundle.operation(job.model_dir)
             for operation in operations.launch(job, ship, time.time()):
                 print(messages.described(operation, self._backend), end="\n\n")
@@ -173,7 +173,7 @@ class Runner:
             time.sleep(_POLL_SECONDS)
 
     def _launch(self, stage: Stage, bundle: Bundle) -> int:
-        job, clock = self._job(stage), SystemClock(self._stop)
+        job, clock = self._job(stage, bundle), SystemClock(self._stop)
         try:
             store = open_store(job.model_dir)
             bundle.ship(store)
@@ -190,14 +190,15 @@ class Runner:
         messages.summarize(job, store, "", self._say)
         return 0
 
-    def _job(self, stage: Stage) -> Job:
+    def _job(self, stage: Stage, bundle: Bundle) -> Job:
         """Returns the job of a stage, which is a separate run."""
         main = self._commands.main(stage)
         machines = f"{slices.LOCAL}-{stage.processes}x{stage.devices}"
-        roles = [_role(TRAINER, machines, main)]
+        roles = [_role(TRAINER, machines, on_local_worker(main, CODE, bundle))]
         if stage.beside:
             machines = f"{slices.LOCAL}-{stage.beside_processes}x{stage.beside_devices}"
-            roles.append(_role(BUILDER, machines, self._commands.beside(stage)))
+            beside = on_local_worker(self._commands.beside(stage), CODE, bundle)
+            roles.append(_role(BUILDER, machines, beside))
         parser = configuration.make_parser(f"realm {stage.command}", None)
         configuration.parse(parser, main[1:], stage.command)
         config = stage_config(stage.command)
@@ -226,17 +227,33 @@ def token_of(chain: Chain) -> str:
 
 
 def _role(name: str, machines: str, arguments: Sequence[str]) -> Role:
-    return Role(
-        name, slices.parse(machines), 1, _HERE, _HERE, tuple(map(_shipped, arguments))
-    )
+    return Role(name, slices.parse(machines), 1, _HERE, _HERE, tuple(arguments))
 
 
-def _shipped(argument: str) -> str:
-    """Replaces a gin file of the code by that in the bundle; makes others absolute."""
-    file = argument.removeprefix("--gin_file=")
-    if file == argument:
-        return argument
-    return f"--gin_file={path_in(CODE, file) or os.path.abspath(file)}"
+def on_local_worker(
+    arguments: Sequence[str], code: pathlib.Path, bundle: Bundle
+) -> list[str]:
+    """Returns arguments with gin files as a worker of this machine finds them.
+
+    Those in the bundle are named by their path in it, others by their absolute path. A
+    clone has gin files that are not in its bundle: git ignores runs/.
+
+    Args:
+      arguments: of a command, given in the working directory.
+      code: folder of the packages.
+      bundle: made of it.
+    """
+    flag = "--gin_file="
+    found = []
+    for argument in arguments:
+        if argument.startswith(flag):
+            file = argument.removeprefix(flag)
+            name = path_in(code, file)
+            if name not in bundle.names:
+                name = os.path.abspath(find_gin_file(file) or file)
+            argument = f"{flag}{name}"
+        found.append(argument)
+    return found
 
 
 def _minutes(seconds: float) -> str:

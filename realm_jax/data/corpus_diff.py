@@ -42,10 +42,10 @@ def change_from_json(line: bytes, where: str) -> Document:
     """
     fields = json_object(line, where)
     deleted = fields.get("deleted", False)
-    if fields.get("id") is None or not isinstance(deleted, bool):
+    if not id_field(fields, where) or not isinstance(deleted, bool):
         raise RecordError(
             where,
-            "expected an 'id' with 'title' and 'text' or with 'deleted': true, got "
+            "expected an 'id' with 'text' or with 'deleted': true, got "
             f"{shorten(json.dumps(fields))}; correct the line.",
         )
     if deleted:

@@ -4,6 +4,7 @@ A record that is not a document is a value too, `BadRecord` or `LeftOut`: the re
 a corpus counts the records that were not used, and decides how many to tolerate.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -89,12 +90,13 @@ def is_article(title: str) -> bool:
 
 
 def document_from_json(line: bytes, where: str) -> Document:
-    """Reads an object with `title` and `text`, and optionally `id` and `spans`.
+    """Reads an object with `text`, and optionally `title`, `id` and `spans`.
 
     Args:
-      line: the object in UTF-8. `id` defaults to the title; `spans` is a list of
-        [start, end] or [start, end, label] in characters of the text. Other fields are
-        ignored.
+      line: the object in UTF-8. `_id`, as BEIR has it, is the same as `id`. Without
+        either, the title names the document, and the text one without a title: each of
+        these is an article of its own. `spans` is a list of [start, end] or
+        [start, end, label] in characters of the text. Other fields are ignored.
       where: names the line in errors.
 
     Raises:
@@ -113,17 +115,26 @@ def document_from_fields(fields: Mapping[str, Any], where: str) -> Document:
     spans = None
     if "spans" in fields:
         spans = _json_spans(fields["spans"], len(text), where)
-    name = title if fields.get("id") is None else id_field(fields, where)
+    name = id_field(fields, where) or (title if title.strip() else _name_of(text))
     return Document(title, text, name, spans)
 
 
+def _name_of(text: str) -> str:
+    """Returns an id that depends on the text alone."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return f"text-{digest}"
+
+
 def id_field(fields: Mapping[str, Any], where: str) -> str:
-    """Returns the field `id`, a string or a number, as a string.
+    """Returns the field `id`, or `_id`, a string or a number; "" if it is absent.
 
     Raises:
       RecordError: it has another type.
     """
-    value = fields["id"]
+    value = fields.get("id")
+    value = fields.get("_id") if value is None else value
+    if value is None:
+        return ""
     if not isinstance(value, str | int | float):
         raise RecordError(
             where,
@@ -134,16 +145,17 @@ def id_field(fields: Mapping[str, Any], where: str) -> str:
 
 
 def title_and_text(fields: Mapping[str, Any], where: str) -> tuple[str, str]:
-    """Returns the fields `title` and `text`, which may be empty.
+    """Returns the fields `title`, "" if it is absent, and `text`; both may be empty.
 
     Raises:
-      RecordError: one is absent, or is not a string.
+      RecordError: the text is absent, or one is not a string.
     """
     title, text = fields.get("title"), fields.get("text")
+    title = "" if title is None else title
     if not isinstance(title, str) or not isinstance(text, str):
         raise RecordError(
             where,
-            "expected an object with the strings 'title' and 'text', got "
+            "expected an object with a string 'text', and 'title' if it has one, got "
             f"{shorten(json.dumps(fields))}; correct the line.",
         )
     return clean_text(title), clean_text(text)

@@ -6,6 +6,7 @@ import json
 import math
 import pathlib
 import threading
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -49,11 +50,13 @@ class TextSize:
       documents: number of documents.
       characters: number of characters.
       is_estimate: whether it was extrapolated from the first parts of the text.
+      untitled: number of documents without a title.
     """
 
     documents: int
     characters: int
     is_estimate: bool
+    untitled: int = 0
 
     @property
     def blocks(self) -> int:
@@ -76,16 +79,20 @@ def measure_text(source: str, stop: threading.Event) -> TextSize:
     opened = open_source(source)
     shards = opened.shards()
     sampled = shards[:_SAMPLED_SHARDS]
-    documents = characters = 0
+    documents = characters = untitled = 0
     for record in itertools.chain.from_iterable(map(opened.read, sampled)):
         if stop.is_set():
             raise StoppedError("stopped; nothing was written")
         if isinstance(record, Document):
             documents += 1
             characters += len(record.title) + len(record.text)
+            untitled += not record.title.strip()
     scale = len(shards) / max(len(sampled), 1)
     size = TextSize(
-        round(scale * documents), round(scale * characters), len(shards) > len(sampled)
+        documents=round(scale * documents),
+        characters=round(scale * characters),
+        is_estimate=len(shards) > len(sampled),
+        untitled=round(scale * untitled),
     )
     if documents == 0 or size.blocks < _FEWEST_BLOCKS:
         raise BadInputError(
@@ -146,7 +153,7 @@ class Questions:
 
 def _completed(path: str, records: Sequence[dict[str, Any]]) -> Iterator[Question]:
     """Yields questions with ids and splits where the file has none."""
-    texts = [str(record.get("question")) for record in records]
+    texts = [_asked(str(record.get("question"))) for record in records]
     # By a hash, so that the order of the file does not matter; the shares are exact.
     # A question that is asked twice is in one split.
     order = sorted(set(texts), key=lambda text: stable_uniform("split", text))
@@ -159,6 +166,21 @@ def _completed(path: str, records: Sequence[dict[str, Any]]) -> Iterator[Questio
     for row, (text, record) in enumerate(zip(texts, records, strict=True)):
         line = {"id": f"question-{row + 1}", "split": splits[text], **record}
         yield parse_question(line, f"{path}:{row + 1}", row)
+
+
+def _asked(question: str) -> str:
+    """Returns a question without what does not tell it from another.
+
+    Case, the form of characters, spaces and punctuation do not.
+    """
+    folded = unicodedata.normalize("NFKC", question).casefold()
+    words = "".join(c if c.isalnum() or _is_mark(c) else " " for c in folded).split()
+    return " ".join(words) or folded
+
+
+def _is_mark(character: str) -> bool:
+    # Vowel signs of Indic scripts are no letters of their own, but tell words apart.
+    return unicodedata.category(character).startswith("M")
 
 
 def find_weights(folder: str | None) -> str:
@@ -237,8 +259,11 @@ class FirstChain:
     def description(self) -> list[str]:
         """Returns what was found, and what follows from it, a line each."""
         about = "about " if self.text.is_estimate else ""
+        untitled = ""
+        if self.text.untitled:
+            untitled = f" ({self.text.untitled:,} without a title)"
         lines = [
-            f"text: {about}{self.text.documents:,} documents, "
+            f"text: {about}{self.text.documents:,} documents{untitled}, "
             f"{self.text.characters:,} characters, some {self.text.blocks:,} blocks"
         ]
         if self.questions is None:

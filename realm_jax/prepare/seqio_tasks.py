@@ -40,7 +40,8 @@ class BlockSource(seqio.DataSource):
     A shard is a range of blocks, of which each split takes its own: the held-out
     articles do not depend on the number of shards. The texts of a shard, which name the
     article of each block, are read when the shard is first used. Of a few articles at
-    least one is held out, unless the fraction is 0.
+    least one is held out, unless the fraction is 0; of a single article, a book, blocks
+    are.
 
     Attributes:
       store: the corpus.
@@ -121,22 +122,27 @@ class BlockSource(seqio.DataSource):
 
     def _read_held_out(self, shard: int) -> np.ndarray:
         blocks = np.arange(self._bounds[shard], self._bounds[shard + 1])
-        return held_out(self._articles(blocks), self._share)
+        return held_out(self._held_out_together(blocks), self._share)
 
     @functools.cached_property
     def _share(self) -> float:
-        store = self.store
-        is_small = store.info.get("num_documents", store.num_blocks) <= _FEW_ARTICLES
-        if not is_small or store.num_blocks > _FEW_BLOCKS:
+        if self._num_articles > _FEW_ARTICLES or self.store.num_blocks > _FEW_BLOCKS:
             return self._fraction
         shards = itertools.pairwise(self._bounds)
-        articles = (self._articles(np.arange(start, end)) for start, end in shards)
+        keys = (self._held_out_together(np.arange(*bounds)) for bounds in shards)
         return share_of_at_least_one(
-            itertools.chain.from_iterable(articles), self._fraction
+            itertools.chain.from_iterable(keys), self._fraction
         )
 
-    def _articles(self, blocks: np.ndarray) -> Iterator[str]:
-        """Yields the id of the article of each block."""
+    @property
+    def _num_articles(self) -> int:
+        return self.store.info.get("num_documents", self.store.num_blocks)
+
+    def _held_out_together(self, blocks: np.ndarray) -> Iterator[str]:
+        """Yields a key of each block; blocks of one key are in the same split."""
+        if self._num_articles == 1:
+            yield from (f"block {block}" for block in blocks)
+            return
         for ids in in_chunks(blocks, _READ_BLOCKS):
             yield from (text.source_id for text in self.store.texts(ids))
 

@@ -12,6 +12,8 @@ from realm_jax.prepare.first_chain import Questions
 from realm_jax.stages import STAGES
 from tests import tiny_run
 
+ARTICLE = '{"title": "Graz", "text": "Graz burnt down."}'
+
 
 @pytest.fixture
 def text(tmp_path, monkeypatch):
@@ -110,6 +112,13 @@ def test_a_model_without_questions_needs_only_the_corpus(
     assert "--corpus=runs/my/corpus --allow_corpus_mismatch" in said
 
 
+def test_passages_without_a_title_are_counted(text, capsys):
+    lines = [json.dumps({"text": f"Graz{i} has {i} mills."}) for i in range(9)]
+    pathlib.Path("articles.jsonl").write_text("\n".join([*lines, ARTICLE]))
+    assert init() == 0
+    assert "10 documents (9 without a title), " in capsys.readouterr().out
+
+
 def test_the_name_is_one_that_a_task_may_have(text):
     assert main(["init", "My Text-2", "--source=articles.jsonl", "--weights="]) == 0
     configs = {arguments[0]: config for arguments, config in commands("My Text-2")}
@@ -138,6 +147,28 @@ class TestSplits:
         for question in Questions.read(path).questions:
             splits.setdefault(question.question, set()).add(question.split)
         assert all(len(found) == 1 for found in splits.values())
+
+    @pytest.mark.parametrize(
+        ("spellings", "others"),
+        [
+            (
+                ["When was {}?", "when was {} ?", "When  was {}? ", "“When was {}”"],
+                "When was {}x?",
+            ),
+            (["माला {}?", "माला {} ?"], "मेला {}?"),
+            (["É {}", "E\u0301 {}"], "E {}"),
+        ],
+    )
+    def test_spellings_of_a_question_are_in_one(self, spellings, others, tmp_path):
+        path = str(tmp_path / "q.jsonl")
+        asked = [s.format(f"t{i}") for i in range(20) for s in [*spellings, others]]
+        drawn = self.drawn(path, asked)
+        together = [
+            [drawn[s.format(f"t{i}")] for s in [*spellings, others]] for i in range(20)
+        ]
+        assert all(len(set(found[:-1])) == 1 for found in together)
+        # Another question is not drawn with it.
+        assert any(len(set(found)) == 2 for found in together)
 
     def test_of_the_file_are_kept(self, text):
         tiny_run.make_inputs(text, num_articles=20)

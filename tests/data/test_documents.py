@@ -37,6 +37,22 @@ def test_an_article_without_id_is_identified_by_its_title():
     assert from_json(title="Ávila", text="", id=None).source_id == "Ávila"
 
 
+def test_without_id_and_title_it_is_identified_by_its_text():
+    one = from_json(title=" ", text="One.")
+    assert one.source_id
+    assert one == document_from_json(b'{"title": " ", "text": "One."}', "elsewhere")
+    assert one.source_id == from_json(text="One.").source_id
+    assert one.source_id == from_json(title=None, text="One.").source_id
+    assert one.source_id != from_json(text="Two.").source_id
+    assert from_json(title=None, text="One.").title == ""
+
+
+def test_the_ids_of_beir_are_ids():
+    assert from_json(title="a", text="b", _id="p7").source_id == "p7"
+    assert from_json(title="a", text="b", _id="p7", id=None).source_id == "p7"
+    assert from_json(title="a", text="b", _id="p7", id=0).source_id == "0"
+
+
 def test_a_byte_order_mark_is_no_part_of_the_object():
     line = b'\xef\xbb\xbf{"title": "a", "text": "b"}\r'
     assert document_from_json(line, "here") == Document("a", "b", "a")
@@ -62,8 +78,8 @@ def test_given_spans_keep_their_labels():
         (b'{"title": "\xff", "text": "b"}', "line in UTF-8.*0xff as byte 12;"),
         (b"[" * 100_000, "a JSON object.*recursion"),
         (b'["a", "b"]', r"a JSON object, got \[\"a\", \"b\"\]"),
-        (b'{"title": "a"}', "'title' and 'text'"),
-        (b'{"title": null, "text": "b"}', "'title' and 'text'"),
+        (b'{"title": "a"}', "a string 'text'"),
+        (b'{"title": 7, "text": "b"}', "a string 'text'"),
         (b'{"title": "a", "text": "b", "id": []}', "'id'"),
         (b'{"title": "a", "text": "b", "spans": [[0, 2]]}', "within the 1 char"),
         (b'{"title": "a", "text": "b", "spans": [[-1, 1]]}', "within the 1 char"),

@@ -74,7 +74,7 @@ def refused(folder, capsys):
             "expected documents with text in a.jsonl, got 0 without",
         ),
         ("a.jsonl", b'{"title": "a", "text": ""}', "in a.jsonl, got 1 without any"),
-        ("a.jsonl", b'{"title": "a"}', "a.jsonl, line 1: .*'title' and 'text'"),
+        ("a.jsonl", b'{"title": "a"}', "a.jsonl, line 1: .*a string 'text'"),
         ("a.json", b'[\n{"title": "a"}]', r"a.json, line 1: .*JSON object, got \["),
         ("a.csv", b"title,text\n", "got 'a.csv'; .*convert a file of another kind"),
     ],
@@ -152,6 +152,51 @@ def test_twenty_articles_are_enough_without_any_setting(folder, capsys):
         said = capsys.readouterr()
         assert name in said.err
         assert "done" not in said.out
+
+
+def blocks_of_splits(corpus="corpus"):
+    """The blocks whose sentences were masked, by split."""
+    found = {}
+    for split in ("train", "validation"):
+        masked = Examples.open(f"{corpus}/examples/my_salient/{split}")
+        found[split] = set(masked.features["source_block"].tolist())
+    return found
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("given", [{"title": ""}, {}, {"title": "", "_id": "p{i}"}])
+def test_passages_without_titles_are_articles_of_their_own(folder, given):
+    lines = [
+        {name: value.format(i=i) for name, value in given.items()}
+        | {"text": f"Karl Huber founded mill {i} in {1100 + i}. It burnt down."}
+        for i in range(30)
+    ]
+    (folder / "articles.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert main(arguments(folder)) == 0
+    store = BlockStore.open("corpus")
+    assert store.info["num_documents"] == store.num_blocks == 30
+    names = {store.text(block).source_id for block in range(30)}
+    assert len(names) == 30
+    if "_id" in given:
+        assert names == {f"p{i}" for i in range(30)}
+    blocks = blocks_of_splits()
+    assert len(blocks["validation"]) == 1
+    assert len(blocks["train"]) == 29
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_book_is_held_out_from_by_the_block(folder):
+    towns = (f"Karl Huber founded Graz{i} in {1100 + i}." for i in range(400))
+    book = {"title": "A Gazetteer", "text": " ".join(towns)}
+    (folder / "articles.jsonl").write_text(json.dumps(book))
+    shorter = "--gin.prepare.PrepareConfig.chunk_length=48"
+    share = "--gin.prepare.PrepareConfig.validation_fraction=0.1"
+    assert main([*arguments(folder), shorter, share]) == 0
+    blocks = blocks_of_splits()
+    count = BlockStore.open("corpus").num_blocks
+    assert blocks["train"] | blocks["validation"] == set(range(count))
+    assert not blocks["train"] & blocks["validation"]
+    assert 0.03 < len(blocks["validation"]) / count < 0.2
 
 
 @pytest.mark.usefixtures("registry")
