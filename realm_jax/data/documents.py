@@ -115,7 +115,9 @@ def document_from_fields(fields: Mapping[str, Any], where: str) -> Document:
     spans = None
     if "spans" in fields:
         spans = _json_spans(fields["spans"], len(text), where)
-    name = id_field(fields, where) or (title if title.strip() else _name_of(text))
+    name = id_field(fields, where) or title
+    if not name.strip() and text.strip():
+        name = _name_of(text)
     return Document(title, text, name, spans)
 
 
