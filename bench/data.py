@@ -159,7 +159,7 @@ def measure_tags(arguments: argparse.Namespace) -> dict[str, Any]:
     seconds = {"with_tags": 0.0, "without": 0.0, "tagger": 0.0}
     for batch in _batched(documents):
         began = time.perf_counter()
-        made = chunk_each(batch, vocabulary, PreAnnotated(), _CHUNK_LENGTH)
+        made = chunk_each(batch, vocabulary, PreAnnotated(), _CHUNK_LENGTH).blocks
         seconds["without"] += time.perf_counter() - began
         bodies = [block.text.body for blocks in made for block in blocks]
         began = time.perf_counter()

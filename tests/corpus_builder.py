@@ -13,7 +13,7 @@ def build_corpus(
 ):
     documents = list(documents)
     with BlockWriter(directory, vocabulary, chunk_length) as writer:
-        made = chunk_each(documents, vocabulary, tagger, chunk_length)
+        made = chunk_each(documents, vocabulary, tagger, chunk_length).blocks
         for block in itertools.chain.from_iterable(made):
             writer.add(block)
         writer.add_documents(document_rows(documents, list(map(len, made))))

@@ -91,6 +91,13 @@ def summary(info: Mapping[str, Any]) -> Iterator[str]:
     said = {
         "without text, left out": counts.get("without_text"),
         "without a title": counts.get("without_title"),
+        "with a title longer than half a block, shortened": counts.get(
+            "shortened_titles"
+        ),
+        "cuts in sentences longer than a block": counts.get("divisions"),
+        "wordpieces of words longer than a block, not read": counts.get(
+            "unread_pieces"
+        ),
         "damaged, left out": counts.get("bad_records"),
         **counts.get("left_out", {}),
         "blocks that are the same as another": info.get("num_duplicate_blocks"),

@@ -1,10 +1,15 @@
-"""Splits text into sentences, and packs sentences greedily into blocks."""
+"""Splits text into sentences, and packs sentences greedily into blocks.
+
+What is too long for a block is divided, so that no part of a text is left unread.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import blingfire
+import numpy as np
+from jaxtyping import Int
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
@@ -23,6 +28,15 @@ _KOREAN_END = re.compile(r"[다요까죠][.!?](?:\[\d+\])*(?:\s+(?=\S)|(?=[가-�
 _KOREAN = re.compile("[가-힣]")
 # "2021. 3. 5." is a date in Korean text, which blingfire splits into three sentences.
 _DOTTED_DATE = re.compile(r"\d{4}\.\s?\d{1,2}\.\s?\d{1,2}\.?\s*")
+# Full stops and question marks of other scripts, which blingfire does not know: of
+# Devanagari and its relatives, Arabic and Urdu, Armenian, Ethiopic, Burmese and Khmer.
+_FULL_STOPS = "।॥۔؟։።။។"
+_FURTHER_END = re.compile(rf"[{_FULL_STOPS}]+[\"'”’»)\]]*\s*(?=\S)")
+# Where a sentence that is too long is divided, after one of these or at the end of a
+# line: best first.
+_MARKS = (frozenset(f"{_FULL_STOPS}.!?。．！？"), frozenset(",;:|،؛،、，；：–—"))
+# Parts that end at a mark fill at least this share of a block.
+_LEAST_FILLED = 0.5
 # blingfire starts no sentence at a letter such as "Á" or "Ç".
 _PLAIN = str.maketrans("ÀÁÂÃÄÅÇÈÉÊËÌÍÎÏÑÒÓÔÕÖØÙÚÛÜÝ", "AAAAAACEEEEIIIINOOOOOOUUUUY")
 
@@ -40,9 +54,60 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
         for paragraph_start, paragraph_end in pairwise([*paragraphs, len(text)])
         for start in _blingfire_starts(text[paragraph_start:paragraph_end])
     ]
-    if not text.isascii() and _KOREAN.search(text):
-        starts = _korean_starts(text, starts)
+    if not text.isascii():
+        further = {match.end() for match in _FURTHER_END.finditer(text)}
+        starts = sorted(further.union(starts)) if further else starts
+        if _KOREAN.search(text):
+            starts = _korean_starts(text, starts)
     return split_at(text, starts)
+
+
+def divide(text: str, offsets: Int[np.ndarray, "piece 2"], room: int) -> list[int]:
+    """Divides a sentence that is longer than a block.
+
+    Each part is as long as fits and ends with a line or a full stop, else at a comma
+    or the like, else with a word. A word that is itself too long stays whole.
+
+    Args:
+      text: the sentence.
+      offsets: characters [start, end) of each of its wordpieces.
+      room: most wordpieces of a part.
+
+    Returns:
+      The wordpieces that begin a part, in order; 0 is the first.
+    """
+    starts = offsets[:, 0].tolist()
+    begins = [0]
+    while len(starts) - (first := begins[-1]) > room:
+        best: list[int | None] = [None, None, None]
+        for piece in range(first + room, first, -1):
+            start = starts[piece]
+            if not (starts[piece - 1] < start and _parts_words(text, start)):
+                continue
+            before = text[starts[piece - 1] : start]
+            is_filled = piece - first >= _LEAST_FILLED * room
+            if is_filled and ("\n" in before or before.rstrip()[-1:] in _MARKS[0]):
+                best[0] = piece
+                break
+            if is_filled and best[1] is None and before.rstrip()[-1:] in _MARKS[1]:
+                best[1] = piece
+            if best[2] is None:
+                best[2] = piece
+        found = next((piece for piece in best if piece is not None), None)
+        if found is None:
+            found = _next_word(text, starts, first + room)
+        if found is None:
+            break
+        begins.append(found)
+    return begins
+
+
+def _next_word(text: str, starts: Sequence[int], piece: int) -> int | None:
+    """Returns the first wordpiece from `piece` on that begins a word."""
+    for later in range(piece, len(starts)):
+        if starts[later - 1] < starts[later] and _parts_words(text, starts[later]):
+            return later
+    return None
 
 
 def split_at(text: str, starts: Iterable[int]) -> list[tuple[int, int]]:
@@ -63,7 +128,8 @@ def pack(
     """Packs whole sentences greedily into blocks without overlap.
 
     A block grows while `3 + title + sentences <= chunk_length`. A sentence that is too
-    long for any block becomes its own block; the model sees it truncated.
+    long for any block becomes its own block; the model sees it truncated (see
+    `divide`).
 
     Args:
       title_length: wordpieces of the title, repeated in every block.
@@ -76,11 +142,7 @@ def pack(
     Raises:
       BadInputError: `chunk_length` has no room for a single wordpiece.
     """
-    if chunk_length <= NUM_SPECIAL_PIECES:
-        raise BadInputError(
-            f"expected a chunk length above {NUM_SPECIAL_PIECES}, the special pieces "
-            f"of a document, got {chunk_length}; raise it (the paper uses 288)."
-        )
+    require_room(chunk_length)
     room = chunk_length - NUM_SPECIAL_PIECES - title_length
     packed, first, used = [], 0, 0
     for index, length in enumerate(sentence_lengths):
@@ -91,6 +153,19 @@ def pack(
     if sentence_lengths:
         packed.append(range(first, len(sentence_lengths)))
     return packed
+
+
+def require_room(chunk_length: int) -> None:
+    """Checks that a block has room for more than its special pieces.
+
+    Raises:
+      BadInputError: it has not.
+    """
+    if chunk_length <= NUM_SPECIAL_PIECES:
+        raise BadInputError(
+            f"expected a chunk length above {NUM_SPECIAL_PIECES}, the special pieces "
+            f"of a document, got {chunk_length}; raise it (the paper uses 288)."
+        )
 
 
 def _blingfire_starts(paragraph: str) -> list[int]:

@@ -3,17 +3,26 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from realm_jax.data.block_writer import Block
 from realm_jax.data.blocks import FORMAT_VERSION, BlockText
-from realm_jax.data.chunking import pack, split_at, split_sentences
+from realm_jax.data.chunking import (
+    NUM_SPECIAL_PIECES,
+    divide,
+    pack,
+    require_room,
+    split_at,
+    split_sentences,
+)
 from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import Span, Tagger
 from realm_jax.data.wordpiece import WordPiece
+
+_Range = tuple[int, int]
 
 
 def settings_fingerprint(
@@ -33,19 +42,83 @@ def settings_fingerprint(
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
+class Chunked(NamedTuple):
+    """Blocks of documents.
+
+    Attributes:
+      blocks: the blocks of each document; a block has at least one wordpiece.
+      shortened_titles: number of documents whose title was longer than half a block.
+      divisions: number of cuts in sentences that were longer than a block.
+      unread_pieces: wordpieces beyond the end of their block, of words that are longer
+        than one.
+    """
+
+    blocks: list[list[Block]]
+    shortened_titles: int
+    divisions: int
+    unread_pieces: int
+
+
 def chunk_each(
     documents: Sequence[Document],
     vocabulary: WordPiece,
     tagger: Tagger,
     chunk_length: int,
-) -> list[list[Block]]:
-    """Returns the blocks of each document; a block has at least one wordpiece.
+) -> Chunked:
+    """Returns the blocks of each document.
 
-    Its wordpieces are the concatenation of those of its sentences, which equals the
-    wordpieces of its body as a whole (see `split_sentences`).
+    The wordpieces of a block are the concatenation of those of its sentences, which
+    equals the wordpieces of its body as a whole (see `split_sentences`). A title has at
+    most half of a block, and a sentence that does not fit the rest is divided.
+
+    Raises:
+      BadInputError: `chunk_length` has no room for a single wordpiece.
     """
+    require_room(chunk_length)
+    room = chunk_length - NUM_SPECIAL_PIECES
+    encodings = vocabulary.encode_batch([document.title for document in documents])
+    titles = [encoding.ids for encoding in encodings]
+    # The text has at least half of a block.
+    shortened = [title[: room // 2] for title in titles]
+    drafts: list[_Draft] = []
+    counts = []
+    divisions = unread = 0
+    for document, title, (ranges, pieces) in zip(
+        documents, shortened, _split(documents, vocabulary), strict=True
+    ):
+        before = len(drafts)
+        if any(len(ids) > room - len(title) for ids in pieces):
+            whole = len(ranges)
+            ranges, pieces = _divided(
+                document.text, ranges, pieces, vocabulary, room - len(title)
+            )
+            divisions += len(ranges) - whole
+        for block in pack(len(title), [len(ids) for ids in pieces], chunk_length):
+            body_ids = np.concatenate(pieces[block.start : block.stop])
+            if len(body_ids):
+                ranges_here = ranges[block.start : block.stop]
+                drafts.append(_Draft(document, ranges_here, title, body_ids))
+                unread += max(0, len(title) + len(body_ids) - room)
+        counts.append(len(drafts) - before)
+    untagged = [draft.body for draft in drafts if draft.document.spans is None]
+    tags = iter(tagger.tag(untagged))
+    made = (
+        draft.finish(next(tags) if draft.document.spans is None else draft.given_spans)
+        for draft in drafts
+    )
+    return Chunked(
+        [list(itertools.islice(made, count)) for count in counts],
+        shortened_titles=sum(len(title) > room // 2 for title in titles),
+        divisions=divisions,
+        unread_pieces=unread,
+    )
+
+
+def _split(
+    documents: Sequence[Document], vocabulary: WordPiece
+) -> Iterator[tuple[list[_Range], list[np.ndarray]]]:
+    """Yields the sentences of each document and their wordpieces."""
     sentences = [_sentences(document) for document in documents]
-    titles = vocabulary.encode_batch([document.title for document in documents])
     encodings = iter(
         vocabulary.encode_batch(
             [
@@ -55,24 +128,34 @@ def chunk_each(
             ]
         )
     )
-    drafts: list[_Draft] = []
-    counts = []
-    for document, ranges, title in zip(documents, sentences, titles, strict=True):
-        before = len(drafts)
-        pieces = [encoding.ids for encoding in itertools.islice(encodings, len(ranges))]
-        for block in pack(len(title), [len(ids) for ids in pieces], chunk_length):
-            body_ids = np.concatenate(pieces[block.start : block.stop])
-            if len(body_ids):
-                ranges_here = ranges[block.start : block.stop]
-                drafts.append(_Draft(document, ranges_here, title.ids, body_ids))
-        counts.append(len(drafts) - before)
-    untagged = [draft.body for draft in drafts if draft.document.spans is None]
-    tags = iter(tagger.tag(untagged))
-    made = (
-        draft.finish(next(tags) if draft.document.spans is None else draft.given_spans)
-        for draft in drafts
-    )
-    return [list(itertools.islice(made, count)) for count in counts]
+    for ranges in sentences:
+        of_one = itertools.islice(encodings, len(ranges))
+        yield ranges, [encoding.ids for encoding in of_one]
+
+
+def _divided(
+    text: str,
+    ranges: Sequence[_Range],
+    pieces: Sequence[np.ndarray],
+    vocabulary: WordPiece,
+    room: int,
+) -> tuple[list[_Range], list[np.ndarray]]:
+    """Returns sentences and their wordpieces, those longer than `room` in parts."""
+    parts: list[_Range] = []
+    ids_of_parts: list[np.ndarray] = []
+    for (start, end), ids in zip(ranges, pieces, strict=True):
+        begins = [0]
+        if len(ids) > room:
+            sentence = text[start:end]
+            offsets = vocabulary.encode(sentence).offsets
+            begins = divide(sentence, offsets, room)
+            starts = [start + int(offsets[piece, 0]) for piece in begins[1:]]
+            found = itertools.pairwise([start, *starts, end])
+            parts += [(a, a + len(text[a:b].rstrip())) for a, b in found]
+        else:
+            parts.append((start, end))
+        ids_of_parts += np.split(ids, begins[1:])
+    return parts, ids_of_parts
 
 
 def _sentences(document: Document) -> list[tuple[int, int]]:

@@ -25,6 +25,9 @@ class Summary:
       documents: records that are documents.
       without_text: documents without any block.
       without_title: documents with an empty title; they are kept.
+      shortened_titles: documents whose title was longer than half a block.
+      divisions: cuts in sentences that were longer than a block.
+      unread_pieces: wordpieces that no model sees, of words longer than a block.
       bad_records: damaged records.
       first_bad: place and reason of the first of them.
       left_out: records that a rule excludes, by rule.
@@ -33,6 +36,9 @@ class Summary:
     documents: int = 0
     without_text: int = 0
     without_title: int = 0
+    shortened_titles: int = 0
+    divisions: int = 0
+    unread_pieces: int = 0
     bad_records: int = 0
     first_bad: list[BadRecord] = dataclasses.field(default_factory=list)
     left_out: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -47,6 +53,9 @@ class Summary:
         self.documents += later.documents
         self.without_text += later.without_text
         self.without_title += later.without_title
+        self.shortened_titles += later.shortened_titles
+        self.divisions += later.divisions
+        self.unread_pieces += later.unread_pieces
         self.bad_records += later.bad_records
         self.first_bad = [*self.first_bad, *later.first_bad][:_SHOWN]
         self.left_out += later.left_out

@@ -35,7 +35,7 @@ from realm_jax.prepare.vocabularies import VocabularyTraining
 # Enough for the tokenizer and the tagger to work in batches, little to keep in memory.
 _DOCUMENTS_PER_BATCH = 512
 
-PART_VERSION = 2
+PART_VERSION = 3
 """Version of the format of parts: a killed run resumes only with parts of the same."""
 
 
@@ -77,9 +77,12 @@ class MakeBlocks:
         while batch := list(itertools.islice(documents, _DOCUMENTS_PER_BATCH)):
             check()
             made = chunk_each(batch, self.vocabulary, tagger, self.chunk_length)
-            summary.without_text += sum(not of_one for of_one in made)
-            blocks += itertools.chain.from_iterable(made)
-            rows.append(document_rows(batch, list(map(len, made))))
+            summary.without_text += sum(not of_one for of_one in made.blocks)
+            summary.shortened_titles += made.shortened_titles
+            summary.divisions += made.divisions
+            summary.unread_pieces += made.unread_pieces
+            blocks += itertools.chain.from_iterable(made.blocks)
+            rows.append(document_rows(batch, list(map(len, made.blocks))))
         return pack_blocks(blocks, np.concatenate(rows), summary)
 
     def _documents(self, shard: Shard, summary: Summary) -> Iterator[Document]:

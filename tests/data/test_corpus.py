@@ -1,14 +1,18 @@
 """From documents to a block store."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.chunking import divide
 from realm_jax.data.corpus import chunk_each, settings_fingerprint
 from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import PreAnnotated, RuleTagger, Span
-from realm_jax.data.wordpiece import WordPiece
+from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.errors import BadInputError
 from tests.corpus_builder import build_corpus
 
@@ -118,10 +122,10 @@ def test_same_input_same_bytes(store, tmp_path, vocabulary):
 
 
 def test_the_blocks_of_a_document_do_not_depend_on_those_beside_it(vocabulary):
-    together = chunk_each(DOCUMENTS, vocabulary, RuleTagger(), 32)
+    together = chunk_each(DOCUMENTS, vocabulary, RuleTagger(), 32).blocks
     assert sum(map(len, together)) > len(DOCUMENTS)
     for document, blocks in zip(DOCUMENTS, together, strict=True):
-        [alone] = chunk_each([document], vocabulary, RuleTagger(), 32)
+        [alone] = chunk_each([document], vocabulary, RuleTagger(), 32).blocks
         for one, other in zip(blocks, alone, strict=True):
             assert one.text == other.text
             assert one.title_ids.tolist() == other.title_ids.tolist()
@@ -174,7 +178,8 @@ TEXTS = st.text(max_size=50) | st.lists(st.sampled_from(WORDS)).map(" ".join)
 def test_blocks_of_any_text_hold_its_wordpieces_once(vocabulary, texts, chunk_length):
     documents = [Document("Title", text, str(i)) for i, text in enumerate(texts)]
     made = chunk_each(documents, vocabulary, RuleTagger(), chunk_length)
-    for document, own in zip(documents, made, strict=True):
+    excess = 0
+    for document, own in zip(documents, made.blocks, strict=True):
         assert {block.text.source_id for block in own} <= {document.source_id}
         pieces = [piece for block in own for piece in block.body_ids.tolist()]
         assert pieces == vocabulary.encode(document.text).ids.tolist()
@@ -184,6 +189,53 @@ def test_blocks_of_any_text_hold_its_wordpieces_once(vocabulary, texts, chunk_le
             assert quoted(body, block.text.spans) == [
                 span.strip() for span in quoted(body, block.text.spans)
             ]
+            length = 3 + len(block.title_ids) + len(block.body_ids)
+            excess += max(0, length - chunk_length)
+            if length > chunk_length:
+                # It is one word for BERT.
+                assert len(BertPreTokenizer().pre_tokenize_str(body)) == 1
+    assert made.unread_pieces == excess
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (
+            "aa bb cc dd. ee ff; gg hh ii jj kk ll",
+            ["aa bb cc dd.", "ee ff;", "gg hh ii jj kk", "ll"],
+        ),
+        ("aa bb\ncc dd\nee ff gg hh", ["aa bb\ncc dd", "ee ff gg hh"]),
+        ("aa bb cc dd ee ff gg hh", ["aa bb cc dd ee", "ff gg hh"]),
+        # A mark right at the beginning would leave a block all but empty.
+        ("a, bb cc dd ee ff gg hh", ["a, bb cc dd", "ee ff gg hh"]),
+        ("aa bb cc dd ee", ["aa bb cc dd ee"]),
+        ("abababababab cc", ["abababababab", "cc"]),
+    ],
+)
+def test_what_is_longer_than_a_block_is_divided(text, parts):
+    letters = "abcdefghijkl"
+    pieces = [f"{c}{c}" for c in letters] + [*letters, *(f"##{c}" for c in letters)]
+    vocabulary = WordPiece([*SPECIAL_PIECES, *pieces, *".,;"])
+    encoding = vocabulary.encode(text)
+    begins = divide(text, encoding.offsets, 5)
+    starts = [int(encoding.offsets[piece, 0]) for piece in begins]
+    assert [
+        text[start:end].strip()
+        for start, end in itertools.pairwise([*starts, len(text)])
+    ] == parts
+
+
+def test_a_title_leaves_half_of_a_block_to_the_text(vocabulary):
+    title = "Pierre de Fermat was born " * 20
+    document = Document(title, DOCUMENTS[0].text, "long")
+    made = chunk_each([document, DOCUMENTS[0]], vocabulary, RuleTagger(), 33)
+    assert (made.shortened_titles, made.unread_pieces) == (1, 0)
+    [blocks, _] = made.blocks
+    for block in blocks:
+        assert block.title_ids.tolist() == vocabulary.encode(title).ids[:15].tolist()
+        assert block.text.title == title
+    pieces = [piece for block in blocks for piece in block.body_ids.tolist()]
+    assert pieces == vocabulary.encode(document.text).ids.tolist()
 
 
 def write_lines(path, *lines):
