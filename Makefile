@@ -74,8 +74,8 @@ test: $(ENV_STAMP) $(DATA_STAMP) ## Run the gate: what is deterministic, in minu
 test-full: $(ENV_STAMP) $(DATA_STAMP) $(COMPILER_STAMP) ## Run all tests but those of `make soak`: learning, several hosts, kills, processes.
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) --hypothesis-profile=full -m "not soak"
 
-soak: $(ENV_STAMP) ## Kill builder and trainer many times, damage every file (about half an hour).
-	$(BIN)/python -m pytest tests/soak tests/index/test_index_damage.py tests/index/test_builder_races.py --durations=0
+soak: $(ENV_STAMP) ## Kill builder and trainer many times, damage every file (long).
+	$(BIN)/python -m pytest tests/soak tests/index/test_index_damage.py tests/index/test_builder_races.py tests/index/test_busy_bucket.py tests/index/test_suspended_builder.py --durations=0
 
 peers: $(PEERS_STAMP) ## Install what the benches compare with (PyTorch and transformers, 6 GB).
 
@@ -84,8 +84,8 @@ $(PEERS_STAMP): bench/peers/requirements.txt
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r bench/peers/requirements.txt
 	touch $@
 
-bench: $(ENV_STAMP) $(PEERS_STAMP) ## Time an update beside its peers, in its quick form.
-	$(BIN)/python -m bench.train_step --quick
+bench: $(ENV_STAMP) $(ARTICLES) $(PEERS_STAMP) ## Run the benches in their quick forms; print figures and targets.
+	$(BIN)/python -m bench.targets --peers $(PEERS)/bin/python
 
 # Of what git tracks: nothing that was fetched or made beside it. Pyright would ask the
 # network whether there is a newer one.

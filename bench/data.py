@@ -6,6 +6,7 @@
     python -m bench.data tags articles.jsonl.gz --vocabulary vocab.txt --tagger rules
     python -m bench.data access --blocks 1000000
     python -m bench.data examples runs/my/corpus/examples/my_salient/train
+    python -m bench.data verify runs/my/corpus --blocks 239174 5000000
 
 Each command prints one JSON object; --output also writes it to a file.
 """
@@ -27,18 +28,27 @@ from tokenizers import BertWordPieceTokenizer
 
 from bench.machine import machine, today
 from realm_jax.data.block_writer import Block, write_blocks
-from realm_jax.data.blocks import BlockStore, BlockText
+from realm_jax.data.blocks import (
+    INFO_FILE,
+    VOCABULARY_FILE,
+    BlockStore,
+    BlockText,
+    text_file,
+)
 from realm_jax.data.corpus import chunk_each
 from realm_jax.data.documents import Document
 from realm_jax.data.examples import Examples
 from realm_jax.data.salient_spans import PreAnnotated, tagger_by_name
+from realm_jax.data.store_files import require_sound
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
+from realm_jax.errors import BadInputError
 from realm_jax.prepare import update_corpus
 from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.documents.source import read_all
 from realm_jax.prepare.scratch import Workers
 from realm_jax.prepare.update_corpus import UpdateConfig
+from realm_jax.storage import file_stat
 
 _BATCH = 512
 _CHUNK_LENGTH = 288
@@ -216,6 +226,75 @@ def measure_examples(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def measure_verify(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measures comparing checksums of a corpus and of enlarged ones, as stages do.
+
+    Cold means that no page of a file is in the memory of this machine; what is below
+    it, such as the cache of a virtual disk's host, is as it is.
+    """
+    measured = {}
+    for blocks in arguments.blocks:
+        with tempfile.TemporaryDirectory(dir=arguments.scratch) as name:
+            folder = pathlib.Path(name)
+            table = _enlarged(pathlib.Path(arguments.corpus), blocks, folder)
+            num_bytes = sum(file["size"] for file in table.values())
+            seconds: dict[str, list[float]] = {"cold": [], "warm": []}
+            for cache in list(seconds) * arguments.repeat:
+                if cache == "cold":
+                    _drop_from_memory(folder)
+                began = time.perf_counter()
+                require_sound(folder, table, contents=True)
+                seconds[cache].append(time.perf_counter() - began)
+        measured[f"{blocks} blocks"] = {
+            "files": len(table),
+            "gb": num_bytes / 1e9,
+            "seconds": seconds,
+            "gb_per_second": {
+                cache: num_bytes / 1e9 / float(np.median(times))
+                for cache, times in seconds.items()
+            },
+        }
+    return measured
+
+
+def _enlarged(
+    corpus: pathlib.Path, num_blocks: int, folder: pathlib.Path
+) -> dict[str, dict[str, int]]:
+    """Writes files of the sizes that so many blocks take; returns their table."""
+    info = json.loads((corpus / INFO_FILE).read_text())
+    per_file = info["blocks_per_text_file"]
+    table = {}
+    for name, file in info["files"].items():
+        size = file["size"]
+        if name != VOCABULARY_FILE:
+            size = size * num_blocks // info["num_blocks"]
+        parts = [name]
+        if name == text_file(0):
+            parts = [text_file(i) for i in range(-(-num_blocks // per_file))]
+        elif name.startswith("texts-"):
+            raise BadInputError(f"expected one file of texts in {corpus}, got several")
+        content = (corpus / name).read_bytes()
+        for part in parts:
+            _write_repeated(folder / part, content, size // len(parts))
+            stat = file_stat(folder / part)
+            table[part] = {"size": stat.size, "crc32c": stat.crc32c}
+    return table
+
+
+def _write_repeated(path: pathlib.Path, content: bytes, size: int) -> None:
+    with path.open("wb") as file:
+        for start in range(0, size, len(content)):
+            file.write(content[: size - start])
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _drop_from_memory(folder: pathlib.Path) -> None:
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def _documents(corpus: str) -> Iterator[Document]:
     records = read_all(open_source(corpus))
     return (record for record in records if isinstance(record, Document))
@@ -306,6 +385,11 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=measure_examples)
     command.add_argument("examples", help="CORPUS/examples/TASK/SPLIT")
     command.add_argument("--batches", type=int, default=500)
+    command = commands.add_parser("verify", help=measure_verify.__doc__)
+    command.set_defaults(run=measure_verify)
+    command.add_argument("corpus", help="as `realm prepare` made, below 65,536 blocks")
+    command.add_argument("--blocks", type=int, nargs="+", default=[239_174])
+    command.add_argument("--repeat", type=int, default=3)
     return parser
 
 

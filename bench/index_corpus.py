@@ -13,6 +13,7 @@ from bench.index_embeddings import DIMENSION, EmbeddingFiles
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.features import query_row
 from realm_jax.errors import BadInputError
+from realm_jax.index.build import beginnings_as_queries
 from realm_jax.index.embed import (
     EmbedConfig,
     document_embedder,
@@ -59,12 +60,17 @@ def embed_corpus(
     # The name identifies the corpus, so that another one's file is not used.
     name = f"{store.fingerprint[:12]}_{made_by.replace(', ', '_').replace(' ', '_')}"
     blocks, queries = folder / f"{name}_blocks.npy", folder / f"{name}_queries.npy"
-    files = EmbeddingFiles(str(blocks), str(queries), source)
-    if blocks.exists() and queries.exists():
+    tuning = folder / f"{name}_beginnings.npy"
+    files = EmbeddingFiles(str(blocks), str(queries), source, str(tuning))
+    if all(path.exists() for path in (blocks, queries, tuning)):
         return files, 0.0
     config, params = load_towers(retriever, store)
-    ids = _question_ids(store, questions, num_queries)
-    np.save(queries, np.asarray(query_embedder(config)(params, ids), np.float32))
+    for path, ids in [
+        (queries, _question_ids(store, questions, num_queries)),
+        # The queries that an index builder has.
+        (tuning, beginnings_as_queries(store, num_queries)),
+    ]:
+        np.save(path, np.asarray(query_embedder(config)(params, ids), np.float32))
     began = time.perf_counter()
     embeddings = embed_blocks(
         document_embedder(config),

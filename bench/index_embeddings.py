@@ -23,11 +23,14 @@ class EmbeddingFiles:
       blocks: .npy, float32 [block, projection].
       queries: .npy, float32 [query, projection]; no row of `blocks`.
       source: description of the embeddings.
+      tuning: .npy like `queries`, other ones, on which ScaNN chooses its search; "" for
+        a ScaNN that is not tuned.
     """
 
     blocks: str
     queries: str
     source: str
+    tuning: str = ""
 
 
 def invent(
@@ -37,7 +40,8 @@ def invent(
 
     Blocks lie near topics of very unequal size, in fewer dimensions than there are
     (variance falls with the square root of the rank), rotated at random, of equal
-    length as a tower's LayerNorm makes them. Queries are drawn like blocks.
+    length as a tower's LayerNorm makes them. Queries are drawn like blocks, and as many
+    again for tuning.
     """
     generator = np.random.default_rng(seed)
     spectrum = np.arange(1, DIMENSION + 1) ** -0.5
@@ -60,4 +64,6 @@ def invent(
     for start in range(0, num_blocks, _CHUNK):
         rows[start : start + _CHUNK] = draw(min(_CHUNK, num_blocks - start))
     rows.flush()
-    return EmbeddingFiles(str(blocks), str(queries), "invented")
+    tuning = folder / f"tuning_{num_blocks}.npy"
+    np.save(tuning, draw(num_queries))
+    return EmbeddingFiles(str(blocks), str(queries), "invented", str(tuning))

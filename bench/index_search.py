@@ -7,7 +7,6 @@ busy for a while slows all of them down alike.
 
 import dataclasses
 import gc
-import math
 import multiprocessing
 import pathlib
 import time
@@ -19,12 +18,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bench.index_embeddings import EmbeddingFiles
+from realm_jax.index.scann_tuning import share_found, tree_shape
 
 K = 8
 DEVICE_SEARCHERS = ("device float32", "device bfloat16", "device int8")
 # ScaNN first: the inexact searchers of FAISS are tuned to its recall.
 SEARCHERS = (
     "scann",
+    "scann untuned",
     *DEVICE_SEARCHERS,
     "faiss flat",
     "faiss ivf",
@@ -40,8 +41,7 @@ _FACTORIES = {
     "faiss ivf-pq": "IVF{leaves},PQ{half}x4fs,RFlat",
     "faiss hnsw": "HNSW32",
 }
-_TRAINED_ON = 250_000
-# Codes that are rescored per neighbour; ScaNN rescores 200 for the 8 best.
+# Codes that are rescored per neighbour, if they are enough.
 _RESCORED = 25
 _MOST_RESCORED = 400
 _MOST_LINKS_FOLLOWED = 4096
@@ -61,9 +61,26 @@ class Measured(Protocol):
         """Returns the ids of the `K` best blocks of each query."""
         ...
 
-    def tune(self, queries: np.ndarray, exact: np.ndarray, recall: float) -> None:
-        """Sets the cheapest search with this recall, if the searcher can be tuned."""
+    def tune(self, task: "_Task") -> None:
+        """Sets the cheapest sufficient search, if the searcher can be tuned."""
         ...
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """What a process measures a searcher on.
+
+    Attributes:
+      files: the embeddings.
+      exact: the neighbours of the queries.
+      exact_of_tuning: those of the queries that ScaNN is tuned on, if there are any.
+      recall: the recall that FAISS's indexes are tuned to, on `exact`.
+    """
+
+    files: EmbeddingFiles
+    exact: Int[np.ndarray, "query k"]
+    exact_of_tuning: Int[np.ndarray, "query k"] | None
+    recall: float
 
 
 class _Ours:
@@ -74,18 +91,36 @@ class _Ours:
 
         from realm_jax.index.searchers import DeviceConfig, make_searcher
 
-        kind, _, precision = name.partition(" ")
-        device = DeviceConfig(precision or "float32")
+        kind, _, way = name.partition(" ")
+        device = DeviceConfig(way) if kind == "device" else DeviceConfig()
         self._searcher: Any = make_searcher(kind, embeddings, device=device)
         arrays = jax.tree.leaves(getattr(self._searcher, "table", ()))
         self.device_mib = sum(array.nbytes for array in arrays) / (1 << 20)
+        self._is_tuned = name == "scann"
         self.setting = ""
 
     def search(self, queries: Float[np.ndarray, "query projection"]) -> np.ndarray:
         return np.asarray(self._searcher.search(queries, K).ids)
 
-    def tune(self, queries: np.ndarray, exact: np.ndarray, recall: float) -> None:
-        """Does nothing: the searcher is measured as configured."""
+    def tune(self, task: _Task) -> None:
+        """Has ScaNN choose its search, as an index builder does."""
+        from realm_jax.index.scann_assets import ScannAssets
+        from realm_jax.index.scann_searcher import ScannSearcher
+
+        if not isinstance(self._searcher, ScannSearcher):
+            return
+        if self._is_tuned and task.exact_of_tuning is not None:
+            self._searcher.tune(
+                np.load(task.files.tuning),
+                task.exact_of_tuning,
+                ScannAssets().recall_of_beginnings(),
+            )
+        visit = self._searcher.visit
+        if visit is not None:
+            leaves, _ = tree_shape(self._searcher.num_blocks)
+            self.setting = (
+                f"{visit.leaves} of {leaves} leaves, {visit.reordered} rescored"
+            )
 
 
 class _Faiss:
@@ -97,14 +132,13 @@ class _Faiss:
         import faiss
 
         num_blocks, dimension = embeddings.shape
-        leaves = max(1, math.isqrt(num_blocks))
+        leaves, count = tree_shape(num_blocks)
         factory = _FACTORIES[name].format(leaves=leaves, half=dimension // 2)
         self._index = faiss.index_factory(
             dimension, factory, faiss.METRIC_INNER_PRODUCT
         )
         if not self._index.is_trained:
             generator = np.random.default_rng(0)
-            count = min(_TRAINED_ON, num_blocks)
             sample = np.sort(generator.choice(num_blocks, count, replace=False))
             self._index.train(np.ascontiguousarray(embeddings[sample]))
         for start in range(0, num_blocks, _EXACT_CHUNK):
@@ -125,10 +159,11 @@ class _Faiss:
     def search(self, queries: Float[np.ndarray, "query projection"]) -> np.ndarray:
         return self._index.search(np.ascontiguousarray(queries), K)[1]
 
-    def tune(self, queries: np.ndarray, exact: np.ndarray, recall: float) -> None:
+    def tune(self, task: _Task) -> None:
         """Finds the smallest sufficient setting by bisection."""
         if self._knob is None:
             return
+        queries, exact, recall = np.load(task.files.queries), task.exact, task.recall
         setattr(self._tuned, self._knob, self._most)
         # If all leaves are not enough, it is the codes that lose rows.
         while (
@@ -151,26 +186,23 @@ class _Faiss:
             self.setting += f", k_factor {self._index.k_factor:g}"
 
 
-def share_found(found: Int[np.ndarray, "q k"], exact: Int[np.ndarray, "q k"]) -> float:
-    """Returns recall@k against exact search."""
-    pairs = zip(found, exact, strict=True)
-    return float(np.mean([np.isin(wanted, row).mean() for row, wanted in pairs]))
-
-
 def exact_neighbours(
     embeddings: Float[np.ndarray, "block projection"],
     queries: Float[np.ndarray, "query projection"],
 ) -> Int[np.ndarray, "query k"]:
     """Returns the ids of the `K` best blocks, computed with NumPy only."""
-    scores = np.full((len(queries), 0), -np.inf, np.float32)
-    ids = np.zeros((len(queries), 0), np.int64)
+    scores = np.full((len(queries), K), -np.inf, np.float32)
+    ids = np.full((len(queries), K), -1)
     for start in range(0, len(embeddings), _EXACT_CHUNK):
         new = queries @ np.asarray(embeddings[start : start + _EXACT_CHUNK]).T
-        numbers = np.broadcast_to(start + np.arange(new.shape[1]), new.shape)
-        scores, ids = np.hstack([scores, new]), np.hstack([ids, numbers])
-        best = np.argpartition(-scores, min(K, scores.shape[1]) - 1, axis=1)[:, :K]
-        scores = np.take_along_axis(scores, best, axis=1)
-        ids = np.take_along_axis(ids, best, axis=1)
+        # After some chunks few queries find a better block, and sorting takes longest.
+        rows = np.flatnonzero(new.max(axis=1) > scores.min(axis=1))
+        numbers = np.broadcast_to(start + np.arange(new.shape[1]), new[rows].shape)
+        joined = np.hstack([scores[rows], new[rows]])
+        numbers = np.hstack([ids[rows], numbers])
+        best = np.argpartition(-joined, K - 1, axis=1)[:, :K]
+        scores[rows] = np.take_along_axis(joined, best, axis=1)
+        ids[rows] = np.take_along_axis(numbers, best, axis=1)
     return ids
 
 
@@ -195,13 +227,16 @@ def measure_searchers(files: EmbeddingFiles, plan: SearchPlan) -> dict[str, Any]
     """Builds every searcher on these embeddings, and measures its recall and speed."""
     embeddings = np.load(files.blocks, mmap_mode="r")
     exact = exact_neighbours(embeddings, np.load(files.queries))
+    tuning = None
+    if files.tuning:
+        tuning = exact_neighbours(embeddings, np.load(files.tuning))
     rows: dict[str, dict[str, Any]] = {}
     target = 0.0
     processes = []
     for name in plan.searchers:
         if _is_pointless(name, len(embeddings), target):
             continue
-        process = _Process(name, files, exact, target)
+        process = _Process(name, _Task(files, exact, tuning, target))
         rows[name] = process.built
         if name == "scann":
             target = process.built.get("recall_at_8", 0.0)
@@ -258,13 +293,11 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 class _Process:
     """A searcher in a separate process."""
 
-    def __init__(
-        self, name: str, files: EmbeddingFiles, exact: np.ndarray, target: float
-    ):
+    def __init__(self, name: str, task: _Task):
         self.name = name
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        arguments = (theirs, name, files, exact, target)
+        arguments = (theirs, name, task)
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
@@ -287,16 +320,10 @@ class _Process:
             return {"failed": f"ended with {self._process.exitcode}"}
 
 
-def _serve(
-    connection: Connection,
-    name: str,
-    files: EmbeddingFiles,
-    exact: np.ndarray,
-    target: float,
-) -> None:
+def _serve(connection: Connection, name: str, task: _Task) -> None:
     """Builds a searcher, reports its figures, and searches on request."""
-    embeddings = np.load(files.blocks, mmap_mode="r")
-    queries = np.load(files.queries)
+    embeddings = np.load(task.files.blocks, mmap_mode="r")
+    queries = np.load(task.files.queries)
     make = _Faiss if name.startswith("faiss") else _Ours
     # Exclude libraries and what they set up once from the searcher's memory.
     few = np.random.default_rng(0).standard_normal((64, queries.shape[1]), np.float32)
@@ -305,14 +332,17 @@ def _serve(
     began = time.perf_counter()
     searcher: Measured = make(name, embeddings)
     build_seconds = time.perf_counter() - began
-    searcher.tune(queries, exact, target)
+    began = time.perf_counter()
+    searcher.tune(task)
+    tuning_seconds = time.perf_counter() - began
     found = searcher.search(queries)
     # JAX releases arrays that it has copied to a device only here.
     gc.collect()
     connection.send(
         {
-            "recall_at_8": share_found(found, exact),
+            "recall_at_8": share_found(found, task.exact),
             "build_seconds": build_seconds,
+            "tuning_seconds": tuning_seconds,
             "memory_mib": _anonymous_mib() - before,
             "device_mib": searcher.device_mib,
             "setting": searcher.setting,

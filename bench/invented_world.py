@@ -34,8 +34,8 @@ from realm_jax.storage import open_store
 from realm_jax.training import pretrain, warm_start
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import Lengths, ModelFactory
-from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.training.optimizers import OptimizerConfig
+from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.training.zero_shot_recall import search_questions
 from realm_jax.types import PretrainBatch
 

@@ -30,6 +30,7 @@ import numpy as np
 from bench.machine import machine
 from bench.minilm import LENGTHS, fill_in, models, optimizer, reader_config
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.words import continues_word
 from realm_jax.evaluation.loading import FinetunedModel
 from realm_jax.evaluation.open_qa import evaluate_open_qa
 from realm_jax.index.embed import EmbedConfig
@@ -38,7 +39,6 @@ from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.metrics.retrieval import (
     bootstrap_interval,
     paired_bootstrap_difference,
-    recall_at_k,
 )
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
@@ -49,7 +49,7 @@ from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.reader_documents import holds_answer
 from realm_jax.training.stage import open_examples
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
-from realm_jax.training.zero_shot_recall import HeldOutQuestions, search_questions
+from realm_jax.training.zero_shot_recall import HeldOutQuestions
 from realm_jax.types import NULL_BLOCK
 
 RECALL_AT = (1, 5, 20)
@@ -289,19 +289,9 @@ class Measures:
         source = IndexSource(
             store, self._store, config, self._study.embed, "device", donors=donors
         )
-        neighbours = search_questions(
-            config,
-            params,
-            source.build(restored.step, params).searcher,
-            self._questions.ids,
-            max(RECALL_AT),
-        )
-        return {
-            f"recall@{k} before": recall_at_k(
-                np.asarray(neighbours.ids), self._questions.relevant, k
-            )
-            for k in RECALL_AT
-        }
+        searcher = source.build(restored.step, params).searcher
+        recalls = self._questions.recalls(config, params, searcher, RECALL_AT)
+        return {f"recall@{k} before": hits for k, hits in recalls.items()}
 
     def signal(self, start: str, model_dir: str) -> dict[str, float]:
         """Returns how much documents help the reader, on which REALM's gradient rests.
@@ -324,7 +314,11 @@ class Measures:
         )
         found = spans.block_ids[:, 1:] != NULL_BLOCK
         holds = found & holds_answer(
-            self._store, spans.block_ids[:, 1:], spans.batch, LENGTHS.joined
+            self._store,
+            spans.block_ids[:, 1:],
+            spans.batch,
+            LENGTHS.joined,
+            continues_word(self._store.vocabulary.pieces),
         )
         gain = spans.log_candidates[:, 1:] - spans.log_null[:, None]
         return {

@@ -33,16 +33,21 @@ from bench.machine import machine
 from bench.minilm import LENGTHS, fill_in, models
 from bench.realm_gain import REALM, Study, make_start
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.words import continues_word
 from realm_jax.index.embed import document_embedder, embed_blocks, query_embedder
 from realm_jax.index.own_blocks import own_candidates
 from realm_jax.index.searchers import make_searcher
-from realm_jax.metrics.retrieval import paired_bootstrap_difference, recall_at_k
+from realm_jax.metrics.retrieval import (
+    paired_bootstrap_difference,
+    recall_at_k,
+    relevant_blocks,
+)
 from realm_jax.models.bert import Bert
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import QUERY_TOWER, Retriever, RetrieverConfig
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoints import restore_params
-from realm_jax.training.losses import PretrainInputs, PretrainLoss
+from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.training.reader_documents import holds_answer
 from realm_jax.training.stage import open_examples
 from realm_jax.training.zero_shot_recall import HeldOutQuestions
@@ -103,7 +108,8 @@ class Bench:
         ]
         ids = np.concatenate([questions.ids for questions in splits])
         self._questions = self._features(ids)
-        self._relevant = [r for questions in splits for r in questions.relevant]
+        asked = [question for split in splits for question in split.questions]
+        self._relevant = relevant_blocks(store, asked)
         embedded = query_embedder(self.config)(self._params["retriever"], ids[:8])
         ours = embed(self.config, self.projection, self._questions[:8])
         # The package's matrix products may have bfloat16 operands.
@@ -148,7 +154,13 @@ class Bench:
             ),
             valid=np.concatenate([valid, has_own[:, None]], axis=1),
             holds=np.pad(
-                holds_answer(self._store, found.block_ids, found.batch, LENGTHS.joined),
+                holds_answer(
+                    self._store,
+                    found.block_ids,
+                    found.batch,
+                    LENGTHS.joined,
+                    continues_word(self._store.vocabulary.pieces),
+                ),
                 ((0, 0), (0, 1)),
             ),
             source=source,

@@ -37,7 +37,9 @@ def epoch_by_block(examples: Examples, spans: Spans, num_blocks: int) -> np.ndar
     Raises:
       BadInputError: the examples do not record their sentences, or their blocks.
     """
-    starts, source = examples.sentence_starts, examples.features.get("source_block")
+    starts, source = examples.sentence_starts, None
+    if "source_block" in examples.features:
+        source = np.asarray(examples.features["source_block"])
     if starts is None or source is None or source.min() < 0:
         raise BadInputError(
             f"expected examples of masked sentences of blocks in {examples.directory}, "

@@ -16,13 +16,19 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def replace_place(page: pathlib.Path, name: str, text: str) -> None:
-    """Replaces the text of a place in a page.
+def find_place(page: pathlib.Path, name: str) -> tuple[str, re.Pattern[str]]:
+    """Returns a page's text, and the pattern that matches a place in it.
 
     Raises:
-      BadInputError: the page has no such place.
+      BadInputError: there is no such page, or it has no such place.
     """
-    before = page.read_text()
+    try:
+        before = page.read_text()
+    except OSError as error:
+        raise BadInputError(
+            f"expected a page to write to in {page}, got none ({error.strerror}); name "
+            "one that is there"
+        ) from error
     place = re.compile(
         rf"(<!-- bench: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL
     )
@@ -31,4 +37,14 @@ def replace_place(page: pathlib.Path, name: str, text: str) -> None:
             f"expected <!-- bench: {name} --> and <!-- end --> in {page}, got neither "
             "or one of them; add both lines where the tables are to stand"
         )
+    return before, place
+
+
+def replace_place(page: pathlib.Path, name: str, text: str) -> None:
+    """Replaces the text of a place in a page.
+
+    Raises:
+      BadInputError: as `find_place`.
+    """
+    before, place = find_place(page, name)
     page.write_text(place.sub(lambda found: f"{found[1]}{text}\n{found[2]}", before))

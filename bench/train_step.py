@@ -2,24 +2,26 @@
 
     make peers
     python -m bench.train_step CORPUS --task my_salient --page docs/benchmarks.md
-    python -m bench.train_step --quick
+    python -m bench.train_step CORPUS --task my_salient --lengths real --quick
 
 The peers are the REALM of `transformers`, as it comes and without dropout of attention
-weights, and an update tuned for speed (`bench/peers/realm_torch.py`). All start from
-the same weights and take the same inputs: random wordpieces that fill every sequence,
-and, given a corpus, sentences and passages of their real lengths. Without dropout all
-must compute the same loss, or the command fails. Each measurement is a process of its
-own, so that none holds another's memory; they take turns.
+weights, and an update tuned for speed, which has none either
+(`bench/peers/realm_torch.py`). This project's update is timed with that dropout and
+without, and compared with those that do the same work. All start from the same weights
+and take the same inputs: random wordpieces that fill every sequence, and, given a
+corpus, sentences and passages of their real lengths. Where PACK_DOCUMENTS would let two
+of its documents share a row, an update that does so is timed, too. All have the same
+two cores.
+
+Without dropout all must compute the same loss, or the command fails. Each measurement
+is a process of its own, so that none holds another's memory; they take turns.
 """
 
 import argparse
 import dataclasses
 import json
-import os
 import pathlib
 import resource
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,32 +32,45 @@ import jax
 import numpy as np
 import safetensors.numpy
 
+from bench.command import command_line, one_line_errors, publish, require_room
 from bench.machine import machine, today
-from bench.tables import replace_place, table
+from bench.processes import (
+    PEERS_PYTHON,
+    medians,
+    pin_to_cores,
+    require_peers,
+    run_json,
+)
+from bench.tables import table
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
 from realm_jax.data.layout import NULL_DOCUMENT_LENGTH
 from realm_jax.errors import BadInputError
 from realm_jax.index.candidates import num_neighbours, pretrain_candidates
+from realm_jax.metrics.means import compute
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.prepare.examples import examples_folder
 from realm_jax.training.initialization import Lengths, initial_params
-from realm_jax.training.losses import PretrainInputs, PretrainLoss
 from realm_jax.training.optimizers import OptimizerConfig, make_optimizer
+from realm_jax.training.packed_lengths import choose_packed_lengths
+from realm_jax.training.packed_updates import PackedLengths
+from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.training.state import create_state
 from realm_jax.training.step import make_step
 from realm_jax.types import NULL_BLOCK, Candidates, Neighbours, PretrainBatch
 from realm_jax.weights.bert import save_bert, save_masked_lm
 
-_VOCABULARY, _CANDIDATES, _QUERY, _MASKS = 30_522, 8, 64, 10
+_VOCABULARY, _CANDIDATES, _MASKS = 30_522, 8, 10
 _CLS, _SEP, _MASK, _FIRST_WORD = 101, 102, 103, 1000
-_PYTHON = pathlib.Path(".cache/peers/bin/python")
-_TOLERANCE = 1e-4
-# Whether glibc gives memory back after every update; see docs/benchmarks.md.
-_ALLOCATOR = "GLIBC_TUNABLES"
+_TOLERANCE, _CORES = 1e-4, 2
+_PACKING_FILE = "packing.json"
+OURS_AS_BERT = "realm_jax"
+OURS = f"{OURS_AS_BERT}, no dropout of attention"
+_PACKED = f"{OURS}, packed"
+_LENGTHS = ["full", "real"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +81,7 @@ class Size:
       layers, hidden, heads: of each encoder.
       document: wordpieces of a document.
       batch: sentences of an update.
+      query: wordpieces of a sentence.
     """
 
     layers: int
@@ -73,6 +89,7 @@ class Size:
     heads: int
     document: int
     batch: int
+    query: int = 64
 
     def __str__(self) -> str:
         return f"L{self.layers}/H{self.hidden}"
@@ -80,7 +97,7 @@ class Size:
     @property
     def lengths(self) -> Lengths:
         """Padded lengths."""
-        return Lengths(_QUERY, self.document, _QUERY + self.document)
+        return Lengths(self.query, self.document, self.query + self.document)
 
     def bert(self, **settings: Any) -> BertConfig:
         """Returns the encoder of towers and reader."""
@@ -100,19 +117,39 @@ SIZES = {
     "paper": Size(6, 384, 6, document=288, batch=4),
     "base": Size(12, 768, 12, document=288, batch=1),
 }
+TUNED = "tuned torch"
 PEERS = {
     "transformers": ["transformers", "--attention_dropout=0.1"],
     "transformers, no dropout of attention": ["transformers"],
-    "tuned torch": ["tuned"],
+    TUNED: ["tuned"],
 }
-OURS = {
-    "float32": {"realm_jax": {}},
-    "bfloat16": {"realm_jax": {"products": "bfloat16"}},
+_COLUMNS = (*PEERS, OURS_AS_BERT, OURS, _PACKED)
+_KEEPS = {"attention_dropout_rate": 0.0}
+_PRODUCTS = {"products": "bfloat16"}
+ARMS = {
+    "float32": {OURS_AS_BERT: {}, OURS: _KEEPS, _PACKED: _KEEPS},
+    "bfloat16": {
+        OURS_AS_BERT: _PRODUCTS,
+        OURS: _PRODUCTS | _KEEPS,
+        _PACKED: _PRODUCTS | _KEEPS,
+    },
 }
 
 
-def write_case(folder: pathlib.Path, size: Size, inputs: PretrainInputs) -> None:
-    """Writes inputs and random weights of a comparison, for all that take part."""
+def write_case(
+    folder: pathlib.Path,
+    size: Size,
+    inputs: PretrainInputs,
+    packing: PackedLengths | None = None,
+) -> None:
+    """Writes inputs and random weights of a comparison, for all that take part.
+
+    Args:
+      folder: where to.
+      size: sizes of the models.
+      inputs: the sentences and documents.
+      packing: lengths of rows that two documents share; None for no packed updates.
+    """
     batch, candidates = inputs.batch, inputs.candidates
     arrays = {
         field.name: np.asarray(getattr(part, field.name))
@@ -120,7 +157,7 @@ def write_case(folder: pathlib.Path, size: Size, inputs: PretrainInputs) -> None
         for field in dataclasses.fields(part)
     }
     np.savez(folder / "inputs.npz", **arrays)
-    params, _ = initial_params(*_models(size), size.lengths, seed=0)
+    params, _ = initial_params(*models(size), size.lengths, seed=0)
     retriever = jax.device_get(params["retriever"]["tower"])
     config = size.bert()
     save_bert(folder / "tower.safetensors", retriever["bert"], config)
@@ -146,6 +183,8 @@ def write_case(folder: pathlib.Path, size: Size, inputs: PretrainInputs) -> None
         "vocabulary": _VOCABULARY,
     }
     (folder / "shape.json").write_text(json.dumps(shape))
+    if packing is not None:
+        (folder / _PACKING_FILE).write_text(json.dumps(dataclasses.asdict(packing)))
 
 
 def random_inputs(size: Size) -> PretrainInputs:
@@ -155,10 +194,10 @@ def random_inputs(size: Size) -> PretrainInputs:
     def words(*shape: int) -> np.ndarray:
         return random.integers(_FIRST_WORD, _VOCABULARY, shape, dtype=np.int32)
 
-    query = words(size.batch, _QUERY)
+    query = words(size.batch, size.query)
     query[:, 0], query[:, -1] = _CLS, _SEP
     places = [
-        np.sort(random.choice(np.arange(1, _QUERY - 1), _MASKS, replace=False))
+        np.sort(random.choice(np.arange(1, size.query - 1), _MASKS, replace=False))
         for _ in query
     ]
     positions = np.array(places, np.int32)
@@ -167,15 +206,15 @@ def random_inputs(size: Size) -> PretrainInputs:
     slots = (size.batch, _CANDIDATES)
     documents = words(*slots, size.document)
     documents[..., 0], documents[..., -1] = _CLS, _SEP
-    asked = np.broadcast_to(query[:, None], (*slots, _QUERY))
+    asked = np.broadcast_to(query[:, None], (*slots, size.query))
     joined = np.concatenate([asked, documents], axis=-1)
     segments = np.zeros_like(joined)
-    segments[..., _QUERY:] = 1
+    segments[..., size.query :] = 1
     # The null document.
     documents[:, 0, 1:] = 0
     documents[:, 0, 1:NULL_DOCUMENT_LENGTH] = _SEP
-    joined[:, 0, _QUERY:], segments[:, 0, _QUERY:] = 0, 0
-    joined[:, 0, _QUERY], segments[:, 0, _QUERY] = _SEP, 1
+    joined[:, 0, size.query :], segments[:, 0, size.query :] = 0, 0
+    joined[:, 0, size.query], segments[:, 0, size.query] = _SEP, 1
     block_ids = np.arange(np.prod(slots), dtype=np.int32).reshape(slots)
     block_ids[:, 0] = NULL_BLOCK
     return PretrainInputs(
@@ -208,10 +247,11 @@ def real_inputs(size: Size, corpus: str, task: str) -> PretrainInputs:
     random = np.random.default_rng(0)
     rows = random.choice(len(examples), size.batch, replace=False)
     batch = PretrainBatch(**examples.batch(rows))
-    if batch.query_ids.shape[1] != _QUERY:
+    if batch.query_ids.shape[1] != size.query:
         raise BadInputError(
-            f"expected sentences of {_QUERY} wordpieces in {corpus}, got "
-            f"{batch.query_ids.shape[1]}; prepare it with --gin.QUERY_LENGTH={_QUERY}"
+            f"expected sentences of {size.query} wordpieces in {corpus}, got "
+            f"{batch.query_ids.shape[1]}; prepare it with "
+            f"--gin.QUERY_LENGTH={size.query}"
         )
     ids = random.integers(
         store.num_blocks, size=(size.batch, num_neighbours(_CANDIDATES)), dtype=np.int32
@@ -227,18 +267,54 @@ def real_inputs(size: Size, corpus: str, task: str) -> PretrainInputs:
     return PretrainInputs(batch, candidates)
 
 
-def time_ours(folder: pathlib.Path, size: Size, steps: int, settings: Mapping) -> dict:
-    """Returns loss, seconds of each update, peak memory and operations of an update."""
+def packed_lengths(size: Size, corpus: str, task: str) -> PackedLengths | None:
+    """Returns the lengths that a run with PACK_DOCUMENTS chooses for a corpus."""
+    examples = Examples.open(examples_folder(corpus, task, "train"))
+    num_packed = size.batch * (_CANDIDATES - 1)
+    return choose_packed_lengths(
+        BlockStore.open(corpus),
+        examples.features["query_ids"],
+        size.lengths,
+        num_documents=num_packed,
+        num_joined=num_packed,
+    )
+
+
+def time_ours(
+    folder: pathlib.Path,
+    size: Size,
+    steps: int,
+    settings: Mapping[str, Any],
+    packs: bool = False,
+) -> dict[str, Any]:
+    """Returns loss, seconds of each update, peak memory and operations of an update.
+
+    Args:
+      folder: inputs and weights, as `write_case` wrote them.
+      size: sizes of the models.
+      steps: updates to time.
+      settings: further settings of the encoders.
+      packs: whether two documents share a row, at the lengths that are in the folder.
+    """
     arrays = np.load(folder / "inputs.npz")
     batch, candidates = (
         kind(**{field.name: arrays[field.name] for field in dataclasses.fields(kind)})
         for kind in (PretrainBatch, Candidates)
     )
     inputs = jax.device_put(PretrainInputs(batch, candidates))
-    models = _models(size, dropout_rate=0.1, **settings)
-    params, _ = initial_params(*models, size.lengths, seed=0)
-    loss = PretrainLoss(*models, Marginalization.PER_TOKEN)
-    value = jax.jit(lambda p, x: _without_dropout(loss, p, x))(params, inputs)
+    packing = None
+    if packs:
+        packing = PackedLengths(**json.loads((folder / _PACKING_FILE).read_text()))
+
+    def make_loss(dropout_rate: float) -> PretrainLoss:
+        both = models(size, dropout_rate=dropout_rate, **settings)
+        return PretrainLoss(*both, Marginalization.PER_TOKEN, packing=packing)
+
+    loss = make_loss(dropout_rate=0.1)
+    params, _ = initial_params(loss.retriever, loss.reader, size.lengths, seed=0)
+    value, metrics = jax.jit(make_loss(dropout_rate=0.0))(
+        params, inputs, jax.random.key(0)
+    )
     optimizer = make_optimizer(OptimizerConfig(1e-5, 0, 1000))
     state = create_state(params, optimizer, seed=0)
     flops = loss.update_flops(state, inputs)
@@ -253,15 +329,12 @@ def time_ours(folder: pathlib.Path, size: Size, steps: int, settings: Mapping) -
         "seconds": seconds[1:],
         "peak_gib": peak,
         "teraflop": flops / 1e12,
+        **({"packed": compute(metrics)["packed"]} if packs else {}),
     }
 
 
-def _without_dropout(loss: PretrainLoss, params: Any, inputs: PretrainInputs):
-    likelihood, _ = loss.likelihood(params, inputs, None)
-    return likelihood.loss_total / likelihood.loss_count
-
-
-def _models(size: Size, **settings: Any) -> tuple[Retriever, KnowledgeEncoder]:
+def models(size: Size, **settings: Any) -> tuple[Retriever, KnowledgeEncoder]:
+    """Returns retriever and reader of a comparison, with settings of their encoder."""
     bert = size.bert(**settings)
     # Dropout of embeddings is this project's own: the peers have none there.
     towers = RetrieverConfig(bert, projection_dropout=0.0)
@@ -300,13 +373,15 @@ class Runner:
                 *(sys.executable, "-m", "bench.train_step", f"--case={folder}"),
                 *(f"--size={size}", f"--settings={json.dumps(settings)}"),
                 f"--steps={self.steps}",
+                *(["--packs"] if name == _PACKED else []),
             ]
-            for name, settings in OURS[dtype].items()
+            for name, settings in ARMS[dtype].items()
+            if name != _PACKED or (folder / _PACKING_FILE).exists()
         }
         found: dict[str, Any] = {name: [] for name in commands}
         for _ in range(self.rounds):
             for name, command in commands.items():
-                found[name].append(_run(command))
+                found[name].append(run_json(command))
         losses = {name: runs[0]["loss"] for name, runs in found.items()}
         spread = max(losses.values()) - min(losses.values())
         if dtype == "float32" and spread > _TOLERANCE:
@@ -314,52 +389,35 @@ class Runner:
                 f"expected the same loss from all, got {losses}; one of them computes "
                 "something else"
             )
-        return {name: _median(runs) for name, runs in found.items()}
-
-
-def _run(command: Sequence[str]) -> dict[str, Any]:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise BadInputError(
-            f"expected {' '.join(command)} to succeed, got exit code "
-            f"{done.returncode}: {done.stderr.strip()[-400:]}"
-        )
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def _median(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the figures of the repetitions of a measurement."""
-    seconds = [s for run in runs for s in run["seconds"]]
-    return {
-        **runs[0],
-        "seconds": statistics.median(seconds),
-        "least": min(seconds),
-        "most": max(seconds),
-        "peak_gib": max(run["peak_gib"] for run in runs),
-    }
+        return {name: medians(runs) for name, runs in found.items()}
 
 
 def rows(results: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
     """Yields the rows of the table."""
     for result in results:
-        measured = result["measured"]
-        ours = measured["realm_jax"]
-        speeds = [f"{m['seconds']:.2f}" for m in measured.values()]
-        memory = [f"{m['peak_gib']:.1f}" for m in measured.values()]
+        measured, size = result["measured"], SIZES[result["size"]]
+        alike = [measured[name] for name in (OURS, _PACKED) if name in measured]
+        best = min(alike, key=lambda each: each["seconds"])
         ratios = [
-            f"{measured[peer]['seconds'] / ours['seconds']:.2f}"
-            for peer in list(PEERS)[1:]
+            measured[peer]["seconds"] / ours["seconds"]
+            for peer, ours in zip(
+                PEERS, (measured[OURS_AS_BERT], best, best), strict=True
+            )
         ]
         yield [
-            f"{SIZES[result['size']]}, {SIZES[result['size']].document}, "
-            f"{SIZES[result['size']].batch}",
+            f"{size}, {size.document}, {size.batch}",
             result["lengths"],
             result["dtype"],
-            *speeds,
-            *ratios,
-            " / ".join(memory),
-            f"{ours['teraflop'] / ours['seconds']:.3f}",
+            *(_cell(measured.get(name), "seconds", 2) for name in _COLUMNS),
+            *(f"{ratio:.2f}" for ratio in ratios),
+            " / ".join(_cell(measured.get(name), "peak_gib", 1) for name in _COLUMNS),
+            f"{best['peak_gib'] / measured[TUNED]['peak_gib']:.2f}",
+            f"{best['teraflop'] / best['seconds']:.3f}",
         ]
+
+
+def _cell(measured: Mapping[str, Any] | None, name: str, decimals: int) -> str:
+    return f"{measured[name]:.{decimals}f}" if measured else "-"
 
 
 def markdown(results: Sequence[Mapping[str, Any]], command: str) -> str:
@@ -368,14 +426,15 @@ def markdown(results: Sequence[Mapping[str, Any]], command: str) -> str:
         "size, document wordpieces, batch",
         "lengths",
         "dtype",
-        *(f"{name}, s" for name in (*PEERS, "realm_jax")),
-        "to transformers without dropout of attention",
-        "to tuned torch",
+        *(f"{name}, s" for name in _COLUMNS),
+        *(f"times {name}" for name in PEERS),
         "GiB at most, in the same order",
-        "TFLOP/s of realm_jax",
+        "GiB to tuned torch",
+        "TFLOP/s",
     ]
     return (
-        f"    {command}\n\n{machine()}, {today()}; medians.\n\n"
+        f"    {command}\n\n{machine()}, {today()}; medians. Times and GiB to a peer "
+        "are those of the fastest update of this project that drops out the same.\n\n"
         f"{table(heads, rows(results))}\n"
     )
 
@@ -388,10 +447,11 @@ def main() -> None:
     parser.add_argument("corpus", nargs="?", default="", help="as `realm prepare` made")
     parser.add_argument("--task", default="", help="masked sentences of the corpus")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["small", "paper"])
-    parser.add_argument("--dtypes", nargs="+", choices=OURS, default=list(OURS))
+    parser.add_argument("--dtypes", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--lengths", nargs="+", choices=_LENGTHS, default=_LENGTHS)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--peers", type=pathlib.Path, default=_PYTHON)
+    parser.add_argument("--peers", type=pathlib.Path, default=PEERS_PYTHON)
     parser.add_argument("--quick", action="store_true", help="one size, one round")
     parser.add_argument("--page", type=pathlib.Path, help="page to write the table to")
     parser.add_argument("--output", type=pathlib.Path, help="JSON file of the figures")
@@ -399,55 +459,49 @@ def main() -> None:
     parser.add_argument("--case", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--size", choices=SIZES, help=argparse.SUPPRESS)
     parser.add_argument("--settings", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--packs", action="store_true", help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.case:
         size = SIZES[flags.size]
-        print(json.dumps(time_ours(flags.case, size, flags.steps, flags.settings)))
+        found = time_ours(
+            *(flags.case, size, flags.steps, flags.settings), packs=flags.packs
+        )
+        print(json.dumps(found))
         return
     if flags.quick:
         flags.sizes, flags.dtypes, flags.rounds = ["small"], ["float32"], 1
-    try:
+    with one_line_errors():
         _compare(flags)
-    except BadInputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 def _compare(flags: argparse.Namespace) -> None:
-    if not flags.peers.exists():
-        raise BadInputError(
-            f"expected the peers' Python at {flags.peers}, got none; run `make peers`, "
-            "or give --peers"
-        )
-    if _ALLOCATOR not in os.environ:
-        raise BadInputError(
-            f"expected {_ALLOCATOR} in the environment, on which the seconds of all "
-            "that are compared depend, got none; run it by `make bench`, or copy the "
-            "line of the Makefile"
-        )
+    require_peers(flags.peers)
+    require_room("train_step", flags)
+    pin_to_cores(_CORES)
+    if flags.lengths == ["real"] and not flags.corpus:
+        raise BadInputError("expected a CORPUS for --lengths real, got none; name one")
     runner, results = Runner(flags.peers, flags.steps, flags.rounds), []
     for name in flags.sizes:
         size = SIZES[name]
-        inputs = {"full": random_inputs(size)}
-        if flags.corpus:
+        inputs = {}
+        if "full" in flags.lengths:
+            inputs["full"] = random_inputs(size)
+        if "real" in flags.lengths and flags.corpus:
             inputs["real"] = real_inputs(size, flags.corpus, flags.task)
         for lengths, given in inputs.items():
             with tempfile.TemporaryDirectory() as folder:
                 case = pathlib.Path(folder)
-                write_case(case, size, given)
+                packing = None
+                if lengths == "real":
+                    packing = packed_lengths(size, flags.corpus, flags.task)
+                write_case(case, size, given, packing)
                 for dtype in flags.dtypes:
                     found = runner.compare(case, name, dtype)
                     result = {"size": name, "lengths": lengths, "dtype": dtype}
                     results.append({**result, "measured": found})
                     print(json.dumps(results[-1]), flush=True)
-    # The corpus is where it is on this machine; the page says what it is.
-    said = ["CORPUS" if word == flags.corpus else word for word in sys.argv[1:]]
-    text = markdown(results, f"python -m bench.train_step {' '.join(said)}")
-    print(text)
-    if flags.page:
-        replace_place(flags.page, "train_step", text)
-    if flags.output:
-        flags.output.write_text(json.dumps(results, indent=1) + "\n")
+    command = command_line("train_step", {"CORPUS": flags.corpus})
+    publish("train_step", markdown(results, command), results, flags)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,11 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.index.embed import EmbedConfig, query_embedder
 from realm_jax.index.searchers import Searcher
 from realm_jax.index.source import IndexSource
-from realm_jax.metrics.retrieval import paired_bootstrap_difference, recall_at_k
+from realm_jax.metrics.retrieval import (
+    paired_bootstrap_difference,
+    recall_at_k,
+    relevant_blocks,
+)
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.zero_shot_recall import HeldOutQuestions
@@ -39,7 +43,8 @@ def main() -> None:
         for split in ("train", "dev")
     ]
     ids = np.concatenate([questions.ids for questions in splits])
-    relevant = [blocks for questions in splits for blocks in questions.relevant]
+    asked = [question for split in splits for question in split.questions]
+    relevant = relevant_blocks(store, asked)
     embed = query_embedder(config)
     queries: dict[str, np.ndarray] = {}
     indexes: dict[str, Searcher] = {}

@@ -23,11 +23,11 @@ from jaxtyping import Float
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation import answering
 from realm_jax.evaluation.ask import AskConfig, open_model, require_question
 from realm_jax.evaluation.loading import recorded_config
 from realm_jax.evaluation.recorded import find_corpus, find_model
 from realm_jax.index.searchers import Searcher
+from realm_jax.training import answering
 from realm_jax.types import NULL_BLOCK
 
 Path = str | os.PathLike[str]

@@ -5,6 +5,9 @@ Every parameter and every constrained activation names its axes with the keys of
 is costly on a pod.
 """
 
+import math
+from collections.abc import Mapping
+
 from jax.sharding import PartitionSpec
 
 from realm_jax.errors import BadInputError
@@ -49,6 +52,15 @@ def partition_spec(*names: str | None) -> PartitionSpec:
       BadInputError: a name is not in `AXIS_RULES`.
     """
     return PartitionSpec(*(_mesh_axes(name) for name in names))
+
+
+def num_batch_shards(mesh_shape: Mapping[str, int]) -> int:
+    """Returns the number of parts into which a mesh splits a batch.
+
+    Args:
+      mesh_shape: size by mesh axis; an axis that is absent splits nothing.
+    """
+    return math.prod(mesh_shape.get(axis, 1) for axis in AXIS_RULES["batch"] or ())
 
 
 def _mesh_axes(name: str | None) -> tuple[str, ...] | str | None:

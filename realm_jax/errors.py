@@ -1,4 +1,4 @@
-"""The package's exceptions for bad input and stopping, and detection of full disks."""
+"""The package's exceptions, and detection of full disks."""
 
 import contextlib
 import errno
@@ -12,8 +12,24 @@ _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class BadInputError(ValueError):
     """Raised for bad input; one line: what was expected, what arrived, what to do.
 
-    The command line prints the message and exits with code 2. Any other exception is a
-    bug and keeps its traceback.
+    The command line prints the message and exits with code 2. Any exception but those
+    of this module is a bug and keeps its traceback.
+    """
+
+
+class NoAccessError(BadInputError):
+    """Raised when credentials are missing or refused, or cannot be renewed.
+
+    A program that has had access before may wait for it: servers of tokens and of
+    permissions fail at times, too.
+    """
+
+
+class NotReadyError(Exception):
+    """Raised when what another job makes has not come in time; one line.
+
+    Nothing is wrong with the input, and the same command may succeed later, so the
+    command line exits with a code of its own, after which a supervisor starts it again.
     """
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
+from realm_jax import ranges
 from realm_jax.errors import BadInputError
 
 CPU = "cpu"
@@ -17,6 +18,16 @@ ON_DEMAND, SPOT, RESERVED = "on-demand", "spot", "reserved"
 # With role, attempt and slice number appended, it is a name of Cloud TPU (63 at most).
 _LONGEST_NAME = 30
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+# "us-central2-b", "us-south1-ai1b".
+_ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-(ai[0-9]+)?[a-z]")
+
+_PRICES = ranges.Range(
+    "a dictionary of finite prices of at least 0",
+    lambda prices: (
+        isinstance(prices, Mapping)
+        and all(map(ranges.NOT_NEGATIVE.contains, prices.values()))
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +43,8 @@ class HardwareConfig:
       currency: currency of the prices.
       peak_tflops: peak of a device whose name is not known, in TFLOP/s.
       utilization: share of the peak that programs are expected to reach.
+      host_disk_gib: room on the disk of each host for corpus and examples, in GiB; 0 if
+        it is not known.
     """
 
     trainer: str = CPU
@@ -41,6 +54,18 @@ class HardwareConfig:
     currency: str = "USD"
     peak_tflops: float = 0.1
     utilization: float = 0.45
+    host_disk_gib: float = 0.0
+
+    def __post_init__(self):
+        ranges.require_ranges(
+            self,
+            trainer=ranges.TEXT,
+            trainer_slices=ranges.whole(1),
+            chip_hour_prices=_PRICES,
+            peak_tflops=ranges.POSITIVE,
+            utilization=ranges.SHARE_ABOVE_0,
+            host_disk_gib=ranges.NOT_NEGATIVE,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +101,9 @@ class LaunchConfig:
         such as the corpus.
       builder_gin_files: gin files of the builder, after those of the run.
       builder_bindings: gin bindings of the builder, after those of the run.
+      stalled_minutes: time without an update of the trainer, or a block of the builder,
+        after which active slices count as failed; a second time at the same place ends
+        the run. Compilation, and the training of ScaNN, take less.
     """
 
     project: str = ""
@@ -101,6 +129,31 @@ class LaunchConfig:
     fetch: Mapping[str, str] = dataclasses.field(default_factory=dict)
     builder_gin_files: Sequence[str] = ("gin/runs/build_index.gin",)
     builder_bindings: Sequence[str] = ()
+    stalled_minutes: float = 120.0
+
+    def __post_init__(self):
+        ranges.require_ranges(
+            self,
+            deadline_hours=ranges.POSITIVE,
+            max_attempts=ranges.whole(1),
+            backoff_seconds=ranges.NOT_NEGATIVE,
+            max_backoff_seconds=ranges.NOT_NEGATIVE,
+            quota_seconds=ranges.NOT_NEGATIVE,
+            startup_minutes=ranges.POSITIVE,
+            silence_minutes=ranges.POSITIVE,
+            provisioning_minutes=ranges.POSITIVE,
+            settling_seconds=ranges.NOT_NEGATIVE,
+            poll_seconds=ranges.POSITIVE,
+            stalled_minutes=ranges.POSITIVE,
+        )
+        known = (ON_DEMAND, SPOT, RESERVED)
+        builder = self.builder_provisioning
+        for value in (self.provisioning, ON_DEMAND if builder == "" else builder):
+            if value not in known:
+                raise BadInputError(
+                    f"expected provisioning of {', '.join(known)}, got {value!r}; "
+                    "choose one of these"
+                )
 
     def require_valid(self) -> None:
         """Checks settings that a launch needs and planning does not.
@@ -114,12 +167,11 @@ class LaunchConfig:
                     f"expected a {field} of Google Cloud, got none; add "
                     f"--gin.{macro}='\"...\"' (hardware.LaunchConfig.{field})"
                 )
-        known = (ON_DEMAND, SPOT, RESERVED)
-        for value in (self.provisioning, self.builder_provisioning or ON_DEMAND):
-            if value not in known:
+        for zone in (self.zone, self.builder_zone or self.zone):
+            if not _ZONE.fullmatch(zone):
                 raise BadInputError(
-                    f"expected provisioning of {', '.join(known)}, got {value!r}; "
-                    "choose one of these"
+                    "expected a zone of Google Cloud such as us-central2-b, got "
+                    f"{zone!r}; see `gcloud compute tpus locations list`"
                 )
         if len(self.name) > _LONGEST_NAME or not _NAME.fullmatch(self.name):
             raise BadInputError(
@@ -127,9 +179,3 @@ class LaunchConfig:
                 f"hyphens, a letter first, at most {_LONGEST_NAME}, got {self.name!r}; "
                 "choose another name"
             )
-        for field in ("deadline_hours", "max_attempts", "poll_seconds"):
-            if getattr(self, field) <= 0:
-                raise BadInputError(
-                    f"expected hardware.LaunchConfig.{field} above 0, got "
-                    f"{getattr(self, field)}; raise it"
-                )

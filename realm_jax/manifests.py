@@ -9,7 +9,9 @@ a change to any bit of it is detected.
 
 import dataclasses
 import json
+import reprlib
 from collections.abc import Callable, Mapping
+from types import UnionType
 from typing import Any
 
 import google_crc32c
@@ -41,14 +43,49 @@ def file_records(stats: Mapping[str, ObjectStat]) -> dict[str, FileRecord]:
     return {name: FileRecord(stat.size, stat.crc32c) for name, stat in stats.items()}
 
 
-def parse_files(table: Mapping[str, Mapping[str, Any]]) -> dict[str, FileRecord]:
+def parse_json(data: str | bytes) -> Any:
+    """Returns a JSON value.
+
+    Raises:
+      ValueError: it is not JSON, or is nested too deeply for `json.loads`, which raises
+        RecursionError.
+    """
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def require_fields(record: Any, fields: Mapping[str, type | UnionType]) -> None:
+    """Checks that a JSON value is an object with these fields, and maybe others.
+
+    Args:
+      record: the value.
+      fields: type of each field; a boolean is no int here, as in JSON.
+
+    Raises:
+      ValueError: it is not such an object.
+    """
+    if not isinstance(record, dict):
+        raise ValueError(f"it is {reprlib.repr(record)} and no object")
+    for name, kind in fields.items():
+        if name not in record:
+            raise ValueError(f"it has no {name!r}")
+        value = record[name]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ValueError(f"its {name!r} is {reprlib.repr(value)}")
+
+
+def parse_files(table: Any) -> dict[str, FileRecord]:
     """Returns the records in the file table of a manifest; other fields are ignored.
 
     Raises:
-      ValueError, KeyError, TypeError: it is not such a table.
+      ValueError: it is not such a table.
     """
+    require_fields(table, {})
     records = {}
     for name, entry in table.items():
+        require_fields(entry, {"size": int, "crc32c": int | str})
         crc32c = entry["crc32c"]
         # In corpora and examples of earlier versions it is a hexadecimal string.
         value = int(crc32c, 16) if isinstance(crc32c, str) else crc32c
@@ -103,7 +140,7 @@ def unseal(data: bytes, *, required: bool = True) -> dict[str, Any]:
       ValueError: these are not exactly the bytes that `seal` returned; white space
         counts.
     """
-    body = json.loads(data)
+    body = parse_json(data)
     if not isinstance(body, dict) or (required and _SEAL not in body):
         raise ValueError("it carries no checksum")
     if _SEAL in body:
@@ -113,8 +150,15 @@ def unseal(data: bytes, *, required: bool = True) -> dict[str, Any]:
     return body
 
 
-def read(store: Store, name: str) -> dict[str, Any]:
+def read(
+    store: Store, name: str, fields: Mapping[str, type | UnionType]
+) -> dict[str, Any]:
     """Returns a sealed object of a store.
+
+    Args:
+      store: the store.
+      name: of the object.
+      fields: that it must have, by type.
 
     Raises:
       MissingObjectError: there is no such object.
@@ -122,7 +166,9 @@ def read(store: Store, name: str) -> dict[str, Any]:
     """
     data = store.read(name)
     try:
-        return unseal(data)
+        body = unseal(data)
+        require_fields(body, fields)
+        return body
     except ValueError as error:
         raise DamagedManifestError(f"{name} is damaged ({error})") from error
 

@@ -7,14 +7,19 @@ them.
 
 All processes must call the collective functions in the same order, from the main
 thread. With a single process they are the identity.
+
+The messages are JSON, and not pickled: whoever reaches the service could otherwise run
+code here. They carry plain values, tuples, and exceptions by their names.
 """
 
 import dataclasses
+import ipaddress
 import itertools
+import json
 import os
-import pickle
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -25,6 +30,7 @@ from jaxtyping import PyTree
 
 from realm_jax.chips import LIBTPU_FLAGS
 from realm_jax.errors import BadInputError
+from realm_jax.ranges import require_ranges, whole
 
 Value = TypeVar("Value")
 
@@ -57,6 +63,9 @@ class HostsConfig:
     start_seconds: int = 600
     heartbeat_seconds: int = 100
 
+    def __post_init__(self):
+        require_ranges(self, start_seconds=whole(1), heartbeat_seconds=whole(1))
+
 
 def join(config: HostsConfig) -> None:
     """Joins the processes of the job; must be called before any other use of JAX.
@@ -74,6 +83,8 @@ def join(config: HostsConfig) -> None:
                 "coordinator_address": address,
                 "num_processes": int(num_processes),
                 "process_id": int(process_id),
+                # JAX would listen on all interfaces, also for processes of one machine.
+                "coordinator_bind_address": address if _is_loopback(address) else None,
             }
         except ValueError as error:
             raise _wrong_group(given) from error
@@ -97,6 +108,14 @@ def join(config: HostsConfig) -> None:
             f"does, got none ({error}); set {', '.join(_ENVIRONMENT)}, or "
             "HostsConfig.pod = False for a single process"
         ) from error
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _wrong_group(given: dict[str, str]) -> BadInputError:
@@ -130,9 +149,9 @@ def from_first(value: Value) -> Value:
         _meet(call)
     name = f"{_WORDS}/{call}"
     if is_first():
-        _service().key_value_set_bytes(name, pickle.dumps(value))
+        _service().key_value_set_bytes(name, encode(value))
         return value
-    return pickle.loads(_service().blocking_key_value_get_bytes(name, _PATIENCE_MS))
+    return decode(_service().blocking_key_value_get_bytes(name, _PATIENCE_MS))
 
 
 def gather(value: Value) -> list[Value]:
@@ -141,7 +160,7 @@ def gather(value: Value) -> list[Value]:
         return [value]
     call = next(_calls)
     folder = f"{_MEETINGS}/{call}"
-    _service().key_value_set_bytes(f"{folder}/{number()}", pickle.dumps(value))
+    _service().key_value_set_bytes(f"{folder}/{number()}", encode(value))
     _meet(call)
     found = _service().key_value_dir_get_bytes(f"{folder}/")
     return [value for _, value in sorted(map(_parse, found))]
@@ -177,7 +196,7 @@ def post(name: str, value: Any) -> None:
     """Publishes a note to the other processes, replacing the last; thread-safe."""
     if count() > 1:
         _service().key_value_set_bytes(
-            f"{_NOTES}/{name}/{number()}", pickle.dumps(value), allow_overwrite=True
+            f"{_NOTES}/{name}/{number()}", encode(value), allow_overwrite=True
         )
 
 
@@ -234,6 +253,25 @@ def local_rows(array: jax.Array) -> np.ndarray:
     return np.concatenate([np.asarray(parts[start].data) for start in sorted(parts)])
 
 
+def encode(value: Any) -> bytes:
+    """Returns a message: None, bool, int, float, str, and lists, tuples, dictionaries
+    and exceptions of these.
+
+    Raises:
+      TypeError: it holds something else.
+    """
+    return json.dumps(_packed(value)).encode()
+
+
+def decode(message: bytes) -> Any:
+    """Inverts `encode`; of an exception only class and text remain.
+
+    Raises:
+      ValueError: it is no such message.
+    """
+    return _unpacked(json.loads(message))
+
+
 def _attempt(action: Callable[[], Value]) -> tuple[Value | None, Exception | None]:
     try:
         return action(), None
@@ -264,7 +302,55 @@ def _forget_meeting(call: int) -> None:
 
 def _parse(note: tuple[str, bytes]) -> tuple[int, Any]:
     name, value = note
-    return int(name.rpartition("/")[2]), pickle.loads(value)
+    return int(name.rpartition("/")[2]), decode(value)
+
+
+def _packed(value: Any) -> Any:
+    # JSON has lists alone, and names alone as keys.
+    if isinstance(value, tuple):
+        return {"tuple": [_packed(inner) for inner in value]}
+    if isinstance(value, list):
+        return [_packed(inner) for inner in value]
+    if isinstance(value, Mapping):
+        return {"dict": [[_packed(key), _packed(of)] for key, of in value.items()]}
+    if isinstance(value, Exception):
+        kinds = [[kind.__module__, kind.__qualname__] for kind in type(value).__mro__]
+        return {"error": kinds, "text": str(value)}
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _unpacked(packed: Any) -> Any:
+    match packed:
+        case list():
+            return [_unpacked(inner) for inner in packed]
+        case {"tuple": list(inner)}:
+            return tuple(map(_unpacked, inner))
+        case {"dict": list(items)}:
+            return {_unpacked(key): _unpacked(of) for key, of in items}
+        case {"error": list(kinds), "text": str(text)}:
+            return _make_error(kinds, text)
+        case dict():
+            raise ValueError(f"expected a message of this job, got {packed!r:.80}")
+    return packed
+
+
+def _make_error(kinds: Sequence[Sequence[str]], text: str) -> Exception:
+    """Returns an exception of the first class that this process has, too.
+
+    Args:
+      kinds: module and name of its class, and of those it is derived from.
+      text: its message.
+    """
+    for module, name in kinds:
+        if module != "builtins" and not module.startswith("realm_jax."):
+            continue
+        kind = getattr(sys.modules.get(module), name, None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            try:
+                return kind(text)
+            except TypeError:
+                continue  # It is made of more than a text.
+    return RuntimeError(text)
 
 
 def _service() -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 
 from realm_jax import __version__
 from realm_jax.errors import BadInputError
+from realm_jax.manifests import parse_json
 from realm_jax.storage import AlreadyExistsError, Store
 
 FOLDER = "settings"
@@ -230,7 +231,7 @@ def start_of(record: Any, place: str) -> Start:
 
 def _parse(data: bytes, place: str) -> Start:
     try:
-        record = json.loads(data)
+        record = parse_json(data)
     except ValueError as error:
         raise _unreadable(place, error) from error
     return start_of(record, place)

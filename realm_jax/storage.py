@@ -9,6 +9,7 @@ import base64
 import contextlib
 import dataclasses
 import errno
+import itertools
 import os
 import uuid
 from collections.abc import Iterator
@@ -17,7 +18,12 @@ from typing import Any, Protocol
 
 import google_crc32c
 
-from realm_jax.errors import BadInputError, is_out_of_space, out_of_space_error
+from realm_jax.errors import (
+    BadInputError,
+    NoAccessError,
+    is_out_of_space,
+    out_of_space_error,
+)
 from realm_jax.extras import require_extra
 
 _READ_BYTES = 1 << 22
@@ -96,8 +102,15 @@ class Store(Protocol):
         """Returns size, checksum and time of all objects below `folder/`."""
         ...
 
+    def sync(self, folder: str) -> None:
+        """Makes what other libraries have written below `folder/` durable.
+
+        To be called before an object is written that refers to it.
+        """
+        ...
+
     def delete(self, name: str) -> None:
-        """Deletes an object; does nothing if there is none."""
+        """Deletes an object durably; does nothing if there is none."""
         ...
 
     def delete_folder(self, folder: str) -> None:
@@ -154,6 +167,34 @@ def file_stat(path: Path) -> ObjectStat:
     return ObjectStat(status.st_size, value, status.st_mtime)
 
 
+def sync_entry(path: Path) -> None:
+    """Makes a local file, or the entries of a folder, durable.
+
+    Raises:
+      OSError: it cannot be read.
+    """
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def sync_tree(path: Path) -> None:
+    """Makes all files below a local folder durable, with the names of all folders.
+
+    What is deleted meanwhile is passed over.
+    """
+    for parent, _, files in os.walk(path, topdown=False):
+        for entry in (*(Path(parent, file) for file in files), Path(parent)):
+            with contextlib.suppress(FileNotFoundError):
+                sync_entry(entry)
+    for above in path.parents:
+        # Those that are not ours, such as the root, existed before.
+        with contextlib.suppress(OSError):
+            sync_entry(above)
+
+
 class _LocalStore:
     """A store in a folder of a local or network file system with hard links."""
 
@@ -198,10 +239,18 @@ class _LocalStore:
                 found[name] = file_stat(self._path(name))
         return found
 
+    def sync(self, folder: str) -> None:
+        path = self._path(folder)
+        with _bad_input_on_os_error(path):
+            sync_tree(path)
+
     def delete(self, name: str) -> None:
         path = self._path(name)
-        with _bad_input_on_os_error(path):
-            path.unlink(missing_ok=True)
+        # Where there is no folder, there is no object.
+        with _bad_input_on_os_error(path), contextlib.suppress(FileNotFoundError):
+            path.unlink()
+            # A commit that came back after a power cut could have lost its data.
+            sync_entry(path.parent)
 
     def delete_folder(self, folder: str) -> None:
         path = self._path(folder)
@@ -278,6 +327,10 @@ class _GcsStore:
             for name, blob in self._names(folder).items()
         }
 
+    def sync(self, folder: str) -> None:
+        # An upload that has ended is durable.
+        _checked(folder)
+
     def delete(self, name: str) -> None:
         with (
             contextlib.suppress(MissingObjectError),
@@ -341,22 +394,22 @@ def _durable(path: Path, data: bytes) -> Iterator[Path]:
     finally:
         temporary.unlink(missing_ok=True)
     # The directory entry must survive a power cut, too.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_entry(path.parent)
 
 
 def _make_folder(path: Path) -> None:
-    """Makes a folder and those above it.
+    """Makes a folder and those above it, durably.
 
     Raises:
       FileNotFoundError: another process deleted it meanwhile.
       OSError: it cannot be made.
     """
+    places = (path, *path.parents)
+    new = list(itertools.takewhile(lambda place: not place.exists(), places))
     try:
         path.mkdir(parents=True, exist_ok=True)
+        for place in new:
+            sync_entry(place.parent)
     except FileExistsError as error:
         # Also raised for a folder that was there and is gone when pathlib looks again.
         if any(one.exists() and not one.is_dir() for one in (path, *path.parents)):
@@ -395,7 +448,7 @@ def _bad_input_on_cloud_error(url: str) -> Iterator[None]:
             "the stage that writes it."
         ) from error
     except (exceptions.Forbidden, exceptions.Unauthorized, GoogleAuthError) as error:
-        raise BadInputError(
+        raise NoAccessError(
             f"expected access to {url}, got {_first_line(error)!r}; run `gcloud auth "
             "application-default login` or grant the service account access."
         ) from error

@@ -37,7 +37,7 @@ _LONGEST = (
     "test_bad_input",
     "test_examples",
     "test_run",
-    "test_losses",
+    "test_batches_in_parts",
     "test_kills",
     "test_local",
     "test_prepare",

@@ -1,12 +1,15 @@
-"""A proxy in front of a Cloud Storage server that loses answers, not requests.
+"""A proxy in front of a Cloud Storage server that loses answers, or says no.
 
-The server has done what it was asked for; the client sees its connection closed and
-cannot know. So it is with a router that restarts, or a server that dies as it answers.
+Where an answer is lost, the server has done what it was asked for; the client sees its
+connection closed and cannot know. So it is with a router that restarts, or a server
+that dies as it answers. A server that is busy says 429, 500 or 503, before or after it
+has done it.
 """
 
 import dataclasses
 import http.client
 import http.server
+import random
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -34,13 +37,28 @@ class Request:
         return "create" if "ifGenerationMatch=0" in self.text else "write"
 
 
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """What a busy server answers; `is_done` if it has done what it was asked for."""
+
+    status: int
+    is_done: bool
+
+
+REFUSALS = [
+    Refusal(status, is_done) for status in (429, 500, 503) for is_done in (False, True)
+]
+
+
 @dataclasses.dataclass
 class Proxy:
-    """Where it listens, which answers it loses, and those it has lost."""
+    """Where it listens, which answers it loses or refuses, and those that it has."""
 
     url: str
     loses: Callable[[Request], bool] = lambda request: False
     lost: list[Request] = dataclasses.field(default_factory=list)
+    refuses: Callable[[Request], Refusal | None] = lambda request: None
+    refused: list[tuple[Request, Refusal]] = dataclasses.field(default_factory=list)
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def lose(self, times: int, wanted: Callable[[Request], bool]) -> None:
@@ -54,6 +72,15 @@ class Proxy:
             return True
 
         self.loses = loses
+
+    def refuse_at_random(self, seed: int, share: float) -> None:
+        """Refuses a share of all requests, in any of the ways of `REFUSALS`."""
+        rng = random.Random(seed)
+
+        def refuses(request: Request) -> Refusal | None:
+            return rng.choice(REFUSALS) if rng.random() < share else None
+
+        self.refuses = refuses
 
 
 @contextmanager
@@ -78,6 +105,30 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _forward(self) -> None:
         body = self._body()
+        text = self.path + body[:2000].decode(errors="replace")
+        request = Request(self.command, urllib.parse.unquote(text))
+        proxy = self.server.proxy
+        with proxy.lock:
+            refusal = proxy.refuses(request)
+            if refusal is not None:
+                proxy.refused.append((request, refusal))
+        if refusal is not None and not refusal.is_done:
+            self._answer(refusal.status, [], b"busy")
+            return
+        status, headers, contents = self._ask(body)
+        if refusal is not None:
+            self._answer(refusal.status, [], b"busy")
+            return
+        with proxy.lock:
+            loses = proxy.loses(request)
+            if loses:
+                proxy.lost.append(request)
+        if loses:
+            self.close_connection = True
+            return
+        self._answer(status, headers, contents)
+
+    def _ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         headers = {
             name: value
             for name, value in self.headers.items()
@@ -88,18 +139,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         answer = upstream.getresponse()
         contents = answer.read()
         upstream.close()
-        text = self.path + body[:2000].decode(errors="replace")
-        request = Request(self.command, urllib.parse.unquote(text))
-        proxy = self.server.proxy
-        with proxy.lock:
-            loses = proxy.loses(request)
-            if loses:
-                proxy.lost.append(request)
-        if loses:
-            self.close_connection = True
-            return
-        self.send_response(answer.status)
-        for name, value in answer.getheaders():
+        return answer.status, answer.getheaders(), contents
+
+    def _answer(
+        self, status: int, headers: list[tuple[str, str]], contents: bytes
+    ) -> None:
+        self.send_response(status)
+        for name, value in headers:
             if name.lower() not in ("date", "server", *_HOP_BY_HOP):
                 self.send_header(name, value)
         self.send_header("Content-Length", str(len(contents)))

@@ -39,12 +39,6 @@ def test_exact_neighbours_over_several_chunks_are_those_of_a_sort(monkeypatch):
     np.testing.assert_array_equal(np.sort(found, axis=1), np.sort(expected, axis=1))
 
 
-def test_share_found_counts_what_is_among_the_found():
-    found = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
-    exact = np.array([[4, 3, 2, 9], [0, 1, 2, 3]])
-    assert index_search.share_found(found, exact) == 3 / 8
-
-
 def test_invented_queries_are_no_rows_of_the_index(tmp_path):
     files = invent(tmp_path, num_blocks=300, num_queries=10)
     scores = np.load(files.queries) @ np.load(files.blocks).T

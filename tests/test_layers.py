@@ -16,7 +16,7 @@ PACKAGES = ("realm_jax", "tasks", "tpu_launch")
 LAYERS = (
     (
         *("axes", "chips", "errors", "extras", "hardware", "manifests"),
-        *("multihost", "settings", "stages", "storage", "types"),
+        *("multihost", "ranges", "settings", "stages", "storage", "types"),
     ),
     ("data", "metrics", "models", "objectives"),
     ("index", "prepare", "weights"),
@@ -30,7 +30,7 @@ HOMES = {
     "tensorflow": ("tasks", "realm_jax.prepare", "realm_jax.weights"),
     "seqio": ("tasks", "realm_jax.prepare"),
     "apache_beam": ("realm_jax.prepare",),
-    "scann": ("realm_jax.index.searchers",),
+    "scann": ("realm_jax.index.scann_searcher",),
     "orbax": ("realm_jax.training.checkpoints",),
     "gin": ("realm_jax.cli", "tpu_launch"),
     "aiohttp": ("realm_jax.evaluation.server",),

@@ -1,7 +1,9 @@
 """What the processes of a job say to each other, said by real ones."""
 
 import os
+import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -9,15 +11,22 @@ import types
 from unittest import mock
 
 import numpy as np
+import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.experimental import multihost_utils
 
 from realm_jax import multihost
 from realm_jax.cli import configuration
 from realm_jax.cli.main import STOPPED, console
-from realm_jax.errors import BadInputError
+from realm_jax.data.records import RecordError
+from realm_jax.errors import BadInputError, StoppedError, is_out_of_space
+from realm_jax.index.manifest import AlreadyCommittedError
+from realm_jax.storage import UnavailableStoreError
 from realm_jax.training import pretrain
 from tests import groups
+from tpu_launch.backends import local
 
 
 def test_a_single_process_agrees_with_itself():
@@ -31,6 +40,136 @@ def test_a_single_process_agrees_with_itself():
     assert not stop.is_set()
     event.set()
     assert stop.is_set()
+
+
+_COORDINATOR = """
+import sys
+from realm_jax import multihost
+multihost.join(multihost.HostsConfig())
+print("joined", flush=True)
+sys.stdin.read()
+"""
+
+
+def _reachable(host, port):
+    try:
+        with socket.create_connection((host, port), timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.full
+def test_a_job_of_one_machine_is_not_reached_from_others():
+    """By an address of this machine on its network: another one has no other way."""
+    found = [one for each in psutil.net_if_addrs().values() for one in each]
+    addresses = [one.address for one in found if one.family is socket.AF_INET]
+    outside = [one for one in addresses if not one.startswith("127.")]
+    if not outside:
+        pytest.skip("needs an interface beside the loopback")
+    port = local.free_port()
+    # The first of a group, which would wait for the others before it says a word.
+    alone = local.environment(0, 2, port, 1) | {"JAX_NUM_PROCESSES": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", _COORDINATOR],
+        env=os.environ | alone,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "joined\n"
+            assert _reachable("127.0.0.1", port)
+            assert not any(_reachable(address, port) for address in outside)
+        finally:
+            process.kill()
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text() | st.integers() | st.none(), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(VALUES)
+def test_values_arrive_as_they_were_said(value):
+    heard = multihost.decode(multihost.encode(value))
+    assert repr(heard) == repr(value)
+
+
+def test_numbers_of_numpy_arrive_as_numbers():
+    assert multihost.decode(multihost.encode((np.int64(3), np.bool_(True)))) == (
+        3,
+        True,
+    )
+    with pytest.raises(TypeError):
+        multihost.encode(object())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BadInputError("expected x, got y; do z"),
+        StoppedError("stopped"),
+        AlreadyCommittedError("expected no snapshot"),
+        UnavailableStoreError("gs://x: down"),
+        OSError(28, "No space left on device"),
+        KeyError("name"),
+    ],
+)
+def test_errors_arrive_by_class_and_text(error):
+    heard = multihost.decode(multihost.encode((None, error)))[1]
+    assert type(heard) in (type(error), OSError)
+    assert str(error) in str(heard)
+    assert is_out_of_space(heard) == is_out_of_space(error)
+
+
+class _LocalError(BadInputError):
+    """As of a module that another process has not imported."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two}")
+
+
+def test_an_error_of_an_unknown_class_is_what_it_is_derived_from():
+    heard = multihost.decode(multihost.encode(_LocalError("expected", "this")))
+    assert type(heard) is BadInputError
+    assert str(heard) == "expected this"
+    assert type(multihost.decode(multihost.encode(RecordError("here", "why")))) in (
+        RecordError,
+        BadInputError,
+    )
+
+
+class _Evil:
+    def __reduce__(self):
+        return os.abort, ()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pickle.dumps(_Evil()),
+        b"",
+        b'{"error": [["os", "abort"]], "text": "x"}',
+        b'{"error": [["builtins", "exec"]], "text": "x"}',
+        b'{"error": [["builtins", "SystemExit"]], "text": "x"}',
+        b'{"call": "os.abort"}',
+    ],
+)
+def test_nothing_that_is_said_can_run(message):
+    try:
+        heard = multihost.decode(message)
+    except ValueError:
+        return
+    assert type(heard) is RuntimeError
 
 
 def test_half_a_group_is_bad_input(monkeypatch):
@@ -90,6 +229,14 @@ def _main() -> None:
     multihost.join(multihost.HostsConfig())
     number = multihost.number()
     assert number == int(os.environ["JAX_PROCESS_ID"])
+    if number == 0:
+        port = int(os.environ["JAX_COORDINATOR_ADDRESS"].rpartition(":")[2])
+        found = psutil.Process().net_connections("tcp")
+        heard_on = {c.laddr.ip for c in found if c.laddr.port == port and not c.raddr}
+        # A socket for IPv6 shows addresses of IPv4 as if they were its own.
+        assert {ip.removeprefix("::ffff:") for ip in heard_on} == {"127.0.0.1"}, (
+            heard_on
+        )
     assert multihost.count() == 3
     # More words than are kept at a time.
     for i in range(1000):
@@ -137,7 +284,11 @@ def _run_command(what: str, number: str) -> None:
 
     quick = multihost.HostsConfig(heartbeat_seconds=2)
     config = types.SimpleNamespace(
-        refresh_mode="off", train_steps=1, model_dir="", profile=False
+        refresh_mode="off",
+        train_steps=1,
+        model_dir="",
+        profile=False,
+        **dict.fromkeys(("warm_start", "reader_warm_start", "retriever_source"), ""),
     )
     with (
         mock.patch.object(pretrain, "run", run),

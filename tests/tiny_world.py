@@ -11,6 +11,7 @@ from unittest import mock
 
 import flax.traverse_util
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,15 +20,17 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import write_examples
 from realm_jax.data.questions import question_examples, read_questions
 from realm_jax.index import build
+from realm_jax.index.builder import BuilderConfig, IndexBuilder
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import RetrieverConfig
-from realm_jax.storage import Store
+from realm_jax.storage import Store, open_store
 from realm_jax.training import checkpoints, stage
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.pretrain import PretrainConfig
+from realm_jax.training.step import Loss, make_step
 from realm_jax.training.warm_start import WarmStartConfig
 
 __all__ = ["LENGTHS", "MAX_MASKS"]
@@ -257,4 +260,52 @@ _TRACED_ONCE = {
 def traced_once():
     """Stages trace and compile the same few programs in every test: once."""
     with mock.patch.multiple(stage, **_TRACED_ONCE):
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class PoisonedLoss(Loss):
+    """A loss whose gradient is NaN in some updates, counted from 1."""
+
+    loss: Loss
+    bad: tuple[int, ...]
+
+    def __call__(self, params, inputs, key):
+        return self.loss(params, inputs, key)
+
+    def of_update(self, params, state, inputs):
+        value, rest = self.loss.of_update(params, state, inputs)
+        is_bad = jnp.isin(state.step + 1, jnp.asarray(self.bad))
+        return value * jnp.where(is_bad, jnp.nan, 1.0), rest
+
+
+@functools.cache
+def _poisoned_step(bad, loss, *rest, **options):
+    """Cached, so that tests trace the same program once."""
+    return make_step(PoisonedLoss(loss, bad), *rest, **options)
+
+
+@contextlib.contextmanager
+def builder_beside(config: PretrainConfig, corpus: BlockStore):
+    """An index builder in a thread, where the run needs one."""
+    if config.refresh_mode != "async":
+        yield
+        return
+    stop = threading.Event()
+    building = BuilderConfig(embed=EMBED, keep=9, poll_seconds=0.02)
+    job = IndexBuilder(open_store(config.model_dir), corpus, building)
+    thread = threading.Thread(target=job.run, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(60)
+
+
+@contextlib.contextmanager
+def poisoned(*bad: int):
+    """Stages train with a gradient that is NaN in these updates, counted from 1."""
+    step = functools.partial(_poisoned_step, bad)
+    with mock.patch.object(stage, "make_step", step):
         yield

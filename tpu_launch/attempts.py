@@ -48,6 +48,7 @@ class Attempt:
       ended: time at which they were gone, or None.
       reason: why the attempt ended.
       currency: currency of the price.
+      launcher: number of the launcher that began it.
     """
 
     number: int
@@ -57,6 +58,7 @@ class Attempt:
     ended: float | None = None
     reason: str = ""
     currency: str = DEFAULT_CURRENCY
+    launcher: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,9 +139,9 @@ class Attempts:
     def close(self, now: float, reason: str) -> None:
         """Records that this launcher has ended, and that all slices are gone."""
         for role in (TRAINER, BUILDER):
-            attempt = self.unended(role)
-            if attempt is not None:
-                self.end(role, attempt, now, "run ended")
+            for attempt in read_attempts(self._store, self._run, role):
+                if attempt.ended is None:
+                    self.end(role, attempt, now, "run ended")
         path = f"launch/{self._run}/launchers/{self._number:03d}-ended.json"
         note = {"ended": now, "reason": reason}
         self._store.write(path, json.dumps(note).encode())
@@ -151,16 +153,27 @@ class Attempts:
         price: float | None,
         currency: str = DEFAULT_CURRENCY,
     ) -> Attempt:
-        """Claims the next attempt number of a role."""
+        """Claims the next attempt number of a role.
+
+        Raises:
+          TakenOverError: another launcher has taken the run; nothing may be created.
+        """
         note = {
             "launcher": self._me,
+            "launcher_number": self._number,
             "begun": now,
             "price": price,
             "currency": currency,
         }
         folder = role_folder(self._run, role)
         number = self._take(folder, "{}/attempt.json", note)
-        return Attempt(number, now, price, currency=currency)
+        attempt = Attempt(number, now, price, currency=currency, launcher=self._number)
+        try:
+            self.require_ours()
+        except TakenOverError:
+            self.end(role, attempt, now, "another launcher had the run")
+            raise
+        return attempt
 
     def note_slices(self, role: str, attempt: Attempt, state: str, now: float) -> None:
         """Records the state of slices in the service, if it has changed.
@@ -188,10 +201,14 @@ class Attempts:
         self._store.write(f"{folder}/ended.json", json.dumps(note).encode())
 
     def unended(self, role: str) -> Attempt | None:
-        """Returns the last attempt of a role if its slices may still exist."""
-        number = _last(self._store, role_folder(self._run, role))
-        attempt = read_attempt(self._store, self._run, role, number)
-        return attempt if attempt and attempt.ended is None else None
+        """Returns the last attempt of a role if its slices may still exist.
+
+        It is that of the latest launcher: one that had lost the run may have claimed a
+        higher number.
+        """
+        attempts = read_attempts(self._store, self._run, role)
+        last = max(attempts, key=lambda a: (a.launcher, a.number), default=None)
+        return last if last and last.ended is None else None
 
     def _take(self, folder: str, name: str, note: dict[str, object]) -> int:
         while True:
@@ -225,6 +242,7 @@ def read_attempt(store: Store, run: str, role: str, number: int) -> Attempt | No
             _number(ended.get("ended")),
             str(ended.get("reason", "")),
             str(begun.get("currency", DEFAULT_CURRENCY)),
+            int(begun.get("launcher_number", 0)),
         )
     except _DAMAGED as error:
         raise damaged(store, folder) from error

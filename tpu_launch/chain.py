@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import gin
 
+from realm_jax import ranges
 from realm_jax.cli import configuration, values
 from realm_jax.errors import BadInputError
 from realm_jax.stages import (
@@ -57,12 +58,14 @@ class Stage:
     beside_devices: int = 1
 
     def __post_init__(self):
-        for name in ("processes", "devices", "beside_processes", "beside_devices"):
-            if getattr(self, name) < 1:
-                raise BadInputError(
-                    f"expected {name} of {self.command} to be at least 1, got "
-                    f"{getattr(self, name)}"
-                )
+        at_least_1 = ranges.whole(1)
+        ranges.require_ranges(
+            self,
+            processes=at_least_1,
+            devices=at_least_1,
+            beside_processes=at_least_1,
+            beside_devices=at_least_1,
+        )
         if self.beside not in ("", BUILD_INDEX.command):
             raise BadInputError(
                 f"expected {BUILD_INDEX.command!r} or nothing beside {self.command}, "
@@ -101,6 +104,7 @@ class Chain:
     processes: int = 1
 
     def __post_init__(self):
+        ranges.require_ranges(self, root=ranges.PATH, processes=ranges.whole(1))
         standard = [stage for stage in self.stages if isinstance(stage, str)]
         for command in standard:
             if command not in _MACROS:

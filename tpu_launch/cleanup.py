@@ -11,7 +11,7 @@ from realm_jax.hardware import LaunchConfig
 from realm_jax.storage import UnavailableStoreError, open_store
 from tpu_launch import operations, up
 from tpu_launch.attempts import Attempts
-from tpu_launch.backends.backend import Backend, FoundSlice
+from tpu_launch.backends.backend import Backend, BusyError, FoundSlice
 from tpu_launch.clock import SystemClock
 from tpu_launch.deleting import GaveUpError, delete_all, found_in
 from tpu_launch.job import run_id
@@ -102,7 +102,11 @@ def _take_over(model_dir: str, run: str) -> Attempts | None:
 
 
 def _delete(backend: Backend, find, dry_run: bool, stop: threading.Event) -> int:
-    found = find()
+    try:
+        found = find()
+    except BusyError as error:
+        say(f"nothing was deleted: {error}; run this again")
+        return up.GAVE_UP
     for one in found:
         what = f"{one.slices} x {one.accelerator_type}, {one.state}"
         print(f"{one.name} in {one.zone}: {what}")

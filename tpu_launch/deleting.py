@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from realm_jax.errors import BadInputError
+from realm_jax.errors import BadInputError, NoAccessError
 from tpu_launch.backends.backend import Backend, BusyError, FoundSlice, SliceState
 from tpu_launch.clock import Clock
 from tpu_launch.operations import DeleteSlice
@@ -21,6 +21,7 @@ def delete_all(
     say: Callable[[str], None],
     not_before: float = 0.0,
     first_look: float = 5.0,
+    known: Sequence[FoundSlice] = (),
 ) -> None:
     """Deletes slices, and returns when they are gone.
 
@@ -31,20 +32,21 @@ def delete_all(
       say: prints messages.
       not_before: time until which to keep polling, for slices that may yet appear.
       first_look: seconds until the second poll; the interval then grows.
+      known: the slices last seen, to name while `find` fails.
 
     Raises:
-      GaveUpError: some still exist after half an hour, or access was lost; they cost
-        money until they are deleted.
+      GaveUpError: some still exist after half an hour; they cost money until they are
+        deleted.
     """
     give_up = max(clock.now(), not_before) + _DELETING_SECONDS
-    seconds, left, said = first_look, None, ""
+    seconds, left, said = first_look, known, ""
     while True:
         try:
             left = find()
             if not left and clock.now() >= not_before:
                 return
             said = _delete_each(backend, left, say)
-        except BusyError as error:
+        except (BusyError, NoAccessError) as error:
             said = str(error)
         except BadInputError as error:
             raise GaveUpError(_left_over(left, str(error))) from error
@@ -66,7 +68,7 @@ def found_in(
 def _delete_each(
     backend: Backend, slices: Sequence[FoundSlice], say: Callable[[str], None]
 ) -> str:
-    """Starts to delete each slice; returns the last error of a busy service, or ""."""
+    """Starts to delete each slice; returns the last error, or ""."""
     said = ""
     for one in slices:
         if one.state == SliceState.DELETING:
@@ -74,13 +76,14 @@ def _delete_each(
         say(f"deleting {one.name} in {one.zone}")
         try:
             backend.delete(DeleteSlice(one.name, one.zone))
-        except BusyError as error:
+        # What is refused of one slice must not keep the others.
+        except (BusyError, BadInputError) as error:
             said = str(error)
     return said
 
 
-def _left_over(slices: Sequence[FoundSlice] | None, said: str) -> str:
-    names = ", ".join(one.name for one in slices or ()) or "the slices"
+def _left_over(slices: Sequence[FoundSlice], said: str) -> str:
+    names = ", ".join(one.name for one in slices) or "the slices"
     because = f" ({said})" if said else ""
     return (
         f"could not delete {names}{because}; they cost money until they are gone: run "

@@ -5,7 +5,7 @@ preempted slice, so any state but ACTIVE, or one that leads to it, counts as los
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from realm_jax.hardware import LaunchConfig
 from tpu_launch import worker_state
@@ -89,18 +89,17 @@ def of_slices(
 
 def of_workers(
     workers: Mapping[int, WorkerState],
-    num_workers: int,
-    since: float,
-    now: float,
+    silent: Sequence[float],
     config: LaunchConfig,
 ) -> Diagnosis | None:
     """Diagnoses active slices by the reports of their workers.
 
+    Times in reports are those of the workers' clocks, so none of them is read here.
+
     Args:
       workers: last report of each worker, by its number.
-      num_workers: expected number of workers.
-      since: time at which the slices became active, in Unix seconds.
-      now: time in Unix seconds.
+      silent: seconds since the last new report of each expected worker, or since its
+        slice became active, by the launcher's clock.
       config: time limits.
     """
     for number, worker in sorted(workers.items()):
@@ -111,9 +110,9 @@ def of_workers(
             if worker.exit_code in worker_state.STOPPED:
                 return Lost(said)
             return Failure(said, worker.reached or f"step {last_step(workers)}")
-        if worker.state == State.STOPPED and now - worker.time > _REBOOT_SECONDS:
+        if worker.state == State.STOPPED and silent[number] > _REBOOT_SECONDS:
             return Lost(f"{said}, and did not come back")
-    return _silence(workers, num_workers, since, now, config)
+    return _silence(workers, silent, config)
 
 
 def last_step(workers: Mapping[int, WorkerState]) -> int:
@@ -123,28 +122,25 @@ def last_step(workers: Mapping[int, WorkerState]) -> int:
 
 def _silence(
     workers: Mapping[int, WorkerState],
-    num_workers: int,
-    since: float,
-    now: float,
+    silent: Sequence[float],
     config: LaunchConfig,
 ) -> Diagnosis | None:
     """Diagnoses workers that have stopped reporting, or never reported."""
-    silent = [
+    lost = [
         number
         for number, worker in workers.items()
         # A worker that is done waits for the others.
-        if worker.state != State.DONE
-        and now - max(worker.time, since) > 60 * config.silence_minutes
+        if worker.state != State.DONE and silent[number] > 60 * config.silence_minutes
     ]
-    if silent:
+    if lost:
         return Lost(
-            f"{len(silent)} of {num_workers} workers have said nothing for "
+            f"{len(lost)} of {len(silent)} workers have said nothing for "
             f"{config.silence_minutes:g} minutes"
         )
-    missing = set(range(num_workers)) - set(workers)
-    if missing and now - since > 60 * config.startup_minutes:
+    missing = set(range(len(silent))) - set(workers)
+    if missing and max(silent[n] for n in missing) > 60 * config.startup_minutes:
         return Failure(
-            f"{len(missing)} of {num_workers} workers said nothing for "
+            f"{len(missing)} of {len(silent)} workers said nothing for "
             f"{config.startup_minutes:g} minutes, from the start; see their serial "
             "output, and whether the service account may read and write the model "
             "directory",

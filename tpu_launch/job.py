@@ -2,7 +2,9 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
 
 from realm_jax.errors import BadInputError
 from realm_jax.hardware import HardwareConfig, LaunchConfig
@@ -26,6 +28,8 @@ class Role:
       zone: zone of the slices.
       provisioning: how the slices are provisioned.
       command: arguments of `realm`; paths are relative to the checkout.
+      left_out: gs:// folder -> regular expression of what in it the role does not read,
+        so that its workers do not copy it.
     """
 
     name: str
@@ -34,6 +38,7 @@ class Role:
     zone: str
     provisioning: str
     command: tuple[str, ...]
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def num_workers(self) -> int:
@@ -78,6 +83,8 @@ def make_job(
     model_dir: str,
     trainer_command: Sequence[str],
     builder_command: Sequence[str] | None,
+    corpus: str = "",
+    tasks: Sequence[str] = (),
 ) -> Job:
     """Returns the job of a run.
 
@@ -87,6 +94,8 @@ def make_job(
       model_dir: model directory of the run.
       trainer_command: arguments of `realm`.
       builder_command: the builder's; None if the trainer embeds the corpus itself.
+      corpus: the corpus, which may be in a folder that workers fetch.
+      tasks: the tasks whose examples the trainer reads. The builder reads none.
 
     Raises:
       BadInputError: a setting is missing or invalid, or a machine is no TPU slice.
@@ -100,6 +109,7 @@ def make_job(
             config.zone,
             config.provisioning,
             tuple(trainer_command),
+            unread_examples(config.fetch, corpus, tasks),
         )
     ]
     if builder_command is not None:
@@ -116,9 +126,35 @@ def make_job(
                 config.builder_zone or config.zone,
                 config.builder_provisioning or config.provisioning,
                 tuple(builder_command),
+                unread_examples(config.fetch, corpus, ()),
             )
         )
     return Job(run_id(config.name, model_dir), model_dir, tuple(roles), config)
+
+
+def unread_examples(
+    fetch: Mapping[str, str], corpus: str, tasks: Sequence[str]
+) -> dict[str, str]:
+    """Returns what is not copied of a corpus that workers fetch.
+
+    Args:
+      fetch: gs:// folder -> folder of the worker.
+      corpus: the corpus on a worker.
+      tasks: the tasks whose examples are read.
+
+    Returns:
+      gs:// folder of the corpus, or of what it lies in -> regular expression of the
+      examples of other tasks.
+    """
+    found = {}
+    names = "|".join(map(re.escape, tasks))
+    for url, folder in fetch.items():
+        path = pathlib.PurePosixPath(corpus)
+        if corpus and path.is_relative_to(folder):
+            examples = str(path.relative_to(folder) / "examples")
+            but = f"(?!({names})/)" if tasks else ""
+            found[url] = f"{re.escape(examples)}/{but}"
+    return found
 
 
 def run_id(name: str, model_dir: str) -> str:

@@ -61,6 +61,7 @@ _LAUNCH = LaunchConfig(
     startup_minutes=2.0,
     settling_seconds=0.0,
     poll_seconds=0.5,
+    stalled_minutes=60.0 * 24 * 365,
 )
 
 
@@ -218,7 +219,9 @@ class Runner:
         return [sys.executable, "-m", "realm_jax.cli.main", *self._commands.main(stage)]
 
     def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        # The terminal may be gone, and what was launched is to be ended all the same.
+        with contextlib.suppress(OSError):
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def token_of(chain: Chain) -> str:

@@ -1,5 +1,6 @@
 """Formats and prints the messages of a launch."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -32,8 +33,12 @@ def described(operation: Operation, backend: Backend) -> str:
 
 
 def say(text: str) -> None:
-    """Prints a message with the time of day."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+    """Prints a message with the time of day, unless the terminal is gone.
+
+    A launcher whose terminal is closed has slices to delete.
+    """
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def summarize(

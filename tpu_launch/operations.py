@@ -193,6 +193,7 @@ def create_slice(
             bundle_digest=bundle.sha256,
             deadline=until,
             fetch=config.fetch,
+            left_out=role.left_out,
             command=role.command,
             site=job.site,
         ),

@@ -107,9 +107,12 @@ def plan_command(command: str, compiles: bool, say: Callable[[str], None]) -> Pl
     from tpu_launch.planner.devices import Setting
 
     config = stage_config(command)
-    size = of_corpus(config.corpus) or configuration.configured_if_bound(CorpusSize)
-    hardware = configuration.configured_if_bound(HardwareConfig)
     stage = STAGES[command]
+    # Workers of a stage copy no others (`job.unread_examples`).
+    tasks = config.tasks if stage.trains else None
+    measured = of_corpus(config.corpus, tasks)
+    size = measured or configuration.configured_if_bound(CorpusSize)
+    hardware = configuration.configured_if_bound(HardwareConfig)
     if stage in (BUILD_INDEX, EVALUATE, ASK):
         # They have no backward pass, so there is no memory by which to choose.
         rematerialization.require_decided()

@@ -24,10 +24,12 @@ class Progress:
     Attributes:
       step: the last known training step, or -1.
       reached: text that changes with progress; "" if nothing is known.
+      is_waiting: whether it is a builder that waits for the next retriever.
     """
 
     step: int = -1
     reached: str = ""
+    is_waiting: bool = False
 
 
 def of_role(store: Store, role: str) -> Progress:
@@ -49,7 +51,8 @@ def of_role(store: Store, role: str) -> Progress:
     if role == BUILDER:
         done = status.extra.get("blocks_done", 0) if status else 0
         reached = f"block {done} of the index of step {step}" if status else ""
-        return Progress(step, reached)
+        is_waiting = status is not None and status.extra.get("activity") == "waiting"
+        return Progress(step, reached, is_waiting)
     steps = finished_steps(store)
     # The command would resume from its newest checkpoint.
     reached = f"checkpoint {steps[-1]}" if steps else "the beginning"

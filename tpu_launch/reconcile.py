@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.errors import BadInputError, NoAccessError, StoppedError
 from realm_jax.storage import Store, UnavailableStoreError
 from tpu_launch import diagnosis, operations, worker_state
 from tpu_launch.attempts import DEFAULT_CURRENCY, Attempt, Attempts, TakenOverError
@@ -19,14 +19,19 @@ from tpu_launch.backends.backend import (
     QuotaError,
     SliceState,
 )
-from tpu_launch.clock import Clock
+from tpu_launch.clock import Clock, Unchanged
 from tpu_launch.deleting import GaveUpError, delete_all, found_in
-from tpu_launch.job import Job, Role, resource_name
+from tpu_launch.job import BUILDER, TRAINER, Job, Role, resource_name
 from tpu_launch.operations import DeleteSlice, ShipBundle
+from tpu_launch.progress import of_role as progress_of
+from tpu_launch.worker_state import WorkerState
 
 _FIRST_LOOK_SECONDS = 5.0
 _FIRST_RETRY_SECONDS = 5.0
 _LAST_RETRY_SECONDS = 300.0
+_ACCESS_SECONDS = 1800.0
+# Polls, and seconds, up to which a time in which nothing was seen counts as silence.
+_LOOKS_MISSED, _SHORTEST_GAP_SECONDS = 4, 60.0
 
 
 @dataclasses.dataclass
@@ -99,6 +104,11 @@ class Reconciler:
             progress.attempt = self._attempts.unended(name)
             progress.created = progress.attempt is not None
             progress.since = clock.now()
+        gap = max(_SHORTEST_GAP_SECONDS, _LOOKS_MISSED * job.config.poll_seconds)
+        self._unchanged = Unchanged(gap)
+        self._reached: dict[str, tuple[object, ...]] = {}
+        self._seen: list[FoundSlice] = []
+        self._refused: float | None = None
 
     def run(self) -> None:
         """Runs until every role is done; deletes all slices, however it ends.
@@ -107,6 +117,7 @@ class Reconciler:
           GaveUpError: the deadline was reached, a failure repeats, or there were too
             many attempts.
           BadInputError: the workers refuse their input, or the service the request.
+          NoAccessError: access has been refused for half an hour.
           StoppedError: asked to stop.
           TakenOverError: another launcher has the run; nothing was deleted.
         """
@@ -136,10 +147,31 @@ class Reconciler:
             )
         try:
             self._attempts.require_ours()
-            found = self._find()
+            self._seen = self._find()
+            self._tend_all({one.name: one for one in self._seen})
         except (BusyError, UnavailableStoreError) as error:
             self._say(f"waiting: {error}")
             return False
+        except NoAccessError as error:
+            self._await_access(error)
+            return False
+        self._refused = None
+        return all(
+            progress.done and progress.attempt is None
+            for progress in self._progress.values()
+        )
+
+    def _await_access(self, error: NoAccessError) -> None:
+        """Says once that access is refused; raises the error after half an hour."""
+        now = self._clock.now()
+        if self._refused is None:
+            self._refused = now
+            minutes = _ACCESS_SECONDS / 60
+            self._say(f"waiting up to {minutes:.0f} minutes for access: {error}")
+        elif now - self._refused >= _ACCESS_SECONDS:
+            raise error
+
+    def _tend_all(self, found: Mapping[str, FoundSlice]) -> None:
         for role in self._job.roles:
             progress = self._progress[role.name]
             if self._clock.now() < progress.not_before:
@@ -154,15 +186,10 @@ class Reconciler:
                 seconds = min(seconds, _LAST_RETRY_SECONDS)
                 progress.retries += 1
                 self._postpone(role, progress, seconds, error)
-        return all(
-            progress.done and progress.attempt is None
-            for progress in self._progress.values()
-        )
 
-    def _find(self) -> dict[str, FoundSlice]:
+    def _find(self) -> list[FoundSlice]:
         labels = {operations.RUN: self._job.run}
-        found = found_in(self._backend, self._job.zones, labels)
-        return {one.name: one for one in found}
+        return found_in(self._backend, self._job.zones, labels)
 
     def _tend(
         self, role: Role, progress: _Progress, found: Mapping[str, FoundSlice]
@@ -295,8 +322,9 @@ class Reconciler:
         found = diagnosis.of_slices(here, role, progress.since, now, config)
         if found is None and here.state == SliceState.ACTIVE:
             found = diagnosis.of_workers(
-                workers, role.num_workers, progress.since, now, config
+                workers, self._silent(role, number, workers), config
             )
+            found = found or self._stalled(role, progress, workers)
         if isinstance(found, diagnosis.BadInput):
             raise BadInputError(f"{role.name}, {found.reason}")
         if isinstance(found, diagnosis.Failure):
@@ -307,6 +335,41 @@ class Reconciler:
                 )
             progress.failed_at = found.place
         return found
+
+    def _silent(
+        self, role: Role, attempt: int, workers: Mapping[int, WorkerState]
+    ) -> list[float]:
+        """Returns the seconds since the last new report of each worker."""
+        now = self._clock.now()
+        return [
+            self._unchanged.seconds((role.name, attempt, n), workers.get(n), now)
+            for n in range(role.num_workers)
+        ]
+
+    def _stalled(
+        self, role: Role, progress: _Progress, workers: Mapping[int, WorkerState]
+    ) -> diagnosis.Failure | None:
+        """Diagnoses a role whose workers report, and get no further.
+
+        A builder that waits is not stalled; nor is a trainer while its builder has no
+        slices yet, or embeds.
+        """
+        assert progress.attempt is not None
+        far = progress_of(self._store, role.name)
+        number, step = progress.attempt.number, diagnosis.last_step(workers)
+        self._reached[role.name] = (number, step, far.step, far.reached)
+        value, is_waiting = self._reached[role.name], far.is_waiting
+        beside = self._progress.get(BUILDER)
+        if role.name == TRAINER and beside is not None:
+            value += self._reached.get(BUILDER, ())
+            is_waiting = not beside.done and beside.state != SliceState.ACTIVE
+        if is_waiting:
+            self._unchanged.forget(role.name)
+        minutes = self._job.config.stalled_minutes
+        if self._unchanged.seconds(role.name, value, self._clock.now()) > 60 * minutes:
+            place = far.reached or f"step {step}"
+            return diagnosis.Failure(f"no progress for {minutes:g} minutes", place)
+        return None
 
     def _postpone(
         self, role: Role, progress: _Progress, seconds: float, error: Exception
@@ -327,14 +390,14 @@ class Reconciler:
             progress.attempt and not progress.created
             for progress in self._progress.values()
         )
-        labels = {operations.RUN: self._job.run}
         delete_all(
             self._backend,
-            lambda: found_in(self._backend, self._job.zones, labels),
+            self._find,
             self._clock,
             self._say,
             now + config.settling_seconds if unsure else now,
             first_look=min(_FIRST_LOOK_SECONDS, config.poll_seconds),
+            known=self._seen,
         )
         # A failure to write the records must not hide how the run ended.
         with contextlib.suppress(OSError, BadInputError):

@@ -34,10 +34,12 @@ class _Generation:
       dimensions: dimensions of the torus.
       compiler: the compiler's name for the generation.
       runtime: software version of its VMs.
-      host_memory: memory of a host, in bytes.
+      host_memory: memory of a host of four chips, in bytes.
       largest: number of chips in a whole pod.
       options: options of the compiler, so that its devices are those of the VMs.
       single_host: numbers of chips that a single host may have.
+      absent: numbers of chips, below the largest, that are not offered.
+      other_memory: memory of a single host by its chips, if they are not four.
     """
 
     chip: str
@@ -49,13 +51,21 @@ class _Generation:
     largest: int
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     single_host: tuple[int, ...] = (4,)
+    absent: tuple[int, ...] = ()
+    other_memory: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 # cloud.google.com/tpu/docs: the page of each version. In larger slices a host has 4
 # chips.
 _GENERATIONS = {
-    "v2": _Generation("v2", 2, 2, "v2", "tpu-ubuntu2204-base", 334 * _GIB, 256),
-    "v3": _Generation("v3", 2, 2, "v3", "tpu-ubuntu2204-base", 334 * _GIB, 1024),
+    "v2": _Generation(
+        *("v2", 2, 2, "v2", "tpu-ubuntu2204-base", 334 * _GIB, 256),
+        absent=(8, 32),
+    ),
+    "v3": _Generation(
+        *("v3", 2, 2, "v3", "tpu-ubuntu2204-base", 334 * _GIB, 1024),
+        absent=(8,),
+    ),
     "v4": _Generation(
         *("v4", 2, 3, "v4", "tpu-ubuntu2204-base", 407 * _GIB, 4096),
         # The two cores of a chip are one device, as on the VMs.
@@ -65,10 +75,12 @@ _GENERATIONS = {
     "v5litepod": _Generation(
         *("v5litepod", 1, 2, "v5e", "v2-alpha-tpuv5-lite", 192 * _GIB, 256),
         single_host=(1, 4, 8),
+        other_memory={1: 48 * _GIB, 8: 384 * _GIB},
     ),
     "v6e": _Generation(
         *("v6e", 1, 2, "v6e", "v2-alpha-tpuv6e", 720 * _GIB, 256),
         single_host=(1, 4, 8),
+        other_memory={1: 176 * _GIB, 8: 1440 * _GIB},
     ),
 }
 _CHIPS_PER_HOST = 4
@@ -156,7 +168,7 @@ def parse(accelerator_type: str) -> Slice:
     topologies = {
         chips: topology
         for chips, topology in _TOPOLOGIES[generation.dimensions].items()
-        if smallest <= chips <= largest
+        if smallest <= chips <= largest and chips not in generation.absent
     }
     topology = topologies.get(num_chips)
     if rest or topology is None:
@@ -176,7 +188,7 @@ def parse(accelerator_type: str) -> Slice:
         num_chips,
         1 if is_single else num_chips // _CHIPS_PER_HOST,
         topology,
-        generation.host_memory,
+        generation.other_memory.get(num_chips, generation.host_memory),
         generation.runtime,
         (f"{generation.compiler}:{topology}", options),
     )
@@ -194,7 +206,8 @@ def _topologies(first: tuple[int, ...], largest: int) -> dict[int, str]:
 
 _TOPOLOGIES = {
     2: {1: "1x1"} | _topologies((2, 2), 1024),
-    3: _topologies((2, 2, 1), 4096),
+    # The whole pod of v5p is no doubling.
+    3: _topologies((2, 2, 1), 4096) | {6144: "16x16x24"},
 }
 
 

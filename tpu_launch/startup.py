@@ -8,6 +8,7 @@ script, with another `Site`.
 import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 _GIN_FILE = "--gin_file="
 
@@ -109,6 +110,7 @@ def startup_script(
     bundle_digest: str,
     deadline: int,
     fetch: Mapping[str, str],
+    left_out: Mapping[str, str] = MappingProxyType({}),
     command: Sequence[str],
     site: Site = TPU_VM,
 ) -> str:
@@ -126,6 +128,8 @@ def startup_script(
       bundle_digest: sha256 of the bundle.
       deadline: time at which the supervisor ends, in Unix seconds.
       fetch: gs:// folder -> folder of the worker.
+      left_out: gs:// folder -> regular expression, which paths in that folder begin
+        with that are not copied.
       command: arguments of `realm`. Gin files at relative paths are those of the
         bundle.
       site: environment of the machine.
@@ -142,7 +146,8 @@ def startup_script(
     ]
     copies = [
         f"mkdir -p {shlex.quote(folder)}\n"
-        f"{site.sync} {shlex.quote(url)} {shlex.quote(folder)}\n"
+        f"{site.sync} {_exclude(left_out.get(url, ''))}"
+        f"{shlex.quote(url)} {shlex.quote(folder)}\n"
         for url, folder in fetch.items()
     ]
     words = " ".join(_word(argument) for argument in command)
@@ -160,6 +165,13 @@ def startup_script(
         f'--log_dir="$home" {shlex.join(supervisor)}',
         command=f"{site.python} -m realm_jax.cli.main {words}",
     )
+
+
+def _exclude(pattern: str) -> str:
+    if not pattern:
+        return ""
+    one_pattern = pattern.replace(",", r"\x2c")  # A comma would separate two.
+    return f"{shlex.quote(f'--exclude={one_pattern}')} "
 
 
 def _word(argument: str) -> str:

@@ -10,7 +10,10 @@ Exit code 1: the run was given up; the last line says why.
 """
 
 import argparse
+import contextlib
 import dataclasses
+import pathlib
+import re
 import select
 import sys
 import threading
@@ -19,7 +22,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from realm_jax.cli import configuration
+from realm_jax.cli import configuration, rematerialization
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.extras import require_extra
 from realm_jax.hardware import HardwareConfig, LaunchConfig
@@ -27,10 +30,10 @@ from realm_jax.stages import BUILD_INDEX, STAGES
 from realm_jax.storage import Store, UnavailableStoreError, open_store
 from tpu_launch import messages, operations, plan, worker_state
 from tpu_launch.attempts import TakenOverError
-from tpu_launch.backends.backend import Backend
+from tpu_launch.backends.backend import Backend, BusyError
 from tpu_launch.bundle import CODE, GinFiles, make_bundle, require_shipped
 from tpu_launch.clock import SystemClock
-from tpu_launch.deleting import GaveUpError
+from tpu_launch.deleting import GaveUpError, found_in
 from tpu_launch.job import Job, hourly_price, make_job
 from tpu_launch.messages import say
 from tpu_launch.planner.figures import Line, Plan, Unit, show
@@ -43,6 +46,7 @@ BACKENDS = ("api", "gcloud")
 # Exceptions that end a run before it is done.
 _RUN_ENDS = (GaveUpError, BadInputError, StoppedError)
 _POLL_SECONDS = 0.2
+_BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]+[a-z0-9](/|$)")
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int:
@@ -58,13 +62,21 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     parser.add_argument(
         "--yes", action="store_true", help="do not ask before money is spent"
     )
+    parser.add_argument(
+        "--force", action="store_true", help="launch what the planner says does not fit"
+    )
     flags, _ = parse_run(parser, argv)
     hardware = configuration.configured_if_bound(HardwareConfig)
     gin_files = GinFiles(CODE)
     job = configured_job(flags.gin_file, argv, flags.import_module, gin_files)
     bundle = make_bundle(CODE, gin_files.shipped)
     backend = make_backend(flags.backend, job.config.project)
-    _show_costs(job, hardware)
+    planned = _show_costs(job, hardware)
+    if planned.problems and not flags.force:
+        raise BadInputError(
+            f"expected a run that fits, got {'; '.join(planned.problems)}; change that "
+            "(`plan` says more), or add --force"
+        )
     if flags.dry_run:
         ship = bundle.operation(job.model_dir)
         for operation in operations.launch(job, ship, time.time()):
@@ -78,6 +90,10 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
         if _is_done(job, store):
             messages.summarize(job, store, hardware.currency)
             return 0
+        # Before this launcher takes the run: no access is an error as long as nothing
+        # depends on it. The loop waits for a busy service.
+        with contextlib.suppress(BusyError):
+            found_in(backend, job.zones, {operations.RUN: job.run})
         bundle.ship(store)
         ship, clock = bundle.operation(job.model_dir), SystemClock(stop)
         currency = hardware.currency
@@ -147,12 +163,15 @@ def configured_job(
             f"{stage.command!r}; launch one of these"
         )
     config = stage_config(stage.command)
-    if not config.model_dir.startswith("gs://"):
+    if not _BUCKET.match(config.model_dir):
         raise BadInputError(
-            "expected MODEL_DIR on gs://, where slices meet, got "
+            "expected MODEL_DIR on gs://BUCKET, where slices meet, got "
             f"{config.model_dir!r}; give one, or run on this machine with `local`"
         )
+    rematerialization.require_decided()
     launch = configuration.configured_if_bound(LaunchConfig)
+    _require_on_workers("CORPUS", config.corpus, launch)
+    _require_on_workers("WARM_START", getattr(config, "warm_start", ""), launch)
     require_shipped(CODE, modules)
     files = [gin_files.on_worker(file) for file in given_files]
     beside = [gin_files.on_worker(file) for file in launch.builder_gin_files]
@@ -170,12 +189,27 @@ def configured_job(
             *(f"--gin.{binding}" for binding in launch.builder_bindings),
         ]
     hardware = configuration.configured_if_bound(HardwareConfig)
-    job = make_job(launch, hardware, config.model_dir, trainer, builder)
+    job = make_job(
+        *(launch, hardware, config.model_dir, trainer, builder),
+        corpus=config.corpus,
+        tasks=config.tasks,
+    )
     return dataclasses.replace(job, total_steps=config.train_steps)
 
 
-def _show_costs(job: Job, hardware: HardwareConfig) -> None:
-    """Prints the planned time of the run, and its maximum cost."""
+def _require_on_workers(macro: str, folder: str, launch: LaunchConfig) -> None:
+    """Requires that a folder is in a bucket, or one that workers fetch."""
+    path = pathlib.PurePath(folder)
+    fetched = any(path.is_relative_to(target) for target in launch.fetch.values())
+    if folder and "://" not in folder and not fetched:
+        raise BadInputError(
+            f"expected {macro} in a bucket, or copied to each worker, got {folder!r}; "
+            "name its gs:// folder in hardware.LaunchConfig.fetch"
+        )
+
+
+def _show_costs(job: Job, hardware: HardwareConfig) -> Plan:
+    """Prints the planned time of the run, and its maximum cost; returns the plan."""
     console = Console(stderr=True)
     planned = plan.plan_command(configured_stage().command, False, lambda text: None)
     hints = ["prices are those of hardware.HardwareConfig, on demand; spot costs less"]
@@ -198,6 +232,7 @@ def _show_costs(job: Job, hardware: HardwareConfig) -> None:
         ],
     )
     show([shown], hardware.currency, console)
+    return planned
 
 
 def _prices(job: Job, hardware: HardwareConfig) -> list[Line]:

@@ -11,16 +11,20 @@ their role, slice by slice.
 import dataclasses
 import enum
 import json
+import os
 from typing import Any
 
 from realm_jax.errors import BadInputError
+from realm_jax.manifests import parse_json
 from realm_jax.storage import MissingObjectError, Store
 from tpu_launch.job import BUILDER, TRAINER, attempt_id
 
 # Exit codes of the stages, and so of the supervisor. All others are bugs and crashes.
 DONE = 0
 BAD_INPUT = 2
-STOPPED = (130, 143)
+# Another job is late; the command is started again, however often.
+NOT_READY = os.EX_TEMPFAIL
+STOPPED = (129, 130, 143)
 
 
 class State(enum.StrEnum):
@@ -176,9 +180,11 @@ def read_json(store: Store, name: str) -> Any:
       BadInputError: it is not JSON.
     """
     try:
-        return json.loads(store.read(name))
+        data = store.read(name)
     except MissingObjectError:
         return None
+    try:
+        return parse_json(data)
     except ValueError as error:
         raise damaged(store, name) from error
 

@@ -173,7 +173,11 @@ class Tuned(nn.Module):
         rows, columns = torch.nonzero(x["mask_weights"], as_tuple=True)
         positions = x["mask_positions"][rows, columns]
         hidden = hidden.view(batch, candidates, *hidden.shape[1:])
-        masked = hidden[rows[:, None], torch.arange(candidates), positions[:, None]]
+        masked = hidden[
+            rows[:, None],
+            torch.arange(candidates, device=rows.device),
+            positions[:, None],
+        ]
         masked = self.head_norm(functional.gelu(self.head(masked), approximate="tanh"))
         logits = functional.linear(
             masked, self.reader.tokens.weight, self.head_bias
@@ -277,6 +281,7 @@ def main():
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--attention_dropout", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     flags = parser.parse_args()
     torch.set_num_threads(flags.threads)
     torch.manual_seed(0)
@@ -289,7 +294,9 @@ def main():
         model = Tuned(shape, *weights)
     else:
         model = Transformers(shape, *weights, flags.attention_dropout)
-    inputs = read_inputs(flags.case / "inputs.npz")
+    model = model.to(flags.device)
+    given = read_inputs(flags.case / "inputs.npz")
+    inputs = {name: array.to(flags.device) for name, array in given.items()}
     optimizer = torch.optim.AdamW(
         model.parameters(), 1e-5, weight_decay=0.01, fused=flags.peer == "tuned"
     )
@@ -297,7 +304,7 @@ def main():
     def cast():
         if flags.dtype == "float32":
             return contextlib.nullcontext()
-        return torch.autocast("cpu", torch.bfloat16)
+        return torch.autocast(flags.device, torch.bfloat16)
 
     with torch.no_grad(), cast():
         loss = float(model.eval()(inputs))

@@ -20,9 +20,13 @@ Macros:
   FINETUNED    model directory of `realm finetune`
   QUESTION     a single question; the command ends after answering it
   PORT, HOST   where to serve a page, e.g. 8000
+  ALLOWED_HOSTS  names of this machine that browsers may know the page by, beside
+               localhost and its address: ('box.example',)
   PRETRAINED   the model directory that FINETUNED started from; it embeds later versions
                of CORPUS for a model with one tower
   CHECKPOINT   the checkpoint of PRETRAINED that was fine-tuned: "last" or "best"
+  FINETUNED_CHECKPOINT   of FINETUNED: "best" by exact match on the questions it held
+               out, or "last"
   SEARCHER     "device" (exact) or "scann"
   ALLOW_CORPUS_MISMATCH   True: CORPUS may differ from the one that was trained on
 
@@ -44,12 +48,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from realm_jax.cli import configuration, recorded_run, rematerialization
+from realm_jax.cli import activation, configuration, recorded_run, rematerialization
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation import ask, recorded
-from realm_jax.evaluation.answering import Answer, ReadDocument
 from realm_jax.extras import require_extra
 from realm_jax.metrics.curves import made_at
+from realm_jax.training.answering import Answer, ReadDocument
 
 _STDIN = 0
 _LOOK_SECONDS = 0.2
@@ -62,7 +66,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     if flags.run:
         config, questions = _recorded(flags), flags.questions
     else:
-        config = configuration.configured(ask.AskConfig)
+        config = activation.follow_weights(configuration.configured(ask.AskConfig))
         rematerialization.require_decided()
         questions = [config.question] if config.question else []
     show = _Json() if flags.json else _Screen(echo=len(questions) != 1)
@@ -93,6 +97,13 @@ def _make_parser() -> argparse.ArgumentParser:
         default="127.0.0.1",
         help="its address; 0.0.0.0 for others, without a password",
     )
+    parser.add_argument(
+        "--allow_host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name that browsers know the page by, beside localhost and its address",
+    )
     return parser
 
 
@@ -103,7 +114,11 @@ def _recorded(flags: argparse.Namespace) -> ask.AskConfig:
             f"{flags.port}); leave one out"
         )
     return recorded.ask_config(
-        flags.run, recorded_run.given(flags), port=flags.port, host=flags.host
+        flags.run,
+        recorded_run.given(flags),
+        port=flags.port,
+        host=flags.host,
+        allowed_hosts=flags.allow_host,
     )
 
 
@@ -134,6 +149,7 @@ def _serve(config: ask.AskConfig, stop: threading.Event) -> None:
             listener,
             stop,
             on_ready=lambda: note(f"ready at {where}; Ctrl-C ends it"),
+            hosts=(config.host, *config.allowed_hosts),
         )
 
 

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from realm_jax import multihost
+from realm_jax import multihost, ranges
 from realm_jax.cli import configuration, model_dir, starts
 from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
@@ -31,10 +31,16 @@ class BuildIndexConfig:
     Attributes:
       model_dir: folder or gs:// of the run.
       corpus: the prepared corpus.
+      verify_files: whether every byte of it is read once at the start, and compared
+        with its checksum.
     """
 
     model_dir: str
     corpus: str
+    verify_files: bool = True
+
+    def __post_init__(self):
+        ranges.require_ranges(self, model_dir=ranges.PATH, corpus=ranges.PATH)
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int | None:
@@ -54,9 +60,10 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     with StageProgress("build-index", stop) as progress:
         others = {"builder": building}
         starts.StartRecord("build-index", config, argv, progress, others)
-        is_done = IndexBuilder(
-            store, BlockStore.open(config.corpus), building, progress
-        ).run(stop)
+        corpus = multihost.run_on_all(
+            lambda: BlockStore.open(config.corpus, verify=config.verify_files)
+        )
+        is_done = IndexBuilder(store, corpus, building, progress).run(stop)
     return None if is_done or stop.is_set() else STOPPED
 
 

@@ -32,6 +32,8 @@ Macros:
   STARTING_POINT   model directory of a warm start that left the retriever unchanged
   CONTROL_WARM_STARTED, CONTROL_FINETUNED   model directories of the control's stages
   CHECKPOINT   of PRETRAINED: "last", or "best" by held-out utility
+  FINETUNED_CHECKPOINT   of FINETUNED: "best" by exact match on the questions it held
+               out, or "last"
   MASKED_TASK  masked sentences, e.g. "my_salient"
   SPLIT        split of the questions
   MAX_BM25_BLOCKS   the largest corpus that BM25 searches; 0 leaves the baselines out
@@ -51,6 +53,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from realm_jax.cli import (
+    activation,
     configuration,
     model_dir,
     recorded_run,
@@ -74,6 +77,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
 
     if not flags.run:
         config = configuration.configured(run.EvaluateConfig)
+        config = activation.follow_weights(config)
         rematerialization.require_decided()
     with StageProgress("evaluate", stop) as progress:
         if flags.run:

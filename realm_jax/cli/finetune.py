@@ -10,7 +10,12 @@ Macros:
   CHECKPOINT   checkpoint of WARM_START: "last", or "best" by held-out utility
   RETRIEVER_WARM_START, READER_WARM_START
                source of one model alone instead, or ""
+  QUESTIONS    held-out questions by which a checkpoint is chosen, or "" for the last
+  QUESTIONS_SPLIT, MAX_QUESTIONS, EVALUATION_PERIOD
+               their split, how many of them, and updates between two measurements
   SEARCHER     "device" (exact) or "scann"
+  SKIP_NONFINITE_UPDATES
+               updates that may be skipped because they are not finite
   TRAIN_STEPS, BATCH_SIZE, SEED
 
 Example:

@@ -2,9 +2,11 @@
 
 `realm --help` lists the commands, `realm COMMAND --help` shows the purpose, macros and
 an example of each, `realm --version` prints the version. Exit codes: 0 done, 1 a bug
-(with its traceback), 2 bad input (with a one-line message), 130 stopped by Ctrl-C and
-143 by SIGTERM, or because another process of the job was (both leave a directory from
-which the same command resumes; `ask`, which ends in no other way, exits with 0).
+(with its traceback), 2 bad input (with a one-line message), 75 another job is late with
+what this one needs, or the bucket is away (likewise; the same command may succeed
+later), 130 stopped by Ctrl-C, 129 by SIGHUP (a terminal that is gone) and 143 by
+SIGTERM, or because another process of the job was (all leave a directory from which the
+same command resumes; `ask`, which ends in no other way, exits with 0).
 """
 
 import _thread
@@ -16,21 +18,25 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from realm_jax import __version__
 from realm_jax.cli import model_dir
 from realm_jax.errors import (
     BadInputError,
+    NotReadyError,
     StoppedError,
     is_out_of_space,
     out_of_space_error,
 )
 from realm_jax.stages import STAGES
+from realm_jax.storage import UnavailableStoreError
 
-_BUG, _BAD_INPUT = 1, 2
+_BUG, _BAD_INPUT, _NOT_READY = 1, 2, os.EX_TEMPFAIL
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a command to save and end; it exits with 128 and their number."""
 STOPPED = 128 + signal.SIGTERM
 """Exit code of a command if another process of its job was asked to stop."""
 
@@ -47,7 +53,7 @@ def console(argv: Sequence[str] | None = None) -> NoReturn:
     except Exception:
         traceback.print_exc()
         code = _BUG
-    if code in (_BUG, _BAD_INPUT):
+    if code in (_BUG, _BAD_INPUT, _NOT_READY):
         # The message is printed. During interpreter shutdown, a process of a job would
         # wait for the others, which wait for this one; and libraries that were writing
         # when the disk was full would report all unfinished writes again.
@@ -81,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def guard(command: Callable[[threading.Event], int | None]) -> int:
-    """Runs a command that may be interrupted; bad input becomes one line and code 2.
+    """Runs a command that may be interrupted; expected errors become one line.
 
     Args:
       command: takes the event that is set when the process is asked to stop; it then
@@ -95,8 +101,16 @@ def guard(command: Callable[[threading.Event], int | None]) -> int:
                 return code
         except BadInputError as error:
             return _fail(str(error))
+        except NotReadyError as error:
+            _fail(str(error))
+            return _NOT_READY
+        except UnavailableStoreError as error:
+            _fail(f"{error}; run the same command again later")
+            return _NOT_READY
         except StoppedError as error:
-            print(error, file=sys.stderr)
+            # After SIGHUP there is no terminal to print on.
+            with suppress(OSError):
+                print(error, file=sys.stderr)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except Exception as error:
@@ -128,11 +142,15 @@ def _log_to_screen() -> None:
     # Orbax logs the exceptions that it raises, with a traceback.
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    # A stage may read a large corpus for minutes before it says anything else.
+    logging.getLogger("realm_jax.data.store_files").setLevel(logging.INFO)
 
 
 @contextmanager
 def _stop_signals() -> Iterator[tuple[threading.Event, list[int]]]:
-    """Sets an event on the first SIGINT or SIGTERM; a second SIGINT ends at once.
+    """Sets an event on the first of `STOP_SIGNALS`; a second SIGINT ends at once.
+
+    SIGHUP stays ignored where it is, as under nohup.
 
     Yields:
       The event, and the numbers of the signals received.
@@ -149,8 +167,8 @@ def _stop_signals() -> Iterator[tuple[threading.Event, list[int]]]:
         # locks that may be held here.
         _thread.start_new_thread(stop.set, ())
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, handle) for number in numbers}
+    heard = [n for n in STOP_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in heard}
     try:
         yield stop, received
     finally:

@@ -20,6 +20,9 @@ Macros:
                    validation sentences to predict at every refresh; 0 for none. The
                    checkpoint with the highest utility on them is kept as the best
   MICROBATCHES     parts of a batch that are computed one after the other
+  PACK_DOCUMENTS   True lets two documents share a row, for a corpus of short blocks
+  SKIP_NONFINITE_UPDATES
+                   updates that may be skipped because they are not finite
   NUM_CANDIDATES, TRAIN_STEPS, BATCH_SIZE, SEED
 
 Example:

@@ -8,7 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from realm_jax import multihost
-from realm_jax.cli import configuration, model_dir, rematerialization, starts
+from realm_jax.cli import (
+    activation,
+    configuration,
+    model_dir,
+    rematerialization,
+    starts,
+)
 from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
 from realm_jax.training import profiling
@@ -52,7 +58,7 @@ def run_stage(
     )
     flags = configuration.parse(parser, argv, command)
     multihost.join(configuration.configured_if_bound(multihost.HostsConfig))
-    config = configuration.configured(config_class)
+    config = activation.follow_weights(configuration.configured(config_class))
     rematerialization.require_decided()
     model_dir.require_writable_folder("MODEL_DIR", config.model_dir)
     if flags.profile:

@@ -20,6 +20,8 @@ Macros:
                own block, the null document, the best retrieved block that contains the
                answer; 1, 0, 0
   SEARCHER     searcher of retrieved blocks: "device" (exact) or "scann"
+  SKIP_NONFINITE_UPDATES
+               updates that may be skipped because they are not finite
   TRAIN_STEPS, BATCH_SIZE, SEED
 
 Example:

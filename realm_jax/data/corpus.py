@@ -76,8 +76,7 @@ def chunk_each(
     """
     require_room(chunk_length)
     room = chunk_length - NUM_SPECIAL_PIECES
-    encodings = vocabulary.encode_batch([document.title for document in documents])
-    titles = [encoding.ids for encoding in encodings]
+    titles = vocabulary.ids_batch([document.title for document in documents])
     # The text has at least half of a block.
     shortened = [title[: room // 2] for title in titles]
     drafts: list[_Draft] = []
@@ -119,8 +118,8 @@ def _split(
 ) -> Iterator[tuple[list[_Range], list[np.ndarray]]]:
     """Yields the sentences of each document and their wordpieces."""
     sentences = [_sentences(document) for document in documents]
-    encodings = iter(
-        vocabulary.encode_batch(
+    ids = iter(
+        vocabulary.ids_batch(
             [
                 document.text[start:end]
                 for document, ranges in zip(documents, sentences, strict=True)
@@ -129,8 +128,7 @@ def _split(
         )
     )
     for ranges in sentences:
-        of_one = itertools.islice(encodings, len(ranges))
-        yield ranges, [encoding.ids for encoding in of_one]
+        yield ranges, list(itertools.islice(ids, len(ranges)))
 
 
 def _divided(

@@ -52,7 +52,7 @@ def read_documents(store: BlockStore) -> np.ndarray:
             "the corpus and prepare it again, which keeps its fingerprint."
         )
     path = store.directory / DOCUMENTS_FILE
-    return map_array(path, DOCUMENT, (store.info["num_documents"],))
+    return map_array(path, DOCUMENT, (store.info.get("num_documents"),))
 
 
 def _id_hash(source_id: str) -> bytes:

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
+import jax
 import numpy as np
 
-from realm_jax.data.features import SENTENCE_ID
+from realm_jax.data.features import SENTENCE_ID, FeatureSpecs
 from realm_jax.data.store_files import write_header
 from realm_jax.errors import BadInputError
 from realm_jax.storage import file_stat
@@ -14,8 +15,11 @@ from realm_jax.storage import file_stat
 SENTENCE_STARTS = "sentence_starts"
 """Name of the array of rows at which sentences begin, then the number of rows."""
 
+SENTENCE_START = np.dtype(np.int64)
+"""Its type."""
+
 _Spec: TypeAlias = tuple[np.dtype, tuple[int, ...]]
-_ROW: _Spec = (np.dtype(np.int64), ())
+_ROW: _Spec = (SENTENCE_START, ())
 
 
 class ExampleFiles:
@@ -25,9 +29,16 @@ class ExampleFiles:
       count: examples appended so far.
     """
 
-    def __init__(self, directory: Path):
-        """Prepares a writer; the first batch determines which files are created."""
+    def __init__(self, directory: Path, dtypes: Mapping[str, np.dtype]):
+        """Prepares a writer; the first batch determines which files are created.
+
+        Args:
+          directory: where the files are created.
+          dtypes: narrower integers in which an array is stored, by its name; all others
+            are stored as they are.
+        """
         self._directory = directory
+        self._dtypes = dtypes
         self._files: dict[str, BinaryIO] = {}
         self._specs: dict[str, _Spec] = {}
         self._sentences: _SentenceStarts | None = None
@@ -38,7 +49,7 @@ class ExampleFiles:
 
         Raises:
           BadInputError: the batch differs in features, types or shapes from those
-            before.
+            before, or a value does not fit the dtype in which it is stored.
         """
         arrays = {name: np.ascontiguousarray(value) for name, value in batch.items()}
         specs = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
@@ -54,8 +65,35 @@ class ExampleFiles:
         if self._sentences is not None:
             self._sentences.append(arrays.pop(SENTENCE_ID))
         for name, array in arrays.items():
-            self._files[name].write(array.data)
+            self._files[name].write(self._narrowed(name, array).data)
         self.count += counts.pop()
+
+    @property
+    def specs(self) -> FeatureSpecs:
+        """Shape and type of each array of an example, as appended."""
+        of_files = {name: self._specs[name] for name in self._files}
+        return {
+            name: jax.ShapeDtypeStruct(shape, dtype)
+            for name, (dtype, shape) in of_files.items()
+        }
+
+    def _stored(self, name: str) -> _Spec:
+        dtype, shape = self._specs[name]
+        return self._dtypes.get(name, dtype), shape
+
+    def _narrowed(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Returns the values of an array in the dtype in which they are stored."""
+        dtype, _ = self._stored(name)
+        if dtype == array.dtype:
+            return array
+        narrow = array.astype(dtype)
+        if not np.array_equal(narrow, array):
+            wrong = array[narrow != array][0]
+            raise BadInputError(
+                f"expected {name} to be {dtype.name}, which all values of the corpus "
+                f"and its vocabulary fit, got {wrong}; does it belong to another?"
+            )
+        return narrow
 
     def _begin(self, specs: dict[str, _Spec]) -> None:
         self._specs = specs
@@ -64,20 +102,20 @@ class ExampleFiles:
                 self._sentences = _SentenceStarts(self._directory, *spec)
                 continue
             self._files[name] = (self._directory / f"{name}.npy").open("wb")
-            write_header(self._files[name], *spec, count=0)
+            write_header(self._files[name], *self._stored(name), count=0)
 
     def finish(self) -> dict[str, Any]:
         """Completes the files and returns their description for examples.json."""
         for name, file in self._files.items():
             file.seek(0)
-            write_header(file, *self._specs[name], count=self.count)
+            write_header(file, *self._stored(name), count=self.count)
         starts = self._sentences.finish() if self._sentences is not None else None
         self.close()
-        features = {
-            name: _describe(self._directory / f"{name}.npy", *self._specs[name])
+        arrays = {
+            name: _describe(self._directory / f"{name}.npy", *self._stored(name))
             for name in self._files
         }
-        return {"count": self.count, "features": features} | (
+        return {"count": self.count, "arrays": arrays} | (
             {SENTENCE_STARTS: starts} if starts is not None else {}
         )
 

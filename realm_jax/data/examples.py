@@ -14,33 +14,51 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Int, Int64
 
 from realm_jax.data.batch_order import Spans, batch_rows, sentence_rows
+from realm_jax.data.blocks import BlockStore
 from realm_jax.data.example_files import SENTENCE_STARTS, ExampleFiles
-from realm_jax.data.features import Example
+from realm_jax.data.example_layouts import (
+    LAYOUT,
+    References,
+    describe_layout,
+    describe_specs,
+    parse_layout,
+    parse_specs,
+)
+from realm_jax.data.features import Example, FeatureSpecs
 from realm_jax.data.masking import mask_together
 from realm_jax.data.store_files import (
     map_array,
     new_folder,
     read_manifest,
+    require_consecutive,
     require_free,
     require_sound,
 )
 from realm_jax.errors import BadInputError
-from realm_jax.manifests import parse_files, seal
+from realm_jax.manifests import require_fields, seal
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 INFO_FILE = "examples.json"
+CORPUS_FINGERPRINT = "corpus_fingerprint"
+_WHOLE_ROWS_ONLY = 1
+_INFO_FIELDS = {"count": int, "features": dict, "metadata": dict}
+_ARRAYS = "arrays"
+_AT_ONCE = 4096
 
 
 def write_examples(
     directory: str | os.PathLike[str],
     batches: Iterable[Mapping[str, np.ndarray]],
     metadata: Mapping[str, Any],
+    *,
+    references: References | None = None,
+    dtypes: Mapping[str, np.dtype] | None = None,
 ) -> "Examples":
     """Writes a stream of examples in bounded memory, and opens the result.
 
@@ -54,16 +72,59 @@ def write_examples(
         begin.
       metadata: JSON values to store with the examples: a description, and the
         fingerprints of the corpus and the vocabulary they were made from.
+      references: what the batches refer to, whose arrays are then columns of
+        `references.layout`; None if they hold the features themselves.
+      dtypes: narrower integers in which features are stored, by name.
 
     Raises:
       BadInputError: `directory` is not empty, there is no example, the batches differ
-        in features, types or shapes, or the disk is full.
+        in features, types or shapes, a value does not fit its dtype, or the disk is
+        full.
     """
     directory = Path(directory)
     require_free(directory)
     with new_folder(directory, "the examples") as partial:
-        _write_partial(partial, batches, metadata)
-    return Examples.open(directory)
+        _write_partial(partial, batches, metadata, references, dtypes or {})
+    return Examples.open(directory, corpus=references and references.corpus)
+
+
+class Feature:
+    """A feature of all examples, computed where it is indexed, like an array on disk.
+
+    Attributes:
+      shape: of an array of all examples.
+      dtype: of its values.
+    """
+
+    def __init__(self, examples: "Examples", name: str):
+        """Use `Examples.features`."""
+        self._examples = examples
+        self._name = name
+        spec = examples.specs[name]
+        self.shape: tuple[int, ...] = (len(examples), *spec.shape)
+        self.dtype = np.dtype(spec.dtype)
+
+    def __len__(self) -> int:
+        """Returns the number of examples."""
+        return len(self._examples)
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        """Returns the feature of the examples at `rows`, an integer, slice or array."""
+        if isinstance(rows, int | np.integer):
+            return self[np.array([rows])][0]
+        return self._examples.batch(rows)[self._name]
+
+    def __array__(
+        self, dtype: np.dtype | None = None, copy: bool | None = None
+    ) -> np.ndarray:
+        """Returns the feature of all examples."""
+        starts = range(0, len(self), _AT_ONCE)
+        values = np.concatenate([self[start : start + _AT_ONCE] for start in starts])
+        return values.astype(dtype or self.dtype, copy=False)
+
+
+AnyFeature: TypeAlias = np.ndarray | Feature
+"""A feature that is on disk as it is in a batch, or one that is computed."""
 
 
 class Examples:
@@ -72,7 +133,9 @@ class Examples:
     Attributes:
       directory: directory of the files.
       metadata: the values stored with the examples.
-      features: the memory-mapped array of each feature.
+      specs: shape and type of each feature of an example in a batch.
+      features: each feature of all examples: its memory-mapped array, or, if it is not
+        stored as it is in a batch, a `Feature`.
       sentence_starts: the row at which each sentence begins, then the number of rows,
         memory-mapped; None if it is not known which rows share a sentence.
     """
@@ -81,53 +144,78 @@ class Examples:
         self,
         directory: Path,
         metadata: Mapping[str, Any],
-        features: Mapping[str, np.ndarray],
+        specs: FeatureSpecs,
+        arrays: Mapping[str, np.ndarray],
         sentence_starts: np.ndarray | None,
+        references: References | None,
     ):
         """Use `Examples.open`."""
         self.directory = directory
         self.metadata = metadata
-        self.features = features
+        self.specs = specs
         self.sentence_starts = sentence_starts
-        self._count = len(next(iter(features.values())))
+        self._arrays = arrays
+        self._references = references
+        self._count = len(next(iter(arrays.values())))
+        self.features: Mapping[str, AnyFeature] = {
+            name: arrays[name]
+            if name in arrays and arrays[name].dtype == spec.dtype
+            else Feature(self, name)
+            for name, spec in specs.items()
+        }
 
     @classmethod
     def open(
         cls,
         directory: str | os.PathLike[str],
         expect: Mapping[str, Any] | None = None,
+        *,
+        verify: bool = False,
+        corpus: BlockStore | None = None,
     ) -> "Examples":
         """Opens examples after checking sizes, types and shapes of their files.
 
         Args:
           directory: directory of the examples.
           expect: metadata they must have, such as the fingerprint of the corpus.
+          verify: whether every byte is read and checksums are compared, too.
+          corpus: the blocks that the rows refer to, if they do; None opens CORPUS where
+            the directory is CORPUS/examples/TASK/SPLIT.
 
         Raises:
-          BadInputError: there are no examples, a file is missing or truncated, or the
-            metadata differ from `expect`.
+          BadInputError: there are no examples, a file is missing, truncated or damaged,
+            the metadata differ from `expect`, or the rows refer to another corpus.
         """
         directory = Path(directory)
         info = _read_info(directory)
-        for name, value in (expect or {}).items():
-            found = info["metadata"].get(name)
-            if found != value:
-                raise BadInputError(
-                    f"expected examples with {name} {value!r} in {directory}, got "
-                    f"{found!r}; prepare them again or correct the path."
-                )
-        arrays = _described_arrays(info)
-        _require_sound(directory, arrays, contents=False)
-        features = {
+        layout = info[LAYOUT]
+        _require_metadata(directory, info, expect or {})
+        references = None
+        if layout is not None:
+            corpus = corpus or _corpus_of(directory)
+            _require_metadata(directory, info, {CORPUS_FINGERPRINT: corpus.fingerprint})
+            references = References(layout, corpus)
+        described = _described_arrays(info)
+        _require_sound(directory, described, contents=verify)
+        arrays = {
             name: map_array(
                 directory / f"{name}.npy",
                 entry["dtype"],
                 (entry.get("count", info["count"]), *entry["shape"]),
             )
-            for name, entry in arrays.items()
+            for name, entry in described.items()
         }
-        starts = features.pop(SENTENCE_STARTS, None)
-        return cls(directory, info["metadata"], features, starts)
+        starts = arrays.pop(SENTENCE_STARTS, None)
+        if starts is not None:
+            require_consecutive(
+                directory / f"{SENTENCE_STARTS}.npy",
+                starts,
+                info["count"],
+                "rows of sentences",
+                shortest=1,
+            )
+        specs = parse_specs(info["features"]) if layout is None else layout.specs
+        return cls(directory, info["metadata"], specs, arrays, starts, references)
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -143,8 +231,21 @@ class Examples:
         _require_sound(self.directory, arrays, contents=True)
 
     def batch(self, indices: Int[np.ndarray, " batch"]) -> Example:
-        """Returns the examples at `indices`, in the given order."""
-        return {name: array[indices] for name, array in self.features.items()}
+        """Returns the examples at `indices`, in the given order.
+
+        Raises:
+          BadInputError: a row refers to no sentence of the corpus.
+        """
+        rows = {name: array[indices] for name, array in self._arrays.items()}
+        if self._references is None:
+            return {
+                name: rows[name].astype(spec.dtype, copy=False)
+                for name, spec in self.specs.items()
+            }
+        try:
+            return self._references.layout.lay_out(self._references.corpus, rows)
+        except BadInputError as error:
+            raise BadInputError(f"{self.directory}: {error}") from error
 
     def together(self, indices: Int[np.ndarray, " batch"]) -> Example:
         """Returns examples that mask further spans of each row's sentence.
@@ -157,12 +258,21 @@ class Examples:
         if starts is None:
             return self.batch(indices)
         sentences = np.searchsorted(starts, indices, side="right") - 1
-        made = []
-        for row, sentence in zip(indices, sentences, strict=True):
-            first, end = int(starts[sentence]), int(starts[sentence + 1])
-            rows = np.roll(np.arange(first, end), first - int(row))
-            made.append(mask_together(self.batch(rows)))
-        return {name: np.stack([one[name] for one in made]) for name in self.features}
+        of_sentences = [
+            np.roll(np.arange(first, end), first - row)
+            for row, first, end in zip(
+                indices, starts[sentences], starts[sentences + 1], strict=True
+            )
+        ]
+        every = self.batch(np.concatenate(of_sentences))
+        ends = np.cumsum([len(rows) for rows in of_sentences])
+        made = [
+            mask_together(
+                {name: array[end - len(rows) : end] for name, array in every.items()}
+            )
+            for rows, end in zip(of_sentences, ends, strict=True)
+        ]
+        return {name: np.stack([one[name] for one in made]) for name in self.specs}
 
     def step_rows(
         self,
@@ -234,8 +344,15 @@ def _write_partial(
     partial: Path,
     batches: Iterable[Mapping[str, np.ndarray]],
     metadata: Mapping[str, Any],
+    references: References | None,
+    dtypes: Mapping[str, np.dtype],
 ) -> None:
-    files = ExampleFiles(partial)
+    layout = None
+    if references is not None:
+        layout, corpus = references
+        bodies = corpus.body_lengths(np.arange(corpus.num_blocks))
+        dtypes = layout.dtypes(corpus.num_blocks, int(bodies.max()))
+    files = ExampleFiles(partial, dtypes)
     try:
         for batch in batches:
             files.append(batch)
@@ -249,24 +366,73 @@ def _write_partial(
         files.close()
     info = {
         "format_version": FORMAT_VERSION,
+        LAYOUT: describe_layout(layout),
+        "features": describe_specs(files.specs if layout is None else layout.specs),
         **contents,
         "metadata": dict(metadata),
     }
     (partial / INFO_FILE).write_bytes(seal(info))
 
 
+def _corpus_of(directory: Path) -> BlockStore:
+    """Opens CORPUS of CORPUS/examples/TASK/SPLIT."""
+    try:
+        return BlockStore.open(os.path.abspath(directory / "../../.."))
+    except BadInputError as error:
+        raise BadInputError(
+            f"expected the corpus whose sentences {directory} refers to, three folders "
+            f"above it or given as `corpus`: {error}"
+        ) from error
+
+
+def _require_metadata(
+    directory: Path, info: Mapping[str, Any], expect: Mapping[str, Any]
+) -> None:
+    for name, value in expect.items():
+        found = info["metadata"].get(name)
+        if found != value:
+            raise BadInputError(
+                f"expected examples with {name} {value!r} in {directory}, got "
+                f"{found!r}; prepare them again or correct the path."
+            )
+
+
 def _read_info(directory: Path) -> dict[str, Any]:
-    return read_manifest(directory / INFO_FILE, FORMAT_VERSION, "prepared examples")
+    """Returns the content of examples.json, with the layout in place of its entry."""
+    path = directory / INFO_FILE
+    info = read_manifest(
+        *(path, FORMAT_VERSION, "prepared examples", _INFO_FIELDS),
+        older=(_WHOLE_ROWS_ONLY,),
+    )
+    try:
+        if info["format_version"] == _WHOLE_ROWS_ONLY:
+            info |= {LAYOUT: describe_layout(None), _ARRAYS: info["features"]}
+        require_fields(info, {LAYOUT: dict, _ARRAYS: dict})
+        info[LAYOUT] = parse_layout(info[LAYOUT])
+        layout, arrays = info[LAYOUT], info[_ARRAYS]
+        wanted = parse_specs(info["features"]) if layout is None else layout.columns
+        if not wanted or arrays.keys() != wanted.keys():
+            raise ValueError(f"{', '.join(wanted) or 'one'} expected")
+        for name, entry in _described_arrays(info).items():
+            require_fields(entry, {"dtype": str, "shape": list})
+            if name in wanted and tuple(entry["shape"]) != wanted[name].shape:
+                raise ValueError(f"{name} of shape {list(wanted[name].shape)} expected")
+    except (ValueError, BadInputError) as error:
+        raise BadInputError(
+            f"expected arrays in {path}, each with its dtype and shape, but one cannot "
+            f"be read ({error}); run `realm prepare` again."
+        ) from error
+    return info
 
 
 def _described_arrays(info: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Returns each array's entry in examples.json: dtype, row shape, size, checksum."""
     starts = {SENTENCE_STARTS: info[SENTENCE_STARTS]} if SENTENCE_STARTS in info else {}
-    return {**info["features"], **starts}
+    return {**info[_ARRAYS], **starts}
 
 
 def _require_sound(
     directory: Path, arrays: Mapping[str, Mapping[str, Any]], *, contents: bool
 ) -> None:
-    files = parse_files({f"{name}.npy": entry for name, entry in arrays.items()})
-    require_sound(directory, files, contents=contents)
+    table = {f"{name}.npy": entry for name, entry in arrays.items()}
+    require_sound(directory, table, contents=contents)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Int, Int32
 
+from realm_jax.data.layout import from_lists, query_inputs
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 
@@ -20,6 +21,11 @@ SENTENCE_ID = "sentence_id"
 """Name of the feature that examples of one sentence share: an integer that never
 decreases from one example to the next. It is not part of a batch; see
 `examples.write_examples`."""
+
+WORDPIECE_FEATURES = frozenset(
+    ("query_ids", "mask_ids", "document_ids", "question_ids", "answer_ids")
+)
+"""Names of the features of a batch whose values are ids of the vocabulary."""
 
 
 def int32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -60,12 +66,8 @@ def query_row(
             f"expected room for [CLS] x [SEP], got a query length of {length}; raise "
             "it to 3 or more (the paper uses 96)."
         )
-    pieces = pieces[: length - 2]
-    row = np.zeros(length, np.int32)
-    row[0] = vocabulary.cls
-    row[1 : 1 + len(pieces)] = pieces
-    row[1 + len(pieces)] = vocabulary.sep
-    return row
+    sentences = from_lists([pieces[:0]], [pieces])
+    return query_inputs(sentences, length, vocabulary.cls, vocabulary.sep, np)[0]
 
 
 def pieces_of_sentence(

@@ -1,23 +1,29 @@
 """Makes inverse cloze examples: a sentence paired with its block (ORQA, §4)."""
 
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
+
 import numpy as np
-from jaxtyping import Int
 
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.features import (
-    Example,
-    FeatureSpecs,
-    int32,
-    pieces_of_sentence,
-    query_row,
+from realm_jax.data.features import Example, FeatureSpecs, int32, pieces_of_sentence
+from realm_jax.data.layout import document_inputs, query_inputs, without_parts
+from realm_jax.data.references import (
+    ABOUT,
+    BLOCK,
+    SentenceRows,
+    as_rows,
+    find_sentences,
+    read_blocks,
 )
-from realm_jax.data.layout import document_inputs, from_lists
 from realm_jax.data.splits import stable_uniform
 from realm_jax.data.wordpiece import Encoding
 from realm_jax.errors import BadInputError
 
 QUERY_LENGTH = 64
 DOCUMENT_LENGTH = 288
+REMOVED = "removed"
 REMOVAL_PROBABILITY = 0.9
 """Share of examples whose document is the block without the sentence. The others keep
 the sentence, so that the retriever also learns lexical matching."""
@@ -45,10 +51,60 @@ def inverse_cloze_specs(
     }
 
 
+@dataclasses.dataclass(frozen=True)
+class PairRows(SentenceRows):
+    """Rows that pair a sentence with its block.
+
+    Attributes:
+      query_length: wordpieces of a query.
+      document_length: wordpieces of a document.
+    """
+
+    kind: ClassVar[str] = "inverse_cloze"
+    about: ClassVar[str] = (
+        f"{ABOUT}, from which it is removed in the document of this row, or not"
+    )
+
+    query_length: int
+    document_length: int
+
+    def __post_init__(self):
+        inverse_cloze_specs(self.query_length, self.document_length)  # Checks them.
+
+    @property
+    def specs(self) -> FeatureSpecs:
+        """Features of an example in a batch."""
+        return inverse_cloze_specs(self.query_length, self.document_length)
+
+    @property
+    def own_columns(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """See `SentenceRows.own_columns`."""
+        return {REMOVED: ((), np.dtype(bool))}
+
+    def lay_out(self, store: BlockStore, rows: Mapping[str, np.ndarray]) -> Example:
+        """Returns the examples of rows; see `SentenceRows.lay_out`."""
+        sentences = find_sentences(store, rows)
+        blocks, first, end = sentences
+        special = (store.vocabulary.cls, store.vocabulary.sep)
+        removed_end = np.where(rows[REMOVED] != 0, end, first)
+        document_ids, segments = document_inputs(
+            without_parts(blocks, first, removed_end),
+            *(self.document_length, *special, np),
+        )
+        return {
+            "query_ids": query_inputs(
+                sentences.pieces, *(self.query_length, *special, np)
+            ),
+            "document_ids": document_ids,
+            "document_segment_ids": segments,
+            "block_ids": rows[BLOCK].astype(np.int32),
+        }
+
+
 def take_sentence(
     body: Encoding, sentence: tuple[int, int], remove: bool
-) -> tuple[Int[np.ndarray, " query"], Int[np.ndarray, " rest"]] | None:
-    """Returns the wordpieces of a sentence, and of the body that it is paired with.
+) -> slice | None:
+    """Returns which wordpieces of a body are the sentence that it is paired with.
 
     Args:
       body: wordpieces of a block's body.
@@ -59,10 +115,9 @@ def take_sentence(
       None if the sentence has no wordpieces or the rest of the body would be empty.
     """
     query = pieces_of_sentence(body.offsets, sentence)
-    if query.start == query.stop:
-        return None
-    rest = np.delete(body.ids, query) if remove else body.ids
-    return (body.ids[query], rest) if len(rest) else None
+    count = query.stop - query.start
+    is_left = not remove or count < len(body.ids)
+    return query if count and is_left else None
 
 
 def inverse_cloze_examples(
@@ -95,30 +150,34 @@ def inverse_cloze_examples(
     Raises:
       BadInputError: a block id is out of range or a text cannot be read.
     """
-    inverse_cloze_specs(query_length, document_length)  # Checks the lengths.
-    texts = store.texts(block_ids)
-    titles = store.vocabulary.encode_batch([text.title for text in texts])
-    bodies = store.vocabulary.encode_batch([text.body for text in texts])
-    ids, paired_titles, queries, rests = [], [], [], []
-    for block, text, title, body in zip(block_ids, texts, titles, bodies, strict=True):
+    layout = PairRows(query_length, document_length)
+    rows = inverse_cloze_rows(
+        store, block_ids, removal_probability=removal_probability, seed=seed
+    )
+    return layout.lay_out(store, rows)
+
+
+def inverse_cloze_rows(
+    store: BlockStore,
+    block_ids: np.ndarray,
+    *,
+    removal_probability: float = REMOVAL_PROBABILITY,
+    seed: int = 0,
+) -> Example:
+    """Returns the examples of `inverse_cloze_examples` as columns of `PairRows`.
+
+    Raises:
+      BadInputError: as `inverse_cloze_examples`, or `references.read_blocks`.
+    """
+    made = []
+    for block, (text, body) in zip(
+        block_ids, read_blocks(store, block_ids), strict=True
+    ):
         for index, sentence in enumerate(text.sentences):
             remove = stable_uniform(seed, int(block), index) < removal_probability
-            pair = take_sentence(body, sentence, remove)
-            if pair is not None:
-                ids.append(block)
-                paired_titles.append(title.ids)
-                queries.append(query_row(pair[0], query_length, store.vocabulary))
-                rests.append(pair[1])
-    document_ids, segments = document_inputs(
-        from_lists(paired_titles, rests),
-        document_length,
-        store.vocabulary.cls,
-        store.vocabulary.sep,
-        np,
-    )
-    return {
-        "query_ids": np.array(queries, np.int32).reshape(-1, query_length),
-        "document_ids": document_ids,
-        "document_segment_ids": segments,
-        "block_ids": np.array(ids, np.int32),
-    }
+            query = take_sentence(body, sentence, remove)
+            if query is not None:
+                made.append((block, query.start, query.stop, remove))
+    specs = PairRows(QUERY_LENGTH, DOCUMENT_LENGTH).columns
+    columns = np.array(made, np.int64).reshape(-1, len(specs)).T
+    return as_rows(dict(zip(specs, columns, strict=True)), specs)

@@ -83,6 +83,57 @@ def from_lists(
     )
 
 
+def parts_of_bodies(
+    documents: Documents[np.ndarray],
+    first: Int[np.ndarray, "*dims"],
+    end: Int[np.ndarray, "*dims"],
+) -> Documents[np.ndarray]:
+    """Returns the wordpieces [first, end) of each body, as bodies without titles."""
+
+    def take(places: Int[np.ndarray, "*dims length"]) -> np.ndarray:
+        return documents.take((documents.title_lengths + first)[..., None] + places)
+
+    return Documents(take, np.zeros_like(documents.title_lengths), end - first)
+
+
+def without_parts(
+    documents: Documents[np.ndarray],
+    first: Int[np.ndarray, "*dims"],
+    end: Int[np.ndarray, "*dims"],
+) -> Documents[np.ndarray]:
+    """Returns the documents without the wordpieces [first, end) of each body."""
+    start = (documents.title_lengths + first)[..., None]
+    removed = end - first
+
+    def take(places: Int[np.ndarray, "*dims length"]) -> np.ndarray:
+        return documents.take(places + removed[..., None] * (places >= start))
+
+    bodies = documents.body_lengths - removed
+    return Documents(take, documents.title_lengths, bodies)
+
+
+def query_inputs(
+    sentences: Documents[A], length: int, cls: int, sep: int, xp: ModuleType
+) -> Int[A, "*dims length"]:
+    """Returns `[CLS] x [SEP]`, int32 ids padded with 0.
+
+    Args:
+      sentences: x is the body; what does not fit is truncated.
+      length: wordpieces per row, at least 3.
+      cls: id of [CLS].
+      sep: id of [SEP].
+      xp: numpy or jax.numpy.
+    """
+    last = xp.minimum(sentences.body_lengths, length - 2)[..., None] + 1
+    column = xp.arange(length)
+    inside = (column > 0) & (column < last)
+    titles = sentences.title_lengths[..., None]
+    places = xp.where(inside, titles + column - 1, 0)
+    ids = xp.where(inside, sentences.take(places), 0)
+    ids = xp.where(column == 0, cls, ids)
+    return xp.where(column == last, sep, ids).astype(xp.int32)
+
+
 def document_inputs(
     documents: Documents[A], length: int, cls: int, sep: int, xp: ModuleType
 ) -> tuple[Int[A, "*dims length"], Int[A, "*dims length"]]:

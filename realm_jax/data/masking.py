@@ -5,10 +5,12 @@ becomes [MASK]: there is no 80/10/10 rule as in BERT (paper, §3.4, and `realm/`
 authors' code).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.features import (
@@ -20,8 +22,16 @@ from realm_jax.data.features import (
     int64,
     pieces_of_sentence,
     pieces_of_span,
-    query_row,
-    stack,
+)
+from realm_jax.data.layout import Documents, from_lists, query_inputs
+from realm_jax.data.references import (
+    ABOUT,
+    BLOCK,
+    SentenceRows,
+    as_rows,
+    find_sentences,
+    read_blocks,
+    require_masks,
 )
 from realm_jax.data.salient_spans import Span, Tagger
 from realm_jax.data.wordpiece import Encoding, WordPiece
@@ -30,6 +40,7 @@ from realm_jax.types import NULL_BLOCK
 
 QUERY_LENGTH = 96
 MAX_MASKS = 10
+MASK_FIRST, MASK_END = "mask_first", "mask_end"
 
 
 def pretrain_specs(
@@ -76,6 +87,60 @@ def sentence_id(block_id: int, index: int) -> np.ndarray:
     return np.array(int(block_id) << 32 | index, np.int64)
 
 
+@dataclasses.dataclass(frozen=True)
+class MaskedRows(SentenceRows):
+    """Rows that mask wordpieces of a sentence.
+
+    Attributes:
+      query_length: wordpieces of the query, `[CLS]` and `[SEP]` included.
+      max_masks: maximum number of masked pieces that are scored.
+    """
+
+    query_length: int
+    max_masks: int
+
+    def __post_init__(self):
+        pretrain_specs(self.query_length, self.max_masks)  # Checks them.
+
+    @property
+    def specs(self) -> FeatureSpecs:
+        """Features of an example in a batch."""
+        return pretrain_specs(self.query_length, self.max_masks)
+
+
+class SpanRows(MaskedRows):
+    """Rows that mask one span of a sentence, whose first pieces are scored."""
+
+    kind: ClassVar[str] = "masked_span"
+    about: ClassVar[str] = (
+        f"{ABOUT}, of which [mask_first, mask_end), counted from its first one, are "
+        "masked"
+    )
+
+    @property
+    def own_columns(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """See `SentenceRows.own_columns`."""
+        dtype = np.min_scalar_type(self.query_length)
+        return {MASK_FIRST: ((), dtype), MASK_END: ((), dtype)}
+
+    def lay_out(self, store: BlockStore, rows: Mapping[str, np.ndarray]) -> Example:
+        """Returns the examples of rows; see `SentenceRows.lay_out`."""
+        sentences = find_sentences(store, rows)
+        first, end = (rows[name].astype(np.int64) for name in (MASK_FIRST, MASK_END))
+        most = np.minimum(sentences.end - sentences.first, self.query_length - 2)
+        require_masks((first >= 0) & (first < end) & (end <= most), rows)
+        column = np.arange(self.query_length - 2)
+        is_masked = (first[:, None] <= column) & (column < end[:, None])
+        return masked_inputs(
+            sentences.pieces,
+            is_masked,
+            is_masked & (column < first[:, None] + self.max_masks),
+            rows[BLOCK],
+            vocabulary=store.vocabulary,
+            max_masks=self.max_masks,
+        )
+
+
 def make_salient_example(
     body: Encoding,
     sentence: tuple[int, int],
@@ -102,21 +167,38 @@ def make_salient_example(
       The features of `pretrain_specs`, or None if there is nothing to mask: the span
       does not lie in the sentence, has no wordpieces, or ends beyond the query.
     """
-    if not sentence[0] <= span[0] < span[1] <= sentence[1]:
+    found = _find_span(body.offsets, sentence, span, query_length)
+    if found is None:
         return None
-    query = pieces_of_sentence(body.offsets, sentence)
-    masked = pieces_of_span(body.offsets, span)
-    first, end = masked.start - query.start, masked.stop - query.start
-    if not 0 <= first < end <= min(query_length - 2, query.stop - query.start):
-        return None
+    start, stop, first, end = found
     return masked_example(
-        body.ids[query],
+        body.ids[start:stop],
         np.arange(first, end),
         vocabulary=vocabulary,
         source_block=source_block,
         query_length=query_length,
         max_masks=max_masks,
     )
+
+
+def _find_span(
+    offsets: Int[np.ndarray, "pieces 2"],
+    sentence: tuple[int, int],
+    span: tuple[int, int],
+    query_length: int,
+) -> tuple[int, int, int, int] | None:
+    """Returns first and end of a sentence in its text, and of a span in the sentence.
+
+    None if the span is not to be masked; see `make_salient_example`.
+    """
+    if not sentence[0] <= span[0] < span[1] <= sentence[1]:
+        return None
+    query = pieces_of_sentence(offsets, sentence)
+    masked = pieces_of_span(offsets, span)
+    first, end = masked.start - query.start, masked.stop - query.start
+    if not 0 <= first < end <= min(query_length - 2, query.stop - query.start):
+        return None
+    return query.start, query.stop, first, end
 
 
 def masked_example(
@@ -139,20 +221,56 @@ def masked_example(
       query_length: wordpieces of the query, `[CLS]` and `[SEP]` included.
       max_masks: masked pieces that are scored.
     """
-    scored = np.sort(masked[:max_masks])
-    hidden = pieces.copy()
-    hidden[masked] = vocabulary.mask
-    example = {
-        "query_ids": query_row(hidden, query_length, vocabulary),
-        "mask_positions": np.zeros(max_masks, np.int32),
-        "mask_ids": np.zeros(max_masks, np.int32),
-        "mask_weights": np.zeros(max_masks, np.float32),
-        "source_block": np.array(source_block, np.int32),
+    is_masked, is_scored = np.zeros((2, 1, query_length - 2), bool)
+    is_masked[0, masked] = True
+    is_scored[0, masked[:max_masks]] = True
+    examples = masked_inputs(
+        from_lists([pieces[:0]], [pieces]),
+        is_masked,
+        is_scored,
+        np.array([source_block]),
+        vocabulary=vocabulary,
+        max_masks=max_masks,
+    )
+    return {name: array[0] for name, array in examples.items()}
+
+
+def masked_inputs(
+    sentences: Documents[np.ndarray],
+    is_masked: Bool[np.ndarray, "row piece"],
+    is_scored: Bool[np.ndarray, "row piece"],
+    source_block: Int[np.ndarray, " row"],
+    *,
+    vocabulary: WordPiece,
+    max_masks: int,
+) -> Example:
+    """Returns the features of `pretrain_specs` for many sentences.
+
+    Args:
+      sentences: the wordpieces of each, as bodies without titles.
+      is_masked: which of the wordpieces that fit a query become [MASK].
+      is_scored: which of them are scored, at most `max_masks` of a sentence.
+      source_block: the block of each sentence; -1 if none.
+      vocabulary: the tokenizer.
+      max_masks: slots for scored pieces, which are filled in text order.
+    """
+    count, room = is_masked.shape
+    query_ids = query_inputs(sentences, room + 2, vocabulary.cls, vocabulary.sep, np)
+    pieces = query_ids[:, 1:-1]
+    rows, columns = np.nonzero(is_scored)
+    slots = (is_scored.cumsum(axis=1) - 1)[rows, columns]
+    examples = {
+        "query_ids": query_ids,
+        "mask_positions": np.zeros((count, max_masks), np.int32),
+        "mask_ids": np.zeros((count, max_masks), np.int32),
+        "mask_weights": np.zeros((count, max_masks), np.float32),
+        "source_block": source_block.astype(np.int32),
     }
-    example["mask_positions"][: len(scored)] = 1 + scored  # After [CLS].
-    example["mask_ids"][: len(scored)] = pieces[scored]
-    example["mask_weights"][: len(scored)] = 1.0
-    return example
+    examples["mask_positions"][rows, slots] = 1 + columns  # After [CLS].
+    examples["mask_ids"][rows, slots] = pieces[rows, columns]
+    examples["mask_weights"][rows, slots] = 1.0
+    pieces[is_masked] = vocabulary.mask
+    return examples
 
 
 def mask_together(examples: Example) -> Example:
@@ -213,29 +331,46 @@ def salient_examples(
     Raises:
       BadInputError: a block id is out of range or a text cannot be read.
     """
-    specs = sentence_specs(query_length, max_masks)
-    texts = store.texts(block_ids)
-    bodies = store.vocabulary.encode_batch([text.body for text in texts])
-    spans = [text.spans for text in texts]
+    layout = SpanRows(query_length, max_masks)
+    rows = salient_rows(store, block_ids, query_length=query_length, tagger=tagger)
+    return {**layout.lay_out(store, rows), SENTENCE_ID: rows[SENTENCE_ID]}
+
+
+def salient_rows(
+    store: BlockStore,
+    block_ids: np.ndarray,
+    *,
+    query_length: int = QUERY_LENGTH,
+    tagger: Tagger | None = None,
+) -> Example:
+    """Returns the examples of `salient_examples` as references to their sentences.
+
+    Returns:
+      The columns of `SpanRows`, and `features.SENTENCE_ID`.
+
+    Raises:
+      BadInputError: as `salient_examples`, or `references.read_blocks`.
+    """
+    found = read_blocks(store, block_ids)
+    spans = [text.spans for text, _ in found]
     if tagger is not None:
-        spans = tagger.tag([text.body for text in texts])
-    made = []
-    for block_id, text, body, tagged in zip(
-        block_ids, texts, bodies, spans, strict=True
-    ):
-        for span, index in _with_sentences(tagged, text.sentences):
-            example = make_salient_example(
-                body,
+        spans = tagger.tag([text.body for text, _ in found])
+    made = [
+        (sentence_id(block_id, index), block_id, *place)
+        for block_id, (text, body), tagged in zip(block_ids, found, spans, strict=True)
+        for span, index in _with_sentences(tagged, text.sentences)
+        if (
+            place := _find_span(
+                body.offsets,
                 text.sentences[index],
                 (span.start, span.end),
-                vocabulary=store.vocabulary,
-                source_block=int(block_id),
-                query_length=query_length,
-                max_masks=max_masks,
+                query_length,
             )
-            if example is not None:
-                made.append({**example, SENTENCE_ID: sentence_id(block_id, index)})
-    return stack(made, specs)
+        )
+    ]
+    specs = {SENTENCE_ID: int64(), **SpanRows(query_length, MAX_MASKS).columns}
+    columns = np.array(made, np.int64).reshape(-1, len(specs)).T
+    return as_rows(dict(zip(specs, columns, strict=True)), specs)
 
 
 def _with_sentences(

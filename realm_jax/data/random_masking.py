@@ -12,22 +12,37 @@ another tenth by random pieces, to reduce the mismatch with fine-tuning, which h
 The choice of masks is a function of a seed, the block and the sentence alone.
 """
 
-import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int
 
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.features import SENTENCE_ID, Example, pieces_of_sentence, stack
+from realm_jax.data.features import (
+    SENTENCE_ID,
+    Example,
+    int64,
+    pieces_of_sentence,
+)
 from realm_jax.data.masking import (
     MAX_MASKS,
     QUERY_LENGTH,
+    MaskedRows,
     masked_example,
+    masked_inputs,
     sentence_id,
-    sentence_specs,
+)
+from realm_jax.data.references import (
+    ABOUT,
+    BLOCK,
+    END,
+    FIRST,
+    as_rows,
+    find_sentences,
+    read_blocks,
+    require_masks,
 )
 from realm_jax.data.wordpiece import Encoding, WordPiece
 from realm_jax.types import NULL_BLOCK
@@ -37,6 +52,7 @@ MASKED_FRACTION = 0.15
 SPAN_STOP_PROBABILITY = 0.2
 """The parameter p of the geometric distribution of span lengths."""
 MAX_SPAN_WORDS = 10
+MASKED, SCORED = "masked", "scored"
 
 # SpanBERT calls it clipping, but its mean of 3.8 words is that of the distribution
 # truncated at ten and renormalised.
@@ -50,6 +66,45 @@ Draw: TypeAlias = Callable[
 ]
 """Maps (vocabulary, wordpieces of the query, key) to the positions to mask, those to be
 scored first. Empty where the query is too short to mask a part of it only."""
+
+
+class PieceRows(MaskedRows):
+    """Rows that mask any wordpieces of a sentence."""
+
+    kind: ClassVar[str] = "masked_pieces"
+    about: ClassVar[str] = (
+        f"{ABOUT}; a bit for each of them, the highest of the first byte first, says "
+        "whether it is masked, and whether it is scored"
+    )
+
+    @property
+    def own_columns(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """See `SentenceRows.own_columns`."""
+        bits = ((_num_bytes(self.query_length),), np.dtype(np.uint8))
+        return {MASKED: bits, SCORED: bits}
+
+    def lay_out(self, store: BlockStore, rows: Mapping[str, np.ndarray]) -> Example:
+        """Returns the examples of rows; see `SentenceRows.lay_out`."""
+        sentences = find_sentences(store, rows)
+        room = self.query_length - 2
+        is_masked, is_scored = (
+            np.unpackbits(rows[name].astype(np.uint8), axis=1, count=room).astype(bool)
+            for name in (MASKED, SCORED)
+        )
+        lengths = sentences.end - sentences.first
+        outside = is_masked & (np.arange(room) >= lengths[:, None])
+        wrong = outside | (is_scored & ~is_masked)
+        counts = is_scored.sum(axis=1)
+        fits = (counts > 0) & (counts <= self.max_masks)
+        require_masks(~wrong.any(axis=1) & fits, rows)
+        return masked_inputs(
+            sentences.pieces,
+            is_masked,
+            is_scored,
+            rows[BLOCK],
+            vocabulary=store.vocabulary,
+            max_masks=self.max_masks,
+        )
 
 
 def random_token_examples(
@@ -113,6 +168,74 @@ def random_span_examples(
       BadInputError: a block id is out of range or a text cannot be read.
     """
     return _examples(store, block_ids, draw_spans, query_length, max_masks, seed)
+
+
+def _examples(
+    store: BlockStore,
+    block_ids: np.ndarray,
+    draw: Draw,
+    query_length: int,
+    max_masks: int,
+    seed: int,
+) -> Example:
+    rows = random_rows(
+        *(store, block_ids, draw),
+        query_length=query_length,
+        max_masks=max_masks,
+        seed=seed,
+    )
+    layout = PieceRows(query_length, max_masks)
+    return {**layout.lay_out(store, rows), SENTENCE_ID: rows[SENTENCE_ID]}
+
+
+def random_rows(
+    store: BlockStore,
+    block_ids: np.ndarray,
+    draw: Draw,
+    *,
+    query_length: int = QUERY_LENGTH,
+    max_masks: int = MAX_MASKS,
+    seed: int = 0,
+) -> Example:
+    """Returns rows with random masks for every sentence of the blocks.
+
+    Args:
+      store: the corpus.
+      block_ids: shape [block].
+      draw: chooses the wordpieces: `draw_tokens` or `draw_spans`.
+      query_length: wordpieces of a query.
+      max_masks: masked pieces that are scored.
+      seed: determines which pieces are masked.
+
+    Returns:
+      The columns of `PieceRows` and `features.SENTENCE_ID`, of the examples of
+      `random_token_examples` or `random_span_examples`, in their order.
+
+    Raises:
+      BadInputError: a block id is out of range or a text cannot be read.
+    """
+    layout = PieceRows(query_length, max_masks)
+    places, masks = [], []
+    for block, (text, body) in zip(
+        block_ids, read_blocks(store, block_ids), strict=True
+    ):
+        for index, sentence in enumerate(text.sentences):
+            place = pieces_of_sentence(body.offsets, sentence)
+            pieces = body.ids[place][: query_length - 2]
+            masked = draw(store.vocabulary, pieces, (seed, int(block), index))
+            if not len(masked):
+                continue
+            places.append((sentence_id(block, index), block, place.start, place.stop))
+            is_masked = np.zeros((2, query_length - 2), bool)
+            is_masked[0, masked] = is_masked[1, masked[:max_masks]] = True
+            masks.append(np.packbits(is_masked, axis=-1))
+    columns = np.array(places, np.int64).reshape(-1, 4).T
+    bits = np.array(masks, np.uint8).reshape(-1, 2, _num_bytes(query_length))
+    named = dict(zip((SENTENCE_ID, BLOCK, FIRST, END), columns, strict=True))
+    return as_rows(
+        {**named, MASKED: bits[:, 0], SCORED: bits[:, 1]},
+        {SENTENCE_ID: int64(), **layout.columns},
+    )
 
 
 def make_random_example(
@@ -234,29 +357,6 @@ def _uniforms(count: int, *key: int | str) -> Float64[np.ndarray, " count"]:
     return (np.frombuffer(digest, "<u8") >> np.uint64(11)) / (1 << 53)
 
 
-def _examples(
-    store: BlockStore,
-    block_ids: np.ndarray,
-    draw: Draw,
-    query_length: int,
-    max_masks: int,
-    seed: int,
-) -> Example:
-    specs = sentence_specs(query_length, max_masks)
-    texts = store.texts(block_ids)
-    bodies = store.vocabulary.encode_batch([text.body for text in texts])
-    make = functools.partial(
-        make_random_example,
-        draw=draw,
-        vocabulary=store.vocabulary,
-        query_length=query_length,
-        max_masks=max_masks,
-    )
-    made = []
-    for block, text, body in zip(block_ids, texts, bodies, strict=True):
-        for index, sentence in enumerate(text.sentences):
-            key = (seed, int(block), index)
-            example = make(body, sentence, key=key, source_block=int(block))
-            if example is not None:
-                made.append({**example, SENTENCE_ID: sentence_id(block, index)})
-    return stack(made, specs)
+def _num_bytes(query_length: int) -> int:
+    """Returns the bytes that hold a bit for each wordpiece of a query."""
+    return -(-(query_length - 2) // 8)

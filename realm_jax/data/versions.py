@@ -15,6 +15,7 @@ from pathlib import Path
 
 from realm_jax.data.blocks import read_info
 from realm_jax.errors import BadInputError
+from realm_jax.manifests import parse_json, require_fields
 from realm_jax.storage import AlreadyExistsError, open_store
 
 SUCCESSOR_FILE = "successor.json"
@@ -53,17 +54,16 @@ def successor(corpus: str | os.PathLike[str]) -> Path | None:
     if not pointer.exists():
         return None
     try:
-        named = json.loads(pointer.read_text(encoding="utf-8"))
-        place, fingerprint = str(named["corpus"]), str(named["fingerprint"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        place, fingerprint = _read_pointer(pointer)
+        path = (Path(corpus).resolve() / place).resolve()
+    except (OSError, ValueError) as error:
         raise BadInputError(
             f"expected the path of the next version of {corpus} in {pointer}, but it "
             f"cannot be read ({error}); restore or remove it."
         ) from error
-    path = (Path(corpus).resolve() / place).resolve()
     try:
         found = read_info(path)["fingerprint"]
-    except (BadInputError, KeyError) as error:
+    except BadInputError as error:
         raise BadInputError(
             f"expected the next version of {corpus} at {path}, which {pointer} names, "
             f"but it cannot be read ({error}); move it there or correct the file."
@@ -88,13 +88,12 @@ def is_version_of(corpus: str | os.PathLike[str], fingerprint: str) -> bool:
     while path not in seen:
         seen.add(path)
         try:
-            named = json.loads((path / PARENT_FILE).read_text(encoding="utf-8"))
-            place, found = str(named["corpus"]), str(named["fingerprint"])
-        except (OSError, ValueError, KeyError, TypeError):
+            place, found = _read_pointer(path / PARENT_FILE)
+            path = (path / place).resolve()
+        except (OSError, ValueError):
             return False
         if found == fingerprint:
             return True
-        path = (path / place).resolve()
     return False
 
 
@@ -141,6 +140,13 @@ def link_versions(
         open_store(old).create(SUCCESSOR_FILE, following)
     except AlreadyExistsError as error:
         raise _second_successor(corpus, "another one") from error
+
+
+def _read_pointer(path: Path) -> tuple[str, str]:
+    """Returns folder and fingerprint; raises OSError or ValueError if it cannot."""
+    named = parse_json(path.read_text(encoding="utf-8"))
+    require_fields(named, {"corpus": str, "fingerprint": str})
+    return named["corpus"], named["fingerprint"]
 
 
 def _pointer(place: str, fingerprint: str) -> bytes:

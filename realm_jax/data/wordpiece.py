@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int32
@@ -25,6 +26,8 @@ _MAX_WORD_LENGTH = 200
 # needs them (Korean has 11,172 syllables). A word with any other character is [UNK].
 _MIN_ALPHABET = 1000
 _ALPHABET_COVERAGE = 0.9995
+# Words whose ids are kept, about 30 MB; then it begins anew, with the frequent ones.
+_MAX_KEPT_WORDS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class WordPiece:
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
         normalizer = _normalizer(lowercase, self.strip_accents)
         self._tokenizer = _bert_tokenizer(vocabulary, normalizer)
+        self._kept: dict[str, bytes] = {}
 
     @classmethod
     def load(
@@ -182,6 +186,35 @@ class WordPiece:
         """Returns the wordpieces of each text, in the given order."""
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [_encoding(encoding) for encoding in encodings]
+
+    def ids_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " length"]]:
+        """Returns the ids of `encode_batch` alone, in a fraction of its time.
+
+        A space ends a word, whatever stands beside it: no accent moves across one, and
+        no other rule looks at more than a character. So texts are cut at spaces, and
+        each distinct word is tokenized once. The arrays cannot be written to.
+        """
+        words = [text.split(" ") for text in texts]
+        if len(self._kept) > _MAX_KEPT_WORDS:
+            self._kept.clear()
+        self._keep(list(set().union(*words).difference(self._kept)))
+        ids_of = self._kept.__getitem__
+        return [np.frombuffer(b"".join(map(ids_of, of)), np.int32) for of in words]
+
+    def _keep(self, words: list[str]) -> None:
+        """Tokenizes words, which may hold any character, and keeps their ids."""
+        pieces = self._tokenizer.encode(
+            words, is_pretokenized=True, add_special_tokens=False
+        )
+        counts = np.bincount(np.array(pieces.word_ids, int), minlength=len(words))
+        ids = np.array(pieces.ids, np.int32).tobytes()
+        ends = (counts.cumsum() * np.dtype(np.int32).itemsize).tolist()
+        for word, start, end in zip(words, [0, *ends], ends, strict=False):
+            self._kept[word] = ids[start:end]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out what is kept for speed alone, when a worker is sent this."""
+        return {**self.__dict__, "_kept": {}}
 
     @functools.cached_property
     def is_inner(self) -> Bool[np.ndarray, " vocab"]:

@@ -20,6 +20,7 @@ Punctuation is no word, so that an answer neither begins nor ends with a comma.
 import functools
 import re
 import unicodedata
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -124,6 +125,28 @@ def piece_edges(text: str, offsets: Int[np.ndarray, "piece 2"]) -> PieceEdges:
     )
 
 
+def continues_word(pieces: Sequence[str]) -> Bool[np.ndarray, " piece"]:
+    """Marks the wordpieces before which no word ends, such as "##man" in "bat ##man".
+
+    This is coarser than `piece_edges`, which needs the text: a hyphen or an apostrophe
+    always separates words, as it does for `metrics.answers.answer_tokens`. Korean words
+    may end before any syllable here too, and scripts without spaces before any letter.
+
+    Args:
+      pieces: a vocabulary, or some of it.
+    """
+    ends_before = (_HANGUL, _UNSPACED)
+    return np.array(
+        [
+            piece.startswith("##")
+            and len(piece) > 2
+            and _kind(piece[2]) not in ends_before
+            for piece in pieces
+        ],
+        bool,
+    )
+
+
 def word_edges(text: str) -> WordEdges:
     """Finds where words begin and end; arrays have one position more than the text."""
     kinds, is_mark = _kinds_of(text)
@@ -143,6 +166,17 @@ def word_edges(text: str) -> WordEdges:
     return WordEdges(begins, ends, resumes)
 
 
+def begins_word(text: str, position: int) -> bool:
+    """Returns `word_edges(text).begins[position]`, without looking at all of the text.
+
+    No word extends over a space, so what stands between two of them decides.
+    """
+    start = max(0, text.rfind(" ", 0, position))
+    end = text.find(" ", position)
+    near = text[start:] if end < 0 else text[start:end]
+    return bool(word_edges(near).begins[position - start])
+
+
 def _inside(
     text: str, kinds: str, is_mark: Bool[np.ndarray, " position"]
 ) -> Bool[np.ndarray, " position"]:
@@ -156,11 +190,12 @@ def _inside(
         | ((before == _CURRENCY) & (after == _DIGIT))
         | ((before == _DIGIT) & (after == _UNIT))
     )
-    for pattern in (_JOINED, _AFTER_ABBREVIATION):
-        for match in pattern.finditer(kinds):
-            inside[match.start() : match.end() + 1] = True
+    for match in _JOINED.finditer(kinds):
+        inside[match.start() : match.end() + 1] = True
     for match in _ABBREVIATION.finditer(kinds):
         inside[match.start() + 1 : match.end()] = True
+        if _AFTER_ABBREVIATION.match(kinds, match.end()):
+            inside[match.end() : match.end() + 2] = True
     for match in _SUFFIX.finditer(text):
         inside[match.start() : match.end()] = True
     for match in _ARGUMENT.finditer(text):

@@ -10,25 +10,28 @@ the corpus (`data/versions.py`) only the blocks that changed are embedded, see
 import dataclasses
 import datetime
 import logging
+import reprlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from realm_jax import ranges
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.versions import newest_version
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.evaluation.answering import Answer, Answerer
 from realm_jax.evaluation.loading import FinetunedModel, open_finished
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.embedding_cache import DOCUMENT_CRC32C
 from realm_jax.index.follower import IndexFollower
 from realm_jax.index.manifest import Manifest, MismatchedSnapshotError
+from realm_jax.index.searchers import SEARCHERS
 from realm_jax.index.source import LoadedIndex
 from realm_jax.metrics.curves import made_at
 from realm_jax.stages import PRETRAIN
+from realm_jax.training.answering import Answer, Answerer
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.initialization import describe
@@ -43,6 +46,11 @@ _WARM_UP = "who?"
 _log = logging.getLogger(__name__)
 
 
+_PORT = ranges.whole(0, 65535)._replace(
+    advice="write PORT=8000 without quotes, or 0 for no page"
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class AskConfig:
     """Configuration of the answering model and its interface.
@@ -55,6 +63,8 @@ class AskConfig:
         later versions of the corpus with a model of one tower.
       pretrained_checkpoint: the checkpoint it began with: "last", or "best" by held-out
         utility.
+      finetuned_checkpoint: the checkpoint that answers: "last", or "best" by exact
+        match on dev, which is the last where that was not measured.
       question: one question, or "" to ask at a prompt or on a page.
       host: the address that the page is served on.
       port: port of the page; 0 for no page.
@@ -63,12 +73,15 @@ class AskConfig:
       allow_corpus_mismatch: whether `corpus` may differ from the one the model was
         trained on, with the same vocabulary.
       poll_seconds: interval of checks for a newer version, in seconds.
+      allowed_hosts: names that browsers may know the page by, beside localhost and the
+        address that it is served on.
     """
 
     corpus: str
     finetuned: FinetuneConfig
     pretrained: str = ""
     pretrained_checkpoint: str = "last"
+    finetuned_checkpoint: str = "best"
     question: str = ""
     host: str = "127.0.0.1"
     port: int = 0
@@ -76,18 +89,25 @@ class AskConfig:
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
     allow_corpus_mismatch: bool = False
     poll_seconds: float = 2.0
+    allowed_hosts: Sequence[str] = ()
 
     def __post_init__(self):
+        ranges.require_ranges(
+            self, corpus=ranges.PATH, port=_PORT, poll_seconds=ranges.POSITIVE
+        )
+        require_one_of("SEARCHER", self.searcher, SEARCHERS)
         require_one_of("CHECKPOINT", self.pretrained_checkpoint, Which)
-        if type(self.port) is not int or not 0 <= self.port < 1 << 16:
-            raise BadInputError(
-                "expected a PORT, a number from 1 to 65535 without quotes, or 0 for "
-                f"no page, got {self.port!r}; write PORT=8000"
-            )
+        require_one_of("FINETUNED_CHECKPOINT", self.finetuned_checkpoint, Which)
         if self.port and self.question:
             raise BadInputError(
                 f"expected a QUESTION or a PORT, got both ({self.question!r}, "
                 f"{self.port}); leave one out"
+            )
+        hosts = self.allowed_hosts
+        if isinstance(hosts, str) or not all(isinstance(name, str) for name in hosts):
+            raise BadInputError(
+                f"expected ALLOWED_HOSTS, a tuple of names, got {hosts!r}; write "
+                "ALLOWED_HOSTS=('box.example',)"
             )
 
 
@@ -97,6 +117,8 @@ class Version:
 
     answerer: Answerer
     index: LoadedIndex
+    checkpoint: int
+    """Step of the checkpoint of fine-tuning that answers."""
 
     @property
     def corpus(self) -> BlockStore:
@@ -111,6 +133,7 @@ class Version:
             "corpus": str(self.corpus.directory),
             "fingerprint": self.corpus.fingerprint,
             "num_blocks": self.corpus.num_blocks,
+            "checkpoint_step": self.checkpoint,
             "index_step": manifest.step,
             "index_began": began.isoformat(timespec="seconds"),
             "index_age_seconds": round(max(0.0, time.time() - manifest.began), 1),
@@ -174,13 +197,23 @@ def require_question(question: Any) -> str:
     """Returns a question without surrounding white space.
 
     Raises:
-      BadInputError: it is not a string, is blank, or exceeds `MAX_CHARACTERS`.
+      BadInputError: it is not a string, is blank, is not valid Unicode, or exceeds
+        `MAX_CHARACTERS`.
     """
     if not isinstance(question, str) or not question.strip():
+        # repr() of a value from JSON may exceed the recursion limit.
         raise BadInputError(
-            f"expected a question, a text that is not empty, got {question!r:.60}"
+            "expected a question, a text that is not empty, got "
+            f"{reprlib.repr(question)}"
         )
     question = question.strip()
+    try:
+        question.encode()
+    except UnicodeEncodeError as error:
+        raise BadInputError(
+            f"expected a question in valid Unicode, got a lone surrogate at character "
+            f"{error.start}; send UTF-8"
+        ) from error
     if len(question) > MAX_CHARACTERS:
         raise BadInputError(
             f"expected a question of at most {MAX_CHARACTERS:,} characters, got "
@@ -279,7 +312,7 @@ class AnswerService:
     def _warm(self, corpus: BlockStore, index: LoadedIndex) -> Version:
         answerer = self._model.answerer(corpus, index, batch_size=1)
         answerer.answer([_WARM_UP])
-        return Version(answerer, index)
+        return Version(answerer, index, self._model.run.step)
 
     def _follow(self) -> None:
         while not self._stop.wait(self._config.poll_seconds):
@@ -373,4 +406,5 @@ def open_model(config: AskConfig, corpus: BlockStore) -> FinetunedModel:
         allow_corpus_mismatch=config.allow_corpus_mismatch,
         began_as=began_as,
         pretrained=config.pretrained,
+        checkpoint=Which(config.finetuned_checkpoint),
     )

@@ -190,6 +190,14 @@ _CHARTS = (
         value_format=PERCENT,
     ),
     _Chart(
+        "dev_exact_match",
+        "Exact match, held-out questions",
+        "Always the same questions, which are not trained on; the checkpoint that "
+        "answers most of them is kept, evaluated and asked.",
+        value_format=PERCENT,
+        smooth=False,
+    ),
+    _Chart(
         "examples_per_second",
         "Speed",
         "Examples a second, whatever the time was spent on; the first steps compile.",

@@ -15,7 +15,11 @@ from realm_jax.evaluation.comparisons import (
     MaskedAccuracy,
     recall_name,
 )
-from realm_jax.evaluation.report_data import BestCheckpoint, ReportData
+from realm_jax.evaluation.report_data import (
+    BestCheckpoint,
+    ChosenCheckpoint,
+    ReportData,
+)
 from realm_jax.metrics.curves import Finding, Level, index_versions, made_at
 from realm_jax.metrics.retrieval import Interval
 
@@ -76,6 +80,8 @@ def _verdicts(data: ReportData) -> Iterator[Finding]:
             f"{percent(answered.low)} to {percent(answered.high)})"
             f"{_with_f1(data.comparison.find(AFTER_FINETUNING, F1))}.",
         )
+    if data.finetuned_checkpoint:
+        yield _chosen_checkpoint(data.finetuned_checkpoint)
     versions = index_versions(data.curves)
     if versions:
         yield _refreshes(data)
@@ -199,6 +205,23 @@ def _best_checkpoint(best: BestCheckpoint) -> Finding:
         )
     return Finding(
         Level.NEUTRAL, f"{text}.", 'CHECKPOINT="best" fine-tunes and measures that one.'
+    )
+
+
+def _chosen_checkpoint(chosen: ChosenCheckpoint) -> Finding:
+    text = f"The fine-tuned reader is that of step {chosen.step:,}"
+    if chosen.step == chosen.last_step:
+        return Finding(
+            Level.NEUTRAL,
+            f"{text}, the last checkpoint ({percent(chosen.exact_match)} exact match "
+            "on the questions that fine-tuning held out).",
+        )
+    return Finding(
+        Level.NEUTRAL,
+        f"{text}, chosen by exact match on the questions that fine-tuning held out: "
+        f"{percent(chosen.exact_match)}, and {percent(chosen.last_exact_match)} at the "
+        f"last step, {chosen.last_step:,}.",
+        'FINETUNED_CHECKPOINT="last" measures that one.',
     )
 
 

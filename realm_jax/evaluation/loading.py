@@ -5,6 +5,7 @@ model from its checkpoint.
 """
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,7 +14,6 @@ from jaxtyping import PyTree
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation.answering import Answerer
 from realm_jax.index.builder import RETRIEVER_CRC32C
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.embedding_cache import DOCUMENT_CRC32C
@@ -22,10 +22,18 @@ from realm_jax.index.source import FIRST_STEP, IndexSource, LoadedIndex
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.stages import FINETUNE
 from realm_jax.storage import open_store
-from realm_jax.training.checkpoint_manifests import Which, read_details
+from realm_jax.training.answering import Answerer
+from realm_jax.training.checkpoint_manifests import (
+    Which,
+    all_details,
+    best_step,
+    read_details,
+)
 from realm_jax.training.checkpoints import Restored, restore_params
 from realm_jax.training.finetune import ANSWERING, FinetuneConfig
 from realm_jax.training.initialization import Lengths, describe, described_models
+
+_log = logging.getLogger(__name__)
 
 # Settings that the details of every fine-tuned model provide.
 _SETTINGS = (
@@ -197,6 +205,7 @@ class FinetunedModel:
         began_as: PyTree | None = None,
         pretrained: str = "",
         macro: str = "PRETRAINED",
+        checkpoint: Which = Which.BEST,
     ) -> "FinetunedModel":
         """Reads the model.
 
@@ -210,12 +219,21 @@ class FinetunedModel:
           began_as: parameters of the retriever that fine-tuning began with, if given.
           pretrained: model directory of these parameters.
           macro: macro that names this directory.
+          checkpoint: the last, or the best by exact match on dev; where that was not
+            measured, the best is the last.
 
         Raises:
           BadInputError: as in `open_finished`.
         """
         wanted = _wanted(config, corpus, allow_corpus_mismatch)
-        run = open_finished(config.model_dir, FINETUNE.name, wanted)
+        details = all_details(open_store(config.model_dir))
+        chosen = checkpoint if best_step(details) is not None else Which.LAST
+        run = open_finished(config.model_dir, FINETUNE.name, wanted, chosen)
+        if run.step != max(details):
+            _log.info(
+                "%s: checkpoint %d of %d, the best of it by exact match on dev",
+                *(config.model_dir, run.step, max(details)),
+            )
         return cls(config, run, searcher, embed, began_as, pretrained, macro)
 
     def has_index(self, corpus: BlockStore) -> bool:

@@ -10,10 +10,11 @@ from jaxtyping import Float
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.questions import Question
-from realm_jax.evaluation.answering import Answer, Answerer
 from realm_jax.evaluation.report_data import AnsweredQuestion
-from realm_jax.metrics.answers import is_right, token_f1
+from realm_jax.metrics.answers import token_f1
 from realm_jax.metrics.retrieval import recall_at_k, relevant_blocks
+from realm_jax.training.answering import Answer, Answerer
+from realm_jax.training.dev_exact_match import is_correct
 
 _CONTEXT_CHARACTERS = 160
 
@@ -196,8 +197,7 @@ def _predict(
     return Prediction(
         question=question,
         answer=answer.text,
-        correct=bool(answer.text)
-        and is_right(answer.text, question.answers, question.answers_are_patterns),
+        correct=is_correct(answer, question),
         f1=None
         if question.answers_are_patterns
         else token_f1(answer.text, question.answers),

@@ -7,10 +7,11 @@ import platform
 import jax
 
 from realm_jax.evaluation.comparisons import StageTime
-from realm_jax.evaluation.report_data import BestCheckpoint
+from realm_jax.evaluation.report_data import BestCheckpoint, ChosenCheckpoint
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import (
+    DEV_EXACT_MATCH,
     HELD_OUT_UTILITY,
     all_details,
     best_step,
@@ -41,14 +42,34 @@ def best_checkpoint(model_dir: str) -> BestCheckpoint | None:
     )
 
 
+def chosen_checkpoint(model_dir: str, step: int) -> ChosenCheckpoint | None:
+    """Returns the checkpoint of a fine-tuning run that was measured, beside the last.
+
+    Args:
+      model_dir: model directory of the run.
+      step: the step of the checkpoint.
+
+    Returns:
+      The checkpoint, or None if no exact match was measured while fine-tuning.
+    """
+    details = all_details(open_store(model_dir))
+    last = max(details)
+    if not all(DEV_EXACT_MATCH in details[which] for which in (step, last)):
+        return None
+    of_step, of_last = (details[which][DEV_EXACT_MATCH] for which in (step, last))
+    return ChosenCheckpoint(step, of_step, last, of_last)
+
+
 def stage_times(model_dir: str) -> list[StageTime]:
     """Returns the total time of each stage's updates, by the speeds in its metrics."""
     seconds: dict[str, float] = {}
     steps: dict[str, int] = {}
     for line in read_metrics(model_dir):
+        speed = line.get("steps_per_second")
+        if not isinstance(speed, int | float) or speed <= 0:
+            continue  # Damaged; its updates count at the speed of the next line.
         stage, step = line["stage"], line["step"]
         new = step - steps.get(stage, 0)
-        speed = line["steps_per_second"]
         seconds[stage] = seconds.get(stage, 0.0) + new / speed
         steps[stage] = step
     return [StageTime(stage, seconds[stage], steps[stage]) for stage in steps]

@@ -18,9 +18,8 @@ from realm_jax.evaluation.recorded import (
 from realm_jax.evaluation.run import EvaluateConfig
 from realm_jax.stages import EVALUATE, FINETUNE, PRETRAIN, WARM_START
 from realm_jax.storage import open_store
-from realm_jax.training.checkpoint_manifests import read_details
+from realm_jax.training.checkpoint_manifests import QUESTIONS, read_details
 from realm_jax.training.initialization import Lengths, described_models
-from realm_jax.training.pretrain import QUESTIONS
 
 # What stages must have in common to be measured together.
 _SHARED = ("model", "lengths", "corpus_fingerprint", "vocabulary_fingerprint")
@@ -43,7 +42,7 @@ def evaluate_config(
     Args:
       run: as in `recorded.find_model`.
       given: what is not to be found.
-      questions: JSON lines of questions; "" for those that `realm pretrain` recorded.
+      questions: JSON lines of questions; "" for those that the run recorded.
       output: folder of the report; "" for RUN/evaluate.
       split: split of the questions.
       note: called with a sentence on each stage that is left out.
@@ -109,13 +108,16 @@ def _is_alike(
 
 
 def _recorded_questions(model_dir: str, pretrained: str) -> str:
-    """Returns where the questions are that `realm pretrain` searched for.
+    """Returns where the questions are that fine-tuning or pre-training held out.
 
     Raises:
       BadInputError: none were recorded, or they are not there any more.
     """
-    details = (pretrained and _details(pretrained, PRETRAIN.name)) or {}
-    questions = details.get(QUESTIONS, "")
+    recorded = [
+        _details(model_dir, FINETUNE.name) or {},
+        (pretrained and _details(pretrained, PRETRAIN.name)) or {},
+    ]
+    questions = next((d[QUESTIONS] for d in recorded if d.get(QUESTIONS)), "")
     if not questions:
         raise BadInputError(
             f"expected questions to evaluate {model_dir} with, but the runs it was "
@@ -123,7 +125,7 @@ def _recorded_questions(model_dir: str, pretrained: str) -> str:
         )
     if "://" not in questions and not Path(questions).exists():
         raise BadInputError(
-            f"expected the questions of {pretrained} in {questions}, found nothing "
+            f"expected the questions of {model_dir} in {questions}, found nothing "
             "there; give --questions FILE, JSON lines of questions"
         )
     return questions

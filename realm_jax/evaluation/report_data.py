@@ -104,6 +104,23 @@ class BestCheckpoint:
 
 
 @dataclasses.dataclass(frozen=True)
+class ChosenCheckpoint:
+    """The checkpoint of fine-tuning that was measured, and the last for comparison.
+
+    Attributes:
+      step: its step.
+      exact_match: its exact match on the questions that fine-tuning held out.
+      last_step: step of the last checkpoint.
+      last_exact_match: the same of the last checkpoint.
+    """
+
+    step: int
+    exact_match: float
+    last_step: int
+    last_exact_match: float
+
+
+@dataclasses.dataclass(frozen=True)
 class ExampleDocument:
     """A document of an example; the null document has no title and no snippet.
 
@@ -193,6 +210,8 @@ class ReportData:
       examples: masked sentences with the documents that were considered.
       questions: a sample of the questions with their answers.
       best_checkpoint: the best checkpoint of pre-training.
+      finetuned_checkpoint: the checkpoint of fine-tuning that was measured; None if it
+        is the last for want of held-out questions.
       topics: results of the last stage, a row for each topic of the questions.
       recorded: settings, seed, version and commit of each stage.
     """
@@ -205,5 +224,6 @@ class ReportData:
     examples: Sequence[MaskedExample] = ()
     questions: Sequence[AnsweredQuestion] = ()
     best_checkpoint: BestCheckpoint | None = None
+    finetuned_checkpoint: ChosenCheckpoint | None = None
     topics: Sequence[ComparisonRow] = ()
     recorded: Sequence[RecordedStage] = ()

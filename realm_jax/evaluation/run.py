@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
+from realm_jax import ranges
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.evaluation import comparisons, provenance, report_data
@@ -34,7 +35,7 @@ from realm_jax.evaluation.stage_settings import (
     split_of_held_out_questions,
 )
 from realm_jax.index.embed import EmbedConfig
-from realm_jax.index.searchers import Searcher
+from realm_jax.index.searchers import SEARCHERS, Searcher
 from realm_jax.metrics.curves import read_curves
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
@@ -80,6 +81,8 @@ class EvaluateConfig:
         configured as in `finetuned`, or "".
       pretrained_checkpoint: the checkpoint of pre-training: "last", or "best" by
         held-out utility.
+      finetuned_checkpoint: the checkpoint of fine-tuning: "last", or "best" by exact
+        match on dev, which is the last where that was not measured.
       models: sizes of the models and lengths of pre-training.
       split: split of the questions.
       masked_task: task of masked sentences for which the validation split is filled in,
@@ -87,8 +90,8 @@ class EvaluateConfig:
       max_masked: largest number of masked sentences.
       num_candidates: documents per masked sentence, the null document included.
       searcher: "device" (exact) or "scann".
-      max_bm25_blocks: the largest corpus that is searched by BM25 for comparison, in
-        memory; 0 leaves the baselines out.
+      max_bm25_blocks: the largest corpus that is read for comparison, by BM25 and for
+        the recall of random blocks; 0 leaves these out.
       embed: configuration for making a missing index.
       allow_corpus_mismatch: whether the corpus may differ from the one the models were
         trained on, with the same vocabulary, such as a later version of it. Its indexes
@@ -97,6 +100,8 @@ class EvaluateConfig:
       attribution: source and licence of the text.
       follow: whether to evaluate again for every newer version; handled by `watch.py`,
         as `run` evaluates once.
+      verify_files: whether every byte of the corpus is read once at the start, and
+        compared with its checksum.
     """
 
     model_dir: str
@@ -110,6 +115,7 @@ class EvaluateConfig:
     control_warm_started: str = ""
     control_finetuned: str = ""
     pretrained_checkpoint: str = "last"
+    finetuned_checkpoint: str = "best"
     split: str = "test"
     masked_task: str = ""
     max_masked: int = 400
@@ -121,14 +127,26 @@ class EvaluateConfig:
     title: str = "REALM"
     attribution: str = ""
     follow: bool = False
+    verify_files: bool = True
 
     def __post_init__(self):
+        ranges.require_ranges(
+            self,
+            model_dir=ranges.PATH,
+            corpus=ranges.PATH,
+            questions=ranges.PATH,
+            max_masked=ranges.whole(1),
+            num_candidates=ranges.whole(2),
+            max_bm25_blocks=ranges.whole(0),
+        )
         if self.control_warm_started and not self.pretrained:
             raise BadInputError(
                 "expected PRETRAINED beside CONTROL_WARM_STARTED, got none; the "
                 "control is compared with what REALM made of the same warm start"
             )
+        require_one_of("SEARCHER", self.searcher, SEARCHERS)
         require_one_of("CHECKPOINT", self.pretrained_checkpoint, Which)
+        require_one_of("FINETUNED_CHECKPOINT", self.finetuned_checkpoint, Which)
 
     @property
     def model_dirs(self) -> Sequence[str]:
@@ -165,7 +183,7 @@ class _Evaluation:
         self._config = config
         self._report = report
         self._stop = stop
-        self._corpus = BlockStore.open(config.corpus)
+        self._corpus = BlockStore.open(config.corpus, verify=config.verify_files)
         vocab_size = self._corpus.vocabulary.size
         self._retriever_config = config.models.retriever_config(vocab_size)
         self._retriever = Retriever(self._retriever_config)
@@ -240,6 +258,9 @@ class _Evaluation:
             else (),
             questions=sample_answers(self._corpus, answered.predictions, _NUM_ANSWERS),
             best_checkpoint=provenance.best_checkpoint(config.pretrained),
+            finetuned_checkpoint=provenance.chosen_checkpoint(
+                config.finetuned.model_dir, finetuned.run.step
+            ),
             topics=comparisons.by_topic(
                 [question.topic for question in self._questions.questions], scores
             ),
@@ -260,15 +281,11 @@ class _Evaluation:
         )
 
     def _baselines(self) -> dict[str, dict[str, np.ndarray]]:
-        questions, max_blocks = self._questions, self._config.max_bm25_blocks
-        if not max_blocks:
-            return {}
         return baseline_recalls(
             self._corpus,
-            [question.question for question in questions.questions],
-            questions.relevant,
+            self._questions.questions,
             recall_at=RECALL_AT,
-            max_bm25_blocks=max_blocks,
+            max_blocks=self._config.max_bm25_blocks,
         )
 
     def _control(
@@ -341,7 +358,12 @@ class _Evaluation:
             params,
             corpus=self._corpus,
             searcher=searcher,
-            examples=open_examples(self._corpus, config.masked_task, "validation"),
+            examples=open_examples(
+                self._corpus,
+                config.masked_task,
+                "validation",
+                verify=config.verify_files,
+            ),
             num_candidates=config.num_candidates,
             lengths=config.models.lengths,
             max_examples=config.max_masked,
@@ -365,6 +387,7 @@ class _Evaluation:
             began_as=began and began["retriever"],
             pretrained=pretrained,
             macro=macro,
+            checkpoint=Which(config.finetuned_checkpoint),
         )
 
     def _answer(self, model: FinetunedModel) -> OpenQaEvaluation:

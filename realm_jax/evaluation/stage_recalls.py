@@ -97,12 +97,10 @@ class StageRecalls:
           params: {"retriever": ..., ...}.
           searcher: an index embedded by this retriever.
         """
-        return {
-            recall_name(k): self._questions.recall(
-                self._retriever, params["retriever"], searcher, k
-            )
-            for k in self._recall_at
-        }
+        recalls = self._questions.recalls(
+            self._retriever, params["retriever"], searcher, self._recall_at
+        )
+        return {recall_name(k): values for k, values in recalls.items()}
 
     def _source(self, model_dir: str) -> IndexSource:
         return IndexSource(

@@ -1,11 +1,12 @@
 """Labels retrieved blocks, and the spans in them, that answer a question.
 
 These are the labels of fine-tuning by distant supervision (ORQA, section 5): a block is
-positive if it contains an answer, a span if it is one.
+positive if it contains an answer, a span if it is one and can be given as one: it
+begins and ends with a word of the text. `data/answer_spans.py` says what a word is.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -13,17 +14,18 @@ from jaxtyping import Bool, Int
 from realm_jax.data.answer_spans import (
     answer_spans,
     answer_starts,
-    holds_pattern,
     pattern_spans,
 )
 from realm_jax.data.blocks import BlockText
 from realm_jax.data.questions import decode_patterns
 from realm_jax.data.wordpiece import WordPiece
+from realm_jax.data.words import PieceEdges, continues_word, piece_edges
 from realm_jax.errors import BadInputError
 from realm_jax.metrics.answers import compile_patterns, has_pattern
 from realm_jax.types import NULL_BLOCK, Array, Candidates, QuestionBatch
 
-_CONTINUATION = "##"
+# Judgements by patterns that are cached, over all questions: 160 MiB.
+_MOST_CACHED = 1 << 25
 
 
 class TextStore(Protocol):
@@ -32,10 +34,10 @@ class TextStore(Protocol):
     vocabulary: WordPiece
     chunk_length: int
 
-    def body_ids(
-        self, block_ids: Int[np.ndarray, "*dims"], length: int
-    ) -> Int[np.ndarray, "*dims length"]:
-        """Returns the bodies alone, padded with 0; -1 is the null document."""
+    def consecutive_bodies(
+        self, block_ids: Int[np.ndarray, " block"], length: int
+    ) -> tuple[Int[np.ndarray, " piece"], Int[np.ndarray, " block"]]:
+        """Returns the bodies, a 0 after each, and the places of these zeros."""
         ...
 
     def texts(self, block_ids: Sequence[int] | np.ndarray) -> list[BlockText]:
@@ -46,24 +48,30 @@ class TextStore(Protocol):
 class AnswerLabels:
     """Finds the answers to questions in a corpus.
 
-    Text answers are compared as wordpieces, without reading texts. Regular expressions
-    are matched in the texts. The matching blocks are cached, at five bytes for each
-    block ever retrieved for a question, because the retriever finds mostly the same
-    blocks in the next epoch.
+    Text answers are compared as wordpieces; of the few blocks that are read, those with
+    an answer are then looked up in their texts. Regular expressions are matched in the
+    texts of all. Which blocks match is cached, because the retriever finds mostly the
+    same blocks in the next epoch: five bytes for each block retrieved for a question,
+    of the questions asked last.
     """
 
-    def __init__(self, store: TextStore, max_span: int):
+    def __init__(
+        self, store: TextStore, max_span: int, most_cached: int = _MOST_CACHED
+    ):
         """Prepares to find answers.
 
         Args:
           store: the corpus.
           max_span: length of the reader's longest span, in wordpieces.
+          most_cached: number of judgements by patterns that are cached, at most; those
+            of one question always are.
         """
         self._store = store
         self._max_span = max_span
-        self._begins_word = np.array(
-            [not piece.startswith(_CONTINUATION) for piece in store.vocabulary.pieces]
-        )
+        self._continues_word = continues_word(store.vocabulary.pieces)
+        self._most_cached = most_cached
+        self._num_cached = 0
+        # By patterns, those asked for last at the end.
         self._matched: dict[tuple[str, ...], tuple[np.ndarray, np.ndarray]] = {}
 
     def blocks(
@@ -76,9 +84,14 @@ class AnswerLabels:
           block_ids: the blocks retrieved for each; -1 where nothing was found.
         """
         block_ids = np.asarray(block_ids)
-        bodies = self._store.body_ids(block_ids, self._store.chunk_length)
-        starts = answer_starts(bodies, np.asarray(questions.answer_ids))
-        found = np.asarray(starts.any(axis=(2, 3)))
+        found = np.stack(
+            [
+                self._hold_pieces(answer_ids, row)
+                for answer_ids, row in zip(
+                    np.asarray(questions.answer_ids), block_ids, strict=True
+                )
+            ]
+        )
         for row, patterns in _patterns_by_row(questions):
             real = block_ids[row] != NULL_BLOCK
             found[row, real] |= self._match(patterns, block_ids[row, real])
@@ -89,6 +102,9 @@ class AnswerLabels:
     ) -> Bool[np.ndarray, "batch candidate span"]:
         """Marks the spans that are an answer, numbered as in `models.span_reader`.
 
+        They begin and end with a word of the text, as those that are given as answers
+        (`training/answering.py`).
+
         Args:
           questions: a batch of questions.
           candidates: the blocks that are read, joined with the questions.
@@ -98,79 +114,139 @@ class AnswerLabels:
         """
         joined_ids = np.asarray(candidates.joined_ids)
         answer_ids = np.asarray(questions.answer_ids)
-        found = answer_spans(joined_ids, answer_ids, self._max_span)
-        for row, patterns in _patterns_by_row(questions):
-            block_ids = np.asarray(candidates.block_ids[row])
-            real = np.flatnonzero(block_ids != NULL_BLOCK)
-            texts = self._store.texts(block_ids[real])
-            for item, text in zip(real, texts, strict=True):
-                found[row, item] |= self._pattern_spans(
-                    patterns,
-                    text.body,
-                    int(block_ids[item]),
-                    joined_ids[row, item],
-                    np.asarray(candidates.joined_segment_ids[row, item]),
-                )
+        found = answer_spans(
+            joined_ids, answer_ids, self._continues_word, self._max_span
+        )
+        patterns = dict(_patterns_by_row(questions))
+        block_ids = np.asarray(candidates.block_ids)
+        segment_ids = np.asarray(candidates.joined_segment_ids)
+        # Texts are read where they decide; of most blocks, wordpieces say enough.
+        has_patterns = np.isin(np.arange(len(found)), list(patterns))
+        looked_up = found.any(axis=-1) | has_patterns[:, None]
+        looked_up &= block_ids != NULL_BLOCK
+        found[~looked_up] = False  # A match in the question is none.
+        bodies = self._read(np.unique(block_ids[looked_up]))
+        by_place = found.reshape(*joined_ids.shape, self._max_span)
+        for row, item in zip(*np.nonzero(looked_up), strict=True):
+            by_place[row, item] = self._whole_words(
+                by_place[row, item],
+                patterns.get(row, ()),
+                bodies[int(block_ids[row, item])],
+                joined_ids[row, item],
+                segment_ids[row, item],
+            )
+        return found
+
+    def _hold_pieces(
+        self,
+        answer_ids: Int[np.ndarray, "answer piece"],
+        block_ids: Int[np.ndarray, " block"],
+    ) -> Bool[np.ndarray, " block"]:
+        """Marks the blocks with a text answer to a question."""
+        found = np.zeros(len(block_ids), bool)
+        answer_ids = answer_ids[answer_ids[:, 0] != 0]
+        if len(answer_ids):
+            # As one long body: no answer extends over the zeros in it.
+            bodies, ends = self._store.consecutive_bodies(
+                block_ids, self._store.chunk_length
+            )
+            starts = answer_starts(
+                bodies[None, None], answer_ids[None], self._continues_word
+            )
+            places = np.flatnonzero(starts.any(axis=2))
+            found[np.searchsorted(ends, places)] = True
         return found
 
     def _match(
         self, patterns: tuple[str, ...], block_ids: Int[np.ndarray, " block"]
     ) -> Bool[np.ndarray, " block"]:
         nothing = np.zeros(0, np.int32), np.zeros(0, bool)
-        known, matched = self._matched.get(patterns, nothing)
+        known, matched = self._matched.pop(patterns, nothing)
+        self._num_cached -= len(known)
         new = np.setdiff1d(block_ids, known).astype(np.int32)
         if len(new):
             known = np.concatenate([known, new])
             matched = np.concatenate([matched, self._match_texts(patterns, new)])
             order = np.argsort(known)
             known, matched = known[order], matched[order]
-            self._matched[patterns] = known, matched
+        self._num_cached += len(known)
+        while self._matched and self._num_cached > self._most_cached:
+            dropped, _ = self._matched.pop(next(iter(self._matched)))
+            self._num_cached -= len(dropped)
+        self._matched[patterns] = known, matched
         return matched[np.searchsorted(known, block_ids)]
 
     def _match_texts(
         self, patterns: tuple[str, ...], block_ids: Int[np.ndarray, " block"]
     ) -> Bool[np.ndarray, " block"]:
-        bodies = [text.body for text in self._store.texts(block_ids)]
-        matched = np.array([has_pattern(body, patterns) for body in bodies])
-        # Most blocks are already ruled out; only the others are tokenized.
-        rows = np.flatnonzero(matched)
-        encodings = self._store.vocabulary.encode_batch([bodies[row] for row in rows])
-        compiled = compile_patterns(patterns)
-        for row, encoding in zip(rows, encodings, strict=True):
-            matched[row] = holds_pattern(
-                bodies[row],
-                encoding.offsets,
-                self._begins_word[encoding.ids],
-                compiled,
-            )
-        return matched
+        texts = self._store.texts(block_ids)
+        return np.array([has_pattern(text.body, patterns) for text in texts], bool)
 
-    def _pattern_spans(
+    def _read(self, block_ids: Int[np.ndarray, " block"]) -> dict[int, "_Body"]:
+        """Returns text, wordpieces and words of blocks."""
+        texts = [text.body for text in self._store.texts(block_ids)]
+        encodings = self._store.vocabulary.encode_batch(texts)
+        return {
+            block: _Body(block, text, encoding.ids, piece_edges(text, encoding.offsets))
+            for block, text, encoding in zip(
+                block_ids.tolist(), texts, encodings, strict=True
+            )
+        }
+
+    def _whole_words(
         self,
+        found: Bool[np.ndarray, "joined width"],
         patterns: tuple[str, ...],
-        body: str,
-        block_id: int,
+        body: "_Body",
         joined_ids: Int[np.ndarray, " joined"],
         segment_ids: Int[np.ndarray, " joined"],
-    ) -> Bool[np.ndarray, " span"]:
+    ) -> Bool[np.ndarray, "joined width"]:
+        """Marks the spans of one body that are an answer, and begin and end a word.
+
+        Args:
+          found: the spans with the wordpieces of a text answer.
+          patterns: the answers that are patterns.
+          body: the block's body.
+          joined_ids: the body behind the question, perhaps cut off.
+          segment_ids: 1 for the body and the [SEP] behind it.
+
+        Raises:
+          BadInputError: the text does not match the wordpieces.
+        """
         start = int(np.argmax(segment_ids))
         length = int(segment_ids.sum()) - 1  # Without [SEP].
-        encoding = self._store.vocabulary.encode(body)
-        ids = encoding.ids[:length]
-        if not np.array_equal(joined_ids[start : start + length], ids):
+        if not np.array_equal(joined_ids[start : start + length], body.ids[:length]):
             raise BadInputError(
-                f"expected the text of block {block_id} to have the wordpieces stored "
-                "for it, but it has others; prepare the corpus again"
+                f"expected the text of block {body.block_id} to have the wordpieces "
+                "stored for it, but it has others; prepare the corpus again"
             )
-        spans = np.zeros((len(joined_ids), self._max_span), bool)
-        spans[start : start + length] = pattern_spans(
-            body,
-            encoding.offsets[:length],
-            self._begins_word[ids],
-            compile_patterns(patterns),
-            self._max_span,
+        # Of the whole body, so that a word that is cut off does not end there.
+        begins, ends = body.edges.begins[:length], body.edges.ends[:length]
+        padded = np.append(ends, np.zeros(self._max_span - 1, bool))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, self._max_span)
+        spans = np.zeros_like(found)
+        spans[start : start + length] = (
+            found[start : start + length] & begins[:, None] & windows
         )
-        return spans.reshape(-1)
+        if patterns:
+            spans[start : start + length] |= pattern_spans(
+                body.text,
+                body.edges.offsets[:length],
+                begins,
+                ends,
+                compile_patterns(patterns),
+                self._max_span,
+            )
+        return spans
+
+
+class _Body(NamedTuple):
+    """The body of a block: its text, its wordpieces, and which begin and end words."""
+
+    block_id: int
+    text: str
+    ids: np.ndarray
+    edges: PieceEdges
 
 
 def _patterns_by_row(

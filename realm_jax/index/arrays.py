@@ -7,7 +7,7 @@ an error in every reader, and never reads as zeros.
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorstore
@@ -16,8 +16,23 @@ from realm_jax.errors import BadInputError, is_out_of_space, out_of_space_error
 from realm_jax.index.manifest import ArrayRecord
 from realm_jax.storage import MissingObjectError, Store, UnavailableStoreError
 
+_METADATA_FILE = "zarr.json"
 _CHUNK_BYTES = 1 << 22
 _TRANSIENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "RESOURCE_EXHAUSTED")
+
+
+class ArrayLayout(NamedTuple):
+    """An array as it is to be written.
+
+    Attributes:
+      shape: rows first.
+      dtype: a NumPy name, or `bfloat16`.
+      chunk_rows: rows per file.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    chunk_rows: int
 
 
 def create_array(
@@ -95,16 +110,16 @@ def read_rows(
         return array[start:stop].read().result()
 
 
-def read_layout(store: Store, folder: str) -> tuple[ArrayRecord, int]:
-    """Returns shape and dtype of an array, and the number of rows in a file of it.
+def same_metadata(store: Store, folder: str, other: str) -> bool:
+    """Returns whether two arrays are stored alike: shape, dtype, chunks and codecs.
 
-    Raises:
-      ValueError: the array is missing or damaged.
+    An array whose metadata is missing is like no other.
     """
-    with _value_errors():
-        array = tensorstore.open(_spec(store, folder), open=True).result()
-        record = ArrayRecord(tuple(array.shape), array.dtype.name)
-        return record, rows_per_chunk(array)
+    try:
+        one, two = (store.read(f"{name}/{_METADATA_FILE}") for name in (folder, other))
+    except MissingObjectError:
+        return False
+    return one == two
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from realm_jax import multihost
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
 from realm_jax.index import arrays
+from realm_jax.index.arrays import ArrayLayout
 from realm_jax.index.embed import (
     EmbedConfig,
     document_embedder,
@@ -27,7 +28,8 @@ from realm_jax.index.embed import (
 )
 from realm_jax.index.embedding_cache import HASHES, UNREADABLE, KnownRows
 from realm_jax.index.retrievers import TrainedRetriever
-from realm_jax.index.scann_assets import LowRecallError, ScannAssets, write_assets
+from realm_jax.index.scann_assets import ScannAssets, write_assets
+from realm_jax.index.scann_searcher import LowRecallError
 from realm_jax.index.snapshot_writer import data_folder
 from realm_jax.index.snapshots import (
     EMBEDDINGS,
@@ -36,6 +38,8 @@ from realm_jax.index.snapshots import (
     SnapshotSeries,
     SnapshotWriter,
 )
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.storage import MissingObjectError
 
 # Relative difference between two embeddings of a block in different batches. bfloat16
 # rounds at 2^-8 in every layer; the embedding of another block differs by about 1.
@@ -48,6 +52,46 @@ _log = logging.getLogger(__name__)
 
 class DivergedRetrieverError(BadInputError):
     """Raised when a retriever's embeddings are not finite."""
+
+
+def beginnings_as_queries(
+    blocks: BlockStore, num_queries: int
+) -> Int[np.ndarray, "query length"]:
+    """Returns the beginnings of blocks, spread over the corpus, as ids of queries.
+
+    Args:
+      blocks: the corpus.
+      num_queries: their number; at most that of the blocks.
+    """
+    num_queries = min(num_queries, blocks.num_blocks)
+    spread = np.linspace(0, blocks.num_blocks - 1, num_queries)
+    bodies = blocks.body_ids(spread.astype(np.int64), _QUERY_LENGTH - 2)
+    ids = np.zeros((num_queries, _QUERY_LENGTH), np.int32)
+    ids[:, 0] = blocks.vocabulary.cls
+    ids[:, 1:-1] = bodies
+    ends = 1 + np.count_nonzero(bodies, axis=1)
+    ids[np.arange(num_queries), ends] = blocks.vocabulary.sep
+    return ids
+
+
+def index_layouts(
+    blocks: BlockStore, retriever: RetrieverConfig, embed: EmbedConfig
+) -> dict[str, ArrayLayout]:
+    """Returns the arrays of an index, by name.
+
+    Args:
+      blocks: the corpus.
+      retriever: configuration of the towers.
+      embed: configuration of the embedding.
+    """
+    shape, hashes = (
+        (blocks.num_blocks, retriever.projection_size),
+        blocks.content_hashes,
+    )
+    return {
+        EMBEDDINGS: ArrayLayout(shape, "float32", embed.shard_blocks),
+        HASHES: ArrayLayout(hashes.shape, "uint8", embed.shard_blocks),
+    }
 
 
 class IndexBuild:
@@ -88,21 +132,25 @@ class IndexBuild:
         self._embed_config = embed
         self._writer = writer
         self._known = known
-        shape = (blocks.num_blocks, retriever.config.projection_size)
-        self._record = ArrayRecord(shape, "float32")
+        self._layouts = index_layouts(blocks, retriever.config, embed)
+        layout = self._layouts[EMBEDDINGS]
+        self._record = ArrayRecord(layout.shape, layout.dtype)
         shards = shard_ranges(blocks.num_blocks, embed.shard_blocks)
         self._own = shards[multihost.number() :: multihost.count()]
         self.num_own = sum(map(len, self._own))
         self.num_reused = 0
 
     def write_shards(self) -> Iterator[int]:
-        """Writes this process's shards; yields the number of its finished blocks."""
-        shard_blocks = self._embed_config.shard_blocks
-        self._writer.create_array(
-            EMBEDDINGS, self._record.shape, self._record.dtype, shard_blocks
-        )
+        """Writes this process's shards; yields the number of its finished blocks.
+
+        Raises:
+          DivergedRetrieverError: embeddings are not finite.
+          MissingAttemptError: another has deleted the attempt.
+          BadInputError: they cannot be written, for example on a full disk.
+        """
+        for name, layout in self._layouts.items():
+            self._writer.create_array(name, *layout)
         hashes = self._blocks.content_hashes
-        self._writer.create_array(HASHES, hashes.shape, "uint8", shard_blocks)
         # Check both, because an earlier version began attempts without hashes.
         completed = set(self._writer.completed_rows(EMBEDDINGS))
         completed &= set(self._writer.completed_rows(HASHES))
@@ -114,8 +162,12 @@ class IndexBuild:
         for start, embeddings in self._embeddings_of(missing):
             self._check_finite(start, embeddings)
             stop = start + len(embeddings)
-            self._writer.write_rows(HASHES, start, hashes[start:stop])
-            self._writer.write_rows(EMBEDDINGS, start, embeddings)
+            try:
+                self._writer.write_rows(HASHES, start, hashes[start:stop])
+                self._writer.write_rows(EMBEDDINGS, start, embeddings)
+            except MissingObjectError:
+                self._writer.require_present()
+                raise
             done += len(embeddings)
             yield done
 
@@ -172,6 +224,7 @@ class IndexBuild:
 
         Raises:
           DamagedSnapshotError: they differ; the attempt is deleted.
+          MissingAttemptError: another has deleted the attempt.
         """
         num_sampled = min(num_sampled, self._blocks.num_blocks)
         spread = np.linspace(0, self._blocks.num_blocks - 1, num_sampled)
@@ -203,17 +256,7 @@ class IndexBuild:
             raise
 
     def _queries(self, assets: ScannAssets) -> Float[np.ndarray, "query projection"]:
-        """Embeds the beginnings of blocks as queries."""
-        num_queries = min(assets.num_queries, self._blocks.num_blocks)
-        spread = np.linspace(0, self._blocks.num_blocks - 1, num_queries)
-        vocabulary = self._blocks.vocabulary
-        bodies = self._blocks.body_ids(spread.astype(np.int64), _QUERY_LENGTH - 2)
-        ids = np.zeros((num_queries, _QUERY_LENGTH), np.int32)
-        ids[:, 0] = vocabulary.cls
-        ids[:, 1:-1] = bodies
-        ids[np.arange(num_queries), 1 + np.count_nonzero(bodies, axis=1)] = (
-            vocabulary.sep
-        )
+        ids = beginnings_as_queries(self._blocks, assets.num_queries)
         with jax.set_mesh(local_mesh()):
             return np.asarray(self._embed_queries(self._params, ids), np.float32)
 
@@ -233,6 +276,8 @@ class IndexBuild:
         return arrays.read_rows(self._series.store, folder, self._record, start, stop)
 
     def _damaged(self, found: str) -> DamagedSnapshotError:
+        # What another one's collection has taken is no fault of the disk.
+        self._writer.require_present()
         self._writer.discard()
         copied = ""
         if self._known is not None and self.num_reused:

@@ -16,13 +16,20 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from realm_jax import multihost
+from realm_jax import multihost, ranges
 from realm_jax.data.blocks import BlockStore
+from realm_jax.errors import NotReadyError
 from realm_jax.extras import require_extra
-from realm_jax.index.build import DivergedRetrieverError, IndexBuild
+from realm_jax.index.arrays import ArrayLayout
+from realm_jax.index.build import (
+    DivergedRetrieverError,
+    IndexBuild,
+    index_layouts,
+)
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.embedding_cache import DOCUMENT_CRC32C, find_known, index_series
 from realm_jax.index.heartbeat import (
+    DamagedHeartbeatError,
     Heartbeat,
     JobStatus,
     Listener,
@@ -35,7 +42,8 @@ from realm_jax.index.retrievers import (
     check_reads,
     load_retriever,
 )
-from realm_jax.index.scann_assets import LowRecallError, ScannAssets
+from realm_jax.index.scann_assets import ScannAssets
+from realm_jax.index.scann_searcher import LowRecallError
 from realm_jax.index.searchers import SCANN_PURPOSE
 from realm_jax.index.snapshots import (
     INDEX_SERIES,
@@ -43,6 +51,7 @@ from realm_jax.index.snapshots import (
     AlreadyCommittedError,
     DamagedSnapshotError,
     Manifest,
+    MissingAttemptError,
     SnapshotSeries,
 )
 from realm_jax.storage import MissingObjectError, Store
@@ -57,6 +66,8 @@ OnProgress = Callable[[int, int], None]
 
 # A bucket accepts about one write per second to an object.
 _BEAT_SECONDS = 1.0
+# Training ScaNN, compiling and copying rows take minutes without a beat of their own.
+_REPEAT_SECONDS = 10.0
 # Name of the notes that processes exchange: (attempt, number of embedded blocks).
 _EMBEDDED = "blocks_embedded"
 
@@ -71,8 +82,10 @@ class BuilderConfig:
       embed: configuration of the embedding.
       keep: number of committed snapshots that are kept, in addition to those in use.
       poll_seconds: interval of checks for a new retriever, in seconds.
-      patience_seconds: seconds without a heartbeat after which the trainer is taken to
-        have ended.
+      patience_seconds: seconds without a heartbeat after which a trainer that was
+        heard of is taken to have ended.
+      wait_seconds: how long a trainer that was not heard of is waited for, in seconds;
+        it may not be there yet.
       sampled_blocks: blocks that are read back and embedded again before a commit.
       scann: configuration of ScaNN for trainers that search with it, None for none.
     """
@@ -81,8 +94,19 @@ class BuilderConfig:
     keep: int = 2
     poll_seconds: float = 1.0
     patience_seconds: float = 600.0
+    wait_seconds: float = 3600.0
     sampled_blocks: int = 16
     scann: ScannAssets | None = None
+
+    def __post_init__(self):
+        ranges.require_ranges(
+            self,
+            keep=ranges.whole(1),
+            poll_seconds=ranges.POSITIVE,
+            patience_seconds=ranges.POSITIVE,
+            wait_seconds=ranges.NOT_NEGATIVE,
+            sampled_blocks=ranges.whole(1),
+        )
 
 
 def build_once(
@@ -100,9 +124,9 @@ def build_once(
 
     Rows of an index by the same document encoder, in this model directory or in one of
     the retriever's `donors`, are copied. The attempt of an interrupted call with the
-    same arguments is resumed, and at most one shard is embedded again. The manifest of
-    an index that is already committed is returned, also if another builder commits it
-    during the call.
+    same arguments is resumed, and at most one shard is embedded again; one that
+    collection deletes during the call is begun anew. The manifest of an index that is
+    already committed is returned, also if another builder commits it during the call.
 
     Args:
       retriever: the retriever that embeds the blocks.
@@ -129,59 +153,78 @@ def build_once(
     name = multihost.run_on_primary(lambda: index_series(store, corpus).name)
     series = SnapshotSeries(store, name)
     metadata = _metadata(retriever, config)
-    attempt = multihost.run_on_primary(lambda: _begin(series, step, corpus, metadata))
-    if attempt is None:
-        return series.read_manifest(step)
-    writer = series.join(step, attempt)
     made_by = {DOCUMENT_CRC32C: retriever.document_crc32c()}
     known = find_known(store, retriever.donors, metadata | made_by, corpus)
-    build = IndexBuild(
-        retriever, blocks, series, writer, embed=config.embed, known=known
-    )
 
-    def write_shards() -> bool:
-        """Returns whether this process has written all its shards."""
-        for done in build.write_shards():
-            multihost.post(_EMBEDDED, (attempt, done))
-            if on_progress:
-                on_progress(_embedded(attempt, done), blocks.num_blocks)
-            ends = (stop is not None and stop.is_set()) or is_superseded()
-            if ends and done < build.num_own:
-                return False
+    def write(attempt: str) -> bool:
+        """Writes and commits an attempt; returns False if it is to be resumed."""
+        writer = multihost.run_on_all(lambda: series.join(step, attempt))
+        build = IndexBuild(
+            retriever, blocks, series, writer, embed=config.embed, known=known
+        )
+
+        def write_shards() -> bool:
+            """Returns whether this process has written all its shards."""
+            for done in build.write_shards():
+                multihost.post(_EMBEDDED, (attempt, done))
+                if on_progress:
+                    on_progress(_embedded(attempt, done), blocks.num_blocks)
+                ends = (stop is not None and stop.is_set()) or is_superseded()
+                if ends and done < build.num_own:
+                    return False
+            return True
+
+        if not all(multihost.gather(multihost.run_on_all(write_shards))):
+            return False
+
+        def verify_and_commit() -> None:
+            try:
+                build.verify_sample(config.sampled_blocks)
+                assets = config.scann
+                measured = build.write_scann_assets(assets) if assets else {}
+                require_wanted()
+                writer.commit({**measured, **made_by})
+            except (AlreadyCommittedError, DamagedSnapshotError):
+                # Another builder may have committed first.
+                if not _is_committed(series, step, corpus, metadata):
+                    raise
+                _log.info("step %d: another builder was first", step)
+
+        multihost.run_on_primary(verify_and_commit)
+        if known is not None and build.num_reused:
+            _log.info(
+                *("step %d: %d of %d blocks copied from %s", step, build.num_reused),
+                *(build.num_own, known.url),
+            )
         return True
 
-    if not all(multihost.gather(multihost.run_on_all(write_shards))):
-        return None
+    def begin() -> str | None:
+        layouts = index_layouts(blocks, retriever.config, config.embed)
+        return _begin(series, step, corpus, metadata, layouts)
 
-    def verify_and_commit() -> None:
+    while (attempt := multihost.run_on_primary(begin)) is not None:
         try:
-            build.verify_sample(config.sampled_blocks)
-            measured = build.write_scann_assets(config.scann) if config.scann else {}
-            require_wanted()
-            writer.commit({**measured, **made_by})
-        except (AlreadyCommittedError, DamagedSnapshotError):
-            # Another builder may have committed first; its garbage collection deletes
-            # this attempt.
-            if not _is_committed(series, step, corpus, metadata):
-                raise
-            _log.info("step %d: another builder was first", step)
-
-    multihost.run_on_primary(verify_and_commit)
-    if known is not None and build.num_reused:
-        _log.info(
-            *("step %d: %d of %d blocks copied from %s", step, build.num_reused),
-            *(build.num_own, known.url),
-        )
+            return series.read_manifest(step) if write(attempt) else None
+        except MissingAttemptError as error:
+            # Garbage collection of another builder, which has committed first, or has
+            # taken this one for dead while it slept.
+            _log.warning("step %d: %s", step, error)
     return series.read_manifest(step)
 
 
 def _begin(
-    series: SnapshotSeries, step: int, corpus: str, metadata: dict[str, Any]
+    series: SnapshotSeries,
+    step: int,
+    corpus: str,
+    metadata: dict[str, Any],
+    layouts: Mapping[str, ArrayLayout],
 ) -> str | None:
     """Begins or resumes an attempt, and returns it; None if the index is committed."""
     if _is_committed(series, step, corpus, metadata):
         return None
-    writer = series.resume(step, corpus_fingerprint=corpus, metadata=metadata)
+    writer = series.resume(
+        step, corpus_fingerprint=corpus, metadata=metadata, layouts=layouts
+    )
     if writer is None:
         writer = series.begin(step, corpus_fingerprint=corpus, metadata=metadata)
     return writer.attempt
@@ -224,11 +267,15 @@ def collect_garbage(store: Store, keep: int) -> None:
 
     The newest `keep` of both are kept, and the indexes that the trainer's heartbeat
     names: `index_step`, the one it searches, and `kept_index_steps`, those needed to
-    resume from its checkpoints.
+    resume from its checkpoints. Nothing is deleted while the heartbeat cannot be read.
     """
-    trainer = read_heartbeat(store, TRAINER_ROLE)
-    said = trainer.extra if trainer else {}
-    named = [said.get("index_step"), *said.get("kept_index_steps", ())]
+    try:
+        trainer = read_heartbeat(store, TRAINER_ROLE)
+        said = trainer.extra if trainer else {}
+        named = [said.get("index_step"), *said.get("kept_index_steps", ())]
+    except (DamagedHeartbeatError, TypeError) as error:
+        _log.warning("nothing is deleted: %s", error)
+        return
     in_use = [step for step in named if step is not None]
     SnapshotSeries(store, INDEX_SERIES).collect(keep, in_use)
     SnapshotSeries(store, RETRIEVER_SERIES).collect(keep)
@@ -272,6 +319,8 @@ class IndexBuilder:
         self._trainer = Listener(store, TRAINER_ROLE)
         self._heartbeat = Heartbeat(store, BUILDER_ROLE, every_seconds=_BEAT_SECONDS)
         self._last_progress_beat = 0.0
+        # When the trainer was first heard of, by `time.monotonic`.
+        self._heard: float | None = None
         self._step = 0
         self._index_step: int | None = None
         self._refused: dict[int, str] = {}
@@ -290,9 +339,11 @@ class IndexBuilder:
 
         Raises:
           BadInputError: no retriever of this trainer can be used, or the disk is full.
+          NotReadyError: no trainer has been heard of within `wait_seconds`.
         """
         try:
-            is_done = self._follow(stop)
+            with self._heartbeat.repeated(_REPEAT_SECONDS):
+                is_done = self._follow(stop)
         except BaseException:
             # The original error takes precedence over a failed heartbeat.
             with contextlib.suppress(Exception):
@@ -309,6 +360,12 @@ class IndexBuilder:
             # before its end is found.
             return self._is_done(*self._trainer.listen()), self._newest_step()
 
+        def is_indexed() -> bool:
+            return bool(self._retrievers.steps()) and self._newest_step() is None
+
+        if multihost.run_on_primary(is_indexed):
+            # A builder killed after its last commit has left this to its successor.
+            self._collect_garbage()
         asked_to_stop = multihost.StopRequest(stop)
         while not asked_to_stop.is_set():
             trainer_is_done, step = multihost.run_on_primary(look)
@@ -321,10 +378,27 @@ class IndexBuilder:
         return False
 
     def _is_done(self, trainer: JobStatus | None, silent_seconds: float) -> bool:
-        """Returns whether the trainer will publish no more retrievers."""
+        """Returns whether the trainer will publish no more retrievers.
+
+        Raises:
+          NotReadyError: none has been heard of for too long.
+        """
         if trainer is not None and trainer.state != "running":
             return True
-        return silent_seconds > self._config.patience_seconds
+        now, waited = time.monotonic(), self._config.wait_seconds
+        if self._heard is None and (trainer is not None or self._retrievers.steps()):
+            self._heard = now
+        if self._heard is not None:
+            # Its silence before that was that of a queue.
+            silent_seconds = min(silent_seconds, now - self._heard)
+            return silent_seconds > self._config.patience_seconds
+        if silent_seconds > waited:
+            raise NotReadyError(
+                f"expected a trainer in {self._store.url()}, but none gave a sign of "
+                f"life within {waited:g} s; start it, and run this command again, or "
+                "raise BuilderConfig.wait_seconds"
+            )
+        return False
 
     def _wait(self, stop: threading.Event) -> None:
         self._beat("running", activity="waiting")
@@ -344,14 +418,24 @@ class IndexBuilder:
             return None  # Withdrawn since it was listed; the next poll sees the change.
 
     def _has_index(self, step: int) -> bool:
-        """Returns whether a step's retriever has its index; drops an outdated one."""
+        """Returns whether a step's retriever has its index.
+
+        An index that is outdated, or whose commit cannot be read, is withdrawn.
+        """
         if step not in self._indexes.steps():
             return False
         try:
             made_by = self._indexes.read_manifest(step).metadata.get(RETRIEVER_CRC32C)
+        except DamagedSnapshotError as error:
+            # No reader can ever use it, and a trainer may be waiting for it.
+            if self._indexes.withdraw_damaged(step):
+                _log.warning("the index of step %d is withdrawn: %s", step, error)
+            self._index_step = self._indexes.latest_step()
+            return False
+        try:
             wanted = self._retrievers.read_manifest(step).metadata.get(PARAMS_CRC32C)
         except DamagedSnapshotError:
-            return True  # Its readers report it, and the user has to delete it.
+            return True  # None can be made of it, so the one that there is stays.
         if made_by == wanted:
             return True
         _log.warning("step %d: dropping the index of a retriever that is gone", step)
@@ -409,6 +493,9 @@ class IndexBuilder:
         self._index_step = step
         seconds = time.monotonic() - began
         _log.info("step %d: %d blocks in %.1f s", step, manifest.count, seconds)
+        self._collect_garbage()
+
+    def _collect_garbage(self) -> None:
         if multihost.is_first():
             collect_garbage(self._store, self._config.keep)
 

@@ -15,8 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree
 
-from realm_jax import axes
-from realm_jax.errors import BadInputError
+from realm_jax import axes, ranges
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 
 EmbedFn = Callable[[Any, Any, Any], Float[Array, "batch projection"]]
@@ -71,12 +70,13 @@ class EmbedConfig:
         return dataclasses.replace(self, document_length=document_length)
 
     def __post_init__(self):
-        for name in ("document_length", "batch_size", "shard_blocks"):
-            if getattr(self, name) < 1:
-                raise BadInputError(
-                    f"expected {name} of at least 1, got {getattr(self, name)}; "
-                    "correct the configuration of the index."
-                )
+        at_least_1 = ranges.whole(1)
+        ranges.require_ranges(
+            self,
+            document_length=at_least_1,
+            batch_size=at_least_1,
+            shard_blocks=at_least_1,
+        )
 
 
 @functools.cache

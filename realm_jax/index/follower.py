@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from realm_jax import multihost
-from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.errors import NotReadyError, StoppedError
 from realm_jax.index.manifest import (
     DamagedSnapshotError,
     Manifest,
@@ -118,6 +118,16 @@ class IndexFollower:
         """Returns whether an index is ready to be taken. Does not block."""
         return self.ready_step is not None
 
+    def has_newer(self) -> bool:
+        """Returns whether a newer index is ready, or committed and not refused.
+
+        The first process calls it.
+        """
+        committed = self._series.steps()
+        # `_load_step` makes an index ready before it raises `_newest`.
+        is_to_come = any(s > self._newest and s not in self._skipped for s in committed)
+        return is_to_come or self.ready()
+
     def take(self) -> LoadedIndex | None:
         """Returns the index that waits, None if there is none. Does not block.
 
@@ -143,28 +153,35 @@ class IndexFollower:
         timeout_seconds: float,
         problem: Callable[[], str] = lambda: "",
         stopped: Callable[[], bool] = lambda: False,
+        progress: Callable[[], object] = lambda: 0,
     ) -> LoadedIndex:
         """Waits until there is an index, and takes it.
 
         Args:
-          timeout_seconds: longest wait in seconds.
+          timeout_seconds: longest wait without progress, in seconds.
           problem: returns the problem of the index builder, "" while it runs; called at
             every poll, in the first process.
           stopped: returns whether this process was asked to stop, in the first one
             whether any was.
+          progress: returns how far the builder is, None if it has not been heard of;
+            called after `problem`. Until then the builder is not taken to be gone.
 
         Raises:
-          BadInputError: the timeout has passed, or the builder is gone.
+          NotReadyError: the timeout has passed, or the builder is gone.
           StoppedError: asked to stop.
           Exception: as in `take`.
         """
         deadline = time.monotonic() + timeout_seconds
         looks_when_gone: int | None = None
+        reached: object = None
         while (taken := self.take()) is None:
-            left, why, asked = deadline - time.monotonic(), "", stopped()
+            why, asked = "", stopped()
             if multihost.is_first() and not asked:
-                why = problem()
-            if why and looks_when_gone is None:
+                why, before, reached = problem(), reached, progress()
+                if reached != before:
+                    deadline = time.monotonic() + timeout_seconds
+            left = deadline - time.monotonic()
+            if why and reached is not None and looks_when_gone is None:
                 looks_when_gone = self._looks
             if left <= 0:
                 why = self._no_index(f"none came within {timeout_seconds:g} s", why)
@@ -178,7 +195,7 @@ class IndexFollower:
             if asked:
                 raise StoppedError("stopped while waiting for an index")
             if why:
-                raise BadInputError(why)
+                raise NotReadyError(why)
             with self._changed:
                 self._changed.wait(max(0.0, min(left, self._poll_seconds)))
         return taken
@@ -273,9 +290,10 @@ class IndexFollower:
             if step in self._series.steps():  # Else it was deleted while being read.
                 self._refuse(step, attempt, str(error))
             return
-        self._newest, self._last_tried = step, _version(manifest)
+        self._last_tried = _version(manifest)
         with self._changed:
             self._pending = index
+            self._newest = step
         multihost.post(_LOADED, self._last_tried)
 
     def _is_new_attempt(self, step: int, committed: Sequence[int]) -> bool:

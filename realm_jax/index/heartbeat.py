@@ -4,18 +4,35 @@ The trainer and the index builder read each other's heartbeat for liveness, prog
 and the snapshots in use, which garbage collection keeps.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import socket
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
 
 from realm_jax.errors import BadInputError
+from realm_jax.manifests import parse_json, require_fields
 from realm_jax.storage import MissingObjectError, Store
 
 State = Literal["running", "finished", "failed"]
+
+_FIELDS = {
+    "role": str,
+    "step": int,
+    "state": str,
+    "time": int | float,
+    "pid": int,
+    "host": str,
+    "extra": dict,
+}
+
+
+class DamagedHeartbeatError(BadInputError):
+    """Raised when the file of a heartbeat holds something else."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +82,10 @@ class Heartbeat:
         self._store = store
         self._role = role
         self._every_seconds = every_seconds
-        self._last_said: tuple[str, dict[str, Any]] | None = None
+        self._last_said: tuple[State, dict[str, Any]] | None = None
+        self._last_step = 0
         self._last_time = 0.0
+        self._lock = threading.Lock()
 
     def beat(self, step: int, state: State = "running", **extra: Any) -> None:
         """Writes the status of the job.
@@ -76,29 +95,68 @@ class Heartbeat:
           state: as in `JobStatus`.
           **extra: further JSON values.
         """
-        now = time.monotonic()
         said = (state, extra)
-        if said == self._last_said and now - self._last_time < self._every_seconds:
-            return
+        with self._lock:
+            if said == self._last_said and self._age() < self._every_seconds:
+                return
+            self._write(int(step), state, extra)
+
+    @contextlib.contextmanager
+    def repeated(self, every_seconds: float) -> Iterator[None]:
+        """Repeats the last status from a thread, during calls that take long.
+
+        It then says that the process lives, not that it gets any further.
+
+        Args:
+          every_seconds: age in seconds at which the last heartbeat is repeated.
+        """
+        ended = threading.Event()
+        thread = threading.Thread(
+            target=self._repeat,
+            args=(every_seconds, ended),
+            name=f"{self._role}-heartbeat",
+            daemon=True,
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _repeat(self, every_seconds: float, ended: threading.Event) -> None:
+        while not ended.wait(every_seconds / 2):
+            with self._lock:
+                if self._last_said is None or self._age() < every_seconds / 2:
+                    continue
+                # What keeps it from being written ends the job at its own next beat.
+                with contextlib.suppress(OSError, BadInputError):
+                    self._write(self._last_step, *self._last_said)
+
+    def _age(self) -> float:
+        return time.monotonic() - self._last_time
+
+    def _write(self, step: int, state: State, extra: dict[str, Any]) -> None:
         status = JobStatus(
             role=self._role,
-            step=int(step),
+            step=step,
             state=state,
             time=time.time(),
             pid=os.getpid(),
             host=socket.gethostname(),
             extra=extra,
         )
+        now = time.monotonic()
         text = json.dumps(dataclasses.asdict(status), indent=2) + "\n"
         self._store.write(_name(self._role), text.encode())
-        self._last_said, self._last_time = said, now
+        self._last_step, self._last_said, self._last_time = step, (state, extra), now
 
 
 def read_heartbeat(store: Store, role: str) -> JobStatus | None:
     """Returns the last heartbeat of a job, None if there is none.
 
     Raises:
-      BadInputError: the file is not a heartbeat.
+      DamagedHeartbeatError: the file is not a heartbeat.
     """
     name = _name(role)
     try:
@@ -106,14 +164,16 @@ def read_heartbeat(store: Store, role: str) -> JobStatus | None:
     except MissingObjectError:
         return None
     try:
-        status = JobStatus(**json.loads(text))
+        values = parse_json(text)
+        require_fields(values, _FIELDS)
+        status = JobStatus(**values)
     except (ValueError, TypeError) as error:
-        raise BadInputError(
+        raise DamagedHeartbeatError(
             f"expected a heartbeat in {store.url(name)}, got something else "
             f"({error}); delete that file."
         ) from error
     if status.state not in get_args(State):
-        raise BadInputError(
+        raise DamagedHeartbeatError(
             f"expected a state among {get_args(State)} in {store.url(name)}, got "
             f"{status.state!r}; delete that file."
         )
@@ -131,20 +191,26 @@ class Listener:
         """Reads the job's last heartbeat."""
         self._store = store
         self._role = role
-        self._first = read_heartbeat(store, role)
+        self._first = self._read()
         self._last = self._first
         self._last_change = time.monotonic()
 
     def listen(self) -> tuple[JobStatus | None, float]:
         """Returns the last heartbeat, and the seconds since it was seen to change.
 
-        The heartbeat is None if it has not changed since this listener began.
+        The heartbeat is None if it has not changed since this listener began, or cannot
+        be read: the job will write another.
         """
-        status = read_heartbeat(self._store, self._role)
+        status = self._read()
         if status != self._last:
             self._last, self._last_change = status, time.monotonic()
         silent = time.monotonic() - self._last_change
         return (None if status == self._first else status), silent
+
+    def _read(self) -> JobStatus | None:
+        with contextlib.suppress(DamagedHeartbeatError):
+            return read_heartbeat(self._store, self._role)
+        return None
 
 
 def _name(role: str) -> str:

@@ -1,16 +1,37 @@
 """Provides the manifest of a snapshot, its checks, and the errors of snapshots."""
 
 import dataclasses
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 from realm_jax.errors import BadInputError
-from realm_jax.manifests import FileRecord, parse_files, seal, unseal
+from realm_jax.manifests import (
+    FileRecord,
+    parse_files,
+    require_fields,
+    seal,
+    unseal,
+)
+from realm_jax.storage import MissingObjectError
 
 FORMAT_VERSION = 1
 
 EMBEDDINGS = "embeddings"
 """The array of an index snapshot, with one row per block in order of block ids."""
+
+
+_FIELDS = {
+    "format_version": int,
+    "step": int,
+    "attempt": str,
+    "corpus_fingerprint": str,
+    "files": dict,
+    "arrays": dict,
+    "committed": int | float,
+    "build_seconds": int | float,
+    "metadata": dict,
+}
 
 
 class DamagedSnapshotError(BadInputError):
@@ -23,6 +44,10 @@ class MismatchedSnapshotError(BadInputError):
 
 class AlreadyCommittedError(BadInputError):
     """Raised when the step already has a snapshot, by another attempt."""
+
+
+class MissingAttemptError(MissingObjectError):
+    """Raised when an attempt was deleted under its writer, or its header is damaged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,21 +133,30 @@ def parse_manifest(data: bytes, url: str) -> Manifest:
     """
     try:
         body = unseal(data)
-        if body.pop("format_version") != FORMAT_VERSION:
+        require_fields(body, _FIELDS)
+        if body["format_version"] != FORMAT_VERSION:
             raise ValueError("another format version")
         names = [field.name for field in dataclasses.fields(Manifest)]
         values = {name: body[name] for name in names}
         values["files"] = parse_files(body["files"])
         values["arrays"] = {
-            name: ArrayRecord(tuple(record["shape"]), record["dtype"])
-            for name, record in body["arrays"].items()
+            name: _parse_array(name, record) for name, record in body["arrays"].items()
         }
         return Manifest(**values)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise DamagedSnapshotError(
             f"expected a snapshot manifest of format {FORMAT_VERSION} in {url}, got "
             f"something else ({error}); delete it, and the snapshot will be made anew."
         ) from error
+
+
+def _parse_array(name: str, record: Any) -> ArrayRecord:
+    require_fields(record, {"shape": list, "dtype": str})
+    shape = tuple(record["shape"])
+    dimensions = 2 if name == EMBEDDINGS else len(shape)
+    if len(shape) != dimensions or not all(type(size) is int for size in shape):
+        raise ValueError(f"the shape of {name!r} is {reprlib.repr(record['shape'])}")
+    return ArrayRecord(shape, record["dtype"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Writes one attempt at a snapshot: files and arrays first, the commit last."""
 
+import contextlib
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,15 +16,25 @@ from realm_jax.index.manifest import (
     ArrayRecord,
     DamagedSnapshotError,
     Manifest,
+    MissingAttemptError,
+    parse_manifest,
 )
-from realm_jax.manifests import FileRecord, file_records
-from realm_jax.storage import AlreadyExistsError, Store, UnavailableStoreError
+from realm_jax.manifests import FileRecord, file_records, require_fields, seal, unseal
+from realm_jax.storage import (
+    AlreadyExistsError,
+    MissingObjectError,
+    Store,
+    UnavailableStoreError,
+)
 
 PROGRESS_FOLDER = "progress"
 """Folder of notes for later writers, which is not part of the snapshot."""
 
 ATTEMPT_FILE = f"{PROGRESS_FOLDER}/attempt.json"
 """Header of an attempt: the settings that a resuming writer must have too."""
+
+_HEADER = {"corpus_fingerprint": str, "metadata": dict, "began": int | float}
+_ROWS = re.compile(r"([0-9]+)-([0-9]+)")
 
 
 class SnapshotWriter:
@@ -122,9 +134,7 @@ class SnapshotWriter:
         fits = (
             rows.shape[1:] == record.shape[1:]
             and rows.dtype == record.dtype
-            and 0 <= start <= stop <= record.shape[0]
-            and start % chunk_rows == 0
-            and (stop % chunk_rows == 0 or stop == record.shape[0])
+            and _are_whole_chunks(start, stop, record.shape[0], chunk_rows)
         )
         if not fits:
             raise BadInputError(
@@ -137,33 +147,47 @@ class SnapshotWriter:
 
     def completed_rows(self, name: str) -> list[tuple[int, int]]:
         """Returns the ranges [start, stop) that any writer completed, in order."""
-        names = self._store.list(self._progress(name))
-        ranges = [n.rpartition("/")[2].split("-") for n in names]
-        return sorted((int(start), int(stop)) for start, stop in ranges)
+        prefix = f"{self._progress(name)}/"
+        notes = (n.removeprefix(prefix) for n in self._store.list(prefix.rstrip("/")))
+        # Something else may have left files of other names there.
+        matches = filter(None, map(_ROWS.fullmatch, notes))
+        return sorted((int(m.group(1)), int(m.group(2))) for m in matches)
 
     def num_notes(self) -> int:
         """Returns the number of completed pieces of the attempt."""
         return len(self._store.list(f"{self._folder}/{PROGRESS_FOLDER}"))
 
-    def take_over(self, other: "SnapshotWriter") -> None:
+    def take_over(
+        self, other: "SnapshotWriter", layouts: Mapping[str, arrays.ArrayLayout]
+    ) -> None:
         """Copies the rows that an unfinished attempt has completed.
 
-        Its writer may be alive, or collection may be deleting it: rows that cannot be
-        read are skipped, to be written again.
+        Its writer may be alive, or collection may be deleting it, or its files may be
+        damaged: rows that cannot be read are skipped, to be written again, and so are
+        those of an array with other metadata than it would be created with here.
+
+        Args:
+          other: writer of that attempt.
+          layouts: the arrays to copy from, by name.
 
         Raises:
           BadInputError: the rows cannot be written, for example on a full disk.
         """
-        prefix = f"{other._folder}/{PROGRESS_FOLDER}/"
-        notes = [n.removeprefix(prefix) for n in self._store.list(prefix.rstrip("/"))]
-        for name in sorted({n.rpartition("/")[0] for n in notes if "/" in n}):
-            folder = f"{other._folder}/{name}"
+        for name, layout in layouts.items():
+            self.create_array(name, *layout)
+            folder, record = f"{other._folder}/{name}", self._arrays[name][0]
             try:
-                record, chunk_rows = arrays.read_layout(self._store, folder)
-            except (ValueError, UnavailableStoreError):
+                if not arrays.same_metadata(
+                    self._store, f"{self._folder}/{name}", folder
+                ):
+                    continue
+            except UnavailableStoreError:
                 continue
-            self.create_array(name, record.shape, record.dtype, chunk_rows)
             for start, stop in other.completed_rows(name):
+                if not _are_whole_chunks(
+                    start, stop, record.shape[0], layout.chunk_rows
+                ):
+                    continue
                 try:
                     rows = arrays.read_rows(self._store, folder, record, start, stop)
                 except (ValueError, UnavailableStoreError):
@@ -179,6 +203,7 @@ class SnapshotWriter:
         Raises:
           BadInputError: an array has rows that were not written.
           DamagedSnapshotError: a file is missing or differs from what was written.
+          MissingAttemptError: the attempt was deleted, such as by collection.
           AlreadyCommittedError: another attempt was committed first.
         """
         name = commit_name(self._series, self.step)
@@ -187,12 +212,17 @@ class SnapshotWriter:
             raise already_committed(self._store, self._series, self.step)
         for array, (record, _) in self._arrays.items():
             self._require_complete(array, record.shape[0])
+        # TensorStore syncs its files, but not the names of the folders it makes.
+        self._store.sync(self._folder)
+        files = self._files()
+        # What deletes an attempt begins with its header, and may not be done yet.
+        self.require_present()
         now = time.time()
         manifest = Manifest(
             step=self.step,
             attempt=self.attempt,
             corpus_fingerprint=self.corpus_fingerprint,
-            files=self._files(),
+            files=files,
             arrays={array: record for array, (record, _) in self._arrays.items()},
             committed=now,
             build_seconds=max(0.0, now - self.began),
@@ -202,6 +232,13 @@ class SnapshotWriter:
             self._store.create(name, manifest.to_bytes())
         except AlreadyExistsError as error:
             raise already_committed(self._store, self._series, self.step) from error
+        try:
+            # Collection deletes the header and then looks for a commit, so at least one
+            # of the two sees what the other has done.
+            self.require_present()
+        except MissingAttemptError:
+            withdraw(self._store, self._series, manifest)
+            raise
         return manifest
 
     def discard(self) -> None:
@@ -209,6 +246,21 @@ class SnapshotWriter:
         # Without its header, a half-deleted attempt cannot be resumed.
         self._store.delete(f"{self._folder}/{ATTEMPT_FILE}")
         self._store.delete_folder(self._folder)
+
+    def require_present(self) -> None:
+        """Checks that nobody has deleted the attempt.
+
+        A builder that slept for long may find that another one's collection took its
+        attempt for abandoned.
+
+        Raises:
+          MissingAttemptError: it was deleted.
+        """
+        if not self._store.exists(f"{self._folder}/{ATTEMPT_FILE}"):
+            raise MissingAttemptError(
+                f"expected the attempt {self._store.url(self._folder)} to stay while "
+                "it is written, but it was deleted; begin it anew."
+            )
 
     def _progress(self, array: str) -> str:
         return f"{self._folder}/{PROGRESS_FOLDER}/{array}"
@@ -220,6 +272,7 @@ class SnapshotWriter:
                 break
             covered = max(covered, stop)
         if covered < count:
+            self.require_present()
             raise BadInputError(
                 f"expected all {count:,} rows of {name!r} before the commit of step "
                 f"{self.step}, row {covered:,} is missing; resume the attempt."
@@ -243,10 +296,51 @@ class SnapshotWriter:
         }
 
     def _damaged(self, name: str, found: str) -> DamagedSnapshotError:
+        self.require_present()
         return DamagedSnapshotError(
             f"expected {self._store.url(f'{self._folder}/{name}')} as it was written, "
             f"got {found}; check the disk and run again."
         )
+
+
+def write_header(store: Store, folder: str, header: Mapping[str, Any]) -> None:
+    """Begins an attempt in a folder of its own."""
+    store.create(f"{folder}/{ATTEMPT_FILE}", seal(header))
+
+
+def read_header(store: Store, folder: str) -> dict[str, Any]:
+    """Returns the header of an attempt.
+
+    Raises:
+      MissingAttemptError: there is none, or it cannot be read.
+    """
+    name = f"{folder}/{ATTEMPT_FILE}"
+    try:
+        data = store.read(name)
+    except MissingObjectError as error:
+        raise MissingAttemptError(str(error)) from error
+    try:
+        # Those of earlier releases carry no checksum.
+        header = unseal(data, required=False)
+        require_fields(header, _HEADER)
+        if others := header.keys() - _HEADER.keys():
+            # Perhaps the name of a checksum, which then compares nothing.
+            raise ValueError(f"it has {sorted(others)}")
+        return header
+    except ValueError as error:
+        raise MissingAttemptError(
+            f"expected the header of an attempt in {store.url(name)}, got something "
+            f"else ({error}); the attempt will be begun anew."
+        ) from error
+
+
+def _are_whole_chunks(start: int, stop: int, count: int, chunk_rows: int) -> bool:
+    """Returns whether rows [start, stop) of `count` are whole chunks."""
+    return (
+        0 <= start <= stop <= count
+        and start % chunk_rows == 0
+        and (stop % chunk_rows == 0 or stop == count)
+    )
 
 
 def data_folder(series: str, step: int, attempt: str) -> str:
@@ -257,6 +351,14 @@ def data_folder(series: str, step: int, attempt: str) -> str:
 def commit_name(series: str, step: int) -> str:
     """Returns the name of the commit object of a step."""
     return f"{series}/commits/{step}.json"
+
+
+def withdraw(store: Store, series: str, manifest: Manifest) -> None:
+    """Deletes the commit of a snapshot, unless another attempt is committed there."""
+    name = commit_name(series, manifest.step)
+    with contextlib.suppress(MissingObjectError, DamagedSnapshotError):
+        if parse_manifest(store.read(name), name).attempt == manifest.attempt:
+            store.delete(name)
 
 
 def already_committed(store: Store, series: str, step: int) -> AlreadyCommittedError:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from realm_jax.index.arrays import read_rows
+from realm_jax.index.arrays import ArrayLayout, read_rows
 from realm_jax.index.manifest import (
     EMBEDDINGS,
     AlreadyCommittedError,
@@ -28,6 +28,7 @@ from realm_jax.index.manifest import (
     Expectation,
     Manifest,
     MismatchedSnapshotError,
+    MissingAttemptError,
     parse_manifest,
 )
 from realm_jax.index.snapshot_writer import (
@@ -37,6 +38,9 @@ from realm_jax.index.snapshot_writer import (
     already_committed,
     commit_name,
     data_folder,
+    read_header,
+    withdraw,
+    write_header,
 )
 from realm_jax.manifests import FileRecord, find_damage
 from realm_jax.storage import MissingObjectError, Store
@@ -49,6 +53,7 @@ __all__ = [
     "Expectation",
     "Manifest",
     "MismatchedSnapshotError",
+    "MissingAttemptError",
     "SnapshotArray",
     "SnapshotSeries",
     "SnapshotWriter",
@@ -102,19 +107,17 @@ class SnapshotSeries:
         if self.store.exists(commit_name(self.name, step)):
             raise already_committed(self.store, self.name, step)
         attempt = uuid.uuid4().hex[:12]
-        data = json.dumps(header, indent=1).encode()
-        self.store.create(f"{self._folder(step, attempt)}/{ATTEMPT_FILE}", data)
+        write_header(self.store, self._folder(step, attempt), header)
         return self.join(step, attempt)
 
     def join(self, step: int, attempt: str) -> SnapshotWriter:
         """Returns a writer for an attempt begun elsewhere, such as on host 0 of a pod.
 
         Raises:
-          MissingObjectError: there is no such attempt, or it was deleted by collection.
+          MissingAttemptError: there is no such attempt, collection has deleted it, or
+            its header is damaged.
         """
-        header = json.loads(
-            self.store.read(f"{self._folder(step, attempt)}/{ATTEMPT_FILE}")
-        )
+        header = read_header(self.store, self._folder(step, attempt))
         return SnapshotWriter(
             self.store, self.name, step=step, attempt=attempt, header=header
         )
@@ -125,12 +128,20 @@ class SnapshotSeries:
         *,
         corpus_fingerprint: str,
         metadata: Mapping[str, Any] | None = None,
+        layouts: Mapping[str, ArrayLayout] | None = None,
     ) -> SnapshotWriter | None:
         """Starts an attempt with the finished rows of an unfinished one.
 
         Of the attempts with the same settings, the one with the most finished pieces is
         used. It is copied, not continued, because its writer may be alive.
         `SnapshotWriter.completed_rows` then returns what need not be written again.
+
+        Args:
+          step: step of the encoder.
+          corpus_fingerprint: see `begin`.
+          metadata: see `begin`.
+          layouts: the arrays to copy by name, which are created; what is stored in
+            another way is not copied. None copies nothing.
 
         Returns:
           None if there is no such attempt, or if the step is committed.
@@ -139,10 +150,11 @@ class SnapshotSeries:
             return None
         wanted = json.loads(json.dumps(dict(metadata or {})))
         writers = []
-        for found_step, attempt in self._attempts():
+        names = self.store.list(f"{self.name}/data")
+        for found_step, attempt in self._attempts(names):
             if found_step != step:
                 continue
-            with contextlib.suppress(MissingObjectError):
+            with contextlib.suppress(MissingAttemptError):
                 writers.append(self.join(step, attempt))
         fitting = [
             writer
@@ -159,7 +171,7 @@ class SnapshotSeries:
             "began": best.began,
         }
         writer = self._begin(step, header)
-        writer.take_over(best)
+        writer.take_over(best, layouts or {})
         return writer
 
     def steps(self) -> list[int]:
@@ -277,6 +289,23 @@ class SnapshotSeries:
         """Withdraws the snapshot of a step; see `forget_after`."""
         self.store.delete(commit_name(self.name, step))
 
+    def withdraw_damaged(self, step: int) -> bool:
+        """Withdraws the snapshot of a step if its manifest cannot be read.
+
+        Its data remains, for an attempt with the same settings to resume.
+
+        Returns:
+          Whether it was withdrawn; not if another job has done so, or replaced it.
+        """
+        try:
+            self.read_manifest(step)
+        except DamagedSnapshotError:
+            self.forget(step)
+            return True
+        except MissingObjectError:
+            pass
+        return False
+
     def collect(
         self,
         keep: int,
@@ -301,19 +330,29 @@ class SnapshotSeries:
         for step in retired:
             # The commit is deleted first: no reader may find one without its data.
             self.store.delete(commit_name(self.name, step))
-        live_folders = {
-            self._folder(step, manifest.attempt)
+        live = {
+            self._folder(step, manifest.attempt): manifest
             for step, manifest in self._manifests(self.steps()).items()
         }
+        names = self.store.list(f"{self.name}/data")
+        for folder, manifest in live.items():
+            # Its writer was stopped before the commit while another collected the
+            # attempt, and killed right after it.
+            if not {f"{folder}/{file}" for file in manifest.files} <= set(names):
+                withdraw(self.store, self.name, manifest)
         removed = []
-        for step, attempt in self._attempts():
+        for step, attempt in self._attempts(names):
             folder = self._folder(step, attempt)
-            if folder in live_folders:
+            if folder in live:
                 continue
             idle = self._idle_seconds(folder) >= attempt_age_seconds
             if idle or self._is_settled(step, attempt, manifests.get(step)):
                 # Without its header, a half-deleted attempt cannot be resumed.
                 self.store.delete(f"{folder}/{ATTEMPT_FILE}")
+                # Looked for after that, see `SnapshotWriter.commit`.
+                since = self._manifests([step]).get(step)
+                if since is not None and since.attempt == attempt:
+                    continue
                 self.store.delete_folder(folder)
                 removed.append(self.store.url(folder))
         return removed
@@ -321,9 +360,8 @@ class SnapshotSeries:
     def _folder(self, step: int, attempt: str) -> str:
         return data_folder(self.name, step, attempt)
 
-    def _attempts(self) -> list[tuple[int, str]]:
+    def _attempts(self, names: Iterable[str]) -> list[tuple[int, str]]:
         pattern = re.compile(rf"{re.escape(self.name)}/data/(\d+)-([0-9a-f]+)/.+")
-        names = self.store.list(f"{self.name}/data")
         matches = filter(None, map(pattern.fullmatch, names))
         return sorted({(int(m.group(1)), m.group(2)) for m in matches})
 
@@ -344,7 +382,7 @@ class SnapshotSeries:
         try:
             # A later one may be for a step that has been withdrawn since.
             return self.join(step, attempt).began <= manifest.committed
-        except MissingObjectError:
+        except MissingAttemptError:
             return True
 
     def _idle_seconds(self, folder: str) -> float:

@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from jax.sharding import Mesh
@@ -172,9 +172,20 @@ class IndexSource:
             )
 
     def build(
-        self, step: int, params: PyTree, stop: threading.Event | None = None
+        self,
+        step: int,
+        params: PyTree,
+        stop: threading.Event | None = None,
+        *,
+        require_wanted: Callable[[], None] = lambda: None,
     ) -> LoadedIndex:
         """Embeds the corpus in this process, reusing an existing index or its rows.
+
+        Args:
+          step: step of the retriever.
+          params: its parameters.
+          stop: ends embedding.
+          require_wanted: see `build_once`.
 
         Raises:
           StoppedError: `stop` was set; the next call resumes.
@@ -187,6 +198,7 @@ class IndexSource:
                 self.model_store,
                 BuilderConfig(embed=self.embed),
                 stop=stop,
+                require_wanted=require_wanted,
             )
         except AlreadyCommittedError as error:
             raise of_another_run(self.series, step) from error

@@ -15,6 +15,10 @@ import string
 import unicodedata
 from collections.abc import Sequence
 
+import numpy as np
+
+from realm_jax.data.words import begins_word, word_edges
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WORD = re.compile(r"[^\W_]+")
@@ -77,12 +81,30 @@ def is_right(prediction: str, answers: Sequence[str], are_patterns: bool) -> boo
 
 
 def has_pattern(text: str, patterns: Sequence[str]) -> bool:
-    """Returns whether any pattern matches anywhere in the text.
+    """Returns whether any pattern matches from the beginning of a word on.
 
-    This is how retrieval is scored on CuratedTREC (DPR, Karpukhin et al. 2020).
+    A match inside a word does not count ("ten" in "written"), for no answer is given
+    that begins there (`data/words.py`). It may end inside a word, because patterns are
+    often stems ("manufactur"): the answer is then the whole word. An empty match does
+    not count. Recall is measured by it, and fine-tuning's labels follow it. DPR's own
+    recall on CuratedTREC (Karpukhin et al. 2020) finds a match anywhere.
     """
-    searched = (_without_leading_anything(pattern) for pattern in patterns)
-    return any(pattern.search(text) for pattern in compile_patterns(list(searched)))
+    return any(_begins_a_word(pattern, text) for pattern in compile_patterns(patterns))
+
+
+def _begins_a_word(pattern: re.Pattern[str], text: str) -> bool:
+    """Returns whether a match that is not empty begins where a word does."""
+    # Most texts hold no match, and most matches begin a word. It takes a millisecond to
+    # find all words of a block.
+    searched = compile_pattern(_without_leading_anything(pattern.pattern))
+    found = searched.search(text) if searched else None
+    if found is None:
+        return False
+    if searched is pattern and found.group() and begins_word(text, found.start()):
+        return True
+    words = np.flatnonzero(word_edges(text).begins).tolist()
+    matches = ((pattern.match(text, word), word) for word in words)
+    return any(match is not None and match.end() > word for match, word in matches)
 
 
 def compile_patterns(patterns: Sequence[str]) -> list[re.Pattern[str]]:
@@ -120,7 +142,10 @@ def answer_tokens(text: str) -> list[str]:
 def has_answer(text: str, answers: Sequence[str]) -> bool:
     """Returns whether the text contains the words of any answer, consecutively.
 
-    An answer without words (only punctuation or articles) is never found.
+    An answer without words (only punctuation or articles) is never found. Recall is
+    measured by it, and fine-tuning's labels of blocks follow it as far as wordpieces
+    can (`data/answer_spans.py` says where they differ). ORQA's own recall finds an
+    answer inside a word, too.
     """
     return contains_tokens(answer_tokens(text), [answer_tokens(a) for a in answers])
 

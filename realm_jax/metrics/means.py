@@ -1,5 +1,7 @@
 """Accumulates metrics as sums and counts, divided once, when they are written."""
 
+from collections.abc import Iterable
+
 import jax
 import jax.numpy as jnp
 from clu.metrics import Average
@@ -18,14 +20,28 @@ def mean_of(total: Array, count: Array | float) -> Average:
     )
 
 
-def padding_share(*ids: Array) -> Average:
+def padding_share(
+    *ids: Array, packed: Iterable[tuple[Array, int | None]] = ()
+) -> Average:
     """Returns the share of padding among the positions that models compute.
 
     Args:
       ids: inputs of each model in a step, of any shape; 0 is padding.
+      packed: further inputs, with the wordpieces of a row that two sequences share;
+        None for a row for each.
     """
-    padding = sum(jnp.sum(array == PAD_ID) for array in ids)
-    return mean_of(jnp.asarray(padding), sum(array.size for array in ids))
+    sequences = [*((array, None) for array in ids), *packed]
+    tokens = sum(jnp.sum(array != PAD_ID) for array, _ in sequences)
+    num_positions = sum(
+        array.size if length is None else _packed_size(array, length)
+        for array, length in sequences
+    )
+    return mean_of(num_positions - jnp.asarray(tokens), num_positions)
+
+
+def _packed_size(ids: Array, length: int) -> int:
+    num_sequences = ids.size // ids.shape[-1]
+    return -(-num_sequences // 2) * length
 
 
 def merge(left: Means, right: Means) -> Means:

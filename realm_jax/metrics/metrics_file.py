@@ -3,11 +3,14 @@
 The file is in the model directory. Its fields:
 
 of every stage
-  `step`, `stage`, `loss`, and other metrics of its loss (`losses.py`)
+  `step`, `stage`, `loss`, and other metrics of its loss (`pretrain_loss.py`)
   `gradient_norm`            of the gradient of all parameters, before clipping
   `gradient_norm_retriever`, `gradient_norm_reader`
                              the same of each model; the sum of their squares is the
                              square of `gradient_norm`
+  `skipped_updates`          share of updates without effect because they were not
+                             finite, where that is allowed (`finite.py`); the other
+                             means are over the rest
   `retrieval_utility`        nats, of pre-training
   `share_of_batch`           share of the candidates of x in p(z|x) over the batch,
                              where p(z|x) is normalised over the batch
@@ -20,6 +23,8 @@ of every stage
                              documents, the share whose document contains the answer
   `padding_share`            share of padding among the positions that the models
                              compute: queries, documents and joined inputs
+  `packed`                   with PACK_DOCUMENTS, the share of updates whose documents
+                             fit packed rows (`packed_updates.py`)
 
 speed, since the line before
   `steps_per_second`, `examples_per_second` (of a warm start: pairs,
@@ -32,6 +37,10 @@ speed, since the line before
   `swap_seconds`             wall time per update, by what the training thread did or
                              waited for (`step_timing.py`); their sum is 1 /
                              `steps_per_second`
+
+of fine-tuning, only on lines after a measurement
+  `dev_exact_match`          of the held-out questions (`dev_exact_match.py`)
+  `dev_seconds`              time for which training was suspended
 
 of the index
   `index_step`               the encoder step of the index in use
@@ -53,9 +62,12 @@ of the index, only on lines after a new index
                              time for which training was suspended
 """
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
+from realm_jax.manifests import parse_json, require_fields
 from realm_jax.storage import MissingObjectError, open_store
 
 FILE_NAME = "metrics.jsonl"
@@ -92,14 +104,19 @@ class MetricsFile:
         self._store.write(FILE_NAME, ("\n".join(self._lines) + "\n").encode())
 
 
-def read_metrics(model_dir: str) -> Iterator[dict]:
-    """Yields the lines of a run's metrics, skipping lines that are not JSON."""
+def read_metrics(model_dir: str) -> Iterator[dict[str, Any]]:
+    """Yields the lines of a run's metrics; a damaged line is a gap.
+
+    Every line has an integer `step` and a string `stage`. Any other value may be
+    missing where the line was damaged.
+    """
     try:
         data = open_store(model_dir).read(FILE_NAME)
     except MissingObjectError:
         return
-    for line in data.decode(errors="replace").splitlines():
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            continue
+    for text in data.decode(errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            line = parse_json(text)
+            require_fields(line, {"step": int, "stage": str})
+            if not any(isinstance(value, dict | list) for value in line.values()):
+                yield line

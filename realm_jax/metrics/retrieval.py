@@ -40,6 +40,8 @@ def relevant_blocks(
     store: BlockStore,
     questions: Sequence[Question],
     among: Int[np.ndarray, "question neighbour"] | None = None,
+    *,
+    patterns_in: Collection[int] | None = None,
 ) -> list[frozenset[int]]:
     """Finds the blocks that answer each question.
 
@@ -49,11 +51,14 @@ def relevant_blocks(
     Args:
       store: the corpus.
       questions: the questions.
-      among: block ids to consider, -1 is ignored; by default the whole corpus. For a
-        corpus too large to read, the retrieved blocks suffice for the same recall.
+      among: the blocks to judge for each question, -1 is ignored; by default the whole
+        corpus. What was retrieved for a question suffices for its recall, and a corpus
+        of Wikipedia's size takes minutes to read, hours where answers are patterns.
+      patterns_in: the blocks in which answers that are patterns are looked for, out of
+        those to judge; by default all of them.
     """
-    block_ids = np.arange(store.num_blocks) if among is None else np.unique(among)
-    block_ids = block_ids[block_ids >= 0]
+    judged = None if among is None else _rows_by_block(among)
+    block_ids = np.array(range(store.num_blocks) if judged is None else sorted(judged))
     with_patterns = {
         row for row, question in enumerate(questions) if question.answers_are_patterns
     }
@@ -73,7 +78,9 @@ def relevant_blocks(
         for block_id, block in zip(some, store.texts(some), strict=True):
             words = answer_tokens(block.body)
             by_word = (asked_by_word.get(word, ()) for word in words)
-            for row in with_patterns.union(*by_word):
+            is_matched = patterns_in is None or int(block_id) in patterns_in
+            rows = (with_patterns if is_matched else set[int]()).union(*by_word)
+            for row in rows if judged is None else rows & judged[block_id]:
                 question = questions[row]
                 if question.title not in (None, block.title):
                     continue
@@ -82,6 +89,15 @@ def relevant_blocks(
                 ):
                     relevant[row].add(int(block_id))
     return [frozenset(blocks) for blocks in relevant]
+
+
+def _rows_by_block(
+    ids: Int[np.ndarray, "question neighbour"],
+) -> dict[int, set[int]]:
+    rows: defaultdict[int, set[int]] = defaultdict(set)
+    for row, column in zip(*np.nonzero(ids >= 0), strict=True):
+        rows[int(ids[row, column])].add(int(row))
+    return dict(rows)
 
 
 def recall_at_k(

@@ -4,6 +4,7 @@ Parameters of the layers are stacked along a leading `layer` axis, so compile ti
 not grow with depth.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -13,9 +14,9 @@ from flax import linen as nn
 from flax.linen import partitioning
 from jaxtyping import Array, Bool, Float, Int
 
-from realm_jax import chips
+from realm_jax import chips, ranges
 from realm_jax.errors import BadInputError
-from realm_jax.models import layers
+from realm_jax.models import layers, packing
 
 PAD_ID = 0
 
@@ -44,9 +45,11 @@ class BertConfig:
       max_positions: length of the longest sequence, in wordpieces.
       num_segments: number of segment ids.
       activation: "gelu_tanh" (the original BERT and REALM) or "gelu" (exact, by the
-        error function, as in `transformers` and MiniLM).
+        error function, as in `transformers` and MiniLM). Where gin does not name it, a
+        command takes it from the weights it starts with.
       layer_norm_epsilon: epsilon of every LayerNorm.
-      dropout_rate: dropout of embeddings, attention weights and residual branches.
+      dropout_rate: dropout of embeddings and residual branches, to the nearest 1/256
+        (`layers.draw_kept`); of attention weights too unless these have a rate.
       broadcast_dropout: share one mask among all positions of a sequence (in attention,
         among all queries of a head), as T5X does; BERT draws one for each position.
         Sharing takes a hundredth of the random numbers.
@@ -63,6 +66,8 @@ class BertConfig:
       initializer_range: standard deviation of the initial kernels.
       scan_unroll: layers per iteration of the scan. More of them take longer to compile
         and run faster on a CPU (by a quarter, for two layers per iteration).
+      attention_dropout_rate: dropout of attention weights; None is `dropout_rate`, as
+        in BERT. Zero saves drawing a number for each pair of positions and head.
     """
 
     vocab_size: int
@@ -81,8 +86,24 @@ class BertConfig:
     remat: Literal["none", "attention", "dots", "full"] = "attention"
     initializer_range: float = 0.02
     scan_unroll: int = 1
+    attention_dropout_rate: float | None = None
 
     def __post_init__(self):
+        ranges.require_ranges(
+            self,
+            vocab_size=ranges.whole(1),
+            hidden_size=ranges.whole(1),
+            num_layers=ranges.whole(1),
+            num_heads=ranges.whole(1),
+            mlp_size=ranges.whole(1),
+            max_positions=ranges.whole(1),
+            num_segments=ranges.whole(1),
+            layer_norm_epsilon=ranges.POSITIVE,
+            dropout_rate=ranges.SHARE_BELOW_1,
+            attention_dropout_rate=ranges.SHARE_BELOW_1.or_none(),
+            initializer_range=ranges.POSITIVE,
+            scan_unroll=ranges.whole(1),
+        )
         if self.hidden_size % self.num_heads:
             raise BadInputError(
                 f"expected num_heads to divide hidden_size {self.hidden_size}, got "
@@ -108,6 +129,12 @@ class BertConfig:
         if self.products == _BY_PROCESSOR:
             return jax.default_backend() == "cpu" and chips.multiplies_bfloat16()
         return self.products == "bfloat16"
+
+    @property
+    def attention_dropout(self) -> float:
+        """The rate at which attention weights are dropped."""
+        given = self.attention_dropout_rate
+        return self.dropout_rate if given is None else given
 
     @property
     def recomputes_within_layers(self) -> bool:
@@ -136,21 +163,37 @@ class EncoderLayer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "batch length embed"],
-        is_token: Bool[Array, "batch length"],
+        attends: Bool[Array, "batch length_or_1 length"],
         deterministic: bool,
-    ) -> tuple[Float[Array, "batch length embed"], None]:
-        """Returns the next layer's input, and None as the scan's stacked output."""
+        positions: Int[Array, "batch position"] | None = None,
+    ) -> tuple[Float[Array, "batch position embed"], None]:
+        """Returns the next layer's input, and None as the scan's stacked output.
+
+        Args:
+          x: the sequence.
+          attends: [batch, query, key], whether a position attends to another.
+          deterministic: disables dropout.
+          positions: the positions that are computed; None is all.
+        """
         config, dtype = self.config, jnp.dtype(self.config.dtype)
-        attended = layers.SelfAttention(
+        attention = layers.SelfAttention(
             num_heads=config.num_heads,
-            dropout_rate=config.dropout_rate,
+            dropout_rate=config.attention_dropout,
             broadcast_dropout=config.broadcast_dropout,
             stddev=config.initializer_range,
             dtype=dtype,
             rounds=config.rounds_products,
             recomputes=config.recomputes_within_layers,
             name="attention",
-        )(x, is_token, deterministic)
+        )
+        if positions is None:
+            attended = attention(x, attends, deterministic)
+        else:
+            read = _at(positions, x)
+            if attends.shape[1] > 1:
+                attends = _at(positions, attends)
+            attended = attention(x, attends, deterministic, read)
+            x = read
         x = self._add_and_norm(x, attended, "attention_norm", deterministic)
 
         hidden = self._dense(config.mlp_size, ("embed", "mlp"), "mlp_input")(x)
@@ -174,7 +217,7 @@ class EncoderLayer(nn.Module):
 
     def _add_and_norm(self, x, branch, name: str, deterministic: bool):
         config = self.config
-        dropout = layers.dropout(config.dropout_rate, config.broadcast_dropout)
+        dropout = layers.Dropout(config.dropout_rate, config.broadcast_dropout)
         branch = dropout(branch, deterministic=deterministic)
         norm = layers.LayerNorm(
             config.layer_norm_epsilon,
@@ -203,7 +246,7 @@ class Bert(nn.Module):
         self.position_embedding = embedding(config.max_positions, "position")
         self.segment_embedding = embedding(config.num_segments, "segment")
         self.embedding_norm = layers.LayerNorm(config.layer_norm_epsilon, dtype)
-        self.dropout = layers.dropout(config.dropout_rate, config.broadcast_dropout)
+        self.dropout = layers.Dropout(config.dropout_rate, config.broadcast_dropout)
         self.layers = _stacked_layers(config)
         self.pooler = layers.Dense(
             features=(config.hidden_size,),
@@ -217,6 +260,7 @@ class Bert(nn.Module):
         ids: Int[Array, "batch length"],
         segment_ids: Int[Array, "batch length"],
         deterministic: bool = True,
+        packed_length: int | None = None,
     ) -> Encoded:
         """Encodes padded sequences.
 
@@ -224,29 +268,140 @@ class Bert(nn.Module):
           ids: wordpieces, 0 where padded.
           segment_ids: 0 or 1; arbitrary where padded.
           deterministic: disables dropout; otherwise an rng named "dropout" is needed.
+          packed_length: wordpieces of a row that two of the sequences share, which must
+            fit it (`packing.fits`); None for a row for each. The states of padding are
+            then arbitrary.
 
         Raises:
           BadInputError: sequences are longer than `max_positions`.
         """
+        self._require_positions(ids)
+        if packed_length is None:
+            x = self._embed(ids, segment_ids, None, deterministic)
+            x, _ = self.layers(x, (ids != PAD_ID)[:, None], deterministic)
+            return Encoded(sequence=x, pooled=self._pool(x[:, 0]))
+        packed = packing.pack(ids, segment_ids, packed_length)
+        x = self._embed(packed.ids, packed.segment_ids, packed.positions, deterministic)
+        x, _ = self.layers(x, packing.within_sequences(packed.sequences), deterministic)
+        every = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+        sequence = packed.unpack(_at(packed.places(every), x))
+        return Encoded(sequence=sequence, pooled=self._pool(sequence[:, 0]))
+
+    def encode_positions(
+        self,
+        ids: Int[Array, "batch length"],
+        segment_ids: Int[Array, "batch length"],
+        positions: Int[Array, "batch position"],
+        deterministic: bool = True,
+        packed_length: int | None = None,
+    ) -> Float[Array, "batch position embed"]:
+        """Returns the last hidden states of some positions.
+
+        The last layer computes those positions alone, which saves most of its work.
+
+        Args:
+          ids: as in `__call__`.
+          segment_ids: as in `__call__`.
+          positions: the positions that are read.
+          deterministic: as in `__call__`.
+          packed_length: as in `__call__`.
+
+        Raises:
+          BadInputError: as in `__call__`.
+        """
+        if self.is_initializing():
+            return _at(positions, self(ids, segment_ids, deterministic).sequence)
+        self._require_positions(ids)
+        if packed_length is None:
+            x = self._embed(ids, segment_ids, None, deterministic)
+            attends = (ids != PAD_ID)[:, None]
+            return self._read(x, attends, positions, deterministic)
+        packed = packing.pack(ids, segment_ids, packed_length)
+        x = self._embed(packed.ids, packed.segment_ids, packed.positions, deterministic)
+        attends = packing.within_sequences(packed.sequences)
+        places = packed.places(positions)
+        return packed.unpack(self._read(x, attends, places, deterministic))
+
+    def pooled(
+        self,
+        ids: Int[Array, "batch length"],
+        segment_ids: Int[Array, "batch length"],
+        deterministic: bool = True,
+        packed_length: int | None = None,
+    ) -> Float[Array, "batch embed"]:
+        """Returns the output of the tanh pooler on [CLS]; arguments as `__call__`."""
+        first = jnp.zeros((len(ids), 1), jnp.int32)
+        x = self.encode_positions(ids, segment_ids, first, deterministic, packed_length)
+        return self._pool(x[:, 0])
+
+    def token_logits(self, x: Float[Array, "... embed"]) -> Float[Array, "... vocab"]:
+        """Returns float32 inner products with every token embedding."""
+        return self.token_embedding.attend(x)
+
+    def _require_positions(self, ids: Int[Array, "batch length"]) -> None:
         length = ids.shape[1]
         if length > self.config.max_positions:
             raise BadInputError(
                 f"expected sequences of at most {self.config.max_positions} wordpieces "
                 f"(max_positions), got {length}. Shorten them or enlarge the model."
             )
-        x = (
-            self.token_embedding(ids)
-            + self.position_embedding.first_rows(length)
-            + self._embed_segments(segment_ids)
-        )
-        x = self.dropout(self.embedding_norm(x), deterministic=deterministic)
-        x = layers.constrain(x, "batch", "length", "activation_embed")
-        x, _ = self.layers(x, ids != PAD_ID, deterministic)
-        return Encoded(sequence=x, pooled=jnp.tanh(self.pooler(x[:, 0])))
 
-    def token_logits(self, x: Float[Array, "... embed"]) -> Float[Array, "... vocab"]:
-        """Returns float32 inner products with every token embedding."""
-        return self.token_embedding.attend(x)
+    def _embed(
+        self,
+        ids: Int[Array, "batch length"],
+        segment_ids: Int[Array, "batch length"],
+        positions: Int[Array, "batch length"] | None,
+        deterministic: bool,
+    ) -> Float[Array, "batch length embed"]:
+        """Returns the input of the first layer; positions of None count from 0."""
+        if positions is None:
+            of_position = self.position_embedding.first_rows(ids.shape[1])
+        else:
+            of_position = self.position_embedding(positions)
+        x = self.token_embedding(ids) + of_position + self._embed_segments(segment_ids)
+        x = self.dropout(self.embedding_norm(x), deterministic=deterministic)
+        return layers.constrain(x, "batch", "length", "activation_embed")
+
+    def _read(
+        self,
+        x: Float[Array, "batch length embed"],
+        attends: Bool[Array, "batch length_or_1 length"],
+        positions: Int[Array, "batch position"],
+        deterministic: bool,
+    ) -> Float[Array, "batch position embed"]:
+        """Returns the last layer's output at some positions, given the first's input.
+
+        It does what `self.layers` does, but of the last layer only those positions.
+        """
+        config = self.config
+        rate = max(config.dropout_rate, config.attention_dropout)
+        drops = not deterministic and rate > 0
+        key = self.make_rng("dropout") if drops else jax.random.key(0)
+        stacked = (
+            self.layers.variables["params"],
+            jax.random.split(key, config.num_layers),
+        )
+
+        def run(layer, x, of_layer, *positions):
+            params, key = of_layer
+            arguments = (x, attends, deterministic, *positions)
+            rngs = {"dropout": key} if drops else None
+            return layer(config, parent=None).apply(
+                {"params": params}, *arguments, rngs=rngs
+            )
+
+        x, _ = jax.lax.scan(
+            functools.partial(run, _rematerialized(config)),
+            x,
+            jax.tree.map(lambda array: array[:-1], stacked),
+            unroll=config.scan_unroll,
+        )
+        last = jax.tree.map(lambda array: array[-1], stacked)
+        x, _ = run(EncoderLayer, x, last, positions)
+        return x
+
+    def _pool(self, first: Float[Array, "batch embed"]) -> Float[Array, "batch embed"]:
+        return jnp.tanh(self.pooler(first))
 
     def _embed_segments(self, segment_ids):
         # A product with a one-hot matrix: the gradient of a gather is a scatter, which
@@ -256,20 +411,29 @@ class Bert(nn.Module):
         return one_hot.astype(table.dtype) @ table
 
 
+def _at(positions: Int[Array, "batch position"], array: Array) -> Array:
+    """Returns [batch, position, ...], the entries of [batch, length, ...]."""
+    return jnp.take_along_axis(array, positions[..., None], axis=1, mode="clip")
+
+
+def _rematerialized(config: BertConfig) -> type[EncoderLayer]:
+    """Returns the layer of a scan, which is computed again as `config.remat` says."""
+    if config.remat not in _REMAT_POLICIES:
+        return EncoderLayer
+    return nn.remat(
+        EncoderLayer,
+        policy=_REMAT_POLICIES[config.remat],
+        prevent_cse=False,  # The scan's loop already prevents it.
+        static_argnums=(3,),
+    )
+
+
 def _stacked_layers(config: BertConfig) -> nn.Module:
     """Returns `num_layers` encoder layers as one scan."""
-    layer = EncoderLayer
-    if config.remat in _REMAT_POLICIES:
-        layer = nn.remat(
-            layer,
-            policy=_REMAT_POLICIES[config.remat],
-            prevent_cse=False,  # The scan's loop already prevents it.
-            static_argnums=(3,),
-        )
     # Annotated for a single axis; `nn.scan`, which it calls, takes one for each input.
     scan_with_axes: Any = partitioning.scan_with_axes
     scan = scan_with_axes(
-        layer,
+        _rematerialized(config),
         variable_axes={"params": 0},
         split_rngs={"params": True, "dropout": True},
         in_axes=(nn.broadcast, nn.broadcast),

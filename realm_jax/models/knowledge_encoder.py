@@ -56,6 +56,7 @@ class KnowledgeEncoder(nn.Module):
         segment_ids: Int[Array, "... joined"],
         mask_positions: Int[Array, "... mask"],
         deterministic: bool = True,
+        packed_length: int | None = None,
     ) -> Float[Array, "... mask vocab"]:
         """Returns float32 logits of the wordpiece at each masked position.
 
@@ -65,13 +66,23 @@ class KnowledgeEncoder(nn.Module):
           mask_positions: positions to predict; leading axes broadcast against those of
             `joined_ids`, so that `[batch, 1, mask]` applies to all candidates.
           deterministic: disables dropout; otherwise an rng named "dropout" is needed.
+          packed_length: wordpieces of a row that two sequences share; see `Bert`.
         """
         ids = joined_ids.reshape(-1, joined_ids.shape[-1])
         segments = segment_ids.reshape(ids.shape)
-        sequence = self.bert(ids, segments, deterministic).sequence
         if self.span_scorer and self.is_initializing():
+            sequence = self.bert(ids, segments, deterministic).sequence
             self._score_spans(sequence, ids, segments)
-        return self._logits(sequence, joined_ids.shape[:-1], mask_positions)
+        leading, num_masks = joined_ids.shape[:-1], mask_positions.shape[-1]
+        positions = jnp.broadcast_to(mask_positions, (*leading, num_masks))
+        masked = self.bert.encode_positions(
+            ids,
+            segments,
+            positions.reshape(-1, num_masks),
+            deterministic,
+            packed_length,
+        )
+        return self._logits(masked).reshape(*leading, num_masks, self.config.vocab_size)
 
     def token_log_probs(
         self,
@@ -80,6 +91,7 @@ class KnowledgeEncoder(nn.Module):
         mask_positions: Int[Array, "... mask"],
         mask_ids: Int[Array, "... mask"],
         deterministic: bool = True,
+        packed_length: int | None = None,
     ) -> Float[Array, "... mask"]:
         """Returns log p(token|z,x) of the masked wordpieces, float32.
 
@@ -89,8 +101,11 @@ class KnowledgeEncoder(nn.Module):
           mask_positions: as in `__call__`.
           mask_ids: the masked wordpieces; leading axes broadcast in the same way.
           deterministic: as in `__call__`.
+          packed_length: as in `__call__`.
         """
-        logits = self(joined_ids, segment_ids, mask_positions, deterministic)
+        logits = self(
+            joined_ids, segment_ids, mask_positions, deterministic, packed_length
+        )
         return self._log_probs(logits, mask_ids)
 
     def tokens_and_spans(
@@ -100,6 +115,7 @@ class KnowledgeEncoder(nn.Module):
         mask_positions: Int[Array, "batch mask"],
         mask_ids: Int[Array, "batch mask"],
         deterministic: bool = True,
+        packed_length: int | None = None,
     ) -> tuple[Float[Array, "batch mask"], SpanScores]:
         """Returns `token_log_probs` and the body's span scores from one forward pass.
 
@@ -109,26 +125,25 @@ class KnowledgeEncoder(nn.Module):
           mask_positions: as in `__call__`.
           mask_ids: as in `token_log_probs`.
           deterministic: as in `__call__`.
+          packed_length: as in `__call__`.
         """
-        sequence = self.bert(joined_ids, segment_ids, deterministic).sequence
-        logits = self._logits(sequence, joined_ids.shape[:-1], mask_positions)
+        encoded = self.bert(joined_ids, segment_ids, deterministic, packed_length)
+        sequence = encoded.sequence
+        masked = jnp.take_along_axis(
+            sequence, mask_positions[..., None], axis=1, mode="clip"
+        )
         return (
-            self._log_probs(logits, mask_ids),
+            self._log_probs(self._logits(masked), mask_ids),
             self._score_spans(sequence, joined_ids, segment_ids),
         )
 
     def _logits(
-        self, sequence: Array, leading: tuple[int, ...], mask_positions: Array
-    ) -> Float[Array, "... mask vocab"]:
-        num_masks = mask_positions.shape[-1]
-        positions = jnp.broadcast_to(mask_positions, (*leading, num_masks))
-        masked = jnp.take_along_axis(
-            sequence, positions.reshape(-1, num_masks)[..., None], axis=1, mode="clip"
-        )
+        self, masked: Float[Array, "row mask embed"]
+    ) -> Float[Array, "row mask vocab"]:
+        """Returns the masked-LM head of the hidden states of masked positions."""
         hidden = layers.ACTIVATIONS[self.config.activation](self.head_dense(masked))
         logits = self.bert.token_logits(self.head_norm(hidden)) + self.head_bias
-        logits = layers.constrain(logits, "batch", "mask", "activation_vocab")
-        return logits.reshape(*leading, num_masks, self.config.vocab_size)
+        return layers.constrain(logits, "batch", "mask", "activation_vocab")
 
     def _log_probs(self, logits: Array, mask_ids: Array) -> Float[Array, "... mask"]:
         # Compare and sum: a gather along a vocabulary axis sharded over devices would

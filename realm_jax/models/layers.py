@@ -130,7 +130,8 @@ class Dense(nn.Module):
       kernel_axes: logical axes of the kernel, input axes first.
       stddev: standard deviation of the kernel's truncated normal initialisation.
       dtype: dtype of the product and the result.
-      rounds: whether a float32 product is computed by `bfloat16_product`.
+      rounds: whether a float32 product is computed by `bfloat16_product`. One of
+        bfloat16 is not: its rule for gradients would hide it from remat="dots".
     """
 
     features: tuple[int, ...]
@@ -257,14 +258,56 @@ class Embedding(nn.Module):
         )
 
 
-def dropout(rate: float, broadcast: bool) -> nn.Dropout:
-    """Returns dropout for [..., length, features] or [..., query, key].
+def draw_kept(
+    key: jax.Array, rate: float, shape: Sequence[int]
+) -> Bool[Array, "*dims row column"]:
+    """Draws which elements dropout keeps, each with `keep_probability(rate)`.
+
+    A random word of 32 bits decides on four elements: on a CPU, drawing one for each
+    takes more time than all else of dropout.
 
     Args:
-      rate: probability of a zero.
-      broadcast: whether all positions, or all queries, share one mask.
+      key: random key.
+      rate: probability of an element to be dropped.
+      shape: of at least two dimensions; the words are shared along the last but one.
     """
-    return nn.Dropout(rate, broadcast_dims=(-2,) if broadcast else ())
+    *dims, rows, columns = shape
+    words = jax.random.bits(key, (*dims, -(-rows // _DRAWS), columns))
+    # Not bit-cast to bytes: TPUs pad an innermost dimension of four to 128.
+    draws = jnp.concatenate([words >> (8 * i) & 0xFF for i in range(_DRAWS)], axis=-2)
+    return draws[..., :rows, :] < round(keep_probability(rate) * _LEVELS)
+
+
+_DRAWS, _LEVELS = 4, 256
+
+
+def keep_probability(rate: float) -> float:
+    """Returns 1 - rate, rounded to a multiple of 1/256, which `draw_kept` can draw."""
+    return max(1, round((1.0 - rate) * _LEVELS)) / _LEVELS
+
+
+class Dropout(nn.Module):
+    """Dropout of [..., length, features].
+
+    Attributes:
+      rate: probability of a zero, see `keep_probability`.
+      broadcast: whether all positions share one mask.
+    """
+
+    rate: float
+    broadcast: bool = False
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "*dims length features"], deterministic: bool
+    ) -> Float[Array, "*dims length features"]:
+        """Returns `x` with the mean it has, and a part of it set to 0."""
+        if deterministic or keep_probability(self.rate) == 1.0:
+            return x
+        *dims, length, features = x.shape
+        shape = (*dims, 1 if self.broadcast else length, features)
+        kept = draw_kept(self.make_rng("dropout"), self.rate, shape)
+        return jnp.where(kept, x / keep_probability(self.rate), jnp.zeros_like(x))
 
 
 class SelfAttention(nn.Module):
@@ -293,20 +336,22 @@ class SelfAttention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "batch length embed"],
-        is_token: Bool[Array, "batch length"],
+        attends: Bool[Array, "batch query_or_1 length"],
         deterministic: bool = True,
-    ) -> Float[Array, "batch length embed"]:
-        """Returns the attention output at each position.
+        queries: Float[Array, "batch query embed"] | None = None,
+    ) -> Float[Array, "batch query embed"]:
+        """Returns the attention output at each position, or of some of them.
 
         Args:
           x: the sequence.
-          is_token: False at padding, which is masked out.
+          attends: whether a query attends to a position; False at padding.
           deterministic: disables dropout.
+          queries: the positions that attend; None is all of `x`.
         """
         embed = x.shape[-1]
         head_dim = embed // self.num_heads
 
-        def project(name: str) -> Float[Array, "batch heads length head_dim"]:
+        def project(name: str, x: Array) -> Float[Array, "batch heads length head_dim"]:
             projected = Dense(
                 features=(self.num_heads, head_dim),
                 kernel_axes=("embed", "heads", "head_dim"),
@@ -318,12 +363,12 @@ class SelfAttention(nn.Module):
             by_head = projected.swapaxes(1, 2)
             return constrain(by_head, "batch", "activation_heads", "length", None)
 
-        query, key, value = project("query"), project("key"), project("value")
-        drops = not deterministic and self.dropout_rate > 0
-        kept = self.draw_kept(query) if drops else None
-        scale = 1.0 / (1.0 - self.dropout_rate) if drops else 1.0
+        query = project("query", x if queries is None else queries)
+        key, value = project("key", x), project("value", x)
+        keep = keep_probability(self.dropout_rate)
+        kept = None if deterministic or keep == 1.0 else self.kept_weights(query, key)
         compute = jax.checkpoint(attend) if self.recomputes else attend
-        gathered = compute(query, key, value, is_token, kept, scale)
+        gathered = compute(query, key, value, attends, kept, 1.0 / keep)
         return Dense(
             features=(embed,),
             kernel_axes=("heads", "head_dim", "embed"),
@@ -333,34 +378,33 @@ class SelfAttention(nn.Module):
             name="output",
         )(gathered.swapaxes(1, 2))
 
-    def draw_kept(
-        self, query: Float[Array, "batch heads length head_dim"]
-    ) -> Bool[Array, "batch heads #length length"]:
+    def kept_weights(
+        self,
+        query: Float[Array, "batch heads query head_dim"],
+        key: Float[Array, "batch heads length head_dim"],
+    ) -> Bool[Array, "batch heads #query length"]:
         """Draws which attention weights dropout keeps."""
-        batch, heads, length, _ = query.shape
-        queries = 1 if self.broadcast_dropout else length
-        return jax.random.bernoulli(
-            self.make_rng("dropout"),
-            1.0 - self.dropout_rate,
-            (batch, heads, queries, length),
-        )
+        batch, heads, queries, _ = query.shape
+        queries = 1 if self.broadcast_dropout else queries
+        shape = (batch, heads, queries, key.shape[2])
+        return draw_kept(self.make_rng("dropout"), self.dropout_rate, shape)
 
 
 def attend(
-    query: Float[Array, "batch heads length head_dim"],
+    query: Float[Array, "batch heads query head_dim"],
     key: Float[Array, "batch heads length head_dim"],
     value: Float[Array, "batch heads length head_dim"],
-    is_token: Bool[Array, "batch length"],
-    kept: Bool[Array, "batch heads #length length"] | None,
+    attends: Bool[Array, "batch query_or_1 length"],
+    kept: Bool[Array, "batch heads #query length"] | None,
     scale: float,
-) -> Float[Array, "batch heads length head_dim"]:
+) -> Float[Array, "batch heads query head_dim"]:
     """Returns scaled dot-product attention; the softmax is float32.
 
     Args:
-      query: one vector for each position and head.
-      key: likewise.
+      query: one vector for each position that attends, and head.
+      key: one vector for each position and head.
       value: likewise.
-      is_token: False at padding, which is masked out.
+      attends: whether a query attends to a position; False at padding.
       kept: the weights that dropout keeps; None keeps all.
       scale: factor on the weights that are kept.
     """
@@ -370,7 +414,7 @@ def attend(
         key,
         preferred_element_type=jnp.float32,
     )
-    scores = jnp.where(is_token[:, None, None, :], scores, _MASKED_SCORE)
+    scores = jnp.where(attends[:, None], scores, _MASKED_SCORE)
     weights = nn.softmax(scores, axis=-1).astype(value.dtype)
     if kept is not None:
         weights = jnp.where(kept, weights * scale, 0.0).astype(value.dtype)

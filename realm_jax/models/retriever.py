@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
+from realm_jax import ranges
 from realm_jax.errors import BadInputError
 from realm_jax.models import layers
 from realm_jax.models.bert import PAD_ID, Bert, BertConfig
@@ -25,6 +26,7 @@ DOCUMENT_TOWER = "document_tower"
 """Key of the document tower's parameters, if there are two towers."""
 
 SETTINGS_OF_TRAINING = (
+    "attention_dropout_rate",
     "broadcast_dropout",
     "dropout_rate",
     "initializer_range",
@@ -68,11 +70,13 @@ class RetrieverConfig:
     projection_dropout: float = 0.1
 
     def __post_init__(self):
-        if not self.temperature > 0:
-            raise BadInputError(
-                f"expected a temperature above 0, got {self.temperature}; the paper "
-                "has 1.0"
-            )
+        ranges.require_ranges(
+            self,
+            projection_size=ranges.whole(1),
+            layer_norm_epsilon=ranges.POSITIVE,
+            temperature=ranges.POSITIVE,
+            projection_dropout=ranges.SHARE_BELOW_1,
+        )
         if self.pooling not in ("cls", "mean"):
             raise BadInputError(
                 f"expected pooling to be one of cls, mean, got {self.pooling!r}. "
@@ -91,16 +95,18 @@ class Tower(nn.Module):
         ids: Int[Array, "... length"],
         segment_ids: Int[Array, "... length"],
         deterministic: bool,
+        packed_length: int | None = None,
     ) -> Float[Array, "... projection"]:
         """Returns a float32 embedding for each sequence; leading axes are kept."""
         config, leading = self.config, ids.shape[:-1]
         ids = ids.reshape(-1, ids.shape[-1])
         segment_ids = segment_ids.reshape(ids.shape)
-        encoded = Bert(config.bert, name="bert")(ids, segment_ids, deterministic)
+        bert = Bert(config.bert, name="bert")
         if config.pooling == "mean":
+            encoded = bert(ids, segment_ids, deterministic, packed_length)
             pooled = _mean(encoded.sequence, ids != PAD_ID)
         else:
-            pooled = encoded.pooled
+            pooled = bert.pooled(ids, segment_ids, deterministic, packed_length)
         embedding = layers.Dense(
             features=(config.projection_size,),
             kernel_axes=("embed", "projection"),
@@ -171,6 +177,7 @@ class Retriever(nn.Module):
         ids: Int[Array, "... document"],
         segment_ids: Int[Array, "... document"],
         deterministic: bool = True,
+        packed_length: int | None = None,
     ) -> Float[Array, "... projection"]:
         """Embeds `[CLS] title [SEP] body [SEP]`.
 
@@ -178,6 +185,7 @@ class Retriever(nn.Module):
           ids: wordpieces, 0 where padded.
           segment_ids: 0 for the title, 1 for the body.
           deterministic: disables dropout; otherwise an rng named "dropout" is needed.
+          packed_length: wordpieces of a row that two documents share; see `Bert`.
         """
         tower = self.tower if self.config.shared else self.document_tower
-        return tower(ids, segment_ids, deterministic)
+        return tower(ids, segment_ids, deterministic, packed_length)

@@ -68,6 +68,7 @@ class SpanReader(nn.Module):
         joined_ids: Int[Array, "... joined"],
         segment_ids: Int[Array, "... joined"],
         deterministic: bool = True,
+        packed_length: int | None = None,
     ) -> SpanScores:
         """Scores every span of every sequence.
 
@@ -75,12 +76,13 @@ class SpanReader(nn.Module):
           joined_ids: `[CLS] question [SEP] body [SEP]`, 0 where padded.
           segment_ids: 0 for the question, 1 for the body.
           deterministic: disables dropout; otherwise an rng named "dropout" is needed.
+          packed_length: wordpieces of a row that two sequences share; see `Bert`.
         """
         leading, length = joined_ids.shape[:-1], joined_ids.shape[-1]
         ids = joined_ids.reshape(-1, length)
         segments = segment_ids.reshape(ids.shape)
         scores = score_spans(
-            self.bert(ids, segments, deterministic).sequence,
+            self.bert(ids, segments, deterministic, packed_length).sequence,
             ids,
             segments,
             (self.span_dense, self.span_norm, self.span_output),

@@ -21,6 +21,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 
 from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.prepare.part_files import read_part, write_part
 from realm_jax.storage import open_store
 
 _DONE = "done"
@@ -56,12 +57,20 @@ class Parts:
         self._store = open_store(url)
 
     def done(self) -> set[str]:
-        """Returns the names of the finished parts."""
+        """Returns the names of the finished parts; whether they are sound, `read` says.
+
+        They are read once, when all are there, as a bucket or a large corpus would take
+        long to read twice.
+        """
         return {name.removeprefix(f"{_DONE}/") for name in self._store.list(_DONE)}
 
-    def read(self, name: str) -> bytes:
-        """Returns the content of a finished part."""
-        return self._store.read(f"{_DONE}/{name}")
+    def read(self, name: str) -> bytes | None:
+        """Returns the content of a finished part, None if it is missing or damaged."""
+        return read_part(self._store, f"{_DONE}/{name}")
+
+    def write(self, name: str, part: bytes) -> None:
+        """Writes a finished part."""
+        write_part(self._store, f"{_DONE}/{name}", part)
 
     def make(
         self,
@@ -186,7 +195,7 @@ class _Make(beam.DoFn):
         self._url = url
 
     def process(self, element: str) -> Iterator[str]:
-        store = open_store(self._url)
+        store, parts = open_store(self._url), Parts(self._url)
 
         def check() -> None:
             if store.exists(_STOP):
@@ -195,8 +204,7 @@ class _Make(beam.DoFn):
         try:
             check()
             if not store.exists(f"{_DONE}/{element}"):
-                part = self._make_part(element, check)
-                store.write(f"{_DONE}/{element}", part)
+                parts.write(element, self._make_part(element, check))
         except StoppedError:
             return
         except BadInputError as error:
@@ -240,7 +248,8 @@ class _Job(threading.Thread):
             threading.excepthook = before
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        stops = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        signal.pthread_sigmask(signal.SIG_BLOCK, stops)
         try:
             self._function()
         except BaseException as error:

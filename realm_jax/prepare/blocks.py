@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from realm_jax import ranges
 from realm_jax.data.block_writer import Block, BlockWriter, EmptyCorpusError
 from realm_jax.data.blocks import INFO_FILE, BlockStore
 from realm_jax.data.corpus import chunk_each, settings_fingerprint
@@ -35,7 +36,7 @@ from realm_jax.prepare.vocabularies import VocabularyTraining
 # Enough for the tokenizer and the tagger to work in batches, little to keep in memory.
 _DOCUMENTS_PER_BATCH = 512
 
-PART_VERSION = 3
+PART_VERSION = 4
 """Version of the format of parts: a killed run resumes only with parts of the same."""
 
 
@@ -162,6 +163,14 @@ class BlocksConfig:
     scratch: str = ""
     characters: str = ""
 
+    def __post_init__(self):
+        ranges.require_ranges(
+            self,
+            corpus=ranges.PATH,
+            chunk_length=ranges.whole(4),
+            part_bytes=ranges.whole(1),
+        )
+
 
 def prepare_blocks(
     config: BlocksConfig,
@@ -276,10 +285,10 @@ def _parts(
         part = make(names[0], check)
         report("blocks", 1, 1)
         return iter([part])
-    parts = scratch.make_parts(
+    read = scratch.make_parts(
         folder, names, make, what="blocks", report=report, stop=stop, workers=workers
     )
-    return map(parts.read, names)
+    return map(read, names)
 
 
 def _training(config: BlocksConfig) -> Mapping[str, Any] | None:

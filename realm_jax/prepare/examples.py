@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.examples import Examples, write_examples
+from realm_jax.data.examples import Examples
 from realm_jax.data.features import Example
 from realm_jax.data.questions import read_questions
 from realm_jax.errors import BadInputError
@@ -174,8 +174,12 @@ def assemble(
             "prepare.PrepareConfig.validation_fraction"
         )
     directory.parent.mkdir(parents=True, exist_ok=True)
+    from realm_jax.prepare import materialise
+
     try:
-        return write_examples(directory, itertools.chain([first], examples), metadata)
+        return materialise.write(
+            task, directory, itertools.chain([first], examples), metadata
+        )
     except BadInputError as error:
         raise BadInputError(f"{task}, split {split!r}: {error}") from error
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from realm_jax.data.questions import read_questions
 from realm_jax.data.splits import is_held_out
 from realm_jax.errors import BadInputError
+from realm_jax.manifests import parse_json
 
 
 def choose(articles: list[dict], asked: set[str], drawn: int, seed: int) -> list[dict]:
@@ -40,7 +41,7 @@ def choose(articles: list[dict], asked: set[str], drawn: int, seed: int) -> list
 def _read(path: str) -> list[dict]:
     try:
         with open(path, encoding="utf-8") as lines:
-            articles = [json.loads(line) for line in lines]
+            articles = [parse_json(line) for line in lines]
         if all({"id", "title"} <= set(article) for article in articles):
             return articles
         error = "an article has no id or no title"

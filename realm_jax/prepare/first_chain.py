@@ -39,6 +39,8 @@ _VALIDATION_OF_FEW = 0.05
 # As in the quickstart, whose 352 questions are visited in 50 updates of 8.
 _VISITS, _BATCH = 50 * 8 / 352, 8
 _FEWEST_STEPS, _MOST_STEPS = 20, 2000
+# With fewer, exact match on dev is too noisy to choose a checkpoint by.
+_ENOUGH_TO_CHOOSE = 1000
 _SHARES = {"train": 0.7, "dev": 0.1, "test": 0.2}
 
 
@@ -332,10 +334,16 @@ class FirstChain:
         if not self.questions.count("dev"):
             yield "# There are none of the split dev to measure recall on."
             yield 'pretrain/QUESTIONS = ""'
+            yield "# Nor to choose a checkpoint by."
+            yield 'finetune/QUESTIONS = ""'
         steps = self._finetune_steps()
         yield f"# {self.questions.count('train')} questions, 8 an update."
         yield f"finetune/TRAIN_STEPS = {steps}"
         yield f"finetune/WARMUP_STEPS = {max(1, steps // 5)}"
+        if self.questions.count("dev"):
+            chooses = self.questions.count("dev") >= _ENOUGH_TO_CHOOSE
+            period = math.ceil(steps / 4) if chooses else steps
+            yield f"finetune/EVALUATION_PERIOD = {period}"
         if self.start:
             yield "# A tenth of the quickstart's rate, at which it unlearned to read."
             yield "finetune/LEARNING_RATE = 3e-5"

@@ -1,17 +1,20 @@
 """Materialises SeqIO tasks on disk, so that training runs without TensorFlow."""
 
+import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import seqio
 import tensorflow as tf
 
+from realm_jax.data.example_layouts import References
 from realm_jax.data.examples import Examples, write_examples
-from realm_jax.data.features import Example
+from realm_jax.data.features import SENTENCE_ID, WORDPIECE_FEATURES, Example
 from realm_jax.errors import BadInputError
-from realm_jax.prepare.seqio_tasks import provenance
+from realm_jax.prepare.seqio_tasks import BlockSource, provenance
 from realm_jax.prepare.tf_datasets import numpy_batches
 
 _WRITE_EXAMPLES = 1024
@@ -47,11 +50,60 @@ def materialise(
             f"expected a split of {task_or_mixture} ({', '.join(provider.splits)}), "
             f"got {split!r}; name one of these."
         )
-    return write_examples(
-        directory,
-        batches(task_or_mixture, split, use_cached=use_cached, seed=seed),
-        metadata(task_or_mixture, split, seed),
+    made = batches(task_or_mixture, split, use_cached=use_cached, seed=seed)
+    return write(
+        task_or_mixture, directory, made, metadata(task_or_mixture, split, seed)
     )
+
+
+def write(
+    task_or_mixture: str,
+    directory: str | os.PathLike[str],
+    made: Iterable[Example],
+    metadata: Mapping[str, Any],
+) -> Examples:
+    """Writes the `batches` of a task or mixture; see `data.examples.write_examples`.
+
+    Rows that refer to sentences are written as such, and wordpieces of others in the
+    width of their vocabulary.
+    """
+    provider = find_task(task_or_mixture)
+    found = _references(provider)
+    made = iter(made)
+    first = next(made, {})
+    # A cache of an earlier release has no rows that refer to sentences.
+    if found is not None and not found.layout.columns.keys() <= first.keys():
+        found = None
+    batches = itertools.chain([first] if first else [], made)
+    return write_examples(
+        *(directory, batches, metadata),
+        references=found,
+        dtypes=_narrow_dtypes(provider),
+    )
+
+
+def _references(provider: seqio.Task | seqio.Mixture) -> References | None:
+    """Returns what a task's rows refer to, None if they have to be whole."""
+    source = getattr(provider, "source", None)
+    if not isinstance(source, BlockSource) or source.layout is None:
+        return None
+    return References(source.layout, source.store)
+
+
+def _narrow_dtypes(provider: seqio.Task | seqio.Mixture) -> dict[str, np.dtype]:
+    """Returns the width of the vocabulary for each feature of wordpieces, by name.
+
+    A vocabulary that needs as many bits as a batch has is left out, and one whose size
+    a task does not state.
+    """
+    dtypes = {
+        name: np.min_scalar_type(feature.vocabulary.vocab_size - 1)
+        for name, feature in provider.output_features.items()
+        if name in WORDPIECE_FEATURES
+        and tf.as_dtype(feature.dtype) == tf.int32
+        and feature.vocabulary.vocab_size > 1
+    }
+    return {name: dtype for name, dtype in dtypes.items() if dtype.itemsize < 4}
 
 
 def metadata(task_or_mixture: str, split: str, seed: int) -> dict[str, Any]:
@@ -107,6 +159,9 @@ def batches(
 ) -> Iterator[Example]:
     """Yields one epoch of a task or mixture, or of a shard of it, in batches.
 
+    Of a task whose examples refer to sentences of the corpus, a batch has the columns
+    of its `layout` instead of the features.
+
     Args:
       task_or_mixture: a name registered with SeqIO; its features have fixed shapes.
       split: one of its splits.
@@ -129,6 +184,10 @@ def batches(
             shard_info=seqio.ShardInfo(*shard) if shard and shard[1] > 1 else None,
         )
         names = list(provider.output_features)
+        if found := _references(provider):
+            columns = found.layout.columns
+            if columns.keys() <= dataset.element_spec.keys():
+                names = [*columns, *({*names} & {SENTENCE_ID})]
         yield from numpy_batches(dataset, names, _WRITE_EXAMPLES)
     except AssertionError as error:  # SeqIO raises it if nothing is cached.
         raise BadInputError(

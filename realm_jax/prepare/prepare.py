@@ -17,6 +17,7 @@ import re
 import threading
 from collections.abc import Sequence
 
+from realm_jax import ranges
 from realm_jax.data import inverse_cloze, masking
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.questions import read_questions
@@ -33,7 +34,7 @@ from realm_jax.prepare.taggers import loaded_tagger
 from realm_jax.prepare.vocabularies import VocabularyTraining
 
 # Version of the arrays in parts of examples; parts of other versions are not used.
-_PARTS_VERSION = 2
+_PARTS_VERSION = 3
 # The examples of so many blocks take one process about as long as Beam takes to start.
 _FEW_BLOCKS = 4096
 _FEW_PARTS = 256
@@ -98,6 +99,21 @@ class PrepareConfig:
     seed: int = 0
     part_bytes: int = PART_BYTES
     scratch: str = ""
+
+    def __post_init__(self):
+        # [CLS], [SEP] and a wordpiece between them; of a block, two [SEP].
+        ranges.require_ranges(
+            self,
+            corpus=ranges.PATH,
+            vocabulary_size=ranges.whole(1),
+            chunk_length=ranges.whole(4),
+            query_length=ranges.whole(3),
+            inverse_cloze_query_length=ranges.whole(3),
+            max_masks=ranges.whole(1),
+            validation_fraction=ranges.SHARE,
+            seed=ranges.SEED,
+            part_bytes=ranges.whole(1),
+        )
 
 
 def run(
@@ -287,7 +303,7 @@ def _make_examples(
     if _is_little(store, all_names, workers):
         read = scratch.make_here(*parts, **told)
     else:
-        read = scratch.make_parts(*parts, **told, workers=workers).read
+        read = scratch.make_parts(*parts, **told, workers=workers)
     for (task, split), parts_of_split in names.items():
         folder = examples_folder(config.knowledge or config.corpus, task, split)
         contents = map(read, parts_of_split)

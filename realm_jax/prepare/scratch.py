@@ -1,6 +1,7 @@
 """Manages the scratch folder for the parts of a corpus, and the workers' settings."""
 
 import dataclasses
+import functools
 import hashlib
 import logging
 import pathlib
@@ -10,10 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from realm_jax.errors import StoppedError
+from realm_jax.prepare.part_files import read_part, write_part
 from realm_jax.storage import Store, open_store
 
 if TYPE_CHECKING:
-    from realm_jax.prepare.beam_parts import MakePart, Parts
+    from realm_jax.prepare.beam_parts import MakePart
 
 Report = Callable[[str, int, int | None], None]
 """Progress callback: (kind of output, number done, total number or None)."""
@@ -90,25 +92,26 @@ class Scratch:
         """Makes the missing parts in this process, without Beam.
 
         Returns:
-          A function that reads a part by its name.
+          A function that reads a part by its name; a damaged one is made anew.
 
         Raises:
           BadInputError: bad input was found.
           StoppedError: `stop` was set; finished parts are kept.
         """
+        check = _check(stop)
+        store = open_store(f"{self.folder(folder)}/{_MADE_HERE}")
 
-        def check() -> None:
-            if stop.is_set():
-                raise StoppedError("stopped; the same command goes on from here")
+        def write(name: str, part: bytes) -> None:
+            write_part(store, name, part)
 
-        store = open_store(self.folder(folder))
         for number, name in enumerate(names):
             check()
             report(what, number, len(names))
-            if not store.exists(f"{_MADE_HERE}/{name}"):
-                store.write(f"{_MADE_HERE}/{name}", make_part(name, check))
+            if not store.exists(name):
+                write(name, make_part(name, check))
         report(what, len(names), len(names))
-        return lambda name: store.read(f"{_MADE_HERE}/{name}")
+        read = functools.partial(read_part, store)
+        return _read_or_make(read, write, make_part, check)
 
     def make_parts(
         self,
@@ -120,8 +123,12 @@ class Scratch:
         report: Report,
         stop: threading.Event,
         workers: Workers,
-    ) -> "Parts":
+    ) -> Callable[[str], bytes]:
         """Makes the missing parts; see `beam_parts.Parts.make`.
+
+        Returns:
+          A function that reads a part by its name; a damaged one is made anew, by this
+          process.
 
         Raises:
           BadInputError: a worker found bad input, or was killed.
@@ -144,4 +151,32 @@ class Scratch:
             report=lambda done, total: report(what, done, total),
             stop=stop,
         )
-        return parts
+        return _read_or_make(parts.read, parts.write, make_part, _check(stop))
+
+
+def _check(stop: threading.Event) -> Callable[[], None]:
+    """Returns a function that raises `StoppedError` once `stop` is set."""
+
+    def check() -> None:
+        if stop.is_set():
+            raise StoppedError("stopped; the same command goes on from here")
+
+    return check
+
+
+def _read_or_make(
+    read: Callable[[str], bytes | None],
+    write: Callable[[str, bytes], None],
+    make_part: "MakePart",
+    check: Callable[[], None],
+) -> Callable[[str], bytes]:
+    """Returns a function that reads a part, and makes it if it cannot be read."""
+
+    def read_or_make(name: str) -> bytes:
+        part = read(name)
+        if part is None:
+            part = make_part(name, check)
+            write(name, part)
+        return part
+
+    return read_or_make

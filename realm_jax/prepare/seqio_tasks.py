@@ -14,10 +14,10 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from realm_jax.data import inverse_cloze, masking
+from realm_jax.data import inverse_cloze, masking, random_masking
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.features import Example, FeatureSpecs, in_chunks, int32
-from realm_jax.data.random_masking import random_span_examples, random_token_examples
+from realm_jax.data.references import SentenceRows
 from realm_jax.data.salient_spans import Tagger
 from realm_jax.data.splits import (
     TRAIN,
@@ -47,7 +47,10 @@ class BlockSource(seqio.DataSource):
       store: the corpus.
       provenance: fingerprints of corpus, vocabulary and settings, and the fraction of
         held-out articles.
+      layout: the rows that the task's dataset has beside its features, None without.
     """
+
+    layout: SentenceRows | None = None
 
     def __init__(self, store: BlockStore, num_shards: int, fraction: float):
         """Creates a source of the blocks of `store`.
@@ -197,46 +200,89 @@ def register_corpus(
     if knowledge is not None:
         require_vocabulary(store, knowledge.vocabulary)
         blocks.provenance["corpus_fingerprint"] = knowledge.fingerprint
-    tagged_blocks = _tagged_by(blocks, tagger)
-    ict = {
-        "query_length": inverse_cloze_query_length,
-        "document_length": document_length,
-    }
     masks = {"query_length": query_length, "max_masks": max_masks}
-    of_blocks = block_specs(document_length)
-    of_pairs = inverse_cloze.inverse_cloze_specs(**ict)
-    of_masks = masking.sentence_specs(**masks)
+    pairs = inverse_cloze.PairRows(inverse_cloze_query_length, document_length)
+    spans, pieces = masking.SpanRows(**masks), random_masking.PieceRows(**masks)
+    tokens, words = (
+        {**masks, "seed": seed, "draw": draw}
+        for draw in (random_masking.draw_tokens, random_masking.draw_spans)
+    )
+    salient = {"query_length": query_length, "tagger": tagger}
     tasks = [
-        ("blocks", block_examples, {"document_length": document_length}, of_blocks),
-        ("ict", inverse_cloze.inverse_cloze_examples, {**ict, "seed": seed}, of_pairs),
-        ("salient", masking.salient_examples, {**masks, "tagger": tagger}, of_masks),
-        ("random_tokens", random_token_examples, {**masks, "seed": seed}, of_masks),
-        ("random_spans", random_span_examples, {**masks, "seed": seed}, of_masks),
+        ("ict", pairs, inverse_cloze.inverse_cloze_rows, {"seed": seed}),
+        ("salient", spans, masking.salient_rows, salient),
+        ("random_tokens", pieces, random_masking.random_rows, tokens),
+        ("random_spans", pieces, random_masking.random_rows, words),
     ]
-    if knowledge is not None:
-        tasks = [
-            (suffix, functools.partial(_of_no_block, make_examples), options, specs)
-            for suffix, make_examples, options, specs in tasks
-            if specs is of_masks
-        ]
-    for suffix, make_examples, options, specs in tasks:
+    if knowledge is None:
         add_task(
-            f"{name}_{suffix}",
-            tagged_blocks if suffix == "salient" else blocks,
-            functools.partial(make_examples, store, **options),
-            specs,
+            f"{name}_blocks",
+            blocks,
+            functools.partial(block_examples, store, document_length=document_length),
+            block_specs(document_length),
             store.vocabulary.size,
         )
-    return [f"{name}_{suffix}" for suffix, *_ in tasks]
+    else:
+        tasks = [task for task in tasks if task[1] is not pairs]
+    for suffix, layout, make_rows, options in tasks:
+        _add_sentences(
+            f"{name}_{suffix}",
+            _tagged_by(blocks, tagger if suffix == "salient" else None),
+            layout,
+            functools.partial(make_rows, **options),
+            is_searched=knowledge is None,
+        )
+    suffixes = [] if knowledge is not None else ["blocks"]
+    return [f"{name}_{suffix}" for suffix in (*suffixes, *(task[0] for task in tasks))]
 
 
-def _of_no_block(
-    make_examples: Callable[..., Example], *args: object, **options: object
+def _add_sentences(
+    name: str,
+    source: BlockSource,
+    layout: SentenceRows,
+    make_rows: Callable[..., Example],
+    *,
+    is_searched: bool,
+) -> None:
+    """Registers a task of sentences of the source's blocks.
+
+    Args:
+      name: name of the task.
+      source: the blocks.
+      layout: how its rows become examples.
+      make_rows: (store, block ids) -> rows of `layout`.
+      is_searched: whether the blocks are those that are searched. Otherwise examples
+        have no source block there, and do not refer to sentences of it.
+    """
+    specs, columns = layout.specs, layout.columns
+    if isinstance(layout, masking.MaskedRows):
+        specs = masking.sentence_specs(layout.query_length, layout.max_masks)
+    source = copy.copy(source)
+    source.layout = layout if is_searched else None
+    add_task(
+        name,
+        source,
+        functools.partial(_laid_out, source.store, layout, make_rows, is_searched),
+        specs,
+        source.store.vocabulary.size,
+        columns if is_searched else None,
+    )
+
+
+def _laid_out(
+    store: BlockStore,
+    layout: SentenceRows,
+    make_rows: Callable[..., Example],
+    is_searched: bool,
+    block_ids: np.ndarray,
 ) -> Example:
-    """Returns examples without a source block in the corpus that is searched."""
-    examples = make_examples(*args, **options)
-    source_block = np.full_like(examples["source_block"], NULL_BLOCK)
-    return {**examples, "source_block": source_block}
+    """Returns the examples of blocks, and the rows that they were made of."""
+    rows = make_rows(store, block_ids)
+    examples = layout.lay_out(store, rows)
+    if not is_searched:
+        source_block = np.full_like(examples["source_block"], NULL_BLOCK)
+        examples["source_block"] = source_block
+    return {**rows, **examples}
 
 
 def block_specs(document_length: int) -> FeatureSpecs:
@@ -266,6 +312,7 @@ def add_task(
     make_examples: Callable[..., Example],
     specs: FeatureSpecs,
     vocab_size: int,
+    columns: FeatureSpecs | None = None,
 ) -> None:
     """Registers a task that maps the elements of a source with a NumPy function.
 
@@ -275,19 +322,22 @@ def add_task(
       make_examples: maps an array of scalars to any number of examples.
       specs: the features of one example.
       vocab_size: number of wordpieces.
+      columns: further arrays that the function returns and that the dataset has beside
+        the features of the task; see `references.py`.
 
     Raises:
       BadInputError: the name is taken, or SeqIO does not allow it.
     """
+    made = {**specs, **(columns or {})}
     try:
         seqio.TaskRegistry.add(
             name,
             # SeqIO's protocol requires more than its own base class declares.
             source=source,  # pyright: ignore[reportArgumentType]
             preprocessors=[
-                functools.partial(expand, make_examples=make_examples, specs=specs),
+                functools.partial(expand, make_examples=make_examples, specs=made),
                 seqio.CacheDatasetPlaceholder(),
-                functools.partial(restore_shapes, specs=specs),
+                functools.partial(restore_shapes, specs=specs, columns=columns),
             ],
             output_features=output_features(specs, vocab_size),
         )

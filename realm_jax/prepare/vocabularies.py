@@ -13,6 +13,8 @@ from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.block_parts import Summary, require_few_bad
 from realm_jax.prepare.documents.source import DocumentSource, read_all
+from realm_jax.prepare.part_files import read_part, write_part
+from realm_jax.ranges import require_ranges, whole
 from realm_jax.storage import Store
 
 SIZE = 8192
@@ -36,6 +38,9 @@ class VocabularyTraining:
     size: int = SIZE
     lowercase: bool = True
     strip_accents: bool | None = None
+
+    def __post_init__(self):
+        require_ranges(self, size=whole(1))
 
     def train(
         self,
@@ -71,12 +76,12 @@ class VocabularyTraining:
         accents = "" if self.strip_accents is None else f"-{self.strip_accents}"
         case = "lower" if self.lowercase else "cased"
         rest = f"{self.size}-{case}{accents}-{digest[:8]}"
-        file = f"vocab-{fingerprint[:16]}-{rest}.txt"
+        file = f"vocab-{fingerprint[:16]}-{rest}"
         # A temporary folder suffices, as the corpus keeps its own copy.
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "vocab.txt"
-            if scratch.exists(file):
-                path.write_bytes(scratch.read(file))
+            if (kept := read_part(scratch, file)) is not None:
+                path.write_bytes(kept)
                 return WordPiece.load(path, **rules)
             trained = WordPiece.train(
                 _texts(source, name, max_bad_lines),
@@ -85,7 +90,7 @@ class VocabularyTraining:
                 characters=alphabet,
                 **rules,
             )
-            scratch.write(file, path.read_bytes())
+            write_part(scratch, file, path.read_bytes())
             return trained
 
 

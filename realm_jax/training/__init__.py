@@ -1,6 +1,6 @@
 """Training: the stages, the step they share, and everything around a step.
 
 A stage (`warm_start.py`, `pretrain.py`, `finetune.py`) gathers the inputs of each step;
-`losses.py` combines models and objectives; `step.py` is the update; `loop.py` defines
-what is done between two updates, and in which order.
+its loss (`pretrain_loss.py` and so on) combines models and objectives; `step.py` is the
+update; `loop.py` defines what is done between two updates, and in which order.
 """

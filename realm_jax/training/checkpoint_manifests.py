@@ -28,9 +28,18 @@ HOLDS_INDEX = "holds_index"
 HELD_OUT_UTILITY = "held_out_utility"
 """In a checkpoint's details, if it was measured: mean retrieval utility, in nats."""
 
+DEV_EXACT_MATCH = "dev_exact_match"
+"""In a checkpoint's details, if it was measured: exact match on held-out questions."""
+
+QUESTIONS = "questions"
+"""In a checkpoint's details: where the held-out questions are."""
+
+_SCORES = (HELD_OUT_UTILITY, DEV_EXACT_MATCH)
+"""The score of a checkpoint, higher is better: of pre-training, and of fine-tuning."""
+
 
 class Which(enum.Enum):
-    """Selects a checkpoint of a run: the last, or the best by held-out utility."""
+    """Selects a checkpoint of a run: the last, or the one with the highest score."""
 
     LAST = "last"
     BEST = "best"
@@ -63,25 +72,32 @@ def all_details(store: Store) -> dict[int, Mapping[str, Any]]:
     return found
 
 
+def score_of(details: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the score of a checkpoint by its name; empty if it was not measured."""
+    return {name: details[name] for name in _SCORES if name in details}
+
+
 def best_step(details: Mapping[int, Mapping[str, Any]]) -> int | None:
-    """Returns the step with the highest held-out utility; of equal ones the latest.
+    """Returns the step with the highest score; of equal ones the latest.
 
     Args:
-      details: details of the checkpoints, by step.
+      details: details of the checkpoints of a run, by step.
 
     Returns:
-      None if no checkpoint has a finite utility.
+      None if no checkpoint has a finite score.
     """
-    utilities = {
-        step: found.get(HELD_OUT_UTILITY, math.nan) for step, found in details.items()
+    scores = {
+        step: value
+        for step, found in details.items()
+        for value in score_of(found).values()
+        if math.isfinite(value)
     }
-    measured = [step for step, value in utilities.items() if math.isfinite(value)]
-    return max(measured, key=lambda step: (utilities[step], step), default=None)
+    return max(scores, key=lambda step: (scores[step], step), default=None)
 
 
 def add_detail(store: Store, step: int, name: str, value: Any) -> None:
     """Adds a detail to the manifest of a finished, undamaged checkpoint."""
-    manifest = manifests.read(store, manifest_name(step))
+    manifest = _read(store, step)
     manifest["details"][name] = value
     store.write(manifest_name(step), manifests.seal(manifest))
 
@@ -94,6 +110,8 @@ def write_manifest(store: Store, step: int, details: Mapping[str, Any]) -> None:
       step: step of the checkpoint.
       details: JSON-serialisable values to be read at restore.
     """
+    # Orbax syncs its arrays alone.
+    store.sync(f"{FOLDER}/{step}")
     files = manifests.file_records(store.stats(f"{FOLDER}/{step}"))
     manifest = {"step": step, "details": details, "files": files}
     store.write(manifest_name(step), manifests.seal(manifest))
@@ -101,17 +119,23 @@ def write_manifest(store: Store, step: int, details: Mapping[str, Any]) -> None:
 
 def read_details_of(store: Store, step: int) -> Mapping[str, Any]:
     """Returns the details of a finished, undamaged checkpoint."""
-    return manifests.read(store, manifest_name(step))["details"]
+    return _read(store, step)["details"]
 
 
 def find_damage(store: Store, step: int) -> str | None:
     """Describes the first file that differs from its record; None if none does."""
     try:
-        manifest = manifests.read(store, manifest_name(step))
+        files = manifests.parse_files(_read(store, step)["files"])
     except manifests.DamagedManifestError as error:
         return str(error)
-    files = manifests.parse_files(manifest["files"])
+    except ValueError as error:
+        return f"{manifest_name(step)} is damaged ({error})"
     return manifests.find_damage(files, store.stats(f"{FOLDER}/{step}").get)
+
+
+def _read(store: Store, step: int) -> dict[str, Any]:
+    fields = {"details": dict, "files": dict}
+    return manifests.read(store, manifest_name(step), fields)
 
 
 def manifest_name(step: int) -> str:

@@ -22,6 +22,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import EmbeddingTable
 from realm_jax.storage import Store
 from realm_jax.training.checkpoint_manifests import (
+    DEV_EXACT_MATCH,
     FOLDER,
     HELD_OUT_UTILITY,
     HOLDS_INDEX,
@@ -33,12 +34,15 @@ from realm_jax.training.checkpoint_manifests import (
     finished_steps,
     manifest_name,
     read_details_of,
+    score_of,
     write_manifest,
 )
 from realm_jax.training.state import TrainState
 
 KEPT_CHECKPOINTS = 2
 """Number of newest checkpoints that are kept, beside the best."""
+
+_INDEX = "index"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +66,18 @@ class Checkpointer:
     Args:
       store: the model directory.
       keep: number of newest checkpoints that are kept; the one with the highest
-        held-out utility is kept too.
+        score is kept too.
+      require_alone: raises an error if another job saves in this directory; called
+        in the first process before older checkpoints are deleted.
     """
 
-    def __init__(self, store: Store, keep: int = KEPT_CHECKPOINTS):
+    def __init__(
+        self,
+        store: Store,
+        keep: int = KEPT_CHECKPOINTS,
+        require_alone: Callable[[], None] = lambda: None,
+    ):
+        self._require_alone = require_alone
         self._store = store
         self._keep = keep
         self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
@@ -76,8 +88,8 @@ class Checkpointer:
         """Starts to save a state; returns once it has been copied off the devices.
 
         An existing checkpoint of this step is left as it is, unless it is damaged; a
-        held-out utility is added to its details, because it may be measured after the
-        checkpoint was saved.
+        score is added to its details, because it may be measured after the checkpoint
+        was saved.
 
         Args:
           state: the state; its step names the checkpoint.
@@ -99,7 +111,7 @@ class Checkpointer:
         }
         items = {"params": state.params, "rest": rest}
         if state.index is not None:
-            items["index"] = _index_item(state.index)
+            items[_INDEX] = _index_item(state.index)
         args = {name: ocp.args.StandardSave(item) for name, item in items.items()}
         self._orbax.save(
             self._store.url(f"{FOLDER}/{step}"), ocp.args.Composite(**args)
@@ -123,9 +135,8 @@ class Checkpointer:
         """Returns whether to write the checkpoint; deletes a damaged one."""
         if step in finished_steps(self._store):
             if find_damage(self._store, step) is None:
-                if HELD_OUT_UTILITY in details:
-                    utility = details[HELD_OUT_UTILITY]
-                    add_detail(self._store, step, HELD_OUT_UTILITY, utility)
+                for name, score in score_of(details).items():
+                    add_detail(self._store, step, name, score)
                 return False
             self._store.delete(manifest_name(step))
         self._store.delete_folder(f"{FOLDER}/{step}")
@@ -135,6 +146,8 @@ class Checkpointer:
         """Writes the manifest once all processes have saved; drops old checkpoints."""
         self._orbax.wait_until_finished()
         write_manifest(self._store, step, details)
+        # What is unfinished here may be another trainer's by now.
+        self._require_alone()
         finished = finished_steps(self._store)
         kept = {*finished[-self._keep :], best_step(all_details(self._store))}
         for old in set(finished) - kept:
@@ -148,18 +161,20 @@ class Checkpointer:
 
     def close(self) -> None:
         """Waits for the checkpoint being saved, then releases the threads."""
-        self.wait()
-        self._orbax.close()
-        self._threads.shutdown()
+        try:
+            self.wait()
+        finally:
+            self._orbax.close()
+            self._threads.shutdown()
 
 
 class KeptCheckpoints:
     """The details of the checkpoints that remain, by step.
 
-    `Checkpointer` keeps the newest and the best by held-out utility. Pre-training
-    follows it here, to recognise a new best one, and to know the indexes that garbage
-    collection must keep: a run whose newest checkpoints are damaged resumes from the
-    best, with the index that it names.
+    `Checkpointer` keeps the newest and the best by score. A stage that measures scores
+    follows it here, to recognise a new best one. Pre-training also has to know the
+    indexes that garbage collection must keep: a run whose newest checkpoints are
+    damaged resumes from the best, with the index that it names.
     """
 
     def __init__(self, store: Store):
@@ -169,28 +184,29 @@ class KeptCheckpoints:
           store: the model directory.
         """
         self._details = multihost.run_on_primary(lambda: all_details(store))
-        self._measured: dict[int, float] = {}
+        self._measured: dict[int, dict[str, float]] = {}
 
     @property
     def index_steps(self) -> tuple[int, ...]:
         """Versions of the indexes with which they resume, in order of their steps."""
         return tuple(details["index_step"] for details in self._details.values())
 
-    def note_utility(self, step: int, utility: float) -> bool:
-        """Notes the held-out utility of a step, for the checkpoint of that step.
+    def note_score(self, step: int, name: str, score: float) -> bool:
+        """Notes the score of a step, for the checkpoint of that step.
 
         Args:
           step: updates done.
-          utility: in nats.
+          name: `HELD_OUT_UTILITY` or `DEV_EXACT_MATCH`, the same throughout a run.
+          score: higher is better.
 
         Returns:
-          Whether no checkpoint has a higher utility.
+          Whether no checkpoint has a higher score.
         """
-        self._measured = {step: utility}
+        self._measured = {step: {name: score}}
         best = best_step(self._details)
         if best is None:
-            return math.isfinite(utility)
-        return utility >= self._details[best][HELD_OUT_UTILITY]
+            return math.isfinite(score)
+        return score >= self._details[best][name]
 
     def add(self, step: int, details: Mapping[str, Any]) -> Mapping[str, Any]:
         """Adds a checkpoint that is being saved, and drops those that it replaces.
@@ -200,15 +216,13 @@ class KeptCheckpoints:
           details: details of the checkpoint.
 
         Returns:
-          The details with the held-out utility of this step, if it was measured.
+          The details with the score of this step, if it was measured.
         """
-        utility = (
-            {HELD_OUT_UTILITY: self._measured[step]} if step in self._measured else {}
-        )
-        details = {**details, **utility}
+        score = self._measured.get(step, {})
+        details = {**details, **score}
         # An existing checkpoint keeps its details, see `Checkpointer.save`.
         found = {**self._details, step: {**details, **self._details.get(step, {})}}
-        found[step].update(utility)
+        found[step].update(score)
         newest = sorted(found)[-KEPT_CHECKPOINTS:]
         kept = {*newest, best_step(found)}
         self._details = {step: found[step] for step in sorted(found) if step in kept}
@@ -221,7 +235,8 @@ def restore_state(store: Store, template: TrainState) -> Restored | None:
     Args:
       store: the model directory.
       template: a state with the shapes, dtypes and shardings to restore to. Its index,
-        if any, is restored only from a checkpoint that holds one, and else kept.
+        if any, is restored only from a checkpoint that holds one, and else kept; its
+        padding may differ from that of the checkpoint.
 
     Raises:
       BadInputError: every checkpoint is damaged, or has other shapes.
@@ -238,10 +253,10 @@ def restore_state(store: Store, template: TrainState) -> Restored | None:
         }
         index = template.index
         if index is not None and details.get(HOLDS_INDEX):
-            items["index"] = _index_item(index)
+            items[_INDEX] = _index_item(index)
         read = _restore(url, **items)
-        if "index" in items:
-            index = index.replace(**read["index"])
+        if _INDEX in items:
+            index = index.replace(**read[_INDEX])
         return TrainState(params=read["params"], index=index, **read["rest"])
 
     return _chosen(store, _newest_undamaged, read)
@@ -254,7 +269,7 @@ def restore_params(store: Store, which: Which = Which.LAST) -> Restored | None:
 
     Args:
       store: the model directory.
-      which: the last checkpoint, or the one with the highest held-out utility.
+      which: the last checkpoint, or the one with the highest score.
 
     Returns:
       None if there is no checkpoint.
@@ -304,16 +319,17 @@ def _best_undamaged(store: Store) -> int | None:
     step = best_step(all_details(store))
     if step is None:
         raise BadInputError(
-            f"expected a checkpoint with a {HELD_OUT_UTILITY} in {store.url(FOLDER)}, "
-            f"but none of steps {', '.join(map(str, finished))} has one; pretrain with "
-            "held_out_examples above 0, or ask for the last checkpoint "
-            '(CHECKPOINT="last")'
+            f"expected a checkpoint with a {HELD_OUT_UTILITY} or {DEV_EXACT_MATCH} in "
+            f"{store.url(FOLDER)}, but none of steps {', '.join(map(str, finished))} "
+            "has one; pretrain with held_out_examples above 0, fine-tune with "
+            'QUESTIONS, or ask for the last checkpoint (CHECKPOINT="last")'
         )
     problem = find_damage(store, step)
     if problem is not None:
         raise BadInputError(
             f"expected the best checkpoint of {store.url()}, that of step {step}, as "
-            f'it was written, but {problem}; ask for the last one (CHECKPOINT="last")'
+            f'it was written, but {problem}; ask for the last one (CHECKPOINT="last", '
+            'and of a fine-tuned model FINETUNED_CHECKPOINT="last")'
         )
     return step
 
@@ -343,7 +359,10 @@ def _describe(leaf: jax.Array | np.ndarray) -> jax.ShapeDtypeStruct | np.ndarray
 
 def _restore(url: str, **items: PyTree) -> dict[str, PyTree]:
     args = {
-        name: ocp.args.StandardRestore(jax.tree.map(_describe, tree))
+        # The padding of an index depends on the number of devices; its blocks do not.
+        name: ocp.args.StandardRestore(
+            jax.tree.map(_describe, tree), strict=name != _INDEX
+        )
         for name, tree in items.items()
     }
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as orbax:
@@ -353,6 +372,6 @@ def _restore(url: str, **items: PyTree) -> dict[str, PyTree]:
             first_line = str(error).strip().splitlines()[0]
             raise BadInputError(
                 f"expected parameters of this run's shapes in {url}, got others "
-                f"({first_line}); use the model file, and the same frozen parameters, "
-                "that the checkpoint was made with"
+                f"({first_line}); use the model file, the frozen parameters and the "
+                "precision of the index that the checkpoint was made with"
             ) from error

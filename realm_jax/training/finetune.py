@@ -1,34 +1,42 @@
 """Open-QA fine-tuning of query tower and span reader over a frozen document index.
 
 ORQA, section 5; REALM, section 3.4. The document tower stays as pre-training left it,
-so its index is built once and is used to the end of training, and by evaluation.
+so its index is built once and is used to the end of training, and by evaluation. With
+held-out questions the checkpoint that answers most of them is kept beside the newest,
+and is the one that is evaluated and asked (`dev_exact_match.py`).
 """
 
 import dataclasses
 import threading
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
+from realm_jax import multihost, ranges
 from realm_jax.errors import BadInputError
 from realm_jax.index.answer_labels import AnswerLabels
 from realm_jax.index.candidates import question_candidates
-from realm_jax.index.embed import EmbedConfig, query_embedder
+from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.manifest import EMBEDDINGS
+from realm_jax.index.searchers import SEARCHERS
+from realm_jax.metrics.means import Means
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.stages import FINETUNE, StageSpec
 from realm_jax.storage import absolute_url
-from realm_jax.training.host_search import search_local
-from realm_jax.training.loop import Report
-from realm_jax.training.losses import FinetuneInputs, FinetuneLoss
-from realm_jax.training.partitioning import place_batch
+from realm_jax.training.answering import Answerer
+from realm_jax.training.checkpoint_manifests import QUESTIONS
+from realm_jax.training.dev_exact_match import DevExactMatch, read_dev_questions
+from realm_jax.training.finetune_loss import FinetuneInputs, FinetuneLoss
+from realm_jax.training.loop import Report, every
+from realm_jax.training.packed_updates import PackedLengths
+from realm_jax.training.search_ahead import SearchAhead
 from realm_jax.training.stage import Stage
 from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_of
 from realm_jax.training.state import TrainState
-from realm_jax.training.step_timing import Part
-from realm_jax.types import QuestionBatch
+from realm_jax.types import Neighbours, QuestionBatch
 
 ANSWERING = "answering"
 """In a checkpoint's details: see `FinetuneConfig.answering`."""
@@ -47,6 +55,15 @@ class FinetuneConfig(StageConfig):
       marginalization: "product" (the paper) or "joint_softmax" (the authors' code).
       span_layer_norm_epsilon: epsilon of the span scorer; 1e-3 in ORQA's readers.
       embed: how the corpus is embedded, once.
+      questions: JSON lines of questions by which a checkpoint is chosen, or "" for the
+        last one.
+      questions_split: their split; never the one that is trained on.
+      max_questions: the most of them that are answered, evenly spread; None for all.
+      evaluation_period: updates between two measurements of exact match on them; one
+        more follows the last update.
+      search_ahead: whether the inputs of the next update are made while one is running,
+        of blocks that are found with parameters one update old; see
+        `search_ahead.py`.
     """
 
     stage: ClassVar[StageSpec] = FINETUNE
@@ -58,11 +75,26 @@ class FinetuneConfig(StageConfig):
     marginalization: str = "product"
     span_layer_norm_epsilon: float = 1e-3
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
+    search_ahead: bool = True
+    questions: str = ""
+    questions_split: str = "dev"
+    max_questions: int | None = None
+    evaluation_period: int = 1000
 
     def __post_init__(self):
         super().__post_init__()
+        ranges.require_ranges(
+            self,
+            num_read=ranges.whole(1),
+            num_retrieved=ranges.whole(1),
+            max_span=ranges.whole(1),
+            max_questions=ranges.whole(1).or_none(),
+            evaluation_period=ranges.whole(1),
+            span_layer_norm_epsilon=ranges.POSITIVE,
+        )
+        require_one_of("SEARCHER", self.searcher, SEARCHERS)
         require_one_of("marginalization", self.marginalization, AnswerMarginalization)
-        if not 1 <= self.num_read <= self.num_retrieved:
+        if self.num_read > self.num_retrieved:
             raise BadInputError(
                 f"expected num_read among 1..{self.num_retrieved} (num_retrieved), got "
                 f"{self.num_read}; the blocks that are read are the best retrieved"
@@ -118,32 +150,58 @@ def run(config: FinetuneConfig, report: Report, stop: threading.Event) -> bool:
     """Trains from the latest checkpoint; returns whether all updates are done.
 
     Raises:
-      BadInputError: as `Stage`.
+      BadInputError: as `Stage`, or there is no task, or the held-out questions cannot
+        be used.
       StoppedError: stopped while the corpus was being embedded.
     """
+    # Not required of every configuration: evaluate.gin and ask.gin make one without.
+    ranges.require_ranges(config, task=ranges.TEXT)
+    # First, so that questions that cannot be used leave nothing behind.
+    questions = multihost.run_on_all(
+        lambda: read_dev_questions(
+            config.questions, config.questions_split, config.max_questions
+        )
+    )
     stage = Stage(
         config.stage.name,
         config,
         config.make_reader,
         frozen=frozen_parameters(config),
     )
-    if stage.is_done:
-        return True
     try:
+        if stage.is_done:
+            return True
+        dev = DevExactMatch(stage, questions, config.evaluation_period)
         inputs = _Inputs(stage, config, stop)
         loss = FinetuneLoss(
             stage.retriever,
             stage.reader,
             AnswerMarginalization(config.marginalization),
             config.microbatches,
+            inputs.packed_lengths(),
         )
-        details = {ANSWERING: config.answering(stage.retriever_config.bert)}
+        answering = config.answering(stage.retriever_config.bert)
+        recorded: dict[str, Any] = {ANSWERING: answering}
+        if config.questions:
+            recorded[QUESTIONS] = absolute_url(config.questions)
+
+        def details(step: int) -> Mapping[str, Any]:
+            return dev.details(step, {**recorded, **inputs.details()})
+
+        def measure(step: int, state: TrainState, metrics: Means) -> None:
+            if dev.is_time(step):
+                dev.measure(step, state, inputs.answerer(state))
+
         return stage.train(
             loss,
             inputs.at,
             report=report,
             stop=stop,
-            checkpoint_details=lambda step: details,
+            log_extra=lambda step: dev.take(),
+            log_due=lambda: dev.is_due,
+            checkpoint_details=details,
+            measure=[measure],
+            hooks=[every(1, lambda step, state: dev.save(step, state, details))],
         )
     finally:
         stage.close()
@@ -171,7 +229,6 @@ class _Inputs:
         self._stage = stage
         self._config = config
         self._examples = stage.open_examples(config.task, "train", of_corpus=False)
-        self._embed_queries = query_embedder(stage.retriever_config, stage.mesh)
         self._labels = AnswerLabels(stage.corpus, config.max_span)
         source = stage.index_source(config.searcher, config.embed)
         self._index = source.open_first(
@@ -181,34 +238,68 @@ class _Inputs:
             trained="" if frozen_parameters(config) else "shared tower",
         )
         self._embeddings = source.series.read_array(self._index.manifest, EMBEDDINGS)
+        num_blocks = stage.corpus.num_blocks
+        self._search: SearchAhead[QuestionBatch, FinetuneInputs] = SearchAhead(
+            stage.retriever_config,
+            lambda questions: questions.question_ids,
+            self._gather,
+            # With fewer blocks in the corpus than are read, some slots stay empty.
+            num_neighbours=max(config.num_read, min(config.num_retrieved, num_blocks)),
+            mesh=stage.mesh,
+            batch_size=config.batch_size,
+            ahead=config.search_ahead,
+            stopwatch=stage.stopwatch,
+        )
+        self._search.resume(stage.details or {}, self._questions_at)
+
+    def packed_lengths(self) -> PackedLengths | None:
+        """Returns the length of rows that two documents share; None to pack none."""
+        return self._stage.packed_lengths(
+            self._examples.features["question_ids"],
+            num_documents=0,  # Their embeddings are the index's.
+            num_joined=self._config.batch_size * self._config.num_read,
+        )
 
     def at(self, step: int, state: TrainState) -> FinetuneInputs:
         """Returns the inputs of the next update."""
-        config, lengths = self._config, self._config.models.lengths
-        num_blocks = self._stage.corpus.num_blocks
-        questions = QuestionBatch(**self._stage.batch(self._examples, step))
-        queries = self._embed_queries(
-            state.params["retriever"],
-            place_batch(self._stage.mesh, questions.question_ids),
+        retriever = state.params["retriever"]
+        return self._search(step, retriever, self._index, self._questions_at)
+
+    def details(self) -> Mapping[str, Any]:
+        """Returns what a checkpoint has to hold of the inputs after it."""
+        return self._search.details()
+
+    def answerer(self, state: TrainState) -> Answerer:
+        """Returns the model of a state, which answers from the index of this run."""
+        config, stage = self._config, self._stage
+        return Answerer(
+            retriever=stage.retriever_config,
+            reader=stage.reader,
+            params=state.params,
+            corpus=stage.corpus,
+            searcher=self._index.searcher,
+            num_read=config.num_read,
+            lengths=config.models.lengths,
+            marginalization=AnswerMarginalization(config.marginalization),
+            batch_size=config.batch_size,
+            mesh=stage.mesh,
         )
-        # Waits for the update before.
-        self._stage.stopwatch.wait_for(state.step)
-        with self._stage.stopwatch.part(Part.SEARCH):
-            neighbours = search_local(
-                self._index.searcher,
-                queries,
-                # With fewer blocks in the corpus than are read, some slots stay empty.
-                max(config.num_read, min(config.num_retrieved, num_blocks)),
-                self._stage.mesh,
-            )
-            candidates = question_candidates(
-                self._stage.corpus,
-                neighbours,
-                questions.question_ids,
-                num_candidates=config.num_read,
-                document_length=lengths.document,
-                joined_length=lengths.joined,
-            )
+
+    def _questions_at(self, step: int) -> QuestionBatch:
+        return QuestionBatch(**self._stage.batch(self._examples, step))
+
+    def _gather(
+        self, questions: QuestionBatch, neighbours: Neighbours
+    ) -> FinetuneInputs:
+        lengths = self._config.models.lengths
+        candidates = question_candidates(
+            self._stage.corpus,
+            neighbours,
+            questions.question_ids,
+            num_candidates=self._config.num_read,
+            document_length=lengths.document,
+            joined_length=lengths.joined,
+        )
         block_ids = np.asarray(neighbours.ids)
         return FinetuneInputs(
             # Patterns are matched on the host only; devices cannot take them.

@@ -33,6 +33,7 @@ from realm_jax.index.retrievers import (
 from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.index.source import FIRST_STEP, IndexSource, LoadedIndex, of_another_run
 from realm_jax.storage import MissingObjectError
+from realm_jax.training.lease import Lease
 
 _BEAT_SECONDS = 2.0
 _LISTEN_SECONDS = 5.0
@@ -45,7 +46,8 @@ class IndexClient:
     """The trainer's access to the model directory; a context manager.
 
     Its heartbeat names the index in use, which garbage collection then keeps. The last
-    heartbeat says "finished" or "failed", on which the builder ends too.
+    heartbeat says "finished" or "failed", on which the builder ends too. Once another
+    trainer has taken the lease over, nothing is written any more.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class IndexClient:
         stop: threading.Event,
         builder_patience_seconds: float = 300.0,
         step: int = 0,
+        lease: Lease | None = None,
     ):
         """Prepares the client.
 
@@ -62,8 +65,10 @@ class IndexClient:
           stop: set when the process is asked to stop.
           builder_patience_seconds: how long an index builder may be silent, in seconds.
           step: number of updates done.
+          lease: the right to write to the model directory; None to write regardless.
         """
         self._source = source
+        self._lease = lease
         self._patience_seconds = builder_patience_seconds
         self._builder: Listener | None = None
         self._builder_said: JobStatus | None = None
@@ -108,8 +113,21 @@ class IndexClient:
             self._warned_of = problem.rpartition(",")[0]
 
     def _say(self, state: State) -> None:
-        if multihost.is_first():
+        if not multihost.is_first():
+            return
+        # The builder ends on the last word, so that must not be said for a successor.
+        is_last = state != "running"
+        if self._lease is None or self._lease.is_held(lately=not is_last):
             self._heartbeat.beat(self._step, state, **self._in_use)
+
+    def _require_alone(self) -> None:
+        """Requires, in the first process, that this job may write.
+
+        Raises:
+          BadInputError: another trainer has taken over.
+        """
+        if self._lease is not None:
+            self._lease.require_held()
 
     def _builder_problem(self) -> str:
         """Describes an unresponsive builder; "" if the builder responds."""
@@ -142,10 +160,20 @@ class IndexClient:
         self._say("running")
 
     def build(self, step: int, params: PyTree) -> LoadedIndex:
-        """Embeds the corpus in this process, then deletes unused snapshots."""
-        index = self._source.build(step, params, self._stop)
-        if multihost.is_first():
+        """Embeds the corpus in this process, then deletes unused snapshots.
+
+        Raises:
+          BadInputError: another trainer has taken over.
+        """
+        index = self._source.build(
+            step, params, self._stop, require_wanted=self._require_alone
+        )
+
+        def collect() -> None:
+            self._require_alone()
             collect_garbage(self._source.model_store, _KEEP)
+
+        multihost.run_on_primary(collect)
         return index
 
     def load(self, step: int) -> LoadedIndex | None:
@@ -168,10 +196,15 @@ class IndexClient:
             ) from error
 
     def forget_after(self, step: int) -> None:
-        """Deletes the snapshots of a lost run's later steps, which are run again."""
+        """Deletes the snapshots of a lost run's later steps, which are run again.
+
+        Raises:
+          BadInputError: another trainer has taken over.
+        """
         self._resumed_at = step
 
         def forget() -> None:
+            self._require_alone()
             # Retrievers first: one without its index would be embedded again.
             for name in (RETRIEVER_SERIES, INDEX_SERIES):
                 SnapshotSeries(self._source.model_store, name).forget_after(step)
@@ -183,20 +216,23 @@ class IndexClient:
 
         Raises:
           AlreadyCommittedError: the step has the retriever of another run.
+          BadInputError: another trainer has taken over.
         """
-        store = self._source.model_store
+        store, corpus = self._source.model_store, self._source.corpus
         retriever = self._source.retriever(step, params)
-        try:
+
+        def publish() -> int:
+            self._require_alone()
             # What this run published before it was resumed is bit-identical.
-            manifest = multihost.run_on_primary(
-                lambda: publish_retriever(
-                    store, retriever, self._source.corpus.fingerprint
-                )
-            )
+            manifest = publish_retriever(store, retriever, corpus.fingerprint)
+            return manifest.metadata[PARAMS_CRC32C]
+
+        try:
+            checksum = multihost.run_on_primary(publish)
         except AlreadyCommittedError as error:
             series = SnapshotSeries(store, RETRIEVER_SERIES)
             raise of_another_run(series, step) from error
-        self._published[step] = manifest.metadata[PARAMS_CRC32C]
+        self._published[step] = checksum
 
     def follow(self, newer_than: int) -> None:
         """Starts to watch for newer indexes in the background."""
@@ -230,6 +266,11 @@ class IndexClient:
                 f"step {step} is of another; it is made anew."
             )
 
+    def has_newer(self) -> bool:
+        """Returns whether a newer index is committed, so that `wait` gets it soon."""
+        follower = self._follower
+        return follower is not None and multihost.run_on_primary(follower.has_newer)
+
     def take(self) -> LoadedIndex | None:
         """Returns a newer index if one is loaded; does not wait."""
         return None if self._follower is None else self._follower.take()
@@ -237,9 +278,14 @@ class IndexClient:
     def wait(self, seconds: float) -> LoadedIndex:
         """Waits for the builder's next index.
 
+        Args:
+          seconds: longest wait while the builder makes no progress, in seconds.
+
         Raises:
           StoppedError: the process was asked to stop.
-          BadInputError: none came in time, or the builder is unresponsive; it is named.
+          NotReadyError: none came for so long while the builder embedded nothing, or it
+            fell silent; it is named. A builder that has not been heard of may be
+            waiting for its machine, and is only waited for.
         """
         assert self._follower is not None
 
@@ -248,8 +294,12 @@ class IndexClient:
             self.beat(self._step)
             return self._builder_problem()
 
+        def progress() -> object:
+            said = self._builder_said
+            return None if said is None else (said.step, said.extra.get("blocks_done"))
+
         return self._follower.wait_for_first(
-            seconds, problem, multihost.StopRequest(self._stop).asked
+            seconds, problem, multihost.StopRequest(self._stop).asked, progress
         )
 
     def finish(self, step: int, params: PyTree) -> None:

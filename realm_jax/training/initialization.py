@@ -22,8 +22,9 @@ from realm_jax.models.retriever import (
     RetrieverConfig,
 )
 from realm_jax.models.span_reader import SpanReader
+from realm_jax.ranges import require_ranges, whole
 from realm_jax.storage import open_store
-from realm_jax.training.checkpoint_manifests import Which
+from realm_jax.training.checkpoint_manifests import Which, read_details
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.weights import bert as bert_weights
 from realm_jax.weights.tensors import weights_file
@@ -45,6 +46,10 @@ class Lengths:
     query: int = 96
     document: int = 288
     joined: int = 384
+
+    def __post_init__(self):
+        # [CLS], [SEP] and a wordpiece between them.
+        require_ranges(self, query=whole(3), document=whole(3), joined=whole(3))
 
 
 def _no_sizes(**settings: Any) -> BertConfig:
@@ -75,6 +80,7 @@ class ModelFactory:
     span_scorer: bool = False
 
     def __post_init__(self):
+        require_ranges(self)
         if self.bert is _no_sizes:
             self.bert()
 
@@ -145,6 +151,25 @@ def model_directories(source: str) -> tuple[str, ...]:
     if not source or weights_file(source) is not None:
         return ()
     return (source,)
+
+
+def recorded_activation(source: str) -> str | None:
+    """Returns the activation of the encoders in a source; None if it does not say.
+
+    Args:
+      source: as `warm_start_params` takes it; nothing need be there.
+
+    Raises:
+      BadInputError: weights have a `config.json` that is not that of a BERT.
+    """
+    if not source:
+        return None
+    if weights_file(source) is not None:
+        has_config = (pathlib.Path(source) / bert_weights.CONFIG_FILE).exists()
+        return bert_weights.config_from_json(source).activation if has_config else None
+    newest = read_details(open_store(source))
+    model = {} if newest is None else newest[1].get("model", {})
+    return model.get("bert", {}).get("activation")
 
 
 def warm_start_params(

@@ -111,6 +111,8 @@ class LogMetrics:
       total_steps: total number of updates.
       extra: further values at the time of writing, such as the age of the index.
       due: whether a line is due now, whatever the step.
+      before_writing: called in all processes before a line is written; raises an error
+        if this job must not write any more.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class LogMetrics:
         total_steps: int,
         extra: Callable[[int], Mapping[str, float]] = lambda step: {},
         due: Callable[[], bool] = lambda: False,
+        before_writing: Callable[[], None] = lambda: None,
     ):
         self._files = files
         self._report = report
@@ -131,6 +134,7 @@ class LogMetrics:
         self._total_steps = total_steps
         self._extra = extra
         self._due = due
+        self._before_writing = before_writing
         self._kept: list[Means] = []
 
     def __call__(self, step: int, state: TrainState, metrics: Means) -> None:
@@ -148,6 +152,7 @@ class LogMetrics:
         values = means_lib.compute(functools.reduce(means_lib.merge, kept))
         values |= self._accounting.line(len(kept))
         values |= self._extra(step)
+        self._before_writing()
         for file in self._files:
             file.write(step, values)
         self._report(step, self._total_steps, values)

@@ -25,8 +25,8 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.training.initialization import Lengths
-from realm_jax.training.losses import PretrainInputs, PretrainLoss
-from realm_jax.training.partitioning import local_rows, place_batch
+from realm_jax.training.partitioning import place_share, whole_batches
+from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.types import Array, Candidates, PretrainBatch
 
 _BATCH = 8
@@ -120,8 +120,7 @@ class HeldOutSpans:
         self._count = min(max_examples, len(examples))
         self._embed = query_embedder(retriever.config, mesh)
         self._fill = _filler(PretrainLoss(retriever, reader, Marginalization.PER_SPAN))
-        num_parts = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
-        self._batch_size = -(-_BATCH // num_parts) * num_parts
+        self._batch_size = whole_batches(mesh, _BATCH)
 
     def fill_in(self, params: PyTree, searcher: Searcher) -> MaskedSpans:
         """Predicts the spans; all processes take part and get the same results.
@@ -141,7 +140,7 @@ class HeldOutSpans:
         self, params: PyTree, searcher: Searcher, batch: PretrainBatch
     ) -> tuple[Any, ...]:
         queries = multihost.fetch(
-            self._embed(params["retriever"], self._place(batch.query_ids))
+            self._embed(params["retriever"], place_share(self._mesh, batch.query_ids))
         )
         neighbours = searcher.search(queries, num_neighbours(self._num_candidates))
         candidates = pretrain_candidates(
@@ -152,17 +151,9 @@ class HeldOutSpans:
             document_length=self._lengths.document,
             joined_length=self._lengths.joined,
         )
-        inputs = self._place(PretrainInputs(batch, candidates))
+        inputs = place_share(self._mesh, PretrainInputs(batch, candidates))
         filled = multihost.fetch(self._fill(params, inputs))
         return (batch, candidates.block_ids, *filled)
-
-    def _place(self, inputs: PyTree) -> PyTree:
-        """Places this process's share of rows that every process holds."""
-        if self._mesh is None:
-            return inputs
-        rows = local_rows(self._mesh, self._batch_size)
-        mine = jax.tree.map(lambda array: np.asarray(array)[rows], inputs)
-        return place_batch(self._mesh, mine)
 
     def _batches(self) -> Iterator[PretrainBatch]:
         """Yields evenly spread rows in batches of one shape; the last is padded."""

@@ -6,7 +6,7 @@ retriever may have its own learning rate.
 """
 
 import dataclasses
-import math
+import difflib
 from typing import Any
 
 import flax.traverse_util
@@ -14,9 +14,15 @@ import jax
 import optax
 from jaxtyping import PyTree
 
+from realm_jax import ranges
 from realm_jax.errors import BadInputError
 
 CLIPS = ("joint", "per_model")
+
+_RETRIEVER_RATE = ranges.POSITIVE._replace(
+    advice="to train the reader alone, set pretrain.PretrainConfig.frozen = "
+    "('retriever',)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +58,20 @@ class OptimizerConfig:
     warmup_fraction: float = 0.0
 
     def __post_init__(self):
+        ranges.require_ranges(
+            self,
+            learning_rate=ranges.POSITIVE,
+            warmup_steps=ranges.whole(0).or_none(),
+            total_steps=ranges.whole(0),
+            final_fraction=ranges.SHARE,
+            weight_decay=ranges.NOT_NEGATIVE,
+            epsilon=ranges.POSITIVE,
+            clip_norm=ranges.POSITIVE,
+            retriever_rate=_RETRIEVER_RATE,
+            warmup_fraction=ranges.SHARE,
+        )
         # Without updates there is no schedule, whatever the warmup.
-        if self.total_steps and not 0 <= self.warmup <= self.total_steps:
+        if self.total_steps and self.warmup > self.total_steps:
             raise BadInputError(
                 f"warmup_steps must lie in 0..{self.total_steps} (total_steps), got "
                 f"{self.warmup}; shorten the warmup or train longer"
@@ -62,12 +80,6 @@ class OptimizerConfig:
             raise BadInputError(
                 f"expected OptimizerConfig.clip to be one of {', '.join(CLIPS)}, got "
                 f"{self.clip!r}"
-            )
-        if not 0 < self.retriever_rate < math.inf:
-            raise BadInputError(
-                "expected OptimizerConfig.retriever_rate to be a share above 0, got "
-                f"{self.retriever_rate}; to train the reader alone, set "
-                "pretrain.PretrainConfig.frozen = ('retriever',)"
             )
 
     @property
@@ -185,20 +197,33 @@ def stop_gradient(params: PyTree, frozen: tuple[str, ...]) -> PyTree:
 
 
 def _label(params: PyTree, frozen: tuple[str, ...]) -> PyTree:
-    labels = _map_paths(
+    """Returns "frozen" for parameters at and below frozen paths, else "trained".
+
+    Raises:
+      BadInputError: there is no parameter at or below one of the paths.
+    """
+    _require_paths(params, frozen)
+    return _map_paths(
         params,
-        lambda path: (
-            "frozen"
-            if any(f"{'/'.join(path)}/".startswith(f"{prefix}/") for prefix in frozen)
-            else "trained"
-        ),
+        lambda path: "trained" if _paths_above(path).isdisjoint(frozen) else "frozen",
     )
-    found = set(flax.traverse_util.flatten_dict(labels).values())
-    if "frozen" not in found:
-        raise BadInputError(
-            f"expected parameters under {', '.join(frozen)} to freeze, found none"
-        )
-    return labels
+
+
+def _require_paths(params: PyTree, frozen: tuple[str, ...]) -> None:
+    known = set().union(*map(_paths_above, flax.traverse_util.flatten_dict(params)))
+    for path in frozen:
+        if path not in known:
+            alike = difflib.get_close_matches(path, sorted(known)) or sorted(params)
+            raise BadInputError(
+                f"expected parameters at or below {path!r} to freeze, found none; "
+                f"the closest are {', '.join(alike)}: correct "
+                "pretrain.PretrainConfig.frozen"
+            )
+
+
+def _paths_above(path: tuple[str, ...]) -> set[str]:
+    """Returns the path of a parameter, and those of all that contain it."""
+    return {"/".join(path[:length]) for length in range(1, len(path) + 1)}
 
 
 def _map_paths(params: PyTree, function) -> PyTree:

@@ -13,8 +13,14 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int, PyTree
 
-from realm_jax import axes
+from realm_jax import axes, ranges
 from realm_jax.errors import BadInputError
+from realm_jax.models.bert import BertConfig
+
+_REPLICAS = ranges.Range(
+    "a whole number of at least 1, or -1 for the devices that are left",
+    lambda value: value == -1 or ranges.whole(1).contains(value),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +41,15 @@ class MeshConfig:
     fsdp: int = 1
     model: int = 1
     slices: int = 0
+
+    def __post_init__(self):
+        ranges.require_ranges(
+            self,
+            data=_REPLICAS,
+            fsdp=ranges.whole(1),
+            model=ranges.whole(1),
+            slices=ranges.whole(0),
+        )
 
     def shape(self, num_devices: int, num_slices: int = 1) -> tuple[int, int, int]:
         """Returns the devices along each axis.
@@ -96,6 +111,32 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
             "change MeshConfig.slices"
         ) from error
     return Mesh(grid, axes.MESH_AXES, axis_types=AXIS_TYPES)
+
+
+def require_models_split(mesh: Mesh, bert: BertConfig) -> None:
+    """Requires that the mesh splits every axis of an encoder's parameters evenly.
+
+    Args:
+      mesh: the mesh, of devices or of shapes only.
+      bert: the encoder of towers and reader.
+
+    Raises:
+      BadInputError: it does not; JAX would refuse to place a parameter, without a word
+        about the configuration.
+    """
+    sizes = {
+        "embed": ("hidden_size", bert.hidden_size),
+        "heads": ("num_heads", bert.num_heads),
+        "mlp": ("mlp_size", bert.mlp_size),
+        "vocab": ("the vocabulary's size", bert.vocab_size),
+    }
+    for axis, (name, size) in sizes.items():
+        [along] = axes.partition_spec(axis)
+        if size % mesh.shape[along]:
+            raise BadInputError(
+                f"expected MeshConfig.{along} to divide {name} ({size}), got "
+                f"{mesh.shape[along]}; change MeshConfig.{along}"
+            )
 
 
 def parameter_shardings(mesh: Mesh, params_axes: PyTree) -> PyTree:
@@ -162,3 +203,28 @@ def place_batch(mesh: Mesh, inputs: PyTree) -> PyTree:
         return jax.make_array_from_process_local_data(sharding, array)
 
     return jax.tree.map(place_rows, inputs)
+
+
+def place_share(mesh: Mesh | None, inputs: PyTree) -> PyTree:
+    """Places this process's share of rows that every process holds.
+
+    Args:
+      mesh: the mesh; None leaves the rows on the host.
+      inputs: host arrays with a leading axis of one length, that of the whole batch.
+
+    Raises:
+      BadInputError: the batch does not split evenly over the devices.
+    """
+    if mesh is None:
+        return inputs
+    (batch_size,) = {len(array) for array in jax.tree.leaves(inputs)}
+    rows = local_rows(mesh, batch_size)
+    return place_batch(
+        mesh, jax.tree.map(lambda array: np.asarray(array)[rows], inputs)
+    )
+
+
+def whole_batches(mesh: Mesh | None, batch_size: int) -> int:
+    """Returns the least batch size from `batch_size` on that a mesh splits evenly."""
+    num_parts = 1 if mesh is None else axes.num_batch_shards(mesh.shape)
+    return -(-batch_size // num_parts) * num_parts

@@ -8,10 +8,16 @@ from typing import Any, ClassVar
 
 from jaxtyping import PyTree
 
+from realm_jax import ranges
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import EmbeddingTable, Precision
 from realm_jax.index.embed import EmbedConfig
-from realm_jax.index.searchers import DeviceConfig, DeviceSearcher, Searcher
+from realm_jax.index.searchers import (
+    SEARCHERS,
+    DeviceConfig,
+    DeviceSearcher,
+    Searcher,
+)
 from realm_jax.index.source import LoadedIndex
 from realm_jax.metrics.means import Means
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
@@ -26,13 +32,18 @@ from realm_jax.training.candidate_search import (
     RetrievingLoss,
     StepInputs,
 )
-from realm_jax.training.checkpoint_manifests import HOLDS_INDEX
+from realm_jax.training.checkpoint_manifests import (
+    HELD_OUT_UTILITY,
+    HOLDS_INDEX,
+    QUESTIONS,
+)
 from realm_jax.training.checkpoints import KeptCheckpoints
 from realm_jax.training.host_search import HostSearch
 from realm_jax.training.index_client import IndexClient
 from realm_jax.training.index_metrics import make_index_metrics
 from realm_jax.training.loop import Report
-from realm_jax.training.losses import PretrainInputs, PretrainLoss
+from realm_jax.training.packed_updates import PackedLengths
+from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.training.refresh import (
     Refresher,
     RefreshMode,
@@ -46,9 +57,6 @@ from realm_jax.training.state import TrainState
 from realm_jax.training.step import Loss
 from realm_jax.training.step_timing import Part
 from realm_jax.types import PretrainBatch
-
-QUESTIONS = "questions"
-"""In a checkpoint's details: where the held-out questions are."""
 
 _MEASURED = "measured"
 """In a checkpoint's details: measurements for the next line of metrics."""
@@ -88,7 +96,10 @@ class PretrainConfig(StageConfig):
         index instead of computing them. With the whole document tower `frozen` the
         index is exact, and a step saves an embedder's forward pass over all
         candidates.
-      wait_seconds: how long `async` waits for the first index, in seconds.
+      wait_seconds: how long `async` waits for an index while the builder embeds
+        nothing, in seconds; it may not be there yet.
+      builder_patience_seconds: how long a builder that was heard of may be silent, in
+        seconds.
     """
 
     stage: ClassVar[StageSpec] = PRETRAIN
@@ -112,9 +123,22 @@ class PretrainConfig(StageConfig):
     frozen: tuple[str, ...] = ()
     embeddings_from_index: bool = False
     wait_seconds: float = 3600.0
+    builder_patience_seconds: float = 300.0
 
     def __post_init__(self):
         super().__post_init__()
+        ranges.require_ranges(
+            self,
+            task=ranges.TEXT,
+            frozen=ranges.TEXTS,
+            num_candidates=ranges.whole(1),
+            refresh_period=ranges.whole(1),
+            max_staleness_steps=ranges.whole(1).or_none(),
+            held_out_examples=ranges.whole(0),
+            wait_seconds=ranges.NOT_NEGATIVE,
+            builder_patience_seconds=ranges.POSITIVE,
+        )
+        require_one_of("SEARCHER", self.searcher, SEARCHERS)
         require_one_of("REFRESH_MODE", self.refresh_mode, RefreshMode)
         require_one_of("when_stale", self.when_stale, WhenStale)
         if self.index_in_state and self.searcher != "device":
@@ -131,11 +155,6 @@ class PretrainConfig(StageConfig):
                 f"expected NUM_CANDIDATES of at least {2 + self.own_block} (the null "
                 f"document{', the own block' if self.own_block else ''} and one that "
                 f"is retrieved), got {self.num_candidates}"
-            )
-        if self.held_out_examples < 0:
-            raise BadInputError(
-                f"expected HELD_OUT_EXAMPLES of at least 0 (none), got "
-                f"{self.held_out_examples}"
             )
 
     def _require_exact_index(self) -> None:
@@ -196,6 +215,7 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
 
     Raises:
       BadInputError: as `Stage`, or no index is available.
+      NotReadyError: the index builder has not made one in time.
     """
     stage = Stage(
         config.stage.name,
@@ -206,13 +226,15 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
     )
     source = stage.index_source(config.searcher, config.embed, config.device)
     try:
-        with IndexClient(source, stop, step=int(stage.state.step)) as client:
+        patience, step = config.builder_patience_seconds, int(stage.state.step)
+        with IndexClient(source, stop, patience, step, stage.lease) as client:
             if not stage.is_done:
                 _Pretraining(stage, config, client).run(report, stop)
             if stage.is_done:
                 # The builder embeds the corpus once more, for later stages. A run that
                 # was already done publishes too, as a builder may be waiting for it.
-                client.finish(config.train_steps, stage.state.params["retriever"])
+                step = int(stage.state.step)
+                client.finish(step, stage.state.params["retriever"])
     finally:
         stage.close()
     return stage.is_done
@@ -225,7 +247,10 @@ def frozen_parameters(config: PretrainConfig) -> tuple[str, ...]:
 
 
 def make_loss(
-    config: PretrainConfig, retriever: Retriever, reader: KnowledgeEncoder
+    config: PretrainConfig,
+    retriever: Retriever,
+    reader: KnowledgeEncoder,
+    packing: PackedLengths | None = None,
 ) -> PretrainLoss:
     """Returns the loss of a run, over given candidates."""
     return PretrainLoss(
@@ -234,6 +259,7 @@ def make_loss(
         Marginalization(config.marginalization),
         Normalization(config.normalization),
         config.microbatches,
+        packing,
     )
 
 
@@ -264,7 +290,13 @@ class _Pretraining:
         self._config = config
         self._client = client
         self._examples = stage.open_examples(config.task, "train")
-        loss = make_loss(config, stage.retriever, stage.reader)
+        num_packed = config.batch_size * (config.num_candidates - 1)
+        packing = stage.packed_lengths(
+            self._examples.features["query_ids"],
+            num_documents=0 if config.embeddings_from_index else num_packed,
+            num_joined=num_packed,
+        )
+        loss = make_loss(config, stage.retriever, stage.reader, packing)
         of_all = (
             *(loss, stage.corpus, config.models.lengths, config.num_candidates),
             stage.mesh,
@@ -304,6 +336,7 @@ class _Pretraining:
             bound=StalenessBound(
                 config.max_staleness_steps, WhenStale(config.when_stale)
             ),
+            slices=(stage.mesh.size, config.embed.batch_size, config.refresh_period),
         )
 
     def run(self, report: Report, stop: threading.Event) -> None:
@@ -320,7 +353,7 @@ class _Pretraining:
         ):
             searcher = self._searcher_of(stage.state.index, saved)
             index = LoadedIndex(searcher, self._client.manifest(saved))
-            refresher.adopt(step, retriever, index)
+            refresher.adopt(step, retriever, index, details)
         else:
             refresher.start(step, retriever, saved)
         stage.train(
@@ -357,11 +390,13 @@ class _Pretraining:
 
         Raises:
           StoppedError: no index is available that is fresh enough.
+          BadInputError: parameters that would be published or measured are not finite.
         """
         retriever, stopwatch = state.params["retriever"], self._stage.stopwatch
         self._renewed, before = state.index, self._index_in_use
         if self._refresher.is_due(step):
             stopwatch.wait_for(retriever)
+            self._stage.require_finite(step, retriever)
         with stopwatch.part(Part.SWAP):
             index = self._index_in_use = self._refresher.before_step(step, retriever)
             if state.index is not None and index is not before:
@@ -369,6 +404,7 @@ class _Pretraining:
                 state = state.replace(index=index.searcher.table)
         if self._is_renewed(step):
             stopwatch.wait_for(retriever)
+            self._stage.require_finite(step, retriever)
             with stopwatch.part(Part.SWAP):
                 self._metrics.of_renewal(step, retriever, self._searcher(step, state))
         elif index is before:
@@ -379,7 +415,7 @@ class _Pretraining:
         is_known = index.manifest.step == self._resumed_index
         if utility is None or (is_known and not self._is_renewed(step)):
             return state
-        if self._kept.note_utility(step, utility):
+        if self._kept.note_score(step, HELD_OUT_UTILITY, utility):
             logging.info("step %d: held-out utility %+.3f, the best", step, utility)
             self._stage.save(step, state, self._checkpoint_details)
         return state
@@ -400,6 +436,7 @@ class _Pretraining:
         """Measures on held-out sentences; returns the utility, if there are any."""
         stopwatch = self._stage.stopwatch
         stopwatch.wait_for(state.params)
+        self._stage.require_finite(step, state.params)
         with stopwatch.part(Part.SWAP):
             return self._metrics.of_spans(state.params, self._searcher(step, state))
 
@@ -408,7 +445,7 @@ class _Pretraining:
         if step == self._config.train_steps:
             utility = self._fill_in_spans(step, state)
             if utility is not None:
-                self._kept.note_utility(step, utility)
+                self._kept.note_score(step, HELD_OUT_UTILITY, utility)
 
     def _inputs_at(
         self, step: int, state: TrainState
@@ -435,6 +472,7 @@ class _Pretraining:
             self._metrics.of_first(step, params, index.searcher)
             return
         self._stage.stopwatch.wait_for(params)
+        self._stage.require_finite(step, params)
         old = replaced.searcher
         if self._renewed is not None:
             old = self._searcher_of(self._renewed, step)
@@ -451,7 +489,11 @@ class _Pretraining:
 
     def _checkpoint_details(self, step: int) -> Mapping[str, Any]:
         index_step = self._refresher.index.manifest.step
-        details = {"index_step": index_step, **self._step_inputs.details()}
+        details = {
+            "index_step": index_step,
+            **self._refresher.details(),
+            **self._step_inputs.details(),
+        }
         if self._config.questions:
             details[QUESTIONS] = absolute_url(self._config.questions)
         if self._metrics.is_due:

@@ -67,6 +67,7 @@ def choose_retrieved(
     neighbours: Int[np.ndarray, "batch neighbour"],
     batch: PretrainBatch,
     joined_length: int,
+    continues_word: Bool[np.ndarray, " vocab"],
 ) -> tuple[Int[np.ndarray, " batch"], Bool[np.ndarray, " batch"]]:
     """Returns the retrieved block with which each masked sentence is read.
 
@@ -80,6 +81,8 @@ def choose_retrieved(
       batch: the masked sentences; at least one.
       joined_length: length of the reader's input, in wordpieces. An answer counts only
         in the part of a body that the reader sees.
+      continues_word: for each wordpiece, whether no word ends before it
+        (`data.words.continues_word`); an answer does not end there either.
 
     Returns:
       Block ids, -1 (the null document) where all neighbours are trivial; and whether
@@ -93,7 +96,9 @@ def choose_retrieved(
         joined_length,
     )
     usable = ~trivial & (neighbours != NULL_BLOCK)
-    holds = usable & holds_answer(store, neighbours, batch, joined_length)
+    holds = usable & holds_answer(
+        store, neighbours, batch, joined_length, continues_word
+    )
     found = holds.any(axis=1)
     best = np.where(found, holds.argmax(axis=1), usable.argmax(axis=1))
     chosen = np.take_along_axis(neighbours, best[:, None], axis=1)[:, 0]
@@ -105,6 +110,7 @@ def holds_answer(
     block_ids: Int[np.ndarray, "batch neighbour"],
     batch: PretrainBatch,
     joined_length: int,
+    continues_word: Bool[np.ndarray, " vocab"],
 ) -> Bool[np.ndarray, "batch neighbour"]:
     """Returns whether the part of each body that is read contains the answer.
 
@@ -115,7 +121,7 @@ def holds_answer(
     # The body stands between the query and the last [SEP].
     room = joined_length - 1 - np.count_nonzero(batch.query_ids, axis=1)
     bodies = np.where(np.arange(joined_length) < room[:, None, None], bodies, 0)
-    starts = answer_starts(bodies, masked_answers(batch)[:, :1])
+    starts = answer_starts(bodies, masked_answers(batch)[:, :1], continues_word)
     return np.asarray(starts.any(axis=(2, 3)))
 
 

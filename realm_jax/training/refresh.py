@@ -22,11 +22,11 @@ import enum
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jaxtyping import PyTree
 
-from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.errors import BadInputError, NotReadyError, StoppedError
 from realm_jax.index.source import LoadedIndex
 from realm_jax.training.index_client import IndexClient
 
@@ -65,9 +65,35 @@ ANY_AGE = StalenessBound()
 """No bound."""
 
 
+# In a checkpoint's details: those of `Slices`.
+_SLICES = "rolling_slices"
+
 OnSwap = Callable[[int, PyTree, LoadedIndex, LoadedIndex | None], None]
 """Called with (updates done, retriever parameters, the index now in use, the index
 that it replaces); the last is None at first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Slices:
+    """Since when `rolling` has embedded the slices of rows that it does.
+
+    A run that goes on with other slices embeds some rows twice in a period, and others
+    late.
+
+    Attributes:
+      settings: what determines the slices, the period last.
+      since: number of updates done before the first of them was embedded.
+      oldest: a step that no row was embedded before, as of then.
+    """
+
+    settings: tuple[int, ...]
+    since: int
+    oldest: int
+
+    def oldest_at(self, step: int) -> int:
+        """Returns a step that no row was embedded before, after `step` updates."""
+        period = self.settings[-1]
+        return self.oldest if step < self.since + period else step - period
 
 
 class Refresher:
@@ -89,6 +115,7 @@ class Refresher:
         wait_seconds: float,
         on_swap: OnSwap,
         bound: StalenessBound = ANY_AGE,
+        slices: tuple[int, ...] = (),
     ):
         """Stores the settings; `start` gets the first index.
 
@@ -96,9 +123,12 @@ class Refresher:
           mode: how the index is refreshed.
           period: number of steps between two refreshes.
           client: access to the model directory.
-          wait_seconds: how long `async` waits for an index, in seconds.
+          wait_seconds: how long `async` waits for an index while the builder makes no
+            progress, in seconds.
           on_swap: called after every swap, the first included.
           bound: maximum age of the index of `async`.
+          slices: what determines the slices of `rolling`, such as the number of
+            devices, the period last.
 
         Raises:
           BadInputError: the period is not positive, or exceeds the maximum age.
@@ -120,11 +150,13 @@ class Refresher:
         self._client = client
         self._wait_seconds = wait_seconds
         self._on_swap = on_swap
+        self._settings = slices or (period,)
+        self._slices: Slices | None = None
         self._index: LoadedIndex | None = None
         self._asked = 0.0
         self.num_swaps = 0
         self.swap_seconds = 0.0
-        self.failure: BadInputError | None = None
+        self.failure: NotReadyError | None = None
 
     @property
     def index(self) -> LoadedIndex:
@@ -144,6 +176,7 @@ class Refresher:
 
         Raises:
           BadInputError: no index is available.
+          NotReadyError: the builder has not made one in time.
         """
         self._client.forget_after(step)
         index = None if saved is None else self._client.load(saved)
@@ -160,14 +193,43 @@ class Refresher:
                 index = self._client.wait(self._wait_seconds)
         if index is None:
             index = self._client.build(step, params)
+        self._slices = Slices(self._settings, step, index.manifest.step)
         self._swap(step, params, index)
 
-    def adopt(self, step: int, params: PyTree, index: LoadedIndex) -> None:
-        """Uses the index that a checkpoint held; called instead of `start`."""
+    def adopt(
+        self,
+        step: int,
+        params: PyTree,
+        index: LoadedIndex,
+        saved: Mapping[str, Any],
+    ) -> None:
+        """Uses the index that a checkpoint held; called instead of `start`.
+
+        Args:
+          step: number of updates done.
+          params: parameters of the retriever.
+          index: the index; its manifest is of the one that it was made from.
+          saved: the `details` of that checkpoint.
+        """
+        oldest = index.manifest.step
+        found = saved.get(_SLICES)
+        if found is not None:
+            before = Slices(tuple(found["settings"]), found["since"], found["oldest"])
+            oldest = before.oldest_at(step)
+            self._slices = before if before.settings == self._settings else None
+        if self._slices is None:
+            # Not rolling, or by an earlier release, it may be as old as its manifest.
+            self._slices = Slices(self._settings, step, oldest)
         self._client.forget_after(step)
         if self._mode is RefreshMode.ASYNC:
             self._client.follow(newer_than=index.manifest.step)
         self._swap(step, params, index)
+
+    def details(self) -> Mapping[str, Any]:
+        """Returns what a checkpoint has to hold of the age of its rows."""
+        if self._mode is not RefreshMode.ROLLING or self._slices is None:
+            return {}
+        return {_SLICES: dataclasses.asdict(self._slices)}
 
     def is_due(self, step: int) -> bool:
         """Returns whether the next update is preceded by embedding or publishing."""
@@ -213,22 +275,23 @@ class Refresher:
                     self._warned_of = self.index.manifest.step
                     logging.warning("%s; is the index builder alive?", age)
                 return
-            if bound.action is WhenStale.STOP:
+            # A run that was stopped and started again has yet to load what came since.
+            if bound.action is WhenStale.STOP and not self._client.has_newer():
                 self._fail(
-                    BadInputError(
+                    NotReadyError(
                         f"expected a newer index in time, but {age}; look at the log "
                         "of the index builder, and start this run again to go on"
                     )
                 )
             try:
                 newer = self._client.wait(self._wait_seconds)
-            except BadInputError as error:
+            except NotReadyError as error:
                 self._fail(error)
             else:
                 self._swap(step, params, newer)
                 self.num_swaps += 1
 
-    def _fail(self, error: BadInputError) -> NoReturn:
+    def _fail(self, error: NotReadyError) -> NoReturn:
         self.failure = error
         raise StoppedError(str(error)) from error
 
@@ -239,13 +302,10 @@ class Refresher:
         """Returns version and age of the index (`rolling`: oldest row), as metrics."""
         age, version = self.index.staleness(step), self.index.manifest.step
         steps = age.steps
-        if self._mode is RefreshMode.ROLLING:
+        if self._mode is RefreshMode.ROLLING and self._slices is not None:
+            steps = min(steps, step - self._slices.oldest_at(step))
             # A version is one pass over all rows, dated to the beginning of the pass.
-            rounds = (step - 1) // self._period
-            steps, version = (
-                min(steps, self._period),
-                max(version, rounds * self._period),
-            )
+            version = max(version, (step - 1) // self._period * self._period)
         return {
             "index_step": version,
             "index_age_steps": steps,

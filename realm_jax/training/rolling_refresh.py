@@ -6,7 +6,8 @@ write_back  after each update the embeddings of its candidates, which it compute
             anyway, replace their rows
 
 Only one index is in memory. Checkpoints contain it, so that a resumed run continues
-with exactly the same rows.
+with exactly the same rows. On another number of devices the slices are others, so that
+for one period a row may be up to two periods old.
 """
 
 import dataclasses
@@ -166,11 +167,14 @@ def write_rows(
     Args:
       index: the table.
       block_ids: ids of the blocks; -1 is ignored.
-      embeddings: embeddings of these blocks.
+      embeddings: embeddings of these blocks; one that is not finite is ignored, for an
+        update that is skipped must not leave it in the index.
       mesh: the devices of the table.
     """
     ids = block_ids.reshape(-1)
-    fresh = as_rows(index, embeddings.reshape(len(ids), -1))
+    flat = embeddings.reshape(len(ids), -1)
+    ids = jnp.where(jnp.isfinite(flat).all(axis=1), ids, -1)
+    fresh = as_rows(index, flat)
     # The order of two writes to one row is undefined, so repeats are dropped.
     order = jnp.argsort(ids, stable=True)
     sorted_ids = ids[order]

@@ -2,17 +2,19 @@
 
 import contextlib
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
-from realm_jax import multihost
+from realm_jax import axes, multihost
 from realm_jax.data.batch_order import Spans
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.examples import Examples
+from realm_jax.data.examples import AnyFeature, Examples
 from realm_jax.data.features import Example
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import Precision, empty_table
@@ -29,16 +31,22 @@ from realm_jax.training.checkpoint_manifests import (
     read_details,
 )
 from realm_jax.training.checkpoints import Checkpointer
+from realm_jax.training.finite import FiniteUpdates
 from realm_jax.training.initialization import Reader
+from realm_jax.training.lease import Lease
 from realm_jax.training.loop import Hook, LogMetrics, ReplaceState, Report
 from realm_jax.training.optimizers import make_optimizer
+from realm_jax.training.packed_lengths import choose_packed_lengths
+from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.profiling import Profiler
 from realm_jax.training.stage_config import StageConfig
 from realm_jax.training.starting import starting_params
 from realm_jax.training.state import TrainState, create_state, place_state
-from realm_jax.training.step import Loss, make_step
+from realm_jax.training.step import SKIPPED_UPDATES, Loss, make_step
 from realm_jax.training.step_timing import Accounting, Part, Stopwatch
 from realm_jax.training.tensorboard import EventFile
+
+_log = logging.getLogger(__name__)
 
 ReaderT = TypeVar("ReaderT", bound=Reader)
 
@@ -87,11 +95,16 @@ class Stage(Generic[ReaderT]):
 
         Raises:
           BadInputError: the corpus is missing, or the model directory holds a run of
-            another stage, model or corpus.
+            another stage, model or corpus, or one that has done more updates than
+            `train_steps`; or another trainer is at work there; or the parameters are
+            not finite.
         """
         self.name = name
         self.config = config
-        self.corpus = BlockStore.open(config.corpus)
+        # Each host reads its own copy; a damaged one ends all processes.
+        self.corpus = multihost.run_on_all(
+            lambda: BlockStore.open(config.corpus, verify=config.verify_files)
+        )
         self.model_store: Store = open_store(config.model_dir)
         vocab_size = self.corpus.vocabulary.size
         self.retriever_config: RetrieverConfig = config.models.retriever_config(
@@ -104,16 +117,34 @@ class Stage(Generic[ReaderT]):
             config.optimizer(total_steps=config.train_steps), frozen
         )
         self._mesh = partitioning.make_mesh(config.mesh)
+        partitioning.require_models_split(self._mesh, self.retriever_config.bert)
         self.require_divisible(config.batch_size)
         self._check_resumable()
-        self._checkpointer = Checkpointer(self.model_store)
-        self.stopwatch = Stopwatch()
-        self.state, self.details = self._restore_or_create(index)
+        self._lease = Lease(self.model_store)
+        try:
+            self._checkpointer = Checkpointer(
+                self.model_store, require_alone=self._lease.require_held
+            )
+            self.stopwatch = Stopwatch()
+            self.state, self.details = self._restore_or_create(index)
+            self._finite = FiniteUpdates(
+                config.skip_nonfinite_updates,
+                (self.details or {}).get(SKIPPED_UPDATES, 0),
+            )
+            self.require_finite(int(self.state.step), self.state)
+        except BaseException:
+            self._lease.release()
+            raise
 
     @property
     def is_done(self) -> bool:
         """True if all updates are done."""
         return int(self.state.step) >= self.config.train_steps
+
+    @property
+    def lease(self) -> Lease:
+        """The right to write to the model directory."""
+        return self._lease
 
     @property
     def mesh(self) -> Mesh:
@@ -158,7 +189,13 @@ class Stage(Generic[ReaderT]):
         Raises:
           BadInputError: there are none, or they belong to another corpus or vocabulary.
         """
-        return open_examples(self.corpus, task, split, of_corpus=of_corpus)
+        return multihost.run_on_all(
+            lambda: open_examples(
+                *(self.corpus, task, split),
+                of_corpus=of_corpus,
+                verify=self.config.verify_files,
+            )
+        )
 
     def batch(
         self, examples: Examples, step: int, batch_size: int | None = None
@@ -197,6 +234,30 @@ class Stage(Generic[ReaderT]):
             )
         partitioning.local_rows(self._mesh, batch_size // parts)
 
+    def packed_lengths(
+        self, query_ids: AnyFeature, *, num_documents: int, num_joined: int
+    ) -> PackedLengths | None:
+        """Returns the lengths of rows that two documents share; None to pack none.
+
+        Args:
+          query_ids: [example, query], sentences or questions.
+          num_documents: documents that an update embeds with a gradient.
+          num_joined: documents that it reads.
+        """
+        config = self.config
+        if not config.pack_documents:
+            return None
+        parts = config.microbatches * axes.num_batch_shards(self._mesh.shape)
+        chosen = choose_packed_lengths(
+            self.corpus,
+            query_ids,
+            config.models.lengths,
+            num_documents=num_documents // parts,
+            num_joined=num_joined // parts,
+        )
+        _log.info("PACK_DOCUMENTS: %s", _describe_packing(chosen))
+        return chosen
+
     def train(
         self,
         loss: Loss,
@@ -228,6 +289,10 @@ class Stage(Generic[ReaderT]):
 
         Returns:
           Whether all updates are done.
+
+        Raises:
+          BadInputError: an update was not finite; it is in no checkpoint. Or another
+            trainer has taken over.
         """
         config = self.config
         first = int(self.state.step)
@@ -244,6 +309,7 @@ class Stage(Generic[ReaderT]):
             total_steps=config.train_steps,
             extra=log_extra,
             due=log_due,
+            before_writing=self._require_alone,
         )
 
         def save(step: int, state: TrainState) -> None:
@@ -257,12 +323,17 @@ class Stage(Generic[ReaderT]):
         with jax.set_mesh(self._mesh), self._profiling() as profiling:
             self.state = loop.train(
                 self.state,
-                make_step(loss, self._optimizer, self._frozen),
+                make_step(
+                    *(loss, self._optimizer, self._frozen),
+                    skip_nonfinite=config.skip_nonfinite_updates > 0,
+                ),
                 inputs_on_devices,
                 replace_state=replace_state,
                 total_steps=config.train_steps,
                 hooks=[
-                    *(*measure, log, *hooks),
+                    *(self._finite.note, *measure, log, *hooks),
+                    # The line of metrics has waited for the updates.
+                    loop.every(config.log_period, self._finite.require_updates),
                     loop.every(config.checkpoint_period, save),
                     *profiling,
                 ],
@@ -283,12 +354,34 @@ class Stage(Generic[ReaderT]):
           step: number of updates done.
           state: the state after them.
           more_details: as `checkpoint_details` of `train`.
+
+        Raises:
+          BadInputError: as `require_finite`; or another trainer has taken over.
         """
         self.stopwatch.wait_for(state)
         with self.stopwatch.part(Part.CHECKPOINT):
+            self._require_alone()
+            self.require_finite(step, state)
             details = {**self._describe(), **more_details(step)}
             details["train_steps"] = self.config.train_steps
+            if self._finite.num_skipped:
+                details[SKIPPED_UPDATES] = self._finite.num_skipped
             self._checkpointer.save(state, details)
+
+    def require_finite(self, step: int, tree: PyTree) -> None:
+        """Requires numbers without NaN and infinity, before they are kept or measured.
+
+        Args:
+          step: number of updates done.
+          tree: the state after them, or parameters of it.
+
+        Raises:
+          BadInputError: an update was not finite, which is named; or the tree is not.
+        """
+        self._finite.require(step, tree)
+
+    def _require_alone(self) -> None:
+        multihost.run_on_primary(self._lease.require_held)
 
     @contextlib.contextmanager
     def _profiling(self) -> Iterator[Sequence[Hook]]:
@@ -302,8 +395,11 @@ class Stage(Generic[ReaderT]):
             yield [profiler]
 
     def close(self) -> None:
-        """Finishes the checkpoint being saved."""
-        self._checkpointer.close()
+        """Finishes the checkpoint being saved, and lets the next trainer in."""
+        try:
+            self._checkpointer.close()
+        finally:
+            self._lease.release()
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -329,6 +425,12 @@ class Stage(Generic[ReaderT]):
                     f"{found!r}; use another MODEL_DIR, or the settings "
                     "that run was started with"
                 )
+        if step > self.config.train_steps:
+            raise BadInputError(
+                f"expected TRAIN_STEPS of at least {step}, the updates of the newest "
+                f"checkpoint in {self.model_store.url()}, got "
+                f"{self.config.train_steps}; raise it, or use another MODEL_DIR"
+            )
 
     def _restore_or_create(
         self, index: Precision | None
@@ -360,8 +462,27 @@ class Stage(Generic[ReaderT]):
         return restored.tree, restored.details
 
 
+def _describe_packing(lengths: PackedLengths | None) -> str:
+    if lengths is None:
+        return "this corpus leaves too little of a row empty; nothing is packed"
+    rows = [
+        f"{length} wordpieces of {model}"
+        for length, model in (
+            (lengths.document, "the embedder"),
+            (lengths.joined, "the reader"),
+        )
+        if length is not None
+    ]
+    return f"two documents share a row of {' or '.join(rows)}, where they fit"
+
+
 def open_examples(
-    corpus: BlockStore, task: str, split: str, *, of_corpus: bool = True
+    corpus: BlockStore,
+    task: str,
+    split: str,
+    *,
+    of_corpus: bool = True,
+    verify: bool = False,
 ) -> Examples:
     """Opens the materialised examples of a prepared corpus; see `Stage.open_examples`.
 
@@ -371,4 +492,5 @@ def open_examples(
     expect = {"corpus_fingerprint": corpus.fingerprint}
     if not of_corpus:
         expect = {"vocabulary_fingerprint": corpus.vocabulary.fingerprint}
-    return Examples.open(corpus.directory / "examples" / task / split, expect)
+    folder = corpus.directory / "examples" / task / split
+    return Examples.open(folder, expect, verify=verify, corpus=corpus)

@@ -2,9 +2,10 @@
 
 import dataclasses
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Self
 
+from realm_jax import ranges
 from realm_jax.data.batch_order import Spans
 from realm_jax.errors import BadInputError
 from realm_jax.index.embed import EmbedConfig
@@ -62,7 +63,7 @@ class StageConfig:
       model_dir: folder or gs:// of this run; an unfinished run there is resumed.
       corpus: the prepared corpus (`realm prepare`).
       task: name of the SeqIO task whose examples are trained on.
-      train_steps: total number of updates.
+      train_steps: total number of updates; fewer than are done are refused.
       batch_size: examples per update, over all devices.
       microbatches: parts of a batch that are computed one after the other, so that a
         larger batch fits; the gradient stays that of the whole batch.
@@ -83,6 +84,12 @@ class StageConfig:
       spans: which masked spans an epoch visits: "one_per_sentence" (the paper),
         "all" or "together" (`batch_order.Spans`); examples other than masked sentences
         are all visited.
+      pack_documents: whether two documents may share a row of a model's input, where
+        those of the corpus leave rows half empty; see `packed_updates.py`.
+      skip_nonfinite_updates: number of updates of a run that may be skipped because
+        their loss or gradient is not finite; one more ends it. See `finite.py`.
+      verify_files: whether every byte of corpus and examples is read once at the start,
+        and compared with its checksum.
     """
 
     model_dir: str
@@ -104,6 +111,9 @@ class StageConfig:
     log_period: int = 100
     profile: bool = False
     spans: str = Spans.ONE_PER_SENTENCE.value
+    pack_documents: bool = False
+    skip_nonfinite_updates: int = 0
+    verify_files: bool = True
 
     stage: ClassVar[StageSpec]
     """The stage that this configures."""
@@ -112,14 +122,33 @@ class StageConfig:
     """True if the stage ordinarily starts from random parameters."""
 
     def __post_init__(self):
+        ranges.require_ranges(
+            self,
+            model_dir=ranges.PATH,
+            corpus=ranges.PATH,
+            train_steps=ranges.whole(0),
+            batch_size=ranges.whole(1),
+            seed=ranges.SEED,
+            checkpoint_period=ranges.whole(1),
+            microbatches=ranges.whole(1),
+            log_period=ranges.whole(1),
+            skip_nonfinite_updates=ranges.whole(0),
+        )
         require_one_of("spans", self.spans, Spans)
         require_one_of("projection", self.projection, Projection)
         require_one_of("CHECKPOINT", self.warm_start_checkpoint, Which)
+        # So that its settings are checked before a corpus is read.
+        self.optimizer(total_steps=self.train_steps)
 
     @property
     def examples_per_update(self) -> int:
         """Number of examples by which speed is measured."""
         return self.batch_size
+
+    @property
+    def tasks(self) -> Sequence[str]:
+        """Names of the tasks whose examples are read."""
+        return [self.task] if self.task else []
 
     @property
     def index_use(self) -> IndexUse | None:
@@ -151,13 +180,20 @@ class StageConfig:
         }
 
 
-def require_one_of(name: str, value: str, choices: type[enum.Enum]) -> None:
-    """Requires that a setting is the value of a member of an enumeration.
+def require_one_of(name: str, value: str, choices: Iterable[enum.Enum | str]) -> None:
+    """Requires that a setting is one of some texts.
+
+    Args:
+      name: the setting, or the macro that it reads.
+      value: its value.
+      choices: the texts, or an enumeration whose values they are.
 
     Raises:
       BadInputError: it is not.
     """
-    values = [choice.value for choice in choices]
+    values = [
+        choice.value if isinstance(choice, enum.Enum) else choice for choice in choices
+    ]
     if value not in values:
         raise BadInputError(
             f"expected {name} to be one of {', '.join(values)}, got {value!r}"

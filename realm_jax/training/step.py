@@ -1,6 +1,7 @@
 """One training step: gradient, update, new state. The same for every stage.
 
-The losses are in `losses.py`, the order of work around the step is in `loop.py`.
+Each stage has its loss (`pretrain_loss.py` and so on). The order of work around a step
+is in `loop.py`.
 """
 
 import abc
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
@@ -23,6 +25,7 @@ from realm_jax.types import Array
 class Loss(abc.ABC):
     """A loss to minimise: (parameters, a step's inputs, random key) -> a scalar.
 
+    Parameters are one tree with a subtree per model: "retriever" and "reader".
     A loss that updates further state overrides `of_update` and `arguments`
     (`rolling_refresh.py`); other losses depend only on the inputs of the step.
     """
@@ -85,11 +88,15 @@ class FunctionLoss(Loss):
 
 Step = Callable[[TrainState, Any], tuple[TrainState, means_lib.Means]]
 
+SKIPPED_UPDATES = "skipped_updates"
+"""Metric of `make_step(skip_nonfinite=True)`: share of updates that were skipped."""
+
 
 def make_step(
     loss: Loss,
     optimizer: optax.GradientTransformation,
     frozen: tuple[str, ...] = (),
+    skip_nonfinite: bool = False,
 ) -> Step:
     """Returns the jitted step(state, inputs) -> state, metrics.
 
@@ -99,6 +106,9 @@ def make_step(
       loss: the loss to minimise.
       optimizer: from `make_optimizer` with the same `frozen`.
       frozen: parameter paths without gradient, which count as zero in the norms.
+      skip_nonfinite: whether an update whose loss or gradient is not finite leaves
+        parameters and optimizer state as they are. It is counted as a step, and its
+        metrics are left out of the means, but for `SKIPPED_UPDATES`.
     """
 
     def of_trained(params: PyTree, state: TrainState, inputs: Any):
@@ -108,8 +118,10 @@ def make_step(
         gradient, (metrics, index) = jax.grad(of_trained, has_aux=True)(
             state.params, state, inputs
         )
-        state, metrics = apply_gradient(state, gradient, metrics, optimizer)
-        return state.replace(index=index), metrics
+        updated, metrics = apply_gradient(state, gradient, metrics, optimizer)
+        if skip_nonfinite:
+            updated, metrics = _unless_nonfinite(updated, metrics, state)
+        return updated.replace(index=index), metrics
 
     return jax.jit(step, donate_argnums=0)
 
@@ -144,3 +156,25 @@ def apply_gradient(
         optimizer_state=optimizer_state,
     )
     return state, metrics | norms
+
+
+def _unless_nonfinite(
+    updated: TrainState, metrics: means_lib.Means, before: TrainState
+) -> tuple[TrainState, means_lib.Means]:
+    """Returns a state and metrics without the update, if that was not finite.
+
+    `optax.apply_if_finite` keeps its counts in the optimizer's state, so a run that has
+    met its first NaN could not be resumed with it.
+    """
+    watched = [metrics[k].total for k in ("loss", "gradient_norm") if k in metrics]
+    finite = jnp.isfinite(jnp.stack(watched)).all()
+
+    def choose(new: PyTree, old: PyTree) -> PyTree:
+        return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+
+    metrics = choose(metrics, jax.tree.map(jnp.zeros_like, metrics))
+    skipped = means_lib.mean_of(1.0 - finite, 1.0)
+    return updated.replace(
+        params=choose(updated.params, before.params),
+        optimizer_state=choose(updated.optimizer_state, before.optimizer_state),
+    ), {**metrics, SKIPPED_UPDATES: skipped}

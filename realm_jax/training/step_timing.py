@@ -33,7 +33,7 @@ class Part(enum.Enum):
       HOST: batches, placing them, hooks, compiling the step, and everything else.
       CHECKPOINT: the part of saving for which training waits.
       SWAP: publishing a retriever, embedding in the trainer, waiting for an index,
-        taking it, and measuring it.
+        taking it, and measuring on held-out examples.
     """
 
     SEARCH = "search"

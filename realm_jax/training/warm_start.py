@@ -6,22 +6,24 @@ ignore documents, and then no gradient reaches the retriever (the cold-start pro
 
 import dataclasses
 import threading
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
+from realm_jax import ranges
 from realm_jax.data.answer_spans import answer_spans
+from realm_jax.data.words import continues_word
 from realm_jax.errors import BadInputError
 from realm_jax.index.embed import EmbedConfig, query_embedder
+from realm_jax.index.searchers import SEARCHERS
 from realm_jax.index.source import LoadedIndex
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.span_reader import MAX_SPAN
 from realm_jax.stages import WARM_START, StageSpec
-from realm_jax.training.host_search import search_local
 from realm_jax.training.loop import Report
-from realm_jax.training.losses import ReaderInputs, WarmStartInputs, WarmStartLoss
 from realm_jax.training.partitioning import local_rows, place_batch
 from realm_jax.training.reader_documents import (
     KINDS,
@@ -30,11 +32,17 @@ from realm_jax.training.reader_documents import (
     draw_kinds,
     masked_answers,
 )
+from realm_jax.training.search_ahead import search_local
 from realm_jax.training.stage import Stage
 from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_of
 from realm_jax.training.state import TrainState
 from realm_jax.training.step_timing import Part
 from realm_jax.training.unmasked_targets import draw_unmasked
+from realm_jax.training.warm_start_loss import (
+    ReaderInputs,
+    WarmStartInputs,
+    WarmStartLoss,
+)
 from realm_jax.types import NULL_BLOCK, InverseClozeBatch, PretrainBatch
 
 _SUM_TOLERANCE = 1e-6
@@ -63,18 +71,18 @@ class ReaderMixture:
     without_answer: str = DocumentKind.RETRIEVED.value
 
     def __post_init__(self):
-        total = sum(self.shares)
-        # NaN fails both comparisons.
-        if not (min(self.shares) >= 0 and abs(total - 1) <= _SUM_TOLERANCE):
+        ranges.require_ranges(
+            self,
+            own=ranges.SHARE,
+            null=ranges.SHARE,
+            retrieved=ranges.SHARE,
+            num_retrieved=ranges.whole(1),
+        )
+        if abs(sum(self.shares) - 1) > _SUM_TOLERANCE:
             raise BadInputError(
-                "expected probabilities of own, null and retrieved documents that are "
-                f"not negative and sum to 1, got {self.own}, {self.null} and "
+                "expected probabilities of own, null and retrieved documents that "
+                f"sum to 1, got {self.own}, {self.null} and "
                 f"{self.retrieved}; change OWN, NULL and RETRIEVED"
-            )
-        if self.num_retrieved < 1:
-            raise BadInputError(
-                f"expected num_retrieved of at least 1, got {self.num_retrieved}; the "
-                "answer is looked for in so many neighbours"
             )
         require_one_of("without_answer", self.without_answer, DocumentKind)
 
@@ -122,12 +130,19 @@ class WarmStartConfig(StageConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        ranges.require_ranges(self, reader_batch_size=ranges.whole(1))
+        require_one_of("SEARCHER", self.searcher, SEARCHERS)
         if not self.task and not self.pairs_task:
             raise BadInputError(
                 'expected TASK (masked sentences, such as "my_salient"), PAIRS_TASK '
                 '(sentence-block pairs, such as "my_ict") or both, got neither; name '
                 "the examples of each model that is to be trained"
             )
+
+    @property
+    def tasks(self) -> Sequence[str]:
+        """Names of the tasks whose examples are read."""
+        return [name for name in (self.task, self.pairs_task) if name]
 
     @property
     def needs_index(self) -> bool:
@@ -195,6 +210,13 @@ def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:
         if config.pairs_task:
             pairs = stage.open_examples(config.pairs_task, "train")
         reading = _Reading(stage, config, stop) if config.task else None
+        queries = reading.sentences if reading is not None else pairs
+        assert queries is not None
+        packing = stage.packed_lengths(
+            queries.features["query_ids"],
+            num_documents=0 if pairs is None else config.batch_size,
+            num_joined=0 if reading is None else config.reader_batch_size,
+        )
 
         def inputs_at(step: int, state: TrainState) -> WarmStartInputs:
             return WarmStartInputs(
@@ -205,7 +227,7 @@ def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:
             )
 
         return stage.train(
-            WarmStartLoss(stage.retriever, stage.reader, config.microbatches),
+            WarmStartLoss(stage.retriever, stage.reader, config.microbatches, packing),
             inputs_at,
             report=report,
             stop=stop,
@@ -221,7 +243,11 @@ def frozen_parameters(config: WarmStartConfig) -> tuple[str, ...]:
 
 
 class _Reading:
-    """Joins the masked sentences of a step with the documents of the mixture."""
+    """Joins the masked sentences of a step with the documents of the mixture.
+
+    Attributes:
+      sentences: the masked sentences.
+    """
 
     def __init__(
         self,
@@ -231,8 +257,9 @@ class _Reading:
     ):
         self._stage = stage
         self._config = config
-        self._sentences = stage.open_examples(config.task, "train")
-        sources = self._sentences.features["source_block"][:1]
+        self._continues_word = continues_word(stage.corpus.vocabulary.pieces)
+        self.sentences = stage.open_examples(config.task, "train")
+        sources = self.sentences.features["source_block"][:1]
         if config.mixture.reads_own and (sources < 0).any():
             raise BadInputError(
                 f"expected sentences taken from the blocks of {config.corpus}, but "
@@ -254,7 +281,7 @@ class _Reading:
         """Returns the reader's inputs of the next update."""
         stage, config = self._stage, self._config
         size = config.reader_batch_size
-        batch = PretrainBatch(**stage.batch(self._sentences, step, size))
+        batch = PretrainBatch(**stage.batch(self.sentences, step, size))
         rows = local_rows(stage.mesh, size)
         kinds = draw_kinds(config.mixture.shares, config.seed, step, size)[rows]
         block_ids = np.where(
@@ -275,7 +302,9 @@ class _Reading:
         span_is_answer = None
         if config.models.span_scorer:
             answers = masked_answers(batch)
-            span_is_answer = answer_spans(joined_ids, answers, MAX_SPAN)[:, 0]
+            span_is_answer = answer_spans(
+                joined_ids, answers, self._continues_word, MAX_SPAN
+            )[:, 0]
         unmasked = None
         if config.score_unmasked:
             unmasked = draw_unmasked(
@@ -324,6 +353,7 @@ class _Reading:
             neighbours[rows],
             some,
             self._config.models.lengths.joined,
+            self._continues_word,
         )
         instead = {
             DocumentKind.OWN: np.asarray(some.source_block),

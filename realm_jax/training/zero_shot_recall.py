@@ -5,7 +5,7 @@ can be compared with each other and with those of another (zero-shot recall, REA
 section 4.3).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -87,20 +87,20 @@ def _embedded_batches(
 
 
 class HeldOutQuestions:
-    """Questions of one split with the blocks that answer them.
+    """Questions of one split, whose answers are looked for in what is retrieved.
 
     Attributes:
       questions: the questions.
       ids: int32 [question, query], `[CLS] question [SEP]`.
-      relevant: ids of the blocks that answer each question.
     """
 
     def __init__(self, corpus: BlockStore, path: str, split: str, query_length: int):
-        """Reads the questions and finds their blocks, in one pass over the texts.
+        """Reads the questions; no block is read before one is retrieved.
 
         Raises:
           BadInputError: the file is missing, malformed or has no such split.
         """
+        self._corpus = corpus
         self.questions = read_questions(path, split)
         self.ids = question_examples(
             self.questions,
@@ -109,11 +109,22 @@ class HeldOutQuestions:
             max_answers=MAX_ANSWERS,
             max_answer_length=MAX_ANSWER_LENGTH,
         )["question_ids"]
-        self.relevant = relevant_blocks(corpus, self.questions)
 
     def recall(
         self, config: RetrieverConfig, params: PyTree, searcher: Searcher, k: int
     ) -> Float[np.ndarray, " question"]:
         """Returns 1.0 for questions with a relevant block in the first k, else 0.0."""
-        neighbours = search_questions(config, params, searcher, self.ids, k)
-        return recall_at_k(np.asarray(neighbours.ids), self.relevant, k)
+        return self.recalls(config, params, searcher, [k])[k]
+
+    def recalls(
+        self,
+        config: RetrieverConfig,
+        params: PyTree,
+        searcher: Searcher,
+        recall_at: Sequence[int],
+    ) -> dict[int, Float[np.ndarray, " question"]]:
+        """Returns `recall` for each of several k, of one search."""
+        found = search_questions(config, params, searcher, self.ids, max(recall_at))
+        ids = np.asarray(found.ids)
+        relevant = relevant_blocks(self._corpus, self.questions, among=ids)
+        return {k: recall_at_k(ids, relevant, k) for k in recall_at}

@@ -8,7 +8,6 @@ BERT's masked-LM head (`cls.predictions`) is the head of `models.knowledge_encod
 output matrix is tied to the word embeddings in both layouts; a file may repeat it.
 """
 
-import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Literal
@@ -20,6 +19,7 @@ import safetensors.numpy
 from jaxtyping import PyTree
 
 from realm_jax.errors import BadInputError
+from realm_jax.manifests import parse_json, require_fields
 from realm_jax.models.bert import Bert, BertConfig
 from realm_jax.weights.tensors import read_tensors, weights_file
 
@@ -67,6 +67,20 @@ _ACTIVATIONS: dict[str, Literal["gelu_tanh", "gelu"]] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
+_CONFIG_FIELDS = {
+    "vocab_size": int,
+    "hidden_size": int,
+    "num_hidden_layers": int,
+    "num_attention_heads": int,
+    "intermediate_size": int,
+    "max_position_embeddings": int,
+    "type_vocab_size": int,
+    "hidden_act": str,
+    "layer_norm_eps": int | float,
+}
+# Of any of these, and beyond all models; shapes are kept as 64-bit numbers.
+_LARGEST_SIZE = 1 << 31
+
 # Settings that the shapes of the parameters do not reveal.
 _UNSEEN = ("activation", "num_heads", "layer_norm_epsilon")
 
@@ -79,7 +93,11 @@ def config_from_json(folder: str | pathlib.Path) -> BertConfig:
     """
     path = pathlib.Path(folder) / CONFIG_FILE
     try:
-        values = json.loads(path.read_text())
+        values = parse_json(path.read_bytes())
+        require_fields(values, _CONFIG_FIELDS)
+        for name, kind in _CONFIG_FIELDS.items():
+            if kind is int and not 0 < values[name] <= _LARGEST_SIZE:
+                raise ValueError(f"its {name!r} is {values[name]}")
         return BertConfig(
             vocab_size=values["vocab_size"],
             hidden_size=values["hidden_size"],

@@ -12,9 +12,9 @@ continues one, `O` is outside. In the original scheme (IOB1) `I-` begins a name 
 import dataclasses
 import functools
 import hashlib
-import json
 import pathlib
 import re
+import reprlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,6 +30,7 @@ from realm_jax.data.features import query_row
 from realm_jax.data.salient_spans import Span, bare_name, date_spans, merge
 from realm_jax.data.wordpiece import Encoding, WordPiece
 from realm_jax.errors import BadInputError
+from realm_jax.manifests import parse_json, require_fields
 from realm_jax.models.bert import Bert, BertConfig
 from realm_jax.types import Array
 from realm_jax.weights import bert as bert_weights
@@ -195,7 +196,7 @@ def _batches(items: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def _labels(path: pathlib.Path) -> tuple[str, ...]:
-    config = json.loads(path.read_text())  # Already validated by `config_from_json`.
+    config = parse_json(path.read_bytes())  # Already validated by `config_from_json`.
     kind = config.get("model_type", "bert")
     if kind != "bert":
         raise BadInputError(
@@ -203,6 +204,11 @@ def _labels(path: pathlib.Path) -> tuple[str, ...]:
             "checkpoint of BertForTokenClassification."
         )
     names = config.get("id2label") or {}
+    if not isinstance(names, dict):
+        raise BadInputError(
+            f"expected the labels by their numbers as id2label in {path}, got "
+            f"{reprlib.repr(names)}; give a checkpoint of BertForTokenClassification."
+        )
     labels = tuple(str(names.get(str(index))) for index in range(len(names)))
     check_labels(labels, f"id2label of {path}")
     return labels
@@ -211,9 +217,10 @@ def _labels(path: pathlib.Path) -> tuple[str, ...]:
 def _vocabulary(folder: pathlib.Path) -> WordPiece:
     path, settings_path = folder / VOCABULARY_FILE, folder / TOKENIZER_FILE
     try:
-        text = settings_path.read_text() if settings_path.exists() else "{}"
-        settings = dict(json.loads(text))
-    except (OSError, ValueError, TypeError) as error:
+        text = settings_path.read_bytes() if settings_path.exists() else "{}"
+        settings = parse_json(text)
+        require_fields(settings, {})
+    except (OSError, ValueError) as error:
         raise BadInputError(
             f"expected the settings of a tokenizer in {settings_path}, but it cannot "
             f"be read ({error}); fetch it again."

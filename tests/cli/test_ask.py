@@ -43,11 +43,16 @@ class Server:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         arguments = [*tiny_run.arguments("ask", root), f"--gin.PORT={self.port}", OFTEN]
+        arguments.append("--gin.ALLOWED_HOSTS=('box.example',)")
         self.process = tiny_run.start(["realm_jax.cli.main", *arguments])
 
     def get(self, path, data=None):
         """Returns code and body; `data` is posted."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            data,
+            {"Content-Type": "application/json"},
+        )
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
                 return response.status, response.read().decode()
@@ -226,6 +231,21 @@ def test_the_page_tells_what_is_wrong_with_a_question(server):
     code, page = server.get("/?question=+")
     assert code == 400
     assert "expected a question" in page
+
+
+@pytest.mark.full
+def test_names_of_the_server_are_those_that_are_given(server):
+    def code(host):
+        address = f"http://127.0.0.1:{server.port}/status"
+        request = urllib.request.Request(address, headers={"Host": host})
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
+                return response.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert code("box.example:8000") == 200
+    assert code("attacker.example:8000") == 403
 
 
 @pytest.mark.full

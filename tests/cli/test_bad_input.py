@@ -119,7 +119,28 @@ class TestCommandLine:
     def test_a_value_of_another_type(self, refuse, inputs, value):
         name = "prepare.PrepareConfig.chunk_length"
         arguments = replaced(tiny_run.arguments("prepare", inputs), name, value)
-        refuse(arguments, "chunk_length", "type int")
+        refuse(arguments, "chunk_length", "a whole number")
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("BATCH_SIZE", 0),
+            ("BATCH_SIZE", -512),
+            ("CHECKPOINT_PERIOD", 0),
+            ("LOG_PERIOD", 0),
+            ("REFRESH_PERIOD", 0),
+            ("MODEL_DIR", '""'),
+            ("LEARNING_RATE", -1),
+            ("pretrain/optimizers.OptimizerConfig.clip_norm", -1),
+        ],
+    )
+    def test_a_value_out_of_range(self, refuse, inputs, monkeypatch, name, value):
+        """Before anything is read or written, also in the working directory."""
+        monkeypatch.chdir(inputs)
+        before = files_below(inputs)
+        arguments = replaced(tiny_run.arguments("pretrain", inputs), name, value)
+        refuse(arguments, name.rpartition(".")[2].lower(), str(value).strip('"'))
+        assert files_below(inputs) == before
 
     def test_required_macro_missing(self, refuse, inputs):
         arguments = tiny_run.arguments("warm-start", inputs)
@@ -262,15 +283,15 @@ class TestTraining:
     @pytest.mark.parametrize(
         ("macros", "named"),
         [
-            ({"RETRIEVED": 0.5}, "got 1.0, 0.0 and 0.5"),
-            ({"OWN": 1.5, "NULL": -0.5}, "got 1.5, -0.5 and 0.0"),
-            ({"OWN": 0.3, "NULL": 0.3}, "sum to 1"),
+            ({"RETRIEVED": 0.5}, ["got 1.0, 0.0 and 0.5", "OWN, NULL and RETRIEVED"]),
+            ({"OWN": 1.5, "NULL": -0.5}, ["ReaderMixture.own", "got 1.5"]),
+            ({"OWN": 0.3, "NULL": 0.3}, ["sum to 1"]),
         ],
     )
     def test_a_mixture_that_is_none(self, refuse, inputs, macros, named):
         arguments = tiny_run.arguments("warm-start", inputs)
         more = [f"--gin.{name}={value}" for name, value in macros.items()]
-        refuse([*arguments, *more], named, "OWN, NULL and RETRIEVED")
+        refuse([*arguments, *more], *named)
         assert not (inputs / "warm_start").exists()
 
     @pytest.mark.parametrize(
@@ -414,6 +435,7 @@ class TestAsk:
         refuse([*arguments, "--gin.PORT='8000'"], "PORT", "without quotes", "'8000'")
         nowhere = [*arguments, "--gin.PORT=8000", '--gin.HOST="192.0.2.1"']
         refuse(nowhere, "192.0.2.1", "HOST")
+        refuse([*arguments, "--gin.ALLOWED_HOSTS='box'"], "ALLOWED_HOSTS", "'box'")
 
     def test_no_model_file(self, refuse, finished):
         for command in ("ask", "finetune", "evaluate"):

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from realm_jax.cli.main import guard
+from realm_jax.storage import UnavailableStoreError
 from tests.waiting import PATIENCE
 
 # A signal may come while the main thread, about to wait, holds the lock of the event.
@@ -28,7 +29,7 @@ guard(command)
 @pytest.fixture
 def harmless():
     """A signal that nobody listens to does not end the tests."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, lambda *_: None) for number in numbers}
     yield
     for number, handler in before.items():
@@ -43,7 +44,7 @@ def test_a_signal_that_comes_amid_a_wait_is_heard():
 
 @pytest.mark.process("a handler is there")
 @pytest.mark.usefixtures("harmless")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_command_that_was_asked_ends_with_the_code_of_the_signal(number):
     def command(stop):
         os.kill(os.getpid(), number)
@@ -51,3 +52,29 @@ def test_a_command_that_was_asked_ends_with_the_code_of_the_signal(number):
 
     assert guard(command) == 128 + number
     assert guard(lambda stop: 0) == 0
+
+
+def test_a_bucket_that_stays_away_is_one_line_and_no_bug(capsys):
+    def command(stop):
+        raise UnavailableStoreError("gs://runs/my/lease/1.json: 503 busy")
+
+    assert guard(command) == os.EX_TEMPFAIL
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "gs://runs/my/lease/1.json: 503 busy; run the same command again" in said
+
+
+@pytest.mark.process("nobody listens to the signal")
+@pytest.mark.usefixtures("harmless")
+def test_a_hangup_is_ignored_where_it_was_before():
+    """As under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def command(stop):
+        # The kernel drops it, so there is nothing that might come later.
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        os.kill(os.getpid(), signal.SIGHUP)
+        return int(stop.is_set())
+
+    assert guard(command) == 0
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

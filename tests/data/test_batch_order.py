@@ -301,7 +301,10 @@ def test_starts_are_mapped_and_their_damage_is_named(tmp_path):
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(BadInputError, match=r"/sentence_starts\.npy is damaged \("):
-        Examples.open(tmp_path / "set").verify()
+        examples.verify()
+    # Without checksums, too.
+    with pytest.raises(BadInputError, match=r"from 0 to 3 in .*/sentence_starts\.npy"):
+        Examples.open(tmp_path / "set")
     path.unlink()
     with pytest.raises(BadInputError, match=r"/sentence_starts\.npy is missing; "):
         Examples.open(tmp_path / "set")

@@ -1,6 +1,7 @@
 """The block store: token layouts against plain loops, and refusal of damaged files."""
 
 import errno
+import itertools
 import json
 import shutil
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm_jax.data import block_writer, blocks
+from realm_jax.data import block_writer, blocks, store_files
 from realm_jax.data.block_writer import Block, write_blocks
 from realm_jax.data.blocks import BlockStore, BlockText
 from realm_jax.data.document_table import document_rows
@@ -131,6 +132,18 @@ def test_bodies_and_lengths(store):
     assert store.title_lengths(block_ids).tolist() == [[2, 0], [1, 9]]
 
 
+@pytest.mark.parametrize("length", [1, 3, 9])
+def test_consecutive_bodies_are_those_that_are_padded_elsewhere(store, length):
+    block_ids = np.array([3, -1, 0, 0, 2])
+    ids, ends = store.consecutive_bodies(block_ids, length)
+    padded = store.body_ids(block_ids, length)
+    expected = [[*row[row != 0].tolist(), 0] for row in padded]
+    assert ids.tolist() == [piece for body in expected for piece in body]
+    assert ids.dtype == store.vocabulary.id_dtype
+    assert np.flatnonzero(ids == 0).tolist() == ends.tolist()
+    assert store.consecutive_bodies(block_ids[:0], length)[0].tolist() == []
+
+
 @pytest.mark.parametrize("size", [65_536, 65_537, 119_547])  # Multilingual BERT's.
 def test_the_last_id_of_a_large_vocabulary_survives(size, tmp_path):
     vocabulary = WordPiece([*SPECIAL_PIECES, *(f"w{i}" for i in range(size - 5))])
@@ -166,6 +179,7 @@ def test_ids_out_of_range_are_refused(store, wrong):
         lambda: store.document_ids(block_ids, 8),
         lambda: store.joined_ids(np.array([[CLS, SEP]]), block_ids, 8),
         lambda: store.body_ids(block_ids, 8),
+        lambda: store.consecutive_bodies(block_ids[0], 8),
         lambda: store.body_lengths(block_ids),
         lambda: store.texts(block_ids[0]),
     ]
@@ -257,6 +271,36 @@ def test_a_flipped_bit_is_found_by_verify(own_store, name):
     (own_store / name).write_bytes(content)
     with pytest.raises(BadInputError, match=rf"{name} is damaged \(crc32c "):
         store.verify()
+
+
+@pytest.mark.parametrize("part_size", [3, 1 << 16])
+def test_blocks_that_do_not_fit_their_neighbours_are_named_on_opening(
+    own_store, monkeypatch, part_size
+):
+    """Whichever bit of an offset or of a title's length makes it so."""
+    monkeypatch.setattr(store_files, "_PARTS_AT_ONCE", part_size)
+    offsets = [0, *np.cumsum([len(title) + len(body) for title, body in PIECES])]
+    found = 0
+    for name, bits in {"offsets": 64, "title_lengths": 16}.items():
+        path = own_store / f"{name}.npy"
+        before = np.load(path)
+        for place, bit in itertools.product(range(len(before)), range(bits)):
+            changed = before.copy()
+            changed[place] ^= changed.dtype.type(1) << changed.dtype.type(bit)
+            np.save(path, changed)
+            starts = changed if name == "offsets" else np.array(offsets)
+            titles = [len(title) for title, _ in PIECES]
+            titles = changed.tolist() if name == "title_lengths" else titles
+            lengths = np.diff(np.array(starts.tolist(), object))
+            if starts[0] == 0 and starts[-1] == 25 and (lengths >= titles).all():
+                assert (BlockStore.open(own_store).body_lengths(ALL) >= 0).all()
+                continue
+            found += 1
+            with pytest.raises(BadInputError, match=f"{name}.npy") as told:
+                BlockStore.open(own_store)
+            assert "\n" not in str(told.value)
+        np.save(path, before)
+    assert found > 300
 
 
 def test_a_flipped_bit_of_the_manifest_is_named_on_opening(own_store):

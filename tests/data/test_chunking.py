@@ -1,9 +1,11 @@
 """Sentences and packing, as properties over arbitrary Unicode."""
 
+import blingfire
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from realm_jax.data import chunking
 from realm_jax.data.chunking import pack, split_sentences
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.errors import BadInputError
@@ -62,6 +64,19 @@ def test_sentences_partition_all_but_white_space(text):
         end_of_last = end
     left_out = [c for i, c in enumerate(text) if i not in covered]
     assert "".join(left_out).strip() == ""
+
+
+@settings(max_examples=300)
+@given(text=TEXTS)
+@example(text="One.\x00 Two. Three.")
+@example(text="Él fue. Ése no. 𝒳𝒴. Two. 你好。 Three is here.")
+def test_starts_are_those_of_blingfires_own_package(text):
+    expected = []
+    if text.strip():
+        plain = text.translate(chunking._PLAIN)
+        _, ranges = blingfire.text_to_sentences_and_offsets(plain)
+        expected = [0, *(start for start, _ in ranges[1:])]
+    assert chunking._blingfire_starts(text) == expected
 
 
 @settings(max_examples=300)

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import pickle
 import subprocess
 import sys
 import unicodedata
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realm_jax.data import wordpiece as wordpiece_module
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.errors import BadInputError
 
@@ -156,6 +158,61 @@ def test_batch_equals_one_by_one():
     ):
         np.testing.assert_array_equal(single.ids, batched.ids)
         np.testing.assert_array_equal(single.offsets, batched.offsets)
+
+
+@given(
+    texts=st.lists(MESSY_TEXT, max_size=5),
+    lowercase=st.booleans(),
+    strip_accents=st.booleans(),
+)
+def test_ids_word_by_word_equal_bert(texts, lowercase, strip_accents):
+    wordpiece = WordPiece(PIECES, lowercase=lowercase, strip_accents=strip_accents)
+    for _ in range(2):  # The second time all words are known.
+        ids = wordpiece.ids_batch(texts)
+        assert [of_text.dtype for of_text in ids] == [np.int32] * len(texts)
+        expected = [twin_ids(text, wordpiece) for text in texts]
+        assert [of_text.tolist() for of_text in ids] == expected
+
+
+@given(texts=st.lists(st.text(max_size=60), max_size=5))
+def test_ids_word_by_word_equal_those_of_whole_texts(texts):
+    for wordpiece in (WordPiece(PIECES), WordPiece(PIECES, strip_accents=False)):
+        expected = [wordpiece.encode(text).ids.tolist() for text in texts]
+        assert [ids.tolist() for ids in wordpiece.ids_batch(texts)] == expected
+
+
+@pytest.mark.parametrize("strip_accents", [True, False])
+def test_a_space_ends_a_word_beside_every_character(strip_accents):
+    assigned = [
+        character
+        for character in map(chr, range(sys.maxunicode + 1))
+        if unicodedata.category(character) not in ("Cn", "Co", "Cs")
+    ]
+    # Its own piece, so that a character that goes to another word changes the ids.
+    pieces = [*SPECIAL_PIECES, *dict.fromkeys("".join(assigned).lower()), "a", "##a"]
+    wordpiece = WordPiece(list(dict.fromkeys(pieces)), strip_accents=strip_accents)
+    texts = [
+        " ".join(f"{c}a a{c}" for c in assigned[first : first + 100])
+        for first in range(0, len(assigned), 100)
+    ]
+    whole = wordpiece.encode_batch(texts)
+    for encoding, ids in zip(whole, wordpiece.ids_batch(texts), strict=True):
+        np.testing.assert_array_equal(ids, encoding.ids)
+
+
+def test_few_words_are_kept_and_none_are_sent_to_workers(monkeypatch):
+    monkeypatch.setattr(wordpiece_module, "_MAX_KEPT_WORDS", 3)
+    wordpiece = WordPiece(PIECES)
+    for _ in range(3):
+        for text in ("hello world", "the unaffable", "hello hello the", "中 !"):
+            [ids] = wordpiece.ids_batch([text])
+            assert ids.tolist() == twin_ids(text, wordpiece)
+            assert len(wordpiece._kept) <= 3 + 3
+    sent = pickle.dumps(wordpiece)
+    assert len(sent) == len(pickle.dumps(WordPiece(PIECES)))
+    assert pickle.loads(sent).ids_batch(["hello"])[0].tolist() == twin_ids(
+        "hello", wordpiece
+    )
 
 
 def test_text_never_makes_a_special_piece():

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
-from realm_jax.data.words import piece_edges, word_edges
+from realm_jax.data.words import begins_word, piece_edges, word_edges
 
 # A text, and all its words.
 WORDS = {
@@ -18,6 +18,7 @@ WORDS = {
     "the U.S. and, e.g., a Ph.D. at 5 p.m.": "the U.S. and e.g. a Ph.D. at 5 p.m.",
     "the U.S.-led J.R.R. Tolkien": "the U.S.-led J.R.R. Tolkien",
     "vitamin C. He": "vitamin C He",
+    "Dr.-led 5.-6 .-0": "Dr led 5 6 0",
     "the war.The end": "the war The end",
     "example.com; AT&T": "example.com AT&T",
     "Jean-Paul (1914-1918), a well-known X-ray of COVID-19": (
@@ -90,6 +91,14 @@ def test_in_any_text_every_word_that_begins_ends(text):
         assert (ends > begin).any()
     assert all(edges.begins[:end].any() for end in ends)
     assert (edges.resumes >= np.arange(len(text) + 1)).all()
+
+
+@given(
+    st.text(max_size=20) | st.text("aB1. ,'-(&)+$%\u0301\u2009가은京 \n", max_size=20)
+)
+def test_what_stands_between_spaces_decides_where_a_word_begins(text):
+    begins = [begins_word(text, position) for position in range(len(text) + 1)]
+    assert begins == word_edges(text).begins.tolist()
 
 
 def pieces_of(text, pieces, **rules):

@@ -5,12 +5,15 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from realm_jax.data.questions import Question
+from realm_jax.evaluation import baselines
 from realm_jax.evaluation.baselines import (
     baseline_recalls,
     bm25_neighbours,
     random_recall,
 )
-from realm_jax.metrics.answers import answer_tokens
+from realm_jax.metrics import retrieval
+from realm_jax.metrics.answers import answer_tokens, has_pattern
 
 
 @pytest.mark.parametrize("k", [1, 3, 6, 9])
@@ -63,17 +66,15 @@ def test_what_shares_no_word_is_not_found(corpus):
     assert (wide[0, -2:] == -1).all()
 
 
-def test_a_corpus_above_the_limit_is_not_searched_by_bm25(corpus):
-    relevant = [frozenset({0}), frozenset()]
-    questions = ["Who founded Ansk?", "Who founded Brel?"]
+def test_a_corpus_above_the_limit_is_not_read(corpus, monkeypatch, caplog):
+    questions = [
+        Question("a", 0, "Who founded Ansk?", (corpus.text(0).body,), "test"),
+        Question("b", 1, "Who founded Brel?", ("nobody",), "test"),
+    ]
 
-    def measure(max_bm25_blocks):
+    def measure(max_blocks):
         return baseline_recalls(
-            corpus,
-            questions,
-            relevant,
-            recall_at=(1, 5),
-            max_bm25_blocks=max_bm25_blocks,
+            corpus, questions, recall_at=(1, 5), max_blocks=max_blocks
         )
 
     whole = measure(corpus.num_blocks)
@@ -82,4 +83,51 @@ def test_a_corpus_above_the_limit_is_not_searched_by_bm25(corpus):
     assert whole["random blocks"]["recall@1"][0] == pytest.approx(1 / corpus.num_blocks)
     # A question without a relevant block is answered by nothing.
     assert all(values[1] == 0.0 for row in whole.values() for values in row.values())
-    assert list(measure(corpus.num_blocks - 1)) == ["random blocks"]
+    monkeypatch.setattr(type(corpus), "texts", None)
+    assert measure(corpus.num_blocks - 1) == {}
+    assert f"the corpus has {corpus.num_blocks:,} blocks" in caplog.text
+
+
+def test_patterns_are_matched_in_a_sample_where_all_would_take_long(
+    corpus, monkeypatch, caplog
+):
+    texts = corpus.texts(np.arange(corpus.num_blocks))
+    word = answer_tokens(texts[0].body)[0]
+    questions = [
+        Question("a", 0, texts[0].title, (word,), "test"),
+        Question("b", 1, texts[0].title, (word,), "test", answers_are_patterns=True),
+        Question("c", 2, "Bells?", ("bells",), "test", answers_are_patterns=True),
+    ]
+
+    def measure():
+        return baseline_recalls(
+            corpus, questions, recall_at=(1, 3), max_blocks=corpus.num_blocks
+        )
+
+    exact = measure()
+    assert not caplog.records
+    matched = []
+
+    def counting(body, patterns):
+        matched.append(body)
+        return has_pattern(body, patterns)
+
+    monkeypatch.setattr(retrieval, "has_pattern", counting)
+    size = corpus.num_blocks // 2
+    monkeypatch.setattr(baselines, "_MOST_MATCHED", 2 * size + 1)
+    draw = np.random.default_rng(7)
+    monkeypatch.setattr(baselines.np.random, "default_rng", lambda seed: draw)
+    estimates = [measure() for _ in range(60)]
+    # Two questions, in the sample and in what BM25 finds.
+    assert len(matched) <= 60 * 2 * (size + 3)
+    assert f"from {size:,} of {corpus.num_blocks:,} blocks" in caplog.text
+    for estimate in estimates:
+        assert list(estimate) == ["random blocks (estimated)", "BM25"]
+        for name, values in exact["BM25"].items():
+            np.testing.assert_array_equal(estimate["BM25"][name], values)
+    for name, values in exact["random blocks"].items():
+        drawn = np.array([e["random blocks (estimated)"][name] for e in estimates])
+        assert (drawn[:, 0] == values[0]).all()
+        error = drawn.std(axis=0) / np.sqrt(len(drawn)) + 1e-9
+        assert (abs(drawn.mean(axis=0) - values) < 4 * error).all()
+    assert drawn[:, 1:].std() > 0.0

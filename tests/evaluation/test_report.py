@@ -337,6 +337,9 @@ def test_what_needs_no_training_stands_beside_the_stages():
         "recall@5: warm start 40.0%, fine-tuning 70.0%, random blocks 0.1%, BM25 50.0%",
     ]
     assert "BM25" not in render_html(full_data())
+    missing = "No untrained baseline was measured"
+    assert missing in render_html(full_data())
+    assert missing not in render_html(data)
 
 
 def test_topics_stand_in_a_table_where_questions_have_them():

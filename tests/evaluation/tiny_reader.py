@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 
-from realm_jax.evaluation.answering import Answerer
 from realm_jax.objectives.open_qa import AnswerMarginalization
+from realm_jax.training.answering import Answerer
 from realm_jax.training.initialization import Lengths
 from realm_jax.types import Neighbours
 

@@ -12,8 +12,8 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.training import rolling_refresh
 from realm_jax.training.candidate_search import RetrievingLoss
-from realm_jax.training.losses import PretrainLoss
 from realm_jax.training.partitioning import MeshConfig, make_mesh
+from realm_jax.training.pretrain_loss import PretrainLoss
 from realm_jax.training.rolling_refresh import Renewal
 from tests.index import device_worlds as worlds
 from tests.index.test_searchers import slow_neighbours, small_integers

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from hypothesis import HealthCheck, settings
 
+from realm_jax.index.arrays import ArrayLayout
 from realm_jax.index.snapshots import (
     EMBEDDINGS,
 )
@@ -13,6 +14,7 @@ CORPUS = "0123abcd"
 
 
 ROWS = np.random.default_rng(0).normal(size=(23, 4)).astype(np.float32)
+LAYOUTS = {EMBEDDINGS: ArrayLayout(ROWS.shape, "float32", 8)}
 
 
 no_fixture_check = settings(

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from realm_jax.errors import NotReadyError
 from realm_jax.index import build, builder, heartbeat
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
@@ -292,16 +293,61 @@ class Pauses(threading.Event):
         return self.is_set()
 
 
-def test_a_silent_trainer_ends_the_job_and_waiting_does_not_spin(
-    store, blocks, monkeypatch
-):
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of builder and heartbeats."""
     clock = Clock(tick=0.001)
     for module in (builder, heartbeat):
         monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def test_a_silent_trainer_ends_the_job_and_waiting_does_not_spin(store, blocks, clock):
     pauses = Pauses(clock)
     config = dataclasses.replace(CONFIG, poll_seconds=1.0, patience_seconds=5.0)
-    assert builder.IndexBuilder(store, blocks, config).run(pauses)
+    job = builder.IndexBuilder(store, blocks, config)
+    Heartbeat(store, builder.TRAINER_ROLE).beat(0)
+    assert job.run(pauses)
     assert pauses.seconds == [1.0] * 5
+
+
+def test_a_trainer_that_was_never_heard_of_is_waited_for_longer_and_is_late(
+    store, blocks, clock
+):
+    Heartbeat(store, builder.TRAINER_ROLE).beat(0, "finished")  # Of a former run.
+    pauses = Pauses(clock)
+    config = dataclasses.replace(
+        CONFIG, poll_seconds=1.0, patience_seconds=2.0, wait_seconds=10.0
+    )
+    with pytest.raises(NotReadyError) as caught:
+        builder.IndexBuilder(store, blocks, config).run(pauses)
+    assert pauses.seconds == [1.0] * 10
+    assert str(caught.value) == (
+        f"expected a trainer in {store.url()}, but none gave a sign of life within "
+        "10 s; start it, and run this command again, or raise "
+        "BuilderConfig.wait_seconds"
+    )
+    assert read_heartbeat(store, builder.BUILDER_ROLE).state == "failed"
+
+
+def test_patience_begins_with_the_first_retriever(
+    store, blocks, retriever_at, clock, monkeypatch
+):
+    pauses = Pauses(clock)
+    config = dataclasses.replace(CONFIG, poll_seconds=1.0, patience_seconds=5.0)
+    wait = pauses.wait
+
+    def publish_late(timeout=None):
+        if len(pauses.seconds) == 8:
+            publish(store, blocks, retriever_at(1))
+        return wait(timeout)
+
+    monkeypatch.setattr(pauses, "wait", publish_late)
+    assert builder.IndexBuilder(store, blocks, config).run(pauses)
+    assert index_series(store).steps() == [1]
+    # In the ninth pause it was published, and five passed after it was found.
+    assert pauses.seconds == [1.0] * (9 + 5)
+    assert read_heartbeat(store, builder.BUILDER_ROLE).state == "finished"
 
 
 def test_garbage_goes_but_not_what_the_trainer_names(store, blocks, retriever_at):
@@ -313,6 +359,19 @@ def test_garbage_goes_but_not_what_the_trainer_names(store, blocks, retriever_at
     assert index_series(store).steps() == [1, 2, 5]
     assert SnapshotSeries(store, RETRIEVER_SERIES).steps() == [5]
     read_embeddings(store, 1)
+
+
+def test_what_a_builder_killed_after_its_last_commit_left_goes(
+    store, blocks, retriever_at
+):
+    for step in range(1, 5):
+        publish(store, blocks, retriever_at(step))
+        builder.build_once(retriever_at(step), blocks, store, CONFIG)
+    Heartbeat(store, builder.TRAINER_ROLE).beat(4, index_step=1)
+    config = dataclasses.replace(CONFIG, keep=2, patience_seconds=0.5)
+    builder.IndexBuilder(store, blocks, config).run(threading.Event())
+    assert index_series(store).steps() == [1, 3, 4]
+    assert SnapshotSeries(store, RETRIEVER_SERIES).steps() == [3, 4]
 
 
 def test_a_retriever_of_another_vocabulary_ends_the_job(store, blocks, retriever_at):

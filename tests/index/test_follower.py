@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realm_jax.errors import BadInputError
+from realm_jax.errors import NotReadyError
 from realm_jax.index import follower as follower_module
 from realm_jax.index import source as source_module
 from realm_jax.index.follower import IndexFollower
@@ -19,7 +19,7 @@ from realm_jax.index.snapshots import (
 )
 from realm_jax.index.source import LoadedIndex, Staleness
 from realm_jax.storage import UnavailableStoreError, open_store
-from tests.waiting import PATIENCE, wait_until
+from tests.waiting import PATIENCE, Clock, wait_until
 
 CORPUS = "0123abcd"
 EXPECTED = Expectation(CORPUS, dimension=4, count=10)
@@ -42,6 +42,14 @@ def looks(monkeypatch):
 
     monkeypatch.setattr(SnapshotSeries, "steps", counted)
     return found
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock by which is waited for an index."""
+    clock = Clock()
+    monkeypatch.setattr(follower_module, "time", clock)
+    return clock
 
 
 def publish(series, step, corpus=CORPUS, dimension=4):
@@ -273,16 +281,44 @@ def test_waits_no_longer_than_told(series):
     damage(series, publish(series, 1))
     with follow(series) as follower:
         wait_until(lambda: follower.refused)
-        with pytest.raises(BadInputError, match=r"within 0\.1 s; refused: .*c/0/0"):
+        with pytest.raises(NotReadyError, match=r"within 0\.1 s; refused: .*c/0/0"):
             follower.wait_for_first(0.1)
 
 
 def test_does_not_wait_for_a_dead_builder(series):
     with (
         follow(series) as follower,
-        pytest.raises(BadInputError, match="index builder has ended"),
+        pytest.raises(NotReadyError, match="index builder has ended"),
     ):
         follower.wait_for_first(PATIENCE, problem=lambda: "gone")
+
+
+def test_a_builder_that_was_not_heard_of_is_not_taken_to_be_gone(series, clock):
+    def progress():
+        if follower._looks >= 10:
+            clock.seconds += 1.1
+
+    with (
+        follow(series) as follower,
+        pytest.raises(NotReadyError, match=r"none came within 1 s.* not there$"),
+    ):
+        follower.wait_for_first(1.0, problem=lambda: "not there", progress=progress)
+
+
+def test_waits_as_long_as_the_builder_gets_on(series, clock):
+    asked = []
+
+    def progress():
+        clock.seconds += 0.4
+        asked.append(clock.seconds)
+        if len(asked) == 10:
+            publish(series, 1)
+        return len(asked)
+
+    with follow(series) as follower:
+        found = follower.wait_for_first(0.5, progress=progress)
+    assert found.manifest.step == 1
+    assert asked[-1] - asked[0] > 3
 
 
 def test_finds_what_a_builder_committed_last_of_all(series):

@@ -1,15 +1,21 @@
 import dataclasses
 import os
 import socket
+import threading
 import time
 import types
+from unittest import mock
 
 import pytest
 
 from realm_jax.errors import BadInputError
-from realm_jax.index import heartbeat
-from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
-from realm_jax.storage import open_store
+from realm_jax.index import builder, heartbeat
+from realm_jax.index.build import IndexBuild
+from realm_jax.index.builder import IndexBuilder
+from realm_jax.index.heartbeat import Heartbeat, Listener, read_heartbeat
+from realm_jax.storage import UnavailableStoreError, open_store
+from tests.index.tiny_builder import SCANN, publish
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -105,3 +111,52 @@ def test_an_unknown_state_is_refused(store):
     Heartbeat(store, "trainer").beat(1, "asleep")
     with pytest.raises(BadInputError, match="asleep"):
         read_heartbeat(store, "trainer")
+
+
+def test_a_builder_that_trains_for_long_is_not_taken_for_gone(
+    store, blocks, retriever_at, monkeypatch
+):
+    """Training ScaNN has no moment at which the builder could say anything."""
+    monkeypatch.setattr(builder, "_REPEAT_SECONDS", 0.02)
+    times = set()
+
+    def train(self, assets):
+        listener = Listener(store, builder.BUILDER_ROLE)
+
+        def is_heard_of_often():
+            said, _ = listener.listen()
+            if said is not None:
+                assert (said.state, said.extra["activity"]) == ("running", "embedding")
+                times.add(said.time)
+            return len(times) == 4
+
+        wait_until(is_heard_of_often)
+        return {}
+
+    monkeypatch.setattr(IndexBuild, "write_scann_assets", train)
+    publish(store, blocks, retriever_at(3))
+    Heartbeat(store, builder.TRAINER_ROLE).beat(3)
+    job = IndexBuilder(store, blocks, SCANN)
+    Heartbeat(store, builder.TRAINER_ROLE).beat(3, "finished")
+    assert job.run(threading.Event())
+    assert len(times) == 4
+    # Its last word is not repeated.
+    assert read_heartbeat(store, builder.BUILDER_ROLE).state == "finished"
+    running = {thread.name for thread in threading.enumerate()}
+    assert f"{builder.BUILDER_ROLE}-heartbeat" not in running
+
+
+def test_a_store_that_is_away_for_a_while_does_not_end_the_repeating(
+    store, monkeypatch
+):
+    beats = Heartbeat(store, "trainer")
+    with beats.repeated(0.05):
+        beats.beat(1, index_step=7)
+        with monkeypatch.context() as patched:
+            away = mock.Mock(side_effect=UnavailableStoreError("503"))
+            patched.setattr(store, "write", away)
+            wait_until(lambda: away.called)
+        before = read_heartbeat(store, "trainer")
+        wait_until(lambda: read_heartbeat(store, "trainer") != before)
+    after = read_heartbeat(store, "trainer")
+    assert dataclasses.replace(after, time=before.time) == before

@@ -1,10 +1,16 @@
 """Every file that a builder and a trainer write, damaged in turn.
 
 Whatever is damaged is refused by its name, and what is in use serves on.
+SOAK_DAMAGE_SEED chooses the bits, and how much is cut off.
 """
 
+import logging
+import os
 import random
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 
 from realm_jax.index import builder
@@ -30,7 +36,7 @@ from tests.index.tiny_builder import (
 )
 from tests.waiting import PATIENCE, wait_until
 
-RNG = random.Random(0)
+RNG = random.Random(int(os.environ.get("SOAK_DAMAGE_SEED", "0")))
 
 
 def flip(store, name):
@@ -108,6 +114,36 @@ def test_every_file_of_an_index_is_refused_by_name(
         assert follower.refused == {}
 
 
+@pytest.mark.parametrize("damage", [flip, truncate])
+def test_an_index_whose_commit_cannot_be_read_is_made_anew_from_its_rows(
+    model_store, blocks, retriever_at, damage, embedded, monkeypatch, caplog
+):
+    """The trainer that could not use it is given one, however old its rows are."""
+    monkeypatch.setattr(SnapshotSeries, "_idle_seconds", lambda *_: 1e6)
+    publish(model_store, blocks, retriever_at(2))
+    lost = builder.build_once(retriever_at(2), blocks, model_store, SCANN)
+    series, commit = index_series(model_store), "index/commits/2.json"
+    rows = series.read_array(lost, EMBEDDINGS)
+    damage(model_store, commit)
+    embedded.clear()
+    with follow(series, blocks) as follower, caplog.at_level(logging.WARNING):
+        wait_until(lambda: follower.refused)
+        thread, stop = run_in_thread(model_store, blocks, SCANN)
+        taken = follower.wait_for_first(PATIENCE)
+        stop.set()
+        thread.join(PATIENCE)
+    assert taken.manifest.attempt != lost.attempt
+    np.testing.assert_array_equal(series.read_array(taken.manifest, EMBEDDINGS), rows)
+    # None to be written, and those of the sample that is compared.
+    assert embedded == [0, SCANN.sampled_blocks]
+    withdrawn = [line for line in caplog.messages if "is withdrawn" in line]
+    assert len(withdrawn) == 1
+    assert model_store.url(commit) in withdrawn[0]
+    # Another builder that saw the damage, too, comes too late to do harm.
+    assert not series.withdraw_damaged(2)
+    assert series.read_manifest(2) == taken.manifest
+
+
 def build_until_refused(store, blocks, name):
     """Runs a builder until it says so of a file."""
     store.delete(f"jobs/{builder.BUILDER_ROLE}.json")
@@ -147,15 +183,62 @@ def test_every_file_of_a_retriever_is_refused_by_name(
     )
 
 
+_BUILDER = """
+import sys, threading
+from realm_jax.data.blocks import BlockStore
+from realm_jax.index.builder import IndexBuilder
+from realm_jax.storage import open_store
+from tests.index.tiny_builder import CONFIG
+
+store, corpus = open_store(sys.argv[1]), BlockStore.open(sys.argv[2])
+IndexBuilder(store, corpus, CONFIG).run(threading.Event())
+"""
+
+
+def refusal(store, step):
+    status = read_heartbeat(store, builder.BUILDER_ROLE)
+    return status.extra.get("refused", {}).get(str(step), "") if status else ""
+
+
+@pytest.mark.soak
+def test_a_builders_job_refuses_every_damaged_retriever(
+    model_store, donor, blocks, retriever_at
+):
+    """A process of its own, to which one damaged retriever after the other comes."""
+    command = [sys.executable, "-c", _BUILDER, model_store.url(), str(blocks.directory)]
+    ways = [flip] * 20 + [truncate] * 5
+    with subprocess.Popen(command) as job:
+        try:
+            for number, way in enumerate([*ways, *ways]):
+                step = number + 1
+                manifest = publish(donor, blocks, retriever_at(step))
+                commit = f"retriever/commits/{step}.json"
+                folder = f"retriever/data/{step}-{manifest.attempt}"
+                names = [f"{folder}/{name}" for name in manifest.files]
+                damaged = commit if number < len(ways) else RNG.choice(names)
+                way(donor, damaged)
+                for name in (*names, commit):
+                    model_store.write(name, donor.read(name))
+                wanted = model_store.url(damaged)
+                wait_until(lambda s=step, w=wanted: w in refusal(model_store, s))
+            assert job.poll() is None
+            publish(model_store, blocks, retriever_at(step + 1))
+            wait_until(lambda: index_series(model_store).steps() == [step + 1])
+        finally:
+            job.kill()
+
+
 def test_a_retriever_damaged_after_its_index_was_made_does_not_end_the_job(
     model_store, blocks, retriever_at
 ):
     publish(model_store, blocks, retriever_at(1))
     builder.build_once(retriever_at(1), blocks, model_store, CONFIG)
     flip(model_store, f"{RETRIEVER_SERIES}/commits/1.json")
+    made = index_series(model_store).read_manifest(1)
     thread, stop = run_in_thread(model_store, blocks)
     publish(model_store, blocks, retriever_at(2))
     wait_until(lambda: 2 in index_series(model_store).steps())
     assert SnapshotSeries(model_store, RETRIEVER_SERIES).latest_step() == 2
+    assert index_series(model_store).read_manifest(1) == made
     stop.set()
     thread.join(PATIENCE)

@@ -6,14 +6,14 @@ import threading
 import numpy as np
 import pytest
 
-from realm_jax.index import builder
+from realm_jax.index import builder, scann_assets
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
 from realm_jax.index.scann_assets import (
     RECALL,
-    LowRecallError,
     ScannAssets,
     load_assets,
 )
+from realm_jax.index.scann_searcher import LowRecallError, ScannConfig
 from realm_jax.index.searchers import DeviceSearcher
 from realm_jax.index.snapshots import (
     DamagedSnapshotError,
@@ -56,11 +56,12 @@ def test_scann_is_trained_judged_and_loaded_as_it_was(store, blocks, retriever_a
 
 
 def test_an_index_in_which_scann_finds_too_little_is_not_published(
-    store, blocks, retriever_at
+    store, blocks, retriever_at, monkeypatch
 ):
-    config = dataclasses.replace(CONFIG, scann=ScannAssets(min_recall=1.1))
+    config = dataclasses.replace(CONFIG, scann=ScannAssets(min_recall=1.0))
+    monkeypatch.setattr(scann_assets, "share_found", lambda found, exact: 0.5)
     publish(store, blocks, retriever_at(1))
-    with pytest.raises(LowRecallError, match=r"110% of the 8 best .* it finds 100\.0%"):
+    with pytest.raises(LowRecallError, match=r"100% of the 8 best .* it finds 50\.0%"):
         builder.build_once(retriever_at(1), blocks, store, config)
     assert index_series(store).steps() == []
     assert not store.list("index/data")
@@ -70,6 +71,35 @@ def test_an_index_in_which_scann_finds_too_little_is_not_published(
     job.run(threading.Event())
     status = read_heartbeat(store, builder.BUILDER_ROLE)
     assert "raise ScannConfig" in status.extra["refused"]["1"]
+
+
+def test_the_choice_for_beginnings_of_blocks_is_loaded(store, blocks, retriever_at):
+    tree = ScannConfig(brute_force_below=0, recall=0.8)
+    scann = ScannAssets(tree, min_recall=0.5, num_queries=16)
+    config = dataclasses.replace(CONFIG, scann=scann)
+    manifest = builder.build_once(retriever_at(1), blocks, store, config)
+    assert manifest.metadata[RECALL] >= scann.min_recall
+    loaded = load_assets(index_series(store), manifest)
+    # 23 blocks, so 8 leaves.
+    assert 1 <= loaded.visit.leaves <= 8
+    assert loaded.config == scann.config
+
+
+def test_a_recall_out_of_reach_publishes_no_index(store, blocks, retriever_at):
+    scann = ScannAssets(
+        ScannConfig(brute_force_below=0, searched_share=0.01, recall=1.0),
+        num_queries=16,
+    )
+    config = dataclasses.replace(CONFIG, scann=scann)
+    with pytest.raises(LowRecallError, match=r"100\.0% .*lower ScannConfig\.recall"):
+        builder.build_once(retriever_at(1), blocks, store, config)
+    assert index_series(store).steps() == []
+    assert not store.list("index/data")
+
+
+def test_beginnings_of_blocks_are_asked_for_more_than_questions():
+    assets = ScannAssets(ScannConfig(recall=0.95))
+    assert 0.95 + 0.05 / 2 < assets.recall_of_beginnings() < 1
 
 
 def test_a_damaged_asset_is_refused_by_name(store, blocks, retriever_at):

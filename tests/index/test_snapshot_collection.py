@@ -16,6 +16,7 @@ from realm_jax.index.snapshots import (
 from realm_jax.storage import MissingObjectError, open_store
 from tests.index.snapshot_files import (
     CORPUS,
+    LAYOUTS,
     ROWS,
     Killed,
     MortalStore,
@@ -38,7 +39,9 @@ def test_killed_amid_collection_no_commit_is_broken(tmp_path):
             for step in series.steps():
                 series.verify(series.read_manifest(step))
             for step in {1, 2} - set(series.steps()):
-                resumed = series.resume(step, corpus_fingerprint=CORPUS)
+                resumed = series.resume(
+                    step, corpus_fingerprint=CORPUS, layouts=LAYOUTS
+                )
                 if resumed is not None:  # Then all of it must still be there.
                     resumed.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
                     again = resumed.commit()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from realm_jax.errors import BadInputError
+from realm_jax.index.arrays import ArrayLayout
 from realm_jax.index.snapshots import (
     EMBEDDINGS,
     SnapshotSeries,
@@ -17,6 +18,7 @@ from realm_jax.index.snapshots import (
 from realm_jax.storage import MissingObjectError, open_store
 from tests.index.snapshot_files import (
     CORPUS,
+    LAYOUTS,
     ROWS,
     Killed,
     MortalStore,
@@ -35,7 +37,7 @@ def test_resumes_the_newest_attempt_of_the_same_settings(series):
     newest.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
     newest.write_rows(EMBEDDINGS, 8, ROWS[8:16])
 
-    resumed = series.resume(7, **same)
+    resumed = series.resume(7, **same, layouts=LAYOUTS)
     # The other writer may be alive, and write on.
     assert resumed.attempt != newest.attempt
     resumed.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
@@ -88,7 +90,7 @@ def test_killed_anywhere_it_resumes_to_the_same_snapshot(tmp_path):
             write_snapshot(SnapshotSeries(MortalStore(store, lives), "index"))
         series = SnapshotSeries(store, "index")
         assert series.latest() is None
-        writer = series.resume(7, corpus_fingerprint=CORPUS)
+        writer = series.resume(7, corpus_fingerprint=CORPUS, layouts=LAYOUTS)
         if writer is None:
             assert lives == 0
             writer = series.begin(7, corpus_fingerprint=CORPUS)
@@ -119,7 +121,8 @@ def test_a_killed_process_leaves_a_resumable_attempt(tmp_path):
     assert process.returncode == -signal.SIGKILL
     series = SnapshotSeries(open_store(tmp_path), "index")
     assert series.latest() is None
-    writer = series.resume(3, corpus_fingerprint="c")
+    layouts = {EMBEDDINGS: ArrayLayout((64, 2), "float32", 16)}
+    writer = series.resume(3, corpus_fingerprint="c", layouts=layouts)
     writer.create_array(EMBEDDINGS, (64, 2), chunk_rows=16)
     assert writer.completed_rows(EMBEDDINGS) == [(16, 32)]
 

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from realm_jax.evaluation.provenance import stage_times
 from realm_jax.metrics import means as means_lib
+from realm_jax.metrics.curves import health, read_curves
 from realm_jax.metrics.means import mean_of
 from realm_jax.metrics.metrics_file import MetricsFile, read_metrics
 from realm_jax.storage import open_store
@@ -92,3 +94,58 @@ def test_a_bucket_has_the_whole_file(tmp_path, bucket):
 
 def test_no_metrics_yet(tmp_path):
     assert list(read_metrics(str(tmp_path / "nowhere"))) == []
+
+
+def test_a_flipped_bit_costs_its_own_line_at_most(tmp_path):
+    lines = [
+        {"step": step, "stage": "pretrain", "loss": 2.5, "steps_per_second": 2.0}
+        for step in (10, 20, 30)
+    ]
+    whole = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    first, last = whole.index(b"\n") + 1, whole.rindex(b"\n", 0, -1)
+    path = tmp_path / "metrics.jsonl"
+    for place in range(first, last):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << bit
+            path.write_bytes(damaged)
+            # Neither a restart nor a reader fails.
+            MetricsFile(str(tmp_path), "pretrain", 30)
+            found = list(read_metrics(str(tmp_path)))
+            assert found[0] == lines[0]
+            assert found[-1] == lines[2]
+            assert len(found) <= 3
+            health(read_curves([str(tmp_path)]))
+            total = stage_times(str(tmp_path))[0]
+            assert total.seconds > 0
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "7",
+        "null",
+        '["step"]',
+        '{"stage": "pretrain", "loss": 1.0}',
+        '{"step": 4, "loss": 1.0}',
+        '{"step": "4", "stage": "pretrain"}',
+        '{"step": true, "stage": "pretrain"}',
+        '{"step": 4, "stage": ["pretrain"]}',
+        '{"step": 4, "stage": "pretrain", "loss": {}}',
+    ],
+)
+def test_what_is_no_line_of_metrics_is_a_gap(tmp_path, damaged):
+    (tmp_path / "metrics.jsonl").write_text(damaged + "\n")
+    assert list(read_metrics(str(tmp_path))) == []
+    MetricsFile(str(tmp_path), "pretrain", 8).write(9, {"loss": 1.0})
+    assert [line["step"] for line in read_metrics(str(tmp_path))] == [9]
+
+
+@pytest.mark.parametrize("speed", ["0", "-1", "null", '"fast"'])
+def test_a_line_without_its_speed_counts_at_that_of_the_next(tmp_path, speed):
+    (tmp_path / "metrics.jsonl").write_text(
+        f'{{"step": 10, "stage": "pretrain", "steps_per_second": {speed}}}\n'
+        '{"step": 30, "stage": "pretrain", "steps_per_second": 3}\n'
+    )
+    (time,) = stage_times(str(tmp_path))
+    assert (time.seconds, time.steps) == (10.0, 30)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.errors import BadInputError
+from realm_jax.metrics import answers, retrieval
 from realm_jax.metrics.answers import has_answer
 from realm_jax.metrics.retrieval import (
     bootstrap_interval,
@@ -101,6 +102,30 @@ def test_only_retrieved_blocks_are_read_and_recall_stays_the_same():
     store = Texts(*((b.title, b.body) for b in STORE.blocks))
     among = relevant_blocks(store, questions, among=retrieved)
     assert store.read == [0, 1, 2]
+    np.testing.assert_array_equal(
+        recall_at_k(retrieved, among, 2),
+        recall_at_k(retrieved, relevant_blocks(STORE, questions), 2),
+    )
+
+
+def test_a_pattern_is_only_matched_in_what_was_retrieved_for_it(monkeypatch):
+    matched = []
+
+    def has_pattern(body, patterns):
+        matched.append((body, *patterns))
+        return answers.has_pattern(body, patterns)
+
+    monkeypatch.setattr(retrieval, "has_pattern", has_pattern)
+    questions = [question(["rom"], patterns=True), question(["bc$"], patterns=True)]
+    retrieved = np.asarray([[2, 1], [3, -1]])
+    among = relevant_blocks(STORE, questions, among=retrieved)
+    assert sorted(matched) == sorted(
+        [
+            (STORE.blocks[1].body, "rom"),
+            (STORE.blocks[2].body, "rom"),
+            (STORE.blocks[3].body, "bc$"),
+        ]
+    )
     np.testing.assert_array_equal(
         recall_at_k(retrieved, among, 2),
         recall_at_k(retrieved, relevant_blocks(STORE, questions), 2),

@@ -8,8 +8,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from realm_jax.errors import BadInputError
-from realm_jax.models import layers
-from realm_jax.models.bert import BertConfig
+from realm_jax.models import layers, packing
+from realm_jax.models.bert import Bert, BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.training import partitioning
@@ -50,6 +50,7 @@ def main():
 
     check_reader(mesh, ids, segments, positions)
     check_retriever(mesh, ids, segments)
+    check_packing(mesh, ids, segments)
     check_constraint(mesh)
     print("sharded as meant")
 
@@ -100,6 +101,29 @@ def check_retriever(mesh, ids, segments):
     for one, other, name in zip(found, expected, ("query", "document"), strict=True):
         assert_placed(one, BATCH, f"{name} embeddings")
         np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def check_packing(mesh, ids, segments):
+    """Each device packs its own share of the batch, and gives what each row gives."""
+    module = Bert(CONFIG)
+    ids, segments = (x.reshape(8, 6) for x in (ids, segments))
+    params, shardings = make_parameters(mesh, module, ids, segments)
+    states = jax.jit(module.apply, static_argnames="packed_length")
+    expected = states({"params": params}, ids, segments).sequence
+    packed = jax.jit(packing.pack, static_argnums=2)
+    batch = jax.device_put((ids, segments), NamedSharding(mesh, BATCH))
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(params, shardings)
+        found = states({"params": placed}, *batch, packed_length=12).sequence
+        rows = packed(*batch, 12)
+        moves = packed.lower(*batch, 12).compile().as_text()
+    np.testing.assert_allclose(
+        np.where((ids > 0)[..., None], found - expected, 0), 0, atol=1e-4
+    )
+    assert rows.order.shape == (4, 2)
+    assert_placed(rows.ids, BATCH, "packed rows")
+    for communicates in ("all-gather", "all-to-all", "collective-permute"):
+        assert communicates not in moves, communicates
 
 
 def check_constraint(mesh):

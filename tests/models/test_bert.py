@@ -11,7 +11,8 @@ import pytest
 
 from realm_jax.errors import BadInputError
 from realm_jax.models import layers
-from realm_jax.models.bert import Bert, BertConfig
+from realm_jax.models.bert import PAD_ID, Bert, BertConfig
+from realm_jax.training import flops
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +160,7 @@ def test_how_the_backward_pass_runs_does_not_change_it(
 
 def dropped_features(broadcast):
     """[batch, length, features]"""
-    dropout, rngs = layers.dropout(0.25, broadcast), {"dropout": jax.random.key(0)}
+    dropout, rngs = layers.Dropout(0.25, broadcast), {"dropout": jax.random.key(0)}
     return dropout.apply({}, np.ones((3, 5, 256)), deterministic=False, rngs=rngs)
 
 
@@ -174,8 +175,8 @@ def dropped_weights(broadcast):
         jnp.zeros_like(values),
         values,
         values,
-        jnp.ones((3, length), bool),
-        attention.apply({}, values, method="draw_kept", rngs=rngs),
+        jnp.ones((3, 1, length), bool),
+        attention.apply({}, values, values, method="kept_weights", rngs=rngs),
         1 / 0.75,
     )
     return attended * length
@@ -211,6 +212,43 @@ def test_dropout_follows_its_key_and_only_in_training(
     evaluated = encode(config, params, *joined).sequence
     plain = encode(dataclasses.replace(config, dropout_rate=0.0), params, *joined)
     np.testing.assert_array_equal(evaluated, plain.sequence)
+
+
+def test_attention_weights_may_be_dropped_at_a_rate_of_their_own(
+    config, params, joined
+):
+    @functools.partial(jax.jit, static_argnums=0)
+    def encode_in_training(config):
+        rngs = {"dropout": jax.random.key(0)}
+        module, variables = Bert(config), {"params": params}
+        whole = module.apply(variables, *joined, False, rngs=rngs)
+        first = module.apply(variables, *joined, False, method=Bert.pooled, rngs=rngs)
+        return whole.sequence, first
+
+    def trained(rate, attention_rate):
+        return encode_in_training(
+            dataclasses.replace(
+                config, dropout_rate=rate, attention_dropout_rate=attention_rate
+            )
+        )
+
+    for one, other in zip(trained(0.5, None), trained(0.5, 0.5), strict=True):
+        np.testing.assert_array_equal(one, other)
+    plain = trained(0.0, None)
+    for rates in ((0.5, 0.0), (0.0, 0.5)):
+        for one, other in zip(trained(*rates), plain, strict=True):
+            assert np.abs(one - other).max() > 0.1, rates
+
+
+def test_attention_weights_that_are_kept_need_no_random_numbers(
+    config, params, joined, monkeypatch
+):
+    monkeypatch.delattr(layers.SelfAttention, "kept_weights")
+    config = dataclasses.replace(config, dropout_rate=0.25, attention_dropout_rate=0.0)
+    dropped = Bert(config).apply(
+        {"params": params}, *joined, False, rngs={"dropout": jax.random.key(0)}
+    )
+    assert np.isfinite(dropped.sequence).all()
 
 
 def test_initial_kernels_differ_by_layer_and_have_the_range_asked_for():
@@ -270,3 +308,78 @@ def test_too_long_a_sequence_is_refused(config, params):
 def test_impossible_configurations_are_refused(config, change, message):
     with pytest.raises(BadInputError, match=message):
         dataclasses.replace(config, **change)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.25, 0.5])
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_dropout_keeps_each_element_by_itself(rate, rows):
+    shape = (40, rows, 200)
+    kept = np.asarray(layers.draw_kept(jax.random.key(3), rate, shape))
+    assert kept.shape == shape
+    keep = layers.keep_probability(rate)
+    assert keep == pytest.approx(1 - rate, abs=1 / 512)
+    assert kept.mean() == pytest.approx(keep, abs=5 * (keep / kept.size) ** 0.5)
+    # Four rows share their random words; what one loses says nothing of another.
+    centred = kept.mean(axis=(0, 2)) - keep
+    assert np.abs(centred).max() <= 5 * (keep * (1 - keep) / (40 * 200)) ** 0.5
+    rows_first = np.moveaxis(kept, 1, 0).reshape(rows, -1) - keep
+    covariance = rows_first @ rows_first.T / rows_first.shape[1]
+    others = covariance[~np.eye(rows, dtype=bool)]
+    bound = 5 * keep * (1 - keep) / rows_first.shape[1] ** 0.5
+    assert np.abs(others).max(initial=0.0) <= bound
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+@pytest.mark.parametrize("remat", ["attention", "dots"])
+def test_positions_alone_are_as_in_the_whole_sequence(config, num_layers, remat):
+    config = dataclasses.replace(
+        config, num_layers=num_layers, remat=remat, scan_unroll=2
+    )
+    module, random = Bert(config), np.random.default_rng(0)
+    ids = random.integers(1, config.vocab_size, (3, 10))
+    ids[0, 7:] = PAD_ID
+    segments = random.integers(0, 2, ids.shape)
+    positions = random.integers(0, 7, (3, 4))
+    weights = random.normal(size=(3, 4, config.hidden_size))
+    params = jax.jit(module.init)(jax.random.key(0), ids, segments)["params"]
+
+    def of_all(params):
+        sequence = module.apply({"params": params}, ids, segments).sequence
+        read = jnp.take_along_axis(sequence, positions[..., None], axis=1)
+        return (read * weights).sum(), read
+
+    def of_positions(params):
+        inputs = (ids, segments, positions)
+        read = module.apply({"params": params}, *inputs, method="encode_positions")
+        return (read * weights).sum(), read
+
+    expected, alone = (
+        jax.jit(jax.grad(of, has_aux=True))(params) for of in (of_all, of_positions)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
+        alone,
+        expected,
+    )
+
+
+def test_the_last_layer_costs_what_is_read_of_it(config):
+    batch, length, read = 2, 16, 3
+    module = Bert(config)
+    ids = jax.ShapeDtypeStruct((batch, length), np.int32)
+    positions = jax.ShapeDtypeStruct((batch, read), np.int32)
+    variables = jax.eval_shape(module.init, jax.random.key(0), ids, ids)
+
+    def operations(method, *inputs):
+        return flops.count(
+            lambda p, *x: module.apply({"params": p}, *x, method=method),
+            *(variables["params"], *inputs),
+        )
+
+    hidden, mlp, pooler = config.hidden_size, config.mlp_size, config.hidden_size**2
+    # Queries, their two products with keys and values, the output, and the MLP.
+    a_position = 2 * hidden**2 + 2 * length * hidden + 2 * hidden * mlp
+    saved = operations(None, ids, ids) - operations(
+        "encode_positions", ids, ids, positions
+    )
+    assert saved == 2 * batch * ((length - read) * a_position + pooler)

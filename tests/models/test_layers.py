@@ -103,7 +103,8 @@ def test_attention_is_that_of_a_loop_over_heads_and_positions():
     x, heads, head_dim = rng.normal(size=(2, 5, 6)), 2, 3
     is_token = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool)
     attention = layers.SelfAttention(num_heads=heads, stddev=1.0)
-    shapes = jax.eval_shape(attention.init, jax.random.key(0), x, is_token)["params"]
+    attends = is_token[:, None]
+    shapes = jax.eval_shape(attention.init, jax.random.key(0), x, attends)["params"]
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), shapes)
 
     def project(name, vector, head):
@@ -123,7 +124,7 @@ def test_attention_is_that_of_a_loop_over_heads_and_positions():
                 gathered = (weights / weights.sum()) @ np.array(values)
                 result += gathered @ params["output"]["kernel"][head]
             expected[row, position] = result
-    np.testing.assert_allclose(apply(attention, params, x, is_token), expected, 1e-4)
+    np.testing.assert_allclose(apply(attention, params, x, attends), expected, 1e-4)
 
 
 def test_a_rounded_product_is_that_of_rounded_operands_forward_and_backward():

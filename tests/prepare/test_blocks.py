@@ -1,6 +1,7 @@
 """Making a block store: what stays of a run that failed, and what else stays."""
 
 import dataclasses
+import gzip
 import sys
 
 import pytest
@@ -13,6 +14,7 @@ from realm_jax.prepare.fingerprints import package_code
 from realm_jax.prepare.scratch import Workers
 from realm_jax.prepare.vocabularies import VocabularyTraining
 from tests import tiny_run
+from tests.prepare.flipped_scratch import flip_a_bit_of_each
 
 HERE = Workers(1)
 
@@ -62,6 +64,43 @@ def test_parts_outlive_a_failure_to_put_them_together(root, monkeypatch):
     store = prepare_blocks(two_parts, workers=HERE)
     assert store.info["num_documents"] == 60
     assert not (root / "corpus.parts").exists()
+
+
+def test_what_is_damaged_in_scratch_is_made_anew(root, monkeypatch, caplog):
+    """The vocabulary, unpacked text and parts, each with a bit flipped, six times."""
+    articles = root / "articles.jsonl"
+    packed = root / "articles.jsonl.gz"
+    packed.write_bytes(gzip.compress(articles.read_bytes()))
+    several = config(root, part_bytes=packed.stat().st_size - 1)
+    several = dataclasses.replace(several, source=str(packed))
+    prepare_blocks(several, workers=HERE)
+    (root / "corpus").rename(root / "undisturbed")
+    scratch = root / "corpus.parts"
+
+    def read_and_die(directory, parts, **kwargs):
+        assert len(list(parts)) > 1
+        raise BadInputError("the disk is full")
+
+    monkeypatch.setattr(blocks, "assemble", read_and_die)
+    with pytest.raises(BadInputError, match="disk is full"):
+        prepare_blocks(several, workers=HERE)
+    left = files(scratch)
+    kinds = {str(path.relative_to(scratch)).split("-")[0] for path in left}
+    assert len(kinds) == 3, kinds
+    for seed in range(6):
+        damaged = flip_a_bit_of_each(scratch, seed)
+        caplog.clear()
+        with pytest.raises(BadInputError, match="disk is full"):
+            prepare_blocks(several, workers=HERE)
+        assert files(scratch) == left
+        for path in damaged:
+            assert f"{path} is damaged and is made anew" in caplog.text
+    monkeypatch.undo()
+    flip_a_bit_of_each(scratch, seed=6)
+    prepare_blocks(several, workers=HERE)
+    assert [path.read_bytes() for path in sorted((root / "corpus").iterdir())] == [
+        path.read_bytes() for path in sorted((root / "undisturbed").iterdir())
+    ]
 
 
 @pytest.mark.parametrize(

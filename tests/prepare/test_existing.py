@@ -13,9 +13,11 @@ import pytest
 from realm_jax.cli.main import main
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
+from realm_jax.errors import BadInputError
 from realm_jax.manifests import seal, unseal
 from realm_jax.prepare import examples, existing, prepare
 from tests import tiny_run
+from tests.prepare.flipped_scratch import flip_a_bit_of_each
 
 MODULE = """
 import functools
@@ -135,6 +137,32 @@ def test_a_mended_module_shares_no_part_with_the_one_that_crashed(
     assert code == 0, said
     assert answers(root) == years_of(root)
     assert len(years_of(root)) == 40
+
+
+@pytest.mark.parametrize("few_blocks", [prepare._FEW_BLOCKS, 0])
+def test_damaged_parts_of_examples_are_made_anew(root, realm, monkeypatch, few_blocks):
+    """Those of this process, and those of Beam."""
+    monkeypatch.setattr(prepare, "_FEW_BLOCKS", few_blocks)
+    assert realm("--workers=1")[0] == 0
+    made = bytes_below(root / "corpus")
+    shutil.rmtree(root / "corpus" / "examples")
+
+    def full_disk(*args, **kwargs):
+        raise BadInputError("expected room on the disk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(examples, "assemble", full_disk)
+        assert realm("--workers=1")[0] == 2
+    damaged = flip_a_bit_of_each(root / "corpus.parts", seed=0)
+    assert len(damaged) > 3
+    code, said = realm("--workers=1")
+    assert code == 0, said
+    assert said.count("is damaged and is made anew") == len(damaged)
+    assert bytes_below(root / "corpus") == made
+
+
+def bytes_below(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_examples_are_not_kept_when_their_module_changes(root, realm):

@@ -8,6 +8,7 @@ import re
 import shutil
 import string
 
+import numpy as np
 import pytest
 
 from realm_jax.cli.main import main
@@ -128,7 +129,7 @@ def test_twenty_articles_are_enough_without_any_setting(folder, capsys):
     articles = {}
     for split in ("train", "validation"):
         masked = Examples.open(f"corpus/examples/my_salient/{split}")
-        blocks = masked.features["source_block"].tolist()
+        blocks = np.asarray(masked.features["source_block"]).tolist()
         articles[split] = {store.text(block).source_id for block in blocks}
     assert len(articles["validation"]) == 1
     assert len(articles["train"]) == 19

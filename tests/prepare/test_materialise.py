@@ -7,8 +7,10 @@ import seqio
 import tensorflow as tf
 
 from realm_jax.data.examples import Examples
-from realm_jax.data.masking import salient_examples
+from realm_jax.data.masking import pretrain_specs, salient_examples
 from realm_jax.errors import BadInputError
+from realm_jax.prepare import materialise as materialise_module
+from realm_jax.prepare import seqio_tasks
 from realm_jax.prepare.materialise import materialise
 
 pytestmark = pytest.mark.usefixtures("towns")
@@ -45,11 +47,14 @@ def test_the_same_call_writes_the_same_bytes(tmp_path):
 
 
 @pytest.mark.full
-def test_reading_them_needs_no_tensorflow(tmp_path):
+def test_reading_them_needs_no_tensorflow(tmp_path, store):
     materialise("towns_ict", "train", tmp_path / "out")
     program = (
-        "import sys; from realm_jax.data.examples import Examples;"
-        f"next(Examples.open({str(tmp_path / 'out')!r}).batches(batch_size=4, seed=0));"
+        "import sys; from realm_jax.data.blocks import BlockStore;"
+        "from realm_jax.data.examples import Examples;"
+        f"corpus = BlockStore.open({str(store.directory)!r});"
+        f"examples = Examples.open({str(tmp_path / 'out')!r}, corpus=corpus);"
+        "next(examples.batches(batch_size=4, seed=0));"
         "sys.exit('tensorflow' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
@@ -71,6 +76,75 @@ def test_a_mixture_that_deals_sentences_out_anew_has_no_sentences(tmp_path):
     examples = materialise("towns_mixed", "train", tmp_path / "out")
     assert examples.sentence_starts is None
     assert len(examples.step_rows(0, batch_size=9, seed=0)) == 9
+
+
+def test_a_task_of_the_corpus_refers_to_it(tmp_path, store):
+    for task in ("salient", "ict", "random_tokens", "random_spans"):
+        examples = materialise(f"towns_{task}", "train", tmp_path / task)
+        stored = {path.stem for path in examples.directory.glob("*.npy")}
+        assert {"block", "first", "end"} <= stored
+        assert not stored & examples.features.keys()
+        provider = seqio.get_mixture_or_task(f"towns_{task}")
+        rows = provider.get_dataset(split="train", shuffle=False).as_numpy_iterator()
+        for row, expected in enumerate(rows):
+            found = examples.batch(np.array([row]))
+            for name, array in found.items():
+                assert array.dtype == expected[name].dtype
+                np.testing.assert_array_equal(array[0], expected[name])
+        assert row + 1 == len(examples)
+
+
+def own_task(store, name, change):
+    """Registers salient sentences that a function of the user's has changed."""
+
+    def make(block_ids):
+        return change(salient_examples(store, block_ids, query_length=32, max_masks=6))
+
+    source = seqio.get_mixture_or_task("towns_blocks").source
+    specs = pretrain_specs(32, 6)
+    seqio_tasks.add_task(name, source, make, specs, store.vocabulary.size)
+
+
+def test_wordpieces_of_whole_rows_have_the_width_of_the_vocabulary(tmp_path, store):
+    assert store.vocabulary.id_dtype == np.uint16
+    own_task(store, "own", lambda examples: examples)
+    names = ["towns_salient", "towns_random_spans"]
+    seqio.MixtureRegistry.add("towns_mixed", names, default_rate=1.0)
+    for name in ("own", "towns_mixed"):
+        examples = materialise(name, "train", tmp_path / name)
+        rows = examples.batch(np.arange(len(examples)))
+        for path in examples.directory.glob("*.npy"):
+            width = "uint16" if path.stem in ("query_ids", "mask_ids") else None
+            array = np.load(path)
+            assert array.dtype == (width or rows[path.stem].dtype)
+            np.testing.assert_array_equal(array, rows[path.stem])
+        assert {array.dtype.name for array in rows.values()} == {"int32", "float32"}
+        np.testing.assert_array_equal(examples.features["mask_ids"], rows["mask_ids"])
+    alone = materialise("towns_salient", "train", tmp_path / "alone")
+    whole = Examples.open(tmp_path / "own")
+    for name, array in alone.batch(np.arange(len(alone))).items():
+        np.testing.assert_array_equal(whole.features[name], array)
+
+
+def test_ids_that_no_wordpiece_has_are_refused(tmp_path, store):
+    for name, wrong in (("too_large", 1 << 16), ("negative", -1)):
+        own_task(store, name, lambda e, w=wrong: e | {"mask_ids": e["mask_ids"] + w})
+        with pytest.raises(BadInputError, match="expected mask_ids to be uint16") as e:
+            materialise(name, "train", tmp_path / "out")
+        assert "\n" not in str(e.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_of_an_earlier_release_is_written_whole(tmp_path, store):
+    """Its examples do not say where in the corpus they are."""
+    expected = materialise("towns_salient", "train", tmp_path / "new")
+    rows = expected.batch(np.arange(len(expected)))
+    examples = materialise_module.write(
+        *("towns_salient", tmp_path / "old", [rows], expected.metadata)
+    )
+    for name, array in rows.items():
+        np.testing.assert_array_equal(np.load(tmp_path / f"old/{name}.npy"), array)
+        np.testing.assert_array_equal(examples.features[name], array)
 
 
 def test_an_unknown_task_is_named_with_those_there_are(tmp_path):

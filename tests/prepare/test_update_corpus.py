@@ -3,6 +3,7 @@
 import gzip
 import json
 import pathlib
+import shutil
 import tempfile
 import threading
 from unittest import mock
@@ -25,6 +26,7 @@ from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks
 from realm_jax.prepare.scratch import Workers
 from realm_jax.prepare.update_corpus import UpdateConfig
 from tests import tiny_run
+from tests.prepare.flipped_scratch import flip_a_bit_of_each
 
 HERE = Workers(1)
 # What the new version says of its making, where text alone decides everything else.
@@ -297,6 +299,29 @@ def test_it_stops_when_asked_and_goes_on(old, tmp_path):
     assert not (tmp_path / "new").exists()
     assert update_corpus.run(config).store.info["num_documents"] == 30
     assert not list(tmp_path.glob("new.p*"))
+
+
+def test_damaged_blocks_of_changes_are_made_anew(old, tmp_path, monkeypatch, caplog):
+    def full_disk(*args, **kwargs):
+        raise BadInputError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(update_corpus, "write_changed", full_disk)
+        with pytest.raises(BadInputError, match="disk is full"):
+            update(tmp_path, CHANGED)
+    flip_a_bit_of_each(tmp_path / "new.parts", seed=0)
+    update(tmp_path, CHANGED)
+    assert "is damaged and is made anew" in caplog.text
+    update(tmp_path, CHANGED, new="twin", old=copy_of(old))
+    assert contents(tmp_path / "new") == contents(tmp_path / "twin")
+
+
+def copy_of(corpus_):
+    """The same corpus, which has no successor yet."""
+    copied = corpus_.with_name("copy")
+    shutil.copytree(corpus_, copied)
+    (copied / SUCCESSOR_FILE).unlink()
+    return copied.name
 
 
 def test_nothing_that_stays_is_tokenized_or_tagged(old, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ published.
 import contextlib
 import dataclasses
 import pathlib
+import re
 
 import jax
 import numpy as np
@@ -110,7 +111,7 @@ class InvariantChecker:
                     self._remember(name, manifest)
         # What was collected made room for two that are newer. They may be gone too,
         # withdrawn by the next trainer before anybody looked; their data stays longer.
-        begun = {step for step, _ in series._attempts()}
+        begun = self._begun(name)
         highest = begun | {step for step, _ in [*present, *seen]} | set(series.steps())
         for (step, attempt), commit in seen.items():
             if (step, attempt) in present or commit.gone:
@@ -123,6 +124,12 @@ class InvariantChecker:
             )
             assert retired or withdrawn, f"{name} {step} is lost: {sorted(present)}"
             commit.gone = True
+
+    def _begun(self, name: str) -> set[int]:
+        """The steps that an attempt was begun for, by the names of their files."""
+        pattern = re.compile(rf"{name}/data/(\d+)-.+")
+        matches = map(pattern.fullmatch, self._store.list(f"{name}/data"))
+        return {int(match.group(1)) for match in matches if match}
 
     def _published_at(self, manifest: Manifest) -> float:
         """When the retriever was, of which this is a snapshot or an index."""

@@ -54,12 +54,16 @@ def run_to_the_end(
         for number in range(num_builders):
             name = f"builder {number}" if number else "builder"
             jobs[name] = Job("build-index", run, fork_server)
+    store = open_store(run.model_dir)
+    beating = set()
     moments = kills.moments(run.steps) if kills else []
     rng = random.Random(kills.seed if kills else 0)
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not all(job.has_ended for job in jobs.values()):
         assert time.monotonic() < deadline, f"at step {checker.step}"
         checker.look()
+        if (status := read_heartbeat(store, BUILDER_ROLE)) is not None:
+            beating.add(status.pid)
         if moments and checker.step >= moments[0][0]:
             _, who = moments.pop(0)
             _wait_for_a_moment(run, rng, checker, jobs, who)
@@ -68,9 +72,11 @@ def run_to_the_end(
                 if who == "trainer":
                     checker.begins(jobs[who])
         if jobs["trainer"].has_ended and checker.is_up_to_date():
-            # A builder that was started after that would wait for another trainer.
+            # A builder that was started after that would wait for another trainer. It
+            # can be asked once it beats, and has collected what its last life left.
             for name in jobs.keys() - {"trainer"}:
-                jobs[name].ask_to_end()
+                if jobs[name].pid in beating:
+                    jobs[name].ask_to_end()
         time.sleep(_LOOK_SECONDS)
     checker.look()
     assert not moments, f"it ended before {moments}"

@@ -1,15 +1,18 @@
 """Trainer and builder killed many times: no wrong index is loaded, nothing is lost.
 
-SOAK_SEED chooses the moments.
+SOAK_SEED chooses the moments, and SOAK_ROLLING_SEED those of rolling runs.
 """
 
+import dataclasses
 import os
+import signal
 import time
 
 import numpy as np
 import pytest
 
 from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
+from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import (
     HELD_OUT_UTILITY,
@@ -21,6 +24,7 @@ from tests.soak.supervisor import Kills, faults, run_through, run_to_the_end
 from tests.tiny_world import assert_same_bits, read_item
 
 SEED = int(os.environ.get("SOAK_SEED", "0"))
+ROLLING_SEED = int(os.environ.get("SOAK_ROLLING_SEED", "0"))
 
 
 @pytest.fixture(params=["local", "gs"])
@@ -82,9 +86,9 @@ def _loaded(run):
         yield int(path.stem.split("-")[2]), np.load(path)
 
 
-def _last_state(run):
+def _last_state(run, *more):
     store = open_store(run.model_dir)
-    return [read_item(store, run.steps, item) for item in ("params", "rest")]
+    return [read_item(store, run.steps, item) for item in ("params", "rest", *more)]
 
 
 @pytest.mark.full
@@ -139,3 +143,43 @@ def test_two_strikes_at_two_processes_change_no_bit(tmp_path, world, fork_server
 def test_thirty_faults_change_no_bit(make_run, fork_server, processes):
     options = {"steps": 100, "period": 5, "checkpoint_period": 4}
     check_faults(make_run, fork_server, 30, processes=processes, **options)
+
+
+def check_rolling(make_run, fork_server, count, **options):
+    """The index is part of the state: curve and state end as those of the twin."""
+    # A line for each update: a run that resumes begins another line than its twin.
+    options |= {"mode": "rolling", "log_period": 1}
+    run, twin = (make_run(name, **options) for name in ("hit", "twin"))
+    injected = faults(ROLLING_SEED, count, run)
+    run_through(run, fork_server, [kill(fault) for fault in injected])
+    run_through(twin, fork_server)
+    assert_same_bits(*(curve(each) for each in (run, twin)))
+    assert_same_bits(_last_state(run, "index"), _last_state(twin, "index"))
+
+
+def kill(fault):
+    return dataclasses.replace(fault, signal=int(signal.SIGKILL))
+
+
+def curve(run):
+    """Loss and age of the index, by step."""
+    lines = {line["step"]: line for line in read_metrics(run.model_dir)}
+    assert list(lines) == list(range(1, run.steps + 1))
+    names = ("loss", "retrieval_utility", "index_step", "index_age_steps")
+    return {step: [line[name] for name in names] for step, line in lines.items()}
+
+
+def test_a_rolling_run_that_is_killed_has_its_twins_curve(tmp_path, world, fork_server):
+    def make_run(name, **options):
+        return Run(
+            str(tmp_path / name), tmp_path / f"{name}-logs", world.corpus, **options
+        )
+
+    check_rolling(make_run, fork_server, 1, steps=12, period=5, checkpoint_period=4)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_thirty_kills_of_a_rolling_run_change_no_bit(make_run, fork_server):
+    options = {"steps": 100, "period": 7, "checkpoint_period": 4}
+    check_rolling(make_run, fork_server, 30, **options)

@@ -399,6 +399,8 @@ def test_sentences_of_one_corpus_over_the_blocks_of_another(store, tmp_path):
     assert names == ["news_salient", "news_random_tokens", "news_random_spans"]
     examples = materialise("news_salient", "train", tmp_path / "examples")
     assert (examples.features["source_block"] == -1).all()
+    # What they are of is no part of the corpus that is searched.
+    assert (tmp_path / "examples/query_ids.npy").exists()
     # A trainer on the corpus that is searched takes them for its own.
     assert examples.metadata["corpus_fingerprint"] == store.fingerprint
     assert (

@@ -41,6 +41,7 @@ _ANSWERS = {
     "quota": (429, "RESOURCE_EXHAUSTED", _QUOTA),
     "500": (500, "INTERNAL", "Internal error encountered."),
     "503": (503, "UNAVAILABLE", "The service is currently unavailable."),
+    "401": (401, "UNAUTHENTICATED", "Request had invalid authentication credentials."),
     "403": (403, "PERMISSION_DENIED", "Permission 'tpu.queuedResources' denied."),
     "400": (400, "INVALID_ARGUMENT", "Accelerator type is not supported here."),
 }
@@ -120,6 +121,7 @@ class World:
     on_tick: Callable[["World"], None] = lambda world: None
     stop_at: float = float("inf")
     working: bool = True
+    workers_ahead: float = 0.0
     time: float = 1_000_000.0
     resources: dict[str, Resource] = dataclasses.field(default_factory=dict)
     creations: Counter = dataclasses.field(default_factory=Counter)
@@ -177,7 +179,8 @@ class World:
             kept, step // self.checkpoint_every * self.checkpoint_every
         )
         done = step == steps
-        said = WorkerState(State.DONE if done else State.RUNNING, self.time, step)
+        told = self.time + self.workers_ahead
+        said = WorkerState(State.DONE if done else State.RUNNING, told, step)
         for worker in range(resource.num_workers):
             worker_state.write_worker(self.store, run, role, attempt, worker, said)
         if done:

@@ -27,9 +27,9 @@ _BERT = functools.partial(
 
 def main() -> None:
     config = PretrainConfig(
-        model_dir="",
-        corpus="",
-        task="",
+        model_dir="m",
+        corpus="c",
+        task="t",
         train_steps=10,
         batch_size=16,
         num_candidates=4,

@@ -12,7 +12,7 @@ BUILDER = ("build-index", "--gin_file=gin/runs/build_index.gin")
 
 
 def config(**changes):
-    return LaunchConfig(project="p", zone="z", **changes)
+    return LaunchConfig(project="p", zone="us-central2-b", **changes)
 
 
 def job(trainer="v4-64", builder="v4-16", slices=1, **changes):

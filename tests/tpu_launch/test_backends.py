@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from realm_jax.errors import BadInputError
+from realm_jax.errors import BadInputError, NoAccessError
 from tests.tpu_launch import gcloud_parser, launching
 from tests.tpu_launch.fake_tpu import World, served
 from tpu_launch import operations
@@ -79,11 +79,14 @@ def test_what_is_asked_for(api, service, kind):
     operation = creation(kind)
     api.create(operation)
     [(method, path, query, body, _)] = service.requests
-    assert (method, path) == ("POST", "/v2/projects/p/locations/z/queuedResources")
+    assert (method, path) == (
+        "POST",
+        "/v2/projects/p/locations/us-central2-b/queuedResources",
+    )
     assert query["queuedResourceId"] == operation.name
     assert query["requestId"] == operation.request_id
     node = spec(body)["node"]
-    assert spec(body)["parent"] == "projects/p/locations/z"
+    assert spec(body)["parent"] == "projects/p/locations/us-central2-b"
     assert node["acceleratorType"] == operation.accelerator_type
     assert node["runtimeVersion"] == operation.runtime
     assert node["labels"] == operation.labels
@@ -101,7 +104,9 @@ def test_what_is_asked_for(api, service, kind):
         assert spec(body)["nodeId"] == operation.name
         assert node["networkConfig"]["enableExternalIps"] is True
     reservation = (
-        "projects/p/locations/z/reservations/-" if kind == "reserved" else None
+        "projects/p/locations/us-central2-b/reservations/-"
+        if kind == "reserved"
+        else None
     )
     assert body.get("reservationName") == reservation
 
@@ -142,35 +147,38 @@ def test_a_slice_from_its_creation_to_its_end_by_gcloud(command_line, service):
 
 def require_life(backend, world, operation):
     run = {"realm-run": operation.labels["realm-run"]}
-    assert backend.state(operation.name, "z") is None
+    assert backend.state(operation.name, "us-central2-b") is None
     backend.create(operation)
     backend.create(operation)
-    found = backend.state(operation.name, "z")
-    assert (found.name, found.zone) == (operation.name, "z")
+    found = backend.state(operation.name, "us-central2-b")
+    assert (found.name, found.zone) == (operation.name, "us-central2-b")
     assert found.state == SliceState.CREATING
     assert found.labels == operation.labels
     assert (found.accelerator_type, found.slices) == ("v5litepod-64", 2)
     # 2026-11-21T18:00:00Z
     assert found.created == 1795284000
     world.wait(300)
-    assert backend.find("z", run)[0].state == SliceState.ACTIVE
-    assert backend.find("z", {"realm-run": None, "realm-role": "builder"}) == []
+    assert backend.find("us-central2-b", run)[0].state == SliceState.ACTIVE
+    assert (
+        backend.find("us-central2-b", {"realm-run": None, "realm-role": "builder"})
+        == []
+    )
     assert backend.find("elsewhere", run) == []
     world.preempt(operation.name)
-    assert backend.state(operation.name, "z").state == SliceState.SUSPENDING
-    backend.delete(DeleteSlice(operation.name, "z"))
-    assert backend.state(operation.name, "z").state == SliceState.DELETING
+    assert backend.state(operation.name, "us-central2-b").state == SliceState.SUSPENDING
+    backend.delete(DeleteSlice(operation.name, "us-central2-b"))
+    assert backend.state(operation.name, "us-central2-b").state == SliceState.DELETING
     world.wait(300)
-    backend.delete(DeleteSlice(operation.name, "z"))
-    assert backend.find("z", run) == []
+    backend.delete(DeleteSlice(operation.name, "us-central2-b"))
+    assert backend.find("us-central2-b", run) == []
     assert world.creations == {operation.name: 1}
 
 
 def test_all_pages_of_a_list_are_read(api):
     for attempt in range(1, 6):
         api.create(creation(attempt=attempt))
-    assert len(api.find("z", {"realm-run": None})) == 5
-    assert len(api.find("z", {"realm-attempt": "3"})) == 1
+    assert len(api.find("us-central2-b", {"realm-run": None})) == 5
+    assert len(api.find("us-central2-b", {"realm-attempt": "3"})) == 1
 
 
 def test_a_failed_slice_says_why(api, service):
@@ -178,7 +186,7 @@ def test_a_failed_slice_says_why(api, service):
     api.create(operation)
     service.resources[operation.name].fails = "Quota 'TPUS' is used up"
     service.wait(300)
-    found = api.state(operation.name, "z")
+    found = api.state(operation.name, "us-central2-b")
     assert found.state == SliceState.FAILED
     assert found.reason == "Quota 'TPUS' is used up"
 
@@ -190,7 +198,8 @@ ERRORS = {
     "lost": (BusyError, "lost"),
     "dropped": (BusyError, "lost"),
     "quota": (QuotaError, "TPUV4sPerProjectPerZone"),
-    "403": (BadInputError, "access to Cloud TPU.*roles/tpu.admin"),
+    "401": (NoAccessError, "access to Cloud TPU.*gcloud auth"),
+    "403": (NoAccessError, "access to Cloud TPU.*roles/tpu.admin"),
     "400": (BadInputError, "not supported here"),
 }
 
@@ -204,11 +213,11 @@ def test_errors(api, service, kind):
     assert type(error.value) is expected
     if kind not in ("quota", "400"):
         with pytest.raises(expected):
-            api.state("a", "z")
+            api.state("a", "us-central2-b")
         with pytest.raises(expected):
-            api.find("z", {})
+            api.find("us-central2-b", {})
         with pytest.raises(expected):
-            api.delete(DeleteSlice("a", "z"))
+            api.delete(DeleteSlice("a", "us-central2-b"))
 
 
 @pytest.mark.full
@@ -233,6 +242,8 @@ GCLOUD_SAYS = {
     "500": "HttpError accessing <http://...>: response: <{'status': 500}>, content "
     "<{...}> This may be due to network connectivity issues.",
     "503": "UNAVAILABLE: The service is currently unavailable.",
+    "401": "There was a problem refreshing your current auth tokens: ('invalid_grant: "
+    "Token has been expired or revoked.', ...) Please run: $ gcloud auth login",
     "403": "PERMISSION_DENIED: Permission 'tpu.queuedResources.create' denied.",
     "400": "INVALID_ARGUMENT: Accelerator type is not supported here.",
 }
@@ -258,7 +269,7 @@ def test_no_gcloud_is_said(monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(BadInputError, match="--backend=api"):
-        GcloudBackend("p").state("a", "z")
+        GcloudBackend("p").state("a", "us-central2-b")
 
 
 def test_a_name_that_is_taken(api, service):
@@ -294,8 +305,10 @@ def test_a_command_line_is_a_list_of_arguments():
 def test_what_is_described_is_what_is_asked_for(api):
     operation = creation("spot")
     text = api.described(operation)
-    assert text.startswith("POST /v2/projects/p/locations/z/queuedResources?queuedRes")
-    delete = DeleteSlice("a", "z")
+    assert text.startswith(
+        "POST /v2/projects/p/locations/us-central2-b/queuedResources?queuedRes"
+    )
+    delete = DeleteSlice("a", "us-central2-b")
     assert api.described(delete).endswith("/queuedResources/a?force=true")
     command_line = GcloudBackend("p")
     line = command_line.described(delete)
@@ -308,8 +321,8 @@ def test_what_is_described_is_what_is_asked_for(api):
 def test_every_command_line_is_one_of_the_gcloud_that_is_installed(tmp_path):
     lines = [
         *(gcloud.create_arguments(creation(kind), "startup.sh") for kind in JOBS),
-        gcloud.delete_arguments("p", DeleteSlice("a", "z")),
-        gcloud.state_arguments("p", "z", "a"),
-        gcloud.list_arguments("p", "z"),
+        gcloud.delete_arguments("p", DeleteSlice("a", "us-central2-b")),
+        gcloud.state_arguments("p", "us-central2-b", "a"),
+        gcloud.list_arguments("p", "us-central2-b"),
     ]
     assert gcloud_parser.complaints(lines, tmp_path) == [""] * len(lines)

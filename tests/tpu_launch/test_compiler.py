@@ -38,9 +38,9 @@ def config(remat="full", **changes):
         remat=remat,
     )
     settings = {
-        "model_dir": "",
-        "corpus": "",
-        "task": "",
+        "model_dir": "m",
+        "corpus": "c",
+        "task": "t",
         "train_steps": 100,
         "batch_size": 64,
         "num_candidates": 4,

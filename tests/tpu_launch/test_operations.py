@@ -126,17 +126,26 @@ def test_labels_are_those_of_google_cloud():
     [
         ({"project": ""}, "expected a project.*PROJECT"),
         ({"zone": ""}, "expected a zone.*ZONE"),
-        ({"provisioning": "preemptible"}, "on-demand, spot, reserved.*'preemptible'"),
-        ({"builder_provisioning": "cheap"}, "'cheap'"),
         ({"name": "My_Run"}, "lowercase.*'My_Run'"),
         ({"name": "r" * 31}, "at most 30"),
-        ({"deadline_hours": 0.0}, "deadline_hours above 0"),
     ],
 )
 def test_settings_that_cannot_be(changes, said):
     config = dataclasses.replace(launching.config(), **changes)
     with pytest.raises(BadInputError, match=said):
         make_job(config, HardwareConfig("v4-64"), "gs://a/b", [], None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"provisioning": "preemptible"}, "on-demand, spot, reserved.*'preemptible'"),
+        ({"builder_provisioning": "cheap"}, "'cheap'"),
+    ],
+)
+def test_ways_to_obtain_slices_that_cannot_be(changes, said):
+    with pytest.raises(BadInputError, match=said):
+        dataclasses.replace(launching.config(), **changes)
 
 
 @pytest.mark.parametrize(

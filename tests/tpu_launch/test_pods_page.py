@@ -117,7 +117,8 @@ _SHOWN = {
     "plan": ("memory of a device", "the run"),
     "local": ("# stage 1: prepare", "# create slice pretrain-"),
     "up": (
-        "gcloud storage rsync --recursive gs://my-bucket/my/corpus /data/my/corpus",
+        "--exclude=examples/ gs://my-bucket/my/corpus /data/my/corpus",
+        "'--exclude=examples/(?!(my_salient)/)' gs://my-bucket/my/corpus /data",
         '"realm-worker@my-project.iam.gserviceaccount.com"',
         "128.80 USD an hour",
     ),

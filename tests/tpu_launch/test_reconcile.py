@@ -5,8 +5,11 @@ import shutil
 from collections import Counter
 
 import pytest
+from google.auth.exceptions import RefreshError
 
-from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.errors import BadInputError, NoAccessError, StoppedError
+from realm_jax.index.heartbeat import Heartbeat
+from realm_jax.storage import UnavailableStoreError
 from tests.tpu_launch import launching
 from tests.tpu_launch.fake_tpu import random_faults, served
 from tpu_launch import worker_state
@@ -144,7 +147,7 @@ def test_a_creation_that_is_asked_for_again_finds_its_own(world, backend):
 def test_somebody_elses_slice_of_our_name_is_not_taken(world, backend):
     job = launching.job(builder="")
     other = {"tpu": {"nodeSpec": [{"node": {"labels": {"owner": "somebody"}}}]}}
-    path = "/v2/projects/p/locations/z/queuedResources"
+    path = "/v2/projects/p/locations/us-central2-b/queuedResources"
     query = {"queuedResourceId": f"{job.run}-trainer-001"}
     world.answer("POST", path, query, other)
     world.working = False
@@ -192,6 +195,89 @@ def test_what_the_service_refuses_ends_the_run_at_once(world, backend):
         reconciler(world, backend).run()
     require_clean(world)
     assert len(world.requests) < 10
+
+
+@pytest.mark.parametrize("kind", ["401", "403"])
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_access_that_is_refused_for_twenty_minutes_is_waited_for(
+    world, backend, kind, method
+):
+    times, said = [], []
+
+    def fault(asked, path):
+        if asked != method or not (world.active() or times):
+            return ""
+        times.append(world.time)
+        return kind if world.time < times[0] + 1200 else ""
+
+    world.fault = fault
+    reconciler(world, backend, launching.job(), said).run()
+    require_clean(world)
+    assert attempts(world) == {TRAINER: 1, BUILDER: 1}
+    assert sum("minutes for access" in line for line in said) == 1
+
+
+def test_a_token_that_cannot_be_renewed_is_waited_for(world, backend, monkeypatch):
+    began, find = world.time, backend.find
+
+    def refused(zone, labels):
+        if began + 300 < world.time < began + 1200:
+            monkeypatch.setattr(backend._client, "list_queued_resources", no_token)
+        else:
+            monkeypatch.undo()
+        return find(zone, labels)
+
+    def no_token(**arguments):
+        raise RefreshError("invalid_grant: Token has been expired or revoked.")
+
+    backend.find = refused
+    reconciler(world, backend).run()
+    require_clean(world)
+    assert attempts(world) == {TRAINER: 1, BUILDER: 1}
+
+
+def test_access_that_stays_refused_ends_the_run_and_says_what_is_left(world, backend):
+    world.steps = 10**6
+    began = []
+
+    def fault(method, path):
+        began.extend([world.time] if len(world.active()) == 2 else [])
+        return "401" if began else ""
+
+    world.fault = fault
+    job = launching.job()
+    with pytest.raises(GaveUpError) as error:
+        reconciler(world, backend, job).run()
+    assert f"{job.run}-trainer-001, {job.run}-builder-001" in str(error.value)
+    assert isinstance(error.value.__context__, NoAccessError)
+    # Half an hour until the run is given up, and half an hour of deleting.
+    assert 3600 <= world.time - began[0] < 3800
+
+
+def test_a_bucket_that_refuses_for_twenty_minutes_is_waited_for(world, backend):
+    began, read = world.time, world.store.read
+
+    def refusing(name):
+        if began + 300 < world.time < began + 1500 and name.endswith(".json"):
+            raise NoAccessError("expected access to the bucket, got 401; log in")
+        return read(name)
+
+    world.steps, world.store.read = 300, refusing
+    reconciler(world, backend).run()
+    require_clean(world)
+    assert attempts(world) == {TRAINER: 1, BUILDER: 1}
+
+
+def test_a_refusal_to_delete_one_slice_does_not_keep_the_other(world, backend):
+    """Until half an hour has passed; then it is named."""
+    job = launching.job()
+    world.fault = lambda method, path: (
+        "400" if method == "DELETE" and "trainer" in path else ""
+    )
+    world.stop_at = world.time + 300
+    with pytest.raises(GaveUpError, match=f"could not delete {job.run}-trainer-001 "):
+        reconciler(world, backend, job).run()
+    assert list(world.resources) == [f"{job.run}-trainer-001"]
 
 
 def workers_say(world, job, role, **states):
@@ -273,6 +359,84 @@ def test_workers_that_fall_silent_are_lost(world, backend):
     assert read_attempt(world.store, job.run, TRAINER, 1).reason.startswith("1 of 1")
 
 
+@pytest.mark.parametrize("ahead", [-900.0, 900.0])
+def test_a_clock_of_the_workers_that_is_wrong_kills_nothing(world, backend, ahead):
+    world.workers_ahead, world.steps = ahead, 300
+    reconciler(world, backend).run()
+    require_clean(world)
+    assert attempts(world) == {TRAINER: 1, BUILDER: 1}
+
+
+@pytest.mark.parametrize("begins", [0.0, 400.0])
+def test_a_bucket_that_is_away_for_eleven_minutes_kills_nothing(world, backend, begins):
+    """Neither can workers write then; as they start, and as they train."""
+    job = launching.job(startup_minutes=5.0)
+    away, read = [], world.store.read
+
+    def is_away(seconds=660):
+        away.extend([world.time] if len(world.active()) == 2 and not away else [])
+        return away and begins <= world.time - away[0] < begins + seconds
+
+    def reading(name):
+        if is_away():
+            raise UnavailableStoreError("away")
+        return read(name)
+
+    def tick(world):
+        # They report every minute.
+        world.working = not is_away(660 + 75)
+
+    world.steps, world.on_tick, world.store.read = 300, tick, reading
+    reconciler(world, backend, job).run()
+    require_clean(world)
+    assert attempts(world) == {TRAINER: 1, BUILDER: 1}
+
+
+def test_a_step_that_never_ends_is_tried_once_more_and_ends_the_run(world, backend):
+    """Its worker reports every minute."""
+    world.steps_per_minute, job = 0, launching.job(stalled_minutes=30.0)
+    with pytest.raises(GaveUpError, match=r"failed twice at .*no progress for 30 min"):
+        reconciler(world, backend, job).run()
+    require_clean(world)
+    assert attempts(world)[TRAINER] == 2
+    assert 3600 < world.time - 1_000_000 < 2 * 2400
+
+
+def test_a_trainer_is_not_stalled_while_its_builder_is_queued_or_embeds(world, backend):
+    began, job = world.time, launching.job(stalled_minutes=30.0)
+    heartbeat = Heartbeat(world.store, "index_builder")
+
+    def tick(world):
+        hours = (world.time - began) / 3600
+        world.steps_per_minute = 0 if hours < 4 else 10
+        for resource in world.resources.values():
+            if resource.labels["realm-role"] == BUILDER and hours < 2:
+                resource.since = world.time
+        if 2 < hours < 4:
+            heartbeat.beat(0, activity="embedding", blocks_done=int(1000 * hours))
+
+    world.on_tick = tick
+    reconciler(world, backend, job).run()
+    require_clean(world)
+    assert attempts(world) == {TRAINER: 1, BUILDER: 1}
+
+
+def test_a_builder_that_waits_is_not_stalled_and_one_that_embeds_is(world, backend):
+    began, job = world.time, launching.job(stalled_minutes=30.0)
+    heartbeat = Heartbeat(world.store, "index_builder")
+
+    def tick(world):
+        activity = "waiting" if world.time < began + 7200 else "embedding"
+        heartbeat.beat(40, activity=activity, blocks_done=7)
+
+    world.steps_of, world.on_tick = {TRAINER: 2400, BUILDER: 0}, tick
+    with pytest.raises(GaveUpError, match="builder failed twice at block 7 of the"):
+        reconciler(world, backend, job).run()
+    require_clean(world)
+    assert attempts(world) == {TRAINER: 1, BUILDER: 2}
+    assert 7200 + 3600 < world.time - began < 7200 + 2 * 2400
+
+
 def test_the_deadline_deletes_everything(world, backend):
     world.steps = 10**6
     with pytest.raises(GaveUpError, match="deadline of 2 hours"):
@@ -308,7 +472,7 @@ def test_a_creation_that_lands_after_the_end_is_not_left_behind(world, backend):
             query = {"queuedResourceId": f"{job.run}-trainer-001"}
             labels = {"realm-run": job.run, "realm-role": TRAINER}
             body = {"tpu": {"nodeSpec": [{"node": {"labels": labels}}]}}
-            path = "/v2/projects/p/locations/z/queuedResources"
+            path = "/v2/projects/p/locations/us-central2-b/queuedResources"
             world.answer("POST", path, query, body)
 
     world.fault, world.on_tick, world.working = fault, land, False
@@ -350,6 +514,32 @@ def test_a_launcher_ends_when_another_has_the_run(world, backend):
     assert len(world.resources) == 2
 
 
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_a_launcher_that_is_late_does_not_cost_the_healthy_slice(
+    world, backend, is_noticed
+):
+    """It was stopped between its last look and its request; two others came since."""
+    job = launching.job(builder="")
+    late, second = (reconciler(world, backend, job) for _ in range(2))
+    for _ in range(8):
+        second._pass()
+        world.wait(30)
+    assert len(world.active()) == 1
+    if is_noticed:
+        with pytest.raises(TakenOverError):
+            late._begin(job.roles[0], late._progress[TRAINER])
+        assert attempts(world) == {TRAINER: 1}
+    else:
+        late._attempts.require_ours = lambda: None
+        late._begin(job.roles[0], late._progress[TRAINER])
+        assert attempts(world) == {TRAINER: 2}
+    reconciler(world, backend, job).run()
+    assert world.resources == {}
+    assert worker_state.read_done(world.store, job.run, TRAINER).attempt == 1
+    for number in (1, 2):
+        assert read_attempt(world.store, job.run, TRAINER, number).ended
+
+
 def test_roles_may_be_in_zones_of_their_own(world, backend):
     zones = {}
 
@@ -357,10 +547,10 @@ def test_roles_may_be_in_zones_of_their_own(world, backend):
         zones.update({n.split("-")[-2]: r.zone for n, r in world.resources.items()})
 
     world.on_tick = watch
-    job = launching.job(builder_zone="elsewhere", builder_provisioning="spot")
+    job = launching.job(builder_zone="us-east1-d", builder_provisioning="spot")
     reconciler(world, backend, job).run()
     require_clean(world)
-    assert zones == {TRAINER: "z", BUILDER: "elsewhere"}
+    assert zones == {TRAINER: "us-central2-b", BUILDER: "us-east1-d"}
     spot = {
         query["queuedResourceId"].split("-")[-2]: "spot" in body
         for method, _, query, body, _ in world.requests

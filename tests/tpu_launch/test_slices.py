@@ -22,7 +22,10 @@ from tpu_launch import slices
         ("v5litepod-8", 8, 8, 1, "2x4"),
         ("v5litepod-16", 16, 16, 4, "4x4"),
         ("v5litepod-64", 64, 64, 16, "8x8"),
+        ("v2-32", 16, 32, 4, "4x4"),
+        ("v2-128", 64, 128, 16, "8x8"),
         ("v5p-128", 64, 64, 16, "4x4x4"),
+        ("v5p-12288", 6144, 6144, 1536, "16x16x24"),
         ("v6e-64", 64, 64, 16, "8x8"),
         ("h100-8", 8, 8, 1, ""),
         ("cpu", 1, 1, 1, ""),
@@ -41,6 +44,9 @@ def test_names_stand_for_machines(name, num_chips, num_devices, num_hosts, topol
     [
         ("tpu7x-64", "does not serve TPU7x"),
         ("v4-48", "expected one of v4-8, v4-16, v4-32, .*got 'v4-48'"),
+        ("v2-16", "one of v2-8, v2-32, v2-128, v2-256, v2-512, got 'v2-16'"),
+        ("v2-64", "got 'v2-64'"),
+        ("v3-16", "one of v3-8, v3-32, v3-64, .*v3-2048, got 'v3-16'"),
         ("v4-65", "got 'v4-65'"),
         ("v5litepod-512", "v5litepod-256, got 'v5litepod-512'"),
         ("v4", "such as v4-64.*got 'v4'"),
@@ -68,3 +74,19 @@ def test_prices_are_of_chips():
     hardware = HardwareConfig("v4-64", chip_hour_prices={"v4": 3.0})
     assert slices.parse("v4-64").hourly_price(hardware) == 32 * 3.0
     assert slices.parse("v6e-64").hourly_price(hardware) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        ("v5litepod-1", 48),
+        ("v5litepod-4", 192),
+        ("v5litepod-8", 384),
+        ("v5litepod-16", 192),
+        ("v6e-1", 176),
+        ("v6e-8", 1440),
+        ("v6e-64", 720),
+    ],
+)
+def test_the_memory_of_a_host_is_that_of_its_machine_type(name, gigabytes):
+    assert slices.parse(name).host_memory == gigabytes << 30

@@ -11,6 +11,7 @@ from realm_jax.storage import open_store
 from tests.tpu_launch import gcloud_parser, tpu_vm
 from tests.tpu_launch.tpu_vm import RUN, TpuVm, script, shipped
 from tpu_launch import worker_state
+from tpu_launch.job import unread_examples
 from tpu_launch.startup import TPU_VM
 from tpu_launch.worker_state import State
 
@@ -197,24 +198,40 @@ def test_what_the_image_lacks_is_installed(tmp_path, model_dir, told):
 def test_gcloud_knows_what_the_script_asks_of_it(tmp_path):
     words = ("gs://bucket/a", "/b")
     lines = [[*shlex.split(one), *words] for one in (TPU_VM.copy, TPU_VM.sync)]
-    assert gcloud_parser.complaints(lines, tmp_path) == ["", ""]
+    # Before the other flag, for which the linter would take it as the value.
+    lines.append(
+        [*lines[1][:-3], "--exclude=examples/(?!(my_salient)/)", *lines[1][-3:]]
+    )
+    assert gcloud_parser.complaints(lines, tmp_path) == [""] * 3
 
 
 @pytest.mark.parametrize("gcloud", ["", "real"])
 def test_a_worker_of_a_bucket(vm, checkout, bucket, tmp_path, gcloud):
-    """Bundle and state in a bucket, the corpus from another folder of it."""
+    """Bundle and state in a bucket, the corpus from another folder of it.
+
+    Of the examples there only those of its own tasks.
+    """
     if gcloud and not shutil.which("gcloud"):
         pytest.skip("needs gcloud")
     told_gcloud = vm.use_real_gcloud(tmp_path / "config") if gcloud else {}
     model_dir = f"{bucket}/startup{gcloud}/model"
     store = open_store(model_dir)
-    open_store(f"{bucket}/startup{gcloud}/corpus").write("shards/0", b"text")
+    folder = open_store(f"{bucket}/startup{gcloud}/corpora")
+    read = ("old,1/corpus.json", "old,1/shards/0", "old,1/examples/a.b/train/x")
+    unread = ("a.b2/train/x", "aXb/x", "a/b", "c/examples/a.b/x")
+    for name in (*read, *(f"old,1/examples/{one}" for one in unread)):
+        folder.write(name, b"text")
     told = shipped(checkout, model_dir, store)
-    fetch = {f"{bucket}/startup{gcloud}/corpus": str(tmp_path / "corpus")}
-    done = vm.boot(script(vm, model_dir, told, _HELP, fetch), **told_gcloud)
+    fetch = {f"{bucket}/startup{gcloud}/corpora": str(tmp_path / "corpora")}
+    left_out = unread_examples(fetch, str(tmp_path / "corpora/old,1"), ["a.b", "d"])
+    text = script(vm, model_dir, told, _HELP, fetch, left_out)
+    done = vm.boot(text, **told_gcloud)
     assert done.returncode == 0, done.stderr
     assert _SAYS in log(store)
-    assert (tmp_path / "corpus" / "shards" / "0").read_bytes() == b"text"
+    copied = [path for path in (tmp_path / "corpora").rglob("*") if path.is_file()]
+    names = {str(path.relative_to(tmp_path / "corpora")) for path in copied}
+    assert names == set(read)
+    assert {path.read_bytes() for path in copied} == {b"text"}
 
 
 @pytest.mark.timeout(3600)

@@ -1,6 +1,7 @@
 """The supervisor of a worker, with real commands, on a clock that runs fast."""
 
 import dataclasses
+import http.server
 import itertools
 import os
 import pathlib
@@ -179,6 +180,12 @@ def test_a_command_that_crashes_at_one_place_is_given_up(world):
     assert state.reached == "checkpoint 40"
     assert state.message == "code 139: a bug"
     assert world.done() is None
+
+
+def test_a_command_whose_builder_is_late_is_started_again(world):
+    """However often: its slice may be queued for longer than four restarts take."""
+    assert world.run("sys.exit(75 if start < 8 else 0)") == 0
+    assert len(world.starts()) == 8
 
 
 @pytest.mark.parametrize(
@@ -437,6 +444,57 @@ while True:
     assert (tmp_path / "saved").read_text() == "8476"
     workers = worker_state.read_workers(open_store(model_dir), "run", "trainer", 3)
     assert workers[0].state == State.STOPPED
+
+
+def test_a_preemption_that_only_the_metadata_tell_has_the_command_save(tmp_path):
+    program = """
+import pathlib, signal, sys, time
+def save(*_):
+    pathlib.Path("saved").touch()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path("ready").touch()
+while True:
+    time.sleep(60)
+"""
+    preempted, model_dir = threading.Event(), tmp_path / "model"
+    told = {
+        "attributes/agent-worker-number": "0",
+        "attributes/worker-network-endpoints": "127.0.0.1",
+    }
+
+    class Metadata(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            assert self.headers["Metadata-Flavor"] == "Google"
+            path, _, query = self.path.partition("?")
+            name = path.removeprefix("/computeMetadata/v1/instance/")
+            if name == "preempted" and "wait_for_change=true" in query:
+                preempted.wait(10)
+            is_so = "TRUE" if preempted.is_set() else "FALSE"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write({"preempted": is_so, **told}[name].encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    environment = _environment(
+        tmp_path, GCE_METADATA_HOST=f"127.0.0.1:{server.server_port}"
+    )
+    del environment["TPU_WORKER_ID"], environment["TPU_WORKER_HOSTNAMES"]
+    arguments = _arguments(model_dir, [program])
+    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment)
+    try:
+        until((tmp_path / "ready").exists)
+        preempted.set()
+        assert process.wait(20) == 143
+    finally:
+        process.kill()
+        server.shutdown()
+        server.server_close()
+    assert (tmp_path / "saved").exists()
 
 
 def test_the_program_takes_no_memory_of_jax():

@@ -24,7 +24,7 @@ _IMAGE = ("bash", "cat", "chmod", "gzip", "ln", "mkdir", "rm", "sha256sum", "tar
 _IMAGE += ("touch", "kill", "dirname", "env", "sed")
 # As `gcloud storage`: of a gs:// address, or of a folder in its place.
 _GCLOUD = """
-import argparse, pathlib, shutil, sys
+import argparse, pathlib, re, shutil, sys
 sys.path.insert(0, {root!r})
 parser = argparse.ArgumentParser("gcloud", allow_abbrev=False)
 groups = parser.add_subparsers(required=True)
@@ -35,6 +35,7 @@ for name in ("cp", "rsync"):
     command.add_argument("target", type=pathlib.Path)
     if name == "rsync":
         command.add_argument("--recursive", action="store_true", required=True)
+        command.add_argument("--exclude", type=lambda text: text.split(","), default=[])
 flags = parser.parse_args()
 if flags.command == "rsync" and not flags.target.is_dir():
     sys.exit("ERROR: (gcloud.storage.rsync) Did not find existing container")
@@ -46,6 +47,8 @@ if flags.source.startswith("gs://"):
     else:
         store = open_store(flags.source)
         for name in store.list():
+            if any(re.match(pattern, name) for pattern in flags.exclude):
+                continue
             path = flags.target / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(store.read(name))
@@ -218,6 +221,7 @@ def script(
     told: Mapping[str, str],
     command: Sequence[str],
     fetch: Mapping[str, str] | None = None,
+    left_out: Mapping[str, str] | None = None,
 ) -> str:
     """Returns the startup script of a trainer of one worker."""
     return startup.startup_script(
@@ -230,6 +234,7 @@ def script(
         model_dir=model_dir,
         deadline=DEADLINE,
         fetch=fetch or {},
+        left_out=left_out or {},
         command=command,
         site=vm.site,
         **told,

@@ -1,11 +1,14 @@
 """A trainer or an index builder of a tiny world, as one process of several.
 
-    python -m tests.training.hosts_program pretrain WORLD MODEL_DIR CHANGES
+    python -m tests.training.hosts_program pretrain|finetune|build-index \
+        WORLD MODEL_DIR CHANGES
 
 WORLD is the folder of a world that is there, CHANGES are JSON settings of the run;
-`stop_last_after` is the update after which the last process is asked to stop.
+`stop_last_after` is the update after which the last process is asked to stop, `bad` are
+updates whose gradient is NaN.
 """
 
+import contextlib
 import json
 import pathlib
 import signal
@@ -20,8 +23,9 @@ import jax
 from realm_jax import multihost
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index.builder import BuilderConfig, IndexBuilder
+from realm_jax.index.device_search import row_sharding
 from realm_jax.storage import open_store
-from realm_jax.training import initialization, partitioning, pretrain
+from realm_jax.training import finetune, initialization, partitioning, pretrain
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.stage import Stage
@@ -44,14 +48,17 @@ def check_places(stage: Stage) -> None:
         stage.retriever, stage.reader, tiny_world.LENGTHS, seed=0
     )
     by_axes = partitioning.parameter_shardings(stage.mesh, params_axes)
-    expected = state_shardings(stage.state, by_axes, stage.mesh)
+    state = stage.state.replace(index=None)
+    expected = state_shardings(state, by_axes, stage.mesh)
     used = set()
 
     def check(array, sharding) -> None:
         assert array.sharding.is_equivalent_to(sharding, array.ndim), sharding
         used.update(jax.tree.leaves(tuple(sharding.spec)))
 
-    jax.tree.map(check, stage.state, expected)
+    jax.tree.map(check, state, expected)
+    if stage.state.index is not None:
+        check(stage.state.index.rows, row_sharding(stage.mesh))
     split = {axis for axis in ("fsdp", "model") if stage.mesh.shape[axis] > 1}
     assert split <= used, (split, used)
 
@@ -67,11 +74,22 @@ def main(what: str, world: str, model_dir: str, changes: str) -> None:
         IndexBuilder(open_store(model_dir), blocks, config).run(stop)
         return
     stop_after = settings.pop("stop_last_after", None)
+    bad = settings.pop("bad", [])
     settings["mesh"] = MeshConfig(**settings.get("mesh", {}))
     # Training needs the files alone.
     found: Any = types.SimpleNamespace(
         corpus=f"{world}/corpus", questions=f"{world}/questions.jsonl"
     )
+    if what == "finetune":
+        config = tiny_world.finetune_config(
+            found,
+            model_dir,
+            questions=found.questions,
+            optimizer=smooth,
+            **settings,
+        )
+        finetune.run(config, tiny_world.silent, stop)
+        return
     config = tiny_world.pretrain_config(
         found,
         model_dir,
@@ -93,7 +111,8 @@ def main(what: str, world: str, model_dir: str, changes: str) -> None:
         check_places(stage)
         close(stage)
 
-    with mock.patch.object(Stage, "close", check_and_close):
+    poison = tiny_world.poisoned(*bad) if bad else contextlib.nullcontext()
+    with poison, mock.patch.object(Stage, "close", check_and_close):
         pretrain.run(config, report, stop)
 
 

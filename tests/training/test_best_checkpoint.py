@@ -294,7 +294,10 @@ def test_the_best_of_a_run_that_measured_nothing_is_one_clear_line(
     ("changes", "named"),
     [
         ({"warm_start_checkpoint": "newest"}, "CHECKPOINT to be one of last, best"),
-        ({"held_out_examples": -1}, "HELD_OUT_EXAMPLES of at least 0"),
+        (
+            {"held_out_examples": -1},
+            "held_out_examples to be a whole number of at least 0",
+        ),
     ],
 )
 def test_wrong_settings_are_named(world, changes, named):

@@ -19,8 +19,8 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.training import initialization
 from realm_jax.training.candidate_search import DeviceSearch
 from realm_jax.training.host_search import HostSearch
-from realm_jax.training.losses import PretrainLoss
 from realm_jax.training.partitioning import MeshConfig, make_mesh
+from realm_jax.training.pretrain_loss import PretrainLoss
 from realm_jax.training.step_timing import Part, Stopwatch
 from realm_jax.types import Neighbours, PretrainBatch
 from tests import tiny_world

@@ -12,6 +12,7 @@ import optax
 import pytest
 
 from realm_jax.errors import BadInputError
+from realm_jax.index.device_search import EmbeddingTable
 from realm_jax.storage import open_store
 from realm_jax.training import checkpoints
 from realm_jax.training.checkpoint_manifests import (
@@ -149,6 +150,24 @@ def test_parameters_of_another_shape_are_refused(store):
     save(store, 1)
     with pytest.raises(BadInputError, match="model file"):
         checkpoints.restore_state(store, make_state(width=4))
+
+
+def with_index(state, rows, num_blocks=5):
+    """The state with a table of `rows` rows, of which the first `num_blocks` count."""
+    table = np.arange(4.0 * rows, dtype=np.float32).reshape(rows, 4)
+    table[num_blocks:] = 0
+    index = EmbeddingTable(jnp.asarray(table), None, None, jnp.asarray(num_blocks))
+    return state.replace(index=index)
+
+
+@pytest.mark.parametrize("rows", [6, 16])
+def test_an_index_that_is_padded_for_other_devices_keeps_its_blocks(store, rows):
+    checkpointer = checkpoints.Checkpointer(store)
+    checkpointer.save(with_index(make_state(7), 8), {})
+    checkpointer.close()
+    restored = checkpoints.restore_state(store, with_index(make_state(), rows))
+    expected = with_index(make_state(7), rows)
+    jax.tree.map(np.testing.assert_array_equal, restored.tree, expected)
 
 
 def test_a_flipped_bit_in_any_file_is_named_and_the_one_before_is_used(

@@ -1,3 +1,4 @@
+import dataclasses
 import shutil
 import threading
 
@@ -18,6 +19,7 @@ from realm_jax.training import finetune, pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
+from realm_jax.training.search_ahead import SearchAhead
 from realm_jax.training.stage import Stage
 from realm_jax.training.step import FunctionLoss
 from tests import tiny_world
@@ -103,6 +105,87 @@ def test_stopped_and_resumed_it_ends_at_the_same_bits(world, fine_tuned, tmp_pat
     assert commit.read_bytes() == before
     assert_same_bits(params_of(tmp_path), params_of(fine_tuned))
     assert finetune.run(config, silent, NEVER)
+
+
+def losses_of(config):
+    assert finetune.run(config, silent, NEVER)
+    return [line["loss"] for line in read_metrics(config.model_dir)]
+
+
+def test_inputs_are_made_while_the_update_before_is_running(
+    world, tmp_path, monkeypatch
+):
+    """The blocks of the second update are labelled before the first one is over."""
+    labelled = threading.Event()
+    blocks = finetune.AnswerLabels.blocks
+    threads = []
+
+    def counting(labels, questions, block_ids):
+        threads.append(threading.current_thread())
+        found = blocks(labels, questions, block_ids)
+        if len(threads) == 2:
+            labelled.set()
+        return found
+
+    def train(stage, loss, inputs_at, **others):
+        inputs_at(0, stage.state)
+        assert labelled.wait(60)  # Now the update would run.
+        inputs_at(1, stage.state)
+
+    monkeypatch.setattr(finetune.AnswerLabels, "blocks", counting)
+    monkeypatch.setattr(Stage, "train", train)
+    finetune.run(tiny_world.finetune_config(world, tmp_path), silent, NEVER)
+    main = threading.current_thread()
+    assert [thread is main for thread in threads[:2]] == [True, False]
+
+
+def test_queries_that_do_not_train_give_the_same_bits_ahead_and_not(
+    world, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(finetune, "frozen_parameters", lambda config: ("retriever",))
+    ahead, at_once = (
+        tiny_world.finetune_config(world, tmp_path / name, search_ahead=ahead)
+        for name, ahead in (("ahead", True), ("at_once", False))
+    )
+    assert losses_of(ahead) == losses_of(at_once)
+    assert_same_bits(params_of(ahead.model_dir), params_of(at_once.model_dir))
+
+
+def test_blocks_found_ahead_are_those_of_parameters_one_update_old(
+    world, tmp_path, monkeypatch
+):
+    """Against a search at the moment of each update, and of the one before."""
+    few = {"num_retrieved": 2, "train_steps": 4}
+    config = tiny_world.finetune_config(world, tmp_path / "ahead", **few)
+    found = losses_of(config)
+    beside = tiny_world.finetune_config(
+        world, tmp_path / "beside", search_ahead=False, **few
+    )
+    assert found[0] == losses_of(beside)[0]
+    assert found != losses_of_stale_searches(monkeypatch, beside, tmp_path / "live", 0)
+    assert found == losses_of_stale_searches(monkeypatch, beside, tmp_path / "old", 1)
+
+
+def losses_of_stale_searches(monkeypatch, config, folder, age):
+    """The losses of searches before the update, with parameters so many updates old."""
+    seen, search = [], SearchAhead.__call__
+
+    def stale(self, step, retriever, *others):
+        seen.append(jax.device_get(retriever))
+        return search(self, step, seen[max(0, step - age)], *others)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SearchAhead, "__call__", stale)
+        return losses_of(dataclasses.replace(config, model_dir=str(folder)))
+
+
+def test_what_was_found_ahead_of_another_number_of_blocks_is_not_used(world, tmp_path):
+    stop, report = tiny_world.stop_after(2)
+    few = tiny_world.finetune_config(world, tmp_path, num_retrieved=3)
+    assert not finetune.run(few, report, stop)
+    more = tiny_world.finetune_config(world, tmp_path, num_read=5)
+    assert finetune.run(more, silent, NEVER)
+    assert list(read_metrics(str(tmp_path)))[-1]["answer_retrieved"] == 1.0
 
 
 def test_a_stop_while_embedding_leaves_a_folder_to_start_in_again(world, tmp_path):
@@ -263,7 +346,6 @@ def test_wrong_settings_are_named_before_anything_runs(world, changes, named):
         tiny_world.finetune_config(world, "nowhere", **changes)
 
 
-def test_an_unknown_searcher_is_bad_input(world, tmp_path):
-    config = tiny_world.finetune_config(world, tmp_path, searcher="guess")
-    with pytest.raises(BadInputError, match="SEARCHER"):
-        finetune.run(config, silent, NEVER)
+def test_an_unknown_searcher_is_bad_input_before_anything_is_embedded(world, tmp_path):
+    with pytest.raises(BadInputError, match=r"SEARCHER to be one of .*'guess'"):
+        tiny_world.finetune_config(world, tmp_path, searcher="guess")

@@ -12,7 +12,7 @@ import pytest
 
 from bench.invented_world import WorldConfig
 from realm_jax.data.blocks import BlockStore
-from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.errors import NotReadyError, StoppedError
 from realm_jax.index import follower, heartbeat
 from realm_jax.index.builder import BUILDER_ROLE, TRAINER_ROLE, collect_garbage
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
@@ -255,6 +255,21 @@ def test_what_another_job_commits_is_taken(source, params):
         assert client.take() is None
 
 
+def test_an_index_that_is_committed_and_not_refused_is_to_come(source, params):
+    client = IndexClient(source, NEVER)
+    client.publish(2, params)
+    client.follow(newer_than=1)
+    with client:
+        assert not client.has_newer()
+        source.build(2, params)
+        assert client.has_newer()
+        taken = client.wait(PATIENCE)
+        assert not client.has_newer()
+        source.build(3, louder(params))  # It is of nothing that was published.
+        wait_until(lambda: not client.has_newer())
+    assert taken.manifest.step == 2
+
+
 def test_an_index_of_a_lost_run_is_refused_until_it_is_made_anew(
     source, params, caplog
 ):
@@ -264,7 +279,7 @@ def test_an_index_of_a_lost_run_is_refused_until_it_is_made_anew(
         client.publish(4, params)
         client.follow(newer_than=-1)
         wait_until(lambda: "Refused the index of step 4" in caplog.text)
-        with pytest.raises(BadInputError, match=r"step 6 .*step 4 is of another"):
+        with pytest.raises(NotReadyError, match=r"step 6 .*step 4 is of another"):
             client.wait(0.0)
         source.series.forget_after(-1)
         source.build(4, params)
@@ -286,7 +301,7 @@ def test_documents_embedded_at_another_length_are_refused(source, params, caplog
         client.publish(4, params)
         client.follow(newer_than=-1)
         wait_until(lambda: "Refused the index of step 4" in caplog.text)
-        with pytest.raises(BadInputError, match="same document_length"):
+        with pytest.raises(NotReadyError, match="same document_length"):
             client.wait(0.0)
 
 
@@ -306,17 +321,17 @@ def test_a_trainer_that_waits_for_its_index_gives_signs_of_life(
     monkeypatch.setattr(follower, "time", ticking)
     with IndexClient(source, NEVER) as client:
         client.follow(newer_than=-1)
-        with pytest.raises(BadInputError, match="none came"):
+        with pytest.raises(NotReadyError, match="none came"):
             client.wait(20.0)
     times = sorted(set(said) - {None})
     assert len(times) >= 9
     assert set(np.diff(times)) == {2}
 
 
-def test_waiting_in_vain_is_bad_input_and_asked_to_stop_is_not(source):
+def test_waiting_in_vain_is_not_ready_and_asked_to_stop_is_stopped(source):
     with IndexClient(source, NEVER) as client:
         client.follow(newer_than=-1)
-        with pytest.raises(BadInputError, match=r"none came within 0\.1 s"):
+        with pytest.raises(NotReadyError, match=r"none came within 0\.1 s"):
             client.wait(0.1)
     stop = threading.Event()
     stop.set()
@@ -324,6 +339,49 @@ def test_waiting_in_vain_is_bad_input_and_asked_to_stop_is_not(source):
         client.follow(newer_than=-1)
         with pytest.raises(StoppedError):
             client.wait(PATIENCE)
+
+
+def test_patience_begins_with_the_first_sign_of_life_of_a_builder(
+    source, monkeypatch, clock
+):
+    """Its slice may be queued for longer than a builder may be silent."""
+    monkeypatch.setattr(follower, "time", Clock(tick=1.0))
+    Heartbeat(source.model_store, BUILDER_ROLE).beat(3)  # Of a run long ago.
+    with IndexClient(source, NEVER, builder_patience_seconds=300.0) as client:
+        client.follow(newer_than=-1)
+        clock.seconds += 1000
+        with pytest.raises(NotReadyError, match=r"none came within 20 s") as e:
+            client.wait(20.0)
+    said = "no index builder has given a sign of life, last heard of 1000 s ago"
+    assert said in str(e.value)
+
+
+def test_it_is_waited_for_as_long_as_blocks_are_embedded(source, params, monkeypatch):
+    builder = Heartbeat(source.model_store, BUILDER_ROLE)
+    waited = Clock(tick=1.0)
+    done = []
+
+    def look():
+        """A second passes, in which the builder embeds a block, until it is done."""
+        if len(done) == 40:
+            return waited.seconds
+        done.append(len(done))
+        builder.beat(2, activity="embedding", blocks_done=len(done), num_blocks=999)
+        if len(done) == 40:
+            source.build(2, params)
+        return waited.monotonic()
+
+    ticking = types.SimpleNamespace(monotonic=look)
+    with IndexClient(source, NEVER) as client:
+        client.publish(2, params)
+        client.follow(newer_than=-1)
+        with monkeypatch.context() as patched:
+            patched.setattr(follower, "time", ticking)
+            assert client.wait(15.0).manifest.step == 2
+        # Alive, but it gets no further.
+        monkeypatch.setattr(follower, "time", waited)
+        with pytest.raises(NotReadyError, match=r"none came within 15 s"):
+            client.wait(15.0)
 
 
 def test_a_builder_that_fell_silent_is_named(source, caplog, clock):
@@ -346,7 +404,7 @@ def test_a_builder_that_fell_silent_is_named(source, caplog, clock):
         (warning,) = caplog.messages
         assert f"process {os.getpid()} on" in warning
         assert "running) is silent at step 7, last heard of 310 s ago" in warning
-        with pytest.raises(BadInputError, match=r"has ended without.*silent at step 7"):
+        with pytest.raises(NotReadyError, match=r"has ended without.*silent at step 7"):
             client.wait(PATIENCE)
         builder.beat(8)
         clock.seconds += 10

@@ -13,6 +13,7 @@ from realm_jax.training.optimizers import (
     OptimizerConfig,
     learning_rate_schedule,
     make_optimizer,
+    stop_gradient,
 )
 
 CONFIG = OptimizerConfig(learning_rate=0.1, warmup_steps=2, total_steps=10)
@@ -70,6 +71,26 @@ def test_frozen_parameters_do_not_move_and_have_no_moments():
 def test_freezing_nothing_is_an_error():
     with pytest.raises(BadInputError, match="towers"):
         make_optimizer(CONFIG, frozen=("towers",)).init(make_params())
+
+
+@pytest.mark.parametrize(
+    ("path", "closest"),
+    [
+        ("retriever/dens", "closest are retriever/dense, retriever/dense/"),
+        ("retriever/", "closest are retriever, "),
+        ("reader/norm/sc", "closest are reader/norm/scale, "),
+        ("towers", "closest are reader, retriever: "),
+    ],
+)
+def test_each_frozen_path_is_that_of_parameters(path, closest):
+    # Beside one that is: else a typo among several would train unnoticed.
+    with pytest.raises(BadInputError) as raised:
+        make_optimizer(CONFIG, frozen=("reader/norm", path)).init(make_params())
+    assert f"at or below {path!r}" in str(raised.value)
+    assert closest in str(raised.value)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(BadInputError):
+        stop_gradient(make_params(), ("reader/norm", path))
 
 
 def test_a_warmup_longer_than_the_run_is_an_error():

@@ -14,6 +14,8 @@ from realm_jax.types import PretrainBatch
 
 CLS, SEP, MASK = 2, 3, 4
 QUERY, JOINED = 9, 13
+# The joined length; and no wordpiece continues a word.
+REST = JOINED, np.zeros(100, bool)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,10 @@ def test_retrieved_documents_equal_those_of_a_loop(
     start = min(start, len(sentence) - 1)
     span = range(start, min(start + size, len(sentence)))
     block, found = choose_retrieved(
-        Bodies(bodies), np.array([neighbours]), masked(sentence, span, source), JOINED
+        Bodies(bodies),
+        np.array([neighbours]),
+        masked(sentence, span, source),
+        *REST,
     )
     expected = slowly(bodies, neighbours, sentence, span, source)
     assert (int(block[0]), bool(found[0])) == expected
@@ -127,7 +132,7 @@ def test_the_best_block_with_the_answer_comes_before_better_ones_without():
         (4, 3, -1, -1, -1): (-1, False),
     }.items():
         block, found = choose_retrieved(
-            Bodies(bodies), np.array([neighbours]), batch, JOINED
+            Bodies(bodies), np.array([neighbours]), batch, *REST
         )
         assert (block[0], found[0]) == expected
 
@@ -136,9 +141,7 @@ def test_of_spans_that_are_masked_together_the_drawn_one_is_the_answer():
     sentence = [10, 11, 12, 13, 14]
     together = masked(sentence, [3, 0, 1], source=-1)
     bodies = [[10, 11, 20], [13, 20, 21]]
-    block, found = choose_retrieved(
-        Bodies(bodies), np.array([[0, 1]]), together, JOINED
-    )
+    block, found = choose_retrieved(Bodies(bodies), np.array([[0, 1]]), together, *REST)
     assert (block[0], found[0]) == (1, True)
 
 
@@ -146,15 +149,25 @@ def test_an_answer_that_is_cut_off_is_none():
     # Two special pieces, four of the sentence and a last [SEP] leave six.
     bodies = [[20, 20, 20, 20, 20, 11, 12], [20, 20, 20, 20, 11, 12]]
     batch = masked([10, 11, 12, 13], range(1, 3), source=-1)
-    block, found = choose_retrieved(Bodies(bodies), np.array([[0, 1]]), batch, JOINED)
+    block, found = choose_retrieved(Bodies(bodies), np.array([[0, 1]]), batch, *REST)
     assert (block[0], found[0]) == (1, True)
-    block, found = choose_retrieved(Bodies(bodies), np.array([[0]]), batch, JOINED)
+    block, found = choose_retrieved(Bodies(bodies), np.array([[0]]), batch, *REST)
     assert (block[0], found[0]) == (0, False)
+
+
+def test_an_answer_that_is_the_beginning_of_a_word_is_none():
+    continues_word = np.arange(100) == 30
+    bodies = [[20, 11, 12, 30], [20, 11, 12]]
+    batch = masked([10, 11, 12, 13], range(1, 3), source=-1)
+    block, found = choose_retrieved(
+        Bodies(bodies), np.array([[0, 1]]), batch, JOINED, continues_word
+    )
+    assert (block[0], found[0]) == (1, True)
 
 
 def test_without_a_scored_mask_nothing_is_an_answer():
     batch = masked([10, 11], [], source=-1)
-    block, found = choose_retrieved(Bodies([[20]]), np.array([[0]]), batch, JOINED)
+    block, found = choose_retrieved(Bodies([[20]]), np.array([[0]]), batch, *REST)
     assert (block[0], found[0]) == (0, False)
 
 

@@ -1,8 +1,10 @@
+import json
 import types
 
+import numpy as np
 import pytest
 
-from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.errors import BadInputError, NotReadyError, StoppedError
 from realm_jax.index.source import LoadedIndex, Staleness
 from realm_jax.training.refresh import (
     ANY_AGE,
@@ -52,6 +54,9 @@ class RecordingClient:
     def wait(self, seconds):
         self.calls.append(("wait", seconds))
         return Index(0)
+
+    def has_newer(self):
+        return False
 
     def take(self):
         self.asked += 1
@@ -152,6 +157,55 @@ def test_resumed_where_a_refresh_is_due_it_is_not_skipped():
     assert used == [6, 6]
 
 
+def rolled(embedded, step, num_devices, period=3):
+    """One slice of each device's rows is embedded again after `step` updates."""
+    for rows in np.split(embedded, num_devices):
+        count = -(-len(rows) // period)
+        start = min(step % period * count, len(rows) - count)
+        rows[start : start + count] = step
+
+
+def rolling(num_devices):
+    return Refresher(
+        RefreshMode.ROLLING,
+        3,
+        RecordingClient(),
+        wait_seconds=9.0,
+        on_swap=lambda *_: None,
+        slices=(num_devices, 3),
+    )
+
+
+@pytest.mark.parametrize(
+    "resumes", [{4: 2}, {4: 1}, {5: 4, 6: 2}, {3: 4, 8: 1}], ids=str
+)
+def test_no_row_is_older_than_rolling_says_on_whatever_devices_it_goes_on(resumes):
+    embedded = np.zeros(12, int)
+    refresher, num_devices, changed = rolling(1), 1, -9
+    refresher.start(0, "p0", None)
+    for step in range(14):
+        if step in resumes:
+            saved = json.loads(json.dumps(refresher.details()))
+            changed = step if resumes[step] != num_devices else changed
+            num_devices = resumes[step]
+            refresher = rolling(num_devices)
+            refresher.adopt(step, f"p{step}", Index(0), saved)
+        rolled(embedded, step, num_devices)
+        said = refresher.staleness(step + 1)["index_age_steps"]
+        oldest = step + 1 - embedded.min()
+        assert oldest <= said <= 9
+        if step + 1 >= changed + 3:
+            assert said == oldest
+
+
+def test_rolling_from_an_index_of_a_checkpoint_is_as_old_as_that_for_a_period():
+    refresher = rolling(1)
+    refresher._client.on_disk.add(3)
+    refresher.start(5, "p5", 3)
+    ages = [refresher.staleness(step)["index_age_steps"] for step in range(6, 10)]
+    assert ages == [3, 4, 3, 3]
+
+
 def test_a_period_of_nothing_is_an_error():
     with pytest.raises(BadInputError, match="REFRESH_PERIOD"):
         run("blocking", RecordingClient(), period=0)
@@ -211,13 +265,35 @@ def test_beyond_the_bound_it_stops_and_says_why_later():
     assert "expected a newer index in time, but the index of step 0" in str(
         refresher.failure
     )
+    # The builder is late; a supervisor starts the trainer again.
+    assert isinstance(refresher.failure, NotReadyError)
+
+
+def test_started_again_it_takes_what_was_committed_meanwhile_before_it_stops_anew():
+    class LoadingClient(WaitingClient):
+        """The newer index is committed, and not loaded yet."""
+
+        on_builder = 3
+
+        def has_newer(self):
+            return not any(call[0] == "wait" for call in self.calls)
+
+        def wait(self, seconds):
+            self.calls.append(("wait", seconds))
+            return Index(self.on_builder)
+
+    bound = StalenessBound(5, WhenStale.STOP)
+    client = LoadingClient(on_disk={0})
+    used, swaps, _ = run("async", client, first=5, last=8, saved=0, bound=bound)
+    assert used == [3, 3, 3]
+    assert swaps == [(5, 0), (5, 3)]
 
 
 def test_waiting_in_vain_stops_too():
     class DeadClient(RecordingClient):
         def wait(self, seconds):
             if any(call[0] == "wait" for call in self.calls):
-                raise BadInputError("expected an index; the builder is gone")
+                raise NotReadyError("expected an index; the builder is gone")
             return super().wait(seconds)
 
     with pytest.raises(StoppedError, match="builder is gone"):

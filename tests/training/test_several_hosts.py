@@ -177,3 +177,45 @@ def test_one_that_is_asked_to_stop_stops_all_and_nothing_is_lost(world, tmp_path
     stores = open_store(whole), open_store(parts)
     for item in ("params", "rest"):
         assert_same_bits(*(read_item(store, 8, item) for store in stores))
+
+
+def test_a_gradient_that_is_not_finite_ends_all_after_the_same_update(world, tmp_path):
+    arguments = trainer(world, tmp_path, bad=[5])
+    with groups.started(arguments, num_processes=2) as job:
+        codes = [process.wait(240) for process in job.processes]
+        said = [log.read_text() for log in job.logs]
+    assert all(codes), said
+    assert all("gradient_norm of nan at update 5;" in log for log in said), said
+    assert finished_steps(open_store(tmp_path)) == [4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "ages"),
+    [
+        ({"refresh_mode": "off", "write_back": True}, [1, 2, 3, 4, 5, 6, 7, 8]),
+        # Rows of a frozen tower do not depend on when they were embedded, as they do
+        # where slices are others.
+        (
+            {"refresh_mode": "rolling", "frozen": ["retriever/document_tower"]},
+            [1, 2, 3, 3, 4, 5, 3, 3],
+        ),
+    ],
+    ids=["written back", "rolling"],
+)
+def test_an_index_in_the_state_goes_on_on_another_number_of_devices(
+    world, tmp_path, settings, ages
+):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    changes = {**settings, "batch_size": 8}
+    stop, report = tiny_world.stop_after(4)
+    for folder, till in ((whole, tiny_world.NEVER), (parts, stop)):
+        config = tiny_world.pretrain_config(
+            world, folder, optimizer=hosts_program.smooth, **changes
+        )
+        pretrain.run(config, tiny_world.silent if folder == whole else report, till)
+    assert finished_steps(open_store(parts)) == [4]
+    arguments = trainer(world, parts, **changes)
+    with groups.started(arguments, num_processes=1, devices=2) as group:
+        group.wait()
+    np.testing.assert_allclose(losses(parts), losses(whole), rtol=1e-5)
+    assert [line["index_age_steps"] for line in read_metrics(str(parts))] == ages

@@ -133,6 +133,19 @@ def test_a_run_that_is_done_trains_no_more(world, uninterrupted):
     assert read_details(open_store(uninterrupted)) == checkpoint
 
 
+def test_fewer_updates_than_are_done_are_refused_and_nothing_is_published(
+    world, uninterrupted
+):
+    before = files_of(uninterrupted)
+    config = tiny_world.pretrain_config(world, uninterrupted, train_steps=7)
+    with pytest.raises(
+        BadInputError, match=r"TRAIN_STEPS of at least 8, .* got 7"
+    ) as e:
+        pretrain.run(config, silent, NEVER)
+    assert "\n" not in str(e.value)
+    assert files_of(uninterrupted) == before
+
+
 def test_each_checkpoint_is_saved_and_described_once(world, tmp_path):
     config = tiny_world.warm_start_config(
         world, tmp_path, train_steps=4, checkpoint_period=2

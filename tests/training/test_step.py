@@ -108,3 +108,19 @@ def test_the_state_given_is_consumed():
     step, state = make_step(noisy_quadratic, optax.sgd(0.1)), start()
     step(state, jnp.zeros(2))
     assert state.params["w"].is_deleted()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_step_that_is_skipped_changes_the_step_alone(bad):
+    optimizer = optax.adam(0.1)
+    step = make_step(noisy_quadratic, optimizer, skip_nonfinite=True)
+    state = create_state({"w": jnp.asarray([3.0, -1.0])}, optimizer, seed=7)
+    state, found = step(state, jnp.ones(2))
+    assert means_lib.compute(found)["skipped_updates"] == 0.0
+    assert means_lib.compute(found)["loss"] == pytest.approx(0.5 * (2.0**2 + 2.0**2))
+    before = jax.tree.map(np.array, (state.params, state.optimizer_state))
+    state, found = step(state, jnp.asarray([bad, 1.0]))
+    after = (state.params, state.optimizer_state)
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+    assert int(state.step) == 2
+    assert means_lib.compute(found) == {"skipped_updates": 1.0}

@@ -86,6 +86,31 @@ def test_recall_is_that_of_the_blocks_that_hold_the_answer(
     assert 0 < recall.mean() < 1
 
 
+def test_no_block_is_read_that_was_not_retrieved(
+    world, corpus, tower, embeddings, monkeypatch
+):
+    """Also when several k are asked for, of which the largest decides."""
+    read = []
+    texts = type(corpus).texts
+
+    def counted(store, block_ids):
+        read.extend(np.asarray(block_ids).tolist())
+        return texts(store, block_ids)
+
+    monkeypatch.setattr(type(corpus), "texts", counted)
+    held_out = HeldOutQuestions(corpus, world.questions, "dev", LENGTHS.query)
+    assert read == []
+    searcher = make_searcher("device", embeddings)
+    params = tower[1]["retriever"]
+    found = search_questions(tower[0], params, searcher, held_out.ids, 2)
+    recalls = held_out.recalls(tower[0], params, searcher, (1, 2))
+    assert read == np.unique(found.ids).tolist()
+    assert len(read) < corpus.num_blocks
+    np.testing.assert_array_equal(
+        recalls[1], held_out.recall(tower[0], params, searcher, 1)
+    )
+
+
 def test_a_split_nobody_wrote_is_an_error(world, corpus):
     with pytest.raises(BadInputError, match="nobody"):
         HeldOutQuestions(corpus, world.questions, "nobody", LENGTHS.query)

@@ -21,7 +21,7 @@ from google.cloud import tpu_v2
 from google.cloud.tpu_v2.services.tpu.transports import TpuRestTransport
 from google.protobuf import duration_pb2
 
-from realm_jax.errors import BadInputError
+from realm_jax.errors import BadInputError, NoAccessError
 from realm_jax.hardware import RESERVED, SPOT
 from tpu_launch.backends.backend import (
     BusyError,
@@ -233,8 +233,8 @@ def _errors(what: str, *expected: type[Exception]) -> Iterator[None]:
         raise BusyError(f"{what}: the answer was lost ({error})") from error
 
 
-def _no_access(error: Exception) -> BadInputError:
-    return BadInputError(
+def _no_access(error: Exception) -> NoAccessError:
+    return NoAccessError(
         f"expected access to Cloud TPU, got {str(error)!r}; run `gcloud auth "
         "application-default login`, enable tpu.googleapis.com, or have the role "
         "roles/tpu.admin granted"

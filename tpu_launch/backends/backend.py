@@ -75,8 +75,8 @@ class Backend(Protocol):
     """Creates, finds and deletes queued resources of one project.
 
     All methods raise `BusyError`, or its subclass `QuotaError`, for failures that may
-    be temporary, and `BadInputError` for permanent ones: no access, a zone without such
-    slices.
+    be temporary, `NoAccessError` if credentials are refused or cannot be renewed, and
+    `BadInputError` for permanent failures, such as a zone without such slices.
     """
 
     def create(self, operation: CreateSlice) -> None:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from realm_jax.errors import BadInputError
+from realm_jax.errors import BadInputError, NoAccessError
 from realm_jax.hardware import RESERVED, SPOT
 from tpu_launch.backends.backend import (
     BusyError,
@@ -33,7 +33,9 @@ _SECONDS = 300.0
 _STATUS = re.compile(r"ERROR: \(gcloud[^)]*\) ([A-Z_]+): (.*)", re.DOTALL)
 # Errors of service or network, after gcloud has retried for half a minute.
 _SERVICE = re.compile(r"HttpError accessing|connectivity|gcloud crashed|timed out")
-_WILL_NOT_WORK = ("INVALID_ARGUMENT", "PERMISSION_DENIED", "UNAUTHENTICATED")
+_NO_ACCESS = ("PERMISSION_DENIED", "UNAUTHENTICATED")
+# "There was a problem refreshing your current auth tokens: ...", without a status.
+_TOKENS = re.compile(r"auth tokens|active account|gcloud auth login")
 
 
 class GcloudBackend:
@@ -194,7 +196,12 @@ def _error(said: str, what: str) -> Exception:
         return _NotFoundError(line)
     if status in ("ALREADY_EXISTS", "FAILED_PRECONDITION"):
         return _AlreadyExistsError(line)
-    if status in _WILL_NOT_WORK or not (status or _SERVICE.search(said)):
+    if status in _NO_ACCESS or (not status and _TOKENS.search(said)):
+        return NoAccessError(
+            f"expected gcloud to have access to {what}, got {line!r}; run `gcloud auth "
+            "login`, or have the role roles/tpu.admin granted"
+        )
+    if status == "INVALID_ARGUMENT" or not (status or _SERVICE.search(said)):
         return _bad_input(what, line)
     return BusyError(f"{what}: {line}")
 
@@ -202,5 +209,5 @@ def _error(said: str, what: str) -> Exception:
 def _bad_input(what: str, said: str) -> BadInputError:
     return BadInputError(
         f"expected gcloud to work on {what}, got {said!r}; correct project, zone or "
-        "machines, or run `gcloud auth login`"
+        "machines"
     )

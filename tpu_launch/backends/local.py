@@ -15,7 +15,6 @@ import os
 import pathlib
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +25,8 @@ from collections.abc import Mapping
 import psutil
 
 from realm_jax.errors import BadInputError
-from tpu_launch import slices
+from realm_jax.manifests import parse_json
+from tpu_launch import slices, worker_state
 from tpu_launch.backends.backend import FoundSlice, SliceState, has_labels, require_own
 from tpu_launch.bundle import CODE
 from tpu_launch.operations import CreateSlice, DeleteSlice
@@ -41,7 +41,7 @@ TOKEN = "REALM_LOCAL_TOKEN"
 # Wait for a command that saves when its host is to end; a supervisor waits less.
 _STOPPING_SECONDS = 90.0
 # Exit codes of a supervisor after its host was asked to end.
-_ASKED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+_ASKED = worker_state.STOPPED
 
 
 def site() -> Site:
@@ -239,7 +239,7 @@ def _judge(one: _Local) -> dict[str, object]:
 
 def _read(path: pathlib.Path) -> _Local:
     try:
-        values = json.loads(path.read_text())
+        values = parse_json(path.read_bytes())
         token = values.pop("token")
         state = SliceState(values.pop("state"))
         return _Local(FoundSlice(state=state, **values), token)

@@ -1,7 +1,7 @@
 """Plans each command of `realm`."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from realm_jax.cli import rematerialization
 from realm_jax.data.blocks import HASH_BYTES
@@ -20,6 +20,7 @@ from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.refresh import RefreshMode
 from realm_jax.training.stage_config import StageConfig
+from realm_jax.training.warm_start import WarmStartConfig
 from tpu_launch.planner import devices, memory, programs, refresh_cost
 from tpu_launch.planner.devices import DeviceMemory, Setting
 from tpu_launch.planner.figures import Line, Plan, Unit
@@ -29,6 +30,7 @@ from tpu_launch.slices import Slice
 # For a corpus whose settings are in another configuration.
 _CHUNK_LENGTH = 288
 _FLOAT = 4
+_GIB = 1 << 30
 # ScaNN keeps for each block: its row in float32, a code of half a byte per two
 # dimensions, and the leaf it belongs to.
 _SCANN_LEAF = 8
@@ -49,17 +51,24 @@ def training(command: str, config: StageConfig, setting: Setting) -> Plan:
     if index:
         sections["the index"] = index
     host = _host_lines(config, found.stage, setting)
-    sections["a host"] = host
-    sections["the model directory"] = _bucket_lines(config, found.stage, setting)
+    bucket = _bucket_lines(config, found.stage, setting)
+    disk, too_full = _disk(
+        setting,
+        config.models.lengths.document,
+        [_examples(setting, config.models.lengths.document, config)],
+        _in_all(bucket) if _is_on_disk(config, setting) else 0.0,
+    )
+    sections["a host"] = [*host, *disk]
+    sections["the model directory"] = bucket
     seconds = config.train_steps * step_seconds
     if config.index_use is not None:
         seconds += embed_seconds * config.index_use.halts
     sections["the run"] = _run(config, setting, seconds)
     problems = [] if found.fits else [devices.advice(found, setting)]
     problems += refresh_cost.problems(index, _embedding_machines(config, setting))
-    needed = next(line.value for line in host if line.name == "in all")
-    if needed > setting.trainer.host_memory:
+    if _in_all(host) > setting.trainer.host_memory:
         problems.append("the memory of a host: see there; spread the run over more")
+    problems += too_full
     chosen = {}
     if setting.chooses_remat and found.fits:
         chosen[rematerialization.SETTING] = f'"{memory.encoder_of(config).remat}"'
@@ -74,7 +83,7 @@ def build_index(models: ModelFactory, embed: EmbedConfig, setting: Setting) -> P
     length = embed.document_length
     machines = setting.builder
     dimension = towers.projection_size
-    disk = setting.corpus.disk_bytes(length)
+    disk, too_full = _disk(setting, length)
     index = _index_bytes(dimension, setting)
     lines = refresh_cost.embedding_lines(towers, embed, machines, setting)
     return Plan(
@@ -82,9 +91,9 @@ def build_index(models: ModelFactory, embed: EmbedConfig, setting: Setting) -> P
         {
             "the index": lines,
             "the model directory": [Line("one index", index, Unit.BYTES)],
-            "a host": [Line("the corpus on its disk", disk, Unit.BYTES)],
+            "a host": disk,
         },
-        refresh_cost.problems(lines, machines),
+        [*refresh_cost.problems(lines, machines), *too_full],
     )
 
 
@@ -110,8 +119,9 @@ def reading(command: str, config: EvaluateConfig | AskConfig, setting: Setting) 
     ]
     embed = config.embed.at_length(finetuned.models.lengths.document)
     lines = refresh_cost.embedding_lines(towers, embed, setting.trainer, setting)
-    disk = setting.corpus.disk_bytes(embed.document_length)
-    problems = refresh_cost.problems(lines, setting.trainer)
+    examples = _examples(setting, embed.document_length)
+    disk, too_full = _disk(setting, embed.document_length, [examples])
+    problems = [*refresh_cost.problems(lines, setting.trainer), *too_full]
     if total > limit:
         problems.append('SEARCHER="scann" would do: it searches on the host')
     return Plan(
@@ -119,7 +129,7 @@ def reading(command: str, config: EvaluateConfig | AskConfig, setting: Setting) 
         {
             "memory of the device": held,
             "the index, where there is none yet": lines,
-            "a host": [Line("the corpus on its disk", disk, Unit.BYTES)],
+            "a host": disk,
         },
         problems,
     )
@@ -134,6 +144,7 @@ def preparing(
     lines = [
         Line("blocks", setting.corpus.num_blocks, Unit.COUNT),
         Line("the corpus", disk, Unit.BYTES),
+        Line("its examples", setting.corpus.examples_bytes(length), Unit.BYTES),
         Line("parts in SCRATCH, while it is made", disk, Unit.BYTES),
     ]
     return Plan(f"{command} on any machine", {"disk": lines})
@@ -274,13 +285,83 @@ def _host_lines(config: StageConfig, stage: Training, setting: Setting) -> list[
     if isinstance(config, FinetuneConfig):
         lines.append(Line("embeddings of what was found", rows, Unit.BYTES, "at most"))
     total = sum(line.value for line in lines)
-    disk = setting.corpus.disk_bytes(config.models.lengths.document)
     return [
         *lines,
         Line("in all", total, Unit.BYTES),
         Line("there is", setting.trainer.host_memory, Unit.BYTES, "of each host"),
-        Line("the corpus on its disk", disk, Unit.BYTES, "mapped into memory"),
     ]
+
+
+def _examples(
+    setting: Setting, document_length: int, config: StageConfig | None = None
+) -> Line:
+    """Returns the line on the examples on a host's disk.
+
+    Args:
+      setting: corpus and machines.
+      document_length: wordpieces of a document.
+      config: the stage whose own examples a host has; None for those of all tasks.
+    """
+    corpus = setting.corpus
+    whose = "all tasks" if config is None else " and ".join(config.tasks)
+    reads_spans = reads_pairs = config is None
+    if isinstance(config, PretrainConfig):
+        reads_spans = True
+    elif isinstance(config, WarmStartConfig):
+        reads_spans, reads_pairs = bool(config.task), bool(config.pairs_task)
+    size = corpus.examples_bytes(document_length, spans=reads_spans, pairs=reads_pairs)
+    note = f"of {whose}" if corpus.examples else f"of {whose}, an estimate"
+    return Line("the examples on its disk", size, Unit.BYTES, note)
+
+
+def _disk(
+    setting: Setting,
+    document_length: int,
+    examples: Sequence[Line] = (),
+    model_dir: float = 0.0,
+) -> tuple[list[Line], list[str]]:
+    """Returns lines on the disk of each host, and what does not fit there.
+
+    Args:
+      setting: corpus and machines.
+      document_length: wordpieces of a document.
+      examples: the line on examples, if there are any on that disk.
+      model_dir: bytes of the model directory, if it is on that disk.
+    """
+    corpus, room = setting.corpus, setting.hardware.host_disk_gib * _GIB
+    lines = [
+        Line(
+            *("the corpus on its disk", corpus.disk_bytes(document_length)),
+            *(Unit.BYTES, "mapped into memory"),
+        ),
+        *examples,
+    ]
+    if model_dir:
+        note = "at most; see below"
+        lines.append(Line("MODEL_DIR on its disk", model_dir, Unit.BYTES, note))
+    total = sum(line.value for line in lines)
+    lines.append(Line("on its disk, in all", total, Unit.BYTES))
+    if not room:
+        return lines, []
+    lines.append(Line("there is on its disk", room, Unit.BYTES, "as stated"))
+    if total <= room:
+        return lines, []
+    return lines, [
+        f"the disk of a host would hold {total / _GIB:,.1f} GiB and has "
+        f"{setting.hardware.host_disk_gib:,.1f} (hardware.HardwareConfig."
+        "host_disk_gib); use larger ones and say so there, or prepare again the tasks "
+        "that an earlier release prepared"
+    ]
+
+
+def _is_on_disk(config: StageConfig, setting: Setting) -> bool:
+    """Returns whether the model directory is on a host's disk; several share none."""
+    hosts = setting.trainer.num_hosts * setting.hardware.trainer_slices
+    return hosts == 1 and "://" not in config.model_dir
+
+
+def _in_all(lines: Sequence[Line]) -> float:
+    return next(line.value for line in lines if line.name == "in all")
 
 
 def _bucket_lines(config: StageConfig, stage: Training, setting: Setting) -> list[Line]:

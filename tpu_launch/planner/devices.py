@@ -269,7 +269,8 @@ def _knobs(config: StageConfig, setting: Setting) -> Iterator[tuple[str, Change]
     if shape[2] == 1:
         within = setting.trainer.num_devices
         fsdp = 2 * shape[1]
-        while fsdp <= within:
+        hidden_size = memory.encoder_of(config).hidden_size
+        while fsdp <= within and not hidden_size % fsdp:
             yield f"partitioning.MeshConfig.fsdp={fsdp}", _fsdp(fsdp)
             fsdp *= 2
 

@@ -173,17 +173,21 @@ def counted(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Temporaries:
     """Counts the memory that an update of a stage keeps on a device.
 
     That is: the values that the forward pass saves for the backward pass, the gradient,
-    and if layers are recomputed, the values that models of one layer would save. For
-    BERT-base's update on a pod this is within a tenth of what the compiler finds for
-    "none" and "dots", up to a fifth more for "attention", and twice as much for "full"
+    and if layers are recomputed, the values of one layer that are. For BERT-base's
+    update on a pod this is within a tenth of what the compiler finds, but for "full"
     (docs/pods.md).
     """
     # Only the inputs of microbatches are kept; one microbatch is computed at a time.
     config = config.one_microbatch()
     saved, gradient = _saved(config, corpus, mesh)
-    if encoder_of(config).remat != "none":
-        one_layer = with_encoder(config, num_layers=1, remat="none")
-        saved += _saved(one_layer, corpus, mesh)[0]
+    remat = encoder_of(config).remat
+    if remat != "none":
+        # Of two layers, for of the last one only what is read is computed.
+        kept, needed = (
+            _saved(with_encoder(config, num_layers=2, remat=each), corpus, mesh)[0]
+            for each in (remat, "none")
+        )
+        saved += needed - kept
     return Temporaries(saved + gradient, Source.COUNTED)
 
 

@@ -33,22 +33,21 @@ from realm_jax.training import (
 )
 from realm_jax.training.candidate_search import RetrievingInputs, RetrievingLoss
 from realm_jax.training.finetune import FinetuneConfig
+from realm_jax.training.finetune_loss import FinetuneInputs, FinetuneLoss
 from realm_jax.training.initialization import Reader
-from realm_jax.training.losses import (
-    FinetuneInputs,
-    FinetuneLoss,
-    PretrainInputs,
-    ReaderInputs,
-    WarmStartInputs,
-    WarmStartLoss,
-)
 from realm_jax.training.optimizers import make_optimizer
 from realm_jax.training.pretrain import PretrainConfig
+from realm_jax.training.pretrain_loss import PretrainInputs
 from realm_jax.training.stage_config import StageConfig
 from realm_jax.training.state import TrainState, create_state, state_shardings
 from realm_jax.training.step import Loss, make_step
 from realm_jax.training.unmasked_targets import UnmaskedTargets
 from realm_jax.training.warm_start import WarmStartConfig
+from realm_jax.training.warm_start_loss import (
+    ReaderInputs,
+    WarmStartInputs,
+    WarmStartLoss,
+)
 from realm_jax.types import (
     Candidates,
     InverseClozeBatch,
@@ -112,8 +111,12 @@ def training(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Training:
       config: configuration of `pretrain`, `warm_start` or `finetune`.
       corpus: size of the corpus it trains on.
       mesh: devices of the stage.
+
+    Raises:
+      BadInputError: the mesh does not split the models evenly.
     """
     retriever = Retriever(config.models.retriever_config(corpus.vocab_size))
+    partitioning.require_models_split(mesh, retriever.config.bert)
     parts = _PARTS[config.stage](config, corpus, retriever, mesh)
     optimizer = make_optimizer(
         config.optimizer(total_steps=config.train_steps), parts.frozen

@@ -77,6 +77,10 @@ class CachedStore:
         """See `Store`; visible after the next `look`."""
         self._store.create(name, data)
 
+    def sync(self, folder: str) -> None:
+        """See `Store`."""
+        self._store.sync(folder)
+
     def delete(self, name: str) -> None:
         """See `Store`; visible after the next `look`."""
         self._store.delete(name)

@@ -71,8 +71,7 @@ def heartbeat(store: Store, role: str) -> JobStatus | None:
 def last_line(store: Store) -> Mapping[str, Any]:
     """Returns the last line of the metrics, {} if there is none."""
     with contextlib.suppress(BadInputError):
-        lines = (line for line in read_metrics(store.url()) if isinstance(line, dict))
-        last = collections.deque(lines, maxlen=1)
+        last = collections.deque(read_metrics(store.url()), maxlen=1)
         return last[0] if last else {}
     return {}
 

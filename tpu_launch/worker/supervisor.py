@@ -7,7 +7,8 @@
 A command that crashes is restarted, and resumes from its checkpoint. After repeated
 crashes without progress the supervisor gives up, and the launcher decides. A command
 that was asked to stop, or refuses its input, is not restarted. Exit codes are those of
-the command: 0 done, 2 bad input, 130 and 143 asked to stop, all others bugs.
+the command: 0 done, 2 bad input, 75 not ready, 129, 130 and 143 asked to stop, all
+others bugs. After 75 the command is started again, however often.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from tpu_launch import progress, worker_state
 from tpu_launch.clock import Clock, SystemClock
 from tpu_launch.job import BUILDER, TRAINER, attempt_id
 from tpu_launch.progress import Progress
+from tpu_launch.worker import preemption
 from tpu_launch.worker.command import Command, Work
 from tpu_launch.worker.reporter import Reporter, last_line
 from tpu_launch.worker.timeouts import LOCAL_PACE, Timeouts
@@ -115,6 +117,9 @@ class Supervisor:
                 return self._finish(State.STOPPED, code, asked)
             elif code == worker_state.BAD_INPUT:
                 return self._finish(State.FAILED, code, said)
+            elif code == worker_state.NOT_READY:
+                # Nothing has failed. The launcher knows what this worker waits for.
+                message, seconds = said or "waits", self._timeouts.ended
             else:
                 far = self._note_crash()
                 message, seconds = f"code {code}: {said or '-'}", self._backoff()
@@ -301,6 +306,9 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
 
     if flags.local:
         threading.Thread(target=_until_eof, args=(stop,), daemon=True).start()
+    elif "TPU_WORKER_ID" not in os.environ:
+        # Elsewhere, as on GKE, a preemption arrives as SIGTERM.
+        preemption.watch(os.environ, stop)
     timeouts = LOCAL_PACE if flags.local else Timeouts()
     return Supervisor(work, identity, store, clock, stop, say, timeouts).run()
 

@@ -128,12 +128,27 @@ def command_environment(
 
 def _metadata(name: str, environment: Mapping[str, str], clock: Clock) -> str:
     """Returns a metadata attribute of the machine, "" if it has none of that name."""
+    path = f"attributes/{name}"
+    return _patiently(lambda: open_metadata(path, environment, _TIMEOUT_SECONDS), clock)
+
+
+def open_metadata(path: str, environment: Mapping[str, str], seconds: float) -> Any:
+    """Requests a value of the metadata server; returns the response.
+
+    Args:
+      path: path of the value below `instance/`.
+      environment: environment of this process.
+      seconds: time after which the request fails.
+
+    Raises:
+      OSError: there is no such value, or no server.
+    """
     server = environment.get("GCE_METADATA_HOST", "metadata.google.internal")
-    url = f"http://{server}/computeMetadata/v1/instance/attributes/{name}"
+    url = f"http://{server}/computeMetadata/v1/instance/{path}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
     # A proxy set in the environment cannot reach this machine's metadata.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    return _patiently(lambda: opener.open(request, timeout=_TIMEOUT_SECONDS), clock)
+    return opener.open(request, timeout=seconds)
 
 
 def _patiently(ask: Callable[[], Any], clock: Clock) -> str:

@@ -4,11 +4,13 @@ import bz2
 import gzip
 import hashlib
 import json
+import logging
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
+import google_crc32c
 from etils import epath
 
 from realm_jax.errors import BadInputError, full_disk_is_bad_input
@@ -19,6 +21,8 @@ CHUNK_BYTES = 1 << 20
 _WILDCARDS = frozenset("*?[")
 # What damage looks like, in the words of gzip and bz2.
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, OSError)
+
+_log = logging.getLogger(__name__)
 
 
 def find_files(pattern: str, what: str) -> list[epath.Path]:
@@ -149,22 +153,52 @@ def unpack(path: epath.PathLike, name: str) -> Iterator[bytes]:
             yield chunk
 
 
-def write_whole(chunks: Iterable[bytes], path: epath.Path) -> None:
-    """Writes a file atomically: it appears when it is complete.
+def unpack_into(folder: epath.PathLike, path: epath.Path, content: str) -> epath.Path:
+    """Unpacks a compressed file, or finds what an earlier call unpacked.
+
+    The unpacked file appears when it is complete. Its name holds its crc32c, which is
+    compared when it is found; a damaged one is unpacked anew.
+
+    Args:
+      folder: where it is unpacked.
+      path: path of a .gz or .bz2 file.
+      content: identifies the content of that file.
 
     Raises:
-      BadInputError: the disk is full.
+      BadInputError: the compressed file is damaged, or the disk is full.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.parent / f".{path.name}.{os.getpid()}"
+    target = epath.Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    for found in target.glob(f"{content}-*.lines"):
+        with open_file(found) as file:
+            if found.name == _unpacked_name(content, _crc32c(file)):
+                return found
+        _log.warning("%s is damaged and is made anew", found)
+        found.unlink()
+    unfinished = target / f".{content}.{os.getpid()}"
     try:
-        with full_disk_is_bad_input(str(path)):
+        with full_disk_is_bad_input(f"{target}"):
+            checksum = google_crc32c.Checksum()
             with unfinished.open("wb") as file:
-                for chunk in chunks:
+                for chunk in unpack(path, os.fspath(path)):
+                    checksum.update(chunk)
                     file.write(chunk)
-            unfinished.replace(path)
+            unpacked = target / _unpacked_name(content, checksum)
+            unfinished.replace(unpacked)
+            return unpacked
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _unpacked_name(content: str, checksum: google_crc32c.Checksum) -> str:
+    return f"{content}-{checksum.digest().hex()}.lines"
+
+
+def _crc32c(file: IO[bytes]) -> google_crc32c.Checksum:
+    checksum = google_crc32c.Checksum()
+    while chunk := file.read(CHUNK_BYTES):
+        checksum.update(chunk)
+    return checksum
 
 
 def sha256(path: epath.PathLike) -> str:

@@ -76,8 +76,8 @@ class LineSource:
     def prepare_shards(self, scratch: epath.PathLike) -> None:
         """Unpacks the compressed files that are larger than a shard.
 
-        They are named by a hash of their content in `scratch`: other sources may use
-        the same folder, and a file is not unpacked again by a later call.
+        Other sources may use the same folder, and a file is not unpacked again by a
+        later call unless what the earlier one left is damaged.
 
         Raises:
           BadInputError: a file is damaged, or the disk is full.
@@ -86,10 +86,8 @@ class LineSource:
             large = path.stat().length > self._shard_bytes
             if not (large and files.is_compressed(path)):
                 continue
-            target = epath.Path(scratch) / f"{self._sha256(path)}.lines"
-            if not target.exists():
-                files.write_whole(files.unpack(path, os.fspath(path)), target)
-            self._unpacked[os.fspath(path)] = os.fspath(target)
+            unpacked = files.unpack_into(scratch, path, self._sha256(path))
+            self._unpacked[os.fspath(path)] = os.fspath(unpacked)
 
     def shards(self) -> list[Shard]:
         """Returns shards of whole lines.

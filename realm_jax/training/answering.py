@@ -3,6 +3,9 @@
 The answer is the original text of the best span, never its decoded wordpieces: case,
 accents and spacing are those of the document. Only spans of whole words can be answers
 (`data/words.py`); probabilities are over these.
+
+Used in fine-tuning, to choose a checkpoint (`dev_exact_match.py`), and by evaluation
+and `realm ask` (`evaluation/`).
 """
 
 import dataclasses
@@ -14,8 +17,10 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int, PyTree, Shaped
 
+from realm_jax import multihost
 from realm_jax.data.blocks import BlockStore, BlockText
 from realm_jax.data.features import query_row
 from realm_jax.data.words import PieceEdges, piece_edges
@@ -25,6 +30,7 @@ from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.models.span_reader import SpanReader, SpanScores
 from realm_jax.objectives.open_qa import AnswerMarginalization, span_log_probs
 from realm_jax.training.initialization import Lengths
+from realm_jax.training.partitioning import place_share, whole_batches
 from realm_jax.training.zero_shot_recall import embed_questions, search_questions
 from realm_jax.types import NULL_BLOCK, Array, Neighbours
 
@@ -97,8 +103,12 @@ class Answerer:
       num_read: blocks that are read per question (5 in the paper).
       lengths: padded lengths, as in training.
       marginalization: combination of retrieval and reading, as in training.
-      batch_size: questions that are searched and read at once; the last batch is padded
-        with repetitions, so that a single shape is compiled.
+      batch_size: questions that are searched and read at once, or the next number that
+        the mesh splits evenly; the last batch is padded with repetitions, so that a
+        single shape is compiled.
+      mesh: mesh over which the questions of a batch are split when they are read; all
+        its processes ask the same questions, and get the same answers. None for one
+        device.
     """
 
     retriever: RetrieverConfig
@@ -110,6 +120,7 @@ class Answerer:
     lengths: Lengths
     marginalization: AnswerMarginalization
     batch_size: int = 8
+    mesh: Mesh | None = None
 
     def answer(self, questions: Sequence[str]) -> list[Answer]:
         """Answers questions, in the given order.
@@ -173,10 +184,10 @@ class Answerer:
         Raises:
           BadInputError: a block's text does not match its stored wordpieces.
         """
-        answers = []
-        for start in range(0, len(question_ids), self.batch_size):
-            rows = np.arange(start, min(start + self.batch_size, len(question_ids)))
-            filled = np.pad(rows, (0, self.batch_size - len(rows)), mode="edge")
+        answers, batch_size = [], whole_batches(self.mesh, self.batch_size)
+        for start in range(0, len(question_ids), batch_size):
+            rows = np.arange(start, min(start + batch_size, len(question_ids)))
+            filled = np.pad(rows, (0, batch_size - len(rows)), mode="edge")
             to_read = Neighbours(
                 found.ids[filled, : self.num_read],
                 found.scores[filled, : self.num_read],
@@ -193,15 +204,11 @@ class Answerer:
         )
         bodies = self._bodies(np.unique(block_ids[block_ids != NULL_BLOCK]))
         body_starts = segment_ids.argmax(axis=-1)
-        spans = jax.device_get(
+        edges = self._word_edges(block_ids, body_starts, bodies)
+        inputs = place_share(self.mesh, (ids, segment_ids, scores, *edges))
+        spans = multihost.fetch(
             _find_spans(
-                self.reader,
-                self.marginalization,
-                self.params["reader"],
-                ids,
-                segment_ids,
-                scores,
-                *self._word_edges(block_ids, body_starts, bodies),
+                self.reader, self.marginalization, self.params["reader"], *inputs
             )
         )
         rows = zip(block_ids, scores, body_starts, *spans, strict=True)

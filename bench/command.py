@@ -1,0 +1,68 @@
+"""What every bench does as a command: what it says, writes, and how it fails."""
+
+import argparse
+import contextlib
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bench.tables import find_place, replace_place
+from realm_jax.errors import BadInputError
+
+
+def command_line(module: str, places: Mapping[str, object] | None = None) -> str:
+    """Returns the command that was given, for a page.
+
+    Args:
+      module: the bench's module.
+      places: what to call a path instead, which is another on every machine.
+    """
+    names = {str(place): name for name, place in (places or {}).items()}
+    words = [names.get(word, word) for word in sys.argv[1:]]
+    return shlex.join(["python", "-m", f"bench.{module}", *words])
+
+
+def require_room(name: str, flags: argparse.Namespace) -> None:
+    """Checks that `publish` will find `--page` and `--output`, before measuring.
+
+    Raises:
+      BadInputError: the page or its place, or the folder of the output, is missing.
+    """
+    if flags.page:
+        find_place(flags.page, name)
+    output = getattr(flags, "output", None)
+    if output and not output.parent.is_dir():
+        raise BadInputError(
+            f"expected a folder for {output}, found none; make {output.parent} first"
+        )
+
+
+def publish(name: str, text: str, result: Any, flags: argparse.Namespace) -> None:
+    """Prints the text, and writes it to `--page` and the result to `--output`.
+
+    Args:
+      name: the place in the page.
+      text: tables in Markdown.
+      result: figures for JSON.
+      flags: has `page`, and perhaps `output`.
+
+    Raises:
+      BadInputError: the page has no such place.
+    """
+    print(text)
+    if flags.page:
+        replace_place(flags.page, name, text)
+    if getattr(flags, "output", None):
+        flags.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Ends the process with one line and exit code 2 where input is bad."""
+    try:
+        yield
+    except BadInputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,149 @@
+"""Shows what each way to save work changes in the program for a TPU, by its compiler.
+
+    make tpu-compiler
+    python -m bench.tpu_levers --page docs/benchmarks.md
+
+Needs no TPU. An update of pre-training at BERT-base's width and the paper's lengths,
+with 2 of its 12 layers, which are unrolled, because the compiler counts the body of a
+loop once. Each row differs from the first in one thing.
+"""
+
+import argparse
+import functools
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+
+from bench.command import command_line, one_line_errors, publish, require_room
+from bench.machine import today
+from bench.tables import table
+from realm_jax.data.corpus_size import CorpusSize
+from realm_jax.errors import BadInputError
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.training.initialization import Lengths, ModelFactory
+from realm_jax.training.optimizers import OptimizerConfig
+from realm_jax.training.partitioning import MeshConfig
+from realm_jax.training.pretrain import PretrainConfig
+from tpu_launch.planner import memory, programs
+from tpu_launch.slices import parse
+
+_LAYERS, _SENTENCES, _BLOCKS = 2, 8, 1_000_000
+_BERT = functools.partial(
+    BertConfig,
+    hidden_size=768,
+    num_layers=_LAYERS,
+    num_heads=12,
+    mlp_size=3072,
+    dropout_rate=0.1,
+    dtype="bfloat16",
+    scan_unroll=_LAYERS,
+)
+_AS_IT_IS = "as it is"
+
+
+LEVERS: Mapping[str, Mapping[str, Any]] = {
+    _AS_IT_IS: {},
+    "no dropout of attention": {"attention_dropout_rate": 0.0},
+    'remat="none"': {"remat": "none"},
+    'remat="dots"': {"remat": "dots"},
+    'remat="full"': {"remat": "full"},
+}
+"""Settings of the encoders that differ."""
+
+
+def measure(machines: str, settings: Mapping[str, Any]) -> dict[str, float]:
+    """Returns FLOPs, bytes accessed and temporaries of an update on a device.
+
+    Args:
+      machines: a slice of one host, such as "v4-8".
+      settings: of the encoders.
+    """
+    mesh = memory.compiler_mesh(parse(machines), MeshConfig())
+    config = PretrainConfig(
+        model_dir="-",
+        corpus="-",
+        task="-",
+        train_steps=1000,
+        batch_size=_SENTENCES * mesh.size,
+        models=ModelFactory(
+            functools.partial(_BERT, **settings),
+            functools.partial(RetrieverConfig, projection_size=128),
+            Lengths(96, 288, 384),
+        ),
+        optimizer=OptimizerConfig,
+    )
+    stage = programs.training(config, CorpusSize(_BLOCKS), mesh)
+    with jax.set_mesh(mesh):
+        traced = cast(Any, stage.step).trace(stage.state, stage.inputs)
+        compiled = traced.lower(lowering_platforms=("tpu",)).compile()
+    cost = compiled.cost_analysis()
+    return {
+        "flops": cost["flops"],
+        "bytes": cost["bytes accessed"],
+        "temporaries": compiled.memory_analysis().temp_size_in_bytes,
+    }
+
+
+def rows(measured: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """Yields a row for each slice and lever, with the ratios to the update as it is."""
+    for found in measured:
+        first = next(
+            other
+            for other in measured
+            if other["lever"] == _AS_IT_IS and other["slice"] == found["slice"]
+        )
+        cells = []
+        for name, unit in (("flops", 1e12), ("bytes", 1e9), ("temporaries", 2**30)):
+            ratio = found[name] / first[name]
+            cells.append(f"{found[name] / unit:.2f} ({ratio:.2f})")
+        yield [found["slice"], found["lever"], *cells]
+
+
+def main() -> None:
+    """Compiles, and prints the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--slices", nargs="+", default=["v4-8", "v5litepod-4"])
+    parser.add_argument("--levers", nargs="+", choices=LEVERS, default=list(LEVERS))
+    parser.add_argument("--page", type=pathlib.Path, help="page to write the table to")
+    parser.add_argument("--output", type=pathlib.Path, help="JSON file of the figures")
+    flags = parser.parse_args()
+    with one_line_errors():
+        require_room("tpu_levers", flags)
+        if flags.levers[0] != _AS_IT_IS:
+            raise BadInputError(
+                f"expected {_AS_IT_IS!r} first among --levers, which the others are "
+                f"compared with, got {flags.levers[0]!r}; name it first"
+            )
+        measured = []
+        for machines in flags.slices:
+            if not memory.has_compiler(parse(machines)):
+                raise BadInputError(
+                    f"expected a compiler for {machines}, got none; run "
+                    "`make tpu-compiler`"
+                )
+            for name in flags.levers:
+                found = measure(machines, LEVERS[name])
+                measured.append({"slice": machines, "lever": name, **found})
+                print(measured[-1], flush=True)
+        heads = [
+            "slice",
+            "update",
+            "TFLOP",
+            "GB read and written",
+            "GiB of temporaries",
+        ]
+        text = (
+            f"    {command_line('tpu_levers')}\n\n"
+            f"Of each device, by the compiler for it, {today()}; in brackets the ratio "
+            f"to the first row of its slice.\n\n{table(heads, rows(measured))}\n"
+        )
+        publish("tpu_levers", text, measured, flags)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Measures exact match on held-out questions while fine-tuning, to choose a checkpoint.
+
+The authors' code also exports the checkpoint that is best on dev, but compares spans of
+wordpieces. Here it is the exact match of the text, as `realm evaluate` reports it.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from realm_jax import multihost
+from realm_jax.data.questions import (
+    Question,
+    questions_fingerprint,
+    read_questions,
+)
+from realm_jax.errors import BadInputError
+from realm_jax.metrics.answers import is_right
+from realm_jax.training.answering import Answer, Answerer
+from realm_jax.training.checkpoint_manifests import DEV_EXACT_MATCH, all_details
+from realm_jax.training.checkpoints import KeptCheckpoints
+from realm_jax.training.stage import CheckpointDetails, Stage
+from realm_jax.training.state import TrainState
+from realm_jax.training.step_timing import Part
+
+_TRAINED_ON = "train"
+"""The split that `realm finetune` trains on."""
+
+_MEASURED_ON = "dev_questions"
+"""In a checkpoint's details: fingerprint of the questions that it was measured on."""
+
+_log = logging.getLogger(__name__)
+
+
+def is_correct(answer: Answer, question: Question) -> bool:
+    """Returns whether an answer is right by the rule of its question; "" never is."""
+    return bool(answer.text) and is_right(
+        answer.text, question.answers, question.answers_are_patterns
+    )
+
+
+def read_dev_questions(
+    path: str, split: str, max_questions: int | None
+) -> list[Question]:
+    """Reads the questions by which a checkpoint is chosen, evenly spread over the file.
+
+    Args:
+      path: JSON lines of questions; "" for none.
+      split: their split.
+      max_questions: largest number of questions; None for all.
+
+    Raises:
+      BadInputError: the file is missing, malformed or has no such split; or it is the
+        split that is trained on.
+    """
+    if not path:
+        return []
+    if split == _TRAINED_ON:
+        raise BadInputError(
+            f"expected a split of {path} that fine-tuning does not train on, got "
+            f"{split!r}; a checkpoint chosen by it is the one that knows it by heart"
+        )
+    questions = read_questions(path, split)
+    count = min(len(questions), max_questions or len(questions))
+    rows = np.linspace(0, len(questions) - 1, count).astype(int)
+    return [questions[row] for row in rows]
+
+
+class DevExactMatch:
+    """Answers the same questions every so many updates; keeps the best checkpoint.
+
+    `measure` belongs before the line of metrics, `save` after it.
+    """
+
+    def __init__(
+        self,
+        stage: Stage[Any],
+        questions: list[Question],
+        period: int,
+    ):
+        """Prepares to measure, computing nothing yet.
+
+        Args:
+          stage: the stage, which saves checkpoints.
+          questions: the questions, of which none is trained on; without any nothing is
+            measured, and no checkpoint is the best.
+          period: updates between two measurements; the last update has one, too.
+
+        Raises:
+          BadInputError: the run has measured itself on other questions.
+        """
+        self._stage = stage
+        self._questions = questions
+        self._period = period
+        self._fingerprint = questions_fingerprint(questions)
+        self._require_same_questions()
+        self._kept = KeptCheckpoints(stage.model_store)
+        self._measured: dict[str, float] = {}
+        self._is_best = False
+
+    @property
+    def is_due(self) -> bool:
+        """True if a measurement has no line of metrics yet."""
+        return bool(self._measured)
+
+    def is_time(self, step: int) -> bool:
+        """Returns whether the state after `step` updates is to be measured."""
+        is_last = step == self._stage.config.train_steps
+        return bool(self._questions) and (step % self._period == 0 or is_last)
+
+    def measure(self, step: int, state: TrainState, answerer: Answerer) -> None:
+        """Measures a state.
+
+        Args:
+          step: updates done.
+          state: the state after them.
+          answerer: its model, with the index that it searches.
+
+        Raises:
+          BadInputError: the parameters are not finite.
+        """
+        stage, began = self._stage, time.perf_counter()
+        stage.stopwatch.wait_for(state.params)
+        stage.require_finite(step, state.params)
+        with stage.stopwatch.part(Part.SWAP):
+            value = float(self.exact_match(answerer).mean())
+        self._is_best = self._kept.note_score(step, DEV_EXACT_MATCH, value)
+        self._measured = {
+            DEV_EXACT_MATCH: value,
+            "dev_seconds": time.perf_counter() - began,
+        }
+        if multihost.is_first():
+            _log.info(
+                "step %d: exact match %.1f%% on %d held-out questions%s",
+                *(step, 100 * value, len(self._questions)),
+                ", the best" if self._is_best else "",
+            )
+
+    def exact_match(self, answerer: Answerer) -> Float[np.ndarray, " question"]:
+        """Returns 1.0 for each question that is answered correctly, else 0.0."""
+        answers = answerer.answer([question.question for question in self._questions])
+        pairs = zip(answers, self._questions, strict=True)
+        return np.array([is_correct(*pair) for pair in pairs], np.float64)
+
+    def take(self) -> Mapping[str, float]:
+        """Returns what was measured since the last line of metrics."""
+        measured, self._measured = self._measured, {}
+        return measured
+
+    def save(
+        self, step: int, state: TrainState, more_details: CheckpointDetails
+    ) -> None:
+        """Saves a checkpoint of a state that was just found to be the best."""
+        if self._is_best:
+            self._is_best = False
+            self._stage.save(step, state, more_details)
+
+    def details(self, step: int, details: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the details of a checkpoint, with its score if it was measured."""
+        if self._questions:
+            details = {**details, _MEASURED_ON: self._fingerprint}
+        return self._kept.add(step, details)
+
+    def _require_same_questions(self) -> None:
+        store = self._stage.model_store
+        details = multihost.run_on_primary(lambda: all_details(store)).values()
+        others = {
+            found.get(_MEASURED_ON) for found in details if DEV_EXACT_MATCH in found
+        } - {self._fingerprint}
+        if self._questions and others:
+            raise BadInputError(
+                f"expected the held-out questions by which {store.url()} chose its "
+                f"checkpoint so far, got {len(self._questions)} others, whose scores "
+                "do not compare; give those, or use another MODEL_DIR"
+            )

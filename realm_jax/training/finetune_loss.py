@@ -1,0 +1,124 @@
+"""The loss of fine-tuning on questions: the retriever's and the span reader's."""
+
+import dataclasses
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from realm_jax.metrics.means import Means, mean_of, padding_share
+from realm_jax.models.retriever import Retriever
+from realm_jax.models.span_reader import SpanReader, SpanScores
+from realm_jax.objectives import open_qa
+from realm_jax.objectives.open_qa import AnswerMarginalization
+from realm_jax.training.model_calls import run_model, split_key
+from realm_jax.training.packed_updates import PackedLengths, compute_packed
+from realm_jax.training.step import Loss
+from realm_jax.types import Array, QuestionBatch
+
+
+@flax.struct.dataclass
+class FinetuneInputs:
+    """Questions with the blocks that the frozen index found.
+
+    Attributes:
+      questions: the questions of the step.
+      block_embeddings: frozen embeddings of the retrieved blocks, best first.
+      block_valid: False for an empty slot.
+      block_has_answer: whether the block's body contains an answer.
+      joined_ids, joined_segment_ids: question and body of the blocks that are read,
+        which are the first of the retrieved ones.
+      span_is_answer: for each of the reader's spans, whether it is an answer.
+    """
+
+    questions: QuestionBatch
+    block_embeddings: Array
+    block_valid: Array
+    block_has_answer: Array
+    joined_ids: Array
+    joined_segment_ids: Array
+    span_is_answer: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuneLoss(Loss):
+    """Retriever loss plus reader loss over a frozen index (ORQA, section 5).
+
+    Attributes:
+      retriever: embeds questions.
+      reader: scores the spans of documents.
+      marginalization: over which documents the reader's probabilities are summed.
+      microbatches: see `model_calls.py`.
+      packing: lengths of rows that two documents share, where all fit; None to pack
+        none.
+    """
+
+    retriever: Retriever
+    reader: SpanReader
+    marginalization: AnswerMarginalization = AnswerMarginalization.JOINT_SOFTMAX
+    microbatches: int = 1
+    packing: PackedLengths | None = None
+
+    def __call__(
+        self, params: PyTree, inputs: FinetuneInputs, key: jax.Array
+    ) -> tuple[Array, Means]:
+        """Returns retriever loss plus reader loss, averaged over the questions."""
+        loss, metrics, packed = compute_packed(
+            self._compute,
+            self.packing,
+            lambda lengths: [(inputs.joined_ids, lengths.joined)],
+            self.microbatches,
+            *(params, inputs, key),
+        )
+        return loss, {**metrics, **packed}
+
+    def _compute(
+        self,
+        packing: PackedLengths,
+        params: PyTree,
+        inputs: FinetuneInputs,
+        key: jax.Array,
+    ) -> tuple[Array, Means]:
+        queries, reading = split_key(key, 2)
+        embeddings = run_model(
+            self.retriever,
+            params["retriever"],
+            inputs.questions.question_ids,
+            method="embed_queries",
+            key=queries,
+            microbatches=self.microbatches,
+        )
+        scores = jnp.einsum("bp,bnp->bn", embeddings, inputs.block_embeddings)
+        scores = jnp.where(inputs.block_valid, scores, -jnp.inf)
+        spans: SpanScores = run_model(
+            self.reader,
+            params["reader"],
+            inputs.joined_ids,
+            inputs.joined_segment_ids,
+            key=reading,
+            microbatches=self.microbatches,
+            packed_length=packing.joined,
+        )
+        num_read = inputs.joined_ids.shape[1]
+        log_spans = open_qa.span_log_probs(
+            scores[:, :num_read],
+            spans.logits,
+            spans.valid & inputs.block_valid[:, :num_read, None],
+            self.marginalization,
+        )
+        result = open_qa.open_qa(
+            scores, inputs.block_has_answer, log_spans, inputs.span_is_answer
+        )
+        loss = result.loss_total / result.count
+        return loss, {
+            "loss": mean_of(result.loss_total, result.count),
+            "retriever_loss": mean_of(result.retriever_total, result.retriever_count),
+            "reader_loss": mean_of(result.reader_total, result.reader_count),
+            "answer_retrieved": mean_of(result.retriever_count, result.count),
+            "answer_read": mean_of(result.reader_count, result.count),
+            "padding_share": padding_share(
+                inputs.questions.question_ids,
+                packed=[(inputs.joined_ids, packing.joined)],
+            ),
+        }

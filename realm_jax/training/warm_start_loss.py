@@ -1,0 +1,223 @@
+"""The warm start's loss: ICT for the retriever, a masked LM for the reader."""
+
+import dataclasses
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Int, PyTree
+
+from realm_jax.metrics.means import Means, mean_of, merge, padding_share
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever
+from realm_jax.objectives import inverse_cloze, span_selection
+from realm_jax.training.model_calls import run_model, split_key
+from realm_jax.training.packed_updates import PackedLengths, Sequences, compute_packed
+from realm_jax.training.reader_documents import KINDS, DocumentKind
+from realm_jax.training.step import Loss
+from realm_jax.training.unmasked_targets import UnmaskedTargets
+from realm_jax.types import Array, InverseClozeBatch, PretrainBatch
+
+
+@flax.struct.dataclass
+class ReaderInputs:
+    """Masked sentences, each joined with one document.
+
+    Attributes:
+      batch: the masked sentences.
+      joined_ids, joined_segment_ids: sentence and document.
+      kind: kind of the document, as an index into `reader_documents.KINDS`.
+      has_answer: whether it is a retrieved block that contains the answer.
+      span_is_answer: for each span of the body, whether it is a masked one; None for a
+        reader without a span scorer.
+      unmasked: unmasked wordpieces that are predicted, in the slots that the masks
+        leave empty; None if only masked ones are.
+    """
+
+    batch: PretrainBatch
+    joined_ids: Int[Array, "batch joined"]
+    joined_segment_ids: Int[Array, "batch joined"]
+    kind: Int[Array, " batch"]
+    has_answer: Bool[Array, " batch"]
+    span_is_answer: Bool[Array, "batch span"] | None = None
+    unmasked: UnmaskedTargets | None = None
+
+
+@flax.struct.dataclass
+class WarmStartInputs:
+    """The inputs of each model of a warm start; None for a model that is not trained.
+
+    Attributes:
+      pairs: sentence-block pairs for the retriever.
+      reading: masked sentences joined with documents, for the reader.
+    """
+
+    pairs: InverseClozeBatch | None
+    reading: ReaderInputs | None
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartLoss(Loss):
+    """ICT for the retriever plus a masked-LM start of the reader, or one of them.
+
+    Both warm starts matter: a reader that cannot copy learns to ignore documents, and
+    then the retriever gets no gradient (REALM, section 3.4, the cold-start problem).
+
+    Attributes:
+      retriever: embeds queries and documents.
+      reader: predicts masked wordpieces.
+      microbatches: see `model_calls.py`.
+      packing: lengths of rows that two documents share, where all fit; None to pack
+        none.
+    """
+
+    retriever: Retriever
+    reader: KnowledgeEncoder
+    microbatches: int = 1
+    packing: PackedLengths | None = None
+
+    def __call__(
+        self, params: PyTree, inputs: WarmStartInputs, key: jax.Array
+    ) -> tuple[Array, Means]:
+        """Returns the sum of the losses, each averaged over its own terms."""
+        loss, metrics, packed = compute_packed(
+            self._compute,
+            self.packing,
+            lambda lengths: _packable(lengths, inputs),
+            self.microbatches,
+            *(params, inputs, key),
+        )
+        return loss, {**metrics, **packed}
+
+    def _compute(
+        self,
+        packing: PackedLengths,
+        params: PyTree,
+        inputs: WarmStartInputs,
+        key: jax.Array,
+    ) -> tuple[Array, Means]:
+        queries, documents, reading = split_key(key, 3)
+        losses, metrics = [], {}
+        if inputs.pairs is not None:
+            loss, found = self._retriever_loss(
+                packing, params["retriever"], inputs.pairs, queries, documents
+            )
+            losses, metrics = [loss], found
+        if inputs.reading is not None:
+            loss, found = self._reader_loss(
+                packing, params["reader"], inputs.reading, reading
+            )
+            losses, metrics = [*losses, loss], merge(metrics, found)
+        total = jnp.stack(losses).sum()
+        return total, {"loss": mean_of(total, 1.0), **metrics}
+
+    def _retriever_loss(
+        self,
+        packing: PackedLengths,
+        params: PyTree,
+        pairs: InverseClozeBatch,
+        queries: jax.Array | None,
+        documents: jax.Array | None,
+    ) -> tuple[Array, Means]:
+        cloze = inverse_cloze.inverse_cloze(
+            run_model(
+                self.retriever,
+                params,
+                pairs.query_ids,
+                method="embed_queries",
+                key=queries,
+                microbatches=self.microbatches,
+            ),
+            run_model(
+                self.retriever,
+                params,
+                pairs.document_ids,
+                pairs.document_segment_ids,
+                method="embed_documents",
+                key=documents,
+                microbatches=self.microbatches,
+                packed_length=packing.document,
+            ),
+            pairs.block_ids,
+        )
+        return cloze.loss_total / cloze.count, {
+            "retriever_loss": mean_of(cloze.loss_total, cloze.count),
+            "in_batch_accuracy": mean_of(cloze.correct, cloze.count),
+            "padding_share": padding_share(
+                pairs.query_ids, packed=[(pairs.document_ids, packing.document)]
+            ),
+        }
+
+    def _reader_loss(
+        self,
+        packing: PackedLengths,
+        params: PyTree,
+        inputs: ReaderInputs,
+        key: jax.Array | None,
+    ) -> tuple[Array, Means]:
+        batch, unmasked = inputs.batch, inputs.unmasked
+        span_is_answer = inputs.span_is_answer
+        positions, ids = batch.mask_positions, batch.mask_ids
+        if unmasked is not None:
+            positions = jnp.where(unmasked.weights > 0, unmasked.positions, positions)
+            ids = jnp.where(unmasked.weights > 0, unmasked.ids, ids)
+        read = run_model(
+            self.reader,
+            params,
+            inputs.joined_ids,
+            inputs.joined_segment_ids,
+            positions,
+            ids,
+            method="token_log_probs" if span_is_answer is None else "tokens_and_spans",
+            key=key,
+            microbatches=self.microbatches,
+            packed_length=packing.joined,
+        )
+        log_tokens, spans = (read, None) if span_is_answer is None else read
+        weights = batch.mask_weights
+        total, count = -(log_tokens * weights).sum(), weights.sum()
+
+        def of_kind(kind: DocumentKind) -> Array:
+            return inputs.kind == KINDS.index(kind)
+
+        metrics = {
+            f"reader_loss_{kind.value}": mean_of(
+                -(log_tokens * weights * of_kind(kind)[:, None]).sum(),
+                (weights * of_kind(kind)[:, None]).sum(),
+            )
+            for kind in KINDS
+        }
+        retrieved = of_kind(DocumentKind.RETRIEVED)
+        loss = total / jnp.maximum(count, 1.0)
+        if unmasked is not None:
+            seen_total = -(log_tokens * unmasked.weights).sum()
+            seen_count = unmasked.weights.sum()
+            loss += seen_total / jnp.maximum(seen_count, 1.0)
+            metrics["reader_loss_unmasked"] = mean_of(seen_total, seen_count)
+        if span_is_answer is not None:
+            selected = span_selection.span_selection(
+                spans.logits, spans.valid, span_is_answer
+            )
+            loss += selected.loss_total / jnp.maximum(selected.count, 1.0)
+            metrics["span_loss"] = mean_of(selected.loss_total, selected.count)
+            metrics["span_accuracy"] = mean_of(selected.correct, selected.count)
+        return loss, {
+            "reader_loss": mean_of(total, count),
+            **metrics,
+            "answer_retrieved": mean_of(
+                (inputs.has_answer & retrieved).sum(), retrieved.sum()
+            ),
+            "padding_share": padding_share(
+                packed=[(inputs.joined_ids, packing.joined)]
+            ),
+        }
+
+
+def _packable(lengths: PackedLengths, inputs: WarmStartInputs) -> Sequences:
+    """Returns the sequences that are packed, and the length of their rows."""
+    sequences: list[tuple[Array, int | None]] = []
+    if inputs.pairs is not None:
+        sequences.append((inputs.pairs.document_ids, lengths.document))
+    if inputs.reading is not None:
+        sequences.append((inputs.reading.joined_ids, lengths.joined))
+    return sequences

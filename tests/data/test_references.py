@@ -1,0 +1,340 @@
+"""Examples that are stored as references into the corpus they are made from."""
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from typing import NamedTuple
+
+import google_crc32c
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from realm_jax.data.batch_order import Spans
+from realm_jax.data.block_writer import Block, write_blocks
+from realm_jax.data.blocks import BlockText
+from realm_jax.data.example_layouts import References
+from realm_jax.data.examples import Examples, write_examples
+from realm_jax.data.inverse_cloze import (
+    PairRows,
+    inverse_cloze_examples,
+    inverse_cloze_rows,
+)
+from realm_jax.data.masking import SpanRows, salient_examples, salient_rows
+from realm_jax.data.random_masking import (
+    PieceRows,
+    draw_spans,
+    draw_tokens,
+    random_rows,
+    random_span_examples,
+    random_token_examples,
+)
+from realm_jax.data.references import SentenceRows
+from realm_jax.errors import BadInputError
+from realm_jax.types import InverseClozeBatch, PretrainBatch
+
+QUERY, MASKS, DOCUMENT = 24, 3, 40
+
+
+class Kind(NamedTuple):
+    """A task; what it writes, and the same examples whole.
+
+    The whole ones are held to plain loops in the tests of the modules that make them.
+    """
+
+    layout: SentenceRows
+    rows: Callable
+    examples: Callable
+    batch: type
+
+
+MASKED = {"query_length": QUERY, "max_masks": MASKS}
+PAIRS = {"query_length": QUERY, "document_length": DOCUMENT}
+KINDS = {
+    "salient": Kind(
+        SpanRows(**MASKED),
+        lambda store, ids: salient_rows(store, ids, query_length=QUERY),
+        lambda store, ids: salient_examples(store, ids, **MASKED),
+        PretrainBatch,
+    ),
+    "random_spans": Kind(
+        PieceRows(**MASKED),
+        lambda store, ids: random_rows(store, ids, draw_spans, **MASKED),
+        lambda store, ids: random_span_examples(store, ids, **MASKED),
+        PretrainBatch,
+    ),
+    "random_tokens": Kind(
+        PieceRows(**MASKED),
+        lambda store, ids: random_rows(store, ids, draw_tokens, **MASKED),
+        lambda store, ids: random_token_examples(store, ids, **MASKED),
+        PretrainBatch,
+    ),
+    "ict": Kind(
+        PairRows(**PAIRS),
+        inverse_cloze_rows,
+        lambda store, ids: inverse_cloze_examples(store, ids, **PAIRS),
+        InverseClozeBatch,
+    ),
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return KINDS[request.param]
+
+
+def write(store, kind, folder):
+    """Writes the references of all blocks, some of them at a time."""
+    ids = np.arange(store.num_blocks)
+    batches = [kind.rows(store, part) for part in (ids[:5], ids[5:])]
+    metadata = {"corpus_fingerprint": store.fingerprint}
+    references = References(kind.layout, store)
+    return write_examples(folder, batches, metadata, references=references)
+
+
+def write_as_before(store, kind, folder):
+    """Writes what the release before wrote: rows, and their format version."""
+    batch = kind.examples(store, np.arange(store.num_blocks))
+    ids = batch.pop("sentence_id", None)
+    info = {
+        "format_version": 1,
+        "count": len(batch["query_ids"]),
+        "features": {},
+        "metadata": {"corpus_fingerprint": store.fingerprint},
+    }
+    folder.mkdir()
+
+    def describe(name, array):
+        np.save(folder / f"{name}.npy", array)
+        content = (folder / f"{name}.npy").read_bytes()
+        return {
+            "dtype": array.dtype.name,
+            "shape": list(array.shape[1:]),
+            "size": len(content),
+            "crc32c": google_crc32c.value(content),
+        }
+
+    for name, array in batch.items():
+        info["features"][name] = describe(name, array)
+    if ids is not None:
+        starts = np.flatnonzero(np.diff(ids, prepend=-1, append=2**62))
+        entry = describe("sentence_starts", starts.astype(np.int64))
+        info["sentence_starts"] = entry | {"count": len(starts)}
+    (folder / "examples.json").write_text(json.dumps(info))
+    return Examples.open(folder, verify=True)
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_batches_are_those_of_a_directory_of_the_release_before(
+    small_store, kind, tmp_path
+):
+    before = write_as_before(small_store, kind, tmp_path / "before")
+    now = write(small_store, kind, tmp_path / "now")
+    assert len(now) == len(before) > 20
+    assert_equal(now.batch(np.arange(len(now))), before.batch(np.arange(len(before))))
+    rows = np.array([7, 0, 7, len(now) - 1])
+    assert_equal(now.batch(rows), before.batch(rows))
+    assert_equal(now.together(rows), before.together(rows))
+    kind.batch(**now.batch(rows))
+    assert (now.sentence_starts is None) == (before.sentence_starts is None)
+    if now.sentence_starts is not None:
+        np.testing.assert_array_equal(now.sentence_starts, before.sentence_starts)
+    for spans in Spans:
+        streams = (
+            examples.batches(batch_size=6, seed=5, start_step=3, spans=spans)
+            for examples in (now, before)
+        )
+        for one, other in itertools.islice(zip(*streams, strict=True), 8):
+            assert_equal(one, other)
+
+
+def test_features_are_indexed_like_arrays(small_store, kind, tmp_path):
+    examples = write(small_store, kind, tmp_path / "set")
+    whole = examples.batch(np.arange(len(examples)))
+    assert examples.features.keys() == whole.keys()
+    for name, feature in examples.features.items():
+        assert (feature.shape, feature.dtype) == (whole[name].shape, whole[name].dtype)
+        assert len(feature) == len(examples)
+        np.testing.assert_array_equal(feature, whole[name])
+        np.testing.assert_array_equal(feature[3], whole[name][3])
+        np.testing.assert_array_equal(feature[2:9], whole[name][2:9])
+
+
+@pytest.mark.parametrize(
+    ("name", "num_bytes"),
+    # block, first, end, and: two places; two bits for each of 22 pieces; a flag.
+    [("salient", 5), ("random_spans", 9), ("random_tokens", 9), ("ict", 4)],
+)
+def test_a_row_is_a_few_bytes(small_store, tmp_path, name, num_bytes):
+    """Of so few blocks, all of less than 256 wordpieces, each integer is a byte."""
+    examples = write(small_store, KINDS[name], tmp_path / "set")
+    paths = {path.stem: path for path in examples.directory.glob("*.npy")}
+    paths.pop("sentence_starts", None)
+    arrays = [np.load(path) for path in paths.values()]
+    assert sum(array.nbytes for array in arrays) == num_bytes * len(examples)
+
+
+def test_integers_are_as_wide_as_the_corpus_needs(small_store, tmp_path):
+    ids = np.zeros(300, np.int32)
+    text = BlockText("", "", "", [], [])
+    wide = write_blocks(
+        tmp_path / "wide",
+        [Block(ids[:0], ids, text)] * 300,
+        vocabulary=small_store.vocabulary,
+        chunk_length=48,
+    )
+    kind = KINDS["salient"]
+    metadata = {"corpus_fingerprint": wide.fingerprint}
+    columns = dict.fromkeys(kind.layout.columns, np.array([299]))
+    columns |= {"mask_first": np.array([0]), "mask_end": np.array([1])}
+    folder = write_examples(
+        *(tmp_path / "set", [columns], metadata),
+        references=References(kind.layout, wide),
+    ).directory
+    names = {path.stem: np.load(path).dtype.name for path in folder.glob("*.npy")}
+    places = {"block": "uint16", "first": "uint16", "end": "uint16"}
+    assert names == {**places, "mask_first": "uint8", "mask_end": "uint8"}
+
+
+def test_a_person_understands_the_manifest(small_store, kind, tmp_path):
+    folder = write(small_store, kind, tmp_path / "set").directory
+    info = json.loads((folder / "examples.json").read_text())
+    assert info["layout"]["rows"] == "sentences"
+    assert "wordpieces [first, end) of the body of a block" in info["layout"]["about"]
+    assert {path.stem for path in folder.glob("*.npy")} == {
+        *info["arrays"],
+        *(["sentence_starts"] if "sentence_starts" in info else []),
+    }
+    assert info["features"]["query_ids"] == {"dtype": "int32", "shape": [QUERY]}
+
+
+def overwrite(examples, name, row, value):
+    """Changes a value on disk, and opens the examples without comparing checksums."""
+    array = np.load(examples.directory / f"{name}.npy", mmap_mode="r+")
+    array[row] = value
+    array.flush()
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "value", "message"),
+    [
+        ("ict", "end", 255, r"got wordpieces 0 to 255 of block 0, whose body has \d+"),
+        ("ict", "first", 255, "got wordpieces 255 to "),
+        ("ict", "end", 0, "got wordpieces 0 to 0 of block 0"),
+        ("ict", "block", 255, r"expected block ids from -1 to \d+, got 255"),
+        ("salient", "end", 255, "got wordpieces "),
+        ("salient", "mask_end", 255, "expected masks within the sentence"),
+        ("salient", "mask_first", 22, "expected masks within the sentence"),
+        ("salient", "mask_end", 0, "expected masks within the sentence"),
+        ("random_spans", "masked", 255, "expected masks within the sentence"),
+        ("random_spans", "masked", 0, "expected masks within the sentence"),
+        ("random_spans", "scored", 0, "expected masks within the sentence"),
+        ("random_tokens", "scored", 255, "expected masks within the sentence"),
+    ],
+)
+def test_a_reference_to_what_is_not_there_is_one_line(
+    small_store, tmp_path, name, column, value, message
+):
+    examples = write(small_store, KINDS[name], tmp_path / "set")
+    overwrite(examples, column, 0, value)
+    unverified = Examples.open(examples.directory, corpus=small_store)
+    with pytest.raises(BadInputError, match=message) as caught:
+        unverified.batch(np.array([4, 0]))
+    assert "\n" not in str(caught.value)
+    assert str(examples.directory) in str(caught.value)
+    unverified.batch(np.array([4]))
+    with pytest.raises(BadInputError, match=rf"/{column}\.npy is damaged"):
+        Examples.open(examples.directory, corpus=small_store, verify=True)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_whatever_a_row_holds_no_other_block_is_read(small_store, kind, data):
+    byte = st.integers(0, 255)
+    row = {
+        name: np.array(data.draw(st.lists(byte, min_size=n, max_size=n)), np.uint8)
+        for name, spec in kind.layout.columns.items()
+        for n in [int(np.prod(spec.shape))]
+    }
+    # Most of all blocks and places are none.
+    row["block"] %= small_store.num_blocks + 1
+    row["end"] %= 40
+    row["first"] %= 32
+    specs = kind.layout.columns
+    rows = {name: row[name].reshape(1, *spec.shape) for name, spec in specs.items()}
+    try:
+        batch = kind.layout.lay_out(small_store, rows)
+    except BadInputError:
+        return
+    block, vocabulary = int(row["block"][0]), small_store.vocabulary
+    body = small_store.body_ids(np.array([block]), 60)[0]
+    sentence = body[int(row["first"][0]) : int(row["end"][0])]
+    assert (sentence != 0).all()
+    query = batch["query_ids"][0][1 : QUERY - 1]
+    seen = query[: len(sentence)]
+    kept = seen != vocabulary.mask
+    np.testing.assert_array_equal(seen[kept], sentence[: QUERY - 2][kept])
+    if "mask_ids" in batch:
+        scored = batch["mask_weights"][0] > 0
+        places = batch["mask_positions"][0][scored] - 1
+        answers = batch["mask_ids"][0][scored]
+        np.testing.assert_array_equal(answers, sentence[places])
+
+
+def test_another_corpus_is_refused(small_store, tmp_path):
+    folder = tmp_path / "corpus"
+    shutil.copytree(small_store.directory, folder)
+    kind = KINDS["salient"]
+    (folder / "examples/t").mkdir(parents=True)
+    place = write(small_store, kind, folder / "examples/t/train").directory
+    # Its corpus lies around it.
+    assert len(Examples.open(place)) == len(Examples.open(place, corpus=small_store))
+    shutil.move(place, tmp_path / "moved")
+    with pytest.raises(BadInputError, match="or given as `corpus`") as caught:
+        Examples.open(tmp_path / "moved")
+    assert "\n" not in str(caught.value)
+    text = BlockText("", "", "", [], [])
+    other = write_blocks(
+        tmp_path / "other",
+        [Block(np.zeros(0, np.int32), np.full(40, 5, np.int32), text)] * 40,
+        vocabulary=small_store.vocabulary,
+        chunk_length=48,
+    )
+    with pytest.raises(BadInputError, match=r"with corpus_fingerprint .* got "):
+        Examples.open(tmp_path / "moved", corpus=other)
+
+
+def test_rows_of_a_later_release_are_refused(small_store, tmp_path):
+    folder = write(small_store, KINDS["ict"], tmp_path / "set").directory
+    path = folder / "examples.json"
+    info = json.loads(path.read_text())
+    del info["crc32c"]
+    for change in ({"kind": "essay"}, {"rows": "halves"}, {"query_length": 2}):
+        layout = info["layout"] | change
+        path.write_text(json.dumps(info | {"layout": layout}))
+        with pytest.raises(BadInputError, match=r"prepare` again\.$") as caught:
+            Examples.open(folder, corpus=small_store)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_text_of_other_wordpieces_than_the_stored_ones_is_refused(
+    small_store, tmp_path
+):
+    block = small_store.text(0)
+    odd = write_blocks(
+        tmp_path / "odd",
+        [Block(np.zeros(0, np.int32), np.full(40, 5, np.int32), block)],
+        vocabulary=small_store.vocabulary,
+        chunk_length=48,
+    )
+    for kind in KINDS.values():
+        with pytest.raises(BadInputError, match="wordpieces of block 0 of"):
+            kind.rows(odd, np.arange(1))

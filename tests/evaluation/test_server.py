@@ -1,0 +1,421 @@
+"""The server withstands requests that are malformed, slow, abandoned or foreign."""
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import logging
+import socket
+import sys
+import threading
+import time
+import types
+from typing import cast
+
+import pytest
+
+from realm_jax.errors import BadInputError
+from realm_jax.evaluation import server
+from realm_jax.evaluation.ask import AnswerService, require_question
+from tests.waiting import PATIENCE
+
+JSON = {"Content-Type": "application/json"}
+
+
+class Version:
+    def describe(self):
+        return {
+            "num_blocks": 3,
+            "index_step": 0,
+            "index_age_seconds": 1.0,
+            "fingerprint": "0" * 64,
+        }
+
+
+@dataclasses.dataclass
+class Reply:
+    question: str
+    version = Version()
+    note = ""
+    answer = types.SimpleNamespace(text="", documents=())
+
+    def describe(self):
+        return {"question": self.question}
+
+
+class Respondent:
+    """Stands for the model: notes what it is asked, and may be held up."""
+
+    problem = ""
+    version = Version()
+
+    def __init__(self):
+        self.asked = []
+        self.busy = threading.Semaphore(0)
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def answer(self, question):
+        question = require_question(question)
+        self.asked.append(question)
+        self.busy.release()
+        assert self.may_answer.wait(PATIENCE)
+        return Reply(question)
+
+
+class Server:
+    """The server on a port of its own, in a thread."""
+
+    def __init__(self, hosts=(), address="127.0.0.1"):
+        self.respondent = Respondent()
+        listener = server.open_port(address, 0)
+        self.port = listener.getsockname()[1]
+        self._stop, ready = threading.Event(), threading.Event()
+        respondent = cast(AnswerService, self.respondent)
+        self._thread = threading.Thread(
+            target=server.serve,
+            args=(respondent, listener, self._stop, ready.set, hosts),
+        )
+        self._thread.start()
+        assert ready.wait(PATIENCE)
+
+    def close(self):
+        self.respondent.may_answer.set()
+        self._stop.set()
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+
+    def request(self, method="GET", path="/status", body=None, headers=None):
+        """Returns code, headers and text of the response."""
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self.port, timeout=PATIENCE
+        )
+        with contextlib.closing(connection):
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            return response.status, response.headers, response.read().decode()
+
+    def post(self, body, headers=JSON):
+        return self.request("POST", "/answer", body, headers)
+
+    def ask(self, question):
+        return self.post(json.dumps({"question": question}))
+
+    def connect(self):
+        return socket.create_connection(("127.0.0.1", self.port), PATIENCE)
+
+    def leave_a_question(self, question):
+        """Posts a question and returns the connection, without reading a reply."""
+        body = json.dumps({"question": question}).encode()
+        connection = self.connect()
+        connection.sendall(
+            b"POST /answer HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        return connection
+
+
+@pytest.fixture
+def make_server():
+    with contextlib.ExitStack() as stack:
+
+        def make(**arguments):
+            return stack.enter_context(contextlib.closing(Server(**arguments)))
+
+        yield make
+
+
+@pytest.fixture
+def served(make_server):
+    return make_server()
+
+
+def require_one_line(text):
+    error = json.loads(text)["error"]
+    assert error.startswith("expected ")
+    assert "\n" not in error
+    return error
+
+
+# The parser and what shows its result give up at depths near this limit.
+DEPTHS = [*range(sys.getrecursionlimit() - 100, sys.getrecursionlimit(), 9), 30_000]
+
+
+@pytest.mark.parametrize("form", ["%s", '{"question": %s}'])
+def test_deep_json_is_refused_in_one_line(served, form, caplog):
+    for depth in DEPTHS:
+        code, _, text = served.post(form % ("[" * depth + "]" * depth))
+        assert code == 400
+        require_one_line(text)
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"question": "who \ud800?"}',
+        rb'{"question": "\udfff\ud800"}',
+        rb'{"\ud800": "who?"}',
+        b'{"question": "who \xed\xa0\x80?"}',
+    ],
+)
+def test_a_lone_surrogate_is_refused_in_one_line(served, body):
+    code, _, text = served.post(body)
+    assert code == 400
+    require_one_line(text)
+    assert served.respondent.asked == []
+
+
+def test_a_pair_of_surrogates_is_a_character(served):
+    code, _, text = served.post(rb'{"question": "who \ud83d\ude00?"}')
+    assert (code, json.loads(text)) == (200, {"question": "who 😀?"})
+
+
+def test_a_question_from_the_command_line_may_be_no_unicode():
+    with pytest.raises(BadInputError, match=r"expected a question .*character 4"):
+        require_question("who \udcff?")
+
+
+def test_bytes_that_are_no_unicode_in_the_address_are_no_fault(served, caplog):
+    assert served.request(path="/?question=%ED%A0%80")[0] in (200, 400)
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_body_that_cannot_be_decoded_is_refused(served, encoding, caplog):
+    code, _, text = served.post(b"\xff" * 100, {**JSON, "Content-Encoding": encoding})
+    assert code == 400
+    require_one_line(text)
+    assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
+
+
+def test_what_is_no_http_leaves_no_traceback(served, caplog):
+    with served.connect() as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nno header\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.0 400 ")
+    assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
+
+
+def is_closed(connection):
+    """Returns whether the server closes a connection."""
+    connection.settimeout(PATIENCE)
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"",
+        b"GET /status HTTP/1.1\r\nHost: localh",
+        b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+)
+def test_a_connection_that_asks_nothing_is_closed(make_server, monkeypatch, beginning):
+    monkeypatch.setattr(server, "_READ_SECONDS", 0.2)
+    with make_server().connect() as connection:
+        connection.sendall(beginning)
+        assert is_closed(connection)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [
+        (b"Content-Length: 30", b'{"question": "w'),
+        (b"Transfer-Encoding: chunked", b"zz\r\nno chunk\r\n0\r\n\r\n"),
+    ],
+)
+def test_a_body_that_does_not_come_is_not_awaited(
+    make_server, monkeypatch, header, body
+):
+    monkeypatch.setattr(server, "_READ_SECONDS", 0.2)
+    with make_server().connect() as connection:
+        connection.sendall(
+            b"POST /answer HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\n%b\r\n\r\n" % header
+        )
+        time.sleep(0.1)
+        connection.sendall(body)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 408 ")
+
+
+def test_slow_connections_leave_room_for_an_honest_one(make_server, monkeypatch):
+    monkeypatch.setattr(server, "_MOST_CONNECTIONS", 20)
+    # Those that are slow never exceed their time.
+    monkeypatch.setattr(server, "_READ_SECONDS", 1e5)
+    served = make_server()
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(served.connect()) for _ in range(100)]
+        for connection in slow:
+            connection.sendall(b"POST /answer HTTP/1.1\r\nHost: localh")
+        assert served.ask("who?")[0] == 200
+        # The first came first, and had to give way to the last.
+        assert all(map(is_closed, slow[:81]))
+
+
+def test_a_connection_that_awaits_its_answer_does_not_give_way(
+    make_server, monkeypatch
+):
+    monkeypatch.setattr(server, "_MOST_CONNECTIONS", 20)
+    served = make_server()
+    served.respondent.may_answer.clear()
+    with contextlib.ExitStack() as stack:
+        honest = stack.enter_context(served.leave_a_question("who?"))
+        assert served.respondent.busy.acquire(timeout=PATIENCE)
+        for _ in range(100):
+            stack.enter_context(served.connect())
+        assert served.request()[0] == 200
+        served.respondent.may_answer.set()
+        assert b"who?" in honest.recv(1 << 16)
+
+
+def test_questions_beyond_the_queue_are_asked_to_come_again(make_server, monkeypatch):
+    monkeypatch.setattr(server, "_MOST_WAITING", 3)
+    served = make_server()
+    served.respondent.may_answer.clear()
+    with contextlib.ExitStack() as stack:
+        early = [
+            stack.enter_context(served.leave_a_question(f"who {number}?"))
+            for number in range(3)
+        ]
+        assert served.respondent.busy.acquire(timeout=PATIENCE)
+        code, headers, text = eventually(lambda: served.ask("why?"), code=503)
+        assert int(headers["Retry-After"]) > 0
+        require_one_line(text)
+        code, headers, page = served.request(path="/?question=why")
+        assert (code, "expected" in page) == (503, True)
+        assert int(headers["Retry-After"]) > 0
+        assert served.request()[0] == 200
+        served.respondent.may_answer.set()
+        for connection in early:
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+    assert served.ask("why?")[0] == 200
+
+
+def eventually(request, code):
+    """Returns the first response of this code."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if (response := request())[0] == code:
+            return response
+    raise AssertionError(f"no {code}")
+
+
+def test_abandoned_questions_are_not_computed(served):
+    served.respondent.may_answer.clear()
+    with served.leave_a_question("first?"):
+        assert served.respondent.busy.acquire(timeout=PATIENCE)
+        for number in range(30):
+            served.leave_a_question(f"abandoned {number}?").close()
+        # The server has seen the end of those when it answers what came after them.
+        assert served.request()[0] == 200
+        with served.leave_a_question("last?") as last:
+            assert served.request()[0] == 200
+            served.respondent.may_answer.set()
+            assert b"last?" in last.recv(1 << 16)
+    assert served.respondent.asked == ["first?", "last?"]
+
+
+def test_a_question_in_progress_is_finished_before_the_next(served):
+    """The model is not thread-safe, whether or not anyone still waits."""
+    served.respondent.may_answer.clear()
+    with served.leave_a_question("first?"):
+        assert served.respondent.busy.acquire(timeout=PATIENCE)
+    with served.leave_a_question("second?") as second:
+        assert not served.respondent.busy.acquire(timeout=0.3)
+        served.respondent.may_answer.set()
+        assert b"second?" in second.recv(1 << 16)
+
+
+def test_a_body_that_is_given_up_leaves_no_traceback(served, caplog):
+    with served.connect() as connection:
+        connection.sendall(
+            b"POST /answer HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 30\r\n\r\n{"
+        )
+        assert served.request()[0] == 200
+    assert served.request()[0] == 200
+    assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "attacker.example",
+        "attacker.example:80",
+        "localhost.attacker.example",
+        "127.0.0.1.attacker.example",
+        "192.0.2.7",
+        "[::2]",
+        "[",
+        "",
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/?question=who"), ("GET", "/status"), ("GET", "/no")]
+)
+def test_a_foreign_host_gets_no_answer(served, host, method, path):
+    code, _, text = served.request(method, path, headers={"Host": host})
+    assert code == 403
+    assert "--allow_host" in require_one_line(text)
+    assert served.respondent.asked == []
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LocalHost:1234", "127.0.0.1", "127.0.0.1:99", "[::1]", "box.local"],
+)
+def test_its_own_names_and_those_allowed_get_answers(make_server, host):
+    served = make_server(hosts=("Box.local",))
+    assert served.request(headers={"Host": host})[0] == 200
+    assert served.post('{"question": "who?"}', {**JSON, "Host": host})[0] == 200
+
+
+def test_the_address_that_was_reached_is_a_host_of_its_own(monkeypatch):
+    """Of a server for all addresses, which any one of them may be named."""
+    monkeypatch.setattr(server, "_LOCAL_NAMES", frozenset())
+    with contextlib.closing(Server(address="0.0.0.0")) as served:
+        assert served.request(headers={"Host": "127.0.0.1:80"})[0] == 200
+        assert served.request(headers={"Host": "192.0.2.7:80"})[0] == 403
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""],
+)
+def test_a_page_of_others_cannot_post_a_question(served, kind):
+    """A browser sends these across origins without asking first."""
+    code, _, text = served.post('{"question": "who?"}', {"Content-Type": kind})
+    assert code == 415
+    assert "application/json" in require_one_line(text)
+    assert served.respondent.asked == []
+
+
+def test_json_may_name_its_encoding(served):
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    assert served.post('{"question": "who?"}', headers)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "site", ["cross-site", "same-origin", "same-site", "none", None]
+)
+def test_a_page_of_others_cannot_have_a_question_answered_by_its_address(served, site):
+    headers = {} if site is None else {"Sec-Fetch-Site": site}
+    code, _, text = served.request(path="/?question=who", headers=headers)
+    if site == "cross-site":
+        assert code == 403
+        assert "another site" in require_one_line(text)
+        assert served.respondent.asked == []
+        # A link to the page itself costs nothing.
+        assert served.request(path="/", headers=headers)[0] == 200
+    else:
+        assert code == 200
+        assert served.respondent.asked == ["who"]

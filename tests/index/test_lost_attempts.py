@@ -1,0 +1,240 @@
+"""Attempts that are damaged, or deleted under their builder, do not stop an index."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from realm_jax.index import builder
+from realm_jax.index.build import index_layouts
+from realm_jax.index.embedding_cache import HASHES
+from realm_jax.index.heartbeat import Heartbeat, Listener
+from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
+from realm_jax.storage import MissingObjectError, open_store
+from tests.index.snapshot_files import CORPUS, ROWS, write_snapshot
+from tests.index.tiny_builder import (
+    CONFIG,
+    RETRIEVER,
+    index_series,
+    publish,
+    read_embeddings,
+    slow_embeddings,
+)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(tmp_path / "model")
+
+
+def begin(store, step=3, stop_at=10, **arguments):
+    """Leaves an unfinished attempt; returns its folder."""
+    stop = threading.Event()
+
+    def stop_there(done, num_blocks):
+        if done >= stop_at:
+            stop.set()
+
+    builder.build_once(
+        store=store, config=CONFIG, stop=stop, on_progress=stop_there, **arguments
+    )
+    (name,) = (n for n in store.list("index/data") if n.endswith("/attempt.json"))
+    return name.removesuffix("/progress/attempt.json")
+
+
+def assert_built(store, blocks, retriever, step=3):
+    """Runs a builder until its trainer is done."""
+    publish(store, blocks, retriever)
+    Heartbeat(store, builder.TRAINER_ROLE).beat(step, index_step=None)
+    job = builder.IndexBuilder(store, blocks, CONFIG)
+    Heartbeat(store, builder.TRAINER_ROLE).beat(step, "finished")
+    assert job.run(threading.Event())
+    expected = slow_embeddings(retriever, blocks)
+    np.testing.assert_allclose(read_embeddings(store, step), expected, atol=2e-5)
+
+
+HEADERS = [
+    b"",
+    b"\xff",
+    b"[]",
+    b"{}",
+    b"[" * 60_000,
+    b'{"corpus_fingerprint": 3, "metadata": {}, "began": 1}',
+    b'{"corpus_fingerprint": "c", "metadata": [], "began": 1}',
+    b'{"corpus_fingerprint": "c", "metadata": {}, "began": "now"}',
+]
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_an_attempt_with_an_unreadable_header_is_absent(store, header):
+    series = SnapshotSeries(store, "index")
+    name = f"index/data/7-0123abcd/progress/{EMBEDDINGS}/0-8"
+    store.write(name, b"done\n")
+    store.write("index/data/7-0123abcd/progress/attempt.json", header)
+    with pytest.raises(MissingObjectError):
+        series.join(7, "0123abcd")
+    assert series.resume(7, corpus_fingerprint=CORPUS) is None
+    write_snapshot(series, 7)
+    series.collect(keep=1)
+    assert not any("0123abcd" in name for name in store.list())
+    series.verify(series.read_manifest(7))
+
+
+def test_no_bit_of_a_header_keeps_a_builder_down(store, blocks, retriever_at):
+    folder = begin(store, retriever=retriever_at(3), blocks=blocks)
+    name = f"{folder}/progress/attempt.json"
+    header = store.read(name)
+    places = np.random.default_rng(0).integers(0, 8 * len(header), 40).tolist()
+    series = index_series(store)
+    metadata, began = (json.loads(header)[name] for name in ("metadata", "began"))
+    for place in [0, *places]:
+        flipped = bytearray(header)
+        flipped[place // 8] ^= 1 << place % 8
+        store.write(name, bytes(flipped))
+        writer = series.resume(
+            3, corpus_fingerprint=blocks.fingerprint, metadata=metadata
+        )
+        if writer is not None:
+            assert writer.began == began
+            writer.discard()
+    assert_built(store, blocks, retriever_at(3))
+
+
+def altered(metadata, array):
+    """The metadata of an array in other ways, by what is different."""
+    chunks = metadata["chunk_grid"]["configuration"]["chunk_shape"]
+    grid = {"name": "regular", "configuration": {"chunk_shape": [1, chunks[1]]}}
+    shape = metadata["shape"]
+    codecs = [{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "crc32c"}]
+    yield "dtype", {**metadata, "data_type": "int32" if array == EMBEDDINGS else "int8"}
+    yield "rows", {**metadata, "shape": [shape[0] + 5, shape[1]]}
+    yield "width", {**metadata, "shape": [shape[0], shape[1] + 1]}
+    yield "chunks", {**metadata, "chunk_grid": grid}
+    if array == EMBEDDINGS:
+        yield "codecs", {**metadata, "codecs": codecs}
+
+
+@pytest.mark.parametrize("array", [EMBEDDINGS, HASHES])
+def test_an_altered_array_is_begun_anew(store, blocks, retriever_at, array):
+    folder = begin(store, retriever=retriever_at(3), blocks=blocks)
+    name = f"{folder}/{array}/zarr.json"
+    whole = store.read(name)
+    changed = {
+        what: json.dumps(values).encode()
+        for what, values in altered(json.loads(whole), array)
+    }
+    layouts = index_layouts(blocks, RETRIEVER, CONFIG.embed)
+    series = index_series(store)
+    header = json.loads(store.read(f"{folder}/progress/attempt.json"))
+    damaged = {"cut": whole[:-9], "empty": b""}
+    for what, data in {"whole": whole, **changed, **damaged}.items():
+        store.write(name, data)
+        writer = series.resume(
+            3,
+            corpus_fingerprint=blocks.fingerprint,
+            metadata=header["metadata"],
+            layouts=layouts,
+        )
+        rows = [] if data != whole else [(0, 5), (5, 10)]
+        assert writer.completed_rows(array) == rows, what
+        for other, layout in layouts.items():
+            writer.create_array(other, *layout)
+        writer.discard()
+    store.write(name, changed["chunks"])
+    assert_built(store, blocks, retriever_at(3))
+
+
+NOTES = ("x", "5", "-", "a-b", "5-x", "0-5-9", "1-3", "5-0", "0-99", "sub/0-5", "٣-٥")
+
+
+def test_a_stray_file_among_the_notes_keeps_no_builder_down(
+    store, blocks, retriever_at
+):
+    folder = begin(store, retriever=retriever_at(3), blocks=blocks)
+    store.write(f"{folder}/progress/note", b"stray")
+    store.write(f"{folder}/progress/other/0-5", b"stray")
+    for note in NOTES:
+        store.write(f"{folder}/progress/{EMBEDDINGS}/{note}", b"stray")
+    writer = index_series(store).join(3, folder.rpartition("-")[2])
+    assert writer.completed_rows(EMBEDDINGS)[:2] == [(0, 5), (0, 99)]
+    assert_built(store, blocks, retriever_at(3))
+
+
+def test_a_heartbeat_that_cannot_be_read_is_none_and_nothing_is_collected(store):
+    for step in (1, 2, 3):
+        write_snapshot(index_series(store), step)
+    for text in (b"{", b"[" * 60_000, b'{"role": "trainer"}'):
+        store.write("jobs/trainer.json", text)
+        assert Listener(store, builder.TRAINER_ROLE).listen()[0] is None
+        # The trainer may use any of them.
+        builder.collect_garbage(store, keep=1)
+        assert index_series(store).steps() == [1, 2, 3]
+    Heartbeat(store, builder.TRAINER_ROLE).beat(3, kept_index_steps=None)
+    builder.collect_garbage(store, keep=1)
+    assert index_series(store).steps() == [1, 2, 3]
+
+
+def test_a_listener_hears_a_job_whose_heartbeat_was_damaged(store):
+    store.write("jobs/trainer.json", b"{")
+    listener = Listener(store, builder.TRAINER_ROLE)
+    Heartbeat(store, builder.TRAINER_ROLE).beat(4)
+    status, _ = listener.listen()
+    assert status is not None
+    assert status.step == 4
+    store.write("jobs/trainer.json", b"{")
+    assert listener.listen()[0] is None
+
+
+def delete_at(store, done_at, how_often=1):
+    """A callback that deletes the attempt in progress, as another's collection does."""
+    deleted = []
+
+    def delete(done, num_blocks):
+        if done >= done_at and len(deleted) < how_often:
+            for name in store.list("index/data"):
+                if name.endswith("/attempt.json"):
+                    folder = name.removesuffix("/progress/attempt.json")
+                    store.delete(name)
+                    store.delete_folder(folder)
+                    deleted.append(folder)
+
+    return delete, deleted
+
+
+@pytest.mark.parametrize("done_at", [5, 15, 23])
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_attempt_that_was_collected_is_begun_anew(
+    store, blocks, retriever_at, done_at, times
+):
+    delete, deleted = delete_at(store, done_at, times)
+    manifest = builder.build_once(
+        retriever_at(3), blocks, store, CONFIG, on_progress=delete
+    )
+    assert len(deleted) == times
+    assert manifest is not None
+    expected = slow_embeddings(retriever_at(3), blocks)
+    np.testing.assert_allclose(read_embeddings(store, 3), expected, atol=2e-5)
+
+
+def test_an_attempt_collected_just_before_its_commit_is_begun_anew(
+    store, blocks, retriever_at
+):
+    delete, deleted = delete_at(store, 0)
+    manifest = builder.build_once(
+        retriever_at(3), blocks, store, CONFIG, require_wanted=lambda: delete(1, 1)
+    )
+    assert len(deleted) == 1
+    assert manifest is not None
+    read_embeddings(store, 3)
+
+
+def test_no_commit_names_an_attempt_whose_collection_has_begun(local):
+    """The header goes first, and may be all that is gone."""
+    writer = local.begin(7, corpus_fingerprint=CORPUS)
+    writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=32)
+    writer.write_rows(EMBEDDINGS, 0, ROWS)
+    local.store.delete(f"index/data/7-{writer.attempt}/progress/attempt.json")
+    with pytest.raises(MissingObjectError, match="deleted"):
+        writer.commit()
+    assert local.steps() == []

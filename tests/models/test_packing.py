@@ -1,0 +1,116 @@
+"""Packed sequences: every one is there, and gives what it gives by itself."""
+
+import dataclasses
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from realm_jax.models import packing
+from realm_jax.models.bert import Bert
+
+
+def make_ids(lengths, width=12):
+    """Sequences of distinct wordpieces, so that none can be mistaken for another."""
+    ids = 1 + np.arange(len(lengths) * width).reshape(len(lengths), width)
+    return np.where(np.arange(width) < np.array(lengths)[:, None], ids, 0)
+
+
+@hypothesis.given(st.lists(st.integers(0, 12), min_size=1, max_size=9))
+@hypothesis.settings(max_examples=30, deadline=None)
+def test_every_sequence_is_in_the_rows_once_and_whole(lengths):
+    ids = make_ids(lengths)
+    with jax.disable_jit():
+        packed = packing.pack(ids, 2 * ids, 24)
+    assert len(packed.ids) == (len(lengths) + 1) // 2
+    found = {}
+    for row, sequences in enumerate(np.asarray(packed.sequences)):
+        for number in (1, 2):
+            there = sequences == number
+            pieces = tuple(packed.ids[row][there].tolist())
+            found[pieces] = found.get(pieces, 0) + 1
+            assert packed.positions[row][there].tolist() == list(range(len(pieces)))
+            assert packed.segment_ids[row][there].tolist() == [2 * p for p in pieces]
+        assert not packed.ids[row][sequences == 0].any()
+    found.pop((), None)
+    expected = [tuple(row[row > 0].tolist()) for row in ids if row.any()]
+    assert found == dict.fromkeys(expected, 1)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "longest"),
+    [([12, 1, 7, 6], 13), ([5, 5, 5, 5], 10), ([9, 3, 4], 9), ([2], 2)],
+)
+def test_the_longest_shares_a_row_with_the_shortest(lengths, longest):
+    ids = make_ids(lengths)
+    assert packing.fits(ids, longest)
+    assert not packing.fits(ids, longest - 1)
+
+
+@pytest.fixture(scope="module")
+def params(config, joined, random_params):
+    return random_params(Bert(config), *joined)
+
+
+def every_state(config, params, ids, segment_ids, packed_length):
+    encoded = Bert(config).apply(
+        {"params": params}, ids, segment_ids, packed_length=packed_length
+    )
+    return jnp.where((ids > 0)[..., None], encoded.sequence, 0.0)
+
+
+def some_states(config, params, ids, segment_ids, packed_length):
+    positions = np.array([[0, 2], [1, 4], [0, 1], [7, 3]], np.int32)[: len(ids)]
+    return Bert(config).apply(
+        {"params": params},
+        *(ids, segment_ids, positions),
+        packed_length=packed_length,
+        method="encode_positions",
+    )
+
+
+@pytest.mark.parametrize("num_sequences", [4, 3])
+@pytest.mark.parametrize("states", [every_state, some_states])
+def test_the_encoder_gives_what_it_gives_of_each_alone(
+    config, params, joined, states, num_sequences
+):
+    ids, segment_ids = (array[:num_sequences] for array in joined)
+    length = 18
+    assert packing.fits(ids, length)
+
+    def loss(params, packed_length):
+        found = states(config, params, ids, segment_ids, packed_length)
+        return jnp.sin(found).sum(), found
+
+    step = jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)
+    gradient, found = step(params, length)
+    expected_gradient, expected = step(params, None)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
+        gradient,
+        expected_gradient,
+    )
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_packing_with_recomputation_and_dropout(config, params, joined, remat):
+    config = dataclasses.replace(config, remat=remat, dropout_rate=0.5)
+    states = [
+        Bert(config)
+        .apply(
+            {"params": params},
+            *joined,
+            deterministic=False,
+            packed_length=18,
+            rngs={"dropout": jax.random.key(seed)},
+        )
+        .pooled
+        for seed in (0, 0, 1)
+    ]
+    np.testing.assert_array_equal(states[0], states[1])
+    assert np.abs(np.asarray(states[0] - states[2])).max() > 0.01
+    assert np.isfinite(states[0]).all()

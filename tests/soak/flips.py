@@ -1,0 +1,235 @@
+"""Damages one file after another, starts what reads it, and tells what happened."""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import io
+import logging
+import pathlib
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from realm_jax.cli.main import guard
+from realm_jax.metrics.metrics_file import read_metrics
+from realm_jax.storage import open_store
+from realm_jax.training import finetune, pretrain
+from realm_jax.training.stage_config import StageConfig
+from tests import tiny_world
+from tests.tiny_world import read_item, silent
+
+# Kind of file -> the paths of its files, below the corpus or the model directory.
+KINDS = {
+    "corpus.json": r"corpus/corpus\.json",
+    "a corpus's vocabulary": r"corpus/vocab\.txt",
+    "a corpus's arrays": r"corpus/[a-z_]+\.npy",
+    "a corpus's texts": r"corpus/texts-.*",
+    "examples.json": r"corpus/examples/asked/train/examples\.json",
+    "examples' arrays": r"corpus/examples/asked/train/.*\.npy",
+    "newest checkpoint: manifest": r"model/checkpoints/8\.json",
+    "newest checkpoint: data": r"model/checkpoints/8/.*",
+    "index in use: manifest": r"model/index/commits/6\.json",
+    "index in use: chunks": r"model/index/data/6-.*/c/.*",
+    "index in use: zarr.json": r"model/index/data/6-.*zarr\.json",
+    "an index's attempt.json": r"model/index/data/.*attempt\.json",
+    "metrics.jsonl": r"model/metrics\.jsonl",
+    "trainer's heartbeat": r"model/jobs/trainer\.json",
+    "a lease that was left": r"model/lease/1\.json",
+    "its sign of life": r"model/lease/1\.beat\.json",
+}
+
+FINETUNE_KINDS = {
+    "questions' examples.json": r"corpus/examples/questions/train/examples\.json",
+    "questions' arrays": r"corpus/examples/questions/train/.*\.npy",
+    "fine-tuning's newest checkpoint: manifest": r"model/checkpoints/4\.json",
+    "fine-tuning's newest checkpoint: data": r"model/checkpoints/4/.*",
+    "fine-tuning's index: manifest": r"model/index/commits/.*\.json",
+    "fine-tuning's index: chunks": r"model/index/data/.*/c/.*",
+    "fine-tuning's index: zarr.json": r"model/index/data/.*zarr\.json",
+}
+
+NAMED = "named, exit code 2"
+WARNED = "warning, same result"
+MADE_ANEW = "warning, index made anew"
+SAME = "same result"
+CHANGED = "a value of an earlier line is another"
+GAP = "a gap"
+BAD = ("traceback", "another result in silence", "not named")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A stage whose run is resumed.
+
+    Attributes:
+      run: runs it.
+      config: makes its configuration from world, model directory and settings.
+      done: updates of the run.
+      steps: updates of the run that is resumed.
+      kinds: see `KINDS`.
+    """
+
+    run: Callable[..., bool]
+    config: Callable[..., Any]
+    done: int
+    steps: int
+    kinds: Mapping[str, str]
+
+
+PRETRAINING = Stage(pretrain.run, tiny_world.pretrain_config, 8, 10, KINDS)
+FINETUNING = Stage(
+    finetune.run,
+    functools.partial(tiny_world.finetune_config, checkpoint_period=2),
+    *(4, 6, FINETUNE_KINDS),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a resumed run ended with."""
+
+    params: list
+    losses: dict[int, float]
+
+
+class Flips:
+    """A run that is resumed for two more updates after each damage."""
+
+    def __init__(
+        self,
+        world: tiny_world.TinyWorld,
+        folder: pathlib.Path,
+        stage: Stage = PRETRAINING,
+    ):
+        """Makes the run, and resumes it once without damage."""
+        self._stage = stage
+        self._folder, self._sound = folder / "now", folder / "sound"
+        shutil.copytree(world.corpus, self._folder / "corpus")
+        self._world = dataclasses.replace(world, corpus=str(self._folder / "corpus"))
+        stage.run(self._config(stage.done), silent, tiny_world.NEVER)
+        # As a trainer of another machine leaves it that was lost.
+        store = open_store(self._folder / "model")
+        store.write("lease/1.json", b'{"host": "gone", "pid": 3, "claim": "c"}')
+        store.write("lease/1.beat.json", b'{"beat": 17}')
+        shutil.copytree(self._folder, self._sound)
+        code, said, warned = self._resume()
+        assert code == 0, said
+        self._usual = set(warned)
+        self._expected = self._result()
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """Kinds of file that the run reads."""
+        return self._stage.kinds
+
+    def files(self, kind: str) -> list[str]:
+        """Paths of the files of a kind, below the folder."""
+        paths = (p for p in self._sound.rglob("*") if p.is_file())
+        names = sorted(path.relative_to(self._sound).as_posix() for path in paths)
+        found = [name for name in names if re.fullmatch(self.kinds[kind], name)]
+        assert found, kind
+        return found
+
+    def after(self, name: str, damage: Callable[[bytes], bytes]) -> str:
+        """Returns what happens after a file was damaged."""
+        shutil.rmtree(self._folder)
+        shutil.copytree(self._sound, self._folder)
+        path = self._folder / name
+        path.write_bytes(damage(path.read_bytes()))
+        try:
+            code, said, warned = self._resume()
+        except Exception as error:
+            return f"traceback ({type(error).__name__}: {error})"
+        if code == 2:
+            # Of a chunk the error may name the array.
+            names = (path.name, *(parent.name for parent in path.parents[:3]))
+            known = said.count("\n") == 1 and any(part in said for part in names)
+            return NAMED if known else f"not named ({said})"
+        warned = [line for line in warned if line not in self._usual]
+        result = self._result()
+        if not _same(result.params, self._expected.params):
+            anew = any("anew" in line or "made of" in line for line in warned)
+            return MADE_ANEW if anew else f"another result in silence ({warned})"
+        if missing := self._expected.losses.keys() - result.losses.keys():
+            return (
+                GAP if max(missing) <= self._stage.done else "another result in silence"
+            )
+        if result.losses != self._expected.losses:
+            return CHANGED
+        return WARNED if warned else SAME
+
+    def _config(self, steps: int) -> StageConfig:
+        model_dir = self._folder / "model"
+        return self._stage.config(self._world, model_dir, train_steps=steps)
+
+    def _resume(self) -> tuple[int, str, list[str]]:
+        """Returns exit code, standard error, and the warnings that were logged."""
+        with (
+            contextlib.redirect_stderr(io.StringIO()) as said,
+            _warnings() as warned,
+        ):
+            config = self._config(self._stage.steps)
+            code = guard(lambda stop: 0 if self._stage.run(config, silent, stop) else 1)
+        return code, said.getvalue(), warned
+
+    def _result(self) -> Result:
+        model_dir = str(self._folder / "model")
+        store = open_store(model_dir)
+        last = self._stage.steps
+        params = [read_item(store, last, item) for item in ("params", "rest")]
+        losses = {line["step"]: line.get("loss") for line in read_metrics(model_dir)}
+        return Result(params, losses)
+
+
+@contextlib.contextmanager
+def _warnings() -> Iterator[list[str]]:
+    found: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())
+    logging.getLogger().addHandler(handler)
+    try:
+        yield found
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def _same(left, right) -> bool:
+    try:
+        tiny_world.assert_same_bits(left, right)
+    except AssertionError:
+        return False
+    return True
+
+
+def flip(rng: random.Random) -> Callable[[bytes], bytes]:
+    """Flips a bit somewhere."""
+
+    def damage(data: bytes) -> bytes:
+        changed = bytearray(data)
+        changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        return bytes(changed)
+
+    return damage
+
+
+def truncate(rng: random.Random) -> Callable[[bytes], bytes]:
+    """Cuts off the end."""
+    return lambda data: data[: rng.randrange(len(data))]
+
+
+def table(counts: dict[str, collections.Counter]) -> str:
+    """Returns the table for docs/faults.md."""
+    lines = ["| file | times damaged | found | of no effect | what happens |"]
+    lines.append("|---|---|---|---|---|")
+    for kind, found in counts.items():
+        harmless = found[SAME]
+        happens = "; ".join(f"{what}: {n}" for what, n in found.most_common())
+        total = found.total()
+        lines.append(
+            f"| {kind} | {total} | {total - harmless - found[CHANGED]} | {harmless} | "
+            f"{happens} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,386 @@
+"""Every file that is read, changed in arbitrary ways: read as it was, or refused.
+
+Files whose contents a checksum covers are read equal or not at all. Of the others, and
+of manifests that are malformed and sealed all the same, only malformed ones are known.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import flax.serialization
+import flax.traverse_util
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from realm_jax.data.block_writer import Block, write_blocks
+from realm_jax.data.blocks import BlockStore, BlockText, read_info
+from realm_jax.data.document_table import read_documents
+from realm_jax.data.documents import Document
+from realm_jax.data.examples import Examples, write_examples
+from realm_jax.data.salient_spans import RuleTagger
+from realm_jax.data.versions import (
+    PARENT_FILE,
+    SUCCESSOR_FILE,
+    is_version_of,
+    link_versions,
+    newest_version,
+)
+from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
+from realm_jax.errors import BadInputError
+from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
+from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
+from realm_jax.manifests import seal
+from realm_jax.metrics.metrics_file import read_metrics
+from realm_jax.settings import Start, read_starts, write_start
+from realm_jax.storage import open_store
+from realm_jax.training import checkpoint_manifests
+from realm_jax.weights import bert, token_classification
+from realm_jax.weights.tensors import read_tensors
+from tests.corpus_builder import build_corpus
+from tests.index.snapshot_files import write_snapshot
+from tests.weights import tiny_classifier
+
+FEW = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A file, how it is read, and whether a checksum covers what it says."""
+
+    path: Path
+    read: Callable[[], Any]
+    is_covered: bool = True
+
+
+def make_corpus(folder: Path) -> dict[str, Kind]:
+    words = ["a", "town", "on", "the", "river", "was", "founded", "in", ".", "1700"]
+    vocabulary = WordPiece([*SPECIAL_PIECES, *words])
+    documents = [
+        Document(f"town {n}", "A town on the river. It was founded in 1700.", str(n))
+        for n in range(5)
+    ]
+    build_corpus(
+        documents,
+        folder / "corpus",
+        vocabulary=vocabulary,
+        tagger=RuleTagger(),
+        chunk_length=32,
+    )
+
+    def read():
+        store = BlockStore.open(folder / "corpus")
+        store.verify()
+        texts = store.texts(np.arange(store.num_blocks))
+        ids, segments = store.document_ids(np.arange(store.num_blocks), 24)
+        table = read_documents(store)
+        return store.info, texts, ids.tobytes(), segments.tobytes(), table.tobytes()
+
+    paths = sorted((folder / "corpus").iterdir())
+    return {path.name: Kind(path, read) for path in paths}
+
+
+def make_versions(folder: Path) -> dict[str, Kind]:
+    """Two corpora of one vocabulary, whose order each of them names."""
+    vocabulary = WordPiece([*SPECIAL_PIECES, "old", "new"])
+    folders = [folder / "old", folder / "new"]
+    for place in folders:
+        ids = np.array([vocabulary.pieces.index(place.name)], np.int32)
+        block = Block(ids, ids, BlockText("", place.name, "a", [(0, 3)], []))
+        write_blocks(place, [block], vocabulary=vocabulary, chunk_length=16)
+    link_versions(*folders)
+    old, new = folders
+    fingerprint = read_info(old)["fingerprint"]
+    return {
+        "successor": Kind(old / SUCCESSOR_FILE, lambda: newest_version(old)),
+        "parent": Kind(
+            new / PARENT_FILE,
+            lambda: is_version_of(new, fingerprint),
+            is_covered=False,
+        ),
+    }
+
+
+def make_examples(folder: Path) -> dict[str, Kind]:
+    rows = np.arange(6)
+    batch = {"ids": np.int32(rows[:, None] * np.arange(3)), "sentence_id": rows // 2}
+    write_examples(folder / "examples", [batch], {"task": "t"})
+
+    def read():
+        examples = Examples.open(folder / "examples", {"task": "t"})
+        examples.verify()
+        starts = examples.sentence_starts
+        return (
+            {name: array.tobytes() for name, array in examples.features.items()},
+            None if starts is None else starts.tobytes(),
+        )
+
+    paths = sorted((folder / "examples").iterdir())
+    return {f"examples {path.name}": Kind(path, read) for path in paths}
+
+
+def make_snapshot(folder: Path) -> dict[str, Kind]:
+    store = open_store(folder / "model")
+    series = SnapshotSeries(store, "index")
+    manifest = write_snapshot(series, 7, scale=1.5)
+    data = folder / "model/index/data" / f"7-{manifest.attempt}"
+
+    def join():
+        writer = series.join(7, manifest.attempt)
+        return writer.corpus_fingerprint, writer.metadata, writer.began
+
+    def read_rows():
+        return series.read_array(manifest, EMBEDDINGS).tobytes()
+
+    return {
+        "commit": Kind(
+            folder / "model/index/commits/7.json", lambda: series.read_manifest(7)
+        ),
+        "attempt.json": Kind(data / "progress/attempt.json", join),
+        "zarr.json": Kind(data / EMBEDDINGS / "zarr.json", read_rows),
+        "chunk": Kind(data / EMBEDDINGS / "c/0/0", read_rows),
+        "assets": Kind(
+            data / "scann/assets.bin",
+            lambda: series.read_file(manifest, "scann/assets.bin"),
+        ),
+    }
+
+
+def make_model(folder: Path) -> dict[str, Kind]:
+    store = open_store(folder / "model")
+    store.write("checkpoints/3/params/x", b"weights")
+    checkpoint_manifests.write_manifest(store, 3, {"index_step": 2})
+    Heartbeat(store, "trainer").beat(3, index_step=2, kept_index_steps=[2])
+    started = Start("pretrain", "2026-01-01T00:00:00+00:00", "0", None, 0, [], {}, "")
+    write_start(store, started)
+    store.write("metrics.jsonl", b'{"step": 1, "stage": "pretrain"}\n')
+
+    def read_checkpoint():
+        if problem := checkpoint_manifests.find_damage(store, 3):
+            raise BadInputError(problem)
+        return checkpoint_manifests.all_details(store)
+
+    def read_status():
+        status = read_heartbeat(store, "trainer")
+        return status and (status.is_alive(60.0), status.extra.get("index_step"))
+
+    top = folder / "model"
+    return {
+        "checkpoint": Kind(top / "checkpoints/3.json", read_checkpoint),
+        "heartbeat": Kind(top / "jobs/trainer.json", read_status, is_covered=False),
+        "start": Kind(
+            top / "settings/pretrain-0001.json",
+            lambda: read_starts(store),
+            is_covered=False,
+        ),
+        "metrics": Kind(
+            top / "metrics.jsonl",
+            lambda: list(read_metrics(str(top))),
+            is_covered=False,
+        ),
+    }
+
+
+def make_weights(folder: Path) -> dict[str, Kind]:
+    tensors = tiny_classifier.tensors_of_torch()
+    for name in ("torch", "flax"):
+        place = folder / name
+        place.mkdir()
+        (place / "config.json").write_text(json.dumps(tiny_classifier.CONFIG))
+        (place / "vocab.txt").write_text("\n".join(tiny_classifier.VOCABULARY))
+        (place / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    safetensors.numpy.save_file(tensors, folder / "torch/model.safetensors")
+    tree = flax.traverse_util.unflatten_dict(tensors, sep=".")
+    (folder / "flax/flax_model.msgpack").write_bytes(
+        flax.serialization.msgpack_serialize(tree)
+    )
+    kinds = {}
+
+    def read_weights(place: Path):
+        return {
+            name: value.astype(float) for name, value in read_tensors(place).items()
+        }
+
+    for name in ("torch/model.safetensors", "flax/flax_model.msgpack"):
+        place = (folder / name).parent
+        kinds[name] = Kind(
+            folder / name, lambda place=place: read_weights(place), is_covered=False
+        )
+    for name in ("tokenizer_config.json", "vocab.txt"):
+        kinds[f"weights {name}"] = Kind(
+            folder / "torch" / name,
+            lambda: token_classification._vocabulary(folder / "torch").pieces,
+            is_covered=False,
+        )
+    kinds["weights config.json"] = Kind(
+        folder / "torch/config.json",
+        lambda: (
+            bert.config_from_json(folder / "torch"),
+            token_classification._labels(folder / "torch/config.json"),
+        ),
+        is_covered=False,
+    )
+    return kinds
+
+
+MAKERS = (
+    make_corpus,
+    make_versions,
+    make_examples,
+    make_snapshot,
+    make_model,
+    make_weights,
+)
+NAMES = (
+    *("corpus.json", "documents.npy", "hashes.npy", "ids.npy", "offsets.npy"),
+    *("texts-00000.array_record", "title_lengths.npy", "vocab.txt"),
+    *("successor", "parent"),
+    *("examples examples.json", "examples ids.npy", "examples sentence_starts.npy"),
+    *("commit", "attempt.json", "zarr.json", "chunk", "assets"),
+    *("checkpoint", "heartbeat", "start", "metrics"),
+    *("torch/model.safetensors", "flax/flax_model.msgpack"),
+    *("weights config.json", "weights tokenizer_config.json", "weights vocab.txt"),
+)
+
+JSON_NAMES = (
+    *("corpus.json", "successor", "parent", "examples examples.json", "commit"),
+    *("attempt.json", "zarr.json", "checkpoint", "heartbeat", "start", "metrics"),
+    *("weights config.json", "weights tokenizer_config.json"),
+)
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory):
+    found: dict[str, Kind] = {}
+    for make in MAKERS:
+        found |= make(tmp_path_factory.mktemp(make.__name__))
+    assert sorted(found) == sorted(NAMES)
+    return found
+
+
+@pytest.fixture(params=NAMES)
+def kind(request, kinds):
+    return kinds[request.param]
+
+
+@pytest.fixture(params=JSON_NAMES)
+def json_kind(request, kinds):
+    return kinds[request.param]
+
+
+def read_or_refuse(kind: Kind, data: bytes) -> Any:
+    """Returns what is read of a file with these bytes, the error if it is refused."""
+    before = kind.path.read_bytes()
+    kind.path.write_bytes(data)
+    try:
+        found = kind.read()
+    except BadInputError as error:
+        found = error
+    finally:
+        kind.path.write_bytes(before)
+    if isinstance(found, BadInputError):
+        assert "\n" not in str(found)
+    return found
+
+
+def edited(data: bytes, draw: Callable[..., Any]) -> bytes:
+    """Returns bytes after one change, as a disk or an editor makes it."""
+    start = draw(st.integers(0, max(0, len(data) - 1)))
+    # Headers come first, and say most.
+    start = draw(st.sampled_from([start, start % 128]))
+    stop = draw(st.integers(start, min(len(data), start + 40)))
+    piece = draw(
+        st.binary(max_size=8)
+        | st.sampled_from(
+            [b"-", b"0", b"99999999999999999999", b"null", b"[", b"{", b'"']
+        )
+    )
+    how = draw(st.sampled_from(["flip", "replace", "truncate"]))
+    if how == "flip" and start < len(data):
+        flipped = data[start] ^ 1 << draw(st.integers(0, 7))
+        return data[:start] + bytes([flipped]) + data[start + 1 :]
+    return data[:start] if how == "truncate" else data[:start] + piece + data[stop:]
+
+
+@FEW
+@given(st.data())
+def test_changed_bytes_are_refused_in_one_line_or_change_nothing(kind, data):
+    before = kind.read()
+    changed = kind.path.read_bytes()
+    for _ in range(data.draw(st.integers(1, 3))):
+        changed = edited(changed, data.draw)
+    found = read_or_refuse(kind, changed)
+    assert not kind.is_covered or isinstance(found, BadInputError) or found == before
+
+
+OTHERS = st.sampled_from(
+    [
+        *(None, True, -1, 0, 1.5, 10**30, float("nan"), "", "x", "\ud800", "a\0b"),
+        *("x" * 300, [], [[]], ["x"], {}, {"": 0}),
+    ]
+)
+
+
+def replaced(value: Any, draw: Callable[..., Any]) -> Any:
+    """Returns a JSON value in which one inner value is another or missing."""
+    if isinstance(value, (dict, list)) and value:
+        keys = list(value) if isinstance(value, dict) else range(len(value))
+        key = draw(st.sampled_from(keys))
+        if draw(st.integers(0, 3)):
+            value[key] = replaced(value[key], draw)
+        elif isinstance(value, dict):
+            del value[key]
+        else:
+            value.pop(key)
+        return value
+    return draw(OTHERS)
+
+
+@settings(FEW, max_examples=150)
+@given(st.data())
+def test_sound_json_of_another_form_is_refused_in_one_line(json_kind, data):
+    """Its checksum may fit, or be left out as in earlier releases."""
+    body = json.loads(json_kind.path.read_bytes())
+    was_sealed = body.pop("crc32c", None) is not None
+    body = replaced(body, data.draw)
+    if was_sealed and isinstance(body, dict) and data.draw(st.booleans()):
+        changed = seal(body)
+    else:
+        changed = json.dumps(body).encode()
+    read_or_refuse(json_kind, changed)
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":', b'{"files":'])
+def test_deep_json_is_refused(json_kind, opening):
+    for depth in (900, 990, 60_000):
+        found = read_or_refuse(json_kind, opening * depth)
+        assert not json_kind.is_covered or isinstance(found, BadInputError)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"PK\x03\x04",
+        b"\x80\x04N.",
+        b"\x93NUMPY\x01\x00v\x00{'descr': '<i8', 'fortran_order': False, 'shape': (",
+        b"\x93NUMPY\x01\x00\x04\x00((((",
+        b"\x93NUMPY\x02\x00\xff\xff\xff\x7f{",
+        b"\x93NUMPY\x09\x09",
+        b"\x93NUMPY",
+        b"",
+    ],
+)
+@pytest.mark.parametrize("name", ["offsets.npy", "examples ids.npy"])
+def test_what_is_no_array_is_refused(kinds, name, header):
+    data = kinds[name].path.read_bytes()
+    padded = header + b" " * max(0, len(data) - len(header))
+    assert isinstance(read_or_refuse(kinds[name], padded), BadInputError)

@@ -1,0 +1,281 @@
+"""Every number, flag and choice that gin can set is checked where it is configured."""
+
+import ast
+import dataclasses
+import importlib
+import math
+import pathlib
+import re
+import threading
+import typing
+
+import pytest
+
+from realm_jax.errors import BadInputError
+from realm_jax.hardware import HardwareConfig
+from realm_jax.index.searchers import SEARCHERS
+from realm_jax.models.bert import BertConfig
+from realm_jax.training import finetune
+from realm_jax.training.finetune import FinetuneConfig
+from realm_jax.training.initialization import ModelFactory
+from realm_jax.training.optimizers import OptimizerConfig
+from realm_jax.training.partitioning import MeshConfig
+from realm_jax.training.pretrain import PretrainConfig
+from realm_jax.training.warm_start import WarmStartConfig
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+# Fields of which 0 is none of something, or a beginning.
+TAKEN_AT_0 = {
+    *("data", "slices", "seed", "train_steps", "total_steps", "warmup_steps"),
+    *("final_fraction", "warmup_fraction", "weight_decay", "projection_dropout"),
+    *("dropout_rate", "held_out_examples", "wait_seconds", "own", "null", "retrieved"),
+    *("max_bm25_blocks", "port", "validation_fraction", "brute_force_below"),
+    *("min_recall", "mean_length", "disk", "backoff_seconds", "max_backoff_seconds"),
+    *("quota_seconds", "settling_seconds", "skip_nonfinite_updates"),
+    *("num_sentences", "examples", "host_disk_gib", "attention_dropout_rate"),
+}
+REFUSED_AT_0 = {"MeshConfig.data", "ReaderMixture.own"}
+TAKEN_AT_MINUS_1 = {"MeshConfig.data"}
+
+# Fields whose texts are no choice among a few that are known here.
+FREE_TEXTS = {
+    # Folders, files and where they came from.
+    *("model_dir", "corpus", "questions", "source", "vocabulary", "scratch", "root"),
+    *("output", "changes", "knowledge", "seqio_cache", "weights", "model"),
+    *("warm_start", "retriever_warm_start", "reader_warm_start", "warm_started"),
+    *("pretrained", "starting_point", "control_warm_started", "control_finetuned"),
+    "Chain.hardware",
+    # Names that depend on the data.
+    *("task", "pairs_task", "masked_task", "split", "questions_split", "tagger"),
+    *("name", "title", "attribution", "question", "characters"),
+    # Words of the machines, which slices, the network and gin know.
+    *("trainer", "builder", "currency", "project", "zone", "builder_zone", "host"),
+    *("network", "subnetwork", "service_account", "Stage.command"),
+}
+
+
+def bert(**settings):
+    return BertConfig(8, 8, 1, 1, 8, **settings)
+
+
+GIVEN = {
+    "models": ModelFactory(bert),
+    "bert": bert(),
+    "task": "t",
+    "pairs_task": "p",
+    "command": "pretrain",
+    "stages": (),
+    "source": "s",
+    "vocabulary": "v",
+}
+
+
+def gin_texts():
+    return [path.read_text() for path in (ROOT / "gin").rglob("*.gin")]
+
+
+def bound_in_gin_files():
+    """Names of the classes that a shipped gin file binds or makes."""
+    pattern = re.compile(
+        r"^(?:[\w/]+/)?\w+\.([A-Z]\w+)[.:]|@(?:[\w/]+/)?\w+\.([A-Z]\w+)", re.M
+    )
+    found = (match for text in gin_texts() for match in pattern.findall(text))
+    return {name for pair in found for name in pair if name}
+
+
+def dataclasses_by_name():
+    """Class -> its module, of every dataclass; nothing is imported."""
+    found = {}
+    for path in (*ROOT.glob("realm_jax/**/*.py"), *ROOT.glob("tpu_launch/**/*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and any(
+                "dataclasses.dataclass" in ast.unparse(decorator)
+                for decorator in node.decorator_list
+            ):
+                found[node.name] = module
+    return found
+
+
+def configurable():
+    """The dataclasses that gin can set, and those that are their fields."""
+    modules = dataclasses_by_name()
+    # A chain file of one's own makes local.Stage.
+    named = {name for name in modules if name.endswith("Config")} | {"Stage"}
+    pending = [
+        getattr(importlib.import_module(modules[name]), name)
+        for name in sorted(named | bound_in_gin_files() & modules.keys())
+    ]
+    found = []
+    while pending:
+        one = pending.pop()
+        if one in found:
+            continue
+        found.append(one)
+        for kind in kinds(one).values():
+            pending += [inner for inner in kind if dataclasses.is_dataclass(inner)]
+    return sorted(found, key=lambda one: one.__name__)
+
+
+def kinds(config_class):
+    """Field -> the types it may have."""
+    hints = typing.get_type_hints(config_class)
+    return {
+        field.name: typing.get_args(hints[field.name]) or (hints[field.name],)
+        for field in dataclasses.fields(config_class)
+    }
+
+
+def texts(config_class):
+    """Fields that hold one text."""
+    hints = typing.get_type_hints(config_class)
+    return [
+        field.name
+        for field in dataclasses.fields(config_class)
+        if hints[field.name] is str
+        or typing.get_origin(hints[field.name]) is typing.Literal
+    ]
+
+
+def made(config_class, **changes):
+    """A configuration whose required fields have some value of their type."""
+    given = {}
+    for field in dataclasses.fields(config_class):
+        if (
+            field.default is dataclasses.MISSING
+            and field.default_factory is dataclasses.MISSING
+        ):
+            kind = kinds(config_class)[field.name][0]
+            if field.name in GIVEN:
+                given[field.name] = GIVEN[field.name]
+            else:
+                given[field.name] = (
+                    made(kind) if dataclasses.is_dataclass(kind) else kind(8)
+                )
+    return config_class(**given | changes)
+
+
+CONFIGURATIONS = configurable()
+NUMBERS = [
+    pytest.param(config, name, id=f"{config.__name__}.{name}")
+    for config in CONFIGURATIONS
+    for name, kind in kinds(config).items()
+    if int in kind or float in kind
+]
+
+
+FLAGS = [
+    pytest.param(config, name, id=f"{config.__name__}.{name}")
+    for config in CONFIGURATIONS
+    for name, kind in kinds(config).items()
+    if bool in kind
+]
+CHOICES = [
+    pytest.param(config, name, id=f"{config.__name__}.{name}")
+    for config in CONFIGURATIONS
+    for name in texts(config)
+    if name not in FREE_TEXTS
+    if f"{config.__name__}.{name}" not in FREE_TEXTS
+]
+
+
+def test_the_configurations_are_found():
+    names = {config.__name__ for config in CONFIGURATIONS}
+    # A base class, a command's, one that only a gin file names, a field of another, and
+    # the planner's and launcher's.
+    assert names > {"StageConfig", "AskConfig", "ModelFactory", "ReaderMixture"}
+    assert names > {"CorpusSize", "Lengths", "HardwareConfig", "Stage", "Chain"}
+    assert len(NUMBERS) > 100
+    assert len(FLAGS) > 30
+    assert len(CHOICES) > 20
+
+
+def accepts(config, name, value):
+    try:
+        made(config, **{name: value})
+    except BadInputError as error:
+        said = str(error)
+        assert name in said
+        assert repr(value) in said
+        assert "\n" not in said
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("config", "name"), NUMBERS)
+def test_a_number_has_a_range(config, name):
+    field = f"{config.__name__}.{name}"
+    assert not accepts(config, name, math.nan)
+    assert not accepts(config, name, math.inf)
+    assert not accepts(config, name, -math.inf)
+    assert not accepts(config, name, "8")
+    assert not accepts(config, name, True)
+    assert accepts(config, name, -1) == (field in TAKEN_AT_MINUS_1)
+    takes_0 = name in TAKEN_AT_0 and field not in REFUSED_AT_0
+    assert accepts(config, name, 0) == takes_0
+
+
+@pytest.mark.parametrize(("config", "name"), FLAGS)
+def test_a_flag_is_true_or_false(config, name):
+    takes_none = type(None) in kinds(config)[name]
+    for value in ("False", "", 0, 1, *([] if takes_none else [None])):
+        with pytest.raises(BadInputError) as raised:
+            made(config, **{name: value})
+        said = str(raised.value)
+        assert f"expected {config.__name__}.{name} to be True or False" in said
+        assert f"got {value!r}; " in said
+        assert "\n" not in said
+
+
+@pytest.mark.parametrize(("config", "name"), CHOICES)
+def test_a_choice_is_one_of_its_texts(config, name):
+    for value in ("no such", "Device", 1, None):
+        with pytest.raises(BadInputError, match=r"^expected .*, got ") as raised:
+            made(config, **{name: value})
+        assert repr(value) in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("searching", [PretrainConfig, WarmStartConfig, FinetuneConfig])
+@pytest.mark.parametrize("searcher", SEARCHERS)
+def test_every_searcher_may_be_chosen(searching, searcher):
+    assert made(searching, searcher=searcher).searcher == searcher
+
+
+def test_training_on_questions_or_sentences_names_their_task():
+    assert not accepts(PretrainConfig, "task", "")
+    # A model that is evaluated or asked needs none; the corpus is not there.
+    config = made(FinetuneConfig, task="")
+    with pytest.raises(BadInputError, match=r"FinetuneConfig\.task to be a text"):
+        finetune.run(config, lambda *_: None, threading.Event())
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "value"),
+    [
+        (HardwareConfig, "utilization", 5.0),
+        (HardwareConfig, "chip_hour_prices", {"v4": math.nan}),
+        (HardwareConfig, "trainer", ""),
+        (PretrainConfig, "model_dir", ""),
+        (PretrainConfig, "corpus", ""),
+        (PretrainConfig, "batch_size", 2.5),
+        (OptimizerConfig, "final_fraction", 1.5),
+        (BertConfig, "dropout_rate", 1.0),
+        (FinetuneConfig, "seed", 2**63),
+        (MeshConfig, "data", -2),
+        (PretrainConfig, "frozen", "retriever"),
+        (PretrainConfig, "frozen", ("retriever", "")),
+    ],
+)
+def test_other_values_that_cannot_be_meant(config, name, value):
+    assert not accepts(config, name, value)
+
+
+def test_the_line_names_the_setting_as_gin_has_it():
+    with pytest.raises(BadInputError) as raised:
+        made(PretrainConfig, batch_size=-512)
+    assert str(raised.value) == (
+        "expected PretrainConfig.batch_size to be a whole number of at least 1, got "
+        "-512; correct pretrain.PretrainConfig.batch_size, or the macro that it reads"
+    )

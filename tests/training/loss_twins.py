@@ -1,0 +1,190 @@
+"""Losses one sequence at a time, in float64, and inputs small enough for that."""
+
+import functools
+import math
+
+import flax.traverse_util
+import jax
+import numpy as np
+
+from realm_jax.index.candidates import gather_candidates
+from realm_jax.models.retriever import Retriever
+from realm_jax.training.finetune_loss import FinetuneInputs
+from realm_jax.training.initialization import initial_params
+from realm_jax.training.pretrain_loss import PretrainInputs
+from realm_jax.training.warm_start_loss import ReaderInputs, WarmStartInputs
+from realm_jax.types import InverseClozeBatch, PretrainBatch, QuestionBatch
+from tests import tiny_world
+from tests.tiny_world import LENGTHS
+
+KEY = jax.random.key(0)
+MAX_SPAN = 3
+
+
+def make(corpus, reader_class, *, dropout=0.0, **options):
+    """Towers, reader, and parameters large enough that documents differ."""
+    models = tiny_world.models(dropout=dropout)
+    config = models.retriever_config(corpus.vocabulary.size)
+    retriever, reader = Retriever(config), reader_class(config.bert, **options)
+    return retriever, reader, draw(corpus.vocabulary.size, reader_class)
+
+
+@functools.cache
+def draw(vocab_size, reader_class):
+    config = tiny_world.models().retriever_config(vocab_size)
+    params, _ = initial_params(
+        Retriever(config), reader_class(config.bert), LENGTHS, seed=3
+    )
+    return jax.tree.map(lambda x: 8 * np.asarray(x) if x.ndim > 1 else x, params)
+
+
+def masked_queries(corpus):
+    """Three sentences: two masks, one mask, none."""
+    query_ids = corpus.joined_ids(
+        np.full((3, 1), corpus.vocabulary.cls), np.array([[0], [4], [9]]), 9
+    )[0][:, 0]
+    positions = np.array([[3, 4], [2, 0], [0, 0]], np.int32)
+    weights = np.array([[1, 1], [1, 0], [0, 0]], np.float32)
+    mask_ids = np.take_along_axis(query_ids, positions, 1) * weights.astype(np.int32)
+    query_ids = query_ids.copy()
+    for row, position in ((0, 3), (0, 4), (1, 2)):
+        query_ids[row, position] = corpus.vocabulary.mask
+    return PretrainBatch(
+        query_ids=query_ids,
+        mask_positions=positions,
+        mask_ids=mask_ids,
+        mask_weights=weights,
+        source_block=np.full(3, -1, np.int32),
+    )
+
+
+def pretrain_inputs(corpus):
+    """Null document and two blocks each; the second row has an empty slot."""
+    batch = masked_queries(corpus)
+    candidates = gather_candidates(
+        corpus,
+        np.array([[-1, 4, 7], [-1, 2, -1], [-1, 3, 5]], np.int32),
+        batch.query_ids,
+        document_length=LENGTHS.document,
+        joined_length=LENGTHS.joined,
+    )
+    return PretrainInputs(batch, candidates)
+
+
+def warm_start_inputs(corpus):
+    """Pairs of blocks 0, 4 and 4 again; sentences read with blocks 0, 4 and 9."""
+    batch = masked_queries(corpus)
+    blocks = np.array([0, 4, 4], np.int32)
+    document_ids, segment_ids = corpus.document_ids(blocks, LENGTHS.document)
+    joined_ids, joined_segment_ids = corpus.joined_ids(
+        batch.query_ids, np.array([[0], [4], [9]]), LENGTHS.joined
+    )
+    pairs = InverseClozeBatch(batch.query_ids, document_ids, segment_ids, blocks)
+    reading = ReaderInputs(
+        batch,
+        joined_ids[:, 0],
+        joined_segment_ids[:, 0],
+        kind=np.array([0, 2, 2], np.int32),
+        has_answer=np.array([False, True, False]),
+    )
+    return WarmStartInputs(pairs, reading)
+
+
+def finetune_inputs(corpus):
+    """Three blocks retrieved, two read; the second question has an empty last slot."""
+    batch = masked_queries(corpus)
+    question_ids = batch.query_ids[:2]
+    blocks = np.array([[4, 7, 2], [5, 1, -1]], np.int32)
+    joined_ids, joined_segment_ids = corpus.joined_ids(
+        question_ids, blocks[:, :2], LENGTHS.joined
+    )
+    answers = np.zeros((2, 2, LENGTHS.joined * MAX_SPAN), bool)
+    # Somewhere in the bodies: two right spans for the first question, none elsewhere.
+    body = int(np.argmax(joined_segment_ids[0, 0]))
+    answers[0, 0, (body + 1) * MAX_SPAN + 1] = True
+    answers[0, 1, (body + 2) * MAX_SPAN] = True
+    rng = np.random.default_rng(0)
+    return FinetuneInputs(
+        questions=QuestionBatch(
+            question_ids, np.zeros((2, 1, 1), np.int32), np.arange(2, dtype=np.int32)
+        ),
+        block_embeddings=rng.standard_normal((2, 3, 8)).astype(np.float32),
+        block_valid=blocks >= 0,
+        block_has_answer=np.array([[False, True, True], [True, False, False]]),
+        joined_ids=joined_ids,
+        joined_segment_ids=joined_segment_ids,
+        span_is_answer=answers,
+    )
+
+
+def embed(retriever, params, method, *ids):
+    """One sequence, alone, in float64 from here on."""
+    rows = [np.asarray(row)[None] for row in ids]
+    return np.asarray(_embed(retriever, params["retriever"], method, *rows), float)[0]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _embed(retriever, params, method, *rows):
+    return retriever.apply({"params": params}, *rows, method=method)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def read(reader, params, *rows):
+    return reader.apply({"params": params["reader"]}, *rows)
+
+
+def softmax(scores):
+    exponentials = [math.exp(score - max(scores)) for score in scores]
+    return [value / sum(exponentials) for value in exponentials]
+
+
+def token_probability(logits, token):
+    return softmax([float(value) for value in logits])[int(token)]
+
+
+def padding_in(*arrays):
+    """The share of zeros, one number after the other."""
+    numbers = [int(number) for array in arrays for number in np.ravel(array)]
+    return sum(number == 0 for number in numbers) / len(numbers)
+
+
+def gradient_of(loss, params, inputs):
+    gradient = jax.jit(jax.grad(lambda p, x: loss(p, x, KEY)[0]))(params, inputs)
+    flat = flax.traverse_util.flatten_dict(jax.device_get(gradient), sep="/")
+    assert all(np.isfinite(value).all() for value in flat.values())
+    # A number added to every key changes no softmax: rounding alone decides.
+    return {
+        name: float(np.abs(value).max())
+        for name, value in flat.items()
+        if not name.endswith("attention/key/bias")
+    }
+
+
+def twin_of_pretrain(retriever, reader, params, inputs):
+    """p(z|x) and, for each scored mask, p(token|z,x), by example and document."""
+    batch, found = inputs.batch, inputs.candidates
+    examples = []
+    for i in range(len(batch.query_ids)):
+        query = embed(retriever, params, "embed_queries", batch.query_ids[i])
+        real = [z for z in range(3) if found.valid[i, z]]
+        scores = []
+        for z in real:
+            row = found.document_ids[i, z], found.document_segment_ids[i, z]
+            document = embed(retriever, params, "embed_documents", *row)
+            scores.append(
+                sum(float(a) * float(b) for a, b in zip(query, document, strict=True))
+            )
+        scored = [m for m in range(2) if batch.mask_weights[i, m]]
+        tokens = []
+        for z in real:
+            row = (
+                found.joined_ids[i, z][None],
+                found.joined_segment_ids[i, z][None],
+                batch.mask_positions[i][None],
+            )
+            logits = np.asarray(read(reader, params, *row), np.float64)[0]
+            tokens.append(
+                [token_probability(logits[m], batch.mask_ids[i, m]) for m in scored]
+            )
+        examples.append((softmax(scores), tokens))
+    return examples

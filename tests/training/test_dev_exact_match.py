@@ -1,0 +1,234 @@
+"""Fine-tuning measures exact match on held-out questions, and keeps the best."""
+
+import dataclasses
+import json
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from realm_jax.data.questions import read_questions
+from realm_jax.errors import BadInputError
+from realm_jax.evaluation.loading import FinetunedModel
+from realm_jax.evaluation.open_qa import evaluate_open_qa
+from realm_jax.evaluation.provenance import chosen_checkpoint
+from realm_jax.evaluation.report_data import ChosenCheckpoint
+from realm_jax.metrics.metrics_file import read_metrics
+from realm_jax.storage import open_store
+from realm_jax.training import finetune
+from realm_jax.training.checkpoint_manifests import (
+    DEV_EXACT_MATCH,
+    Which,
+    all_details,
+)
+from realm_jax.training.dev_exact_match import DevExactMatch, read_dev_questions
+from tests import groups, tiny_world
+from tests.tiny_world import EMBED, NEVER, assert_same_bits, read_item, silent
+from tests.training import hosts_program
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+def config_of(world, folder, **changes):
+    """Six updates, measured after every second."""
+    values = {
+        "train_steps": 6,
+        "questions": world.questions,
+        "evaluation_period": 2,
+        "checkpoint_period": 4,
+        "optimizer": hosts_program.smooth,
+    }
+    return tiny_world.finetune_config(world, folder, **(values | changes))
+
+
+def measured_at(folder):
+    """What stands in metrics.jsonl, by step."""
+    return {
+        line["step"]: line[DEV_EXACT_MATCH]
+        for line in read_metrics(str(folder))
+        if DEV_EXACT_MATCH in line
+    }
+
+
+def scores_of(folder):
+    found = all_details(open_store(folder))
+    return {step: details.get(DEV_EXACT_MATCH) for step, details in found.items()}
+
+
+def scripted(scores):
+    """Has the measurements of a run give these scores, one after the other."""
+    arrays = [np.array([score]) for score in scores]
+    return mock.patch.object(DevExactMatch, "exact_match", side_effect=arrays)
+
+
+def opened(config, corpus, checkpoint=Which.BEST):
+    return FinetunedModel.open(
+        config, corpus, searcher="device", embed=EMBED, checkpoint=checkpoint
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(world, tmp_path_factory):
+    """A run that measured itself, at a rate at which it learns something."""
+    folder = tmp_path_factory.mktemp("trained")
+    config = config_of(
+        world, folder, train_steps=40, evaluation_period=10, batch_size=12
+    )
+    config = dataclasses.replace(config, optimizer=tiny_world.optimizer)
+    assert finetune.run(config, silent, NEVER)
+    return config
+
+
+def test_it_is_the_exact_match_of_evaluation(world, corpus, trained):
+    dev = read_questions(world.questions, "dev")
+    found = measured_at(trained.model_dir)
+    assert list(found) == [10, 20, 30, 40]
+    checked = 0
+    for which in Which:
+        model = opened(trained, corpus, which)
+        answerer = model.answerer(corpus, model.index(corpus), batch_size=5)
+        expected = evaluate_open_qa(answerer, dev, recall_at=[1]).exact_match.mean()
+        assert found[model.run.step] == pytest.approx(expected)
+        assert model.run.details[DEV_EXACT_MATCH] == pytest.approx(expected)
+        checked += 0 < expected < 1
+    assert checked, f"scores that tell nothing apart: {found}"
+
+
+def test_measuring_changes_no_bit_of_training(world, tmp_path):
+    folders = tmp_path / "measured", tmp_path / "not"
+    for folder, questions in zip(folders, (world.questions, ""), strict=True):
+        assert finetune.run(
+            config_of(world, folder, questions=questions), silent, NEVER
+        )
+    for item in ("params", "rest"):
+        assert_same_bits(*(read_item(open_store(f), 6, item) for f in folders))
+    assert measured_at(folders[0]).keys() == {2, 4, 6}
+    assert measured_at(folders[1]) == {}
+    assert scores_of(folders[1]) == {4: None, 6: None}
+
+
+def test_the_best_is_kept_opened_and_named(world, corpus, tmp_path):
+    config = config_of(world, tmp_path, train_steps=10)
+    with scripted([0.2, 0.5, 0.3, 0.5, 0.4]):
+        assert finetune.run(config, silent, NEVER)
+    # Of equal ones the later; 4 went when 10 was saved.
+    assert scores_of(tmp_path) == {8: 0.5, 10: 0.4}
+    assert opened(config, corpus).run.step == 8
+    assert opened(config, corpus, Which.LAST).run.step == 10
+    assert chosen_checkpoint(str(tmp_path), 8) == ChosenCheckpoint(8, 0.5, 10, 0.4)
+
+
+def test_a_best_one_stays_while_newer_ones_come_and_go(world, corpus, tmp_path):
+    config = config_of(world, tmp_path, train_steps=12)
+    with scripted([0.2, 0.1, 0.1, 0.1, 0.1, 0.1]):
+        assert finetune.run(config, silent, NEVER)
+    assert scores_of(tmp_path) == {2: 0.2, 8: 0.1, 12: 0.1}
+    best = opened(config, corpus)
+    assert best.run.step == 2
+    with scripted([0.3]):
+        assert finetune.run(
+            config_of(world, tmp_path / "two", train_steps=2), silent, NEVER
+        )
+    assert_same_bits(
+        best.run.tree, read_item(open_store(tmp_path / "two"), 2, "params")
+    )
+
+
+@pytest.mark.parametrize("killed_at", [3, 5])
+def test_killed_and_resumed_it_is_the_same_run(world, tmp_path, killed_at):
+    def kill(step, total, values):
+        if step == killed_at:
+            raise KilledError
+
+    whole, parts = (config_of(world, tmp_path / name) for name in ("whole", "parts"))
+    assert finetune.run(whole, silent, NEVER)
+    with pytest.raises(KilledError):
+        finetune.run(parts, kill, NEVER)
+    assert finetune.run(parts, silent, NEVER)
+    assert measured_at(parts.model_dir) == measured_at(whole.model_dir)
+    assert scores_of(parts.model_dir) == scores_of(whole.model_dir)
+
+
+def test_other_questions_do_not_go_on_choosing(world, tmp_path):
+    config = config_of(world, tmp_path, train_steps=2)
+    assert finetune.run(config, silent, NEVER)
+    others = dataclasses.replace(config, train_steps=4, max_questions=3)
+    with pytest.raises(BadInputError, match=r"got 3 others.*another MODEL_DIR") as told:
+        finetune.run(others, silent, NEVER)
+    assert "\n" not in str(told.value)
+    # None choose nothing; the score stays.
+    none = dataclasses.replace(others, questions="")
+    assert finetune.run(none, silent, NEVER)
+    assert scores_of(tmp_path)[4] is None
+
+
+def test_without_questions_the_last_checkpoint_is_opened(world, corpus, tmp_path):
+    config = config_of(world, tmp_path, questions="")
+    assert finetune.run(config, silent, NEVER)
+    assert opened(config, corpus).run.step == 6
+    assert chosen_checkpoint(str(tmp_path), 6) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"questions_split": "train"}, "not train on, got 'train'"),
+        ({"questions_split": "mars"}, "of the split 'mars'"),
+        ({"questions": "nowhere.jsonl"}, "nowhere.jsonl"),
+    ],
+)
+def test_questions_that_cannot_choose_are_refused_and_leave_nothing(
+    world, tmp_path, changes, named
+):
+    with pytest.raises(BadInputError, match=named) as told:
+        finetune.run(config_of(world, tmp_path, **changes), silent, NEVER)
+    assert "\n" not in str(told.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "changes", [{"evaluation_period": 0}, {"max_questions": 0}, {"max_questions": -1}]
+)
+def test_settings_out_of_range_are_named(world, changes):
+    with pytest.raises(BadInputError, match=next(iter(changes))):
+        config_of(world, "nowhere", **changes)
+
+
+def test_fewer_questions_are_spread_over_the_file(world):
+    every = read_dev_questions(world.questions, "dev", None)
+    assert every == read_questions(world.questions, "dev")
+    some = read_dev_questions(world.questions, "dev", 3)
+    assert some == [every[0], every[(len(every) - 1) // 2], every[-1]]
+    assert read_dev_questions(world.questions, "dev", 10**6) == every
+    assert read_dev_questions("", "train", None) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("num_processes", "devices", "mesh"),
+    [(1, 8, {"data": 4, "model": 2}), (2, 1, {"data": 2})],
+)
+def test_several_devices_and_processes_choose_as_one_does(
+    world, tmp_path, num_processes, devices, mesh
+):
+    settings = {
+        "mesh": mesh,
+        "batch_size": 8,
+        "train_steps": 4,
+        "evaluation_period": 2,
+    }
+    folder = world.corpus.removesuffix("/corpus")
+    arguments = [
+        *(hosts_program.__name__, "finetune", folder, str(tmp_path / "several")),
+        json.dumps(settings),
+    ]
+    with groups.started(arguments, num_processes, devices) as group:
+        group.wait()
+    del settings["mesh"]
+    alone = config_of(world, tmp_path / "alone", **settings)
+    assert finetune.run(alone, silent, NEVER)
+    found, expected = (measured_at(tmp_path / name) for name in ("several", "alone"))
+    assert list(found) == list(expected) == [2, 4]
+    np.testing.assert_allclose(list(found.values()), list(expected.values()))

@@ -1,0 +1,250 @@
+"""Two trainers of one model directory: real processes, stopped, killed and at once."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from realm_jax.errors import BadInputError
+from realm_jax.storage import open_store
+from realm_jax.training import lease, pretrain, warm_start
+from realm_jax.training.lease import Lease
+from tests import tiny_world
+from tests.tiny_world import NEVER, silent
+from tests.waiting import Clock, wait_until
+
+# Holds a lease until it is asked, by a line on its input, whether it still does.
+HOLDER = """
+import sys
+from realm_jax.errors import BadInputError
+from realm_jax.storage import open_store
+from realm_jax.training import lease
+lease._BEAT_SECONDS = 0.1
+try:
+    held = lease.Lease(open_store(sys.argv[1]), stale_seconds=1.0)
+except BadInputError as error:
+    sys.exit(f"refused: {error}")
+print("held", flush=True)
+for line in sys.stdin:
+    if line == "release\\n":
+        held.release()
+    try:
+        if line == "lately\\n":
+            print("held lately" if held.is_held(lately=True) else "lost", flush=True)
+            continue
+        held.require_held()
+        print("still held", flush=True)
+    except BadInputError as error:
+        print(error, flush=True)
+"""
+
+
+class Holder:
+    def __init__(self, folder):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def line(self):
+        return self.process.stdout.readline().strip()
+
+    def ask(self, what=""):
+        self.process.stdin.write(f"{what}\n")
+        self.process.stdin.flush()
+        return self.line()
+
+    def end(self):
+        self.process.kill()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.communicate()
+
+
+@pytest.fixture(params=["local", "gs"])
+def root(request, tmp_path):
+    if request.param == "local":
+        return str(tmp_path)
+    return f"{request.getfixturevalue('bucket')}/{tmp_path.name}"
+
+
+@pytest.fixture
+def holders(root):
+    started = []
+
+    def start():
+        started.append(Holder(root))
+        return started[-1]
+
+    yield start
+    for holder in started:
+        holder.end()
+
+
+@pytest.mark.full
+def test_a_second_trainer_is_refused_and_the_first_goes_on(holders, root):
+    first = holders()
+    assert first.line() == "held"
+    with pytest.raises(BadInputError, match=f"process {first.process.pid} on .* at wo"):
+        Lease(open_store(root))
+    assert first.ask() == "still held"
+    assert first.ask("lately") == "held lately"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("end", ["release", "kill"])
+def test_the_next_trainer_does_not_wait_for_one_that_has_ended(holders, root, end):
+    first = holders()
+    assert first.line() == "held"
+    if end == "kill":
+        first.end()
+    else:
+        first.ask("release")
+    began = time.monotonic()
+    held = Lease(open_store(root))
+    assert time.monotonic() - began < 5
+    held.require_held()
+    held.release()
+    assert open_store(root).list() == []
+
+
+@pytest.mark.full
+def test_a_suspended_trainer_is_replaced_and_then_keeps_out(holders, root):
+    first = holders()
+    assert first.line() == "held"
+    first.process.send_signal(signal.SIGSTOP)
+    held = Lease(open_store(root), stale_seconds=1.0)
+    first.process.send_signal(signal.SIGCONT)
+    assert first.ask("lately") == "lost"
+    assert f"process {os.getpid()} on" in (said := first.ask())
+    assert "has taken over" in said
+    held.require_held()
+    held.release()
+
+
+@pytest.mark.full
+def test_of_trainers_that_come_at_once_one_gets_in(holders):
+    started = [holders() for _ in range(3)]
+    said = [holder.line() for holder in started]
+    assert sorted(said) == ["", "", "held"]
+    for holder, line in zip(started, said, strict=True):
+        if not line:
+            assert "refused: expected no other trainer" in holder.process.stderr.read()
+
+
+class Sleep(Clock):
+    """Takes the place of `time` in the lease; `during` is called in every sleep."""
+
+    CLOCK_BOOTTIME = 0
+
+    def __init__(self, monkeypatch, during=lambda: None):
+        super().__init__()
+        self.slept = []
+        self._during = during
+        monkeypatch.setattr(lease, "time", self)
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.seconds += seconds
+        self._during()
+
+    def clock_gettime(self, which):
+        return self.time()
+
+
+def foreign_holder(root, beat):
+    """Files of a trainer on another machine."""
+    store = open_store(root)
+    store.write("lease/7.json", json.dumps({"host": "elsewhere", "pid": 1}).encode())
+    store.write("lease/7.beat.json", beat.encode())
+
+
+@pytest.mark.parametrize("beat", ['{"beat": 3}', "\x00 no JSON"])
+def test_a_silent_trainer_of_another_machine_is_replaced(root, beat, monkeypatch):
+    foreign_holder(root, beat)
+    sleep = Sleep(monkeypatch)
+    held = Lease(open_store(root), stale_seconds=30.0)
+    assert sum(sleep.slept) == 30.0
+    held.require_held()
+    held.release()
+
+
+def test_a_stage_refuses_and_saves_nothing(world, tmp_path, monkeypatch):
+    def beat():
+        """The other trainer beats less often than is looked for it."""
+        count = len(sleep.slept) // 8
+        foreign_holder(tmp_path, json.dumps({"beat": count}))
+
+    foreign_holder(tmp_path, '{"beat": 0}')
+    sleep = Sleep(monkeypatch, beat)
+    with pytest.raises(BadInputError, match=r"process 1 on elsewhere\) is at work"):
+        warm_start.run(tiny_world.warm_start_config(world, tmp_path), silent, NEVER)
+    assert len(sleep.slept) == 8
+    assert [path.name for path in tmp_path.iterdir()] == ["lease"]
+
+
+def test_a_stage_that_was_replaced_saves_nothing_more(world, tmp_path):
+    def replace(step, total, values):
+        if step == 2:
+            wait_until((tmp_path / "checkpoints" / "1.json").exists)
+            foreign_holder(tmp_path, '{"beat": 0}')
+
+    config = tiny_world.warm_start_config(
+        world, tmp_path, train_steps=4, checkpoint_period=1
+    )
+    with pytest.raises(BadInputError, match=r"elsewhere.* has taken over"):
+        warm_start.run(config, replace, NEVER)
+    steps = {path.name for path in (tmp_path / "checkpoints").glob("*.json")}
+    assert "1.json" in steps
+    assert not steps & {"3.json", "4.json"}
+    assert lease._STALE_SECONDS > 2 * lease._BEAT_SECONDS
+
+
+def files_of_trainers(folder):
+    """Contents by name, but for attempts, leases, and what the builder says."""
+    store = open_store(folder)
+    others = ("lease/", "jobs/index_builder", "index/data/", "retriever/data/")
+    names = [name for name in store.list() if not name.startswith(others)]
+    return {name: store.read(name) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("mode", "log_period"), [("async", 1), ("async", 100), ("blocking", 100)]
+)
+def test_a_trainer_that_was_replaced_leaves_its_successors_files_alone(
+    world, corpus, tmp_path, monkeypatch, mode, log_period
+):
+    """At the next line of metrics, and at a publication or an index before that."""
+    # A successor comes only after silence, so that no sign of life is recent.
+    monkeypatch.setattr(lease, "_BEAT_SECONDS", 1e4)
+    found = []
+
+    def replace(step, total, values):
+        # Without a line it is the number of updates that are finished.
+        if step < 2 or found:
+            return
+        foreign_holder(tmp_path, '{"beat": 0}')
+        for name in ("metrics.jsonl", "jobs/trainer.json"):
+            open_store(tmp_path).write(name, b"of the successor")
+        found.append(files_of_trainers(tmp_path))
+
+    config = tiny_world.pretrain_config(
+        *(world, tmp_path),
+        refresh_mode=mode,
+        log_period=log_period,
+        checkpoint_period=100,
+    )
+    with (
+        tiny_world.builder_beside(config, corpus),
+        pytest.raises(BadInputError, match=r"elsewhere.* has taken over") as why,
+    ):
+        pretrain.run(config, replace, NEVER)
+    assert "\n" not in str(why.value)
+    assert files_of_trainers(tmp_path) == found[0]
