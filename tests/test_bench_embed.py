@@ -65,6 +65,7 @@ def plain_mean(tensors, config, ids, segments):
     return x.mean(0)
 
 
+@pytest.mark.full
 def test_what_the_peers_are_compared_with_is_minilm(tmp_path, capsys, monkeypatch):
     store = invent_blocks(tmp_path / "corpus", 6, 20, 40)
     line = [str(tmp_path / "corpus"), f"--case={tmp_path}", f"--weights={MINILM}"]
@@ -89,6 +90,7 @@ def test_what_the_peers_are_compared_with_is_minilm(tmp_path, capsys, monkeypatc
     )
 
 
+@pytest.mark.process("what fails is a program, of a bare Python")
 def test_what_fails_is_said_in_one_line(monkeypatch, tmp_path):
     with pytest.raises(BadInputError, match="make peers"):
         processes.require_peers(tmp_path / "python")

@@ -5,6 +5,7 @@ import pytest
 from bench import finetune_inputs
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ahead", [False, True])
 def test_an_update_and_its_labels_are_timed(tmp_path, ahead):
     sizes = finetune_inputs.Sizes(

@@ -24,6 +24,7 @@ def result():
     return gpu.measure(TINY, peers=None)
 
 
+@pytest.mark.full
 def test_every_figure_stands_beside_its_limit(result):
     text = gpu.markdown(result, "python -m bench.gpu --quick")
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]

@@ -4,6 +4,7 @@ import os
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from bench import operations, train_step
 from realm_jax.models.bert import BertConfig, EncoderLayer
@@ -47,6 +48,7 @@ def test_the_products_own_time_stands_beside_the_limit():
     assert operations.matrix_rate() > 0
 
 
+@pytest.mark.full
 def test_a_profile_of_an_update_holds_its_operations(monkeypatch):
     size = train_step.Size(1, 16, 2, document=12, batch=2)
     given = train_step.random_inputs(size)

@@ -34,6 +34,7 @@ def test_a_bench_that_fails_is_a_row_that_says_why(tmp_path, capsys):
     assert "| one | 1 | at least 1 | 1.00 |" in text
 
 
+@pytest.mark.full
 def test_a_failing_program_is_one_line(tmp_path):
     inputs = Inputs(tmp_path, tmp_path, tmp_path, tmp_path)
     with pytest.raises(BadInputError, match=r"bench\.train_step.*exit code 2: error:"):

@@ -44,6 +44,7 @@ def test_an_update_is_timed_from_what_the_peers_are_given(case):
     assert weights["bert.embeddings.word_embeddings.weight"].shape == (30_522, 16)
 
 
+@pytest.mark.full
 def test_packed_updates_compute_the_same_loss_and_say_whether_all_fit(case, tmp_path):
     inputs = train_step.random_inputs(SIZE)
     ids = inputs.candidates.document_ids

@@ -32,6 +32,7 @@ from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.step import Loss, make_step
 from realm_jax.training.warm_start import WarmStartConfig
+from tests.waiting import PATIENCE
 
 __all__ = ["LENGTHS", "MAX_MASKS"]
 
@@ -300,7 +301,7 @@ def builder_beside(config: PretrainConfig, corpus: BlockStore):
         yield
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(PATIENCE)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from realm_jax.index.snapshot_writer import SnapshotWriter
 from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
 from realm_jax.storage import open_store
 from tests.index.snapshot_files import CORPUS, ROWS, Killed
+from tests.waiting import PATIENCE
 
 _OPERATIONS = (
     *("create", "delete", "exists", "list", "read", "stats", "sync", "write"),
@@ -61,7 +62,7 @@ def race(store, writer_stops, collector_stops, dies=False):
 
     def wait():
         stopped.set()
-        assert goes_on.wait(60)
+        assert goes_on.wait(PATIENCE)
         if dies:
             raise Killed
 
@@ -91,7 +92,7 @@ def race(store, writer_stops, collector_stops, dies=False):
         thread.join()
 
     thread.start()
-    assert stopped.wait(60)
+    assert stopped.wait(PATIENCE)
     collector = SteppedStore(store, collector_stops, resume)
     SnapshotSeries(collector, "index").collect(keep=2, attempt_age_seconds=0.0)
     resume()
@@ -99,6 +100,7 @@ def race(store, writer_stops, collector_stops, dies=False):
     return committed, slow.done, collector.done
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dies", [False, True])
 def test_no_commit_is_left_without_its_data(tmp_path, dies):
     """Neither stops at any operation of its own with a broken commit in the end."""

@@ -169,6 +169,7 @@ def curve(run):
     return {step: [line[name] for name in names] for step, line in lines.items()}
 
 
+@pytest.mark.full
 def test_a_rolling_run_that_is_killed_has_its_twins_curve(tmp_path, world, fork_server):
     def make_run(name, **options):
         return Run(

@@ -356,6 +356,7 @@ def test_the_papers_run_in_one_table(capsys):
         assert words in said.out.replace("\n", " "), said.out
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("hardware", "mode", "apart", "oldest"),
     [
@@ -522,6 +523,7 @@ def test_stopping_does_not_wait_for_the_compiler():
         unless_stopped(lambda: [forever.wait()], stop, "stopped")
 
 
+@pytest.mark.full
 def test_what_a_host_cannot_hold_is_said(capsys):
     files = plan_line("runs/pretrain_paper", "models/tiny", "hardware/v4_64")
     setting = "--gin.hardware.HardwareConfig.host_disk_gib=3"
@@ -542,6 +544,7 @@ def test_what_a_host_cannot_hold_is_said(capsys):
     assert problem.startswith(f"the disk of a host would hold {size} (hardware.Hardw")
 
 
+@pytest.mark.full
 def test_examples_that_are_there_are_counted_as_they_are(tmp_path, capsys):
     world = tiny_world.make(tmp_path)
     folder = tmp_path / "corpus/examples"

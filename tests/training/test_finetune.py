@@ -31,6 +31,7 @@ from tests.tiny_world import (
     differing,
     silent,
 )
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +130,7 @@ def test_inputs_are_made_while_the_update_before_is_running(
 
     def train(stage, loss, inputs_at, **others):
         inputs_at(0, stage.state)
-        assert labelled.wait(60)  # Now the update would run.
+        assert labelled.wait(PATIENCE)  # Now the update would run.
         inputs_at(1, stage.state)
 
     monkeypatch.setattr(finetune.AnswerLabels, "blocks", counting)

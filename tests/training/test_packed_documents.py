@@ -18,6 +18,7 @@ from tests.tiny_world import LENGTHS, NEVER, silent
 ROOMY = Lengths(LENGTHS.query, 2 * LENGTHS.document, 2 * LENGTHS.joined)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("stage", "make_config", "changes"),
     [
