@@ -36,7 +36,7 @@ def arrays_of(folder):
     )
 
 
-MODES = ["off", "blocking", "async", "rolling"]
+MODES = ["off", "blocking", "async", pytest.param("rolling", marks=pytest.mark.full)]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -75,7 +75,8 @@ def test_it_ends_with_the_line_of_metrics_that_shows_it(world, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "write_back"), [("blocking", False), ("rolling", True)]
+    ("mode", "write_back"),
+    [("blocking", False), pytest.param("rolling", True, marks=pytest.mark.full)],
 )
 def test_updates_that_may_be_skipped_are_and_the_metrics_say_so(
     world, tmp_path, mode, write_back
