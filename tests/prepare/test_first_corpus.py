@@ -160,7 +160,7 @@ def blocks_of_splits(corpus="corpus"):
     found = {}
     for split in ("train", "validation"):
         masked = Examples.open(f"{corpus}/examples/my_salient/{split}")
-        found[split] = set(masked.features["source_block"].tolist())
+        found[split] = set(masked.features["source_block"][:].tolist())
     return found
 
 
