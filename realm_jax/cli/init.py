@@ -34,7 +34,9 @@ _MINILM_SIZE = (6, 384)
 
 def main(argv: Sequence[str], stop: threading.Event) -> None:
     """Runs the command."""
+    from realm_jax.data.wordpiece import WordPiece
     from realm_jax.prepare import first_chain
+    from realm_jax.prepare.text_sample import TextSample, choose_masks
 
     flags = _parser().parse_args(argv)
     folder = pathlib.Path(flags.folder)
@@ -44,10 +46,23 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
             f"expected a folder without {CHAIN_NAME}, got {folder}; delete the file to "
             "write it anew, or give another folder"
         )
-    text = first_chain.measure_text(flags.source, stop)
+    sample = TextSample.read(flags.source, stop)
+    text = first_chain.measure_text(flags.source, sample)
+    masks = choose_masks(sample, text.validation_fraction, flags.masks)
     questions = flags.questions and first_chain.Questions.read(flags.questions)
     start = _trained_model(flags.start) if flags.start else None
     weights = "" if start else first_chain.find_weights(flags.weights)
+    vocabulary = f"{weights}/vocab.txt" if weights else start and start.vocabulary
+    unknown = 0.0
+    if vocabulary:
+        loaded = WordPiece.load(vocabulary)
+        unknown = sample.unknown_share(loaded)
+        try:
+            first_chain.require_known(unknown, vocabulary)
+        except BadInputError:
+            if start or flags.weights is not None:
+                raise
+            weights = ""
     if questions and questions.are_new:
         questions = dataclasses.replace(
             questions, path=os.fspath(folder / "questions.jsonl")
@@ -57,9 +72,11 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         name=flags.name or _name_of(folder),
         source=flags.source,
         text=text,
+        masks=masks,
         questions=questions or None,
         weights=weights,
         start=start,
+        unknown=unknown,
     )
     folder.mkdir(parents=True, exist_ok=True)
     if questions and questions.are_new:
@@ -120,6 +137,13 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         metavar="FILE",
         help="JSON lines with question and answers",
+    )
+    parser.add_argument(
+        "--masks",
+        default="",
+        choices=("salient", "terms", "random_spans", "random_tokens"),
+        help="what is masked in sentences: names and dates, terms by tf-idf, or random "
+        "runs of words or wordpieces; by default the first of these that the text has",
     )
     parser.add_argument(
         "--name", default="", help="of the corpus; by default that of the folder"

@@ -43,6 +43,7 @@ _SETTINGS = {
     "blocks": ("document_length", "validation_fraction"),
     "ict": _PAIRS,
     "salient": _MASKS,
+    "terms": _MASKS,
     "random_tokens": _MASKS,
     "random_spans": _MASKS,
     "questions": ("query_length",),

@@ -5,12 +5,10 @@ import itertools
 import json
 import math
 import pathlib
-import threading
 import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from realm_jax.data.documents import Document
 from realm_jax.data.questions import (
     Question,
     parse_question,
@@ -18,9 +16,9 @@ from realm_jax.data.questions import (
     write_questions,
 )
 from realm_jax.data.records import json_object, read_text
-from realm_jax.data.splits import stable_uniform
-from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.prepare.documents.open import open_source
+from realm_jax.data.splits import VALIDATION_FRACTION, stable_uniform
+from realm_jax.errors import BadInputError
+from realm_jax.prepare.text_sample import Masks, TextSample
 from realm_jax.weights.tensors import weights_file
 
 # Where `make data` puts MiniLM's weights, below a checkout.
@@ -33,7 +31,6 @@ _CHARACTERS_PER_PIECE = 4.5
 _FULL = 0.8
 # REALM reads the null document, the sentence's own block, and retrieved ones.
 _FEWEST_BLOCKS = 8
-_SAMPLED_SHARDS = 4
 _FEW_DOCUMENTS = 1000
 _VALIDATION_OF_FEW = 0.05
 # As in the quickstart, whose 352 questions are visited in 50 updates of 8.
@@ -41,6 +38,8 @@ _VISITS, _BATCH = 50 * 8 / 352, 8
 _FEWEST_STEPS, _MOST_STEPS = 20, 2000
 # With fewer, exact match on dev is too noisy to choose a checkpoint by.
 _ENOUGH_TO_CHOOSE = 1000
+# English, German and Hindi in MiniLM's vocabulary have 0 to 2 %, Japanese has 30 %.
+_MOST_UNKNOWN = 0.05
 _SHARES = {"train": 0.7, "dev": 0.1, "test": 0.2}
 
 
@@ -61,45 +60,41 @@ class TextSize:
     untitled: int = 0
 
     @property
+    def validation_fraction(self) -> float:
+        """Share of the articles that is held out."""
+        is_little = self.documents < _FEW_DOCUMENTS
+        return _VALIDATION_OF_FEW if is_little else VALIDATION_FRACTION
+
+    @property
     def blocks(self) -> int:
         """Approximate number of blocks."""
         pieces = self.characters / _CHARACTERS_PER_PIECE
         return max(self.documents, round(pieces / (_FULL * _CHUNK_LENGTH)))
 
 
-def measure_text(source: str, stop: threading.Event) -> TextSize:
-    """Reads the first parts of a text.
+def measure_text(source: str, sample: TextSample) -> TextSize:
+    """Returns the size of a text.
 
     Args:
-      source: as of `prepare`.
-      stop: ends reading.
+      source: its name, for errors.
+      sample: its first parts.
 
     Raises:
-      BadInputError: there is no such source, or too little in it.
-      StoppedError: asked to stop.
+      BadInputError: there is too little of it.
     """
-    opened = open_source(source)
-    shards = opened.shards()
-    sampled = shards[:_SAMPLED_SHARDS]
-    documents = characters = untitled = 0
-    for record in itertools.chain.from_iterable(map(opened.read, sampled)):
-        if stop.is_set():
-            raise StoppedError("stopped; nothing was written")
-        if isinstance(record, Document):
-            documents += 1
-            characters += len(record.title) + len(record.text)
-            untitled += not record.title.strip()
-    scale = len(shards) / max(len(sampled), 1)
+    documents = sample.documents
+    characters = sum(len(d.title) + len(d.text) for d in documents)
+    untitled = sum(not d.title.strip() for d in documents)
     size = TextSize(
-        documents=round(scale * documents),
-        characters=round(scale * characters),
-        is_estimate=len(shards) > len(sampled),
-        untitled=round(scale * untitled),
+        documents=round(sample.scale * len(documents)),
+        characters=round(sample.scale * characters),
+        is_estimate=sample.scale > 1,
+        untitled=round(sample.scale * untitled),
     )
-    if documents == 0 or size.blocks < _FEWEST_BLOCKS:
+    if not documents or size.blocks < _FEWEST_BLOCKS:
         raise BadInputError(
             f"expected text for at least {_FEWEST_BLOCKS} blocks of {_CHUNK_LENGTH} "
-            f"wordpieces in {source}, got {documents} documents with {characters} "
+            f"wordpieces in {source}, got {len(documents)} documents with {characters} "
             "characters; a retriever needs something to choose from"
         )
     return size
@@ -209,6 +204,25 @@ def find_weights(folder: str | None) -> str:
     return folder
 
 
+def require_known(share: float, path: str) -> None:
+    """Requires that a vocabulary has what a text is made of.
+
+    Args:
+      share: share of [UNK] in the text.
+      path: the vocabulary.
+
+    Raises:
+      BadInputError: too many of the wordpieces are [UNK].
+    """
+    if share > _MOST_UNKNOWN:
+        raise BadInputError(
+            f"expected a vocabulary that has at least {1 - _MOST_UNKNOWN:.0%} of the "
+            f"text's wordpieces, got {path}, in which {share:.1%} are [UNK]; give "
+            "--weights='' to train a vocabulary on the text, or --weights=FOLDER of a "
+            "BERT of its language"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
     """A fine-tuned model of the quickstart's size, which a chain goes on from.
@@ -231,18 +245,23 @@ class FirstChain:
       name: name of the corpus.
       source: as of `prepare`.
       text: size of the text.
+      masks: what is masked in it.
       questions: questions of one's own, or None.
       weights: folder of BERT weights, or "".
       start: a model to go on from instead, or None.
+      unknown: share of [UNK] in the vocabulary of `weights` or `start`; of weights that
+        were passed over for it, if there are neither.
     """
 
     root: str
     name: str
     source: str
     text: TextSize
+    masks: Masks
     questions: Questions | None
     weights: str = ""
     start: TrainedModel | None = None
+    unknown: float = 0.0
 
     def __post_init__(self):
         if self.questions is None:
@@ -266,7 +285,10 @@ class FirstChain:
             untitled = f" ({self.text.untitled:,} without a title)"
         lines = [
             f"text: {about}{self.text.documents:,} documents{untitled}, "
-            f"{self.text.characters:,} characters, some {self.text.blocks:,} blocks"
+            f"{self.text.characters:,} characters, some {self.text.blocks:,} blocks",
+            f"masks: {self.masks.kind}, about {self.masks.examples:,} examples in "
+            f"{self.masks.share:.0%} of the sentences (--masks gives others)",
+            f"vocabulary: {self._vocabulary()}",
         ]
         if self.questions is None:
             lines.append("questions: none, so nothing is fine-tuned or answered")
@@ -277,6 +299,14 @@ class FirstChain:
             drawn = f", drawn into {self.questions.path}" * self.questions.are_new
             lines.append(f"questions: {counts}{drawn}")
         return [*lines, f"model: {self._model()}"]
+
+    def _vocabulary(self) -> str:
+        if self.weights or self.start:
+            return f"that of the model, {self.unknown:.1%} of the text is [UNK]"
+        trained = f"{self._vocabulary_size():,} wordpieces, trained on the text"
+        if self.unknown:
+            trained += f", of which {self.unknown:.1%} is [UNK] in MiniLM's"
+        return trained
 
     def _model(self) -> str:
         if self.start:
@@ -324,10 +354,18 @@ class FirstChain:
             yield f'VOCABULARY = "{self.weights}/vocab.txt"'
         else:
             yield f"VOCABULARY_SIZE = {self._vocabulary_size()}"
+            if self.unknown:
+                yield "# Marks of its script are no accents."
+                yield "prepare/STRIP_ACCENTS = False"
         yield ""
         if self.text.documents < _FEW_DOCUMENTS:
             yield "# Of so few documents more are held out to measure on."
-            yield f"prepare/VALIDATION_FRACTION = {_VALIDATION_OF_FEW}"
+            yield f"prepare/VALIDATION_FRACTION = {self.text.validation_fraction}"
+        if self.masks.kind != "salient" and not self.start:
+            yield "# Names and dates are too few in this text to be masked."
+            for setting in ("warm_start/TASK", "pretrain/TASK", "evaluate/MASKED_TASK"):
+                if setting != "evaluate/MASKED_TASK" or self.questions:
+                    yield f'{setting} = "{self.name}_{self.masks.kind}"'
         yield f"prepare/EXAMPLES = {json.dumps(self._examples())}"
         if self.questions is None:
             return
@@ -354,9 +392,9 @@ class FirstChain:
         questions = ["questions"] if self.questions else []
         if self.start:
             # Without questions the corpus is all that is needed.
-            return questions or ["salient"]
+            return questions or [self.masks.kind]
         pairs = [] if self.weights else ["ict"]
-        return [*pairs, "salient", *questions]
+        return [*pairs, self.masks.kind, *questions]
 
     def _finetune_steps(self) -> int:
         assert self.questions is not None

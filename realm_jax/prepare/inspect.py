@@ -20,6 +20,7 @@ from realm_jax.data.wordpiece import MASK, WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare import materialise, seqio_tasks
 from realm_jax.prepare.seqio_tasks import BlockSource
+from realm_jax.prepare.text_sample import MASKS
 
 Mark = Callable[[str], str]
 """Highlights a mask, an answer or a span, e.g. by colour."""
@@ -58,7 +59,8 @@ def register_prepared(name: str, corpus: str | os.PathLike[str]) -> list[str]:
     """
     store = BlockStore.open(corpus)
     settings: dict[str, Any] = {"document_length": store.chunk_length}
-    if masked := _materialised(store, f"{name}_salient"):
+    made = (_materialised(store, f"{name}_{kind}") for kind in MASKS)
+    if masked := next(filter(None, made), None):
         settings["query_length"] = masked.features["query_ids"].shape[1]
         settings["max_masks"] = masked.features["mask_ids"].shape[1]
         for setting in ("validation_fraction", "seed"):

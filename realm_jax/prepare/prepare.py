@@ -38,6 +38,8 @@ _PARTS_VERSION = 3
 # The examples of so many blocks take one process about as long as Beam takes to start.
 _FEW_BLOCKS = 4096
 _FEW_PARTS = 256
+# Tasks of masked sentences that are made only where they are asked for.
+_OTHER_MASKS = ("terms", "random_spans", "random_tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +66,8 @@ class PrepareConfig:
       max_masks: masked wordpieces that are scored.
       validation_fraction: share of the articles that are held out from training.
       examples: the corpus's own tasks to materialise, such as "salient" or
-        `<name>_salient`; empty for all of them: ict, salient and questions.
+        `<name>_salient`; empty for ict, salient and questions. Where there is little to
+        mask in it as salient: terms, random_spans or random_tokens.
       more_tasks: other registered SeqIO tasks and mixtures to materialise.
       knowledge: another prepared corpus that is searched for the sentences of this one
         (X and Z in REALM, section 4.3), or "". Its vocabulary is used, and the examples
@@ -243,8 +246,9 @@ def _wanted_suffixes(config: PrepareConfig) -> list[str]:
     Raises:
       BadInputError: an unknown task is named.
     """
-    known = [] if config.knowledge else ["ict"]
-    known += ["salient"] + (["questions"] if config.questions else [])
+    usual = [] if config.knowledge else ["ict"]
+    usual += ["salient"] + (["questions"] if config.questions else [])
+    known = [*usual, *_OTHER_MASKS]
     if config.examples and isinstance(config.examples, str):
         raise BadInputError(
             f"expected EXAMPLES to be a list of {', '.join(known)}, got "
@@ -257,7 +261,7 @@ def _wanted_suffixes(config: PrepareConfig) -> list[str]:
                 f"expected EXAMPLES out of {', '.join(known)}, got {name!r}; correct "
                 'it, give QUESTIONS for "questions", or name other tasks in more_tasks'
             )
-    return [suffix for suffix in known if suffix in asked or not asked]
+    return [suffix for suffix in known if suffix in (asked or usual)]
 
 
 def _task_settings(config: PrepareConfig) -> examples.TaskSettings:

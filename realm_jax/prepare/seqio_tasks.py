@@ -26,6 +26,7 @@ from realm_jax.data.splits import (
     held_out,
     share_of_at_least_one,
 )
+from realm_jax.data.terms import TermTagger
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.tf_datasets import expand, output_features, restore_shapes
@@ -164,12 +165,12 @@ def register_corpus(
     validation_fraction: float = VALIDATION_FRACTION,
     seed: int = 0,
 ) -> list[str]:
-    """Registers `<name>_blocks`, `_ict`, `_salient`, `_random_tokens`, `_random_spans`.
+    """Registers a task of documents, one of pairs, and four of masked sentences.
 
     `<name>_blocks` contains the documents, `_ict` sentences and their blocks,
-    `_salient` sentences with a salient span masked, `_random_tokens` and
-    `_random_spans` sentences with random masks. Each has the splits train and
-    validation.
+    `_salient` sentences with a salient span masked, `_terms` with a term masked (see
+    `data.terms`), `_random_tokens` and `_random_spans` with random masks. Each has the
+    splits train and validation.
 
     Args:
       name: letters, digits and underscores.
@@ -208,9 +209,11 @@ def register_corpus(
         for draw in (random_masking.draw_tokens, random_masking.draw_spans)
     )
     salient = {"query_length": query_length, "tagger": tagger}
+    terms = {**salient, "tagger": TermTagger(functools.partial(_counted, store))}
     tasks = [
         ("ict", pairs, inverse_cloze.inverse_cloze_rows, {"seed": seed}),
         ("salient", spans, masking.salient_rows, salient),
+        ("terms", spans, masking.salient_rows, terms),
         ("random_tokens", pieces, random_masking.random_rows, tokens),
         ("random_spans", pieces, random_masking.random_rows, words),
     ]
@@ -234,6 +237,14 @@ def register_corpus(
         )
     suffixes = [] if knowledge is not None else ["blocks"]
     return [f"{name}_{suffix}" for suffix in (*suffixes, *(task[0] for task in tasks))]
+
+
+def _counted(store: BlockStore) -> Iterator[str]:
+    """Yields the bodies of the blocks that words are counted in, evenly spread."""
+    count = min(store.num_blocks, _COUNTED_BLOCKS)
+    spread = np.linspace(0, store.num_blocks - 1, count).astype(int)
+    for ids in in_chunks(spread, _READ_BLOCKS):
+        yield from (text.body for text in store.texts(ids))
 
 
 def _add_sentences(
@@ -405,4 +416,6 @@ _READ_BLOCKS = 4096
 # few, the texts of so many blocks are read within seconds.
 _FEW_ARTICLES = 2000
 _FEW_BLOCKS = 1 << 17
+# Their words are counted in seconds, once in every process that makes examples.
+_COUNTED_BLOCKS = 1 << 15
 _SHUFFLE_BUFFER = 1 << 20

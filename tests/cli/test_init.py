@@ -2,12 +2,14 @@
 
 import json
 import pathlib
+import string
 
 import pytest
 
 from realm_jax.cli import configuration
 from realm_jax.cli.main import main
 from realm_jax.data.questions import read_questions
+from realm_jax.data.wordpiece import SPECIAL_PIECES
 from realm_jax.prepare.first_chain import Questions
 from realm_jax.stages import STAGES
 from tests import tiny_run
@@ -33,6 +35,16 @@ def text(tmp_path, monkeypatch):
 
 def init(*more):
     return main(["init", "runs/my", "--source=articles.jsonl", *more])
+
+
+def make_vocabulary(folder, characters):
+    """Writes a vocab.txt of characters, and empty files for weights."""
+    folder.mkdir(exist_ok=True)
+    for name in ("model.safetensors", "config.json"):
+        (folder / name).write_text("")
+    inner = [f"##{c}" for c in characters]
+    pieces = [*SPECIAL_PIECES, *characters, *string.punctuation, *inner]
+    (folder / "vocab.txt").write_text("\n".join(pieces))
 
 
 def commands(folder):
@@ -74,13 +86,76 @@ def test_without_questions_it_ends_before_fine_tuning(text):
 
 def test_published_weights_are_started_from(text):
     weights = text / "weights"
-    weights.mkdir()
-    for name in ("model.safetensors", "config.json", "vocab.txt"):
-        (weights / name).write_text("")
+    make_vocabulary(weights, string.ascii_lowercase + string.digits)
     assert init("--questions=questions.jsonl", f"--weights={weights}") == 0
     configs = {arguments[0]: config for arguments, config in commands("runs/my")}
     assert configs["warm-start"].warm_start == str(weights)
     assert configs["prepare"].vocabulary == f"{weights}/vocab.txt"
+
+
+def write_articles(texts):
+    lines = [json.dumps({"title": f"t{i}", "text": t}) for i, t in enumerate(texts)]
+    pathlib.Path("articles.jsonl").write_text("\n".join(lines))
+
+
+LOWER_CASE = [
+    " ".join(
+        f"{word}{(i * k) % 23} of the flow" for k, word in enumerate("abcdefgh", 1)
+    )
+    for i in range(40)
+]
+
+
+@pytest.mark.parametrize(
+    ("texts", "more", "kind"),
+    [
+        (LOWER_CASE, [], "terms"),
+        (LOWER_CASE, ["--masks=random_tokens"], "random_tokens"),
+        # Each is unlike the others, so no term of one is in another.
+        (["".join(chr(97 + i) * 3 for _ in range(40)) + " x" for i in range(26)], [],
+         "random_spans"),
+        (["ก" * 80 + chr(0xE02 + i) for i in range(30)], [], "random_tokens"),
+    ],
+)  # fmt: skip
+def test_text_without_names_has_masks_that_are_prepared(
+    texts, more, kind, text, capsys
+):
+    write_articles(texts)
+    assert init("--weights=", *more) == 0
+    assert f"masks: {kind}, about " in capsys.readouterr().out
+    found = {
+        arguments[0]: (arguments, config) for arguments, config in commands("runs/my")
+    }
+    assert found["pretrain"][1].task == found["warm-start"][1].task == f"my_{kind}"
+    assert list(found["prepare"][1].examples) == ["ict", kind]
+    assert main([*found["prepare"][0], f'--gin.EXAMPLES=["{kind}"]']) == 0
+    for split in ("train", "validation"):
+        assert pathlib.Path(f"runs/my/corpus/examples/my_{kind}/{split}").is_dir()
+
+
+def test_masks_that_the_text_lacks_are_refused(text, capsys):
+    write_articles(LOWER_CASE)
+    assert init("--weights=", "--masks=salient") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "other masks by --masks" in said
+
+
+def test_a_vocabulary_that_lacks_the_script_is_not_used(text, monkeypatch, capsys):
+    weights = text / "weights"
+    make_vocabulary(weights, string.ascii_lowercase)
+    write_articles([f"東京は{'日本の首都である。' * 12}" for _ in range(20)])
+    assert init(f"--weights={weights}") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "are [UNK]" in said
+    assert "--weights=''" in said
+    # Weights that are only found, not asked for, are passed over.
+    monkeypatch.setattr("realm_jax.prepare.first_chain._MINILM", weights)
+    assert init() == 0
+    assert "trained on the text, of which" in capsys.readouterr().out
+    (_, config), *_ = commands("runs/my")
+    assert (config.vocabulary, config.strip_accents) == ("", False)
 
 
 def test_goes_on_from_a_trained_model(text, finished, monkeypatch, capsys):

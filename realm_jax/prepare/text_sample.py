@@ -1,0 +1,230 @@
+"""Measures a text before it is prepared: its size, what to mask in it, its alphabet."""
+
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+
+from realm_jax.data.chunking import split_sentences
+from realm_jax.data.documents import Document
+from realm_jax.data.salient_spans import RuleTagger, Span
+from realm_jax.data.splits import held_out, share_of_at_least_one
+from realm_jax.data.terms import TermTagger
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.prepare.documents.open import open_source
+
+MASKS = ("salient", "terms", "random_spans", "random_tokens")
+"""Tasks of masked sentences, in the order in which they are preferred."""
+
+# Of the sentences, so that training does not dwell on a few. Wikipedia's lead sections
+# have names in six of ten, abstracts in three of ten or, in lower case, in one of 25.
+_ENOUGH = 0.1
+_SAMPLED_SHARDS = 4
+_EXAMINED = 2000
+_PASSAGE_CHARACTERS = 350
+# What a query of 64 wordpieces holds of a longer sentence, about.
+_QUERY_CHARACTERS = 280
+# A wordpiece has a character at least, so a span that ends here fits any query.
+_SURELY_READ = 50
+_ENCODED = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSample:
+    """The first parts of a text.
+
+    Attributes:
+      documents: their documents.
+      scale: how much larger the text is, 1 if it was read whole.
+    """
+
+    documents: Sequence[Document]
+    scale: float = 1.0
+
+    @classmethod
+    def read(cls, source: str, stop: threading.Event) -> "TextSample":
+        """Reads the first parts of a text.
+
+        Args:
+          source: as of `prepare`.
+          stop: ends reading.
+
+        Raises:
+          BadInputError: there is no such source, or it cannot be read.
+          StoppedError: asked to stop.
+        """
+        opened = open_source(source)
+        shards = opened.shards()
+        sampled = shards[:_SAMPLED_SHARDS]
+        documents = []
+        for record in itertools.chain.from_iterable(map(opened.read, sampled)):
+            if stop.is_set():
+                raise StoppedError("stopped; nothing was written")
+            if isinstance(record, Document):
+                documents.append(record)
+        return cls(documents, len(shards) / max(len(sampled), 1))
+
+    def unknown_share(self, vocabulary: WordPiece) -> float:
+        """Returns the share of [UNK] among the wordpieces of the text."""
+        ids = vocabulary.ids_batch([d.text for d in self.documents[:_ENCODED]])
+        count = sum(map(len, ids))
+        unknown = sum(int((of_one == vocabulary.unk).sum()) for of_one in ids)
+        return unknown / count if count else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Masks:
+    """What is masked in a text.
+
+    Attributes:
+      kind: one of `MASKS`.
+      examples: number of examples, about.
+      share: share of the sentences that have one.
+    """
+
+    kind: str
+    examples: int
+    share: float
+
+
+def choose_masks(sample: TextSample, fraction: float, asked: str = "") -> Masks:
+    """Returns the first of `MASKS` that fits a text.
+
+    It fits if a tenth of the sentences have examples, and those that are held out have
+    some, too, as far as all are known.
+
+    Args:
+      sample: the text.
+      fraction: share of the articles that will be held out.
+      asked: the kind that is chosen in any case, or "".
+
+    Raises:
+      BadInputError: no kind fits, or the one that is asked for has no examples.
+    """
+    documents = sample.documents[:_EXAMINED]
+    scale = sample.scale * len(sample.documents) / len(documents)
+    passages = [list(_passages(document)) for document in documents]
+    keys = _held_out_together(documents, passages)
+    is_held = held_out(keys, share_of_at_least_one(keys, fraction))
+    flat = list(itertools.chain.from_iterable(passages))
+    terms = TermTagger(lambda: [passage.text for passage in flat])
+    finders: dict[str, Callable[[_Passage], Sequence[Span]]] = {
+        "salient": _names,
+        "terms": lambda passage: terms.tag([passage.text])[0],
+        "random_spans": _several_words,
+        "random_tokens": _several_characters,
+    }
+    for kind in [asked] if asked else MASKS:
+        found = [_examples_of(passage, finders[kind](passage)) for passage in flat]
+        number = sum(made.examples for made in found)
+        share = sum(made.sentences for made in found) / max(
+            sum(len(passage.sentences) for passage in flat), 1
+        )
+        sides = [
+            any(
+                m.surely for m, held in zip(found, is_held, strict=True) if held == side
+            )
+            for side in (True, False)
+        ]
+        is_split = all(sides) or scale > 1
+        if is_split and number and (asked or share >= _ENOUGH):
+            return Masks(kind, round(scale * number), share)
+    wanted = asked or " or ".join(MASKS)
+    raise BadInputError(
+        f"expected sentences in which {wanted} can be masked, in the articles that are "
+        f"held out and in the others, got none among {len(flat)} passages of "
+        f"{len(documents)} documents; give more text"
+        + ", or other masks by --masks"
+        * bool(asked)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Passage:
+    """Consecutive sentences of a document, about as many as a block has."""
+
+    text: str
+    sentences: Sequence[tuple[int, int]]
+    spans: Sequence[Span] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    examples: int
+    sentences: int
+    surely: bool
+
+
+def _passages(document: Document) -> Iterator[_Passage]:
+    sentences = [
+        (first, min(first + _PASSAGE_CHARACTERS, end))
+        for start, end in document.sentences or split_sentences(document.text)
+        for first in range(start, end, _PASSAGE_CHARACTERS)
+    ]
+    group: list[tuple[int, int]] = []
+    for index, sentence in enumerate(sentences):
+        group.append(sentence)
+        start, end = group[0][0], sentence[1]
+        if end - start < _PASSAGE_CHARACTERS and index + 1 < len(sentences):
+            continue
+        spans = document.spans
+        if spans is not None:
+            inside = (span for span in spans if start <= span.start < span.end <= end)
+            spans = [Span(s.start - start, s.end - start, s.label) for s in inside]
+        moved = [(first - start, last - start) for first, last in group]
+        yield _Passage(document.text[start:end], moved, spans)
+        group = []
+
+
+def _held_out_together(
+    documents: Sequence[Document], passages: Sequence[Sequence[_Passage]]
+) -> list[str]:
+    """Returns the key by which each passage is held out; see `BlockSource`."""
+    if len(documents) == 1:
+        return [f"block {block}" for block in range(len(passages[0]))]
+    return [
+        document.source_id
+        for document, of_one in zip(documents, passages, strict=True)
+        for _ in of_one
+    ]
+
+
+def _examples_of(passage: _Passage, spans: Sequence[Span]) -> _Made:
+    """Returns the examples of a passage: a span that lies in a sentence is one."""
+    examples = sentences = 0
+    surely = False
+    for start, end in passage.sentences:
+        read = min(end, start + _QUERY_CHARACTERS)
+        inside = [span for span in spans if start <= span.start < span.end <= read]
+        examples += len(inside)
+        sentences += bool(inside)
+        surely |= any(span.end - start <= _SURELY_READ for span in inside)
+    return _Made(examples, sentences, surely)
+
+
+def _names(passage: _Passage) -> Sequence[Span]:
+    if passage.spans is not None:
+        return passage.spans
+    return RuleTagger().tag([passage.text])[0]
+
+
+def _several_words(passage: _Passage) -> list[Span]:
+    """Returns the beginning of each sentence of more than one word."""
+    split, clean = BertPreTokenizer().pre_tokenize_str, BertNormalizer().normalize_str
+    return [
+        Span(start, start + 1, "")
+        for start, end in passage.sentences
+        if len(split(clean(passage.text[start:end]))) > 1
+    ]
+
+
+def _several_characters(passage: _Passage) -> list[Span]:
+    return [
+        Span(start, start + 1, "")
+        for start, end in passage.sentences
+        if len(passage.text[start:end].strip()) > 1
+    ]
