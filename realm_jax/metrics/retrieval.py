@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.questions import Question
 from realm_jax.errors import BadInputError
-from realm_jax.metrics.answers import answer_tokens, contains_tokens, has_pattern
+from realm_jax.data.normalisation import answer_tokens
+from realm_jax.metrics.answers import contains_tokens, has_pattern
 
 RESAMPLES = 10_000
 # Bound the memory for resampled values and for texts of blocks.

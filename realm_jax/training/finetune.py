@@ -302,8 +302,8 @@ class _Inputs:
         )
         block_ids = np.asarray(neighbours.ids)
         return FinetuneInputs(
-            # Patterns are matched on the host only; devices cannot take them.
-            questions=questions.replace(answer_patterns=None),
+            # Texts are compared on the host only.
+            questions=questions.replace(answer_patterns=None, answer_texts=None),
             block_embeddings=self._embeddings[np.maximum(block_ids, 0)],
             block_valid=block_ids >= 0,
             block_has_answer=self._labels.blocks(questions, block_ids),

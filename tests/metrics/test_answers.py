@@ -1,41 +1,21 @@
 import logging
 import re
-import string
-import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realm_jax.data.normalisation import answer_tokens
 from realm_jax.metrics.answers import (
-    answer_tokens,
     compile_pattern,
     compile_patterns,
     exact_match,
     has_answer,
     has_pattern,
     is_right,
-    normalise_answer,
     regex_match,
     token_f1,
 )
-
-
-def slow_normalise(text):
-    """The official script, step by step and character by character."""
-    decomposed = unicodedata.normalize("NFD", text)
-    lowered = decomposed.lower()
-    kept = ""
-    for character in lowered:
-        if character not in string.punctuation:
-            kept += character
-    without_articles = re.sub(r"\b(a|an|the)\b", " ", kept)
-    return " ".join(without_articles.split())
-
-
-@given(st.text())
-def test_normalisation_equals_the_official_steps(text):
-    assert normalise_answer(text) == slow_normalise(text)
 
 
 @pytest.mark.parametrize(
