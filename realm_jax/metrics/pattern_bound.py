@@ -10,7 +10,8 @@ from realm_jax.errors import BadInputError, StoppedError
 LONGEST_SECONDS = 10.0
 """Longest that one pattern is searched for in one text; most take microseconds."""
 
-_SECONDS_AFTER_CTRL_C = 0.5
+SECONDS_AFTER_CTRL_C = 0.5
+"""Longest that a search goes on after Ctrl-C."""
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def bounded(pattern: str) -> Iterator[None]:
     def on_interrupt(number, frame):
         nonlocal stopped
         stopped = True
-        signal.setitimer(signal.ITIMER_REAL, _SECONDS_AFTER_CTRL_C)
+        signal.setitimer(signal.ITIMER_REAL, SECONDS_AFTER_CTRL_C)
         if callable(interrupt):
             interrupt(number, frame)
 

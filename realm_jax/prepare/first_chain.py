@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from realm_jax.data.documents import Document
+from realm_jax.data.normalisation import normalise_title
+from realm_jax.data.question_titles import describe_unknown_titles
 from realm_jax.data.questions import (
     Question,
     parse_question,
@@ -53,12 +55,14 @@ class TextSize:
       characters: number of characters.
       is_estimate: whether it was extrapolated from the first parts of the text.
       untitled: number of documents without a title.
+      titles: those of the documents that were read, as `normalise_title` makes them.
     """
 
     documents: int
     characters: int
     is_estimate: bool
     untitled: int = 0
+    titles: frozenset[str] = frozenset()
 
     @property
     def blocks(self) -> int:
@@ -82,6 +86,7 @@ def measure_text(source: str, stop: threading.Event) -> TextSize:
     shards = opened.shards()
     sampled = shards[:_SAMPLED_SHARDS]
     documents = characters = untitled = 0
+    titles = set()
     for record in itertools.chain.from_iterable(map(opened.read, sampled)):
         if stop.is_set():
             raise StoppedError("stopped; nothing was written")
@@ -89,12 +94,14 @@ def measure_text(source: str, stop: threading.Event) -> TextSize:
             documents += 1
             characters += len(record.title) + len(record.text)
             untitled += not record.title.strip()
+            titles.add(normalise_title(record.title))
     scale = len(shards) / max(len(sampled), 1)
     size = TextSize(
         documents=round(scale * documents),
         characters=round(scale * characters),
         is_estimate=len(shards) > len(sampled),
         untitled=round(scale * untitled),
+        titles=frozenset(titles),
     )
     if documents == 0 or size.blocks < _FEWEST_BLOCKS:
         raise BadInputError(
@@ -276,6 +283,13 @@ class FirstChain:
             )
             drawn = f", drawn into {self.questions.path}" * self.questions.are_new
             lines.append(f"questions: {counts}{drawn}")
+            # Of a text that was not read to its end `prepare` finds out.
+            if not self.text.is_estimate and (
+                unknown := describe_unknown_titles(
+                    self.questions.questions, self.text.titles
+                )
+            ):
+                lines.append(f"warning: {unknown}")
         return [*lines, f"model: {self._model()}"]
 
     def _model(self) -> str:
