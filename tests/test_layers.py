@@ -16,7 +16,8 @@ PACKAGES = ("realm_jax", "tasks", "tpu_launch")
 LAYERS = (
     (
         *("axes", "chips", "errors", "extras", "hardware", "manifests"),
-        *("multihost", "ranges", "settings", "stages", "storage", "types"),
+        *("multihost", "ranges", "rendezvous", "settings", "stages"),
+        *("storage", "types"),
     ),
     ("data", "metrics", "models", "objectives"),
     ("index", "prepare", "weights"),

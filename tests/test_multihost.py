@@ -212,6 +212,20 @@ def test_one_that_fails_alone_ends_the_others(where, failing):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("missing", [0, 1])
+def test_one_that_never_comes_is_named_by_the_others(missing):
+    arguments = ["tests.test_multihost", "nothing", "0"]
+    with groups.started(arguments, num_processes=2) as group:
+        group.processes[missing].kill()  # While it imports.
+        code = group.processes[1 - missing].wait(60)
+        said = group.logs[1 - missing].read_text()
+    assert code == 2, said
+    (line,) = [line for line in said.splitlines() if "error" in line]
+    assert f"but process {missing} did not come" in line
+    assert "Traceback" not in said
+
+
+@pytest.mark.full
 def test_one_that_is_asked_to_stop_ends_all_with_the_code_of_that():
     with groups.started(
         ["tests.test_multihost", "stop", "1"], num_processes=2
@@ -282,7 +296,8 @@ def _run_command(what: str, number: str) -> None:
         multihost_utils.process_allgather(np.ones(3))
         return True
 
-    quick = multihost.HostsConfig(heartbeat_seconds=2)
+    start_seconds = 5 if what == "nothing" else 600
+    quick = multihost.HostsConfig(start_seconds=start_seconds, heartbeat_seconds=2)
     config = types.SimpleNamespace(
         refresh_mode="off",
         train_steps=1,

@@ -302,7 +302,7 @@ def _normalizer(lowercase: bool, strip_accents: bool) -> normalizers.Normalizer:
     )
     if strip_accents:
         return bert
-    # Accents that stay are spelled as in vocabularies, whichever way a text spells them.
+    # Accents that stay are spelled as vocabularies do, whatever a text does.
     return normalizers.Sequence([normalizers.NFC(), bert])
 
 
@@ -358,9 +358,7 @@ def _train_pieces(
     return pieces
 
 
-def _alphabet(
-    texts: Iterable[str], normalizer: normalizers.Normalizer
-) -> list[str]:
+def _alphabet(texts: Iterable[str], normalizer: normalizers.Normalizer) -> list[str]:
     """Returns the most frequent characters, the alphabet of a vocabulary."""
     counts: Counter[str] = Counter()
     for text in texts:

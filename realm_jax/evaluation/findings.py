@@ -23,7 +23,6 @@ from realm_jax.evaluation.report_data import (
 from realm_jax.metrics.curves import Finding, Level, index_versions, made_at
 from realm_jax.metrics.retrieval import Interval
 
-
 _MOST_RETRIEVED = 20
 """The largest k of recall@k in `run.RECALL_AT`."""
 

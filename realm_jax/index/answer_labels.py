@@ -144,9 +144,9 @@ class AnswerLabels:
         block_ids: Int[np.ndarray, " block"],
     ) -> Bool[np.ndarray, " block"]:
         """Marks the blocks with a text answer to a question."""
-        used = np.flatnonzero(answer_ids[:, 0])
+        used = np.flatnonzero(answer_ids[:, 0]).tolist()
         found = np.zeros((len(block_ids), len(used)), bool)
-        if len(used):
+        if used:
             # As one long body: no answer extends over the zeros in it.
             bodies, ends = self._store.consecutive_bodies(
                 block_ids, self._store.chunk_length
@@ -156,13 +156,17 @@ class AnswerLabels:
             )
             answers, places = np.nonzero(starts[0, 0])
             found[np.searchsorted(ends, places), answers] = True
-        by_pieces = found @ np.array([not texts[answer] for answer in used], bool)
-        compared = np.flatnonzero(found.any(axis=-1) & ~by_pieces)
+        wanted = [texts[answer] for answer in used]
+        hold = np.any(found, axis=-1)
+        by_pieces = found @ np.array([not text for text in wanted], bool)
+        compared = np.flatnonzero(hold & ~by_pieces)
         bodies = self._store.texts(block_ids[compared]) if len(compared) else []
         for row, body in zip(compared, bodies, strict=True):
-            wanted = {texts[answer] for answer in used[found[row]]}
-            found[row] &= _any_in_text(wanted, body.body)
-        return found.any(axis=-1)
+            answers = {
+                text for text, has in zip(wanted, found[row], strict=True) if has
+            }
+            hold[row] = _any_in_text(answers, body.body)
+        return np.asarray(hold)
 
     def _match(
         self, patterns: tuple[str, ...], block_ids: Int[np.ndarray, " block"]

@@ -42,10 +42,12 @@ def bounded(pattern: str) -> Iterator[None]:
 
     def on_alarm(number, frame):
         if stopped:
-            raise StoppedError(f"stopped in the search for the pattern {pattern!r:.200}")
+            raise StoppedError(
+                f"stopped in the search for the pattern {pattern!r:.200}"
+            )
         raise BadInputError(
-            f"expected answer patterns that are found, or not, in {LONGEST_SECONDS:g} s "
-            f"a text, got {pattern!r:.200}, which tries ever more ways to match; write "
+            f"expected answer patterns that take at most {LONGEST_SECONDS:g} s a text, "
+            f"got {pattern!r:.200}, which tries ever more ways to match; write "
             "it without a repetition of what repeats itself, such as (a+)+"
         )
 

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.normalisation import answer_tokens, normalise_title
 from realm_jax.data.questions import Question
 from realm_jax.errors import BadInputError
-from realm_jax.data.normalisation import answer_tokens, normalise_title
 from realm_jax.metrics.answers import contains_tokens, has_pattern
 
 RESAMPLES = 10_000

@@ -62,8 +62,8 @@ def require_answers(
     if not answered:
         raise BadInputError(
             f"expected an answer in the {num_retrieved:,} blocks that are retrieved "
-            f"for a question, got none for {count:,} of {len(examples):,} questions, so "
-            "that nothing can be learned; check that the answers are spelled as in "
+            f"for a question, got none for {count:,} of {len(examples):,} questions; "
+            "nothing can be learned; check that the answers are spelled as in "
             "the text, that their articles are in CORPUS, and that they have at most "
             "ten wordpieces"
         )
