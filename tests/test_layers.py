@@ -34,6 +34,7 @@ HOMES = {
     "scann": ("realm_jax.index.scann_searcher",),
     "orbax": ("realm_jax.training.checkpoints",),
     "gin": ("realm_jax.cli", "tpu_launch"),
+    "kubernetes": ("tpu_launch.gke",),
     "aiohttp": ("realm_jax.evaluation.server",),
     "bm25s": ("realm_jax.evaluation.baselines",),
     "rich": ("realm_jax.cli", "tpu_launch"),

@@ -26,7 +26,7 @@ from realm_jax.index.manifest import AlreadyCommittedError
 from realm_jax.storage import UnavailableStoreError
 from realm_jax.training import pretrain
 from tests import groups
-from tpu_launch.backends import local
+from tpu_launch import local
 
 
 def test_a_single_process_agrees_with_itself():
@@ -69,7 +69,7 @@ def test_a_job_of_one_machine_is_not_reached_from_others():
         pytest.skip("needs an interface beside the loopback")
     port = local.free_port()
     # The first of a group, which would wait for the others before it says a word.
-    alone = local.environment(0, 2, port, 1) | {"JAX_NUM_PROCESSES": "1"}
+    alone = local.environment_of(0, 2, port, 1) | {"JAX_NUM_PROCESSES": "1"}
     with subprocess.Popen(
         [sys.executable, "-c", _COORDINATOR],
         env=os.environ | alone,

@@ -7,12 +7,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tpu_launch.backends import local
 
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.multihost import HostsConfig, join
 from realm_jax.rendezvous import meet, split_address
 from tests.waiting import PATIENCE, wait_until
-from tpu_launch.backends import local
 
 
 @pytest.fixture
