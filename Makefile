@@ -101,7 +101,7 @@ format: $(ENV_STAMP) ## Format the code and fix what can be fixed.
 
 lock: $(ENV_STAMP) ## Resolve the versions anew.
 	$(RESOLVE) --python-platform x86_64-manylinux_2_28 --extra all --extra dev --output-file requirements.lock
-	$(RESOLVE) --python-platform x86_64-manylinux_2_31 --extra tpu --extra scann --constraint requirements.lock --constraint requirements-tpu.lock --output-file tpu_launch/worker/requirements.lock
+	$(RESOLVE) --python-platform x86_64-manylinux_2_31 --extra tpu --extra scann --constraint requirements.lock --constraint requirements-tpu.lock --output-file tpu_launch/requirements.lock
 
 clean: ## Remove what was made here (the environment, fetched data, runs).
 	rm -rf $(VENV) .cache runs build dist *.egg-info

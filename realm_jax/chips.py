@@ -1,6 +1,6 @@
 """Provides published figures of devices, per device as JAX counts devices.
 
-A device is a core up to TPU v3, and a chip from v4 on.
+A device is a core up to TPU v3, a chip from v4 on, and half a chip of TPU7x.
 Sources: cloud.google.com/tpu/docs/system-architecture-tpu-vm and the pages of each
 version there; NVIDIA's data sheets (dense bfloat16, SXM).
 """
@@ -45,6 +45,7 @@ CHIPS = {
         Chip("v5litepod", "TPU v5 lite", 197 * _TERA, 16 * _GIB),
         Chip("v5p", "TPU v5", 459 * _TERA, 95 * _GIB),
         Chip("v6e", "TPU v6 lite", 918 * _TERA, 32 * _GIB),
+        Chip("tpu7x", "TPU7x", 1153.5 * _TERA, 96 * _GIB, 2),
         Chip("a100", "NVIDIA A100", 312 * _TERA, 80 * _GIB),
         Chip("h100", "NVIDIA H100", 989 * _TERA, 80 * _GIB),
         Chip("h200", "NVIDIA H200", 989 * _TERA, 141 * _GIB),

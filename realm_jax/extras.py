@@ -14,7 +14,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "prepare": ("tensorflow", "seqio", "apache_beam", "tensorflow_datasets"),
     "scann": ("scann",),
     "serve": ("aiohttp",),
-    "launch": ("google.cloud.tpu_v2", "requests"),
+    "launch": ("google.cloud.tpu_v2", "kubernetes", "requests", "yaml"),
     "gcs": ("google.cloud.storage", "gcsfs"),
 }
 """Maps an extra to the modules imported for it; nothing else needs them."""

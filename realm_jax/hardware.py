@@ -15,8 +15,9 @@ CPU = "cpu"
 """The accelerator type of a machine without accelerators."""
 ON_DEMAND, SPOT, RESERVED = "on-demand", "spot", "reserved"
 
-# With role, attempt and slice number appended, it is a name of Cloud TPU (63 at most).
-_LONGEST_NAME = 30
+# Names of the slices and pods append a hash, the role, and numbers; of these there may
+# be 63 letters.
+_LONGEST_NAME = 28
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 # "us-central2-b", "us-south1-ai1b".
 _ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-(ai[0-9]+)?[a-z]")
@@ -70,81 +71,74 @@ class HardwareConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LaunchConfig:
-    """Settings for obtaining the slices of a run, and for deleting them.
+    """Where a run gets its machines, and when it gives them back.
 
     Attributes:
-      project: project of Google Cloud.
-      zone: zone of the trainer's slices, and of the builder's unless `builder_zone` is
-        set.
-      builder_zone: zone of the builder's slice.
       name: readable name of the run; its id appends a hash of the model directory.
-      provisioning: "on-demand", "spot" or "reserved".
-      builder_provisioning: provisioning of the builder's slice; "" for the trainer's.
-      network: VPC network; "" for the project's default.
-      subnetwork: subnetwork of the network; "" for the zone's.
-      service_account: account that the workers use; "" for the project's default.
-      external_ips: whether workers have external addresses. Without them, the network
-        needs Cloud NAT, because workers install packages.
-      deadline_hours: time after which one `up` deletes everything, and the workers end.
-      max_attempts: number of slices of a role that one `up` creates in succession.
-      backoff_seconds: delay before the second attempt; doubled while there is no
-        progress.
-      max_backoff_seconds: maximum delay between attempts.
-      quota_seconds: delay between two requests while the quota is exhausted.
-      startup_minutes: time an active worker may take until its first report.
-      silence_minutes: time without a report after which a worker counts as lost.
-      provisioning_minutes: time after which a slice in provisioning is given up.
-      settling_seconds: time during which a requested slice may not be listed yet, or
-        may be created although the response was lost.
-      poll_seconds: interval between two polls.
+      deadline_hours: time after which the run is ended and its machines are deleted.
       fetch: gs:// folder -> folder of each worker to which it is copied beforehand,
         such as the corpus.
+      provisioning: "on-demand", "spot" or "reserved".
+      builder_provisioning: provisioning of the index builder; "" for the trainer's.
+      reservation: name of the reservation, where provisioning is "reserved"; "" for
+        any that fits, which only Cloud TPU can find.
+      service_account: who the workers are: an account of Google Cloud on TPU VMs, a
+        Kubernetes service account on GKE; "" for the default.
+      max_restarts: restarts of a worker's process (TPU VM), or of the job set (GKE),
+        after which the run has failed. Preemptions do not count.
+      grace_seconds: time that a trainer gets to save when its machine is taken away. A
+        spot machine is gone after 30.
       builder_gin_files: gin files of the builder, after those of the run.
       builder_bindings: gin bindings of the builder, after those of the run.
-      stalled_minutes: time without an update of the trainer, or a block of the builder,
-        after which active slices count as failed; a second time at the same place ends
-        the run. Compilation, and the training of ScaNN, take less.
+      project: project of Google Cloud; TPU VM alone.
+      zone: zone of the trainer's slices, and of the builder's unless `builder_zone` is
+        set; TPU VM alone.
+      builder_zone: zone of the builder's slice.
+      network: VPC network; "" for the project's default. TPU VM alone.
+      subnetwork: subnetwork of the network; "" for the zone's. TPU VM alone.
+      external_ips: whether workers have external addresses. Without them, the network
+        needs Cloud NAT, because workers install packages. TPU VM alone.
+      namespace: Kubernetes namespace of the job set.
+      queue: Kueue's LocalQueue, by which trainer and builder are admitted together; ""
+        where the cluster has no Kueue.
+      priority: PriorityClass of the pods, or "".
+      image: container image. Its pods always run the code of the run; one that has this
+        package saves them installing its libraries first.
+      ttl_hours: time for which a job set that has ended is kept, to be looked at.
     """
 
+    name: str = "realm"
+    deadline_hours: float = 24.0
+    fetch: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    provisioning: str = ON_DEMAND
+    builder_provisioning: str = ""
+    reservation: str = ""
+    service_account: str = ""
+    max_restarts: int = 10
+    grace_seconds: int = 60
+    builder_gin_files: Sequence[str] = ("gin/runs/build_index.gin",)
+    builder_bindings: Sequence[str] = ()
     project: str = ""
     zone: str = ""
     builder_zone: str = ""
-    name: str = "realm"
-    provisioning: str = ON_DEMAND
-    builder_provisioning: str = ""
     network: str = ""
     subnetwork: str = ""
-    service_account: str = ""
     external_ips: bool = True
-    deadline_hours: float = 24.0
-    max_attempts: int = 50
-    backoff_seconds: float = 30.0
-    max_backoff_seconds: float = 900.0
-    quota_seconds: float = 600.0
-    startup_minutes: float = 30.0
-    silence_minutes: float = 10.0
-    provisioning_minutes: float = 60.0
-    settling_seconds: float = 120.0
-    poll_seconds: float = 30.0
-    fetch: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    builder_gin_files: Sequence[str] = ("gin/runs/build_index.gin",)
-    builder_bindings: Sequence[str] = ()
-    stalled_minutes: float = 120.0
+    namespace: str = "default"
+    queue: str = ""
+    priority: str = ""
+    image: str = "python:3.11"
+    ttl_hours: float = 24.0
 
     def __post_init__(self):
         ranges.require_ranges(
             self,
             deadline_hours=ranges.POSITIVE,
-            max_attempts=ranges.whole(1),
-            backoff_seconds=ranges.NOT_NEGATIVE,
-            max_backoff_seconds=ranges.NOT_NEGATIVE,
-            quota_seconds=ranges.NOT_NEGATIVE,
-            startup_minutes=ranges.POSITIVE,
-            silence_minutes=ranges.POSITIVE,
-            provisioning_minutes=ranges.POSITIVE,
-            settling_seconds=ranges.NOT_NEGATIVE,
-            poll_seconds=ranges.POSITIVE,
-            stalled_minutes=ranges.POSITIVE,
+            max_restarts=ranges.whole(0),
+            grace_seconds=ranges.whole(1),
+            namespace=ranges.TEXT,
+            image=ranges.TEXT,
+            ttl_hours=ranges.NOT_NEGATIVE,
         )
         known = (ON_DEMAND, SPOT, RESERVED)
         builder = self.builder_provisioning
@@ -154,9 +148,15 @@ class LaunchConfig:
                     f"expected provisioning of {', '.join(known)}, got {value!r}; "
                     "choose one of these"
                 )
+        if len(self.name) > _LONGEST_NAME or not _NAME.fullmatch(self.name):
+            raise BadInputError(
+                "expected hardware.LaunchConfig.name of lowercase letters, digits and "
+                f"hyphens, a letter first, at most {_LONGEST_NAME}, got {self.name!r}; "
+                "choose another name"
+            )
 
-    def require_valid(self) -> None:
-        """Checks settings that a launch needs and planning does not.
+    def require_zone(self) -> None:
+        """Checks the settings of TPU VMs that other launches do not need.
 
         Raises:
           BadInputError: a setting is missing or invalid.
@@ -173,9 +173,3 @@ class LaunchConfig:
                     "expected a zone of Google Cloud such as us-central2-b, got "
                     f"{zone!r}; see `gcloud compute tpus locations list`"
                 )
-        if len(self.name) > _LONGEST_NAME or not _NAME.fullmatch(self.name):
-            raise BadInputError(
-                "expected hardware.LaunchConfig.name of lowercase letters, digits and "
-                f"hyphens, a letter first, at most {_LONGEST_NAME}, got {self.name!r}; "
-                "choose another name"
-            )

@@ -31,6 +31,7 @@ from jaxtyping import PyTree
 from realm_jax.chips import LIBTPU_FLAGS
 from realm_jax.errors import BadInputError
 from realm_jax.ranges import require_ranges, whole
+from realm_jax.rendezvous import meet, split_address
 
 Value = TypeVar("Value")
 
@@ -67,27 +68,45 @@ class HostsConfig:
         require_ranges(self, start_seconds=whole(1), heartbeat_seconds=whole(1))
 
 
-def join(config: HostsConfig) -> None:
+def join(config: HostsConfig, stop: threading.Event | None = None) -> None:
     """Joins the processes of the job; must be called before any other use of JAX.
 
+    Args:
+      config: how they find each other.
+      stop: ends waiting for the processes that the environment defines.
+
     Raises:
-      BadInputError: the environment defines the group incompletely, or the platform
-        does not provide one.
+      BadInputError: the environment defines the group incompletely, the platform does
+        not provide one, or a process of it does not come (`rendezvous.py`).
+      StoppedError: `stop` was set.
     """
     given = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     arguments: dict[str, Any] = {}
     if len(given) == len(_ENVIRONMENT):
         address, num_processes, process_id = (given[name] for name in _ENVIRONMENT)
         try:
-            arguments = {
-                "coordinator_address": address,
-                "num_processes": int(num_processes),
-                "process_id": int(process_id),
-                # JAX would listen on all interfaces, also for processes of one machine.
-                "coordinator_bind_address": address if _is_loopback(address) else None,
-            }
+            number, size = int(process_id), int(num_processes)
         except ValueError as error:
             raise _wrong_group(given) from error
+        if not 0 <= number < size:
+            raise _wrong_group(given)
+        host, port = split_address(address)
+        # JAX would listen on all interfaces, also for processes of one machine.
+        is_here = _is_loopback(host)
+        meet(
+            (host, port),
+            host if is_here else "",
+            number,
+            size,
+            seconds=config.start_seconds,
+            stop=stop or threading.Event(),
+        )
+        arguments = {
+            "coordinator_address": address,
+            "num_processes": size,
+            "process_id": number,
+            "coordinator_bind_address": address if is_here else None,
+        }
     elif not config.pod:
         if given:
             raise _wrong_group(given)
@@ -110,8 +129,7 @@ def join(config: HostsConfig) -> None:
         ) from error
 
 
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -120,8 +138,9 @@ def _is_loopback(address: str) -> bool:
 
 def _wrong_group(given: dict[str, str]) -> BadInputError:
     return BadInputError(
-        f"expected all of {', '.join(_ENVIRONMENT)} in the environment, or none, got "
-        f"{given}; unset them to run a single process"
+        f"expected all of {', '.join(_ENVIRONMENT)} in the environment, with a number "
+        f"of this process below that of all, or none, got {given}; unset "
+        "them to run a single process"
     )
 
 

@@ -79,12 +79,17 @@ class QuestionBatch:
         joined with references.
       answer_patterns: the code points of each answer that is a regular expression, 0
         where unused; None in a set without patterns. The host matches them in the text.
+      answer_texts: the code points of each answer in `answer_ids` as
+        `data/normalisation.py` normalises it, 0 where unused or longer than the axis.
+        The host compares them with what has the same wordpieces, as wordpieces can
+        lack accents and vowel signs. None: wordpieces decide.
     """
 
     question_ids: Int[Array, "batch query"]
     answer_ids: Int[Array, "batch answer piece"]
     question_index: Int[Array, " batch"]
     answer_patterns: Int[Array, "batch answer character"] | None = None
+    answer_texts: Int[Array, "batch answer character"] | None = None
 
 
 @flax.struct.dataclass

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from tpu_launch.backends import local
+from tpu_launch import local
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -28,7 +28,7 @@ class Group:
             subprocess.Popen(
                 [sys.executable, "-m", *arguments],
                 cwd=ROOT,
-                env=os.environ | local.environment(i, num_processes, port, devices),
+                env=os.environ | local.environment_of(i, num_processes, port, devices),
                 stdout=log.open("w"),
                 stderr=subprocess.STDOUT,
             )

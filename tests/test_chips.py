@@ -10,6 +10,7 @@ from realm_jax import chips
         ("TPU v5 lite", "v5litepod"),
         ("TPU v5", "v5p"),
         ("TPU v6 lite", "v6e"),
+        ("TPU7x", "tpu7x"),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA A100-SXM4-80GB", "a100"),
     ],

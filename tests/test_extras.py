@@ -15,7 +15,8 @@ from realm_jax.index.source import IndexSource
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.storage import open_store
 from tests import tiny_run
-from tpu_launch import up
+from tpu_launch import engines
+from tpu_launch.records import LaunchRecord
 
 COMMANDS = {
     "prepare": ("tensorflow", "prepare", {}),
@@ -60,10 +61,14 @@ def test_gs_without_its_clients(monkeypatch, reads, module):
         reads("gs://bucket/x.jsonl")
 
 
-def test_cloud_tpu_without_its_client(monkeypatch):
-    hide(monkeypatch, "google.cloud.tpu_v2")
+@pytest.mark.parametrize(
+    ("backend", "module"), [("tpu_vm", "google.cloud.tpu_v2"), ("gke", "kubernetes")]
+)
+def test_an_engine_without_its_client(monkeypatch, tmp_path, backend, module):
+    hide(monkeypatch, module)
+    record = LaunchRecord("run", backend, {}, 0.0)
     with pytest.raises(BadInputError, match=r"realm_jax\[launch\]"):
-        up.make_backend("api", "project")
+        engines.of_record(record, open_store(tmp_path))
 
 
 def test_scann_is_missed_before_an_index_is_made(monkeypatch, tmp_path):

@@ -16,7 +16,8 @@ PACKAGES = ("realm_jax", "tasks", "tpu_launch")
 LAYERS = (
     (
         *("axes", "chips", "errors", "extras", "hardware", "manifests"),
-        *("multihost", "ranges", "settings", "stages", "storage", "types"),
+        *("multihost", "ranges", "rendezvous", "settings", "stages"),
+        *("storage", "types"),
     ),
     ("data", "metrics", "models", "objectives"),
     ("index", "prepare", "weights"),
@@ -33,6 +34,7 @@ HOMES = {
     "scann": ("realm_jax.index.scann_searcher",),
     "orbax": ("realm_jax.training.checkpoints",),
     "gin": ("realm_jax.cli", "tpu_launch"),
+    "kubernetes": ("tpu_launch.gke",),
     "aiohttp": ("realm_jax.evaluation.server",),
     "bm25s": ("realm_jax.evaluation.baselines",),
     "rich": ("realm_jax.cli", "tpu_launch"),

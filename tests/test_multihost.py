@@ -26,7 +26,7 @@ from realm_jax.index.manifest import AlreadyCommittedError
 from realm_jax.storage import UnavailableStoreError
 from realm_jax.training import pretrain
 from tests import groups
-from tpu_launch.backends import local
+from tpu_launch import local
 
 
 def test_a_single_process_agrees_with_itself():
@@ -69,7 +69,7 @@ def test_a_job_of_one_machine_is_not_reached_from_others():
         pytest.skip("needs an interface beside the loopback")
     port = local.free_port()
     # The first of a group, which would wait for the others before it says a word.
-    alone = local.environment(0, 2, port, 1) | {"JAX_NUM_PROCESSES": "1"}
+    alone = local.environment_of(0, 2, port, 1) | {"JAX_NUM_PROCESSES": "1"}
     with subprocess.Popen(
         [sys.executable, "-c", _COORDINATOR],
         env=os.environ | alone,
@@ -212,6 +212,20 @@ def test_one_that_fails_alone_ends_the_others(where, failing):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("missing", [0, 1])
+def test_one_that_never_comes_is_named_by_the_others(missing):
+    arguments = ["tests.test_multihost", "nothing", "0"]
+    with groups.started(arguments, num_processes=2) as group:
+        group.processes[missing].kill()  # While it imports.
+        code = group.processes[1 - missing].wait(60)
+        said = group.logs[1 - missing].read_text()
+    assert code == 2, said
+    (line,) = [line for line in said.splitlines() if "error" in line]
+    assert f"but process {missing} did not come" in line
+    assert "Traceback" not in said
+
+
+@pytest.mark.full
 def test_one_that_is_asked_to_stop_ends_all_with_the_code_of_that():
     with groups.started(
         ["tests.test_multihost", "stop", "1"], num_processes=2
@@ -282,7 +296,8 @@ def _run_command(what: str, number: str) -> None:
         multihost_utils.process_allgather(np.ones(3))
         return True
 
-    quick = multihost.HostsConfig(heartbeat_seconds=2)
+    start_seconds = 5 if what == "nothing" else 600
+    quick = multihost.HostsConfig(start_seconds=start_seconds, heartbeat_seconds=2)
     config = types.SimpleNamespace(
         refresh_mode="off",
         train_steps=1,

@@ -133,7 +133,7 @@ def test_a_wheel_holds_all_that_is_read_at_run_time(wheel):
         "realm_jax/evaluation/style.css.jinja",
         "realm_jax/py.typed",
         "tasks/data/vital_questions.jsonl",
-        "tpu_launch/worker/requirements.lock",
+        "tpu_launch/requirements.lock",
     } <= names
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {
@@ -194,14 +194,14 @@ def test_workers_of_an_installation_get_what_is_installed(installed, tmp_path):
         *places,
         "realm_jax/gin/runs/build_index.gin",
         "realm_jax/cli/main.py",
-        "tpu_launch/worker/supervisor.py",
-        "tpu_launch/worker/requirements.lock",
+        "tpu_launch/worker.py",
+        "tpu_launch/requirements.lock",
     } <= set(names)
     assert not [name for name in names if "__pycache__" in name or "others" in name]
 
 
 def test_workers_install_versions_of_the_lock_files():
-    worker = pins("tpu_launch/worker/requirements.lock")
+    worker = pins("tpu_launch/requirements.lock")
     assert worker.items() <= pins("requirements.lock", "requirements-tpu.lock").items()
     assert {"jax", "orbax-checkpoint", "libtpu", "google-cloud-storage"} <= set(worker)
     assert not {"tensorflow", "seqio", "apache-beam", "spacy"} & set(worker)

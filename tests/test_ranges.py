@@ -31,8 +31,8 @@ TAKEN_AT_0 = {
     *("final_fraction", "warmup_fraction", "weight_decay", "projection_dropout"),
     *("dropout_rate", "held_out_examples", "wait_seconds", "own", "null", "retrieved"),
     *("max_bm25_blocks", "port", "validation_fraction", "brute_force_below"),
-    *("min_recall", "mean_length", "disk", "backoff_seconds", "max_backoff_seconds"),
-    *("quota_seconds", "settling_seconds", "skip_nonfinite_updates"),
+    *("min_recall", "mean_length", "disk", "max_restarts", "ttl_hours"),
+    *("skip_nonfinite_updates",),
     *("num_sentences", "examples", "host_disk_gib", "attention_dropout_rate"),
 }
 REFUSED_AT_0 = {"MeshConfig.data", "ReaderMixture.own"}
@@ -51,7 +51,8 @@ FREE_TEXTS = {
     *("name", "title", "attribution", "question", "characters"),
     # Words of the machines, which slices, the network and gin know.
     *("trainer", "builder", "currency", "project", "zone", "builder_zone", "host"),
-    *("network", "subnetwork", "service_account", "Stage.command"),
+    *("network", "subnetwork", "service_account", "Stage.command", "reservation"),
+    *("namespace", "queue", "priority", "image"),
 }
 
 

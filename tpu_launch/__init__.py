@@ -1,1 +1,1 @@
-"""Plans a run, and runs it: on this machine, or on TPU slices."""
+"""Plans a run, and has it run: by this machine, or by an engine of Google Cloud."""

@@ -1,12 +1,11 @@
-"""Plans a run, and runs it: on this machine, or on TPU slices.
+"""Plans a run, and has it run: by this machine, or by an engine of Google Cloud.
 
     python -m tpu_launch plan --gin_file=...     what a run needs, takes and costs
     python -m tpu_launch local --gin_file=...    a chain of stages on this machine
-    python -m tpu_launch up --gin_file=...       a run on TPU slices, until it is done
-    python -m tpu_launch status --gin_file=...   how that run is, and what it has cost
+    python -m tpu_launch up --gin_file=...       a run on GKE or on TPU VMs
+    python -m tpu_launch status --gin_file=...   how that run is
     python -m tpu_launch logs --gin_file=...     what its workers write
-    python -m tpu_launch down --gin_file=...     deletes the slices of a run
-    python -m tpu_launch reap --gin_file=...     deletes slices past their deadline
+    python -m tpu_launch down --gin_file=...     deletes everything of a run
 
 `python -m tpu_launch COMMAND --help` describes a command.
 """
@@ -19,8 +18,7 @@ from collections.abc import Callable, Sequence
 from realm_jax.cli import configuration
 from realm_jax.cli.main import guard
 from realm_jax.errors import BadInputError
-from tpu_launch import cleanup, local, plan, up
-from tpu_launch.watching import logs, status
+from tpu_launch import local, logs, plan, status, up
 
 _BAD_INPUT = 2
 
@@ -68,11 +66,10 @@ def _local(argv: Sequence[str], stop: threading.Event) -> int:
 _COMMANDS: dict[str, Callable[[Sequence[str], threading.Event], int]] = {
     "plan": plan.main,
     "local": _local,
-    "up": up.main,
+    "up": up.up,
     "status": status.main,
     "logs": logs.main,
-    "down": cleanup.down,
-    "reap": cleanup.reap,
+    "down": up.down,
 }
 
 if __name__ == "__main__":

@@ -14,15 +14,14 @@ import io
 import pathlib
 import re
 import subprocess
-import sys
 import tarfile
 from collections.abc import Mapping, Sequence
 
 from realm_jax import settings
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
-from realm_jax.storage import Store, open_store
-from tpu_launch.operations import ShipBundle
+from realm_jax.storage import Store
+from tpu_launch.run import Code
 
 CODE = pathlib.Path(__file__).resolve().parents[1]
 """Folder of the running packages: a checkout, or the folder of an installation."""
@@ -32,6 +31,7 @@ _PACKAGES = ("realm_jax", "tasks", "tpu_launch")
 # Folder of gin files in an installation.
 _INSTALLED_GIN = "realm_jax/gin"
 _GIVEN = "given"
+_INCLUDE = re.compile(r"""^include\s+["']([^"']+)["']""", re.MULTILINE)
 # Code is small; a stray corpus or checkpoint is not.
 _LARGEST_FILE = 10 << 20
 _SECRET_NAMES = (
@@ -57,16 +57,14 @@ class Bundle:
     Attributes:
       data: compressed tar file; identical for identical files.
       sha256: checksum of the data.
-      names: paths of the files in it.
     """
 
     data: bytes
     sha256: str
-    names: frozenset[str]
 
-    def operation(self, model_dir: str) -> ShipBundle:
-        """Returns the operation that writes it to a model directory."""
-        return ShipBundle(f"{model_dir.rstrip('/')}/{_name(self)}", self.sha256)
+    def code(self, model_dir: str) -> Code:
+        """Returns where it is in a model directory, once it is shipped."""
+        return Code(f"{model_dir.rstrip('/')}/{_name(self)}", self.sha256)
 
     def ship(self, store: Store) -> None:
         """Writes it to the model directory, unless it is there."""
@@ -104,12 +102,11 @@ def make_bundle(
             info = tarfile.TarInfo(f"realm_jax/{settings.COMMIT_NAME}")
             info.size = len(commit)
             archive.addfile(info, io.BytesIO(commit.encode()))
-        names = frozenset(archive.getnames())
     data = gzip.compress(raw.getvalue(), mtime=0)
-    return Bundle(data, hashlib.sha256(data).hexdigest(), names)
+    return Bundle(data, hashlib.sha256(data).hexdigest())
 
 
-def path_in(code: pathlib.Path, file: str) -> str | None:
+def _path_in(code: pathlib.Path, file: str) -> str | None:
     """Returns the path of a gin file of the code in its bundle; None for any other.
 
     Args:
@@ -171,9 +168,23 @@ class GinFiles:
             )
         # Two files from elsewhere may have the same name.
         elsewhere = f"{_GIVEN}/{len(self.shipped)}/{path.name}"
-        name = path_in(self._code, file) or elsewhere
-        self.shipped[name] = path.resolve()
+        name = _path_in(self._code, file) or elsewhere
+        self._ship(name, path)
         return name
+
+    def _ship(self, name: str, path: pathlib.Path) -> None:
+        """Ships a file and, at the paths by which it names them, those it includes."""
+        if self.shipped.get(name) == path.resolve():
+            return
+        self.shipped[name] = path.resolve()
+        for included in _INCLUDE.findall(path.read_text()):
+            found = find_gin_file(included)
+            if found is None or included.startswith("/"):
+                raise BadInputError(
+                    f"expected files that workers find included in {path}, got "
+                    f"{included!r}; name it by a path relative to the checkout"
+                )
+            self._ship(included, found)
 
 
 def _files(code: pathlib.Path) -> list[str]:
@@ -221,12 +232,3 @@ def _require_code(path: pathlib.Path, name: str) -> None:
 
 def _name(bundle: Bundle) -> str:
     return f"{_FOLDER}/{bundle.sha256}.tar.gz"
-
-
-def _copy(url: str, file: str) -> None:
-    folder, _, name = url.rpartition("/")
-    pathlib.Path(file).write_bytes(open_store(folder).read(name))
-
-
-if __name__ == "__main__":
-    _copy(*sys.argv[1:])

@@ -1,10 +1,10 @@
 """Runs a chain of stages on this machine, with the index builder beside them.
 
 Each stage is a `realm` command as on a command line. A stage of a single process keeps
-the terminal. A stage of several, or with a builder beside it, is launched as `up`
-launches a run: bundle, startup script, supervisor, with local processes in place of TPU
-slices. A stage that was already done says so and ends; an interrupted one resumes, so
-the chain is resumed by running it again.
+the terminal. A stage of several, or with a builder beside it, runs as processes with a
+log each, which are started again when they fail (`processes.py`). A stage that was
+already done says so and ends; an interrupted one resumes, so the chain is resumed by
+running it again.
 """
 
 import contextlib
@@ -13,56 +13,37 @@ import os
 import pathlib
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import psutil
 from rich.console import Console
 
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
-from realm_jax.hardware import LaunchConfig
-from realm_jax.storage import UnavailableStoreError, open_store
-from tpu_launch import messages, operations, slices, worker_state
-from tpu_launch.attempts import TakenOverError
-from tpu_launch.backends.local import (
-    TOKEN,
-    LocalBackend,
-    compiled_programs,
-    environment,
-    processes_of,
-    site,
-)
-from tpu_launch.bundle import CODE, Bundle, find_gin_file, make_bundle, path_in
+from realm_jax.storage import Store, open_store
+from tpu_launch import processes, records
 from tpu_launch.chain import Chain, ChainCommands, Stage
-from tpu_launch.clock import SystemClock
-from tpu_launch.deleting import GaveUpError
-from tpu_launch.job import BUILDER, TRAINER, Job, Role, run_id
-from tpu_launch.reconcile import Reconciler
+from tpu_launch.processes import Command, Ended, Pace
+from tpu_launch.records import LOCAL, LaunchRecord, Outcome
+from tpu_launch.run import BUILDER, TRAINER, run_id
 from tpu_launch.stage_configs import stage_config
-from tpu_launch.watching.status import LiveView
-from tpu_launch.worker.command import shell_code
+from tpu_launch.status import LiveView
 
-_GAVE_UP = 1
-# Folder of launched stages below the root of a chain.
+TOKEN = "REALM_LOCAL_TOKEN"
+"""Environment variable that identifies a chain's processes, whatever their parent."""
+
+# Folder of logs and compiled programs below the root of a chain.
 _FOLDER = "launched"
-_HERE = "this machine"
+_COMPILED = "compiled"
 _POLL_SECONDS = 0.2
-_STOPPING_SECONDS = 60.0
-# Nothing is paid by the hour here, and polling is cheap.
-_LAUNCH = LaunchConfig(
-    zone=_HERE,
-    deadline_hours=24.0 * 365,
-    backoff_seconds=1.0,
-    max_backoff_seconds=30.0,
-    startup_minutes=2.0,
-    settling_seconds=0.0,
-    poll_seconds=0.5,
-    stalled_minutes=60.0 * 24 * 365,
-)
+_PACE = Pace(backoff=1.0, longest_backoff=30.0, waiting=1.0, poll=0.1)
+# At the same place; a process that dies by chance gets further.
+_MAX_RESTARTS = 3
 
 
 class Runner:
@@ -80,8 +61,8 @@ class Runner:
         Args:
           chain: the chain.
           gin_files: passed to every stage after its own.
-          stop: set when the process is asked to stop; a stage that keeps the terminal
-            is then asked too.
+          stop: set when the process is asked to stop; the processes of the stage are
+            then asked to save and end.
           passed_on: arguments passed to every stage that they have an effect on, after
             all others.
 
@@ -92,7 +73,7 @@ class Runner:
         self._chain, self._stop = chain, stop
         self._commands = ChainCommands(chain, gin_files, passed_on)
         self._stages = self._commands.stages
-        self._backend = LocalBackend(pathlib.Path(chain.root, _FOLDER))
+        self._folder = pathlib.Path(chain.root, _FOLDER).absolute()
         self._console = Console()
 
     def run(self) -> int:
@@ -100,19 +81,13 @@ class Runner:
 
         Raises:
           BadInputError: a stage cannot be run, or refuses its input.
-          StoppedError: asked to stop.
         """
         console, stages = self._console, self._stages
         started = time.monotonic()
-        # One bundle for all stages, made first so that its errors precede any work.
-        is_shipped = any(stage.is_launched for stage in stages)
-        bundle = make_bundle(CODE) if is_shipped else None
         for number, stage in enumerate(stages, start=1):
             console.rule(f"{number}/{len(stages)} {stage.command}", align="left")
-            if bundle and stage.is_launched:
-                code = self._launch(stage, bundle)
-            else:
-                code = self._run_here(stage)
+            self._end_leftovers()
+            code = self._launch(stage) if stage.is_launched else self._run_here(stage)
             if self._stop.is_set():
                 console.print("stopped; run the same command again to go on")
                 return 0
@@ -122,47 +97,109 @@ class Runner:
         return 0
 
     def describe(self) -> None:
-        """Prints the commands and operations of `run`, without executing them."""
-        bundle = make_bundle(CODE)
+        """Prints the commands of `run`, without executing them."""
         for number, stage in enumerate(self._stages, start=1):
             print(f"# stage {number}: {stage.command}")
-            if not stage.is_launched:
-                print(shlex.join(self._here(stage)), end="\n\n")
-                continue
-            job = self._job(stage, bundle)
-            ship = bundle.operation(job.model_dir)
-            for operation in operations.launch(job, ship, time.time()):
-                print(messages.described(operation, self._backend), end="\n\n")
+            beside = [self._commands.beside(stage)] if stage.beside else []
+            for arguments in (self._commands.main(stage), *beside):
+                print(shlex.join(_program(arguments)), end="\n\n")
 
     def _run_here(self, stage: Stage) -> int:
-        self._end_leftovers()
-        told = {
-            **environment(0, 1, 0, stage.devices),
-            **compiled_programs(pathlib.Path(self._chain.root, _FOLDER)),
-            TOKEN: token_of(self._chain),
-        }
-        process = subprocess.Popen(self._here(stage), env={**os.environ, **told})
+        environment = self._environment(environment_of(0, 1, 0, stage.devices))
+        process = subprocess.Popen(
+            _program(self._commands.main(stage)), env=environment
+        )
         try:
             while (code := process.poll()) is None:
                 if self._stop.wait(_POLL_SECONDS):
                     process.terminate()
-                    code = process.wait(_STOPPING_SECONDS)
+                    code = process.wait(_PACE.saving)
                     break
         except subprocess.TimeoutExpired:
-            code = -1
+            code = -signal.SIGKILL
         finally:
             process.kill()
             process.wait()
-        code = shell_code(code)
+        code = processes.shell_code(code)
         if code and not self._stop.is_set():
             # Bad input was already reported on this terminal.
-            again = "" if code == worker_state.BAD_INPUT else "; run this again"
+            again = "" if code == processes.BAD_INPUT else "; run this again"
             self._say(f"{stage.command} ended with code {code}{again}")
         return code
 
+    def _launch(self, stage: Stage) -> int:
+        """Runs a stage of several processes; returns its exit code.
+
+        Raises:
+          BadInputError: one of them refuses its input.
+        """
+        config = self._config(stage)
+        store = open_store(config.model_dir)
+        run = run_id(stage.command, config.model_dir)
+        logs = self._folder / run
+        roles = {TRAINER: self._group(stage, logs, TRAINER)}
+        if stage.beside:
+            roles[BUILDER] = self._group(stage, logs, BUILDER)
+        machines = {
+            role: _count(len(commands), "process") for role, commands in roles.items()
+        }
+        total_steps = getattr(config, "train_steps", None)
+        records.forget_outcomes(store)
+        record = LaunchRecord(
+            run, LOCAL, machines, time.time(), None, total_steps, {"logs": str(logs)}
+        )
+        records.write_record(store, record)
+        with LiveView(store, self._console):
+            code, role = _Roles(store, self._stop, self._say).run(roles)
+        if self._stop.is_set() or not code:
+            return 0
+        if code == processes.BAD_INPUT:
+            said = records.read_outcome(store, role)
+            raise BadInputError(f"{role}: {said.message if said else 'refused'}")
+        self._say(f"{role} ended with code {code}; its log is in {logs}")
+        return code
+
+    def _config(self, stage: Stage):
+        main = self._commands.main(stage)
+        parser = configuration.make_parser(f"realm {stage.command}", None)
+        configuration.parse(parser, main[1:], stage.command)
+        config = stage_config(stage.command)
+        if not getattr(config, "model_dir", ""):
+            raise BadInputError(
+                f"expected a stage with a model directory, where processes meet, got "
+                f"{stage.command}; run it as one process, with nothing beside it"
+            )
+        return config
+
+    def _group(self, stage: Stage, logs: pathlib.Path, role: str) -> list[Command]:
+        """Returns the processes of a role of a stage."""
+        if role == TRAINER:
+            arguments = self._commands.main(stage)
+            number, devices = stage.processes, stage.devices
+        else:
+            arguments = self._commands.beside(stage)
+            number, devices = stage.beside_processes, stage.beside_devices
+        folder = logs / f"{role}-1"
+        folder.mkdir(parents=True, exist_ok=True)
+        port = free_port()
+        return [
+            Command(
+                _program(arguments),
+                self._environment(environment_of(i, number, port, devices)),
+                folder / f"{i}.log",
+            )
+            for i in range(number)
+        ]
+
+    def _environment(self, told: dict[str, str]) -> dict[str, str]:
+        # The stages of a chain, and restarted processes, share compiled programs.
+        cache = "JAX_COMPILATION_CACHE_DIR"
+        kept = {cache: os.environ.get(cache) or str(self._folder / _COMPILED)}
+        return {**os.environ, **told, **kept, TOKEN: token_of(self._chain)}
+
     def _end_leftovers(self) -> None:
         """Ends processes of a killed launcher, so that no two train at once."""
-        until = time.monotonic() + _STOPPING_SECONDS
+        until = time.monotonic() + _PACE.saving
         asked: set[psutil.Process] = set()
         while left := set(processes_of(token_of(self._chain))):
             is_late = time.monotonic() > until
@@ -173,90 +210,124 @@ class Runner:
             asked |= left
             time.sleep(_POLL_SECONDS)
 
-    def _launch(self, stage: Stage, bundle: Bundle) -> int:
-        job, clock = self._job(stage, bundle), SystemClock(self._stop)
-        try:
-            store = open_store(job.model_dir)
-            bundle.ship(store)
-            for role in job.roles:
-                # Repeated work finds out quickly whether there is more to do.
-                worker_state.unmark(store, job.run, role.name)
-            ship = bundle.operation(job.model_dir)
-            loop = Reconciler(job, ship, self._backend, store, clock, self._say, {})
-            with LiveView(store, job.run, self._console):
-                loop.run()
-        except (GaveUpError, TakenOverError, UnavailableStoreError) as error:
-            self._say(str(error))
-            return _GAVE_UP
-        messages.summarize(job, store, "", self._say)
-        return 0
-
-    def _job(self, stage: Stage, bundle: Bundle) -> Job:
-        """Returns the job of a stage, which is a separate run."""
-        main = self._commands.main(stage)
-        machines = f"{slices.LOCAL}-{stage.processes}x{stage.devices}"
-        roles = [_role(TRAINER, machines, on_local_worker(main, CODE, bundle))]
-        if stage.beside:
-            machines = f"{slices.LOCAL}-{stage.beside_processes}x{stage.beside_devices}"
-            beside = on_local_worker(self._commands.beside(stage), CODE, bundle)
-            roles.append(_role(BUILDER, machines, beside))
-        parser = configuration.make_parser(f"realm {stage.command}", None)
-        configuration.parse(parser, main[1:], stage.command)
-        config = stage_config(stage.command)
-        model_dir = getattr(config, "model_dir", "")
-        if not model_dir:
-            raise BadInputError(
-                f"expected a stage with a model directory, where processes meet, got "
-                f"{stage.command}; run it as one process, with nothing beside it"
-            )
-        if "://" not in model_dir:
-            model_dir = os.path.abspath(model_dir)
-        run = run_id(stage.command, model_dir)
-        total_steps = getattr(config, "train_steps", None)
-        return Job(run, model_dir, tuple(roles), _LAUNCH, site(), total_steps)
-
-    def _here(self, stage: Stage) -> list[str]:
-        return [sys.executable, "-m", "realm_jax.cli.main", *self._commands.main(stage)]
-
     def _say(self, text: str) -> None:
         # The terminal may be gone, and what was launched is to be ended all the same.
         with contextlib.suppress(OSError):
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+class _Roles:
+    """Runs trainer and builder until the trainer is done, or one of them has failed."""
+
+    def __init__(self, store: Store, stop: threading.Event, say: Callable[[str], None]):
+        self._store, self._stop, self._say = store, stop, say
+        self._codes: dict[str, int] = {}
+        self._has_built_all = False
+
+    def run(self, roles: dict[str, list[Command]]) -> tuple[int, str]:
+        """Returns the exit code, and the role whose it is."""
+        threads = [
+            threading.Thread(target=self._work, args=(role, commands))
+            for role, commands in roles.items()
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        failed = [(code, role) for role, code in self._codes.items() if code]
+        return failed[0] if failed else (0, TRAINER)
+
+    def _work(self, role: str, commands: list[Command]) -> None:
+        code = 1
+        try:
+            code = processes.keep_running(
+                commands,
+                is_over=lambda: self._is_over(role),
+                is_done=lambda: role == TRAINER or TRAINER in self._codes,
+                reached=lambda: records.reached(self._store, role),
+                stop=self._stop,
+                say=lambda text: self._say(f"{role}: {text}"),
+                max_restarts=_MAX_RESTARTS,
+                pace=_PACE,
+            )
+        except BadInputError as error:
+            code = processes.BAD_INPUT
+            self._say(f"{role}: {error}")
+        if Ended.by(code) is Ended.STOPPED:
+            if self._stop.is_set() or any(self._codes.values()):
+                return
+            # A builder that has built all is asked to end.
+            code = 0
+        self._codes[role] = code
+        logs = [processes.last_line(command.log) for command in commands]
+        message = next(filter(None, logs), "") if code else ""
+        outcome = Outcome(code == 0, code, message, time.time())
+        with contextlib.suppress(OSError):
+            records.write_outcome(self._store, role, outcome)
+        self._say(f"{role}: {f'failed, code {code}' if code else 'done'}")
+
+    def _is_over(self, role: str) -> bool:
+        if any(self._codes.values()):
+            return True
+        if role == TRAINER or TRAINER not in self._codes:
+            return False
+        with contextlib.suppress(OSError, BadInputError):
+            return records.has_built_all(self._store)
+        return False
+
+
+def _program(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "realm_jax.cli.main", *arguments]
+
+
 def token_of(chain: Chain) -> str:
-    """Returns the `TOKEN` of the stages of a chain that keep the terminal."""
+    """Returns the `TOKEN` of the processes of a chain."""
     return hashlib.sha256(os.path.abspath(chain.root).encode()).hexdigest()
 
 
-def _role(name: str, machines: str, arguments: Sequence[str]) -> Role:
-    return Role(name, slices.parse(machines), 1, _HERE, _HERE, tuple(arguments))
+def processes_of(token: str) -> list[psutil.Process]:
+    """Returns the processes with this `TOKEN` in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        # A process may end meanwhile, or belong to another user.
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(TOKEN) == token:
+                found.append(process)
+    return found
 
 
-def on_local_worker(
-    arguments: Sequence[str], code: pathlib.Path, bundle: Bundle
-) -> list[str]:
-    """Returns arguments with gin files as a worker of this machine finds them.
+def free_port() -> int:
+    """Returns an unused TCP port of this machine."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
-    Those in the bundle are named by their path in it, others by their absolute path. A
-    clone has gin files that are not in its bundle: git ignores runs/.
+
+def environment_of(
+    number: int, num_processes: int, port: int, devices: int
+) -> dict[str, str]:
+    """Returns the environment that identifies a process of a group on this machine.
 
     Args:
-      arguments: of a command, given in the working directory.
-      code: folder of the packages.
-      bundle: made of it.
+      number: number of the process.
+      num_processes: number of processes; a single one only needs its devices.
+      port: port on which the first of them listens.
+      devices: number of devices of each process, simulated on the CPU.
     """
-    flag = "--gin_file="
-    found = []
-    for argument in arguments:
-        if argument.startswith(flag):
-            file = argument.removeprefix(flag)
-            name = path_in(code, file)
-            if name not in bundle.names:
-                name = os.path.abspath(find_gin_file(file) or file)
-            argument = f"{flag}{name}"
-        found.append(argument)
-    return found
+    told = {}
+    if num_processes > 1 or devices > 1:
+        told |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+    if num_processes > 1:
+        told |= {
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+            "JAX_NUM_PROCESSES": str(num_processes),
+            "JAX_PROCESS_ID": str(number),
+        }
+    return told
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'es' if number != 1 else ''}"
 
 
 def _minutes(seconds: float) -> str:

@@ -1,7 +1,7 @@
 """Parses accelerator types into the machines that they name.
 
-Cloud TPU names slices by TensorCores ("v4-64": 64 cores, 32 chips) up to v4 and for
-v5p, and by chips ("v5litepod-64", "v6e-64") otherwise. GPUs are named by kind and
+Cloud TPU names slices by TensorCores ("v4-64": 64 cores, 32 chips) up to v4, for v5p
+and TPU7x, and by chips ("v5litepod-64", "v6e-64") otherwise. GPUs are named by kind and
 number ("h100-8"), "cpu" is a machine without an accelerator, and "local-2x4" stands for
 two processes of this machine with four simulated devices each.
 """
@@ -33,13 +33,16 @@ class _Generation:
       cores: TensorCores of a chip if names count those, else 1.
       dimensions: dimensions of the torus.
       compiler: the compiler's name for the generation.
-      runtime: software version of its VMs.
+      runtime: software version of its VMs; "" if only GKE has it.
       host_memory: memory of a host of four chips, in bytes.
       largest: number of chips in a whole pod.
       options: options of the compiler, so that its devices are those of the VMs.
       single_host: numbers of chips that a single host may have.
       absent: numbers of chips, below the largest, that are not offered.
       other_memory: memory of a single host by its chips, if they are not four.
+      gke: accelerator and machine type of GKE, without the number of chips; None if
+        it has none.
+      gke_single_host: the same of a single host, where it differs.
     """
 
     chip: str
@@ -53,10 +56,12 @@ class _Generation:
     single_host: tuple[int, ...] = (4,)
     absent: tuple[int, ...] = ()
     other_memory: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    gke: tuple[str, str] | None = None
+    gke_single_host: tuple[str, str] | None = None
 
 
 # cloud.google.com/tpu/docs: the page of each version. In larger slices a host has 4
-# chips.
+# chips. cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus: machine types.
 _GENERATIONS = {
     "v2": _Generation(
         *("v2", 2, 2, "v2", "tpu-ubuntu2204-base", 334 * _GIB, 256),
@@ -65,25 +70,50 @@ _GENERATIONS = {
     "v3": _Generation(
         *("v3", 2, 2, "v3", "tpu-ubuntu2204-base", 334 * _GIB, 1024),
         absent=(8,),
+        gke=("tpu-v3-slice", "ct3p-hightpu"),
+        gke_single_host=("tpu-v3-device", "ct3-hightpu"),
     ),
     "v4": _Generation(
         *("v4", 2, 3, "v4", "tpu-ubuntu2204-base", 407 * _GIB, 4096),
         # The two cores of a chip are one device, as on the VMs.
         {"chip_config_name": "megacore"},
+        gke=("tpu-v4-podslice", "ct4p-hightpu"),
     ),
-    "v5p": _Generation("v5p", 2, 3, "v5p", "v2-alpha-tpuv5", 448 * _GIB, 6144),
+    "v5p": _Generation(
+        *("v5p", 2, 3, "v5p", "v2-alpha-tpuv5", 448 * _GIB, 6144),
+        gke=("tpu-v5p-slice", "ct5p-hightpu"),
+    ),
     "v5litepod": _Generation(
         *("v5litepod", 1, 2, "v5e", "v2-alpha-tpuv5-lite", 192 * _GIB, 256),
         single_host=(1, 4, 8),
         other_memory={1: 48 * _GIB, 8: 384 * _GIB},
+        gke=("tpu-v5-lite-podslice", "ct5lp-hightpu"),
     ),
     "v6e": _Generation(
         *("v6e", 1, 2, "v6e", "v2-alpha-tpuv6e", 720 * _GIB, 256),
         single_host=(1, 4, 8),
         other_memory={1: 176 * _GIB, 8: 1440 * _GIB},
+        gke=("tpu-v6e-slice", "ct6e-standard"),
+    ),
+    "tpu7x": _Generation(
+        *("tpu7x", 2, 3, "tpu7x", "", 960 * _GIB, 9216),
+        gke=("tpu7x", "tpu7x-standard"),
     ),
 }
 _CHIPS_PER_HOST = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class GkeNode:
+    """A host of a slice as Google Kubernetes Engine knows it.
+
+    Attributes:
+      accelerator: the label cloud.google.com/gke-tpu-accelerator of its nodes.
+      machine_type: their machine type.
+    """
+
+    accelerator: str
+    machine_type: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +127,9 @@ class Slice:
       num_hosts: number of processes of the job.
       topology: chips along each dimension of a TPU's torus, "" for others.
       host_memory: memory of each host, in bytes.
-      runtime: software version of the VMs of a TPU.
+      runtime: software version of the VMs of a TPU, "" if Cloud TPU does not serve it.
       compiler_topology: the compiler's name for it, with its options.
+      gke: its hosts on GKE; None if that has none.
     """
 
     accelerator_type: str
@@ -109,6 +140,12 @@ class Slice:
     host_memory: int
     runtime: str = ""
     compiler_topology: tuple[str, Mapping[str, Any]] | None = None
+    gke: GkeNode | None = None
+
+    @property
+    def chips_per_host(self) -> int:
+        """Number of accelerators of each host."""
+        return self.num_chips // self.num_hosts
 
     @property
     def num_devices(self) -> int:
@@ -132,7 +169,7 @@ class Slice:
             return self
         generation, _, _ = self.accelerator_type.partition("-")
         if generation == LOCAL:
-            return parse(f"{LOCAL}-1x{self.num_chips // self.num_hosts}")
+            return parse(f"{LOCAL}-1x{self.chips_per_host}")
         return parse(f"{generation}-{_CHIPS_PER_HOST * _GENERATIONS[generation].cores}")
 
 
@@ -140,7 +177,7 @@ def parse(accelerator_type: str) -> Slice:
     """Returns the machines of an accelerator type.
 
     Raises:
-      BadInputError: Cloud TPU has no accelerator type of that name.
+      BadInputError: there is no accelerator type of that name.
     """
     kind, _, number = accelerator_type.partition("-")
     if accelerator_type == CPU:
@@ -148,11 +185,6 @@ def parse(accelerator_type: str) -> Slice:
     if kind == LOCAL and (match := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", number)):
         hosts, devices = map(int, match.groups())
         return Slice(accelerator_type, None, hosts * devices, hosts, "", _memory_here())
-    if kind.startswith(("tpu7", "v7")):
-        raise BadInputError(
-            f"expected a slice of v2 to v6e, got {accelerator_type!r}: the Cloud TPU "
-            "API does not serve TPU7x; choose another accelerator type"
-        )
     if kind in _GPUS and (number.isdecimal() or not number):
         count = int(number or 1)
         host_memory = count * _HOST_MEMORY_OF_A_GPU
@@ -182,16 +214,28 @@ def parse(accelerator_type: str) -> Slice:
     if is_single and num_chips != _CHIPS_PER_HOST:
         bounds = [int(side) for side in topology.split("x")]
         options["chips_per_host_bounds"] = (*bounds, 1)[:3]
+    num_hosts = 1 if is_single else num_chips // _CHIPS_PER_HOST
     return Slice(
         accelerator_type,
         CHIPS[generation.chip],
         num_chips,
-        1 if is_single else num_chips // _CHIPS_PER_HOST,
+        num_hosts,
         topology,
         generation.other_memory.get(num_chips, generation.host_memory),
         generation.runtime,
         (f"{generation.compiler}:{topology}", options),
+        _gke_node(generation, is_single, num_chips // num_hosts),
     )
+
+
+def _gke_node(
+    generation: _Generation, is_single: bool, chips_per_host: int
+) -> GkeNode | None:
+    names = generation.gke_single_host if is_single else None
+    if (names := names or generation.gke) is None:
+        return None
+    accelerator, machine = names
+    return GkeNode(accelerator, f"{machine}-{chips_per_host}t")
 
 
 def _topologies(first: tuple[int, ...], largest: int) -> dict[int, str]:

@@ -1,14 +1,18 @@
-"""Builds the startup script of a worker: unpacks the bundle, runs the supervisor.
+"""Builds the startup script of a TPU VM: installs the code, runs the worker.
 
 Cloud TPU runs it as root on every host of a slice, at every boot. Completed work
-remains after a reboot, so the script only does what is missing. `local` runs the same
-script, with another `Site`.
+remains after a reboot, so the script only does what is missing. It gives the slices
+back when their work has ended and at the deadline, so that nobody need be there.
 """
 
-import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping
+
+from tpu_launch.records import outcome_name
+from tpu_launch.run import Role, Run
+
+HOME = "/opt/realm"
+"""Folder of code and logs on a TPU VM."""
 
 _GIN_FILE = "--gin_file="
 
@@ -16,34 +20,56 @@ _SCRIPT = """\
 #!/bin/bash
 # {name}
 set -euo pipefail
-{prologue}home={home}
+export HOME=/root DEBIAN_FRONTEND=noninteractive PATH="$PATH:/snap/bin"
+home={home}
 checkout="$home"/{digest}
+
+give_back() {{
+  until gcloud compute tpus queued-resources delete {name} --project={project} \\
+    --zone={zone} --force --quiet --async; do sleep 60; done
+}}
+
+# Lists of apt, registries and the server of credentials are locked or unavailable at
+# times, mostly while a machine starts. Completed work is not repeated.
+tries=$((${{REALM_TRIES:-0}} + 1))
+again() {{
+  [ "$tries" -ge 5 ] || {{ sleep 30; REALM_TRIES=$tries exec bash "$0"; }}
+  printf '{{"done": false, "code": 1, "message": "%s", "time": %s}}' \\
+    "the code could not be installed: see the journal of google-startup-scripts" \\
+    "$(date +%s)" | gcloud storage cp - {outcome}
+  give_back
+}}
+
+mkdir -p "$home"
+if [ "$tries" = 1 ]; then
+  left=$(({deadline} - $(date +%s)))
+  {{ sleep $((left > 0 ? left : 0)); give_back; }} \
+    >> "$home"/deadline.log 2>&1 < /dev/null &
+fi
+trap again ERR
 if [ ! -e "$checkout/.installed" ]; then
   rm -rf "$checkout"
   mkdir -p "$checkout"
-  {copy} {url} "$home"/bundle.tar.gz
-  echo {digest}"  $home/bundle.tar.gz" | sha256sum --check
-  tar --extract --gzip --file="$home"/bundle.tar.gz --directory="$checkout"
+  gcloud storage cp {code} "$home"/code.tar.gz
+  echo {digest}"  $home/code.tar.gz" | sha256sum --check
+  tar --extract --gzip --file="$home"/code.tar.gz --directory="$checkout"
 {install}  touch "$checkout/.installed"
 fi
-{fetch}cd {directory}
-export PYTHONPATH="$checkout${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1
-exec {supervisor} -- {command}
-"""
-
-# The lists of apt, registries and the metadata server that provides credentials are
-# locked or unavailable at times, mostly while a machine starts. Completed work is not
-# repeated.
-_PROLOGUE = """\
-export HOME=/root DEBIAN_FRONTEND=noninteractive PATH="$PATH:/snap/bin"
-tries=$((${REALM_TRIES:-0} + 1))
-trap '[ "$tries" -ge 5 ] || { sleep 30; REALM_TRIES=$tries exec bash "$0"; }' ERR
+{fetch}trap - ERR
+cd "$checkout"
+export PYTHONPATH="$checkout" PYTHONSAFEPATH=1
+code=0
+{worker} -- {command} || code=$?
+# Who is asked to stop leaves the machine to those who ask.
+case $code in 129 | 130 | 143) exit $code ;; esac
+[ "$(cat "$home"/number)" != 0 ] || give_back
+exit $code
 """
 
 # Ubuntu's Python without its venv package has no ensurepip. The environment of a
 # checkout has everything that its user's modules may import; the bundle of an
 # installation has no such modules, and the trainer's requirements are enough.
-_INSTALL = """\
+INSTALL = """\
   if ! command -v make > /dev/null || ! python3.11 -c "import ensurepip"; then
     apt-get --option=DPkg::Lock::Timeout=600 update
     apt-get --option=DPkg::Lock::Timeout=600 install --yes \\
@@ -56,115 +82,77 @@ _INSTALL = """\
   else
     python3.11 -m venv "$checkout/.venv"
     "$checkout/.venv/bin/python" -m pip install --no-deps --require-hashes \\
-      --requirement "$checkout/tpu_launch/worker/requirements.lock"
+      --requirement "$checkout/tpu_launch/requirements.lock"
   fi
 """
-
-
-@dataclasses.dataclass(frozen=True)
-class Site:
-    """The environment of the script on a machine. All values are pieces of shell.
-
-    Attributes:
-      home: folder of bundle, checkout and logs.
-      python: interpreter that runs the bundle, once `install` is done.
-      directory: working directory of the command.
-      copy: command that copies the URL of an object to a file.
-      sync: command that copies the URL of a folder to a folder, where it differs.
-      prologue: lines before all others.
-      install: lines that create `python`.
-      flags: further flags of the supervisor.
-    """
-
-    home: str
-    python: str
-    directory: str
-    copy: str
-    sync: str = ""
-    prologue: str = ""
-    install: str = ""
-    flags: Sequence[str] = ()
-
-
-TPU_VM = Site(
-    home="/opt/realm",
-    python='"$checkout"/.venv/bin/python',
-    directory='"$checkout"',
-    copy="gcloud storage cp",
-    sync="gcloud storage rsync --recursive",
-    prologue=_PROLOGUE,
-    install=_INSTALL,
-)
+"""Shell that makes `$checkout/.venv` from the lock files of the code."""
 
 
 def startup_script(
-    *,
-    name: str,
-    run: str,
-    role: str,
-    attempt: int,
-    slices: int,
-    hosts: int,
-    model_dir: str,
-    bundle_url: str,
-    bundle_digest: str,
-    deadline: int,
-    fetch: Mapping[str, str],
-    left_out: Mapping[str, str] = MappingProxyType({}),
-    command: Sequence[str],
-    site: Site = TPU_VM,
+    run: Run, role: Role, name: str, deadline: int, home: str = HOME
 ) -> str:
-    """Returns the script that every host of an attempt runs.
+    """Returns the script that every host of a role's slices runs.
 
     Args:
-      name: name of the slices, shown in a comment.
-      run: id of the run.
-      role: "trainer" or "builder".
-      attempt: number of the attempt.
-      slices: number of slices that work together.
-      hosts: number of hosts of each slice.
-      model_dir: destination of state, logs and the done marker.
-      bundle_url: URL of the bundle.
-      bundle_digest: sha256 of the bundle.
-      deadline: time at which the supervisor ends, in Unix seconds.
-      fetch: gs:// folder -> folder of the worker.
-      left_out: gs:// folder -> regular expression, which paths in that folder begin
-        with that are not copied.
-      command: arguments of `realm`. Gin files at relative paths are those of the
-        bundle.
-      site: environment of the machine.
+      run: the run.
+      role: one of its roles.
+      name: name of the role's queued resource.
+      deadline: time at which the slices are given back, in Unix seconds.
+      home: folder of code and logs.
     """
-    supervisor = [
-        f"--model_dir={model_dir}",
-        f"--run={run}",
-        f"--role={role}",
-        f"--attempt={attempt}",
-        f"--slices={slices}",
-        f"--hosts={hosts}",
+    worker = [
+        f"--model_dir={run.model_dir}",
+        f"--role={role.name}",
+        f"--name={name}",
+        f"--slices={role.slices}",
+        f"--hosts={role.machines.num_hosts}",
         f"--deadline={deadline}",
-        *site.flags,
+        f"--max_restarts={run.config.max_restarts}",
+        f"--grace={run.config.grace_seconds}",
     ]
-    copies = [
-        f"mkdir -p {shlex.quote(folder)}\n"
-        f"{site.sync} {_exclude(left_out.get(url, ''))}"
-        f"{shlex.quote(url)} {shlex.quote(folder)}\n"
-        for url, folder in fetch.items()
-    ]
-    words = " ".join(_word(argument) for argument in command)
+    python = '"$checkout"/.venv/bin/python'
+    words = " ".join(word(argument) for argument in role.command)
     return _SCRIPT.format(
         name=name,
-        prologue=site.prologue,
-        home=site.home,
-        digest=bundle_digest,
-        copy=site.copy,
-        url=shlex.quote(bundle_url),
-        install=site.install,
-        fetch="".join(copies),
-        directory=site.directory,
-        supervisor=f"{site.python} -m tpu_launch.worker.supervisor "
-        f'--log_dir="$home" {shlex.join(supervisor)}',
-        command=f"{site.python} -m realm_jax.cli.main {words}",
+        project=run.config.project,
+        zone=role.zone,
+        home=shlex.quote(home),
+        digest=run.code.sha256,
+        code=shlex.quote(run.code.url),
+        outcome=shlex.quote(f"{run.model_dir.rstrip('/')}/{outcome_name(role.name)}"),
+        deadline=deadline,
+        install=INSTALL,
+        fetch=fetch(run.config.fetch, role.left_out),
+        worker=f'{python} -m tpu_launch.worker --log_dir="$home" {shlex.join(worker)}',
+        command=f"{python} -m realm_jax.cli.main {words}",
     )
+
+
+def fetch(folders: Mapping[str, str], left_out: Mapping[str, str]) -> str:
+    """Returns shell that copies folders of a bucket to a worker.
+
+    Args:
+      folders: gs:// folder -> folder of the worker.
+      left_out: gs:// folder -> regular expression, which paths in that folder begin
+        with that are not copied.
+    """
+    return "".join(
+        f"mkdir -p {shlex.quote(folder)}\n"
+        f"gcloud storage rsync --recursive {_exclude(left_out.get(url, ''))}"
+        f"{shlex.quote(url)} {shlex.quote(folder)}\n"
+        for url, folder in folders.items()
+    )
+
+
+def word(argument: str) -> str:
+    """Returns an argument of a command as a word of shell, run in any folder.
+
+    Gin files at relative paths are those of `$checkout`.
+    """
+    path = argument.removeprefix(_GIN_FILE)
+    if path == argument or path.startswith("/"):
+        return shlex.quote(argument)
+    return f'{_GIN_FILE}"$checkout"/{shlex.quote(path)}'
 
 
 def _exclude(pattern: str) -> str:
@@ -172,10 +160,3 @@ def _exclude(pattern: str) -> str:
         return ""
     one_pattern = pattern.replace(",", r"\x2c")  # A comma would separate two.
     return f"{shlex.quote(f'--exclude={one_pattern}')} "
-
-
-def _word(argument: str) -> str:
-    path = argument.removeprefix(_GIN_FILE)
-    if path == argument or path.startswith("/"):
-        return shlex.quote(argument)
-    return f'{_GIN_FILE}"$checkout"/{shlex.quote(path)}'

@@ -1,64 +1,76 @@
-"""`python -m tpu_launch up`: a run on TPU slices, until it is done.
+"""`python -m tpu_launch up` and `down`: a run on machines of Google Cloud.
 
-Give it the gin files of a training run, its hardware file among them. It shows the
-costs of the run and asks for confirmation. It then requests a trainer from Cloud TPU
-and, if the run has one, an index builder, replaces each of them when it is lost, and
-deletes both at the end: when the run is done, when it fails twice at one step, at the
-deadline, and on Ctrl-C. The same command resumes from the last checkpoint.
+Give `up` the gin files of a training run, its hardware file among them. It shows the
+costs of the run, asks for confirmation, creates what is missing, and ends. From then on
+the engine runs it, whatever becomes of the machine that `up` ran on:
 
-Exit code 1: the run was given up; the last line says why.
+    --backend=gke     one JobSet on Google Kubernetes Engine (the current context of
+                      kubectl): it is started again when it fails or is preempted, and
+                      deleted at the deadline
+    --backend=tpu_vm  queued resources of Cloud TPU; call `up` again, from cron, say, to
+                      have preempted ones replaced. They give themselves back
+
+Both go on from the last checkpoint. `down` deletes everything, whatever is under way.
+
+Exit codes: 0 all is there, or done; 1 the run has failed, or its deadline has passed;
+2 bad input; 75 not now: the same command may succeed later.
 """
 
 import argparse
-import contextlib
 import dataclasses
+import math
 import pathlib
 import re
 import select
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
 from realm_jax.cli import configuration, rematerialization
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.extras import require_extra
 from realm_jax.hardware import HardwareConfig, LaunchConfig
 from realm_jax.stages import BUILD_INDEX, STAGES
-from realm_jax.storage import Store, UnavailableStoreError, open_store
-from tpu_launch import messages, operations, plan, worker_state
-from tpu_launch.attempts import TakenOverError
-from tpu_launch.backends.backend import Backend, BusyError
+from realm_jax.storage import Store, open_store
+from tpu_launch import engines, plan, records, slices
 from tpu_launch.bundle import CODE, GinFiles, make_bundle, require_shipped
-from tpu_launch.clock import SystemClock
-from tpu_launch.deleting import GaveUpError, found_in
-from tpu_launch.job import Job, hourly_price, make_job
-from tpu_launch.messages import say
 from tpu_launch.planner.figures import Line, Plan, Unit, show
-from tpu_launch.reconcile import Reconciler
+from tpu_launch.records import GKE, TPU_VM, LaunchRecord
+from tpu_launch.run import (
+    BUILDER,
+    TRAINER,
+    Code,
+    Role,
+    Run,
+    RunFailedError,
+    run_id,
+    unread_examples,
+)
+from tpu_launch.slices import Slice
 from tpu_launch.stage_configs import configured_stage, parse_run, stage_config
 
-GAVE_UP = 1
-BACKENDS = ("api", "gcloud")
-
-# Exceptions that end a run before it is done.
-_RUN_ENDS = (GaveUpError, BadInputError, StoppedError)
+_FAILED = 1
 _POLL_SECONDS = 0.2
 _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]+[a-z0-9](/|$)")
 
 
-def main(argv: Sequence[str], stop: threading.Event) -> int:
-    """Runs the command; returns 0 once the run is done, and 1 if it was given up.
+def up(argv: Sequence[str], stop: threading.Event) -> int:
+    """Runs `up`; returns 0, or 1 where the run has failed or its time is over.
 
     Raises:
-      BadInputError: a setting is missing, the workers refuse their input, or there is
-        no terminal to confirm on.
-      StoppedError: asked to stop; all slices are deleted.
+      BadInputError: a setting is missing, or there is no terminal to confirm on.
+      NotReadyError: the engine does not answer, or refuses access.
+      StoppedError: asked to stop, before anything was created.
     """
     parser = configuration.make_parser("python -m tpu_launch up", __doc__)
-    add_backend(parser)
+    parser.add_argument(
+        "--backend", choices=engines.BACKENDS, default=GKE, help="who runs it"
+    )
+    parser.add_argument(
+        "--dry_run", action="store_true", help="print what is created; create nothing"
+    )
     parser.add_argument(
         "--yes", action="store_true", help="do not ask before money is spent"
     )
@@ -68,92 +80,139 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     flags, _ = parse_run(parser, argv)
     hardware = configuration.configured_if_bound(HardwareConfig)
     gin_files = GinFiles(CODE)
-    job = configured_job(flags.gin_file, argv, flags.import_module, gin_files)
+    commands = _commands(flags, argv, gin_files)
     bundle = make_bundle(CODE, gin_files.shipped)
-    backend = make_backend(flags.backend, job.config.project)
-    planned = _show_costs(job, hardware)
+    run, total_steps = configured_run(hardware, commands, bundle.code(_model_dir()))
+    planned = _show_costs(run, hardware)
     if planned.problems and not flags.force:
         raise BadInputError(
             f"expected a run that fits, got {'; '.join(planned.problems)}; change that "
             "(`plan` says more), or add --force"
         )
+    now = time.time()
+    deadline = now + 3600 * run.config.deadline_hours
     if flags.dry_run:
-        ship = bundle.operation(job.model_dir)
-        for operation in operations.launch(job, ship, time.time()):
-            print(messages.described(operation, backend), end="\n\n")
+        print(engines.of_run(flags.backend, run, deadline).describe(run))
         return 0
-    if not flags.yes:
-        _ask(stop)
-    prices = {role.name: hourly_price(role, hardware) for role in job.roles}
-    try:
-        store = open_store(job.model_dir)
-        if _is_done(job, store):
-            messages.summarize(job, store, hardware.currency)
+    store = open_store(run.model_dir)
+    before = _before(store, run, flags.backend)
+    if before is not None and before.deadline is not None:
+        deadline = before.deadline
+        # On GKE a run has its own clock, which waiting in a queue does not move.
+        if reason := _is_over(store, deadline if flags.backend == TPU_VM else math.inf):
+            say(f"{reason}; `down`, and `up` again, to go on from the last checkpoint")
+            return _FAILED
+        if records.has_ended(store):
+            say("this run is done; to have it do more, `down`, and `up` again")
             return 0
-        # Before this launcher takes the run: no access is an error as long as nothing
-        # depends on it. The loop waits for a busy service.
-        with contextlib.suppress(BusyError):
-            found_in(backend, job.zones, {operations.RUN: job.run})
-        bundle.ship(store)
-        ship, clock = bundle.operation(job.model_dir), SystemClock(stop)
-        currency = hardware.currency
-        Reconciler(job, ship, backend, store, clock, say, prices, currency).run()
-        messages.summarize(job, store, currency)
-    except (GaveUpError, TakenOverError, UnavailableStoreError) as error:
-        # Deletion failed, after another error had ended the run.
-        before = error.__context__ if isinstance(error, GaveUpError) else None
-        reason = f"{before}; " if isinstance(before, _RUN_ENDS) else ""
-        say(f"{reason}{error}")
-        return GAVE_UP
-    except KeyboardInterrupt:
-        say("stopped at once; run `python -m tpu_launch down` for slices that are left")
-        raise
+    engine = engines.of_run(flags.backend, run, deadline)
+    if not flags.yes and (before is None or before.deadline is None):
+        _ask(stop)
+    bundle.ship(store)
+    # Said first: what is created is then found again, whatever happens.
+    records.write_record(
+        store,
+        LaunchRecord(
+            run.id,
+            flags.backend,
+            {role.name: _machines(role) for role in run.roles},
+            before.time if before and before.deadline else now,
+            deadline,
+            total_steps,
+            engines.where(flags.backend, run),
+        ),
+    )
+    try:
+        engine.up(run, say)
+    except RunFailedError as error:
+        say(str(error))
+        return _FAILED
     return 0
 
 
-def add_backend(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags shared by all commands with a backend."""
-    parser.add_argument(
-        "--backend",
-        choices=BACKENDS,
-        default="api",
-        help="who talks to Cloud TPU: its client library, or the program gcloud",
-    )
-    parser.add_argument(
-        "--dry_run",
-        action="store_true",
-        help="print what would be done; do nothing",
-    )
+def down(argv: Sequence[str], stop: threading.Event) -> int:
+    """Deletes what a run has, and waits until it is gone; returns 0.
 
-
-def make_backend(name: str, project: str) -> Backend:
-    """Returns a backend by its name; importing one takes a second."""
-    if name == "gcloud":
-        from tpu_launch.backends.gcloud import GcloudBackend
-
-        return GcloudBackend(project)
-    require_extra("launch", "the backend 'api'")
-    from tpu_launch.backends.api import ApiBackend
-
-    return ApiBackend(project)
-
-
-def configured_job(
-    given_files: Sequence[str],
-    argv: Sequence[str],
-    modules: Sequence[str],
-    gin_files: GinFiles,
-) -> Job:
-    """Returns the job configured in gin.
-
-    Args:
-      given_files: gin files, as they were given.
-      argv: the command line, for its bindings.
-      modules: modules to import on the workers too.
-      gin_files: collects all gin files that workers need.
+    Give it --gin.MODEL_DIR=gs://my-bucket/my/pretrain. Checkpoints and indexes stay,
+    and `up` goes on from them.
 
     Raises:
-      BadInputError: no training run is configured, or it cannot be launched.
+      BadInputError: no run was launched there.
+      NotReadyError: the engine does not answer, or refuses access.
+      StoppedError: `stop` was set.
+    """
+    parser = configuration.make_parser("python -m tpu_launch down", down.__doc__)
+    _, model_dir = configuration.parse_for_macro(parser, argv, "MODEL_DIR")
+    store = open_store(model_dir)
+    record = records.read_record(store)
+    engine = engines.of_record(record, store)
+    if engine is None:
+        raise BadInputError(
+            f"expected a run of an engine in {model_dir}, got one of this machine; "
+            "end it with Ctrl-C"
+        )
+    engine.down(record.id, say, stop)
+    records.forget_outcomes(store)
+    records.write_record(store, dataclasses.replace(record, deadline=None))
+    say("nothing is left")
+    return 0
+
+
+def configured_run(
+    hardware: HardwareConfig, commands: Mapping[str, Sequence[str]], code: Code
+) -> tuple[Run, int]:
+    """Returns the run that gin has read, and the number of its training steps.
+
+    Args:
+      hardware: accelerator types.
+      commands: role -> arguments of `realm`.
+      code: what the workers run.
+
+    Raises:
+      BadInputError: it cannot be launched.
+    """
+    config = stage_config(configured_stage().command)
+    launch = configuration.configured_if_bound(LaunchConfig)
+    rematerialization.require_decided()
+    _require_on_workers("CORPUS", config.corpus, launch)
+    _require_on_workers("WARM_START", getattr(config, "warm_start", ""), launch)
+    roles = [
+        Role(
+            *(TRAINER, _tpu(hardware.trainer), hardware.trainer_slices),
+            *(launch.provisioning, tuple(commands[TRAINER]), launch.zone),
+            unread_examples(launch.fetch, config.corpus, config.tasks),
+        )
+    ]
+    if BUILDER in commands:
+        if not hardware.builder:
+            raise BadInputError(
+                "expected machines for the index builder, got none; set "
+                "hardware.HardwareConfig.builder, or REFRESH_MODE to another than async"
+            )
+        roles.append(
+            Role(
+                *(BUILDER, _tpu(hardware.builder), 1),
+                launch.builder_provisioning or launch.provisioning,
+                *(tuple(commands[BUILDER]), launch.builder_zone or launch.zone),
+                unread_examples(launch.fetch, config.corpus, ()),
+            )
+        )
+    run = Run(
+        run_id(launch.name, config.model_dir), config.model_dir, (*roles,), code, launch
+    )
+    return run, config.train_steps
+
+
+def say(text: str) -> None:
+    """Prints a message with the time of day."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def _model_dir() -> str:
+    """Returns the model directory of the run that gin has read.
+
+    Raises:
+      BadInputError: it is no training run, or not in a bucket.
     """
     stage = configured_stage()
     if not stage.trains:
@@ -162,39 +221,37 @@ def configured_job(
             f"expected a run file of {', '.join(known)}, got one of "
             f"{stage.command!r}; launch one of these"
         )
-    config = stage_config(stage.command)
-    if not _BUCKET.match(config.model_dir):
+    model_dir = stage_config(stage.command).model_dir
+    if not _BUCKET.match(model_dir):
         raise BadInputError(
             "expected MODEL_DIR on gs://BUCKET, where slices meet, got "
-            f"{config.model_dir!r}; give one, or run on this machine with `local`"
+            f"{model_dir!r}; give one, or run on this machine with `local`"
         )
-    rematerialization.require_decided()
+    return model_dir
+
+
+def _commands(
+    flags: argparse.Namespace, argv: Sequence[str], gin_files: GinFiles
+) -> dict[str, list[str]]:
+    """Returns the arguments of `realm` for each role."""
+    model_dir, command = _model_dir(), configured_stage().command
+    config = stage_config(command)
     launch = configuration.configured_if_bound(LaunchConfig)
-    _require_on_workers("CORPUS", config.corpus, launch)
-    _require_on_workers("WARM_START", getattr(config, "warm_start", ""), launch)
-    require_shipped(CODE, modules)
-    files = [gin_files.on_worker(file) for file in given_files]
+    require_shipped(CODE, flags.import_module)
+    files = [gin_files.on_worker(file) for file in flags.gin_file]
     beside = [gin_files.on_worker(file) for file in launch.builder_gin_files]
-    given = [arg for arg in argv if arg.startswith("--gin.")]
-    imports = [f"--import_module={module}" for module in modules]
-    trainer = [stage.command, *_gin(files), *given, *imports]
-    builder = None
+    given = [argument for argument in argv if argument.startswith("--gin.")]
+    given += [f"--import_module={module}" for module in flags.import_module]
+    commands = {TRAINER: [command, *_gin(files), *given]}
     # Only then does another job embed the corpus.
     if getattr(config, "refresh_mode", "") == "async":
-        builder = [
-            *(BUILD_INDEX.command, *_gin([*files, *beside])),
-            *(*given, *imports),
-            f'--gin.MODEL_DIR="{config.model_dir}"',
+        commands[BUILDER] = [
+            *(BUILD_INDEX.command, *_gin([*files, *beside]), *given),
+            f'--gin.MODEL_DIR="{model_dir}"',
             f'--gin.CORPUS="{config.corpus}"',
             *(f"--gin.{binding}" for binding in launch.builder_bindings),
         ]
-    hardware = configuration.configured_if_bound(HardwareConfig)
-    job = make_job(
-        *(launch, hardware, config.model_dir, trainer, builder),
-        corpus=config.corpus,
-        tasks=config.tasks,
-    )
-    return dataclasses.replace(job, total_steps=config.train_steps)
+    return commands
 
 
 def _require_on_workers(macro: str, folder: str, launch: LaunchConfig) -> None:
@@ -208,22 +265,62 @@ def _require_on_workers(macro: str, folder: str, launch: LaunchConfig) -> None:
         )
 
 
-def _show_costs(job: Job, hardware: HardwareConfig) -> Plan:
+def _tpu(accelerator_type: str) -> Slice:
+    machines = slices.parse(accelerator_type)
+    if not machines.topology:
+        raise BadInputError(
+            f"expected a TPU slice to launch on, got {accelerator_type!r}; give a "
+            "hardware file of one, such as gin/hardware/v4_64.gin, or use `local`"
+        )
+    return machines
+
+
+def _before(store: Store, run: Run, backend: str) -> LaunchRecord | None:
+    """Returns what was launched in the model directory before, if anything was.
+
+    Raises:
+      BadInputError: it is another run, or another engine has it.
+    """
+    if not records.is_launched(store):
+        return None
+    before = records.read_record(store)
+    place = engines.where(backend, run)
+    same = (before.id, before.backend, dict(before.where)) == (run.id, backend, place)
+    if before.deadline is not None and not same:
+        raise BadInputError(
+            f"expected {run.id} by {backend} in {place} as before, got a directory of "
+            f"{before.id} by {before.backend} in {dict(before.where)}; run `down` first"
+        )
+    return before
+
+
+def _is_over(store: Store, deadline: float) -> str:
+    """Returns why a run must not be created again, or ""."""
+    for role, outcome in records.outcomes(store).items():
+        if not outcome.done:
+            return f"{role} has failed: {outcome.message} (code {outcome.code})"
+    if time.time() >= deadline:
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(deadline))
+        return f"its deadline has passed, {at}"
+    return ""
+
+
+def _show_costs(run: Run, hardware: HardwareConfig) -> Plan:
     """Prints the planned time of the run, and its maximum cost; returns the plan."""
     console = Console(stderr=True)
     planned = plan.plan_command(configured_stage().command, False, lambda text: None)
     hints = ["prices are those of hardware.HardwareConfig, on demand; spot costs less"]
-    hours = job.config.deadline_hours
+    hours = run.config.deadline_hours
     if planned.figure("the run", "takes") > 3600 * hours:
         hints.append(
             f"the run takes longer than the deadline of {hours:g} hours "
-            "(DEADLINE_HOURS); another `up` goes on from the last checkpoint"
+            "(DEADLINE_HOURS); `down` and another `up` go on from the last checkpoint"
         )
     shown = Plan(
-        f"{planned.title}, {job.run} in {job.config.project}",
+        f"{planned.title}, {run.id}",
         {
             "the run, as planned": planned.sections["the run"],
-            "slices": _prices(job, hardware),
+            "slices": _prices(run, hardware),
         },
         hints=[
             *hints,
@@ -235,32 +332,26 @@ def _show_costs(job: Job, hardware: HardwareConfig) -> Plan:
     return planned
 
 
-def _prices(job: Job, hardware: HardwareConfig) -> list[Line]:
+def _prices(run: Run, hardware: HardwareConfig) -> list[Line]:
     lines, total = [], 0.0
-    for role in job.roles:
-        price = hourly_price(role, hardware)
-        name = f"{role.slices} x {role.machines.accelerator_type} ({role.name})"
+    for role in run.roles:
+        price = role.hourly_price(hardware)
+        name = f"{_machines(role)} ({role.name})"
         if price is None:
             lines.append(Line(name, role.num_workers, Unit.COUNT, "workers; no price"))
             continue
         total += price
         note = f"an hour, {role.num_workers} workers, {role.provisioning}"
         lines.append(Line(name, price, Unit.MONEY, note))
-    hours = job.config.deadline_hours
+    hours = run.config.deadline_hours
     note = f"after {hours:g} hours everything is deleted"
     if total:
         lines.append(Line("by the deadline", total * hours, Unit.MONEY, note))
     return lines
 
 
-def _is_done(job: Job, store: Store) -> bool:
-    """Returns whether a run is already done, and prints how to extend it."""
-    roles = [role.name for role in job.roles]
-    if any(worker_state.read_done(store, job.run, role) is None for role in roles):
-        return False
-    where = store.url(worker_state.role_folder(job.run, "*"))
-    say(f"this run is done; to have it do more, delete {where}/done.json")
-    return True
+def _machines(role: Role) -> str:
+    return f"{role.slices} x {role.machines.accelerator_type}"
 
 
 def _ask(stop: threading.Event) -> None:

@@ -52,7 +52,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     from realm_jax.storage import open_store
 
     logging.getLogger("realm_jax").setLevel(logging.INFO)
-    multihost.join(configuration.configured_if_bound(multihost.HostsConfig))
+    multihost.join(configuration.configured_if_bound(multihost.HostsConfig), stop)
     config = configuration.configured(BuildIndexConfig)
     building = configuration.configured(BuilderConfig)
     model_dir.require_writable_folder("MODEL_DIR", config.model_dir)

@@ -144,6 +144,8 @@ def _log_to_screen() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     # A stage may read a large corpus for minutes before it says anything else.
     logging.getLogger("realm_jax.data.store_files").setLevel(logging.INFO)
+    # Said once, of the questions that are fine-tuned on.
+    logging.getLogger("realm_jax.training.answer_coverage").setLevel(logging.INFO)
 
 
 @contextmanager

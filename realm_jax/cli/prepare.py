@@ -61,6 +61,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     )
     flags, beam_flags = configuration.parse_known(parser, argv, "prepare")
     require_extra("prepare", "realm prepare")
+    from realm_jax.data.question_titles import unknown_titles
+    from realm_jax.data.questions import read_questions
     from realm_jax.prepare import prepare
     from realm_jax.prepare.scratch import Workers
 
@@ -79,6 +81,10 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         store = prepare.run(config, report, stop, workers)
         for line in summary(store.info):
             progress.note(line)
+        if config.questions:
+            unknown = unknown_titles(store, read_questions(config.questions))
+            if unknown:
+                progress.note(f"warning: {unknown}")
         progress.note(
             f"done, {store.num_blocks:,} blocks in {store.vocabulary.size:,} "
             f"wordpieces, in {config.corpus}"

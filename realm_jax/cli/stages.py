@@ -57,7 +57,7 @@ def run_stage(
         help="write a JAX profile of ten steps to MODEL_DIR/profile",
     )
     flags = configuration.parse(parser, argv, command)
-    multihost.join(configuration.configured_if_bound(multihost.HostsConfig))
+    multihost.join(configuration.configured_if_bound(multihost.HostsConfig), stop)
     config = activation.follow_weights(configuration.configured(config_class))
     rematerialization.require_decided()
     model_dir.require_writable_folder("MODEL_DIR", config.model_dir)

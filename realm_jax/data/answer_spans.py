@@ -18,6 +18,9 @@ two rules of where words end, and each is used where it can be:
 For patterns there is one rule, `metrics.answers.has_pattern`. ORQA's own is looser: a
 span is any run of the answer's wordpieces, a block any text with the answer's
 characters in it.
+
+Both compare spellings as `normalisation.py` makes them, so that what is labelled as
+right counts as right.
 """
 
 import re
@@ -25,6 +28,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool, Int
+
+from realm_jax.data.normalisation import canonical_text
 
 
 def answer_starts(
@@ -116,9 +121,10 @@ def pattern_spans(
         for last in range(first, min(first + max_span, num_pieces)):
             if not ends_word[last]:
                 continue
-            answer = text[begin : offsets[last, 1]]
+            answer = canonical_text(text[begin : offsets[last, 1]])
+            before_last = len(canonical_text(text[begin : last_begins[last]]))
             spans[first, last - first] = any(
-                match.end() > last_begins[last] - begin
+                match.end() > before_last
                 for pattern in patterns
                 if (match := pattern.match(answer))
             )

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from realm_jax.data.features import Example, FeatureSpecs, int32, query_row, stack
+from realm_jax.data.normalisation import normalise_answer
 from realm_jax.data.records import answers_field, json_object, read_text, text_field
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
@@ -20,6 +21,8 @@ QUERY_LENGTH = 96
 MAX_ANSWERS = 8
 MAX_ANSWER_LENGTH = 10
 """Longest span the reader considers, in wordpieces."""
+MAX_ANSWER_TEXT = 64
+"""Longest answer that labels compare as a text too, in characters."""
 MAX_PATTERN_LENGTH = 512
 """Longest regular expression as an answer, in characters; CuratedTREC needs 267."""
 
@@ -112,6 +115,7 @@ def question_specs(
     specs = {
         "question_ids": int32(query_length),
         "answer_ids": int32(max_answers, max_answer_length),
+        "answer_texts": int32(max_answers, MAX_ANSWER_TEXT),
         "question_index": int32(),
     }
     if max_pattern_length:
@@ -157,9 +161,11 @@ def question_examples(
         texts, patterns = question.answers, ()
         if question.answers_are_patterns:
             texts, patterns = (), question.answers
+        ids, normalised = _answers(texts, vocabulary, max_answers, max_answer_length)
         example = {
             "question_ids": query_row(encoding.ids, query_length, vocabulary),
-            "answer_ids": _answer_rows(texts, vocabulary, specs["answer_ids"].shape),
+            "answer_ids": _padded(ids, specs["answer_ids"].shape),
+            "answer_texts": _padded(normalised, specs["answer_texts"].shape),
             "question_index": question.index,
         }
         if max_pattern_length:
@@ -196,20 +202,27 @@ def require_patterns_fit(questions: Iterable[Question], max_length: int) -> None
 
 def decode_patterns(rows: Int[np.ndarray, "answer character"]) -> tuple[str, ...]:
     """Returns the patterns of a question from its `answer_patterns`."""
-    return tuple("".join(map(chr, row[row > 0])) for row in rows if row.any())
+    return tuple(text for text in decode_texts(rows) if text)
 
 
-def _answer_rows(
-    answers: Sequence[str], vocabulary: WordPiece, shape: tuple[int, ...]
-) -> np.ndarray:
-    max_answers, max_length = shape
-    pieces = (encoding.ids for encoding in vocabulary.encode_batch(answers))
-    # Spellings that differ only in case or accents have the same wordpieces. A
-    # dictionary keeps the order of the answers.
-    kept = dict.fromkeys(
-        tuple(ids.tolist()) for ids in pieces if 0 < len(ids) <= max_length
-    )
-    return _padded(list(kept)[:max_answers], shape)
+def decode_texts(rows: Int[np.ndarray, "answer character"]) -> list[str]:
+    """Returns the text of each row of `answer_texts`, "" where it is unused."""
+    return ["".join(map(chr, row[row > 0])) for row in rows]
+
+
+def _answers(
+    answers: Sequence[str], vocabulary: WordPiece, max_answers: int, max_length: int
+) -> tuple[list[tuple[int, ...]], list[list[int]]]:
+    """Returns wordpieces and normalised text of each answer that is kept."""
+    kept: dict[tuple[str, tuple[int, ...]], None] = {}
+    encodings = vocabulary.encode_batch(answers)
+    for answer, encoding in zip(answers, encodings, strict=True):
+        if 0 < len(encoding) <= max_length:
+            # Spellings that differ only in case are the same.
+            kept[normalise_answer(answer), tuple(encoding.ids.tolist())] = None
+    pairs = list(kept)[:max_answers]
+    texts = [text if len(text) <= MAX_ANSWER_TEXT else "" for text, _ in pairs]
+    return [ids for _, ids in pairs], [list(map(ord, text)) for text in texts]
 
 
 def _pattern_rows(

@@ -293,17 +293,21 @@ def _checked_vocabulary(pieces: Sequence[str]) -> dict[str, int]:
     return vocabulary
 
 
-def _normalizer(lowercase: bool, strip_accents: bool) -> normalizers.BertNormalizer:
-    return normalizers.BertNormalizer(
+def _normalizer(lowercase: bool, strip_accents: bool) -> normalizers.Normalizer:
+    bert = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=True,
         strip_accents=strip_accents,
         lowercase=lowercase,
     )
+    if strip_accents:
+        return bert
+    # Accents that stay are spelled as vocabularies do, whatever a text does.
+    return normalizers.Sequence([normalizers.NFC(), bert])
 
 
 def _bert_tokenizer(
-    vocabulary: dict[str, int], normalizer: normalizers.BertNormalizer
+    vocabulary: dict[str, int], normalizer: normalizers.Normalizer
 ) -> Tokenizer:
     tokenizer = Tokenizer(
         models.WordPiece(
@@ -321,7 +325,7 @@ def _bert_tokenizer(
 def _train_pieces(
     texts: Sequence[str],
     size: int,
-    normalizer: normalizers.BertNormalizer,
+    normalizer: normalizers.Normalizer,
     characters: Iterable[str],
 ) -> list[str]:
     if size <= len(SPECIAL_PIECES):
@@ -354,9 +358,7 @@ def _train_pieces(
     return pieces
 
 
-def _alphabet(
-    texts: Iterable[str], normalizer: normalizers.BertNormalizer
-) -> list[str]:
+def _alphabet(texts: Iterable[str], normalizer: normalizers.Normalizer) -> list[str]:
     """Returns the most frequent characters, the alphabet of a vocabulary."""
     counts: Counter[str] = Counter()
     for text in texts:
@@ -376,7 +378,7 @@ def _run_trainer(
     texts: Sequence[str],
     size: int,
     alphabet: Sequence[str],
-    normalizer: normalizers.BertNormalizer,
+    normalizer: normalizers.Normalizer,
     first: Sequence[str],
 ) -> list[str]:
     tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))

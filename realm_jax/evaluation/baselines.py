@@ -14,9 +14,9 @@ from jaxtyping import Float, Int
 from scipy import stats
 
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.normalisation import answer_tokens
 from realm_jax.data.questions import Question
 from realm_jax.evaluation.comparisons import BM25, RANDOM_BLOCKS, recall_name
-from realm_jax.metrics.answers import answer_tokens
 from realm_jax.metrics.retrieval import recall_at_k, relevant_blocks
 
 # Anserini's, which DPR and its successors compare with.

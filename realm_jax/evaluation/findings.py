@@ -23,6 +23,9 @@ from realm_jax.evaluation.report_data import (
 from realm_jax.metrics.curves import Finding, Level, index_versions, made_at
 from realm_jax.metrics.retrieval import Interval
 
+_MOST_RETRIEVED = 20
+"""The largest k of recall@k in `run.RECALL_AT`."""
+
 
 def percent(rate: float) -> str:
     """Formats a rate as a percentage with one decimal, with two if it is that small."""
@@ -80,11 +83,27 @@ def _verdicts(data: ReportData) -> Iterator[Finding]:
             f"{percent(answered.low)} to {percent(answered.high)})"
             f"{_with_f1(data.comparison.find(AFTER_FINETUNING, F1))}.",
         )
+        yield from _without_answers(data)
     if data.finetuned_checkpoint:
         yield _chosen_checkpoint(data.finetuned_checkpoint)
     versions = index_versions(data.curves)
     if versions:
         yield _refreshes(data)
+
+
+def _without_answers(data: ReportData) -> Iterator[Finding]:
+    """Yields why no question could be answered, if no block had an answer."""
+    name = recall_name(_MOST_RETRIEVED)
+    recall = data.comparison.find(AFTER_FINETUNING, name)
+    if recall and recall.mean == 0:
+        yield Finding(
+            Level.WARNING,
+            f"None of {recall.count:,} {data.run.questions} has an answer in the "
+            f"{_MOST_RETRIEVED} blocks retrieved for it ({name} 0%), so the reader "
+            "could not find it.",
+            "Check that the answers are spelled as in the text, that their articles "
+            "are in the corpus, and that titles of questions are those of articles.",
+        )
 
 
 def _with_f1(f1: Interval | None) -> str:

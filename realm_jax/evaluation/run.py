@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from jaxtyping import PyTree
 
 from realm_jax import ranges
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.question_titles import unknown_titles
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.evaluation import comparisons, provenance, report_data
 from realm_jax.evaluation.baselines import baseline_recalls
@@ -58,6 +60,8 @@ CONTROL_PREDICTIONS_NAME = "predictions_control.jsonl"
 RECALL_AT = (1, 5, 20)
 _NUM_EXAMPLES = 6
 _NUM_ANSWERS = 8
+
+_log = logging.getLogger(__name__)
 
 Report = Callable[[int, int, Mapping[str, float]], None]
 
@@ -190,6 +194,7 @@ class _Evaluation:
         self._questions = HeldOutQuestions(
             self._corpus, config.questions, config.split, config.models.lengths.query
         )
+        self._warn_of_unknown_titles()
         self._recorded = self._read_recorded()
         self._recalls = StageRecalls(
             self._corpus,
@@ -266,6 +271,13 @@ class _Evaluation:
             ),
             recorded=self._recorded,
         )
+
+    def _warn_of_unknown_titles(self) -> None:
+        # As for BM25, larger corpora take too long to read.
+        if self._corpus.num_blocks <= self._config.max_bm25_blocks:
+            unknown = unknown_titles(self._corpus, self._questions.questions)
+            if unknown:
+                _log.warning("%s", unknown)
 
     def _read_recorded(self) -> list[report_data.RecordedStage]:
         """Reads before the evaluation, which takes long, what may be damaged."""

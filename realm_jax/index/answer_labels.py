@@ -3,9 +3,11 @@
 These are the labels of fine-tuning by distant supervision (ORQA, section 5): a block is
 positive if it contains an answer, a span if it is one and can be given as one: it
 begins and ends with a word of the text. `data/answer_spans.py` says what a word is.
+Wordpieces can lack accents and vowel signs. So what has the wordpieces of an answer is
+compared with it as a text, too, and a right span is one that exact match counts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -17,11 +19,13 @@ from realm_jax.data.answer_spans import (
     pattern_spans,
 )
 from realm_jax.data.blocks import BlockText
-from realm_jax.data.questions import decode_patterns
+from realm_jax.data.normalisation import normalise_answer
+from realm_jax.data.questions import decode_patterns, decode_texts
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.data.words import PieceEdges, continues_word, piece_edges
 from realm_jax.errors import BadInputError
 from realm_jax.metrics.answers import compile_patterns, has_pattern
+from realm_jax.metrics.pattern_bound import bounded
 from realm_jax.types import NULL_BLOCK, Array, Candidates, QuestionBatch
 
 # Judgements by patterns that are cached, over all questions: 160 MiB.
@@ -48,8 +52,8 @@ class TextStore(Protocol):
 class AnswerLabels:
     """Finds the answers to questions in a corpus.
 
-    Text answers are compared as wordpieces; of the few blocks that are read, those with
-    an answer are then looked up in their texts. Regular expressions are matched in the
+    Text answers are compared as wordpieces; the blocks with an answer are then looked
+    up in their texts. Regular expressions are matched in the
     texts of all. Which blocks match is cached, because the retriever finds mostly the
     same blocks in the next epoch: five bytes for each block retrieved for a question,
     of the questions asked last.
@@ -84,14 +88,9 @@ class AnswerLabels:
           block_ids: the blocks retrieved for each; -1 where nothing was found.
         """
         block_ids = np.asarray(block_ids)
-        found = np.stack(
-            [
-                self._hold_pieces(answer_ids, row)
-                for answer_ids, row in zip(
-                    np.asarray(questions.answer_ids), block_ids, strict=True
-                )
-            ]
-        )
+        answer_ids = np.asarray(questions.answer_ids)
+        rows = zip(answer_ids, _texts_by_row(questions), block_ids, strict=True)
+        found = np.stack([self._hold_answers(*row) for row in rows])
         for row, patterns in _patterns_by_row(questions):
             real = block_ids[row] != NULL_BLOCK
             found[row, real] |= self._match(patterns, block_ids[row, real])
@@ -117,7 +116,7 @@ class AnswerLabels:
         found = answer_spans(
             joined_ids, answer_ids, self._continues_word, self._max_span
         )
-        patterns = dict(_patterns_by_row(questions))
+        patterns, texts = dict(_patterns_by_row(questions)), _texts_by_row(questions)
         block_ids = np.asarray(candidates.block_ids)
         segment_ids = np.asarray(candidates.joined_segment_ids)
         # Texts are read where they decide; of most blocks, wordpieces say enough.
@@ -130,6 +129,7 @@ class AnswerLabels:
         for row, item in zip(*np.nonzero(looked_up), strict=True):
             by_place[row, item] = self._whole_words(
                 by_place[row, item],
+                {texts[row][i] for i in np.flatnonzero(answer_ids[row, :, 0])},
                 patterns.get(row, ()),
                 bodies[int(block_ids[row, item])],
                 joined_ids[row, item],
@@ -137,25 +137,36 @@ class AnswerLabels:
             )
         return found
 
-    def _hold_pieces(
+    def _hold_answers(
         self,
         answer_ids: Int[np.ndarray, "answer piece"],
+        texts: Sequence[str],
         block_ids: Int[np.ndarray, " block"],
     ) -> Bool[np.ndarray, " block"]:
         """Marks the blocks with a text answer to a question."""
-        found = np.zeros(len(block_ids), bool)
-        answer_ids = answer_ids[answer_ids[:, 0] != 0]
-        if len(answer_ids):
+        used = np.flatnonzero(answer_ids[:, 0]).tolist()
+        found = np.zeros((len(block_ids), len(used)), bool)
+        if used:
             # As one long body: no answer extends over the zeros in it.
             bodies, ends = self._store.consecutive_bodies(
                 block_ids, self._store.chunk_length
             )
             starts = answer_starts(
-                bodies[None, None], answer_ids[None], self._continues_word
+                bodies[None, None], answer_ids[None, used], self._continues_word
             )
-            places = np.flatnonzero(starts.any(axis=2))
-            found[np.searchsorted(ends, places)] = True
-        return found
+            answers, places = np.nonzero(starts[0, 0])
+            found[np.searchsorted(ends, places), answers] = True
+        wanted = [texts[answer] for answer in used]
+        hold = np.any(found, axis=-1)
+        by_pieces = found @ np.array([not text for text in wanted], bool)
+        compared = np.flatnonzero(hold & ~by_pieces)
+        bodies = self._store.texts(block_ids[compared]) if len(compared) else []
+        for row, body in zip(compared, bodies, strict=True):
+            answers = {
+                text for text, has in zip(wanted, found[row], strict=True) if has
+            }
+            hold[row] = _any_in_text(answers, body.body)
+        return np.asarray(hold)
 
     def _match(
         self, patterns: tuple[str, ...], block_ids: Int[np.ndarray, " block"]
@@ -196,6 +207,7 @@ class AnswerLabels:
     def _whole_words(
         self,
         found: Bool[np.ndarray, "joined width"],
+        texts: Collection[str],
         patterns: tuple[str, ...],
         body: "_Body",
         joined_ids: Int[np.ndarray, " joined"],
@@ -205,6 +217,7 @@ class AnswerLabels:
 
         Args:
           found: the spans with the wordpieces of a text answer.
+          texts: the normalised answers, "" for one that wordpieces decide.
           patterns: the answers that are patterns.
           body: the block's body.
           joined_ids: the body behind the question, perhaps cut off.
@@ -228,15 +241,16 @@ class AnswerLabels:
         spans[start : start + length] = (
             found[start : start + length] & begins[:, None] & windows
         )
-        if patterns:
-            spans[start : start + length] |= pattern_spans(
-                body.text,
-                body.edges.offsets[:length],
-                begins,
-                ends,
-                compile_patterns(patterns),
-                self._max_span,
-            )
+        offsets = body.edges.offsets[:length]
+        if "" not in texts:
+            for first, width in zip(*np.nonzero(spans[start:]), strict=True):
+                text = body.text[offsets[first, 0] : offsets[first + width, 1]]
+                spans[start + first, width] = normalise_answer(text) in texts
+        for pattern in compile_patterns(patterns):
+            with bounded(pattern.pattern):
+                spans[start : start + length] |= pattern_spans(
+                    body.text, offsets, begins, ends, [pattern], self._max_span
+                )
         return spans
 
 
@@ -247,6 +261,28 @@ class _Body(NamedTuple):
     text: str
     ids: np.ndarray
     edges: PieceEdges
+
+
+def _any_in_text(answers: Collection[str], body: str) -> bool:
+    """Returns whether a body that has the wordpieces of answers has their text, too.
+
+    Args:
+      answers: normalised.
+      body: the text.
+    """
+    # Wordpieces of such texts lack nothing.
+    if body.isascii() and any(map(str.isascii, answers)):
+        return True
+    # Wordpieces do not tell "U. S." from "U.S.".
+    text = normalise_answer(body).replace(" ", "")
+    return any(answer.replace(" ", "") in text for answer in answers)
+
+
+def _texts_by_row(questions: QuestionBatch) -> list[list[str]]:
+    """Returns the normalised answers of each question, "" where there is none."""
+    if questions.answer_texts is None:
+        return [[""] * np.shape(questions.answer_ids)[1]] * len(questions.answer_ids)
+    return [decode_texts(rows) for rows in np.asarray(questions.answer_texts)]
 
 
 def _patterns_by_row(

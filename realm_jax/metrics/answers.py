@@ -1,40 +1,31 @@
 """Scores answers as correct or not.
 
-`normalise_answer`, `exact_match` and `token_f1` are the official scoring of the Open-QA
-sets (Rajpurkar et al. 2016, with the NFD step of ORQA), so scores are comparable with
-published ones. `has_answer` decides whether a document contains an answer, which
-retrieval metrics rely on. The answers of some sets are regular expressions
-(`regex_match`, `has_pattern`).
+`exact_match` and `token_f1` are the official scoring of the Open-QA sets (Rajpurkar et
+al. 2016), so scores are comparable with published ones. `has_answer` decides whether a
+document contains an answer, which retrieval metrics rely on. The answers of some sets
+are regular expressions (`regex_match`, `has_pattern`). Texts and answers are compared
+as `data/normalisation.py` normalises them.
 """
 
 import collections
 import functools
 import logging
 import re
-import string
-import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
 
+from realm_jax.data.normalisation import (
+    answer_tokens,
+    canonical_text,
+    normalise_answer,
+)
 from realm_jax.data.words import begins_word, word_edges
+from realm_jax.metrics.pattern_bound import bounded
 
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_WORD = re.compile(r"[^\W_]+")
 _LEADING_ANYTHING = re.compile(r"\A(?:\.\*\??)+(?![*+?{])")
 
 _log = logging.getLogger(__name__)
-
-
-def normalise_answer(text: str) -> str:
-    """Normalises an answer for comparison.
-
-    Applies NFD, lowercases, strips ASCII punctuation, drops the articles a/an/the and
-    collapses white space, in this order, which is the official one.
-    """
-    decomposed = unicodedata.normalize("NFD", text).lower()
-    return " ".join(_ARTICLES.sub(" ", decomposed.translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, references: Sequence[str]) -> bool:
@@ -70,8 +61,17 @@ def regex_match(prediction: str, patterns: Sequence[str]) -> bool:
     """Returns whether any pattern matches at the start of the prediction (CuratedTREC).
 
     See `compile_pattern` for the flags; an invalid pattern never matches.
+
+    Raises:
+      BadInputError: a pattern takes too long (`pattern_bound.py`).
     """
-    return any(pattern.match(prediction) for pattern in compile_patterns(patterns))
+    text = canonical_text(prediction)
+    return any(_matches(pattern, text) for pattern in compile_patterns(patterns))
+
+
+def _matches(pattern: re.Pattern[str], text: str) -> bool:
+    with bounded(pattern.pattern):
+        return pattern.match(text) is not None
 
 
 def is_right(prediction: str, answers: Sequence[str], are_patterns: bool) -> bool:
@@ -88,12 +88,21 @@ def has_pattern(text: str, patterns: Sequence[str]) -> bool:
     often stems ("manufactur"): the answer is then the whole word. An empty match does
     not count. Recall is measured by it, and fine-tuning's labels follow it. DPR's own
     recall on CuratedTREC (Karpukhin et al. 2020) finds a match anywhere.
+
+    Raises:
+      BadInputError: a pattern takes too long (`pattern_bound.py`).
     """
+    text = canonical_text(text)
     return any(_begins_a_word(pattern, text) for pattern in compile_patterns(patterns))
 
 
 def _begins_a_word(pattern: re.Pattern[str], text: str) -> bool:
     """Returns whether a match that is not empty begins where a word does."""
+    with bounded(pattern.pattern):
+        return _any_begins_a_word(pattern, text)
+
+
+def _any_begins_a_word(pattern: re.Pattern[str], text: str) -> bool:
     # Most texts hold no match, and most matches begin a word. It takes a millisecond to
     # find all words of a block.
     searched = compile_pattern(_without_leading_anything(pattern.pattern))
@@ -117,26 +126,18 @@ def compile_patterns(patterns: Sequence[str]) -> list[re.Pattern[str]]:
 def compile_pattern(pattern: str) -> re.Pattern[str] | None:
     """Compiles the regular expression of an answer.
 
-    All answer patterns are compiled here: case-insensitive, Unicode, multi-line.
-    Returns None for an invalid pattern, which is logged once.
+    All answer patterns are compiled here: case-insensitive, Unicode, multi-line, and
+    spelled as the texts are (`canonical_text`). Returns None for an invalid pattern,
+    which is logged once.
     """
     try:
-        return re.compile(pattern, re.IGNORECASE | re.UNICODE | re.MULTILINE)
+        flags = re.IGNORECASE | re.UNICODE | re.MULTILINE
+        return re.compile(canonical_text(pattern), flags)
     except (re.error, OverflowError, RecursionError) as error:
         _log.warning(
             "answer pattern %r is broken (%s): it never matches", pattern, error
         )
         return None
-
-
-def answer_tokens(text: str) -> list[str]:
-    """Returns the words of a text, lowercased, without articles.
-
-    Unlike in `normalise_answer`, punctuation separates words: "1914–1918" contains the
-    answer "1914", and "Newton's" the answer "Newton".
-    """
-    words = _WORD.findall(unicodedata.normalize("NFC", text.lower()))
-    return [word for word in words if word not in ("a", "an", "the")]
 
 
 def has_answer(text: str, answers: Sequence[str]) -> bool:

@@ -9,9 +9,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.normalisation import answer_tokens, normalise_title
 from realm_jax.data.questions import Question
 from realm_jax.errors import BadInputError
-from realm_jax.metrics.answers import answer_tokens, contains_tokens, has_pattern
+from realm_jax.metrics.answers import contains_tokens, has_pattern
 
 RESAMPLES = 10_000
 # Bound the memory for resampled values and for texts of blocks.
@@ -46,7 +47,8 @@ def relevant_blocks(
     """Finds the blocks that answer each question.
 
     A block is relevant if its body contains an answer (`has_answer`, `has_pattern`)
-    and, for a question that names its article, the block is of that article.
+    and, for a question that names its article, the block is of that article
+    (`normalise_title`).
 
     Args:
       store: the corpus.
@@ -68,6 +70,10 @@ def relevant_blocks(
         else []
         for row, question in enumerate(questions)
     ]
+    titles = [
+        None if question.title is None else normalise_title(question.title)
+        for question in questions
+    ]
     asked_by_word: defaultdict[str, set[int]] = defaultdict(set)
     for row, alternatives in enumerate(answers):
         for tokens in alternatives:
@@ -78,11 +84,12 @@ def relevant_blocks(
         for block_id, block in zip(some, store.texts(some), strict=True):
             words = answer_tokens(block.body)
             by_word = (asked_by_word.get(word, ()) for word in words)
+            title = normalise_title(block.title)
             is_matched = patterns_in is None or int(block_id) in patterns_in
             rows = (with_patterns if is_matched else set[int]()).union(*by_word)
             for row in rows if judged is None else rows & judged[block_id]:
                 question = questions[row]
-                if question.title not in (None, block.title):
+                if titles[row] not in (None, title):
                     continue
                 if contains_tokens(words, answers[row]) or (
                     row in with_patterns and has_pattern(block.body, question.answers)

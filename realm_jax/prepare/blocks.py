@@ -36,7 +36,7 @@ from realm_jax.prepare.vocabularies import VocabularyTraining
 # Enough for the tokenizer and the tagger to work in batches, little to keep in memory.
 _DOCUMENTS_PER_BATCH = 512
 
-PART_VERSION = 4
+PART_VERSION = 5
 """Version of the format of parts: a killed run resumes only with parts of the same."""
 
 

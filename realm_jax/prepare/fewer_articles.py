@@ -17,6 +17,8 @@ import random
 import sys
 from collections.abc import Sequence
 
+from realm_jax.data.normalisation import normalise_title
+from realm_jax.data.question_titles import describe_unknown_titles
 from realm_jax.data.questions import read_questions
 from realm_jax.data.splits import is_held_out
 from realm_jax.errors import BadInputError
@@ -28,14 +30,19 @@ def choose(articles: list[dict], asked: set[str], drawn: int, seed: int) -> list
 
     Args:
       articles: objects with `id` and `title`.
-      asked: titles of articles that are always kept.
+      asked: titles of articles that are always kept, as `normalise_title` makes them.
       drawn: number of other articles to draw.
       seed: seeds the draw.
     """
-    others = [article["title"] for article in articles if article["title"] not in asked]
+    titles = [normalise_title(article["title"]) for article in articles]
+    others = [title for title in titles if title not in asked]
     random.Random(seed).shuffle(others)
     kept = asked | set(others[:drawn])
-    return [a for a in articles if a["title"] in kept or is_held_out(a["id"])]
+    return [
+        article
+        for article, title in zip(articles, titles, strict=True)
+        if title in kept or is_held_out(article["id"])
+    ]
 
 
 def _read(path: str) -> list[dict]:
@@ -70,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BadInputError as error:
         print(error, file=sys.stderr)
         return 2
-    asked = {question.title for question in questions if question.title is not None}
+    asked = {normalise_title(q.title) for q in questions if q.title is not None}
     kept = choose(articles, asked, flags.drawn, flags.seed)
     output = pathlib.Path(flags.output)
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
@@ -82,6 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"expected to write {output}: {error}", file=sys.stderr)
         return 2
     print(f"{len(kept)} of {len(articles)} articles")
+    titles = {normalise_title(article["title"]) for article in articles}
+    if unknown := describe_unknown_titles(questions, titles):
+        print(unknown)
     return 0
 
 

@@ -34,7 +34,7 @@ from realm_jax.prepare.taggers import loaded_tagger
 from realm_jax.prepare.vocabularies import VocabularyTraining
 
 # Version of the arrays in parts of examples; parts of other versions are not used.
-_PARTS_VERSION = 3
+_PARTS_VERSION = 4
 # The examples of so many blocks take one process about as long as Beam takes to start.
 _FEW_BLOCKS = 4096
 _FEW_PARTS = 256

@@ -26,6 +26,7 @@ from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.stages import FINETUNE, StageSpec
 from realm_jax.storage import absolute_url
+from realm_jax.training.answer_coverage import require_answers
 from realm_jax.training.answering import Answerer
 from realm_jax.training.checkpoint_manifests import QUESTIONS
 from realm_jax.training.dev_exact_match import DevExactMatch, read_dev_questions
@@ -63,7 +64,7 @@ class FinetuneConfig(StageConfig):
         more follows the last update.
       search_ahead: whether the inputs of the next update are made while one is running,
         of blocks that are found with parameters one update old; see
-        `search_ahead.py`.
+        `search_ahead.py`. Not where answers are patterns.
     """
 
     stage: ClassVar[StageSpec] = FINETUNE
@@ -151,7 +152,7 @@ def run(config: FinetuneConfig, report: Report, stop: threading.Event) -> bool:
 
     Raises:
       BadInputError: as `Stage`, or there is no task, or the held-out questions cannot
-        be used.
+        be used, or no answer is in a retrieved block.
       StoppedError: stopped while the corpus was being embedded.
     """
     # Not required of every configuration: evaluate.gin and ask.gin make one without.
@@ -238,16 +239,25 @@ class _Inputs:
             trained="" if frozen_parameters(config) else "shared tower",
         )
         self._embeddings = source.series.read_array(self._index.manifest, EMBEDDINGS)
+        # With fewer blocks in the corpus than are read, some slots stay empty.
         num_blocks = stage.corpus.num_blocks
+        num_neighbours = max(config.num_read, min(config.num_retrieved, num_blocks))
+        if stage.details is None:
+            require_answers(
+                *(stage.retriever_config, stage.state.params["retriever"]),
+                *(self._index.searcher, self._examples, self._labels),
+                *(num_neighbours, config.batch_size),
+            )
         self._search: SearchAhead[QuestionBatch, FinetuneInputs] = SearchAhead(
             stage.retriever_config,
             lambda questions: questions.question_ids,
             self._gather,
-            # With fewer blocks in the corpus than are read, some slots stay empty.
-            num_neighbours=max(config.num_read, min(config.num_retrieved, num_blocks)),
+            num_neighbours=num_neighbours,
             mesh=stage.mesh,
             batch_size=config.batch_size,
-            ahead=config.search_ahead,
+            # Only in the main thread can a pattern that never ends be stopped.
+            ahead=config.search_ahead
+            and "answer_patterns" not in self._examples.features,
             stopwatch=stage.stopwatch,
         )
         self._search.resume(stage.details or {}, self._questions_at)
@@ -302,8 +312,8 @@ class _Inputs:
         )
         block_ids = np.asarray(neighbours.ids)
         return FinetuneInputs(
-            # Patterns are matched on the host only; devices cannot take them.
-            questions=questions.replace(answer_patterns=None),
+            # Texts are compared on the host only.
+            questions=questions.replace(answer_patterns=None, answer_texts=None),
             block_embeddings=self._embeddings[np.maximum(block_ids, 0)],
             block_valid=block_ids >= 0,
             block_has_answer=self._labels.blocks(questions, block_ids),

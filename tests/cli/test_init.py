@@ -78,6 +78,19 @@ def test_all_stages_read_what_it_writes(text, capsys):
     assert {config.corpus for config in configs.values()} == {"runs/my/corpus"}
 
 
+def test_questions_about_unknown_articles_are_counted_and_named(text, capsys):
+    known = json.loads((text / "articles.jsonl").read_text().split("\n")[0])["title"]
+    path = text / "questions.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line, title in zip(lines, [f" {known}_", *["No Such Page"] * 2], strict=False):
+        line["title"] = title
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert init("--questions=questions.jsonl", "--weights=") == 0
+    said = capsys.readouterr().out
+    assert "warning: 2 of 3 questions with a title name an article" in said
+    assert "'No Such Page';" in said
+
+
 def test_without_questions_it_ends_before_fine_tuning(text):
     assert init("--weights=") == 0
     stages = [arguments[0] for arguments, _ in commands("runs/my")]

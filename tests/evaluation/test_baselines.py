@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from realm_jax.data.normalisation import answer_tokens
 from realm_jax.data.questions import Question
 from realm_jax.evaluation import baselines
 from realm_jax.evaluation.baselines import (
@@ -13,7 +14,7 @@ from realm_jax.evaluation.baselines import (
     random_recall,
 )
 from realm_jax.metrics import retrieval
-from realm_jax.metrics.answers import answer_tokens, has_pattern
+from realm_jax.metrics.answers import has_pattern
 
 
 @pytest.mark.parametrize("k", [1, 3, 6, 9])

@@ -497,6 +497,21 @@ def test_the_verdict_on_pre_training_follows_the_interval(before, after, level, 
     assert words in finding.text
 
 
+def test_why_no_question_can_be_answered_is_said():
+    nothing = {"recall@20": np.zeros(30), "exact match": np.zeros(30)}
+    data = ReportData(
+        run_info(), comparison=compare({AFTER_FINETUNING: nothing}, baselines={})
+    )
+    _, finding = verdicts(data)
+    assert finding.level is Level.WARNING
+    assert "None of 30 test questions has an answer in the 20 blocks" in finding.text
+    nothing["recall@20"][3] = 1.0
+    data = ReportData(
+        run_info(), comparison=compare({AFTER_FINETUNING: nothing}, baselines={})
+    )
+    assert len(verdicts(data)) == 1
+
+
 def test_a_control_is_compared_question_by_question():
     """Against a loop that resamples whole questions, each with both of its values."""
     generator = random.Random(3)

@@ -269,15 +269,16 @@ class CountingStore:
         return self._texts(block_ids)
 
 
-def test_no_text_is_read_for_exact_answers_and_none_twice(corpus):
+def test_texts_are_read_only_of_what_has_the_wordpieces_and_none_twice(corpus):
     store = CountingStore(corpus)
     labels = AnswerLabels(store, MAX_SPAN)
     exact = batch_of(corpus, (("Hult",), False))
     without = QuestionBatch(exact.question_ids, exact.answer_ids, exact.question_index)
-    for questions in (exact, without):
-        assert labels.blocks(questions, [[0, 1]]).shape == (1, 2)
+    for questions, read in ((without, []), (exact, [0])):
+        assert labels.blocks(questions, [[0, 1]]).tolist() == [[True, False]]
         labels.spans(questions, candidates_of(corpus, questions, [[1, 3]]))
-    assert store.read == []
+        assert store.read == read
+    store.read.clear()
     # Of blocks with an answer that are read, texts decide where words end.
     labels.spans(exact, candidates_of(corpus, exact, [[0, 1]]))
     assert store.read == [0]
@@ -446,3 +447,21 @@ def test_a_part_of_a_word_makes_a_block_right_but_no_span(body, answer, is_span)
     assert block
     assert has_answer(body, [answer])
     assert bool(right) == is_span
+
+
+@pytest.mark.parametrize(
+    ("body", "answer", "is_same"),
+    [
+        ("Paul, tén", "te\u0301n", True),
+        ("Paul, te\u0301n", "tén", True),
+        ("Pa\u00adul sang", "Paul", True),
+        ("Paul sang", "Pa\u200bul", True),
+        ("Paul, tén", "ten", False),
+        ("Paul, ten", "tén", False),
+        ("Paul, माला", "माला", True),
+        ("Paul, माला", "मेला", False),  # Both are [UNK] here.
+    ],
+)
+def test_labels_recall_and_exact_match_agree(body, answer, is_same):
+    block, right = labelled(body, answer, are_patterns=False)
+    assert block is bool(right) is has_answer(body, [answer]) is is_same

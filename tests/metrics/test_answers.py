@@ -1,41 +1,24 @@
 import logging
 import re
-import string
-import unicodedata
+import signal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realm_jax.data.normalisation import answer_tokens
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.metrics import pattern_bound
 from realm_jax.metrics.answers import (
-    answer_tokens,
     compile_pattern,
     compile_patterns,
     exact_match,
     has_answer,
     has_pattern,
     is_right,
-    normalise_answer,
     regex_match,
     token_f1,
 )
-
-
-def slow_normalise(text):
-    """The official script, step by step and character by character."""
-    decomposed = unicodedata.normalize("NFD", text)
-    lowered = decomposed.lower()
-    kept = ""
-    for character in lowered:
-        if character not in string.punctuation:
-            kept += character
-    without_articles = re.sub(r"\b(a|an|the)\b", " ", kept)
-    return " ".join(without_articles.split())
-
-
-@given(st.text())
-def test_normalisation_equals_the_official_steps(text):
-    assert normalise_answer(text) == slow_normalise(text)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +120,39 @@ def test_has_pattern_equals_a_match_at_every_word(start, rest, text):
     matches = [pattern.match(text, word.start()) for word in words]
     expected = any(match and match.group() for match in matches)
     assert has_pattern(text, [start + rest]) == expected
+
+
+def test_a_pattern_that_backtracks_without_end_is_named(monkeypatch):
+    monkeypatch.setattr(pattern_bound, "LONGEST_SECONDS", 0.01)
+    before = signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGINT)
+    pattern, text = r"(a+)+\Z", "a" * 60 + "b"
+    for search in (has_pattern, regex_match):
+        with pytest.raises(BadInputError, match=re.escape(repr(pattern))):
+            search(text, ["b", pattern])
+    assert (signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGINT)) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def interrupted_search():
+    with pattern_bound.bounded("(a+)+"):
+        signal.raise_signal(signal.SIGINT)
+        re.match(r"(a+)+\Z", "a" * 60 + "b")
+
+
+def test_ctrl_c_ends_the_search_for_a_pattern(monkeypatch):
+    """It is heard by who listens, and the search that goes on ends."""
+    monkeypatch.setattr(pattern_bound, "SECONDS_AFTER_CTRL_C", 0.01)
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda *signal: heard.append(signal))
+    try:
+        with pytest.raises(StoppedError):
+            interrupted_search()
+        assert len(heard) == 1
+        with pattern_bound.bounded("a"):
+            signal.raise_signal(signal.SIGINT)
+        assert has_pattern("a", ["a"])
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_search_in_vain_takes_no_time():

@@ -58,6 +58,14 @@ def test_relevant_blocks_hold_the_answer_and_are_of_the_named_article():
     assert found == [{0, 1}, {0}, {1, 2, 3}, set(), set()]
 
 
+@pytest.mark.parametrize(
+    "title", ["Čerkov_Abbey", "C\u030cerkov Abbey ", "čerkov&nbsp;Abbey"]
+)
+def test_an_article_is_known_however_its_title_is_spelled(title):
+    store = Texts(("Čerkov Abbey", "It stands on a hill."), ("Abbey", "A hill."))
+    assert relevant_blocks(store, [question(["hill"], title=title)]) == [{0}]
+
+
 def test_patterns_are_matched_anywhere_in_the_body():
     found = relevant_blocks(
         STORE,

@@ -10,7 +10,7 @@ from bench.invented_world import LENGTHS, WorldConfig
 from realm_jax.cli.main import STOPPED
 from tests import tiny_run, tiny_world
 from tests.soak.fork_server import Fault, ForkServer
-from tpu_launch.backends import local
+from tpu_launch import local
 
 _PATIENCE_SECONDS = 120.0
 
@@ -147,7 +147,7 @@ class Job:
                 self._arguments,
                 self.log,
                 self._loaded,
-                local.environment(number, self._processes, port, devices=1),
+                local.environment_of(number, self._processes, port, devices=1),
                 fault if fault and fault.process == number else None,
             )
             for number in range(self._processes)

@@ -1,13 +1,12 @@
 """A finished chain to launch again, and a service that has slices."""
 
+import http.server
+import threading
+
 import pytest
-from google.auth.credentials import AnonymousCredentials
-from google.cloud import tpu_v2
-from google.cloud.tpu_v2.services.tpu.transports import TpuRestTransport
 
 from tests import compiled, tiny_run
 from tests.tpu_launch.fake_tpu import World, served
-from tpu_launch.backends.api import ApiBackend
 
 
 @pytest.fixture(scope="session")
@@ -24,17 +23,39 @@ def _compiler():
 
 
 @pytest.fixture
-def world():
-    """A service of Cloud TPU, its clock and its workers."""
-    return World()
+def world(monkeypatch):
+    """A service of Cloud TPU, which the real client library finds."""
+    world = World()
+    with served(world) as address:
+        monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", address)
+        monkeypatch.setenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "true")
+        monkeypatch.setattr("tpu_launch.tpu_vm._POLL_SECONDS", 0.0)
+        yield world
 
 
 @pytest.fixture
-def backend(world):
-    """The real client library, which speaks to that service."""
-    with served(world) as address:
-        host = address.removeprefix("http://").rstrip("/")
-        transport = TpuRestTransport(
-            host=host, url_scheme="http", credentials=AnonymousCredentials()
-        )
-        yield ApiBackend("p", tpu_v2.TpuClient(transport=transport))
+def metadata():
+    """Attributes of a machine; "host" is where they are served."""
+    attributes = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            folder, _, name = self.path.rpartition("/")
+            of_attributes = folder == "/computeMetadata/v1/instance/attributes"
+            known = of_attributes and name in attributes
+            ours = self.headers["Metadata-Flavor"] == "Google"
+            self.send_response((200 if known else 404) if ours else 403)
+            self.end_headers()
+            self.wfile.write(attributes.get(name, "not found").encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    attributes["host"] = f"127.0.0.1:{server.server_port}"
+    yield attributes
+    server.shutdown()
+    thread.join()
+    server.server_close()

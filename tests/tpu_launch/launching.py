@@ -1,22 +1,38 @@
-"""Jobs to launch in tests."""
+"""Runs to launch in tests."""
 
-from realm_jax.hardware import HardwareConfig, LaunchConfig
-from tpu_launch.job import make_job
-from tpu_launch.operations import ShipBundle
+from realm_jax.hardware import LaunchConfig
+from tpu_launch import slices
+from tpu_launch.run import BUILDER, TRAINER, Code, Role, Run, run_id
 
 MODEL_DIR = "gs://bucket/my/pretrain"
 DIGEST = "0123456789abcdef" * 4
-BUNDLE = ShipBundle(f"{MODEL_DIR}/launch/bundles/{DIGEST}.tar.gz", DIGEST)
-TRAINER = ("pretrain", "--gin_file=gin/runs/pretrain.gin", '--gin.TASK="my task"')
-BUILDER = ("build-index", "--gin_file=gin/runs/build_index.gin")
+CODE = Code(f"{MODEL_DIR}/launch/bundles/{DIGEST}.tar.gz", DIGEST)
+ZONE = "us-central2-b"
+COMMANDS = {
+    TRAINER: ("pretrain", "--gin_file=gin/runs/pretrain.gin", '--gin.TASK="my task"'),
+    BUILDER: ("build-index", "--gin_file=gin/runs/build_index.gin"),
+}
 
 
-def config(**changes):
-    return LaunchConfig(project="p", zone="us-central2-b", **changes)
-
-
-def job(trainer="v4-64", builder="v4-16", slices=1, **changes):
+def run(
+    trainer: str = "v4-64",
+    builder: str = "v4-16",
+    num_slices: int = 1,
+    model_dir: str = MODEL_DIR,
+    **settings: object,
+) -> Run:
     """A run on slices; `builder` "" leaves that role out."""
-    hardware = HardwareConfig(trainer, slices, builder)
-    command = BUILDER if builder else None
-    return make_job(config(**changes), hardware, MODEL_DIR, TRAINER, command)
+    config = LaunchConfig(project="p", zone=ZONE, **settings)  # type: ignore[arg-type]
+    machines = {TRAINER: trainer, **({BUILDER: builder} if builder else {})}
+    roles = [
+        Role(
+            role,
+            slices.parse(kind),
+            num_slices if role == TRAINER else 1,
+            config.provisioning,
+            COMMANDS[role],
+            ZONE,
+        )
+        for role, kind in machines.items()
+    ]
+    return Run(run_id("realm", model_dir), model_dir, tuple(roles), CODE, config)

@@ -5,6 +5,7 @@ money. Whatever is added to the page in a form that nothing here knows fails.
 """
 
 import functools
+import itertools
 import pathlib
 import re
 import shlex
@@ -12,16 +13,17 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
+from realm_jax.index.heartbeat import Heartbeat
 from realm_jax.storage import open_store
 from tests.gcs_emulator import emulated_bucket
 from tests.tpu_launch import gcloud_parser
 from tests.tpu_launch.fake_tpu import World, served
 from tpu_launch import __main__ as tpu_launch
-from tpu_launch import worker_state
-from tpu_launch.attempts import Attempts
-from tpu_launch.job import run_id
-from tpu_launch.worker_state import State, WorkerState
+from tpu_launch import records
+from tpu_launch.records import TPU_VM, LaunchRecord
+from tpu_launch.run import BUILDER, TRAINER, run_id
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "pods.md").read_text()
@@ -31,8 +33,7 @@ _HARMLESS = {
     "plan": ("--fast",),
     "local": ("--dry_run",),
     "up": ("--dry_run",),
-    "down": ("--dry_run",),
-    "reap": ("--dry_run",),
+    "down": (),
     "status": ("--once",),
     "logs": (),
 }
@@ -42,6 +43,15 @@ _ENDLESS = ("-f", "--follow")
 # where gcloud is installed, it is asked itself.
 _GCLOUD = {
     "auth login": set(),
+    "container clusters create": {
+        *("--location", "--machine-type", "--num-nodes", "--workload-pool"),
+    },
+    "container clusters get-credentials": {"--location"},
+    "container node-pools create": {
+        *("--cluster", "--location", "--machine-type", "--tpu-topology"),
+        *("--num-nodes", "--enable-autoscaling", "--min-nodes", "--max-nodes"),
+        *("--disk-size", "--scopes", "--workload-metadata"),
+    },
     "auth application-default login": {"--project"},
     "services enable": {"--project"},
     "beta services identity create": {"--project", "--service"},
@@ -60,6 +70,7 @@ _GCLOUD = {
 
 def commands(text: str) -> list[str]:
     """The command lines of the indented blocks of a page."""
+    text = re.sub(r"^```yaml\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     joined = re.sub(r" *\\\n *", " ", text)
     lines = joined.splitlines()
     return [line.strip() for line in lines if line.startswith("    ")]
@@ -77,7 +88,7 @@ COMMANDS = commands(PAGE)
 def cloud(tmp_path_factory):
     """A project in which the page's run is known: bucket, slices, and its notes."""
     folder = tmp_path_factory.mktemp("page")
-    world = World(working=False)
+    world = World()
     with (
         emulated_bucket(folder, "my-bucket"),
         served(world) as address,
@@ -92,14 +103,14 @@ def cloud(tmp_path_factory):
 
 def _invent_a_run() -> None:
     store, run = open_store(_MODEL_DIR), run_id("realm", _MODEL_DIR)
-    attempts = Attempts(store, run, 1.8e9)
-    for role in ("trainer", "builder"):
-        attempt = attempts.begin(role, 1.8e9, 103.04)
-        attempts.activate(role, attempt, 1.8e9 + 300)
-        state = WorkerState(State.RUNNING, 1.8e9 + 900, 70)
-        worker_state.write_worker(store, run, role, 1, 0, state)
-        folder = worker_state.attempt_folder(run, role, 1)
-        store.write(f"{folder}/0.log", f"a word of the {role}\n".encode())
+    roles = {TRAINER: "1 x v4-64", BUILDER: "1 x v4-16"}
+    where = {"project": "my-project", "zones": ["us-central2-b"]}
+    record = LaunchRecord(run, TPU_VM, roles, 1.0, None, 200_000, where)
+    records.write_record(store, record)
+    for role, beats in records.HEARTBEATS.items():
+        Heartbeat(store, beats).beat(70)
+        name = f"{records.LOGS}/{run}-{role}-1/0.log"
+        store.write(name, f"a word of the {role}\n".encode())
 
 
 def _require_tpu_launch(words, capsys):
@@ -115,15 +126,13 @@ def _require_tpu_launch(words, capsys):
 # What shows that a command has done its work, and not merely ended.
 _SHOWN = {
     "plan": ("memory of a device", "the run"),
-    "local": ("# stage 1: prepare", "# create slice pretrain-"),
+    "local": ("# stage 1: prepare", "realm_jax.cli.main pretrain"),
     "up": (
-        "--exclude=examples/ gs://my-bucket/my/corpus /data/my/corpus",
-        "'--exclude=examples/(?!(my_salient)/)' gs://my-bucket/my/corpus /data",
-        '"realm-worker@my-project.iam.gserviceaccount.com"',
-        "128.80 USD an hour",
+        "--exclude=examples/ gs://my-bucket/",
+        "'--exclude=examples/(?!(my_salient)/)' gs://my-bucket/",
+        "USD an hour",
     ),
-    "down": ("nothing to delete",),
-    "reap": ("nothing to delete",),
+    "down": ("nothing is left",),
     "status": ("trainer", "builder", "70"),
     "logs": ("a word of the trainer",),
 }
@@ -160,11 +169,28 @@ def _require_gcloud(words):
     assert flags <= _GCLOUD[name], f"unknown flags of gcloud {name}"
 
 
+def _require_kubectl(words):
+    """It is a verb of kubectl, with its flags; files are there."""
+    flags = {word.partition("=")[0] for word in words[1:] if word.startswith("--")}
+    assert flags <= _KUBECTL[words[0]], f"unknown flags of kubectl {words[0]}"
+    for flag, file in itertools.pairwise(words):
+        if flag == "-f" and not file.startswith("https://"):
+            assert list(yaml.safe_load_all((ROOT / file).read_text()))
+
+
+_KUBECTL = {
+    "apply": {"--server-side"},
+    "create": set(),
+    "delete": set(),
+    "get": {"--selector"},
+}
+
+
 @pytest.mark.full
 @pytest.mark.usefixtures("cloud")
 @pytest.mark.parametrize("command", COMMANDS, ids=first_words)
 def test_what_the_page_shows_works(command, capsys):
-    match shlex.split(command):
+    match shlex.split(command, comments=True):
         case ["make", *words]:
             _require_make(words)
         case [".venv/bin/python", "-m", "tpu_launch", *words]:
@@ -175,13 +201,16 @@ def test_what_the_page_shows_works(command, capsys):
             _require_bench(module, words)
         case ["gcloud", *words]:
             _require_gcloud(words)
+        case ["kubectl", *words]:
+            _require_kubectl(words)
         case _:
             pytest.fail(f"nothing here knows how to run {command!r}")
 
 
 def test_no_command_is_shown_in_another_form():
-    """All stand in indented blocks, which the test above reads."""
-    assert "```" not in PAGE
+    """All stand in indented blocks, which the test above reads; YAML is no command."""
+    fences = re.findall(r"^ *```(.*)$", PAGE, re.MULTILINE)
+    assert set(fences[::2]) <= {"yaml"}
     assert len(COMMANDS) > 10
 
 

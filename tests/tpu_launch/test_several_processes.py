@@ -58,7 +58,7 @@ def _workers(run: Run) -> dict[int, int]:
         with contextlib.suppress(OSError):
             line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             told = (path / "environ").read_bytes().split(b"\0")
-            if str(run.scratch) in line and "supervisor" not in line:
+            if str(run.scratch) in line:
                 for number in range(_PROCESSES):
                     if b"JAX_PROCESS_ID=%d" % number in told:
                         found[number] = int(path.name)
@@ -121,10 +121,8 @@ def test_a_killed_worker_changes_no_bit(world, tmp_path, monkeypatch):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(launcher.pid, signal.SIGKILL)
         assert launcher.returncode == 0, said
-        logs = run.scratch.rglob("2/serial.log")
-        was_killed = "code 137" in "".join(log.read_text() for log in logs)
+        was_killed = "code 137" in said
         assert was_killed == (name == "killed")
-        assert "lost" not in said, "its host was there all the time"
         store = open_store(run.model_dir)
         assert finished_steps(store)[-1] == run.steps
         states.append([read_item(store, run.steps, i) for i in ("params", "rest")])

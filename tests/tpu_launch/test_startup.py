@@ -1,5 +1,6 @@
 """The startup script of TPU VMs, from a bundle of this checkout to a command's end."""
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -9,11 +10,11 @@ import pytest
 
 from realm_jax.storage import open_store
 from tests.tpu_launch import gcloud_parser, tpu_vm
-from tests.tpu_launch.tpu_vm import RUN, TpuVm, script, shipped
-from tpu_launch import worker_state
-from tpu_launch.job import unread_examples
-from tpu_launch.startup import TPU_VM
-from tpu_launch.worker_state import State
+from tests.tpu_launch.fake_tpu import Resource
+from tests.tpu_launch.tpu_vm import NAME, TpuVm, script, shipped
+from tests.waiting import wait_until
+from tpu_launch import records
+from tpu_launch.run import TRAINER, unread_examples
 
 pytestmark = pytest.mark.full
 
@@ -51,8 +52,15 @@ def store(model_dir):
 
 
 @pytest.fixture
-def vm(tmp_path):
-    return TpuVm(tmp_path / "vm")
+def server(metadata):
+    """Where the metadata of a slice of one worker are."""
+    metadata |= {"agent-worker-number": "0", "worker-network-endpoints": "127.0.0.1"}
+    return metadata["host"]
+
+
+@pytest.fixture
+def vm(tmp_path, server):
+    return TpuVm(tmp_path / "vm", server)
 
 
 @pytest.fixture
@@ -60,21 +68,27 @@ def told(checkout, model_dir, store):
     return shipped(checkout, model_dir, store)
 
 
-def state(store):
-    return worker_state.read_workers(store, RUN, "trainer", 1)[0]
+def outcome(store):
+    return records.read_outcome(store, TRAINER)
 
 
 def log(store):
-    return store.read(f"launch/{RUN}/trainer/001/0.log").decode()
+    return store.read(f"launch/logs/{NAME}/0.log").decode()
+
+
+def given_back(vm):
+    deletes = [words for words in vm.said("gcloud") if words[0] == "compute"]
+    assert all(words[4] == NAME for words in deletes)
+    return len(deletes)
 
 
 def test_a_worker_runs_the_code_of_the_bundle(vm, model_dir, store, told):
     done = vm.boot(script(vm, model_dir, told, _HELP))
     assert done.returncode == 0, done.stderr
     assert _SAYS in log(store)
-    assert state(store).state == State.DONE
-    assert worker_state.read_done(store, RUN, "trainer").attempt == 1
-    home = vm.home / told["bundle_digest"]
+    assert outcome(store).done
+    assert given_back(vm) == 1
+    home = vm.home / told.sha256
     assert vm.said("make") == [[f"--directory={home}", "env"]]
     [installed] = vm.said("uv")
     assert installed[:2] == ["pip", "install"]
@@ -95,9 +109,9 @@ def test_a_worker_runs_what_was_installed_where_it_was_launched(
     told = shipped(code, model_dir, store)
     command = ("pretrain", "--gin_file=realm_jax/gin/runs/bundled.gin")
     assert vm.boot(script(vm, model_dir, told, command)).returncode == 2
-    assert "no_such_thing" in state(store).message
-    lock = vm.home / told["bundle_digest"] / "tpu_launch/worker/requirements.lock"
-    assert lock.read_bytes() == (code / "tpu_launch/worker" / lock.name).read_bytes()
+    assert "no_such_thing" in outcome(store).message
+    lock = vm.home / told.sha256 / "tpu_launch/requirements.lock"
+    assert lock.read_bytes() == (code / "tpu_launch" / lock.name).read_bytes()
     words = ["pip", "install", "--no-deps", "--require-hashes", "--requirement"]
     assert vm.said("pip") == [[*words[1:], str(lock)]]
     assert vm.said("make") == []
@@ -119,11 +133,11 @@ def test_another_boot_installs_nothing_and_runs_nothing_done(
     said = log(store)
     done = vm.boot(text)
     assert done.returncode == 0, done.stderr
-    assert "the role is done" in done.stdout
+    assert "the work is done" in done.stdout
     assert log(store) == said
     assert (disk / "shards" / "0").read_text() == "second"
     assert len(vm.said("make")) == len(vm.said("uv")) == 1
-    copies = [words[1] for words in vm.said("gcloud")]
+    copies = [words[1] for words in vm.said("gcloud") if words[0] == "storage"]
     assert copies == ["cp", "rsync", "rsync"]
 
 
@@ -132,13 +146,14 @@ def test_bad_input_reaches_the_model_directory(vm, model_dir, store, told):
     command = ("tasks", "--show=1")
     done = vm.boot(script(vm, model_dir, told, command))
     assert done.returncode == 2
-    found = state(store)
-    assert (found.state, found.exit_code) == (State.FAILED, 2)
+    found = outcome(store)
+    assert (found.done, found.code) == (False, 2)
     assert "expected the name of a task to --show" in found.message
+    assert given_back(vm) == 1
+    records.forget_outcomes(store)
     command = ("pretrain", "--gin_file=gin/runs/bundled.gin")
     assert vm.boot(script(vm, model_dir, told, command)).returncode == 2
-    assert "no_such_thing" in state(store).message
-    assert worker_state.read_done(store, RUN, "trainer") is None
+    assert "no_such_thing" in outcome(store).message
 
 
 def test_a_damaged_bundle_is_not_run(vm, model_dir, store, told):
@@ -148,11 +163,14 @@ def test_a_damaged_bundle_is_not_run(vm, model_dir, store, told):
     store.write(name, bytes(data))
     done = vm.boot(script(vm, model_dir, told, _HELP))
     assert done.returncode == 1
-    assert "bundle.tar.gz: FAILED" in done.stdout
+    assert "code.tar.gz: FAILED" in done.stdout
     # It may have been the copying.
-    assert len(vm.said("gcloud")) == len(vm.said("sleep")) + 1 == 5
+    copies = [words for words in vm.said("gcloud") if words[:2] == ["storage", "cp"]]
+    assert len(copies) == 5 + 1
     assert vm.said("make") == []
-    assert store.list(f"launch/{RUN}") == []
+    # The run has failed, and costs nothing more.
+    assert "the code could not be installed" in outcome(store).message
+    assert given_back(vm) == 1
     assert not list(vm.home.glob("*/setup.py"))
 
 
@@ -160,12 +178,12 @@ def test_what_fails_once_is_tried_again(vm, model_dir, store, told):
     vm.make_does('[ -e "$0".tried ] || { touch "$0".tried; exit 1; }\n')
     done = vm.boot(script(vm, model_dir, told, _HELP))
     assert done.returncode == 0, done.stderr
-    assert (len(vm.said("make")), len(vm.said("sleep"))) == (2, 1)
-    assert state(store).state == State.DONE
+    assert (len(vm.said("make")), len(vm.said("sleep"))) == (2, 1 + 1)
+    assert outcome(store).done
 
 
 def test_an_installation_that_was_killed_begins_anew(vm, model_dir, store, told):
-    home = vm.home / told["bundle_digest"]
+    home = vm.home / told.sha256
     half = home / ".venv" / "half"
     vm.make_does(
         f"mkdir {half.parent} || exit 0\ntouch {half}\nrm {home}/setup.py\n"
@@ -180,11 +198,19 @@ def test_an_installation_that_was_killed_begins_anew(vm, model_dir, store, told)
     assert done.returncode == 0, done.stderr
     assert not half.exists()
     assert (home / "setup.py").exists()
-    assert state(store).state == State.DONE
+    assert outcome(store).done
 
 
-def test_what_the_image_lacks_is_installed(tmp_path, model_dir, told):
-    vm = TpuVm(tmp_path / "bare", is_bare=True)
+def test_the_deadline_needs_nobody(vm, model_dir, store, told):
+    """Not even the worker, which ends by itself then."""
+    done = vm.boot(script(vm, model_dir, told, _HELP, deadline=1))
+    assert done.returncode == 1
+    assert outcome(store) is None
+    wait_until(lambda: given_back(vm) == 2)
+
+
+def test_what_the_image_lacks_is_installed(tmp_path, model_dir, told, server):
+    vm = TpuVm(tmp_path / "bare", server, is_bare=True)
     done = vm.boot(script(vm, model_dir, told, _HELP))
     assert done.returncode == 0, done.stderr
     lock = "--option=DPkg::Lock::Timeout=600"
@@ -195,18 +221,20 @@ def test_what_the_image_lacks_is_installed(tmp_path, model_dir, told):
     ]
 
 
-def test_gcloud_knows_what_the_script_asks_of_it(tmp_path):
-    words = ("gs://bucket/a", "/b")
-    lines = [[*shlex.split(one), *words] for one in (TPU_VM.copy, TPU_VM.sync)]
-    # Before the other flag, for which the linter would take it as the value.
-    lines.append(
-        [*lines[1][:-3], "--exclude=examples/(?!(my_salient)/)", *lines[1][-3:]]
-    )
-    assert gcloud_parser.complaints(lines, tmp_path) == [""] * 3
+def test_gcloud_knows_what_the_script_asks_of_it(tmp_path, vm, model_dir, told):
+    fetch, left_out = {"gs://bucket/a": "/b"}, {"gs://bucket/a": "examples/(?!(x)/)"}
+    text = script(vm, model_dir, told, _HELP, fetch, left_out).replace("\\\n", " ")
+    found = re.findall(r"gcloud [^;|\n]*", text)
+    lines = [shlex.split(re.sub(r"\"\$home\"", "/home", line)) for line in found]
+    assert len(lines) == 4
+    for line in lines:
+        # Before the other flag, for which the linter would take it as the value.
+        line.sort(key=lambda word: (word[:2] == "--", word[:9] != "--exclude"))
+    assert gcloud_parser.complaints(lines, tmp_path) == [""] * 4
 
 
 @pytest.mark.parametrize("gcloud", ["", "real"])
-def test_a_worker_of_a_bucket(vm, checkout, bucket, tmp_path, gcloud):
+def test_a_worker_of_a_bucket(vm, checkout, bucket, tmp_path, gcloud, world):
     """Bundle and state in a bucket, the corpus from another folder of it.
 
     Of the examples there only those of its own tasks.
@@ -214,6 +242,7 @@ def test_a_worker_of_a_bucket(vm, checkout, bucket, tmp_path, gcloud):
     if gcloud and not shutil.which("gcloud"):
         pytest.skip("needs gcloud")
     told_gcloud = vm.use_real_gcloud(tmp_path / "config") if gcloud else {}
+    world.resources[NAME] = Resource({}, "z", "ACTIVE")
     model_dir = f"{bucket}/startup{gcloud}/model"
     store = open_store(model_dir)
     folder = open_store(f"{bucket}/startup{gcloud}/corpora")
@@ -232,12 +261,16 @@ def test_a_worker_of_a_bucket(vm, checkout, bucket, tmp_path, gcloud):
     names = {str(path.relative_to(tmp_path / "corpora")) for path in copied}
     assert names == set(read)
     assert {path.read_bytes() for path in copied} == {b"text"}
+    if gcloud:
+        assert world.resources[NAME].state == "DELETING"
 
 
 @pytest.mark.timeout(3600)
-def test_the_environment_is_made_from_the_lock_files(tmp_path, model_dir, store):
+def test_the_environment_is_made_from_the_lock_files(
+    tmp_path, model_dir, store, server
+):
     """Prints how long a worker takes to its first word: see docs/pods.md."""
-    vm = TpuVm(tmp_path / "vm", installs=True)
+    vm = TpuVm(tmp_path / "vm", server, installs=True)
     told = shipped(tpu_vm.ROOT, model_dir, store)
     text = script(vm, model_dir, told, ("pretrain", "--help"))
     nothing_cached = {"UV_CACHE_DIR": str(tmp_path / "cache"), "PIP_NO_CACHE_DIR": "1"}
@@ -246,10 +279,10 @@ def test_the_environment_is_made_from_the_lock_files(tmp_path, model_dir, store)
         done = vm.boot(text, **nothing_cached)
         print(f"\nfrom the boot to the end: {time.monotonic() - began:.0f} s")
         assert done.returncode == 0, done.stderr
-        assert state(store).state == State.DONE
+        assert outcome(store).done
         assert "--gin_file" in log(store)
         assert vm.said("apt-get") == []
-        home = vm.home / told["bundle_digest"]
+        home = vm.home / told.sha256
         found = subprocess.check_output(
             [
                 home / ".venv" / "bin" / "python",

@@ -5,7 +5,6 @@ makes a stand-in of an environment, and in `sleep` no time passes. What all of t
 the `uv` of that environment, are asked is kept.
 """
 
-import dataclasses
 import os
 import pathlib
 import shlex
@@ -14,29 +13,46 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from tpu_launch import startup
+from realm_jax.hardware import LaunchConfig
+from tpu_launch import slices, startup
 from tpu_launch.bundle import make_bundle
+from tpu_launch.run import TRAINER, Code, Role, Run
 
 ROOT = pathlib.Path(__file__).parents[2]
 RUN, DEADLINE = "realm-0a1b2c", 4_000_000_000
+NAME = f"{RUN}-trainer-1"
 # All that the script needs of an image, without Python and make.
 _IMAGE = ("bash", "cat", "chmod", "gzip", "ln", "mkdir", "rm", "sha256sum", "tar")
-_IMAGE += ("touch", "kill", "dirname", "env", "sed")
+_IMAGE += ("touch", "kill", "dirname", "env", "sed", "date")
 # As `gcloud storage`: of a gs:// address, or of a folder in its place.
 _GCLOUD = """
 import argparse, pathlib, re, shutil, sys
 sys.path.insert(0, {root!r})
 parser = argparse.ArgumentParser("gcloud", allow_abbrev=False)
-groups = parser.add_subparsers(required=True)
+groups = parser.add_subparsers(dest="group", required=True)
+tpus = groups.add_parser("compute").add_subparsers().add_parser("tpus")
+queued = tpus.add_subparsers().add_parser("queued-resources").add_subparsers()
+delete = queued.add_parser("delete", allow_abbrev=False)
+delete.add_argument("name")
+for flag in ("--project", "--zone"):
+    delete.add_argument(flag, required=True)
+for flag in ("--force", "--quiet", "--async"):
+    delete.add_argument(flag, action="store_true", required=True)
 storage = groups.add_parser("storage").add_subparsers(dest="command", required=True)
 for name in ("cp", "rsync"):
     command = storage.add_parser(name, allow_abbrev=False)
     command.add_argument("source")
-    command.add_argument("target", type=pathlib.Path)
+    command.add_argument("target")
     if name == "rsync":
         command.add_argument("--recursive", action="store_true", required=True)
         command.add_argument("--exclude", type=lambda text: text.split(","), default=[])
 flags = parser.parse_args()
+if flags.group == "compute":
+    sys.exit()
+if flags.source == "-":
+    pathlib.Path(flags.target).write_bytes(sys.stdin.buffer.read())
+    sys.exit()
+flags.target = pathlib.Path(flags.target)
 if flags.command == "rsync" and not flags.target.is_dir():
     sys.exit("ERROR: (gcloud.storage.rsync) Did not find existing container")
 if flags.source.startswith("gs://"):
@@ -95,24 +111,27 @@ class TpuVm:
 
     Attributes:
       home: where the script puts things.
-      site: what the script finds.
     """
 
     def __init__(
-        self, folder: pathlib.Path, *, is_bare: bool = False, installs: bool = False
+        self,
+        folder: pathlib.Path,
+        metadata: str,
+        *,
+        is_bare: bool = False,
+        installs: bool = False,
     ):
         """Makes one.
 
         Args:
           folder: of all that is on it; empty.
+          metadata: address of its metadata server.
           is_bare: whether Python and make are yet to be installed.
           installs: whether all but `gcloud` and `apt-get` is this machine's, so that
             the environment is really made.
         """
         self.home = folder / "home"
-        self.site = dataclasses.replace(
-            startup.TPU_VM, home=shlex.quote(str(self.home))
-        )
+        self._metadata = metadata
         self._folder, self._said = folder, folder / "said"
         self._path, self._to_install = folder / "bin", folder / "packages"
         for made in (self._path, self._to_install):
@@ -124,7 +143,8 @@ class TpuVm:
             return
         for name in _IMAGE:
             (self._path / name).symlink_to(str(shutil.which(name)))
-        self._write(self._path / "sleep", "", "/bin/sh")
+        # Nobody lives to see the deadline, unless it is over.
+        self._write(self._path / "sleep", '[ "$1" -lt 100 ]\n', "/bin/sh")
         self.make_does()
         if not is_bare:
             (self._path / "make").symlink_to(self._to_install / "make")
@@ -172,8 +192,7 @@ class TpuVm:
         kept = {n: v for n, v in os.environ.items() if n != "PYTHONPATH"}
         told = {
             "PATH": f"{self._path}{self._others}",
-            "TPU_WORKER_ID": "0",
-            "TPU_WORKER_HOSTNAMES": "127.0.0.1",
+            "GCE_METADATA_HOST": self._metadata,
         }
         return subprocess.run(
             [path],
@@ -207,35 +226,27 @@ class TpuVm:
         path.chmod(0o755)
 
 
-def shipped(checkout: pathlib.Path, model_dir: str, store) -> Mapping[str, str]:
-    """Ships the bundle of a checkout; returns what a script is told of it."""
+def shipped(checkout: pathlib.Path, model_dir: str, store) -> Code:
+    """Ships the bundle of a checkout; returns where it is."""
     bundle = make_bundle(checkout)
     bundle.ship(store)
-    ship = bundle.operation(model_dir)
-    return {"bundle_url": ship.url, "bundle_digest": ship.sha256}
+    return bundle.code(model_dir)
 
 
 def script(
     vm: TpuVm,
     model_dir: str,
-    told: Mapping[str, str],
+    code: Code,
     command: Sequence[str],
     fetch: Mapping[str, str] | None = None,
     left_out: Mapping[str, str] | None = None,
+    deadline: int = DEADLINE,
 ) -> str:
     """Returns the startup script of a trainer of one worker."""
-    return startup.startup_script(
-        name=f"{RUN}-trainer-001",
-        run=RUN,
-        role="trainer",
-        attempt=1,
-        slices=1,
-        hosts=1,
-        model_dir=model_dir,
-        deadline=DEADLINE,
-        fetch=fetch or {},
-        left_out=left_out or {},
-        command=command,
-        site=vm.site,
-        **told,
+    config = LaunchConfig(project="p", zone="z", fetch=fetch or {})
+    role = Role(
+        *(TRAINER, slices.parse("v4-8"), 1, config.provisioning, tuple(command), "z"),
+        left_out or {},
     )
+    run = Run(RUN, model_dir, (role,), code, config)
+    return startup.startup_script(run, role, NAME, deadline, str(vm.home))

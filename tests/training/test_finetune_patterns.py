@@ -1,14 +1,19 @@
-"""Fine-tuning on answers that are regular expressions."""
+"""Fine-tuning on answers that are regular expressions, or nowhere."""
 
 import dataclasses
+import logging
 import re
 
 import numpy as np
+import pytest
 
 from realm_jax.data.examples import write_examples
 from realm_jax.data.questions import question_examples, read_questions
+from realm_jax.errors import BadInputError
 from realm_jax.metrics.metrics_file import read_metrics
+from realm_jax.storage import open_store
 from realm_jax.training import finetune
+from realm_jax.training.checkpoint_manifests import finished_steps
 from tests import tiny_world
 from tests.tiny_world import LENGTHS, NEVER, silent
 from tests.training.test_finetune import inputs_of
@@ -24,6 +29,10 @@ def with_patterns(world, corpus, task):
         )
         for q in read_questions(world.questions, "train")
     ]
+    with_questions(corpus, task, questions)
+
+
+def with_questions(corpus, task, questions):
     arrays = question_examples(
         questions, corpus.vocabulary, query_length=LENGTHS.query, max_pattern_length=32
     )
@@ -49,6 +58,25 @@ def test_patterns_are_learned_from_as_the_answers_they_match(
     np.testing.assert_array_equal(found.block_has_answer, exact.block_has_answer)
     np.testing.assert_array_equal(found.span_is_answer, exact.span_is_answer)
     assert exact.block_has_answer.any(axis=1).all()
+
+
+def test_how_many_questions_can_be_learned_from_is_said_first(
+    world, corpus, tmp_path, monkeypatch, caplog
+):
+    asked = read_questions(world.questions, "train")
+    lost = [dataclasses.replace(q, answers=("nowhere at all",)) for q in asked]
+    with_questions(corpus, "lost", lost)
+    config = tiny_world.finetune_config(world, tmp_path, task="lost")
+    with pytest.raises(BadInputError, match=f"got none for {len(lost)} of {len(lost)}"):
+        finetune.run(config, silent, NEVER)
+    assert not finished_steps(open_store(tmp_path))
+    half = len(asked) // 2
+    with_questions(corpus, "half", [*lost[:half], *asked[half:]])
+    with caplog.at_level(logging.INFO, "realm_jax.training.answer_coverage"):
+        config = tiny_world.finetune_config(world, tmp_path, task="half")
+        inputs_of(monkeypatch, config)
+    share = 100 * (len(asked) - half) / len(asked)
+    assert f"{share:.1f}% of {len(asked)} questions have an answer" in caplog.text
 
 
 def test_a_run_on_patterns_ends(world, corpus, tmp_path):

@@ -1,0 +1,84 @@
+"""Processes of a job meet before JAX starts; threads stand in for them."""
+
+import functools
+import logging
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tpu_launch.backends import local
+
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.multihost import HostsConfig, join
+from realm_jax.rendezvous import meet, split_address
+from tests.waiting import PATIENCE, wait_until
+
+
+@pytest.fixture
+def attend():
+    """Starts a process of a job of three at a free port; returns its future."""
+    address, stop = ("127.0.0.1", local.free_port()), threading.Event()
+    with ThreadPoolExecutor() as pool:
+        yield functools.partial(_attend, pool, address, stop)
+        stop.set()
+
+
+def _attend(pool, address, stop, number, seconds=PATIENCE, every=PATIENCE):
+    call = functools.partial(meet, seconds=seconds, stop=stop, every=every)
+    return pool.submit(call, address, address[0], number, 3)
+
+
+def test_all_go_on_when_all_are_there(attend):
+    for future in [attend(number) for number in (2, 0, 1)]:
+        future.result(PATIENCE)
+
+
+def test_who_is_waited_for_is_said_and_ends_all(attend, caplog):
+    with caplog.at_level(logging.WARNING):
+        first = attend(0, seconds=2.0, every=0.05)
+        other = attend(2, every=0.05)
+        wait_until(lambda: caplog.text.count("waiting for process 1 for") > 3)
+        for future in (first, other):
+            with pytest.raises(BadInputError, match="but process 1 did not come;"):
+                future.result(PATIENCE)
+    assert "processes 1, 2" not in str(first.exception())
+
+
+def test_process_0_may_be_the_missing_one(attend):
+    with pytest.raises(BadInputError, match="but process 0 did not come;"):
+        attend(1, seconds=0.05).result(PATIENCE)
+    with pytest.raises(BadInputError, match="but processes 1, 2 did not come;"):
+        attend(0, seconds=0.05).result(PATIENCE)
+
+
+def test_waiting_can_be_stopped():
+    stop = threading.Event()
+    stop.set()
+    address = ("127.0.0.1", local.free_port())
+    for number in (0, 1):
+        with pytest.raises(StoppedError, match="waiting for process"):
+            meet(address, address[0], number, 2, seconds=PATIENCE, stop=stop)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.2", "10.0.0.2:", ":8476", "x:y", "x:0"])
+def test_an_address_without_host_or_port_is_bad_input(address, monkeypatch):
+    for name, value in (("NUM_PROCESSES", "2"), ("PROCESS_ID", "0")):
+        monkeypatch.setenv(f"JAX_{name}", value)
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", address)
+    with pytest.raises(BadInputError, match="as host:port of process 0"):
+        join(HostsConfig())
+
+
+def test_addresses_are_split():
+    assert split_address("a.b:8476") == ("a.b", 8476)
+    assert split_address("[::1]:1") == ("::1", 1)
+
+
+def test_a_taken_port_is_bad_input(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name, value in local.environment(0, 2, port, 1).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(BadInputError, match=f"free port .*127.0.0.1:{port}, got"):
+            join(HostsConfig())

@@ -1,0 +1,430 @@
+"""GKE: the JobSet of a run, and what is asked of the cluster by the real client."""
+
+import dataclasses
+import hashlib
+import io
+import json
+import re
+import signal
+import subprocess
+import tarfile
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kubernetes.config import kube_config
+
+from realm_jax.errors import BadInputError, NotReadyError, StoppedError
+from tests.tpu_launch import launching
+from tests.tpu_launch.fake_kubernetes import Cluster, RefusedError, require_valid, serve
+from tpu_launch import gke, jobset
+from tpu_launch.gke import Gke
+from tpu_launch.run import BUILDER, TRAINER, Code, EngineState, Run, RunFailedError
+
+RUN = launching.run()
+SETTINGS = {
+    "fetch": {"gs://bucket/wiki": "/data/wiki", "gs://bucket/more": "/data/more"},
+    "provisioning": "spot",
+    "service_account": "realm",
+    "priority": "high",
+    "queue": "tpus",
+    "grace_seconds": 25,
+}
+NEVER = threading.Event()
+
+
+def manifest(run: Run) -> dict[str, Any]:
+    return yaml.safe_load(jobset.manifest(run))
+
+
+def job_of(body: Mapping[str, Any], role: str) -> dict[str, Any]:
+    (job,) = [one for one in body["spec"]["replicatedJobs"] if one["name"] == role]
+    return job
+
+
+def pod_of(body: Mapping[str, Any], role: str) -> dict[str, Any]:
+    return job_of(body, role)["template"]["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        launching.run("v4-128", "v4-32", **SETTINGS),
+        launching.run("v6e-64", "", num_slices=2),
+        launching.run("tpu7x-128", "v5litepod-1", 64, reservation="r"),
+    ],
+)
+def test_the_cluster_accepts_what_is_printed(run):
+    body = manifest(run)
+    require_valid(body)
+    # It needs no cluster.
+    assert yaml.safe_load(Gke("default").describe(run)) == body
+    pod_of(body, TRAINER)["gracePeriod"] = 60
+    with pytest.raises(RefusedError, match="strict decoding error"):
+        require_valid(body)
+
+
+def job_failure(job: dict[str, Any], container: str, code: int, condition: str):
+    """Reason and message of a Job's failure by a pod, as in pod_failure_policy.go.
+
+    None if the pod is replaced.
+    """
+    spec, pod = job["template"]["spec"], "default/realm-2-trainer-0-3-abcde"
+    for index, rule in enumerate(spec["podFailurePolicy"]["rules"]):
+        exits, conditions = rule.get("onExitCodes"), rule.get("onPodConditions", ())
+        how = f"matching {rule['action']} rule at index {index}"
+        if exits and exits["containerName"] == container and code in exits["values"]:
+            message = (
+                f"Container {container} for pod {pod} failed with exit code {code}"
+            )
+        elif condition in [one["type"] for one in conditions]:
+            message = f"Pod {pod} has condition {condition}"
+        else:
+            continue
+        failed = "PodFailurePolicy", f"{message} {how}"
+        return None if rule["action"] == "Ignore" else failed
+    if spec.get("backoffLimitPerIndex", spec.get("backoffLimit", 6)):
+        return None
+    return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+
+
+def action(body: dict[str, Any], role: str, reason: str, message: str) -> str:
+    """What becomes of a JobSet by a failed Job, as in JobSet's failure_policy.go."""
+    for rule in body["spec"]["failurePolicy"]["rules"]:
+        patterns = rule.get("onJobFailureMessagePatterns", [""])
+        if (
+            reason in rule.get("onJobFailureReasons", [reason])
+            and any(re.search(pattern, message) for pattern in patterns)
+            and role in rule.get("targetReplicatedJobs", [role])
+        ):
+            return rule["action"]
+    return "RestartJobSet"
+
+
+PREEMPTED = "DisruptionTarget"
+REPLACED = "the pod is replaced"
+UNCOUNTED = "RestartJobSetAndIgnoreMaxRestarts"
+
+
+@pytest.mark.parametrize(
+    ("container", "code", "condition", "trainer", "builder"),
+    [
+        ("realm", 2, "", "FailJobSet", "FailJobSet"),
+        ("realm", 75, "", REPLACED, REPLACED),
+        ("realm", 137, PREEMPTED, UNCOUNTED, REPLACED),
+        ("realm", 143, PREEMPTED, UNCOUNTED, REPLACED),
+        # The workers beside the one that is preempted stop with it.
+        ("realm", 143, "", UNCOUNTED, REPLACED),
+        ("realm", 129, "", UNCOUNTED, REPLACED),
+        ("realm", 1, "", "RestartJobSet", REPLACED),
+        ("realm", 134, "", "RestartJobSet", REPLACED),
+        # tar and apt exit with 2 as well.
+        ("fetch", 2, "", "RestartJobSet", REPLACED),
+        ("install", 2, "", "RestartJobSet", REPLACED),
+    ],
+)
+def test_exit_codes_are_the_contract(container, code, condition, trainer, builder):
+    body = manifest(RUN)
+    for role, becomes in ((TRAINER, trainer), (BUILDER, builder)):
+        failure = job_failure(job_of(body, role), container, code, condition)
+        assert (action(body, role, *failure) if failure else REPLACED) == becomes
+
+
+def test_what_ends_the_run():
+    body = manifest(launching.run(deadline_hours=1.5, max_restarts=7, ttl_hours=0.5))
+    over = ("DeadlineExceeded", "Job was active longer than specified deadline")
+    for role in (TRAINER, BUILDER):
+        assert job_of(body, role)["template"]["spec"]["activeDeadlineSeconds"] == 5400
+        assert action(body, role, *over) == "FailJobSet"
+    builder = job_of(body, BUILDER)["template"]["spec"]
+    assert (builder["backoffLimitPerIndex"], builder["maxFailedIndexes"]) == (7, 0)
+    gave_up = ("MaxFailedIndexesExceeded", "Job has exceeded the specified maximal")
+    assert action(body, BUILDER, *gave_up) == "FailJobSet"
+    assert body["spec"]["failurePolicy"]["maxRestarts"] == 7
+    assert body["spec"]["ttlSecondsAfterFinished"] == 1800
+    # Nothing waits for the builder.
+    assert body["spec"]["successPolicy"]["targetReplicatedJobs"] == [TRAINER]
+
+
+def test_pods_are_the_hosts_of_slices():
+    body = manifest(launching.run("v6e-64", "v6e-8", num_slices=2))
+    trainer, builder = job_of(body, TRAINER), job_of(body, BUILDER)
+    assert (trainer["replicas"], builder["replicas"]) == (2, 1)
+    spec = trainer["template"]["spec"]
+    assert (spec["parallelism"], spec["completions"]) == (16, 16)
+    # A single host is no node pool of its own.
+    placement = trainer["template"]["metadata"]["annotations"]
+    assert [*placement.values()] == ["cloud.google.com/gke-nodepool"]
+    assert "metadata" not in builder["template"]
+    pod, single = pod_of(body, TRAINER), pod_of(body, BUILDER)
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
+        "cloud.google.com/gke-tpu-topology": "8x8",
+    }
+    assert [p.get("hostNetwork") for p in (pod, single)] == [True, None]
+    for role, slices, chips in ((TRAINER, "2", 4), (BUILDER, "1", 8)):
+        (container,) = pod_of(body, role)["containers"]
+        assert container["resources"]["limits"] == {"google.com/tpu": chips}
+        # Each role is a job of its own, whatever GKE would inject.
+        values = {one["name"]: one.get("value") for one in container["env"]}
+        assert values["MEGASCALE_NUM_SLICES"] == slices
+        host = f"{RUN.id}-{role}-0-0.{RUN.id}"
+        assert values["MEGASCALE_COORDINATOR_ADDRESS"] == host
+
+
+def test_settings_reach_the_pods():
+    body = manifest(launching.run(num_slices=2, **SETTINGS))
+    labels = body["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "tpus"
+    assert labels["kueue.x-k8s.io/max-exec-time-seconds"] == "86400"
+    pod = pod_of(body, TRAINER)
+    assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+    assert "cloud.google.com/gke-spot" in [one["key"] for one in pod["tolerations"]]
+    assert pod["terminationGracePeriodSeconds"] == 25
+    assert (pod["priorityClassName"], pod["serviceAccountName"]) == ("high", "realm")
+    # Workload Identity does not reach the network of the host.
+    assert "hostNetwork" not in pod
+    mounts = {m["mountPath"]: m for m in pod["containers"][0]["volumeMounts"]}
+    assert mounts["/data/more"]["subPath"] == "fetched/1"
+    reserved = manifest(launching.run(provisioning="reserved", reservation="mine"))
+    selector = pod_of(reserved, TRAINER)["nodeSelector"]
+    assert selector["cloud.google.com/reservation-name"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("machines", "said"),
+    [
+        ({"trainer": "v2-8"}, "of v3 to TPU7x for the trainer on GKE, got v2-8"),
+        ({"builder": "cpu"}, "for the builder on GKE, got cpu"),
+        ({"provisioning": "reserved"}, "name of a reservation, .* got none"),
+    ],
+)
+def test_what_gke_lacks_is_refused(machines, said):
+    with pytest.raises(BadInputError, match=said):
+        manifest(launching.run(**machines))
+
+
+def expand(text: str) -> str:
+    """What Kubernetes makes of an argument, as its expand.go has it."""
+    return re.sub(r"\$\$|\$\([^)]*\)", lambda m: "$" if m[0] == "$$" else "?", text)
+
+
+@settings(max_examples=15)
+@given(st.text("$()aé=\"'\\ #:{}\n", max_size=12))
+def test_arguments_arrive_as_they_are(text):
+    roles = [dataclasses.replace(RUN.roles[0], command=("pretrain", text))]
+    pod = pod_of(manifest(dataclasses.replace(RUN, roles=(*roles,))), TRAINER)
+    assert [*map(expand, pod["containers"][0]["args"])] == ["pretrain", text]
+
+
+@pytest.mark.full
+def test_a_pod_unpacks_the_code_and_becomes_the_command(tmp_path):
+    """The scripts run, with a folder in place of /realm and programs that pretend."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as archive:
+        archive.add(__file__, "code.py")
+    (tmp_path / "archive").write_bytes(data.getvalue())
+    right = hashlib.sha256(data.getvalue()).hexdigest()
+    programs = tmp_path / "code/.venv/bin"
+    programs.mkdir(parents=True)
+    for name, text in {
+        "gcloud": 'echo "$@" >> calls; [ "$2" != cp ] || cp "$3" "$4"',
+        "python": 'trap "exit 143" TERM; for word; do echo "$word"; done\n'
+        "while :; do sleep 0.01; done",
+    }.items():
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / name).chmod(0o755)
+
+    def start(container: dict[str, Any]) -> subprocess.Popen:
+        words = [*map(expand, container["command"] + container.get("args", []))]
+        words = [re.sub(r"/realm(?=/)", str(tmp_path), word) for word in words]
+        path = {"PATH": f"{programs}:/usr/bin:/bin"}
+        return subprocess.Popen(words, cwd=tmp_path, env=path, stdout=subprocess.PIPE)
+
+    run = launching.run(fetch={"gs://b/wiki": f"{tmp_path}/wiki, all"})
+    for digest, exit_code in ((right, 0), ("0" * 64, 1)):
+        run = dataclasses.replace(run, code=Code(f"{tmp_path}/archive", digest))
+        fetching = start(pod_of(manifest(run), TRAINER)["initContainers"][0])
+        fetching.communicate()
+        assert fetching.returncode == exit_code
+    assert (tmp_path / "code/code.py").exists()
+    assert "rsync --recursive gs://b/wiki" in (tmp_path / "calls").read_text()
+    command = start(pod_of(manifest(RUN), TRAINER)["containers"][0])
+    said = [command.stdout.readline().decode().rstrip() for _ in range(5)]
+    assert said == ["-m", "realm_jax.cli.main", *launching.COMMANDS[TRAINER]]
+    command.send_signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
+@pytest.fixture
+def cluster():
+    return Cluster()
+
+
+@pytest.fixture
+def engine(cluster, monkeypatch):
+    monkeypatch.setattr(gke, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(gke, "_LINE_SECONDS", 0.01)
+    with serve(cluster) as api:
+        yield Gke("default", api)
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+def end(cluster: Cluster, kind: str, message: str) -> None:
+    condition = {"type": kind, "status": "True", "message": message}
+    cluster.jobsets[RUN.id]["status"] = {"conditions": [condition], "restarts": 2}
+
+
+def test_a_second_up_changes_nothing(cluster, engine, said):
+    run = launching.run(queue="tpus")
+    engine.up(run, said.append)
+    assert cluster.jobsets[run.id] == manifest(run)
+    # Kueue adds to it when it admits it.
+    pod_of(cluster.jobsets[run.id], TRAINER)["tolerations"].append({"key": "of-kueue"})
+    engine.up(run, said.append)
+    assert cluster.changes == 1
+    assert said == [
+        f"created JobSet {run.id}: trainer on 1 x v4-64, builder on 1 x v4-16",
+        f"JobSet {run.id} is there; nothing changed",
+    ]
+
+
+def test_up_does_not_change_what_is_there(cluster, engine, said):
+    engine.up(RUN, said.append)
+    with pytest.raises(BadInputError, match=r"settings with which JobSet .* `down`"):
+        engine.up(launching.run(grace_seconds=5), said.append)
+    end(cluster, "Failed", "it was bad")
+    with pytest.raises(RunFailedError, match="has failed: it was bad; `down`"):
+        engine.up(RUN, said.append)
+    end(cluster, "Completed", "all done")
+    engine.up(RUN, said.append)
+    assert said[-1] == f"JobSet {RUN.id} is Completed: all done"
+    cluster.jobsets[RUN.id]["metadata"]["deletionTimestamp"] = "now"
+    with pytest.raises(NotReadyError, match="being deleted"):
+        engine.up(RUN, said.append)
+    assert cluster.changes == 1
+
+
+def test_down_waits_until_all_is_gone(cluster, engine, said):
+    engine.up(RUN, said.append)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StoppedError):
+        engine.down(RUN.id, said.append, stop)
+    engine.down(RUN.id, said.append, NEVER)
+    assert cluster.jobsets == {}
+    assert cluster.changes == 2
+    said.clear()
+    engine.down(RUN.id, said.append, NEVER)
+    assert (said, engine.state(RUN.id)) == ([], [])
+
+
+def add_pod(cluster: Cluster, role: str, host: int, phase: str, at: int, **status: Any):
+    labels = {
+        "jobset.sigs.k8s.io/jobset-name": RUN.id,
+        "jobset.sigs.k8s.io/replicatedjob-name": role,
+        "jobset.sigs.k8s.io/job-index": "0",
+        "batch.kubernetes.io/job-completion-index": str(host),
+    }
+    name, time = f"{RUN.id}-{role}-0-{host}-{at}", f"2026-01-01T00:00:{at:02}Z"
+    container = {"name": "realm", "state": {"running": {}}}
+    cluster.pods.append(
+        {
+            "metadata": {"name": name, "creationTimestamp": time, "labels": labels},
+            "status": {"phase": phase, "containerStatuses": [container], **status},
+        }
+    )
+    cluster.logs[name, "realm"] = f"host {host}\nat {at}"
+
+
+def test_status_is_that_of_the_jobset_and_its_newest_pods(cluster, engine):
+    engine.up(RUN, lambda _: None)
+    for host in range(8):
+        add_pod(cluster, TRAINER, host, "Failed", 0)
+        add_pod(cluster, TRAINER, host, "Running", 1)
+    unschedulable = {"type": "PodScheduled", "status": "False", "message": "no nodes"}
+    add_pod(cluster, BUILDER, 0, "Pending", 0, conditions=[unschedulable])
+    found = cluster.jobsets[RUN.id]
+    found["status"] = {"restarts": 1}
+    assert engine.state(RUN.id) == [
+        EngineState(TRAINER, f"{RUN.id}-trainer", "Running 8/8, 1 restart"),
+        EngineState(
+            BUILDER, f"{RUN.id}-builder", "Starting 0/2, 1 restart", "no nodes"
+        ),
+    ]
+    found["spec"]["suspend"] = True
+    assert engine.state(RUN.id)[0].message == "somebody has suspended it"
+    found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "tpus"
+    assert engine.state(RUN.id)[0].message.startswith("waits in the queue tpus")
+    end(cluster, "Failed", "it was bad")
+    (container,) = cluster.pods[1]["status"]["containerStatuses"]
+    container["state"] = {"terminated": {"exitCode": 2}}
+    trainer, _ = engine.state(RUN.id)
+    assert trainer.state == "Failed, 2 restarts"
+    assert trainer.message == "it was bad; realm has ended with exit code 2"
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_logs_are_those_of_the_newest_pods(cluster, engine, follow):
+    engine.up(RUN, lambda _: None)
+    end(cluster, "Completed", "")
+    for at in (0, 1):
+        for host in (0, 1):
+            add_pod(cluster, BUILDER, host, "Running", at)
+    assert sorted(engine.logs(RUN.id, None, None, follow, NEVER)) == [
+        *(("builder/0", "at 1"), ("builder/0", "host 0")),
+        *(("builder/1", "at 1"), ("builder/1", "host 1")),
+    ]
+    assert [*engine.logs(RUN.id, TRAINER, None, follow, NEVER)] == []
+    one = [line for _, line in engine.logs(RUN.id, BUILDER, 1, follow, NEVER)]
+    assert one == ["host 1", "at 1"]
+    assert [*engine.logs("another", None, None, follow, NEVER)] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"has_jobset": False}, BadInputError, "JobSet 0.12 or later in the cluster"),
+        ({"namespaces": set()}, BadInputError, "kubectl create namespace default"),
+        ({"queues": set()}, BadInputError, "a LocalQueue tpus .* got none"),
+        (
+            {"refusal": (403, "no", "x")},
+            NotReadyError,
+            r"\(403: no\); see `kubectl auth",
+        ),
+        ({"refusal": (500, "no", "x")}, NotReadyError, "refuses for now"),
+    ],
+)
+def test_what_a_cluster_lacks_is_one_line(cluster, engine, change, error, said):
+    for name, value in change.items():
+        setattr(cluster, name, value)
+    with pytest.raises(error, match=said) as caught:
+        engine.up(launching.run(queue="tpus"), lambda _: None)
+    assert "\n" not in str(caught.value)
+    assert cluster.changes == 0
+
+
+def test_no_cluster_is_one_line(tmp_path, monkeypatch):
+    path = tmp_path / "config"
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(path))
+    for text in ("", "{", "clusters: []"):
+        with pytest.raises(
+            BadInputError, match="a cluster in the kubeconfig, got none"
+        ):
+            Gke("default").state(RUN.id)
+        path.write_text(text)
+    with serve(Cluster()) as api:
+        gone = api.configuration.host
+    named = {"name": "x", "cluster": {"server": gone}, "context": {"cluster": "x"}}
+    known = {"clusters": [named], "contexts": [named], "current-context": "x"}
+    path.write_text(json.dumps(known))
+    with pytest.raises(NotReadyError, match=r"does not answer .*; run the same"):
+        Gke("default").state(RUN.id)

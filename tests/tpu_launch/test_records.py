@@ -1,0 +1,183 @@
+"""What a model directory says of a launch, and the commands that show it."""
+
+import json
+import threading
+import time
+
+import pytest
+from rich.console import Console
+
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.index.heartbeat import Heartbeat
+from realm_jax.storage import open_store
+from tpu_launch import __main__ as tpu_launch
+from tpu_launch import log_files, records, status
+from tpu_launch.log_files import MISSING, Tail, overlap, stored_lines
+from tpu_launch.records import LaunchRecord, Outcome
+from tpu_launch.run import BUILDER, TRAINER
+
+ROLES = {TRAINER: "2 processes", BUILDER: "1 process"}
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = open_store(tmp_path / "model")
+    where = {"logs": str(tmp_path / "logs")}
+    record = LaunchRecord("run-0a", "local", ROLES, 5.0, None, 100, where)
+    records.write_record(store, record)
+    assert records.read_record(store) == record
+    return store
+
+
+def shown(store, command, *more, code=0):
+    given = f'--gin.MODEL_DIR="{store.url()}"'
+    assert tpu_launch.main([command, given, *more]) == code
+
+
+@pytest.mark.parametrize("name", ["launch/run.json", "launch/trainer.json"])
+@pytest.mark.parametrize("data", [b"{", b"[]", b'{"state": "asleep"}'])
+def test_what_is_no_record(store, name, data):
+    store.write(name, data)
+    with pytest.raises(BadInputError, match="delete the file"):
+        status.read_status(store, 0.0)
+
+
+def test_a_run_is_shown_as_it_goes_on(store, capsys):
+    def state():
+        capsys.readouterr()
+        shown(store, "status", "--json")
+        return json.loads(capsys.readouterr().out)
+
+    found = state()
+    assert [role["state"] for role in found["roles"]] == ["starting", "starting"]
+    assert found["roles"][0]["step"] is None
+    Heartbeat(store, "trainer").beat(70, index_step=60)
+    Heartbeat(store, "index_builder").beat(
+        60, activity="embedding", blocks_done=30, num_blocks=120
+    )
+    store.write(
+        "metrics.jsonl",
+        b'{"step": 69, "stage": "pretrain", "loss": 1.5, "steps_per_second": 2.0}\n',
+    )
+    found = state()
+    assert [role["state"] for role in found["roles"]] == ["running", "running"]
+    assert (found["roles"][0]["step"], found["total_steps"]) == (70, 100)
+    assert (found["index_step"], found["index_age_steps"]) == (60, 10)
+    assert found["metrics"]["loss"] == 1.5
+    assert not found["is_over"]
+    shown(store, "status")
+    text = capsys.readouterr().out
+    for part in ("70 of 100", "loss 1.500", "10 steps old", "embeds 25 %: 30 of 120"):
+        assert part in text
+    line = status.in_one_line(status.read_status(store, time.time()))
+    assert line == (
+        "step 70/100  loss 1.500  index @60  trainer running  builder embedding 25%"
+    )
+    # Nobody has said a word for an hour.
+    late = status.read_status(store, time.time() + 3600)
+    assert [role.state for role in late.roles] == ["silent", "silent"]
+    records.write_outcome(store, TRAINER, Outcome(True, 0, "", 1.0))
+    records.write_outcome(store, BUILDER, Outcome(False, 2, "expected a", 1.0))
+    found = state()
+    assert [role["state"] for role in found["roles"]] == ["done", "failed"]
+    assert found["is_over"]
+    shown(store, "status", "--once")
+    assert "builder: expected a" in capsys.readouterr().out
+
+
+def test_words_of_an_earlier_launch_do_not_count(store):
+    Heartbeat(store, "trainer").beat(70)
+    record = records.read_record(store)
+    later = LaunchRecord(**{**vars(record), "time": time.time() + 60})
+    records.write_record(store, later)
+    assert status.read_status(store, time.time()).roles[0].state == "starting"
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_no_line_is_wrapped(store, width):
+    Heartbeat(store, "trainer").beat(70)
+    records.write_outcome(store, BUILDER, Outcome(False, 2, "expected " * 40, 1.0))
+    console = Console(width=width)
+    with console.capture() as written:
+        console.print(status.render(status.read_status(store, time.time())))
+    lines = written.get().splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) < 12
+
+
+def test_what_was_never_launched_is_one_line(tmp_path, capsys):
+    for command in ("status", "logs", "down"):
+        shown(open_store(tmp_path / "nothing"), command, code=2)
+        assert "expected a launched run in" in capsys.readouterr().err
+
+
+def test_down_is_for_runs_of_an_engine(store, capsys):
+    shown(store, "down", code=2)
+    assert "got one of this machine" in capsys.readouterr().err
+
+
+def test_logs_are_those_of_the_last_machines(store, tmp_path, capsys):
+    for name, text in (
+        ("trainer-1/0", "old\n"),
+        ("trainer-2/0", "new\n"),
+        ("trainer-2/1", "no end"),
+        ("builder-1/0", "beside\n"),
+        ("trainer-2/notes", "none\n"),
+    ):
+        path = tmp_path / "logs" / f"{name}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    shown(store, "logs")
+    assert capsys.readouterr().out.splitlines() == [
+        "builder/0 | beside",
+        "trainer/0 | new",
+        "trainer/1 | no end",
+    ]
+    shown(store, "logs", "--role=trainer", "--worker=1")
+    assert capsys.readouterr().out == "trainer/1 | no end\n"
+
+
+def test_followed_logs_end_with_what_is_written_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_files, "_POLL_SECONDS", 0.0)
+    store = open_store(tmp_path)
+    ends = iter([b"a\nb\n", b"a\nb\nc", b"a\nb\nc\nd"])
+    over = iter([False, False, True])
+
+    def is_over():
+        store.write("launch/logs/run-trainer-1/0.log", next(ends))
+        return next(over)
+
+    lines = stored_lines(
+        *(store, "launch/logs", None, None, True, threading.Event()), is_over
+    )
+    assert [line for _, line in lines] == ["a", "b", "c", "d"]
+
+
+def test_reading_ends_with_ctrl_c(store, monkeypatch):
+    stop = threading.Event()
+    stop.set()
+    from tpu_launch import logs
+
+    given = [f'--gin.MODEL_DIR="{store.url()}"', "--follow"]
+    with pytest.raises(StoppedError, match="the run goes on"):
+        logs.main(given, stop)
+
+
+def test_a_log_is_put_together_from_its_ends():
+    """Against the log itself, of which each look sees the end, cut at a line."""
+    lines = [f"line {n % 3} of {n // 7}".encode() for n in range(300)]
+    whole, tail, found, written = b"\n".join(lines) + b"\n", Tail(), [], 0
+    for written in [*range(0, len(whole), 97), len(whole)]:
+        end = whole[max(0, written - 400) : written]
+        if written > 400:
+            end = end[end.find(b"\n") + 1 :]
+        found += tail.see(end, is_last=written == len(whole))
+    assert found == [line.decode() for line in lines]
+
+
+def test_what_was_overwritten_between_two_looks_is_marked():
+    tail = Tail()
+    assert tail.see(b"a\nb\n", is_last=False) == ["a", "b"]
+    assert tail.see(b"x\ny\n", is_last=False) == [MISSING, "x", "y"]
+    assert overlap(b"a\nb\n", b"b\nc\n") == 2
+    assert overlap(b"ab\n", b"b\nc\n") == 0

@@ -1,1 +1,0 @@
-"""Backends that carry out operations: the Cloud TPU API, `gcloud`, this machine."""

@@ -1,0 +1,264 @@
+"""Runs the processes of a job, and starts them again: the one restart loop.
+
+A TPU VM runs its one process by it, `local` all processes of a stage. On GKE the same
+rules stand in the manifest (`gke.py`). What an exit code means is said by `Ended`.
+"""
+
+import contextlib
+import dataclasses
+import enum
+import os
+import pathlib
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from realm_jax.errors import BadInputError
+
+BAD_INPUT, NOT_READY = 2, os.EX_TEMPFAIL
+STOPPED = (129, 130, 143)
+_STOPPED = 128 + signal.SIGTERM
+
+
+class Ended(enum.Enum):
+    """What the exit code of a `realm` command means.
+
+    Attributes:
+      DONE: 0.
+      BAD_INPUT: 2; it would be refused again.
+      NOT_READY: 75; another job is late, or the bucket is away.
+      STOPPED: 129, 130 or 143; it was asked to stop, and has saved.
+      CRASHED: any other.
+    """
+
+    DONE = enum.auto()
+    BAD_INPUT = enum.auto()
+    NOT_READY = enum.auto()
+    STOPPED = enum.auto()
+    CRASHED = enum.auto()
+
+    @staticmethod
+    def by(code: int) -> "Ended":
+        """Returns the meaning of an exit code."""
+        known = {0: Ended.DONE, BAD_INPUT: Ended.BAD_INPUT, NOT_READY: Ended.NOT_READY}
+        return known.get(code, Ended.STOPPED if code in STOPPED else Ended.CRASHED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A program to run.
+
+    Attributes:
+      arguments: program and arguments.
+      environment: its whole environment.
+      log: file to which its output is appended.
+    """
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    log: pathlib.Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """Waiting times, in seconds.
+
+    Attributes:
+      backoff: before the first restart after a crash; doubled before each further one
+        at the same place.
+      longest_backoff: upper bound of the backoff.
+      waiting: before a restart that is no failure.
+      saving: for processes that were asked to save and end.
+      settling: for the others once a process has ended; JAX ends them.
+      poll: between two looks.
+    """
+
+    backoff: float = 20.0
+    longest_backoff: float = 300.0
+    waiting: float = 60.0
+    saving: float = 60.0
+    settling: float = 10.0
+    poll: float = 0.5
+
+
+class Group:
+    """Processes that work together, each with its children in a process group."""
+
+    def __init__(self, commands: Sequence[Command]):
+        """Starts them.
+
+        Raises:
+          BadInputError: a program cannot be run.
+        """
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for command in commands:
+                self._processes.append(_start(command))
+        except OSError as error:
+            self.kill()
+            raise BadInputError(
+                f"expected a program that can be run, got {command.arguments[0]} "
+                f"({error.strerror}); see whether the installation is whole"
+            ) from error
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, in the order of the commands."""
+        return [process.pid for process in self._processes]
+
+    def code(self) -> int | None:
+        """Returns the exit code that tells most, None while all run or end with 0.
+
+        One process's exit makes the others fail: bad input and requests to stop come
+        before crashes.
+        """
+        codes = [process.poll() for process in self._processes]
+        ended = [shell_code(code) for code in codes if code]
+        if ended:
+            order = (Ended.BAD_INPUT, Ended.NOT_READY, Ended.STOPPED, Ended.CRASHED)
+            return min(ended, key=lambda code: order.index(Ended.by(code)))
+        return 0 if None not in codes else None
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until all have ended; returns whether they have."""
+        until = time.monotonic() + seconds
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return False
+        return True
+
+    def ask(self) -> None:
+        """Asks those that run to save and end, with SIGTERM."""
+        for process in self._processes:
+            process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> int:
+        """Kills what is left, children too, for they may hold devices.
+
+        Returns:
+          The exit code, as of `code`.
+        """
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return self.code() or 0
+
+
+def keep_running(
+    commands: Sequence[Command],
+    *,
+    is_over: Callable[[], bool],
+    is_done: Callable[[], bool],
+    reached: Callable[[], object],
+    stop: threading.Event,
+    say: Callable[[str], None],
+    max_restarts: int,
+    pace: Pace,
+) -> int:
+    """Runs processes until their work has ended, and leaves none of them behind.
+
+    They are started again after a crash, while it is not `max_restarts` times at the
+    same place; and without counting after a code that says that nothing has failed.
+
+    Args:
+      commands: the processes, which work together.
+      is_over: whether the work must end, although no process says so; they are then
+        asked to save and end.
+      is_done: whether exit code 0 means that the work is done. An index builder ends
+        with 0 also when its trainer has gone.
+      reached: value that changes with progress; it may raise OSError or BadInputError,
+        while the model directory does not answer, and then nothing is counted.
+      stop: set when asked to stop.
+      say: prints a message.
+      max_restarts: restarts at the same place.
+      pace: waiting times.
+
+    Returns:
+      The exit code: 0 if done, 143 if the work must end.
+
+    Raises:
+      BadInputError: a program cannot be run.
+    """
+    in_vain, place = 0, object()
+    while not (stop.is_set() or is_over()):
+        code = _run_once(commands, is_over, stop, say, pace)
+        ended = Ended.by(code)
+        if stop.is_set() or is_over() or ended is Ended.BAD_INPUT:
+            return code
+        if ended is Ended.DONE and is_done():
+            return 0
+        seconds = pace.waiting
+        if ended is Ended.CRASHED:
+            with contextlib.suppress(OSError, BadInputError):
+                before, place = place, reached()
+                in_vain = in_vain + 1 if place == before else 1
+            if in_vain > max_restarts:
+                return code
+            seconds = pace.backoff * 2 ** max(0, in_vain - 1)
+            seconds = min(seconds, pace.longest_backoff)
+        say(f"ended with code {code}; starting again in {seconds:.0f} s")
+        until = time.monotonic() + seconds
+        while not is_over() and (left := until - time.monotonic()) > 0:
+            if stop.wait(min(pace.poll, left)):
+                break
+    return _STOPPED
+
+
+def _run_once(
+    commands: Sequence[Command],
+    is_over: Callable[[], bool],
+    stop: threading.Event,
+    say: Callable[[str], None],
+    pace: Pace,
+) -> int:
+    """Runs the processes once; returns the exit code that tells most."""
+    group = Group(commands)
+    say(f"started process {', '.join(map(str, group.pids))}")
+    try:
+        while (code := group.code()) is None and not (stop.is_set() or is_over()):
+            stop.wait(pace.poll)
+        if code is None:
+            group.ask()
+            group.wait(pace.saving)
+        elif Ended.by(code) is Ended.STOPPED:
+            # It was asked alone; JAX has the others save at the same step.
+            group.wait(pace.saving)
+        else:
+            group.wait(pace.settling)
+    finally:
+        code = group.kill()
+    return code
+
+
+def _start(command: Command) -> subprocess.Popen[bytes]:
+    with command.log.open("ab") as output:
+        return subprocess.Popen(
+            command.arguments,
+            env=command.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+
+
+def shell_code(code: int) -> int:
+    """Returns an exit code as a shell reports it: 128 + n for signal n."""
+    return code if code >= 0 else 128 - code
+
+
+def last_line(log: pathlib.Path) -> str:
+    """Returns the last line of a log, "" if there is none."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - (1 << 16)))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except FileNotFoundError:
+        return ""
+    return lines[-1].removeprefix("error: ") if lines else ""

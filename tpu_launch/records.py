@@ -1,0 +1,220 @@
+"""Reads and writes what a model directory says of the launch of its run.
+
+    launch/run.json                  what was launched, and where
+    launch/<role>.json               how the work of a role has ended
+    launch/logs/<name>/<worker>.log  the end of what a worker's command has written
+
+`up` and `local` write the first, the workers of TPU VMs and `local` the others. GKE
+keeps ends and logs itself.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from realm_jax.errors import BadInputError
+from realm_jax.index.heartbeat import JobStatus, read_heartbeat
+from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
+from realm_jax.manifests import parse_json
+from realm_jax.storage import AlreadyExistsError, MissingObjectError, Store
+from realm_jax.training.checkpoint_manifests import finished_steps
+from tpu_launch.run import BUILDER, TRAINER
+
+GKE, TPU_VM, LOCAL = "gke", "tpu_vm", "local"
+HEARTBEATS: Mapping[str, str] = {TRAINER: "trainer", BUILDER: "index_builder"}
+"""The names by which the jobs of the roles write their heartbeats."""
+
+_RUN = "launch/run.json"
+LOGS = "launch/logs"
+"""Folder of the logs of TPU VMs."""
+
+# Size of a log in the model directory.
+_TAIL_BYTES = 256 << 10
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchRecord:
+    """What was launched, and where.
+
+    Attributes:
+      id: id of the run.
+      backend: "gke", "tpu_vm" or "local".
+      roles: role -> its machines, in words.
+      time: time of the launch, in Unix seconds.
+      deadline: time at which everything is given back, in Unix seconds; None: never.
+      total_steps: number of training steps, None if not known.
+      where: what the backend needs to find the run: the namespace, or project and
+        zones.
+    """
+
+    id: str
+    backend: str
+    roles: Mapping[str, str]
+    time: float
+    deadline: float | None = None
+    total_steps: int | None = None
+    where: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How the work of a role has ended.
+
+    Attributes:
+      done: whether it is done; it has failed otherwise.
+      code: exit code.
+      message: the last line of its command's output, if it has failed.
+      time: time in Unix seconds.
+    """
+
+    done: bool
+    code: int
+    message: str
+    time: float
+
+
+def write_record(store: Store, record: LaunchRecord) -> None:
+    """Writes what was launched, in place of what was launched before."""
+    store.write(_RUN, json.dumps(dataclasses.asdict(record), indent=1).encode())
+
+
+def is_launched(store: Store) -> bool:
+    """Returns whether a run was launched in a model directory."""
+    return store.exists(_RUN)
+
+
+def read_record(store: Store) -> LaunchRecord:
+    """Returns what was launched in a model directory.
+
+    Raises:
+      BadInputError: nothing was, or the file is malformed.
+    """
+    record = _read(store, _RUN, LaunchRecord)
+    if record is None:
+        raise BadInputError(
+            f"expected a launched run in {store.url()}, found none; give the MODEL_DIR "
+            "that `up` was given"
+        )
+    return record
+
+
+def write_outcome(store: Store, role: str, outcome: Outcome) -> None:
+    """Writes how the work of a role has ended, unless that is already said."""
+    # The first of several workers knows the cause.
+    with contextlib.suppress(AlreadyExistsError):
+        store.create(
+            outcome_name(role), json.dumps(dataclasses.asdict(outcome)).encode()
+        )
+
+
+def read_outcome(store: Store, role: str) -> Outcome | None:
+    """Returns how the work of a role has ended, or None.
+
+    Raises:
+      BadInputError: the file is malformed.
+    """
+    return _read(store, outcome_name(role), Outcome)
+
+
+def outcomes(store: Store) -> dict[str, Outcome]:
+    """Returns how the roles have ended that have.
+
+    Raises:
+      BadInputError: a file is malformed.
+    """
+    found = {role: read_outcome(store, role) for role in (TRAINER, BUILDER)}
+    return {role: outcome for role, outcome in found.items() if outcome}
+
+
+def has_ended(store: Store) -> bool:
+    """Returns whether a run is over: its trainer is done, or a role has failed.
+
+    Raises:
+      BadInputError: a file is malformed.
+    """
+    ended = outcomes(store)
+    return TRAINER in ended or any(not one.done for one in ended.values())
+
+
+def forget_outcomes(store: Store) -> None:
+    """Has the run begin again where it has ended."""
+    for role in (TRAINER, BUILDER):
+        store.delete(outcome_name(role))
+
+
+def heartbeat(store: Store, role: str) -> JobStatus | None:
+    """Returns the last heartbeat of a role's job; None also if it is malformed."""
+    with contextlib.suppress(BadInputError):
+        return read_heartbeat(store, HEARTBEATS[role])
+    return None
+
+
+def reached(store: Store, role: str) -> object:
+    """Returns a value that changes with the progress of a role.
+
+    Raises:
+      BadInputError: the directory cannot be read.
+      UnavailableStoreError: the directory is unavailable.
+    """
+    if role == TRAINER:
+        # The command would resume from its newest checkpoint.
+        return max(finished_steps(store), default=0)
+    beat = heartbeat(store, role)
+    return (beat.step, beat.extra.get("blocks_done", 0)) if beat else None
+
+
+def has_built_all(store: Store) -> bool:
+    """Returns whether the newest retriever has an index, or was refused one.
+
+    Raises:
+      BadInputError: the directory cannot be read.
+      UnavailableStoreError: the directory is unavailable.
+    """
+    newest = SnapshotSeries(store, RETRIEVER_SERIES).latest_step()
+    if newest is None or newest in SnapshotSeries(store, INDEX_SERIES).steps():
+        return True
+    builder = heartbeat(store, BUILDER)
+    return builder is not None and str(newest) in builder.extra.get("refused", ())
+
+
+def write_log(store: Store, name: str, worker: int, log: pathlib.Path) -> None:
+    """Writes the end of a worker's log, from the beginning of a line.
+
+    Args:
+      store: the model directory.
+      name: name of the worker's slices.
+      worker: number of the worker.
+      log: its log, if there is one yet.
+    """
+    if log.exists():
+        store.write(f"{LOGS}/{name}/{worker}.log", tail(log))
+
+
+def tail(log: pathlib.Path) -> bytes:
+    """Returns the last 256 KiB of a log, from the beginning of a line."""
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL_BYTES))
+        data = file.read()
+    return data[data.find(b"\n") + 1 :] if size > _TAIL_BYTES else data
+
+
+def outcome_name(role: str) -> str:
+    """Returns the name of the object that says how a role has ended."""
+    return f"launch/{role}.json"
+
+
+def _read(store: Store, name: str, kind: type) -> Any:
+    try:
+        return kind(**parse_json(store.read(name)))
+    except MissingObjectError:
+        return None
+    except (TypeError, ValueError) as error:
+        raise BadInputError(
+            f"expected what a launcher or worker of this version says in "
+            f"{store.url(name)}, got something else; delete the file"
+        ) from error

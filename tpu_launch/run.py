@@ -1,0 +1,187 @@
+"""Defines a run as it is launched: its names, roles, machines and commands."""
+
+import dataclasses
+import hashlib
+import pathlib
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from realm_jax.hardware import HardwareConfig, LaunchConfig
+from tpu_launch.slices import Slice
+
+TRAINER = "trainer"
+BUILDER = "builder"
+_HASH_DIGITS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Code:
+    """The code of a run, an archive in its model directory.
+
+    Attributes:
+      url: URL of the archive.
+      sha256: checksum of its contents.
+    """
+
+    url: str
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+    """A job of a run, with its own machines.
+
+    Attributes:
+      name: "trainer" or "builder".
+      machines: one of its slices.
+      slices: number of slices that work together.
+      provisioning: how they are provisioned: "on-demand", "spot" or "reserved".
+      command: arguments of `realm`; relative paths of gin files are those of the code.
+      zone: zone of the slices, where Cloud TPU is asked for them.
+      left_out: gs:// folder -> regular expression, which paths in that folder begin
+        with that the role does not read, so that its workers do not copy them.
+    """
+
+    name: str
+    machines: Slice
+    slices: int
+    provisioning: str
+    command: tuple[str, ...]
+    zone: str = ""
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def num_workers(self) -> int:
+        """Number of hosts, over all slices."""
+        return self.slices * self.machines.num_hosts
+
+    def hourly_price(self, hardware: HardwareConfig) -> float | None:
+        """Returns the price of its slices per hour on demand; None if not known."""
+        price = self.machines.hourly_price(hardware)
+        return None if price is None else price * self.slices
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run as it is launched.
+
+    Attributes:
+      id: its name, and a hash of the model directory. The same directory is the same
+        run.
+      model_dir: the model directory, through which all jobs communicate.
+      roles: trainer, and builder if it has its own machines.
+      code: what the workers run.
+      config: where machines come from, and when they are given back.
+    """
+
+    id: str
+    model_dir: str
+    roles: tuple[Role, ...]
+    code: Code
+    config: LaunchConfig
+
+
+def run_id(name: str, model_dir: str) -> str:
+    """Returns the id of the run of a model directory.
+
+    The hash distinguishes runs of the same name in a project, of one or several users.
+    """
+    digest = hashlib.sha256(model_dir.rstrip("/").encode()).hexdigest()
+    return f"{name}-{digest[:_HASH_DIGITS]}"
+
+
+def unread_examples(
+    fetch: Mapping[str, str], corpus: str, tasks: Sequence[str]
+) -> dict[str, str]:
+    """Returns what is not copied of a corpus that workers fetch.
+
+    Args:
+      fetch: gs:// folder -> folder of the worker.
+      corpus: the corpus on a worker.
+      tasks: the tasks whose examples are read.
+
+    Returns:
+      gs:// folder of the corpus, or of what it lies in -> regular expression of the
+      examples of other tasks.
+    """
+    found = {}
+    names = "|".join(map(re.escape, tasks))
+    for url, folder in fetch.items():
+        path = pathlib.PurePosixPath(corpus)
+        if corpus and path.is_relative_to(folder):
+            examples = str(path.relative_to(folder) / "examples")
+            but = f"(?!({names})/)" if tasks else ""
+            found[url] = f"{re.escape(examples)}/{but}"
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineState:
+    """What an engine says of one of a run's objects.
+
+    Attributes:
+      role: "trainer" or "builder".
+      name: name of the object.
+      state: its state, in the words of the engine.
+      message: why, in one line; "" if all is well.
+    """
+
+    role: str
+    name: str
+    state: str
+    message: str = ""
+
+
+class RunFailedError(Exception):
+    """Raised for a run that has failed and is not created again; one line."""
+
+
+class Engine(Protocol):
+    """What runs a run: it schedules, starts again and deletes.
+
+    All methods raise `BadInputError` for what it will refuse again, and `NotReadyError`
+    for what may succeed later: access that is refused, too, for servers of tokens and
+    of permissions fail at times.
+    """
+
+    def describe(self, run: Run) -> str:
+        """Returns what `up` creates, as the engine reads it; creates nothing."""
+        ...
+
+    def up(self, run: Run, say: Callable[[str], None]) -> None:
+        """Creates what is missing of a run, says so, and ends.
+
+        Raises:
+          RunFailedError: the run has failed.
+        """
+        ...
+
+    def down(
+        self, run_id: str, say: Callable[[str], None], stop: threading.Event
+    ) -> None:
+        """Deletes everything of a run, and waits until it is gone.
+
+        Raises:
+          StoppedError: `stop` was set.
+        """
+        ...
+
+    def state(self, run_id: str) -> list[EngineState]:
+        """Returns what the engine has of a run; [] if nothing."""
+        ...
+
+    def logs(
+        self,
+        run_id: str,
+        role: str | None,
+        worker: int | None,
+        follow: bool,
+        stop: threading.Event,
+    ) -> Iterator[tuple[str, str]]:
+        """Yields lines of workers, such as ("trainer/0", "..."); None: of all.
+
+        It goes on with new lines to `follow`, until the run is over or `stop` is set.
+        """
+        ...

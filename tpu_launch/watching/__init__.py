@@ -1,1 +1,0 @@
-"""Monitoring of a run: its status and logs, from its model directory alone."""
