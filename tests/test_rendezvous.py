@@ -7,12 +7,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tpu_launch.backends import local
 
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.multihost import HostsConfig, join
 from realm_jax.rendezvous import meet, split_address
 from tests.waiting import PATIENCE, wait_until
+from tpu_launch import local
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_addresses_are_split():
 def test_a_taken_port_is_bad_input(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for name, value in local.environment(0, 2, port, 1).items():
+        for name, value in local.environment_of(0, 2, port, 1).items():
             monkeypatch.setenv(name, value)
         with pytest.raises(BadInputError, match=f"free port .*127.0.0.1:{port}, got"):
             join(HostsConfig())

@@ -41,6 +41,8 @@ TOKEN = "REALM_LOCAL_TOKEN"
 _FOLDER = "launched"
 _COMPILED = "compiled"
 _POLL_SECONDS = 0.2
+# The model directory may be a bucket.
+_LOOK_SECONDS = 1.0
 _PACE = Pace(backoff=1.0, longest_backoff=30.0, waiting=1.0, poll=0.1)
 # At the same place; a process that dies by chance gets further.
 _MAX_RESTARTS = 3
@@ -222,7 +224,7 @@ class _Roles:
     def __init__(self, store: Store, stop: threading.Event, say: Callable[[str], None]):
         self._store, self._stop, self._say = store, stop, say
         self._codes: dict[str, int] = {}
-        self._has_built_all = False
+        self._look_at = 0.0
 
     def run(self, roles: dict[str, list[Command]]) -> tuple[int, str]:
         """Returns the exit code, and the role whose it is."""
@@ -271,6 +273,9 @@ class _Roles:
             return True
         if role == TRAINER or TRAINER not in self._codes:
             return False
+        if time.monotonic() < self._look_at:
+            return False
+        self._look_at = time.monotonic() + _LOOK_SECONDS
         with contextlib.suppress(OSError, BadInputError):
             return records.has_built_all(self._store)
         return False

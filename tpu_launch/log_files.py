@@ -25,8 +25,8 @@ def stored_lines(
 
     Args:
       store: the store.
-      folder: its folder of `<name>-<role>-<number>/<worker>.log`, of which the highest
-        number counts, or "".
+      folder: its folder of `<name>-<role>-<number>/<worker>.log`, of which for each
+        worker the one counts that was written last, or "".
       role: role whose logs to read; None for both.
       worker: number of the worker; None for all.
       follow: whether to go on with new lines.
@@ -55,15 +55,15 @@ def stored_lines(
 
 
 def _newest(store: Store, folder: str) -> dict[tuple[str, int], str]:
-    """Returns the last log of each worker, by role and number."""
-    found: dict[tuple[str, int], tuple[int, str]] = {}
-    for path in store.list(folder):
+    """Returns the log of each worker that was written last, by role and number."""
+    found: dict[tuple[str, int], tuple[float, str]] = {}
+    for path, stat in store.stats(folder).items():
         name, _, file = path.rpartition("/")
         parts, number = name.rpartition("/")[2].split("-"), file.removesuffix(_LOG)
         if len(parts) < 2 or not (number.isdecimal() and parts[-1].isdecimal()):
             continue
-        key, attempt = (parts[-2], int(number)), int(parts[-1])
-        found[key] = max(found.get(key, (0, "")), (attempt, path))
+        key = parts[-2], int(number)
+        found[key] = max(found.get(key, (0.0, "")), (stat.modified, path))
     return {key: path for key, (_, path) in sorted(found.items())}
 
 

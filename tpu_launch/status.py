@@ -436,7 +436,8 @@ class LiveView(contextlib.ExitStack):
             # Transient, because the outcome is printed in words at the end.
             live = Live(console=self._console, auto_refresh=False, transient=True)
             self.enter_context(live)
-            seconds = _LOCAL_SECONDS
+            is_bucket = "://" in self._store.url()
+            seconds = _SECONDS if is_bucket else _LOCAL_SECONDS
 
             def show(status: RunStatus) -> None:
                 live.update(render(status), refresh=True)

@@ -1,6 +1,7 @@
 """What a model directory says of a launch, and the commands that show it."""
 
 import json
+import os
 import threading
 import time
 
@@ -118,8 +119,9 @@ def test_down_is_for_runs_of_an_engine(store, capsys):
 
 def test_logs_are_those_of_the_last_machines(store, tmp_path, capsys):
     for name, text in (
-        ("trainer-1/0", "old\n"),
-        ("trainer-2/0", "new\n"),
+        # Numbers begin anew when nothing of a run is left.
+        ("trainer-2/0", "old\n"),
+        ("trainer-1/0", "new\n"),
         ("trainer-2/1", "no end"),
         ("builder-1/0", "beside\n"),
         ("trainer-2/notes", "none\n"),
@@ -127,6 +129,7 @@ def test_logs_are_those_of_the_last_machines(store, tmp_path, capsys):
         path = tmp_path / "logs" / f"{name}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+        os.utime(path, (1e9, 1e9 if text == "old\n" else 2e9))
     shown(store, "logs")
     assert capsys.readouterr().out.splitlines() == [
         "builder/0 | beside",

@@ -129,6 +129,9 @@ def test_inputs_are_made_while_the_update_before_is_running(
         return found
 
     def train(stage, loss, inputs_at, **others):
+        # Before it, a sample of the questions is labelled.
+        threads.clear()
+        labelled.clear()
         inputs_at(0, stage.state)
         assert labelled.wait(PATIENCE)  # Now the update would run.
         inputs_at(1, stage.state)
