@@ -121,8 +121,8 @@ def test_a_killed_worker_changes_no_bit(world, tmp_path, monkeypatch):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(launcher.pid, signal.SIGKILL)
         assert launcher.returncode == 0, said
-        was_killed = "code 137" in said
-        assert was_killed == (name == "killed")
+        # The code is of the killed one or of those that it left waiting.
+        assert ("starting again" in said) == (name == "killed")
         store = open_store(run.model_dir)
         assert finished_steps(store)[-1] == run.steps
         states.append([read_item(store, run.steps, i) for i in ("params", "rest")])
