@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import psutil
 from rich.console import Console
@@ -161,7 +162,8 @@ class Runner:
         self._say(f"{role} ended with code {code}; its log is in {logs}")
         return code
 
-    def _config(self, stage: Stage):
+    def _config(self, stage: Stage) -> Any:
+        """Returns the configuration of a stage of several processes."""
         main = self._commands.main(stage)
         parser = configuration.make_parser(f"realm {stage.command}", None)
         configuration.parse(parser, main[1:], stage.command)
@@ -224,23 +226,26 @@ class _Roles:
     def __init__(self, store: Store, stop: threading.Event, say: Callable[[str], None]):
         self._store, self._stop, self._say = store, stop, say
         self._codes: dict[str, int] = {}
+        self._bug: Exception | None = None
         self._look_at = 0.0
 
     def run(self, roles: dict[str, list[Command]]) -> tuple[int, str]:
         """Returns the exit code, and the role whose it is."""
         threads = [
-            threading.Thread(target=self._work, args=(role, commands))
+            threading.Thread(target=self._work, args=(role, commands), name=role)
             for role, commands in roles.items()
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        if self._bug is not None:
+            raise self._bug
         failed = [(code, role) for role, code in self._codes.items() if code]
         return failed[0] if failed else (0, TRAINER)
 
     def _work(self, role: str, commands: list[Command]) -> None:
-        code = 1
+        message = ""
         try:
             code = processes.keep_running(
                 commands,
@@ -253,8 +258,10 @@ class _Roles:
                 pace=_PACE,
             )
         except BadInputError as error:
-            code = processes.BAD_INPUT
-            self._say(f"{role}: {error}")
+            code, message = processes.BAD_INPUT, str(error)
+        except Exception as error:
+            # The other role must end, too; then it is raised.
+            code, self._bug = 1, error
         if Ended.by(code) is Ended.STOPPED:
             if self._stop.is_set() or any(self._codes.values()):
                 return
@@ -262,7 +269,8 @@ class _Roles:
             code = 0
         self._codes[role] = code
         logs = [processes.last_line(command.log) for command in commands]
-        message = next(filter(None, logs), "") if code else ""
+        if code and not message:
+            message = next(filter(None, logs), "")
         outcome = Outcome(code == 0, code, message, time.time())
         with contextlib.suppress(OSError):
             records.write_outcome(self._store, role, outcome)

@@ -1,7 +1,7 @@
 """Runs the processes of a job, and starts them again: the one restart loop.
 
 A TPU VM runs its one process by it, `local` all processes of a stage. On GKE the same
-rules stand in the manifest (`gke.py`). What an exit code means is said by `Ended`.
+rules stand in the manifest (`jobset.py`). What an exit code means is said by `Ended`.
 """
 
 import contextlib
@@ -93,6 +93,7 @@ class Group:
           BadInputError: a program cannot be run.
         """
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._first: int | None = None
         try:
             for command in commands:
                 self._processes.append(_start(command))
@@ -112,13 +113,16 @@ class Group:
         """Returns the exit code that tells most, None while all run or end with 0.
 
         One process's exit makes the others fail: bad input and requests to stop come
-        before crashes.
+        before crashes, and of those the one that was seen first.
         """
         codes = [process.poll() for process in self._processes]
         ended = [shell_code(code) for code in codes if code]
         if ended:
+            self._first = self._first or ended[0]
             order = (Ended.BAD_INPUT, Ended.NOT_READY, Ended.STOPPED, Ended.CRASHED)
-            return min(ended, key=lambda code: order.index(Ended.by(code)))
+            return min(
+                [self._first, *ended], key=lambda code: order.index(Ended.by(code))
+            )
         return 0 if None not in codes else None
 
     def wait(self, seconds: float) -> bool:

@@ -35,15 +35,15 @@ tries=$((${{REALM_TRIES:-0}} + 1))
 again() {{
   [ "$tries" -ge 5 ] || {{ sleep 30; REALM_TRIES=$tries exec bash "$0"; }}
   printf '{{"done": false, "code": 1, "message": "%s", "time": %s}}' \\
-    "the code could not be installed: see the journal of google-startup-scripts" \\
-    "$(date +%s)" | gcloud storage cp - {outcome}
+    "code or data could not be fetched: see the journal of google-startup-scripts" \\
+    "$(date +%s)" | gcloud storage cp - {outcome} || true
   give_back
 }}
 
 mkdir -p "$home"
 if [ "$tries" = 1 ]; then
   left=$(({deadline} - $(date +%s)))
-  {{ sleep $((left > 0 ? left : 0)); give_back; }} \
+  {{ sleep $((left > 0 ? left : 0)); give_back; }} \\
     >> "$home"/deadline.log 2>&1 < /dev/null &
 fi
 trap again ERR
@@ -62,7 +62,8 @@ code=0
 {worker} -- {command} || code=$?
 # Who is asked to stop leaves the machine to those who ask.
 case $code in 129 | 130 | 143) exit $code ;; esac
-[ "$(cat "$home"/number)" != 0 ] || give_back
+# A worker that could not tell its number has nobody else to do it.
+[ "$(cat "$home"/number || echo 0)" != 0 ] || give_back
 exit $code
 """
 

@@ -109,6 +109,9 @@ def up(argv: Sequence[str], stop: threading.Event) -> int:
     if not flags.yes and (before is None or before.deadline is None):
         _ask(stop)
     bundle.ship(store)
+    if before is None or before.deadline is None:
+        # Of an earlier launch, perhaps on another machine: workers would go by them.
+        records.forget_outcomes(store)
     # Said first: what is created is then found again, whatever happens.
     records.write_record(
         store,

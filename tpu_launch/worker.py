@@ -211,9 +211,13 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     store = open_store(flags.model_dir)
     try:
         return _work(flags, store, stop)
-    except BadInputError as error:
-        outcome = Outcome(False, processes.BAD_INPUT, str(error), time.time())
-        records.write_outcome(store, flags.role, outcome)
+    except Exception as error:
+        # Otherwise the next `up` would create the slices again, for the same end.
+        code = processes.BAD_INPUT if isinstance(error, BadInputError) else 1
+        message = str(error) or type(error).__name__
+        with contextlib.suppress(OSError, BadInputError):
+            outcome = Outcome(False, code, message, time.time())
+            records.write_outcome(store, flags.role, outcome)
         raise
 
 

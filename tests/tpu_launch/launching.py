@@ -1,5 +1,7 @@
 """Runs to launch in tests."""
 
+from typing import Any
+
 from realm_jax.hardware import LaunchConfig
 from tpu_launch import slices
 from tpu_launch.run import BUILDER, TRAINER, Code, Role, Run, run_id
@@ -19,10 +21,10 @@ def run(
     builder: str = "v4-16",
     num_slices: int = 1,
     model_dir: str = MODEL_DIR,
-    **settings: object,
+    **settings: Any,
 ) -> Run:
     """A run on slices; `builder` "" leaves that role out."""
-    config = LaunchConfig(project="p", zone=ZONE, **settings)  # type: ignore[arg-type]
+    config = LaunchConfig(project="p", zone=ZONE, **settings)
     machines = {TRAINER: trainer, **({BUILDER: builder} if builder else {})}
     roles = [
         Role(

@@ -172,6 +172,17 @@ def test_a_program_that_is_not_there_leaves_the_others_ended(tmp_path):
     assert not [p for p in sleeping if p.info["cmdline"][-1:] == ["echo $$; sleep 600"]]
 
 
+def test_of_crashes_the_first_one_is_named(tmp_path):
+    """The others end because of it, with codes of their own."""
+    gate = tmp_path / "gate"
+    waiting = f"until [ -e {gate} ]; do sleep 0.01; done; exit 134"
+    group = Group([command(tmp_path, waiting), command(tmp_path, "exit 137", 1)])
+    wait_until(lambda: group.code() == 137)
+    gate.touch()
+    assert group.wait(30.0)
+    assert group.kill() == 137
+
+
 def test_exit_codes_are_those_of_the_command_line():
     from realm_jax.cli import main
 

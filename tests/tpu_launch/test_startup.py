@@ -14,7 +14,7 @@ from tests.tpu_launch.fake_tpu import Resource
 from tests.tpu_launch.tpu_vm import NAME, TpuVm, script, shipped
 from tests.waiting import wait_until
 from tpu_launch import records
-from tpu_launch.run import TRAINER, unread_examples
+from tpu_launch.run import TRAINER, Code, unread_examples
 
 pytestmark = pytest.mark.full
 
@@ -169,9 +169,27 @@ def test_a_damaged_bundle_is_not_run(vm, model_dir, store, told):
     assert len(copies) == 5 + 1
     assert vm.said("make") == []
     # The run has failed, and costs nothing more.
-    assert "the code could not be installed" in outcome(store).message
+    assert "code or data could not be fetched" in outcome(store).message
     assert given_back(vm) == 1
     assert not list(vm.home.glob("*/setup.py"))
+
+
+def test_a_worker_that_can_say_nothing_gives_the_slices_back(vm, told, tmp_path):
+    """Neither its code nor its word gets through."""
+    store = tmp_path / "gone" / "model"
+    done = vm.boot(script(vm, str(store), Code(f"{store}/none", told.sha256), _HELP))
+    assert done.returncode == 1
+    assert not store.exists()
+    assert given_back(vm) == 1
+
+
+def test_a_worker_without_a_place_gives_the_slices_back(
+    vm, model_dir, store, told, metadata
+):
+    metadata.pop("agent-worker-number")
+    assert vm.boot(script(vm, model_dir, told, _HELP)).returncode == 2
+    assert "agent-worker-number" in outcome(store).message
+    assert given_back(vm) == 1
 
 
 def test_what_fails_once_is_tried_again(vm, model_dir, store, told):

@@ -164,6 +164,17 @@ def test_a_run_from_its_first_up_to_down(world, said, model_dir):
     assert world.resources == {}
 
 
+def test_what_an_earlier_launch_has_said_is_forgotten(world, said, model_dir):
+    """Workers would go by it, and give their slices back at once."""
+    store = open_store(model_dir)
+    before = records.LaunchRecord("pretrain-0a", records.LOCAL, {}, 1.0)
+    records.write_record(store, before)
+    records.write_outcome(store, TRAINER, Outcome(True, 0, "", 1.0))
+    assert said(line("--yes", model_dir=model_dir))[0] == 0
+    assert records.outcomes(store) == {}
+    assert len(world.resources) == 2
+
+
 @pytest.mark.parametrize(
     ("outcome", "deadline", "code", "message"),
     [
