@@ -11,6 +11,9 @@ ARTICLES := $(DATA)/quickstart_articles.jsonl
 COMPILER := .cache/tpu_compiler
 COMPILER_STAMP := $(COMPILER)/.fetched
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+# Containers often forbid bytecode, and then each process compiles all that it imports,
+# half a minute with TensorFlow.
+unexport PYTHONDONTWRITEBYTECODE
 
 # One process a core, each with whole files: what a file sets up, it sets up once.
 PYTEST_FLAGS ?= --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=10

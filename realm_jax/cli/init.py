@@ -36,7 +36,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     """Runs the command."""
     from realm_jax.data.wordpiece import WordPiece
     from realm_jax.prepare import first_chain
-    from realm_jax.prepare.text_sample import TextSample, choose_masks
+    from realm_jax.prepare.text_sample import TextSample, choose_masks, require_pairs
 
     flags = _parser().parse_args(argv)
     folder = pathlib.Path(flags.folder)
@@ -63,6 +63,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
             if start or flags.weights is not None:
                 raise
             weights = ""
+    if not (weights or start):
+        require_pairs(sample)
     if questions and questions.are_new:
         questions = dataclasses.replace(
             questions, path=os.fspath(folder / "questions.jsonl")
@@ -119,6 +121,8 @@ def _trained_model(run: str) -> "TrainedModel":
 
 
 def _parser() -> argparse.ArgumentParser:
+    from realm_jax.prepare.text_sample import MASKS
+
     parser = configuration.Parser(
         prog="realm init",
         allow_abbrev=False,
@@ -141,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--masks",
         default="",
-        choices=("salient", "terms", "random_spans", "random_tokens"),
+        choices=MASKS,
         help="what is masked in sentences: names and dates, terms by tf-idf, or random "
         "runs of words or wordpieces; by default the first of these that the text has",
     )

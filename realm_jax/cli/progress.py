@@ -159,7 +159,7 @@ class StageProgress:
             line = f"{self._stage} {self._second_line()}"
             if not self.is_starting:
                 line = self._line(self._done, self._total)
-            self._print(f"{line}  {since // 60:.0f}:{since % 60:02.0f} so far")
+            self._print(f"{line}  {_clock(since)} so far")
 
     def _begin(self, what: str, done: int, total: int | None) -> None:
         """Restarts the count, because the speed so far was that of other work."""
@@ -189,8 +189,14 @@ class StageProgress:
         new = done - self._first_done
         if total and new > 0 and done < total:
             left = (time.monotonic() - self._started) / new * (total - done)
-            parts.append(f"{left // 60:.0f}:{left % 60:02.0f} left")
+            parts.append(f"{_clock(left)} left")
         return "  ".join(part for part in parts if part)
+
+
+def _clock(seconds: float) -> str:
+    """Returns a duration as minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}"
 
 
 def _format(formats: Mapping[str, str], values: Mapping[str, float]) -> str:

@@ -41,6 +41,10 @@ _FURTHER_END = re.compile(rf"[{_FULL_STOPS}]+[\"'”’»)\]]*\s*(?=\S)")
 _MARKS = (frozenset(f"{_FULL_STOPS}.!?。．！？"), frozenset(",;:|،؛،、，；：–—"))
 # Parts that end at a mark fill at least this share of a block.
 _LEAST_FILLED = 0.5
+# In text without capitals blingfire finds few sentences, so it is shown a capital after
+# each of these, unless it is an abbreviation such as "e.g." or "fig.".
+_LOWER_CASE_END = re.compile(r"(?P<word>\S*?)[.!?]+[\"')\]]*\s+(?P<letter>[^\W\d_])")
+_ABBREVIATIONS = ("al", "cf", "dr", "eq", "eqs", "fig", "figs", "mr", "mrs", "no", "vs")
 # blingfire starts no sentence at a letter such as "Á" or "Ç".
 _PLAIN = str.maketrans("ÀÁÂÃÄÅÇÈÉÊËÌÍÎÏÑÒÓÔÕÖØÙÚÛÜÝ", "AAAAAACEEEEIIIINOOOOOOUUUUY")
 
@@ -56,7 +60,9 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
     starts = [
         paragraph_start + start
         for paragraph_start, paragraph_end in pairwise([*paragraphs, len(text)])
-        for start in _blingfire_starts(text[paragraph_start:paragraph_end])
+        for start in _blingfire_starts(
+            _with_capitals(text[paragraph_start:paragraph_end])
+        )
     ]
     if not text.isascii():
         further = {match.end() for match in _FURTHER_END.finditer(text)}
@@ -170,6 +176,20 @@ def require_room(chunk_length: int) -> None:
             f"expected a chunk length above {NUM_SPECIAL_PIECES}, the special pieces "
             f"of a document, got {chunk_length}; raise it (the paper uses 288)."
         )
+
+
+def _with_capitals(paragraph: str) -> str:
+    """Returns a lower-case paragraph with a capital after each end of a sentence."""
+    if not paragraph.islower():
+        return paragraph
+
+    def capital_after(end: re.Match[str]) -> str:
+        word, found = end["word"].lstrip("(["), end.group()
+        is_initial = len(word) == 1 and word.isalpha()
+        is_part = is_initial or "." in word or word in _ABBREVIATIONS
+        return found if is_part else f"{found[:-1]}A"
+
+    return _LOWER_CASE_END.sub(capital_after, paragraph)
 
 
 def _blingfire_starts(paragraph: str) -> list[int]:

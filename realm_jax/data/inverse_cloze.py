@@ -1,12 +1,14 @@
 """Makes inverse cloze examples: a sentence paired with its block (ORQA, §4)."""
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.chunking import divide
 from realm_jax.data.features import Example, FeatureSpecs, int32, pieces_of_sentence
 from realm_jax.data.layout import document_inputs, query_inputs, without_parts
 from realm_jax.data.references import (
@@ -27,6 +29,9 @@ REMOVED = "removed"
 REMOVAL_PROBABILITY = 0.9
 """Share of examples whose document is the block without the sentence. The others keep
 the sentence, so that the retriever also learns lexical matching."""
+
+# A lone sentence of so many wordpieces is divided, and each part paired with the rest.
+_DIVIDED = 16
 
 
 def inverse_cloze_specs(
@@ -101,6 +106,26 @@ class PairRows(SentenceRows):
         }
 
 
+def parts_to_pair(
+    text: str, body: Encoding, sentences: Sequence[tuple[int, int]]
+) -> Sequence[tuple[int, int]]:
+    """Returns the parts of a block's body that are paired with the block.
+
+    They are its sentences or, if there is one alone, the parts that it has at half its
+    length (see `chunking.divide`): a corpus of single sentences has pairs, too.
+
+    Args:
+      text: the body.
+      body: its wordpieces.
+      sentences: characters [start, end) of its sentences.
+    """
+    if len(sentences) != 1 or len(body.ids) < _DIVIDED:
+        return sentences
+    starts = divide(text, body.offsets, math.ceil(len(body.ids) / 2))
+    first = [sentences[0][0], *body.offsets[starts[1:], 0].tolist()]
+    return list(zip(first, [*first[1:], sentences[0][1]], strict=True))
+
+
 def take_sentence(
     body: Encoding, sentence: tuple[int, int], remove: bool
 ) -> slice | None:
@@ -129,7 +154,7 @@ def inverse_cloze_examples(
     removal_probability: float = REMOVAL_PROBABILITY,
     seed: int = 0,
 ) -> Example:
-    """Returns an example for every sentence of the blocks.
+    """Returns an example for every sentence of the blocks; see `parts_to_pair`.
 
     The reference implementation draws one sentence of a block each time it visits the
     block; here an epoch visits every sentence. Whether a sentence is removed depends on
@@ -173,7 +198,8 @@ def inverse_cloze_rows(
     for block, (text, body) in zip(
         block_ids, read_blocks(store, block_ids), strict=True
     ):
-        for index, sentence in enumerate(text.sentences):
+        parts = parts_to_pair(text.body, body, text.sentences)
+        for index, sentence in enumerate(parts):
             remove = stable_uniform(seed, int(block), index) < removal_probability
             query = take_sentence(body, sentence, remove)
             if query is not None:

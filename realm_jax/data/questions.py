@@ -67,7 +67,8 @@ def read_questions(
         twice, or the split is empty. The message names the file and, for a line, its
         number.
     """
-    questions = list(_parse_lines(os.fspath(path)))
+    name = os.fspath(path)
+    questions = list(parse_records(name, records_of(name)))
     splits = sorted({question.split for question in questions})
     kept = [q for q in questions if split is None or q.split == split]
     if not kept:
@@ -241,25 +242,38 @@ def _padded(rows: Sequence[Sequence[int]], shape: tuple[int, ...]) -> np.ndarray
     return padded
 
 
-def _parse_lines(path: str) -> Iterator[Question]:
-    seen: dict[str, int] = {}
-    index = 0
+def records_of(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the number and the object of each line of a file that is not empty.
+
+    Raises:
+      BadInputError: the file cannot be read, or a line is no JSON object.
+    """
     for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
-        question = parse_question(json_object(line, place), place, index)
+        if line.strip():
+            yield number, json_object(line, f"{path}:{number}")
+
+
+def parse_records(
+    path: str, records: Iterable[tuple[int, dict[str, Any]]]
+) -> Iterator[Question]:
+    """Yields the questions in the objects of a file, given with their lines.
+
+    Raises:
+      BadInputError: a field is missing or of another type, or two have the same id.
+    """
+    seen: dict[str, int] = {}
+    for index, (number, record) in enumerate(records):
+        question = _parse_question(record, f"{path}:{number}", index)
         if question.id in seen:
             raise BadInputError(
                 f"{path}:{number}: expected an id of its own, got {question.id!r} as "
                 f"on line {seen[question.id]}; change one of them."
             )
         seen[question.id] = number
-        index += 1
         yield question
 
 
-def parse_question(record: dict[str, Any], place: str, index: int) -> Question:
+def _parse_question(record: dict[str, Any], place: str, index: int) -> Question:
     """Returns the question in a JSON object.
 
     Args:

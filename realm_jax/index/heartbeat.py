@@ -166,7 +166,8 @@ def read_heartbeat(store: Store, role: str) -> JobStatus | None:
     try:
         values = parse_json(text)
         require_fields(values, _FIELDS)
-        status = JobStatus(**values)
+        # A job of another release may say more.
+        status = JobStatus(**{name: values[name] for name in _FIELDS})
     except (ValueError, TypeError) as error:
         raise DamagedHeartbeatError(
             f"expected a heartbeat in {store.url(name)}, got something else "

@@ -13,11 +13,11 @@ from realm_jax.data.normalisation import normalise_title
 from realm_jax.data.question_titles import describe_unknown_titles
 from realm_jax.data.questions import (
     Question,
-    parse_question,
+    parse_records,
     read_questions,
+    records_of,
     write_questions,
 )
-from realm_jax.data.records import json_object, read_text
 from realm_jax.data.splits import VALIDATION_FRACTION, stable_uniform
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.text_sample import Masks, TextSample
@@ -55,6 +55,7 @@ class TextSize:
       is_estimate: whether it was extrapolated from the first parts of the text.
       untitled: number of documents without a title.
       titles: those of the documents that were read, as `normalise_title` makes them.
+      alphabet: number of different characters in them.
     """
 
     documents: int
@@ -62,6 +63,7 @@ class TextSize:
     is_estimate: bool
     untitled: int = 0
     titles: frozenset[str] = frozenset()
+    alphabet: int = 0
 
     @property
     def validation_fraction(self) -> float:
@@ -95,6 +97,7 @@ def measure_text(source: str, sample: TextSample) -> TextSize:
         is_estimate=sample.scale > 1,
         untitled=round(sample.scale * untitled),
         titles=frozenset(normalise_title(d.title) for d in documents),
+        alphabet=len(set().union(*(d.title + d.text for d in documents))),
     )
     if not documents or size.blocks < _FEWEST_BLOCKS:
         raise BadInputError(
@@ -126,23 +129,20 @@ class Questions:
         Raises:
           BadInputError: the file or one of its lines cannot be read.
         """
-        lines = read_text(path).split("\n")
-        records = [
-            json_object(line, f"{path}:{number}")
-            for number, line in enumerate(lines, start=1)
-            if line.strip()
-        ]
+        records = list(records_of(path))
         if not records:
             raise BadInputError(
                 f"expected questions in {path}, got none; give a JSON object a line "
                 "with question and answers"
             )
         lacking = [
-            name for name in ("id", "split") if any(name not in r for r in records)
+            name
+            for name in ("id", "split")
+            if any(name not in record for _, record in records)
         ]
         if not lacking:
             return cls(path, read_questions(path), are_new=False)
-        return cls(path, list(_completed(path, records)), are_new=True)
+        return cls(path, list(parse_records(path, _completed(records))), are_new=True)
 
     def write(self) -> None:
         """Writes them to `path`."""
@@ -153,9 +153,11 @@ class Questions:
         return sum(question.split == split for question in self.questions)
 
 
-def _completed(path: str, records: Sequence[dict[str, Any]]) -> Iterator[Question]:
-    """Yields questions with ids and splits where the file has none."""
-    texts = [_asked(str(record.get("question"))) for record in records]
+def _completed(
+    records: Sequence[tuple[int, dict[str, Any]]],
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields records of questions with ids and splits where they have none."""
+    texts = [_asked(str(record.get("question"))) for _, record in records]
     # By a hash, so that the order of the file does not matter; the shares are exact.
     # A question that is asked twice is in one split.
     order = sorted(set(texts), key=lambda text: stable_uniform("split", text))
@@ -165,9 +167,9 @@ def _completed(path: str, records: Sequence[dict[str, Any]]) -> Iterator[Questio
         share = (place + 0.5) / len(order)
         index = next(i for i, end in enumerate(ends) if share < end or end == ends[-1])
         splits[text] = list(_SHARES)[index]
-    for row, (text, record) in enumerate(zip(texts, records, strict=True)):
-        line = {"id": f"question-{row + 1}", "split": splits[text], **record}
-        yield parse_question(line, f"{path}:{row + 1}", row)
+    for row, (text, (number, record)) in enumerate(zip(texts, records, strict=True)):
+        defaults = {"id": f"question-{row + 1}", "split": splits[text]}
+        yield number, {**defaults, **record}
 
 
 def _asked(question: str) -> str:
@@ -358,12 +360,12 @@ class FirstChain:
     def _settings(self) -> Iterator[str]:
         """Yields the lines that differ from those of the chain that is included."""
         if self.start:
-            yield f'WEIGHTS = "{self.start.model_dir}"'
-            yield f'VOCABULARY = "{self.start.vocabulary}"'
+            yield f"WEIGHTS = {self.start.model_dir!r}"
+            yield f"VOCABULARY = {self.start.vocabulary!r}"
             yield 'evaluate/MASKED_TASK = ""'
         elif self.weights:
-            yield f'WEIGHTS = "{self.weights}"'
-            yield f'VOCABULARY = "{self.weights}/vocab.txt"'
+            yield f"WEIGHTS = {self.weights!r}"
+            yield f"VOCABULARY = {self.weights + '/vocab.txt'!r}"
         else:
             yield f"VOCABULARY_SIZE = {self._vocabulary_size()}"
             if self.unknown:
@@ -414,8 +416,12 @@ class FirstChain:
         return min(max(math.ceil(visits / _BATCH), _FEWEST_STEPS), _MOST_STEPS)
 
     def _vocabulary_size(self) -> int:
-        """Returns fewer wordpieces for little text, which has fewer words."""
-        return min(8192, max(1000, self.text.characters // 30))
+        """Returns fewer wordpieces for little text, which has fewer words.
+
+        Each character is one, and another within words.
+        """
+        size = min(8192, max(1000, self.text.characters // 30))
+        return max(size, 2 * self.text.alphabet + 500)
 
 
 _FILE = """# A chain for {source}, as `realm init` wrote it.
@@ -429,10 +435,10 @@ from __gin__ import dynamic_registration
 
 include "gin/runs/{base}.gin"
 
-ROOT = "{root}"
-NAME = "{name}"
-SOURCE = "{source}"
-QUESTIONS = "{questions}"
+ROOT = {root!r}
+NAME = {name!r}
+SOURCE = {source!r}
+QUESTIONS = {questions!r}
 
 STAGES = {stages}
 {settings}

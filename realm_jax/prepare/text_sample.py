@@ -31,6 +31,8 @@ _QUERY_CHARACTERS = 280
 # A wordpiece has a character at least, so a span that ends here fits any query.
 _SURELY_READ = 50
 _ENCODED = 1000
+# A sentence of so many characters has the wordpieces that `inverse_cloze` divides.
+_DIVISIBLE = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +143,24 @@ def choose_masks(sample: TextSample, fraction: float, asked: str = "") -> Masks:
         + ", or other masks by --masks"
         * bool(asked)
     )
+
+
+def require_pairs(sample: TextSample) -> None:
+    """Requires that sentences can be paired with their blocks (inverse cloze task).
+
+    Raises:
+      BadInputError: each document is one short sentence.
+    """
+    passages = itertools.chain.from_iterable(map(_passages, sample.documents))
+    if not any(
+        len(passage.sentences) > 1 or len(passage.text) >= _DIVISIBLE
+        for passage in passages
+    ):
+        raise BadInputError(
+            "expected documents of several sentences, or of long ones, got single "
+            "short sentences, which a retriever cannot be warmed up on; give longer "
+            "documents, or a trained encoder by --weights=FOLDER"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ from realm_jax.index.retrievers import (
 )
 from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.index.source import FIRST_STEP, IndexSource, LoadedIndex, of_another_run
-from realm_jax.storage import MissingObjectError
+from realm_jax.storage import MissingObjectError, UnavailableStoreError
 from realm_jax.training.lease import Lease
 
 _BEAT_SECONDS = 2.0
@@ -117,8 +117,12 @@ class IndexClient:
             return
         # The builder ends on the last word, so that must not be said for a successor.
         is_last = state != "running"
-        if self._lease is None or self._lease.is_held(lately=not is_last):
-            self._heartbeat.beat(self._step, state, **self._in_use)
+        try:
+            if self._lease is None or self._lease.is_held(lately=not is_last):
+                self._heartbeat.beat(self._step, state, **self._in_use)
+        except UnavailableStoreError as error:
+            # Training goes on: a checkpoint finds out whether it lasts.
+            _log.warning("no heartbeat was written: %s", error)
 
     def _require_alone(self) -> None:
         """Requires, in the first process, that this job may write.

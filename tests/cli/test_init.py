@@ -10,6 +10,7 @@ from realm_jax.cli import configuration
 from realm_jax.cli.main import main
 from realm_jax.data.questions import read_questions
 from realm_jax.data.wordpiece import SPECIAL_PIECES
+from realm_jax.errors import BadInputError
 from realm_jax.prepare.first_chain import Questions
 from realm_jax.stages import STAGES
 from tests import tiny_run
@@ -78,6 +79,14 @@ def test_all_stages_read_what_it_writes(text, capsys):
     assert {config.corpus for config in configs.values()} == {"runs/my/corpus"}
 
 
+def test_paths_may_have_any_character(text):
+    source = text / """it's "my" text.jsonl"""
+    (text / "articles.jsonl").rename(source)
+    assert main(["init", "runs/my", f"--source={source}", "--weights="]) == 0
+    (_, config), *_ = commands("runs/my")
+    assert config.source == str(source)
+
+
 def test_questions_about_unknown_articles_are_counted_and_named(text, capsys):
     known = json.loads((text / "articles.jsonl").read_text().split("\n")[0])["title"]
     path = text / "questions.jsonl"
@@ -119,6 +128,7 @@ LOWER_CASE = [
 ]
 
 
+@pytest.mark.full  # Each prepares a corpus.
 @pytest.mark.parametrize(
     ("texts", "more", "kind"),
     [
@@ -152,6 +162,16 @@ def test_masks_that_the_text_lacks_are_refused(text, capsys):
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "other masks by --masks" in said
+
+
+def test_single_short_sentences_need_a_trained_encoder(text, capsys):
+    write_articles([f"Town{i} burnt down in {1200 + i}." for i in range(40)])
+    assert init("--weights=") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "--weights=FOLDER" in said
+    make_vocabulary(text / "weights", string.ascii_lowercase + string.digits)
+    assert init("--weights=weights") == 0
 
 
 def test_a_vocabulary_that_lacks_the_script_is_not_used(text, monkeypatch, capsys):
@@ -257,6 +277,13 @@ class TestSplits:
         assert all(len(set(found[:-1])) == 1 for found in together)
         # Another question is not drawn with it.
         assert any(len(set(found)) == 2 for found in together)
+
+    def test_an_id_that_occurs_twice_is_refused_with_its_lines(self, tmp_path):
+        path = tmp_path / "q.jsonl"
+        line = '{"id": "a", "question": "Who?", "answers": ["x"]}'
+        path.write_text(f"{line}\n\n{line}")
+        with pytest.raises(BadInputError, match=r"jsonl:3: .* as on line 1"):
+            Questions.read(str(path))
 
     def test_of_the_file_are_kept(self, text):
         tiny_run.make_inputs(text, num_articles=20)

@@ -26,6 +26,11 @@ def pipe():
     return Console(file=io.StringIO(), force_terminal=False, width=80)
 
 
+def test_a_minute_has_sixty_seconds():
+    seconds = (0, 59.6, 119.6, 3599)
+    assert [progress._clock(s) for s in seconds] == ["0:00", "1:00", "2:00", "59:59"]
+
+
 class WatchedClock(Clock):
     """Counts how often a thread other than the test's looks at it."""
 

@@ -142,6 +142,15 @@ def pairs(encoding):
             "東京は首都である。人口は1400万人！",
             ["東京は首都である。", "人口は1400万人！"],
         ),
+        (
+            "the flow (fig. 3) is laminar . it was seen by j. doe et al. in 1960 . é!",
+            [
+                "the flow (fig. 3) is laminar .",
+                "it was seen by j. doe et al. in 1960 .",
+                "é!",
+            ],
+        ),
+        ("i saw it. he did not, e.g. then.", ["i saw it.", "he did not, e.g. then."]),
         ("  no stop at the end ", ["no stop at the end"]),
         (" \n ", []),
     ],

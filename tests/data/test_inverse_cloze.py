@@ -1,7 +1,11 @@
 import numpy as np
 import pytest
 
-from realm_jax.data.inverse_cloze import inverse_cloze_examples, take_sentence
+from realm_jax.data.inverse_cloze import (
+    inverse_cloze_examples,
+    parts_to_pair,
+    take_sentence,
+)
 from realm_jax.errors import BadInputError
 
 
@@ -10,7 +14,9 @@ def slow_examples(store, removed, query_length, document_length):
     vocabulary = store.vocabulary
     for block in range(store.num_blocks):
         text = store.text(block)
-        pieces = [vocabulary.encode(text.body[a:b]).ids for a, b in text.sentences]
+        body = vocabulary.encode(text.body)
+        parts = parts_to_pair(text.body, body, text.sentences)
+        pieces = [vocabulary.encode(text.body[a:b]).ids for a, b in parts]
         for index, sentence in enumerate(pieces):
             kept = [p for i, p in enumerate(pieces) if i != index]
             body = kept if removed(block, index) else pieces
@@ -67,12 +73,11 @@ def test_nine_of_ten_sentences_are_removed(small_store):
             small_store, blocks, document_length=48, seed=seed
         )
         whole, _ = small_store.document_ids(examples["block_ids"], 48)
-        # Blocks of one sentence are dropped when it would be removed: leave them out.
+        # A lone short sentence is dropped when it would be removed: leave them out.
         several = np.array(
             [len(small_store.text(b).sentences) > 1 for b in examples["block_ids"]]
         )
         shorter = (examples["document_ids"] != whole).any(axis=1)
-        assert not shorter[~several].any()
         removed += shorter[several].sum()
         total += several.sum()
     # Five standard deviations of a binomial share.
@@ -95,6 +100,24 @@ def test_a_lone_sentence_cannot_be_removed(small_store):
     assert take_sentence(body, (0, 15), remove=True) is None
     query = take_sentence(body, (0, 15), remove=False)
     assert query == slice(0, len(body.ids))
+
+
+def test_a_long_lone_sentence_is_divided(small_store):
+    text = "the flow over a thin wing is laminar, and further behind it turbulent"
+    body = small_store.vocabulary.encode(text)
+    whole = [(0, len(text))]
+    assert len(body.ids) > 32
+    parts = parts_to_pair(text, body, whole)
+    assert len(parts) > 1
+    assert "".join(text[start:end] for start, end in parts) == text
+    for part in parts:
+        query = take_sentence(body, part, remove=True)
+        assert query is not None
+        assert 0 < query.stop - query.start <= (len(body.ids) + 1) // 2
+    several = [(0, 37), (38, len(text))]
+    assert parts_to_pair(text, body, several) == several
+    short = small_store.vocabulary.encode("Ilm is.")
+    assert parts_to_pair("Ilm is.", short, [(0, 7)]) == [(0, 7)]
 
 
 def test_no_block_gives_no_example(small_store):

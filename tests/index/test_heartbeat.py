@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import os
 import socket
 import threading
@@ -51,6 +52,13 @@ def test_another_job_hears_what_was_said(model_store):
     )
     assert began <= status.time <= time.time()
     assert read_heartbeat(model_store, "index_builder") is None
+
+
+def test_what_a_job_of_another_release_says_besides_is_ignored(store):
+    Heartbeat(store, "trainer").beat(40)
+    said = json.loads(store.read("jobs/trainer.json"))
+    store.write("jobs/trainer.json", json.dumps({**said, "chips": 8}).encode())
+    assert read_heartbeat(store, "trainer").step == 40
 
 
 def test_the_last_word_counts(store):

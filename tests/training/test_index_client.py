@@ -5,6 +5,7 @@ import os
 import pathlib
 import threading
 import types
+from unittest import mock
 
 import jax
 import numpy as np
@@ -25,7 +26,7 @@ from realm_jax.index.retrievers import load_retriever
 from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.index.source import IndexSource
 from realm_jax.models.retriever import Retriever
-from realm_jax.storage import open_store
+from realm_jax.storage import UnavailableStoreError, open_store
 from realm_jax.training import index_client
 from realm_jax.training.index_client import IndexClient
 from tests import tiny_world
@@ -239,6 +240,21 @@ def test_a_failure_is_said_too(source):
     with pytest.raises(RuntimeError, match="boom"), IndexClient(source, NEVER):
         raise RuntimeError("boom")
     assert read_heartbeat(source.model_store, TRAINER_ROLE).state == "failed"
+
+
+def test_a_store_that_is_away_neither_ends_training_nor_hides_an_error(
+    source, monkeypatch, caplog
+):
+    client = IndexClient(source, NEVER)
+    client.beat(1)
+    away = mock.Mock(side_effect=UnavailableStoreError("503"))
+    monkeypatch.setattr(source.model_store, "write", away)
+    monkeypatch.setattr(client, "_in_use", {"kept_index_steps": [900]})
+    client.beat(900)
+    with pytest.raises(RuntimeError, match="boom"), client:
+        raise RuntimeError("boom")
+    assert away.call_count == 2
+    assert "503" in caplog.text
 
 
 def test_nothing_is_followed_before_follow(client):
