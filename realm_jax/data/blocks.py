@@ -433,8 +433,8 @@ def tokenizer_settings(info: Mapping[str, Any]) -> dict[str, bool]:
     return {
         "lowercase": info["lowercase"],
         "strip_accents": info["strip_accents"],
-        # Older stores do not say it.
-        "tokenize_chinese_chars": info.get("tokenize_chinese_chars", True),
+        # Older stores do not say it. The fingerprint tells whether it is right.
+        "tokenize_chinese_chars": info.get("tokenize_chinese_chars") is not False,
     }
 
 
