@@ -24,6 +24,7 @@ from realm_jax.data.document_table import read_documents
 from realm_jax.data.documents import Document
 from realm_jax.data.examples import Examples, write_examples
 from realm_jax.data.salient_spans import RuleTagger
+from realm_jax.data.tokenizer_files import load_vocabulary
 from realm_jax.data.versions import (
     PARENT_FILE,
     SUCCESSOR_FILE,
@@ -218,7 +219,7 @@ def make_weights(folder: Path) -> dict[str, Kind]:
     for name in ("tokenizer_config.json", "vocab.txt"):
         kinds[f"weights {name}"] = Kind(
             folder / "torch" / name,
-            lambda: token_classification._vocabulary(folder / "torch").pieces,
+            lambda: load_vocabulary(folder / "torch/vocab.txt").pieces,
             is_covered=False,
         )
     kinds["weights config.json"] = Kind(

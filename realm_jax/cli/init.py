@@ -34,7 +34,7 @@ _MINILM_SIZE = (6, 384)
 
 def main(argv: Sequence[str], stop: threading.Event) -> None:
     """Runs the command."""
-    from realm_jax.data.wordpiece import WordPiece
+    from realm_jax.data.tokenizer_files import load_vocabulary
     from realm_jax.prepare import first_chain
     from realm_jax.prepare.text_sample import TextSample, choose_masks, require_pairs
 
@@ -55,8 +55,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     vocabulary = f"{weights}/vocab.txt" if weights else start and start.vocabulary
     unknown = 0.0
     if vocabulary:
-        loaded = WordPiece.load(vocabulary)
-        unknown = sample.unknown_share(loaded)
+        unknown = sample.unknown_share(load_vocabulary(vocabulary))
         try:
             first_chain.require_known(unknown, vocabulary)
         except BadInputError:

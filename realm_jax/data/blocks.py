@@ -19,7 +19,7 @@ Arrays are memory-mapped. `block_writer.py` makes stores; this file reads them.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -196,8 +196,7 @@ class BlockStore:
             )
         vocabulary = WordPiece.load(
             directory / VOCABULARY_FILE,
-            lowercase=info["lowercase"],
-            strip_accents=info["strip_accents"],
+            **tokenizer_settings(info),
         )
         if vocabulary.fingerprint != info["vocabulary_fingerprint"]:
             raise BadInputError(
@@ -427,6 +426,16 @@ def read_info(directory: str | os.PathLike[str]) -> dict[str, Any]:
     return read_manifest(
         Path(directory) / INFO_FILE, FORMAT_VERSION, "a prepared corpus", _INFO_FIELDS
     )
+
+
+def tokenizer_settings(info: Mapping[str, Any]) -> dict[str, bool]:
+    """Returns the `WordPiece.settings` of a store with this corpus.json."""
+    return {
+        "lowercase": info["lowercase"],
+        "strip_accents": info["strip_accents"],
+        # Older stores do not say it. The fingerprint tells whether it is right.
+        "tokenize_chinese_chars": info.get("tokenize_chinese_chars") is not False,
+    }
 
 
 def _check_ids(rows: np.ndarray, lowest: int, num_blocks: int) -> None:

@@ -21,7 +21,10 @@ NUM_SPECIAL_PIECES = 3
 """Special pieces of a document: `[CLS] title [SEP] body [SEP]`."""
 
 # Cased: word boundaries found without accent stripping are boundaries with it too.
-_BERT_CLEANING = BertNormalizer(lowercase=False)
+_BERT_CLEANING = {
+    chinese: BertNormalizer(lowercase=False, handle_chinese_chars=chinese)
+    for chinese in (True, False)
+}
 _BERT_WORDS = BertPreTokenizer()
 # The library itself, which the package of the same name wraps.
 _BLINGFIRE: Any = blingfire.blingfire
@@ -49,12 +52,18 @@ _ABBREVIATIONS = ("al", "cf", "dr", "eq", "eqs", "fig", "figs", "mr", "mrs", "no
 _PLAIN = str.maketrans("ÀÁÂÃÄÅÇÈÉÊËÌÍÎÏÑÒÓÔÕÖØÙÚÛÜÝ", "AAAAAACEEEEIIIINOOOOOOUUUUY")
 
 
-def split_sentences(text: str) -> list[tuple[int, int]]:
+def split_sentences(
+    text: str, tokenize_chinese_chars: bool = True
+) -> list[tuple[int, int]]:
     """Returns the sentences of `text` as character ranges [start, end).
 
     They are in order, do not overlap, neither begin nor end with white space, and
     cover everything else. Sentence boundaries are also WordPiece word boundaries, so
     the wordpieces of a text are the concatenation of those of its sentences.
+
+    Args:
+      text: the text.
+      tokenize_chinese_chars: as of the `WordPiece`.
     """
     paragraphs = [0, *(match.end() for match in _PARAGRAPH_BREAK.finditer(text))]
     starts = [
@@ -69,10 +78,15 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
         starts = sorted(further.union(starts)) if further else starts
         if _KOREAN.search(text):
             starts = _korean_starts(text, starts)
-    return split_at(text, starts)
+    return split_at(text, starts, tokenize_chinese_chars)
 
 
-def divide(text: str, offsets: Int[np.ndarray, "piece 2"], room: int) -> list[int]:
+def divide(
+    text: str,
+    offsets: Int[np.ndarray, "piece 2"],
+    room: int,
+    tokenize_chinese_chars: bool = True,
+) -> list[int]:
     """Divides a sentence that is longer than a block.
 
     Each part is as long as fits and ends with a line or a full stop, else at a comma
@@ -82,19 +96,25 @@ def divide(text: str, offsets: Int[np.ndarray, "piece 2"], room: int) -> list[in
       text: the sentence.
       offsets: characters [start, end) of each of its wordpieces.
       room: most wordpieces of a part.
+      tokenize_chinese_chars: as of the `WordPiece`.
 
     Returns:
       The wordpieces that begin a part, in order; 0 is the first.
     """
     starts = offsets[:, 0].tolist()
+
+    def begins_word(piece: int) -> bool:
+        return starts[piece - 1] < starts[piece] and _parts_words(
+            text, starts[piece], tokenize_chinese_chars
+        )
+
     begins = [0]
     while len(starts) - (first := begins[-1]) > room:
         best: list[int | None] = [None, None, None]
         for piece in range(first + room, first, -1):
-            start = starts[piece]
-            if not (starts[piece - 1] < start and _parts_words(text, start)):
+            if not begins_word(piece):
                 continue
-            before = text[starts[piece - 1] : start]
+            before = text[starts[piece - 1] : starts[piece]]
             is_filled = piece - first >= _LEAST_FILLED * room
             if is_filled and ("\n" in before or before.rstrip()[-1:] in _MARKS[0]):
                 best[0] = piece
@@ -105,28 +125,27 @@ def divide(text: str, offsets: Int[np.ndarray, "piece 2"], room: int) -> list[in
                 best[2] = piece
         found = next((piece for piece in best if piece is not None), None)
         if found is None:
-            found = _next_word(text, starts, first + room)
+            later = range(first + room, len(starts))
+            found = next(filter(begins_word, later), None)
         if found is None:
             break
         begins.append(found)
     return begins
 
 
-def _next_word(text: str, starts: Sequence[int], piece: int) -> int | None:
-    """Returns the first wordpiece from `piece` on that begins a word."""
-    for later in range(piece, len(starts)):
-        if starts[later - 1] < starts[later] and _parts_words(text, starts[later]):
-            return later
-    return None
-
-
-def split_at(text: str, starts: Iterable[int]) -> list[tuple[int, int]]:
+def split_at(
+    text: str, starts: Iterable[int], tokenize_chinese_chars: bool = True
+) -> list[tuple[int, int]]:
     """Returns the sentences of `text` that begin at `starts`, in ascending order.
 
     They have the properties stated in `split_sentences`; a start inside a word is
     ignored.
     """
-    starts = [start for start in starts if start and _parts_words(text, start)]
+    starts = [
+        start
+        for start in starts
+        if start and _parts_words(text, start, tokenize_chinese_chars)
+    ]
     edges = [0, *starts, len(text)]
     stripped = (_strip(text, start, end) for start, end in pairwise(edges))
     return [(start, end) for start, end in stripped if start < end]
@@ -230,7 +249,7 @@ def _strip(text: str, start: int, end: int) -> tuple[int, int]:
     return start, start + len(sentence.strip())
 
 
-def _parts_words(text: str, position: int) -> bool:
+def _parts_words(text: str, position: int, tokenize_chinese_chars: bool) -> bool:
     """Returns whether BERT is certain to begin a new word at `position`.
 
     Calls the tokenizer, whose punctuation tables differ from Python's.
@@ -238,5 +257,6 @@ def _parts_words(text: str, position: int) -> bool:
     before = text[position - 1]
     if before in " \t\n\r":
         return True
-    pair = _BERT_CLEANING.normalize_str(before + text[position])
+    cleaning = _BERT_CLEANING[tokenize_chinese_chars]
+    pair = cleaning.normalize_str(before + text[position])
     return len(_BERT_WORDS.pre_tokenize_str(pair)) > 1

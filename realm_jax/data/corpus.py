@@ -117,7 +117,8 @@ def _split(
     documents: Sequence[Document], vocabulary: WordPiece
 ) -> Iterator[tuple[list[_Range], list[np.ndarray]]]:
     """Yields the sentences of each document and their wordpieces."""
-    sentences = [_sentences(document) for document in documents]
+    chinese = vocabulary.tokenize_chinese_chars
+    sentences = [_sentences(document, chinese) for document in documents]
     ids = iter(
         vocabulary.ids_batch(
             [
@@ -146,7 +147,7 @@ def _divided(
         if len(ids) > room:
             sentence = text[start:end]
             offsets = vocabulary.encode(sentence).offsets
-            begins = divide(sentence, offsets, room)
+            begins = divide(sentence, offsets, room, vocabulary.tokenize_chinese_chars)
             starts = [start + int(offsets[piece, 0]) for piece in begins[1:]]
             found = itertools.pairwise([start, *starts, end])
             parts += [(a, a + len(text[a:b].rstrip())) for a, b in found]
@@ -156,10 +157,13 @@ def _divided(
     return parts, ids_of_parts
 
 
-def _sentences(document: Document) -> list[tuple[int, int]]:
+def _sentences(
+    document: Document, tokenize_chinese_chars: bool
+) -> list[tuple[int, int]]:
     if document.sentences is None:
-        return split_sentences(document.text)
-    return split_at(document.text, [start for start, _ in document.sentences])
+        return split_sentences(document.text, tokenize_chinese_chars)
+    starts = [start for start, _ in document.sentences]
+    return split_at(document.text, starts, tokenize_chinese_chars)
 
 
 class _Draft(NamedTuple):

@@ -107,7 +107,10 @@ class PairRows(SentenceRows):
 
 
 def parts_to_pair(
-    text: str, body: Encoding, sentences: Sequence[tuple[int, int]]
+    text: str,
+    body: Encoding,
+    sentences: Sequence[tuple[int, int]],
+    tokenize_chinese_chars: bool = True,
 ) -> Sequence[tuple[int, int]]:
     """Returns the parts of a block's body that are paired with the block.
 
@@ -118,10 +121,13 @@ def parts_to_pair(
       text: the body.
       body: its wordpieces.
       sentences: characters [start, end) of its sentences.
+      tokenize_chinese_chars: as of the `WordPiece`.
     """
     if len(sentences) != 1 or len(body.ids) < _DIVIDED:
         return sentences
-    starts = divide(text, body.offsets, math.ceil(len(body.ids) / 2))
+    starts = divide(
+        text, body.offsets, math.ceil(len(body.ids) / 2), tokenize_chinese_chars
+    )
     first = [sentences[0][0], *body.offsets[starts[1:], 0].tolist()]
     return list(zip(first, [*first[1:], sentences[0][1]], strict=True))
 
@@ -195,10 +201,11 @@ def inverse_cloze_rows(
       BadInputError: as `inverse_cloze_examples`, or `references.read_blocks`.
     """
     made = []
+    chinese = store.vocabulary.tokenize_chinese_chars
     for block, (text, body) in zip(
         block_ids, read_blocks(store, block_ids), strict=True
     ):
-        parts = parts_to_pair(text.body, body, text.sentences)
+        parts = parts_to_pair(text.body, body, text.sentences, chinese)
         for index, sentence in enumerate(parts):
             remove = stable_uniform(seed, int(block), index) < removal_probability
             query = take_sentence(body, sentence, remove)

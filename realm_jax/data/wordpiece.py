@@ -59,8 +59,8 @@ class WordPiece:
         them: uint16 for 257 to 65,536 pieces.
       lowercase: whether text is lowercased.
       strip_accents: whether accents are removed.
-      fingerprint: SHA-256 (hex) of the vocabulary and of the rules for case and
-        accents.
+      tokenize_chinese_chars: whether each Chinese character is a word of its own.
+      fingerprint: SHA-256 (hex) of the vocabulary and of these three settings.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class WordPiece:
         *,
         lowercase: bool = True,
         strip_accents: bool | None = None,
+        tokenize_chinese_chars: bool = True,
     ):
         """Creates a tokenizer from `pieces`, listed in the order of their ids.
 
@@ -80,6 +81,8 @@ class WordPiece:
             characters (NFD): a Korean syllable becomes two or three letters, each at
             least one wordpiece. Use False for vocabularies of whole syllables and for
             languages in which accents are distinctive.
+          tokenize_chinese_chars: whether each Chinese character is a word of its own,
+            as in BERT: False for vocabularies with words of several.
 
         Raises:
           BadInputError: the vocabulary is invalid (see `load`).
@@ -93,9 +96,10 @@ class WordPiece:
         self.pad, self.unk, self.cls, self.sep, self.mask = (
             vocabulary[piece] for piece in SPECIAL_PIECES
         )
-        content = "\n".join([_case_rule(lowercase, self.strip_accents), *pieces])
+        self.tokenize_chinese_chars = tokenize_chinese_chars
+        content = "\n".join([_rules(**self.settings), *pieces])
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
-        normalizer = _normalizer(lowercase, self.strip_accents)
+        normalizer = _normalizer(**self.settings)
         self._tokenizer = _bert_tokenizer(vocabulary, normalizer)
         self._kept: dict[str, bytes] = {}
 
@@ -106,6 +110,7 @@ class WordPiece:
         lowercase: bool = True,
         *,
         strip_accents: bool | None = None,
+        tokenize_chinese_chars: bool = True,
     ) -> "WordPiece":
         """Reads `vocab.txt`: one piece per line, ids are line numbers counted from 0.
 
@@ -113,6 +118,7 @@ class WordPiece:
           vocab_file: path of a UTF-8 file.
           lowercase: as in `__init__`.
           strip_accents: as in `__init__`.
+          tokenize_chinese_chars: as in `__init__`.
 
         Raises:
           BadInputError: the file is missing or not UTF-8, a special piece is missing,
@@ -130,6 +136,7 @@ class WordPiece:
                 _lines(text),
                 lowercase=lowercase,
                 strip_accents=strip_accents,
+                tokenize_chinese_chars=tokenize_chinese_chars,
             )
         except BadInputError as error:
             raise BadInputError(f"{vocab_file}: {error}") from error
@@ -169,6 +176,15 @@ class WordPiece:
         wordpiece = cls(pieces, lowercase=lowercase, strip_accents=strip_accents)
         wordpiece.save(path)
         return wordpiece
+
+    @property
+    def settings(self) -> dict[str, bool]:
+        """How text is read: arguments of `__init__`, by name."""
+        return {
+            "lowercase": self.lowercase,
+            "strip_accents": self.strip_accents,
+            "tokenize_chinese_chars": self.tokenize_chinese_chars,
+        }
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes `vocab.txt` atomically."""
@@ -263,11 +279,12 @@ def _lines(text: str) -> list[str]:
     return [line.strip() or line for line in lines]
 
 
-def _case_rule(lowercase: bool, strip_accents: bool) -> str:
-    rule = "lowercase" if lowercase else "cased"
-    if strip_accents == lowercase:  # BERT's default rule is not spelled out.
-        return rule
-    return f"{rule}, accents {'stripped' if strip_accents else 'kept'}"
+def _rules(lowercase: bool, strip_accents: bool, tokenize_chinese_chars: bool) -> str:
+    # BERT's defaults are not spelled out.
+    rules = "lowercase" if lowercase else "cased"
+    if strip_accents != lowercase:
+        rules += f", accents {'stripped' if strip_accents else 'kept'}"
+    return rules if tokenize_chinese_chars else f"{rules}, Chinese words whole"
 
 
 def _checked_vocabulary(pieces: Sequence[str]) -> dict[str, int]:
@@ -293,10 +310,12 @@ def _checked_vocabulary(pieces: Sequence[str]) -> dict[str, int]:
     return vocabulary
 
 
-def _normalizer(lowercase: bool, strip_accents: bool) -> normalizers.Normalizer:
+def _normalizer(
+    lowercase: bool, strip_accents: bool, tokenize_chinese_chars: bool = True
+) -> normalizers.Normalizer:
     bert = normalizers.BertNormalizer(
         clean_text=True,
-        handle_chinese_chars=True,
+        handle_chinese_chars=tokenize_chinese_chars,
         strip_accents=strip_accents,
         lowercase=lowercase,
     )

@@ -19,6 +19,7 @@ from realm_jax.data.questions import (
     write_questions,
 )
 from realm_jax.data.splits import VALIDATION_FRACTION, stable_uniform
+from realm_jax.data.tokenizer_files import read_settings
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.text_sample import Masks, TextSample
 from realm_jax.weights.tensors import weights_file
@@ -194,7 +195,8 @@ def find_weights(folder: str | None) -> str:
       folder: a folder with weights, "" for none, None for MiniLM's if they are there.
 
     Raises:
-      BadInputError: the folder has no weights with a vocabulary.
+      BadInputError: the folder has no weights with a vocabulary, or those of another
+        tokenizer than BERT's.
     """
     if folder is None:
         for root in (pathlib.Path(), _CHECKOUT):
@@ -208,6 +210,7 @@ def find_weights(folder: str | None) -> str:
             f"expected weights and vocab.txt in {folder}, found none; give the folder "
             "of a published BERT, or --weights='' to start from nothing"
         )
+    read_settings(folder)
     return folder
 
 

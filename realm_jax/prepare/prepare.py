@@ -19,10 +19,11 @@ from collections.abc import Sequence
 
 from realm_jax import ranges
 from realm_jax.data import inverse_cloze, masking
-from realm_jax.data.blocks import BlockStore
+from realm_jax.data.blocks import VOCABULARY_FILE, BlockStore
 from realm_jax.data.questions import read_questions
 from realm_jax.data.records import read_text
 from realm_jax.data.splits import VALIDATION_FRACTION
+from realm_jax.data.tokenizer_files import load_vocabulary
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare import examples, existing, vocabularies
@@ -55,9 +56,12 @@ class PrepareConfig:
         questions, `<name>_questions`.
       vocabulary: a BERT `vocab.txt`, or "" to train one on the text.
       vocabulary_size: number of wordpieces of a trained vocabulary.
-      lowercase: whether text is lowercased; False for a cased vocabulary.
-      strip_accents: whether accents are removed; None follows BERT, which strips them
-        if it lowercases. False for scripts that this would decompose, such as Hangul.
+      lowercase: whether text is lowercased; None as the files beside the vocabulary
+        say (see `load_vocabulary`), which a value must not contradict. One that is
+        trained is lowercase by default.
+      strip_accents: whether accents are removed; None likewise, else as BERT, which
+        strips them if it lowercases. False for scripts that this would decompose, such
+        as Hangul.
       chunk_length: wordpieces of a block, title and special pieces included.
       tagger: tagger of salient spans, see `taggers.tagger_by_name`.
       questions: JSON lines of questions, or "".
@@ -85,7 +89,7 @@ class PrepareConfig:
     name: str
     vocabulary: str = ""
     vocabulary_size: int = vocabularies.SIZE
-    lowercase: bool = True
+    lowercase: bool | None = None
     strip_accents: bool | None = None
     chunk_length: int = inverse_cloze.DOCUMENT_LENGTH
     tagger: str = "auto"
@@ -219,11 +223,16 @@ def _characters(config: PrepareConfig) -> str:
 
 def _vocabulary(config: PrepareConfig) -> WordPiece | VocabularyTraining:
     rules = {"lowercase": config.lowercase, "strip_accents": config.strip_accents}
-    if config.knowledge:
-        return BlockStore.open(config.knowledge).vocabulary
+    if config.knowledge or not (config.vocabulary or config.source):
+        store = BlockStore.open(config.knowledge or config.corpus)
+        return load_vocabulary(store.directory / VOCABULARY_FILE, **rules)
     if config.vocabulary:
-        return WordPiece.load(config.vocabulary, **rules)
-    return VocabularyTraining(config.vocabulary_size, **rules)
+        return load_vocabulary(config.vocabulary, **rules)
+    return VocabularyTraining(
+        config.vocabulary_size,
+        lowercase=config.lowercase is not False,
+        strip_accents=config.strip_accents,
+    )
 
 
 def _wanted_examples(config: PrepareConfig) -> list[tuple[str, str]]:

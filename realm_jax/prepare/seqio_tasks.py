@@ -27,6 +27,7 @@ from realm_jax.data.splits import (
     share_of_at_least_one,
 )
 from realm_jax.data.terms import TermTagger
+from realm_jax.data.tokenizer_files import load_vocabulary
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.tf_datasets import expand, output_features, restore_shapes
@@ -368,11 +369,7 @@ def require_vocabulary(
       BadInputError: it was prepared with another one.
     """
     if not isinstance(wanted, WordPiece):
-        wanted = WordPiece.load(
-            wanted,
-            lowercase=store.vocabulary.lowercase,
-            strip_accents=store.vocabulary.strip_accents,
-        )
+        wanted = load_vocabulary(wanted, **store.vocabulary.settings)
     if wanted.fingerprint != store.vocabulary.fingerprint:
         raise BadInputError(
             f"expected the corpus {store.directory} in the vocabulary "

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from realm_jax.data.tokenizer_files import load_vocabulary
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.models.bert import BertConfig
@@ -234,9 +235,7 @@ def _from_source(
     if weights_file(folder) is not None:
         started = _with_weights(params, folder, config)
         if (folder / "vocab.txt").exists():
-            theirs = WordPiece.load(
-                folder / "vocab.txt", lowercase=vocabulary.lowercase
-            )
+            theirs = load_vocabulary(folder / "vocab.txt", **vocabulary.settings)
             _require_vocabulary(theirs.fingerprint, vocabulary, source)
         return started
     restored = restore_params(open_store(source), checkpoint)

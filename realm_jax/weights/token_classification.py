@@ -1,8 +1,8 @@
 """Loads a tagger from a BERT token classifier saved by `transformers`.
 
 The folder holds config.json (a BERT, with `id2label`), vocab.txt, model.safetensors or
-flax_model.msgpack, and optionally tokenizer_config.json. The paper's tagger is such a
-model: BERT trained on CoNLL-2003 (§3.4).
+flax_model.msgpack, and optionally tokenizer_config.json or tokenizer.json. The paper's
+tagger is such a model: BERT trained on CoNLL-2003 (§3.4).
 
 Its labels are those of CoNLL-2003 (BIO): `B-PER` begins a name of type PER, `I-PER`
 continues one, `O` is outside. In the original scheme (IOB1) `I-` begins a name too, and
@@ -28,23 +28,23 @@ from realm_jax.data import dates
 from realm_jax.data.chunking import split_sentences
 from realm_jax.data.features import query_row
 from realm_jax.data.salient_spans import Span, bare_name, date_spans, merge
+from realm_jax.data.tokenizer_files import CONFIG_FILE, load_vocabulary, read_settings
 from realm_jax.data.wordpiece import Encoding, WordPiece
 from realm_jax.errors import BadInputError
-from realm_jax.manifests import parse_json, require_fields
+from realm_jax.manifests import parse_json
 from realm_jax.models.bert import Bert, BertConfig
 from realm_jax.types import Array
 from realm_jax.weights import bert as bert_weights
 from realm_jax.weights.tensors import FLAX_FILE, SAFETENSORS_FILE, read_tensors
 
 VOCABULARY_FILE = "vocab.txt"
-TOKENIZER_FILE = "tokenizer_config.json"
 _CLASSIFIER = ("classifier.weight", "classifier.bias")
 _FILES = (
     SAFETENSORS_FILE,
     FLAX_FILE,
     bert_weights.CONFIG_FILE,
     VOCABULARY_FILE,
-    TOKENIZER_FILE,
+    CONFIG_FILE,
 )
 # Few shapes, because each is compiled; sentences of similar length share one.
 _BATCH = 32
@@ -161,8 +161,7 @@ def load_token_classifier(folder: str | pathlib.Path) -> TokenClassifier:
     """Reads a `BertForTokenClassification` of `transformers`.
 
     Args:
-      folder: folder of config.json, vocab.txt and the weights. Without
-        tokenizer_config.json a vocabulary with capitals is taken as cased.
+      folder: folder of config.json, vocab.txt and the weights.
 
     Raises:
       BadInputError: a file is missing or damaged, the architecture is another, the
@@ -172,7 +171,7 @@ def load_token_classifier(folder: str | pathlib.Path) -> TokenClassifier:
     folder = pathlib.Path(folder)
     config = bert_weights.config_from_json(folder)
     labels = _labels(folder / bert_weights.CONFIG_FILE)
-    vocabulary = _vocabulary(folder)
+    vocabulary = load_vocabulary(folder / VOCABULARY_FILE)
     if vocabulary.size > config.vocab_size:
         raise BadInputError(
             f"expected at most {config.vocab_size} wordpieces in "
@@ -212,29 +211,6 @@ def _labels(path: pathlib.Path) -> tuple[str, ...]:
     labels = tuple(str(names.get(str(index))) for index in range(len(names)))
     check_labels(labels, f"id2label of {path}")
     return labels
-
-
-def _vocabulary(folder: pathlib.Path) -> WordPiece:
-    path, settings_path = folder / VOCABULARY_FILE, folder / TOKENIZER_FILE
-    try:
-        text = settings_path.read_bytes() if settings_path.exists() else "{}"
-        settings = parse_json(text)
-        require_fields(settings, {})
-    except (OSError, ValueError) as error:
-        raise BadInputError(
-            f"expected the settings of a tokenizer in {settings_path}, but it cannot "
-            f"be read ({error}); fetch it again."
-        ) from error
-    load = functools.partial(
-        WordPiece.load,
-        path,
-        strip_accents=settings.get("strip_accents"),
-    )
-    lowercase = settings.get("do_lower_case")
-    if lowercase is None:
-        cased = any("A" <= piece[:1] <= "Z" for piece in load(lowercase=False).pieces)
-        lowercase = not cased
-    return load(lowercase=bool(lowercase))
 
 
 def _load_params(folder: pathlib.Path, config: BertConfig, num_labels: int) -> PyTree:
@@ -287,11 +263,14 @@ def _encoder_params(
 def _fingerprint(folder: str | pathlib.Path) -> str:
     """Returns the SHA-256 (hex) of the files that determine the spans found."""
     digest = hashlib.sha256()
-    for name in _FILES:
-        path = pathlib.Path(folder) / name
+    paths = [pathlib.Path(folder) / name for name in _FILES]
+    settings_file, _ = read_settings(folder)
+    if settings_file is not None and settings_file not in paths:
+        paths.append(settings_file)
+    for path in paths:
         if path.exists():
             with path.open("rb") as file:
-                digest.update(f"{name}\0".encode())
+                digest.update(f"{path.name}\0".encode())
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 

@@ -316,10 +316,15 @@ def test_too_little_text(lines, words, text, capsys):
     [
         (["--questions=none.jsonl"], "none.jsonl"),
         (["--weights=nowhere"], "vocab.txt"),
+        (["--weights=weights"], "'do_lower_case' is 3"),
         (["--stages=3"], "--stages"),
     ],
 )
 def test_bad_input_is_one_line(more, word, text, capsys):
+    (text / "weights").mkdir()
+    for name in ("model.safetensors", "vocab.txt"):
+        (text / "weights" / name).touch()
+    (text / "weights/tokenizer_config.json").write_text('{"do_lower_case": 3}')
     assert init(*more) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1

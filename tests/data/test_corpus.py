@@ -225,6 +225,21 @@ def test_what_is_longer_than_a_block_is_divided(text, parts):
     ] == parts
 
 
+def test_chinese_is_divided_where_its_tokenizer_begins_words():
+    pieces = [*SPECIAL_PIECES, "中文", "##字", "##中文", "、", "t"]
+    text = "中文字中文字、中文字中文" * 6
+    document = Document("t", text, "0", sentences=[(0, 4), (4, len(text))])
+    for tokenize_chinese_chars in (True, False):
+        vocabulary = WordPiece(pieces, tokenize_chinese_chars=tokenize_chinese_chars)
+        made = chunk_each([document], vocabulary, RuleTagger(), 9)
+        bodies = [block.text.body for block in made.blocks[0]]
+        assert len(bodies) > 6
+        assert "".join(bodies) == text
+        for block in made.blocks[0]:
+            again = vocabulary.encode(block.text.body).ids
+            assert block.body_ids.tolist() == again.tolist()
+
+
 def test_a_title_leaves_half_of_a_block_to_the_text(vocabulary):
     title = "Pierre de Fermat was born " * 20
     document = Document(title, DOCUMENTS[0].text, "long")

@@ -22,7 +22,7 @@ BERT_VOCABULARY = (
 )
 SPACED_PIECES = """
     a b c é e n k s u the hello world fa ##ble un ##aff ##able ##n ##k ##s
-    ! . , - [ ] mask ' 中 文 1984 ##0 1 я ö
+    ! . , - [ ] mask ' 中 文 中文 ##文 ##字 1984 ##0 1 я ö
 """
 PIECES = [*SPECIAL_PIECES, *SPACED_PIECES.split()]
 TEXTS = [
@@ -44,9 +44,15 @@ MESSY_TEXT = st.text(CHARACTERS, max_size=60) | st.lists(
 ).map("".join)
 
 
-def bert_words(text: str, *, lowercase: bool, strip_accents: bool) -> list[str]:
+def bert_words(
+    text: str,
+    *,
+    lowercase: bool,
+    strip_accents: bool,
+    tokenize_chinese_chars: bool = True,
+) -> list[str]:
     """BERT's BasicTokenizer, character by character."""
-    cleaned = "".join(clean(character) for character in text)
+    cleaned = "".join(clean(character, tokenize_chinese_chars) for character in text)
     words = []
     for token in cleaned.split():
         if lowercase:
@@ -58,14 +64,15 @@ def bert_words(text: str, *, lowercase: bool, strip_accents: bool) -> list[str]:
     return words
 
 
-def clean(character: str) -> str:
+def clean(character: str, tokenize_chinese_chars: bool) -> str:
     category = unicodedata.category(character)
     if character in " \t\n\r" or category == "Zs":
         return " "
     if character in "\x00\ufffd" or category in ("Cc", "Cf"):
         return ""
     cjk = [(0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0xF900, 0xFAFF)]
-    if any(first <= ord(character) <= last for first, last in cjk):
+    is_chinese = any(first <= ord(character) <= last for first, last in cjk)
+    if is_chinese and tokenize_chinese_chars:
         return f" {character} "
     return character
 
@@ -94,11 +101,7 @@ def twin_ids(text: str, wordpiece: WordPiece) -> list[int]:
     index = {piece: number for number, piece in enumerate(wordpiece.pieces)}
     return [
         index[piece]
-        for word in bert_words(
-            text,
-            lowercase=wordpiece.lowercase,
-            strip_accents=wordpiece.strip_accents,
-        )
+        for word in bert_words(text, **wordpiece.settings)
         for piece in wordpieces(word, set(index))
     ]
 
@@ -164,9 +167,15 @@ def test_batch_equals_one_by_one():
     texts=st.lists(MESSY_TEXT, max_size=5),
     lowercase=st.booleans(),
     strip_accents=st.booleans(),
+    chinese=st.booleans(),
 )
-def test_ids_word_by_word_equal_bert(texts, lowercase, strip_accents):
-    wordpiece = WordPiece(PIECES, lowercase=lowercase, strip_accents=strip_accents)
+def test_ids_word_by_word_equal_bert(texts, lowercase, strip_accents, chinese):
+    wordpiece = WordPiece(
+        PIECES,
+        lowercase=lowercase,
+        strip_accents=strip_accents,
+        tokenize_chinese_chars=chinese,
+    )
     for _ in range(2):  # The second time all words are known.
         ids = wordpiece.ids_batch(texts)
         assert [of_text.dtype for of_text in ids] == [np.int32] * len(texts)
@@ -306,15 +315,16 @@ def test_saved_vocabulary_is_read_back_unchanged(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["vocab.txt"]
 
 
-def test_fingerprint_depends_on_pieces_order_case_and_accent_rule():
+def test_fingerprint_depends_on_pieces_order_and_settings():
     fingerprints = {
         WordPiece(PIECES).fingerprint,
         WordPiece(PIECES, lowercase=False).fingerprint,
         WordPiece(PIECES, strip_accents=False).fingerprint,
         WordPiece(PIECES, lowercase=False, strip_accents=True).fingerprint,
+        WordPiece(PIECES, tokenize_chinese_chars=False).fingerprint,
         WordPiece([*PIECES[:-2], PIECES[-1], PIECES[-2]]).fingerprint,
     }
-    assert len(fingerprints) == 5
+    assert len(fingerprints) == 6
     # BERT's own rule, said or not, is one: corpora keep these fingerprints.
     assert WordPiece(PIECES, strip_accents=True).fingerprint in fingerprints
     assert WordPiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]).fingerprint == (

@@ -120,7 +120,9 @@ def rewritten(path, change):
     path.write_bytes(seal(info))
 
 
-@pytest.mark.parametrize("few_blocks", [prepare._FEW_BLOCKS, 0])
+@pytest.mark.parametrize(
+    "few_blocks", [prepare._FEW_BLOCKS, pytest.param(0, marks=pytest.mark.full)]
+)
 def test_a_mended_module_shares_no_part_with_the_one_that_crashed(
     root, realm, monkeypatch, few_blocks
 ):
@@ -139,7 +141,9 @@ def test_a_mended_module_shares_no_part_with_the_one_that_crashed(
     assert len(years_of(root)) == 40
 
 
-@pytest.mark.parametrize("few_blocks", [prepare._FEW_BLOCKS, 0])
+@pytest.mark.parametrize(
+    "few_blocks", [prepare._FEW_BLOCKS, pytest.param(0, marks=pytest.mark.full)]
+)
 def test_damaged_parts_of_examples_are_made_anew(root, realm, monkeypatch, few_blocks):
     """Those of this process, and those of Beam."""
     monkeypatch.setattr(prepare, "_FEW_BLOCKS", few_blocks)

@@ -15,6 +15,7 @@ from realm_jax.cli.main import main
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
 from realm_jax.data.questions import read_questions
+from realm_jax.data.wordpiece import SPECIAL_PIECES
 from realm_jax.prepare import examples
 from realm_jax.prepare.prepare import PrepareConfig
 from tests import tiny_run
@@ -153,6 +154,47 @@ def test_twenty_articles_are_enough_without_any_setting(folder, capsys):
         said = capsys.readouterr()
         assert name in said.err
         assert "done" not in said.out
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize(
+    ("settings", "body"),
+    [
+        ({"strip_accents": False}, "café graz , 東 京 , in [UNK] ."),
+        (
+            {"do_lower_case": False, "tokenize_chinese_chars": False},
+            "Café Graz , 東京 , in [UNK] .",
+        ),
+    ],
+    ids=str,
+)
+def test_text_and_questions_are_read_as_the_weights_tokenizer_does(
+    folder, capsys, settings, body
+):
+    words = "Café Graz café cafe graz , in 東 京 東京 ."
+    pieces = [*SPECIAL_PIECES, *words.split()]
+    (folder / "weights").mkdir()
+    (folder / "weights/vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
+    (folder / "weights/tokenizer_config.json").write_text(json.dumps(settings))
+    text = "Café Graz, 東京, in 1128."
+    articles = [{"title": f"Town {i}", "text": text} for i in range(4)]
+    (folder / "articles.jsonl").write_text("\n".join(map(json.dumps, articles)))
+    question = QUESTION | {"question": text, "answers": ["Graz"]}
+    (folder / "questions.jsonl").write_text(json.dumps(question))
+    given = {"VOCABULARY": "weights/vocab.txt", "QUESTIONS": "questions.jsonl"}
+    command = [*arguments(folder, **given), "--gin.EXAMPLES=['questions']"]
+    name = "strip_accents" if "strip_accents" in settings else "lowercase"
+    assert main([*command, f"--gin.prepare.PrepareConfig.{name}=True"]) == 2
+    expected = f"expected {name}=False as in weights/tokenizer_config.json, got "
+    assert expected in capsys.readouterr().err
+    assert not (folder / "corpus").exists()
+    assert main(command) == 0
+    store = BlockStore.open("corpus")
+    questions = Examples.open("corpus/examples/my_questions/train")
+    asked = questions.features["question_ids"][0][1:]  # [CLS] is first.
+    for ids in (store.body_ids(np.array(0), 20), asked):
+        found = [store.vocabulary.pieces[i] for i in ids]
+        assert " ".join(found[: len(body.split())]) == body
 
 
 def blocks_of_splits(corpus="corpus"):

@@ -192,6 +192,7 @@ def test_age_of_an_index_and_what_to_do_about_it():
     assert "the trainer will wait" in waits
 
 
+@pytest.mark.full  # It traces several updates of the paper's.
 def test_a_run_costs_what_its_chips_cost_while_it_lasts():
     prices = {"v4": 3.0}
     setting = on("v4-64", "v4-16", chip_hour_prices=prices)
@@ -380,6 +381,7 @@ def test_the_papers_index_is_as_old_as_the_pages_say(
     assert f" {oldest:,} |" in page
 
 
+@pytest.mark.full  # It traces several updates of the paper's.
 def test_what_does_not_fit_is_said_and_has_code_2(capsys):
     small = ['--gin.hardware.HardwareConfig.trainer="v2-8"', "--gin.BATCH_SIZE=64"]
     code, said = run([*plan_line(*PAPERS), *REQUIRED, *small], capsys)

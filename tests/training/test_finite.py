@@ -36,7 +36,8 @@ def arrays_of(folder):
     )
 
 
-MODES = ["off", "blocking", "async", pytest.param("rolling", marks=pytest.mark.full)]
+OTHERS = (pytest.param(m, marks=pytest.mark.full) for m in ("off", "async", "rolling"))
+MODES = ["blocking", *OTHERS]
 
 
 @pytest.mark.parametrize("mode", MODES)

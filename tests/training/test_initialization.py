@@ -11,6 +11,7 @@ import optax
 import pytest
 import safetensors.numpy
 
+from realm_jax.data.tokenizer_files import load_vocabulary
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
@@ -264,6 +265,28 @@ def test_a_vocabulary_of_the_same_size_and_other_words_is_refused(earlier, tmp_p
     warm_start_params(params, str(tmp_path), config, VOCABULARY)
     with pytest.raises(BadInputError, match="VOCABULARY"):
         warm_start_params(params, str(tmp_path), config, other)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_lower_case": False},
+        {"do_lower_case": True, "strip_accents": False},
+        {"tokenize_chinese_chars": False},
+    ],
+    ids=str,
+)
+def test_a_corpus_is_read_as_by_the_tokenizer_of_the_weights(tmp_path, settings):
+    published, config = draw(seed=3)
+    save_published(tmp_path, published, config)
+    VOCABULARY.save(tmp_path / "vocab.txt")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    params, _ = shapes()
+    same = load_vocabulary(tmp_path / "vocab.txt")
+    assert same.fingerprint != VOCABULARY.fingerprint
+    warm_start_params(params, str(tmp_path), config, same)
+    with pytest.raises(BadInputError, match=r"=False as in .*tokenizer_config\.json"):
+        warm_start_params(params, str(tmp_path), config, VOCABULARY)
 
 
 def test_published_weights_of_other_shapes_are_refused(tmp_path):

@@ -217,30 +217,15 @@ def test_the_name_tells_checkpoints_apart(folder, tagger, tensors):
     assert "dates-" in tagger.name
 
 
-@pytest.mark.parametrize(
-    ("settings_of_tokenizer", "lowercase", "strip_accents"),
-    [
-        (None, False, False),  # The vocabulary has an "A".
-        ({"do_lower_case": True}, True, True),
-        ({"do_lower_case": True, "strip_accents": False}, True, False),
-        ({"do_lower_case": False, "strip_accents": None}, False, False),
-    ],
-)
-def test_case_rule_comes_from_the_tokenizer_or_the_vocabulary(
-    folder, settings_of_tokenizer, lowercase, strip_accents
-):
-    if settings_of_tokenizer is not None:
-        path = folder / "tokenizer_config.json"
-        path.write_text(json.dumps(settings_of_tokenizer))
-    vocabulary = load_token_classifier(folder).vocabulary
-    assert vocabulary.lowercase == lowercase
-    assert vocabulary.strip_accents == strip_accents
-
-
-def test_a_vocabulary_without_capitals_is_lowercase(folder):
-    lower = ["a" if piece == "A" else piece for piece in VOCABULARY]
-    (folder / "vocab.txt").write_text("\n".join(lower) + "\n", "utf-8")
-    assert load_token_classifier(folder).vocabulary.lowercase
+def test_its_tokenizer_reads_as_the_files_say(folder, tagger):
+    assert not tagger.classifier.vocabulary.lowercase  # The vocabulary has an "A".
+    normalizer = {"type": "BertNormalizer", "lowercase": True, "strip_accents": False}
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps({"normalizer": normalizer}))
+    changed = CheckpointTagger(folder)
+    vocabulary = changed.classifier.vocabulary
+    assert (vocabulary.lowercase, vocabulary.strip_accents) == (True, False)
+    assert changed.name != tagger.name
 
 
 def edit_tensors(folder, edit):
