@@ -43,8 +43,8 @@ STALLED = "stalled.json"
 """Name of the record of the last stall in the model directory."""
 
 _UPDATES = 20
-# Compiling the update for a pod takes minutes, which no update has shown yet.
-_AT_FIRST = 6
+# Compiling the update for a pod takes minutes, and no update has been seen yet.
+_COMPILING_SECONDS = 3600.0
 _LOOKS = 60
 _REMEMBERED_LOOKS = 101
 # They wait for other jobs and for the bucket, with bounds of their own, or embed.
@@ -122,7 +122,7 @@ class Watchdog:
     def bound(self) -> float:
         """Seconds without an update after which the run ends itself."""
         if not self._recent:
-            return _AT_FIRST * self._shortest
+            return max(self._shortest, _COMPILING_SECONDS)
         return stall_bound(self._shortest, statistics.median(self._recent))
 
     def look(self) -> None:

@@ -5,8 +5,8 @@
 
 WORLD is the folder of a world that is there, CHANGES are JSON settings of the run;
 `stop_last_after` is the update after which the last process is asked to stop, `bad` are
-updates whose gradient is NaN; `last_hangs_after` is the update after which the last
-process waits for its batch for ever.
+updates whose gradient is NaN; `hangs_after` is the update after which the last process
+waits for its batch for ever.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ def main(what: str, world: str, model_dir: str, changes: str) -> None:
         return
     stop_after = settings.pop("stop_last_after", None)
     bad = settings.pop("bad", [])
-    hangs_after = settings.pop("last_hangs_after", None)
+    hangs_after = settings.pop("hangs_after", None)
     settings["mesh"] = MeshConfig(**settings.get("mesh", {}))
     # Training needs the files alone.
     found: Any = types.SimpleNamespace(

@@ -1,17 +1,23 @@
 """A run that does not move ends itself. A look of these watchdogs is a second."""
 
 import contextlib
+import json
+import pathlib
 import threading
+from typing import Any
 
 import pytest
 
 from realm_jax.storage import UnavailableStoreError, open_store
+from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.step_timing import Part, Stopwatch
 from realm_jax.training.watchdog import STALLED, Watchdog
+from tests import groups
 
 SHORTEST = 60.0
+UNUSED: Any = None
 # Of the first updates, which are compiled.
-AT_FIRST = 360
+AT_FIRST = 3600
 
 
 class Run:
@@ -34,7 +40,7 @@ class Run:
         for _ in range(count):
             self.wait(seconds)
             self.done += 1
-            self.watchdog(self.done, None, {})
+            self.watchdog(self.done, UNUSED, {})
 
     def stall(self):
         """Returns the exit code of a run whose first update never comes."""
@@ -93,7 +99,7 @@ def test_the_first_updates_may_be_compiled(run, capfd):
     run.wait(2)
     assert run.codes == [1]
     assert (
-        "expected update 103 within 360 s (compiling included)"
+        "expected update 103 within 3600 s (compiling included)"
         in capfd.readouterr().err
     )
 
@@ -158,3 +164,25 @@ def test_its_thread_ends_with_training(run, fails):
             raise KeyError
     assert threads() == []
     assert run.codes == []
+
+
+@pytest.mark.full
+def test_a_trainer_that_waits_for_its_data_is_started_again_once(world, tmp_path):
+    settings = {"train_steps": 12, "stall_seconds": 15.0, "refresh_mode": "off"}
+    ended = []
+    for hangs_after in (7, 7, None):
+        arguments = [
+            *("tests.training.hosts_program", "pretrain"),
+            *(str(pathlib.Path(world.corpus).parent), str(tmp_path)),
+            json.dumps({**settings, "hangs_after": hangs_after}),
+        ]
+        with groups.started(arguments, num_processes=1) as job:
+            ended.append(job.processes[0].wait(240))
+            said = job.logs[0].read_text()
+        if hangs_after is not None:
+            assert "error: expected update 8 within" in said.splitlines()[-1]
+            assert "'host', at training/pretrain.py:" in said.splitlines()[-1]
+            # The one that it would have saved is of update 8.
+            assert finished_steps(open_store(tmp_path)) == [4]
+    assert ended == [1, 2, 0]
+    assert finished_steps(open_store(tmp_path))[-1] == 12
