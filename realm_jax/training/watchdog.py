@@ -107,6 +107,9 @@ class Watchdog:
 
     def __call__(self, step: int, state: TrainState, metrics: Means) -> None:
         """See `loop.Hook`."""
+        if self._step == self._first:
+            # The first update was compiled until now.
+            self._idle = 0.0
         self._step = step
 
     def __exit__(

@@ -104,6 +104,14 @@ def test_the_first_updates_may_be_compiled(run, capfd):
     )
 
 
+def test_compiling_makes_no_update_slow(run):
+    """Several updates come between two looks."""
+    run.updates(1, seconds=300)
+    run.updates(4, seconds=0)
+    run.wait(65)
+    assert run.codes == [1]
+
+
 @pytest.mark.parametrize("part", [Part.CHECKPOINT, Part.SWAP])
 def test_saving_and_indexes_take_as_long_as_they_need(run, part):
     run.updates(10, seconds=1)
@@ -167,6 +175,7 @@ def test_its_thread_ends_with_training(run, fails):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1200)
 def test_a_trainer_that_waits_for_its_data_is_started_again_once(world, tmp_path):
     settings = {"train_steps": 12, "stall_seconds": 15.0, "refresh_mode": "off"}
     ended = []
@@ -177,7 +186,7 @@ def test_a_trainer_that_waits_for_its_data_is_started_again_once(world, tmp_path
             json.dumps({**settings, "hangs_after": hangs_after}),
         ]
         with groups.started(arguments, num_processes=1) as job:
-            ended.append(job.processes[0].wait(240))
+            ended.append(job.processes[0].wait(400))
             said = job.logs[0].read_text()
         if hangs_after is not None:
             assert "error: expected update 8 within" in said.splitlines()[-1]
