@@ -1,9 +1,12 @@
-"""The package's exceptions, and detection of full disks."""
+"""The package's exceptions and exit codes, and detection of full disks."""
 
 import contextlib
 import errno
 import os
 from collections.abc import Iterator
+
+BUG, BAD_INPUT, NOT_READY = 1, 2, os.EX_TEMPFAIL
+"""Exit codes: after 1 and 75 the same command may be started again, after 2 not."""
 
 # A file-size limit or a quota interrupts a write as a full disk does.
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

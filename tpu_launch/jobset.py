@@ -26,9 +26,9 @@ from typing import Any
 
 import jinja2
 
-from realm_jax.errors import BadInputError
+from realm_jax.errors import BAD_INPUT, NOT_READY, BadInputError
 from realm_jax.hardware import RESERVED
-from tpu_launch.processes import BAD_INPUT, NOT_READY, STOPPED
+from tpu_launch.processes import STOPPED
 from tpu_launch.run import Role, Run
 from tpu_launch.startup import INSTALL, fetch
 

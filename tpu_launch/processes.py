@@ -15,9 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from realm_jax.errors import BadInputError
+from realm_jax.errors import BAD_INPUT, NOT_READY, BadInputError
 
-BAD_INPUT, NOT_READY = 2, os.EX_TEMPFAIL
 STOPPED = (129, 130, 143)
 _STOPPED = 128 + signal.SIGTERM
 

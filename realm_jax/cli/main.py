@@ -2,11 +2,12 @@
 
 `realm --help` lists the commands, `realm COMMAND --help` shows the purpose, macros and
 an example of each, `realm --version` prints the version. Exit codes: 0 done, 1 a bug
-(with its traceback), 2 bad input (with a one-line message), 75 another job is late with
-what this one needs, or the bucket is away (likewise; the same command may succeed
-later), 130 stopped by Ctrl-C, 129 by SIGHUP (a terminal that is gone) and 143 by
-SIGTERM, or because another process of the job was (all leave a directory from which the
-same command resumes; `ask`, which ends in no other way, exits with 0).
+(with its traceback) or a stall of training (with the stacks), 2 bad input (with a
+one-line message) or a second stall at one checkpoint, 75 another job is late with what
+this one needs, or the bucket is away (likewise; the same command may succeed later),
+130 stopped by Ctrl-C, 129 by SIGHUP (a terminal that is gone) and 143 by SIGTERM, or
+because another process of the job was (all leave a directory from which the same
+command resumes; `ask`, which ends in no other way, exits with 0).
 """
 
 import _thread
@@ -24,6 +25,9 @@ from typing import NoReturn
 from realm_jax import __version__
 from realm_jax.cli import model_dir
 from realm_jax.errors import (
+    BAD_INPUT,
+    BUG,
+    NOT_READY,
     BadInputError,
     NotReadyError,
     StoppedError,
@@ -32,8 +36,6 @@ from realm_jax.errors import (
 )
 from realm_jax.stages import STAGES
 from realm_jax.storage import UnavailableStoreError
-
-_BUG, _BAD_INPUT, _NOT_READY = 1, 2, os.EX_TEMPFAIL
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a command to save and end; it exits with 128 and their number."""
@@ -52,8 +54,8 @@ def console(argv: Sequence[str] | None = None) -> NoReturn:
         code = main(sys.argv[1:] if argv is None else argv)
     except Exception:
         traceback.print_exc()
-        code = _BUG
-    if code in (_BUG, _BAD_INPUT, _NOT_READY):
+        code = BUG
+    if code in (BUG, BAD_INPUT, NOT_READY):
         # The message is printed. During interpreter shutdown, a process of a job would
         # wait for the others, which wait for this one; and libraries that were writing
         # when the disk was full would report all unfinished writes again.
@@ -67,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs one command and returns its exit code."""
     if not argv or argv[0] in ("-h", "--help"):
         print(_usage())
-        return 0 if argv else _BAD_INPUT
+        return 0 if argv else BAD_INPUT
     if argv[0] == "--version":
         print(f"realm_jax {__version__}")
         return 0
@@ -103,10 +105,10 @@ def guard(command: Callable[[threading.Event], int | None]) -> int:
             return _fail(str(error))
         except NotReadyError as error:
             _fail(str(error))
-            return _NOT_READY
+            return NOT_READY
         except UnavailableStoreError as error:
             _fail(f"{error}; run the same command again later")
-            return _NOT_READY
+            return NOT_READY
         except StoppedError as error:
             # After SIGHUP there is no terminal to print on.
             with suppress(OSError):
@@ -192,7 +194,7 @@ def _system_message(error: BaseException | None) -> str | None:
 def _fail(message: str) -> int:
     text = message.partition(_GIN_TRAIL)[0]
     print(f"error: {' '.join(text.split())}", file=sys.stderr)
-    return _BAD_INPUT
+    return BAD_INPUT
 
 
 def _usage() -> str:

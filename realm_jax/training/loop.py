@@ -93,9 +93,9 @@ def train(
     return state
 
 
-# Updates that are handed over and not finished; more would keep no device any busier,
-# and hide from whoever watches how far training is.
-_MAX_IN_FLIGHT = 2
+MAX_IN_FLIGHT = 2
+"""Updates that are handed over and not finished; more would keep no device any busier,
+and hide from whoever watches how far training is."""
 
 
 class LogMetrics:
@@ -143,7 +143,7 @@ class LogMetrics:
         self._kept.append(metrics)
         on_time = step % self._every == 0 or step == self._total_steps
         if not on_time and not self._due():
-            before = self._kept[:-_MAX_IN_FLIGHT]
+            before = self._kept[:-MAX_IN_FLIGHT]
             self._accounting.stopwatch.wait_for(before[-1:])
             self._report(step - self._in_flight(), self._total_steps, {})
             return
@@ -166,7 +166,7 @@ class LogMetrics:
                 for value in jax.tree.leaves(kept)
                 if isinstance(value, jax.Array)
             )
-            for kept in self._kept[-_MAX_IN_FLIGHT:]
+            for kept in self._kept[-MAX_IN_FLIGHT:]
         )
 
 

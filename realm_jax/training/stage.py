@@ -45,6 +45,7 @@ from realm_jax.training.state import TrainState, create_state, place_state
 from realm_jax.training.step import SKIPPED_UPDATES, Loss, make_step
 from realm_jax.training.step_timing import Accounting, Part, Stopwatch
 from realm_jax.training.tensorboard import EventFile
+from realm_jax.training.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
 
@@ -320,7 +321,11 @@ class Stage(Generic[ReaderT]):
             accounting.see(state, inputs)
             return inputs
 
-        with jax.set_mesh(self._mesh), self._profiling() as profiling:
+        with (
+            jax.set_mesh(self._mesh),
+            self._profiling() as profiling,
+            self._watching() as watching,
+        ):
             self.state = loop.train(
                 self.state,
                 make_step(
@@ -336,6 +341,7 @@ class Stage(Generic[ReaderT]):
                     loop.every(config.log_period, self._finite.require_updates),
                     loop.every(config.checkpoint_period, save),
                     *profiling,
+                    *watching,
                 ],
                 stop=multihost.StopRequest(stop),
                 stopwatch=self.stopwatch,
@@ -393,6 +399,17 @@ class Stage(Generic[ReaderT]):
         steps = (int(self.state.step), config.train_steps)
         with Profiler(self.model_store, self.name, *steps, self.stopwatch) as profiler:
             yield [profiler]
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[Sequence[Hook]]:
+        """Yields the watchdog's hook, if there is one; a context around the loop."""
+        shortest = self.config.stall_seconds
+        if shortest is None or self.is_done:
+            yield []
+            return
+        first = int(self.state.step)
+        with Watchdog(self.model_store, self.stopwatch, first, shortest) as watchdog:
+            yield [watchdog]
 
     def close(self) -> None:
         """Finishes the checkpoint being saved, and lets the next trainer in."""

@@ -88,6 +88,8 @@ class StageConfig:
         those of the corpus leave rows half empty; see `packed_updates.py`.
       skip_nonfinite_updates: number of updates of a run that may be skipped because
         their loss or gradient is not finite; one more ends it. See `finite.py`.
+      stall_seconds: shortest time without an update after which the run ends itself, in
+        seconds; None for never. See `watchdog.py`.
       verify_files: whether every byte of corpus and examples is read once at the start,
         and compared with its checksum.
     """
@@ -113,6 +115,7 @@ class StageConfig:
     spans: str = Spans.ONE_PER_SENTENCE.value
     pack_documents: bool = False
     skip_nonfinite_updates: int = 0
+    stall_seconds: float | None = 600.0
     verify_files: bool = True
 
     stage: ClassVar[StageSpec]
@@ -133,6 +136,7 @@ class StageConfig:
             microbatches=ranges.whole(1),
             log_period=ranges.whole(1),
             skip_nonfinite_updates=ranges.whole(0),
+            stall_seconds=ranges.POSITIVE.or_none(),
         )
         require_one_of("spans", self.spans, Spans)
         require_one_of("projection", self.projection, Projection)

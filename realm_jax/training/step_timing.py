@@ -60,6 +60,11 @@ class Stopwatch:
         self._since = now()
         self._seconds = dict.fromkeys(Part, 0.0)
 
+    @property
+    def active(self) -> Part:
+        """The innermost part that is under way; any thread may ask."""
+        return self._part
+
     @contextlib.contextmanager
     def part(self, part: Part) -> Iterator[None]:
         """Attributes the time within to `part`, and marks it in a profile."""

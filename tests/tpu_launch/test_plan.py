@@ -201,6 +201,7 @@ def test_a_run_costs_what_its_chips_cost_while_it_lasts():
     assert plan.figure("the run", "costs") == pytest.approx(hours * 3.0 * (32 + 8))
     update = plan.figure("an update", "takes")
     assert hours == pytest.approx(200_000 * update / 3600)
+    assert plan.figure("an update", "a stall ends the run after") == 600
 
 
 @pytest.mark.full

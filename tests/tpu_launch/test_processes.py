@@ -7,6 +7,7 @@ import threading
 import psutil
 import pytest
 
+from realm_jax import errors
 from realm_jax.errors import BadInputError
 from tests.waiting import wait_until
 from tpu_launch.processes import (
@@ -186,11 +187,11 @@ def test_of_crashes_the_first_one_is_named(tmp_path):
 def test_exit_codes_are_those_of_the_command_line():
     from realm_jax.cli import main
 
-    assert Ended.by(main._BAD_INPUT) is Ended.BAD_INPUT
-    assert Ended.by(main._NOT_READY) is Ended.NOT_READY
+    assert Ended.by(errors.BAD_INPUT) is Ended.BAD_INPUT
+    assert Ended.by(errors.NOT_READY) is Ended.NOT_READY
     for number in main.STOP_SIGNALS:
         assert Ended.by(128 + number) is Ended.STOPPED
-    assert Ended.by(main._BUG) is Ended.by(128 + 9) is Ended.CRASHED
+    assert Ended.by(errors.BUG) is Ended.by(128 + 9) is Ended.CRASHED
 
 
 def test_the_last_line_is_short_of_its_prefix(tmp_path):

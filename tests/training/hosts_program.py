@@ -5,7 +5,8 @@
 
 WORLD is the folder of a world that is there, CHANGES are JSON settings of the run;
 `stop_last_after` is the update after which the last process is asked to stop, `bad` are
-updates whose gradient is NaN.
+updates whose gradient is NaN; `hangs_after` is the update after which the last process
+waits for its batch for ever.
 """
 
 import contextlib
@@ -75,6 +76,7 @@ def main(what: str, world: str, model_dir: str, changes: str) -> None:
         return
     stop_after = settings.pop("stop_last_after", None)
     bad = settings.pop("bad", [])
+    hangs_after = settings.pop("hangs_after", None)
     settings["mesh"] = MeshConfig(**settings.get("mesh", {}))
     # Training needs the files alone.
     found: Any = types.SimpleNamespace(
@@ -111,8 +113,15 @@ def main(what: str, world: str, model_dir: str, changes: str) -> None:
         check_places(stage)
         close(stage)
 
+    batch = Stage.batch
+
+    def hanging(stage: Stage, examples: Any, step: int, *others: Any) -> Any:
+        if step == hangs_after and multihost.number() == multihost.count() - 1:
+            threading.Event().wait()
+        return batch(stage, examples, step, *others)
+
     poison = tiny_world.poisoned(*bad) if bad else contextlib.nullcontext()
-    with poison, mock.patch.object(Stage, "close", check_and_close):
+    with poison, mock.patch.multiple(Stage, close=check_and_close, batch=hanging):
         pretrain.run(config, report, stop)
 
 

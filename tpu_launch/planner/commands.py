@@ -21,6 +21,7 @@ from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.refresh import RefreshMode
 from realm_jax.training.stage_config import StageConfig
 from realm_jax.training.warm_start import WarmStartConfig
+from realm_jax.training.watchdog import stall_bound
 from tpu_launch.planner import devices, memory, programs, refresh_cost
 from tpu_launch.planner.devices import DeviceMemory, Setting
 from tpu_launch.planner.figures import Line, Plan, Unit
@@ -45,7 +46,7 @@ def training(command: str, config: StageConfig, setting: Setting) -> Plan:
     found = devices.of_training(config, setting)
     config = found.config
     sections = {"memory of a device": found.lines()}
-    work, step_seconds = _work(found.stage, setting)
+    work, step_seconds = _work(config, found.stage, setting)
     sections["an update"] = work
     index, embed_seconds, hints = _index(config, setting, step_seconds)
     if index:
@@ -159,14 +160,16 @@ PLANS: Mapping[str, Callable[..., Plan]] = {
 plan. `build_index` is separate, as the builder's configuration has no model."""
 
 
-def _work(stage: Training, setting: Setting) -> tuple[list[Line], float]:
+def _work(
+    config: StageConfig, stage: Training, setting: Setting
+) -> tuple[list[Line], float]:
     with memory.over(stage.mesh):
         needed = stage.loss.update_flops(stage.state, stage.inputs)
         done = flops.count(stage.step, stage.state, stage.inputs)
     hardware, machines = setting.hardware, setting.trainer
     rate = machines.flops_per_second(hardware) * hardware.trainer_slices
     seconds = done / rate
-    return [
+    lines = [
         Line("the model needs", needed, Unit.FLOP, "counted from shapes"),
         Line("the program does", done, Unit.FLOP, "with what is computed again"),
         Line(
@@ -174,7 +177,12 @@ def _work(stage: Training, setting: Setting) -> tuple[list[Line], float]:
             f"at {hardware.utilization:.0%} of the peak",
         ),
         Line("updates", 3600 / seconds, Unit.PER_HOUR),
-    ], seconds
+    ]
+    if config.stall_seconds is not None:
+        bound = stall_bound(config.stall_seconds, seconds)
+        note = "without an update"
+        lines.append(Line("a stall ends the run after", bound, Unit.SECONDS, note))
+    return lines, seconds
 
 
 def _index(
