@@ -84,7 +84,14 @@ def test_lists_tasks_with_splits_and_counts(realm):
     rows = [line.split(maxsplit=2) for line in out.splitlines()]
     assert sorted({row[0] for row in rows}) == [
         f"towns_{kind}"
-        for kind in ("blocks", "ict", "random_spans", "random_tokens", "salient")
+        for kind in (
+            "blocks",
+            "ict",
+            "random_spans",
+            "random_tokens",
+            "salient",
+            "terms",
+        )
     ]
     counts = {}
     for task, split, content in rows:

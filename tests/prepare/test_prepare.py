@@ -166,10 +166,19 @@ def test_only_the_examples_that_are_asked_for_are_made_and_more_are_added(
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"examples": ["salient", "isaliet"]}, "of ict, salient, got 'isaliet'"),
-        ({"examples": ["questions"]}, "of ict, salient, got 'questions'.*QUESTIONS"),
-        ({"examples": ["ict"], "knowledge": "k"}, "out of salient, got 'ict'"),
-        ({"examples": "salient"}, "a list of ict, salient, got 'salient'; .*brackets"),
+        (
+            {"examples": ["salient", "isaliet"]},
+            "of ict, salient, terms, .*got 'isaliet'",
+        ),
+        (
+            {"examples": ["questions"]},
+            "of ict, salient, terms, .*got 'questions'.*QUESTIONS",
+        ),
+        ({"examples": ["ict"], "knowledge": "k"}, "out of salient, terms, .*got 'ict'"),
+        (
+            {"examples": "salient"},
+            "a list of ict, salient, .*got 'salient'; .*brackets",
+        ),
     ],
 )
 def test_examples_that_there_are_not_are_refused_before_any_work(
