@@ -74,6 +74,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     elif start:
         other = f"--corpus={folder}/corpus --allow_corpus_mismatch"
         print(f'  realm ask {start.model_dir} {other} "your question"')
+    else:
+        print(f'  realm search {folder} "your query"')
 
 
 def _trained_model(run: str) -> "TrainedModel":
@@ -102,12 +104,7 @@ def _trained_model(run: str) -> "TrainedModel":
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = configuration.Parser(
-        prog="realm init",
-        allow_abbrev=False,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = configuration.make_plain_parser("realm init", __doc__)
     parser.add_argument("folder", metavar="FOLDER", help="of the chain and its results")
     parser.add_argument(
         "--source",
