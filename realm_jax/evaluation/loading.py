@@ -293,6 +293,25 @@ class FinetunedModel:
             donors=[self.pretrained] if self.pretrained else [],
         )
 
+    @property
+    def model_dir(self) -> str:
+        """Directory of the run."""
+        return self.config.model_dir
+
+    @property
+    def models(self) -> ModelFactory:
+        """Sizes and lengths of its models."""
+        return self.config.models
+
+    def document_encoder(self, corpus: BlockStore) -> PyTree:
+        """Returns the parameters of the retriever that embeds documents.
+
+        Raises:
+          BadInputError: fine-tuning has changed its tower, and `began_as` is not what
+            it began with.
+        """
+        return self._document_encoder(self.source(corpus))
+
     def require_began(self, corpus: BlockStore) -> None:
         """Checks that fine-tuning began with `began_as`, as far as its index shows.
 

@@ -3,6 +3,8 @@
 import dataclasses
 import threading
 
+from jaxtyping import PyTree
+
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.ask import AskConfig, open_model
 from realm_jax.evaluation.loading import (
@@ -86,6 +88,10 @@ class PretrainedRetriever:
         """
         params = self.run.tree["retriever"]
         return self.source(corpus).load_or_build(self.run.step, params, stop)
+
+    def document_encoder(self, corpus: BlockStore) -> PyTree:
+        """Returns the parameters of the retriever that embeds documents: its own."""
+        return self.run.tree["retriever"]
 
     def source(self, corpus: BlockStore) -> IndexSource:
         """Returns the source of a corpus's indexes, which loads and makes them."""
