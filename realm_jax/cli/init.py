@@ -2,7 +2,8 @@
 
 The chain prepares the text, teaches a reader, trains retriever and reader together,
 fine-tunes on your questions and measures the result. Without questions it ends before
-fine-tuning. Questions without a split get one: 70 % train, 10 % dev, 20 % test.
+fine-tuning, with a retriever for `realm search`. Questions without a split get one:
+70 % train, 10 % dev, 20 % test.
 From few documents a reader learns little: with --start the chain goes on from a
 trained model.
 

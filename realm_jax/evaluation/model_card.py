@@ -1,7 +1,8 @@
 """Writes the model card of an exported retriever: its corpus, recipe and recalls."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from realm_jax import __version__
@@ -16,6 +17,9 @@ from realm_jax.stages import EVALUATE
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import score_of
 from realm_jax.training.checkpoints import Restored
+
+# Of tasks that are named for the corpus, as `prepare` names them.
+_TASKS = ("ict", "salient", "questions")
 
 _HEADER = """\
 ---
@@ -68,7 +72,7 @@ def model_card(
       corpus: the blocks that it searches.
       two_towers: whether queries and documents have a model each.
     """
-    name = _corpus_name(corpus)
+    name = _corpus_name(run.details, corpus)
     parts = [
         f"{_HEADER}# Retriever of {name}",
         f"Trained with realm_jax (exported by version {__version__}). Scores are inner "
@@ -103,7 +107,9 @@ def _facts(
     for start in read_starts(open_store(model_dir))[-1:]:
         settings = start.settings
         yield "examples per update", str(settings.get("batch_size", "not recorded"))
-        yield "began with", settings.get("warm_start") or "random parameters"
+        # Its folder alone: a card may be published.
+        began = PurePosixPath(settings.get("warm_start") or "").name
+        yield "began with", began or "random parameters"
         yield "seed", str(start.seed)
         yield "version", f"{start.version}, commit {start.commit or 'not recorded'}"
     yield "encoder", f"BERT, {bert.num_layers} layers of {bert.hidden_size}"
@@ -154,9 +160,10 @@ def _training_rows(model_dir: str, run: Restored) -> Iterator[tuple[str, str, st
         yield "held out by training", f"at update {run.step:,}", f"{name} {value:.3f}"
 
 
-def _corpus_name(corpus: BlockStore) -> str:
-    names = [s.settings.get("name") for s in read_starts(open_store(corpus.directory))]
-    return next((str(name) for name in reversed(names) if name), corpus.directory.name)
+def _corpus_name(details: Mapping[str, Any], corpus: BlockStore) -> str:
+    """Returns the name that `prepare` gave the corpus, by its task; else its folder."""
+    name, _, kind = str(details.get("task", "")).rpartition("_")
+    return name if name and kind in _TASKS else corpus.directory.name
 
 
 def _table(titles: Sequence[str], rows: Any) -> str:

@@ -98,7 +98,6 @@ def test_bad_input_leaves_nothing(finished, tmp_path, capsys):
     assert "does not exist" in refused(capsys, tmp_path / "nowhere", output)
     assert "local folder" in refused(capsys, run, "--output=gs://bucket/model")
     assert "CHECKPOINT" in refused(capsys, run, output, "--checkpoint=first")
-    assert "--output" in refused(capsys, run)
     # Without what it was fine-tuned from, nobody has the documents' encoder.
     alone = tiny_run.copy(finished, tmp_path / "empty", "corpus", "finetune")
     assert "fine-tuned from" in refused(capsys, alone, output)

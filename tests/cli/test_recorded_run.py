@@ -128,6 +128,22 @@ def test_the_library_takes_the_folder_of_a_chain_too(moved, expected):
     assert model.corpus.directory == moved / "corpus"
 
 
+def test_a_stage_finds_the_corpus_it_was_started_with_and_has_to_end(
+    finished, tmp_path, capsys
+):
+    model_dir = tmp_path / "elsewhere" / "model"
+    shutil.copytree(finished / "pretrain", model_dir)
+    assert find_corpus(str(model_dir)) == (str(finished / "corpus"), False)
+    for path in (model_dir / "checkpoints").glob("*.json"):
+        manifest = unseal(path.read_bytes())
+        manifest["details"]["train_steps"] = 99
+        path.write_bytes(seal(manifest))
+    output = f"--output={tmp_path / 'out'}"
+    for words in (["search", model_dir, "mills"], ["export", model_dir, output]):
+        assert "found step 12 of 99; let it end first" in refused(words, capsys)
+    assert not (tmp_path / "out").exists()
+
+
 def searched(arguments, capsys):
     """The title and score of each block that `realm search` prints, by query."""
     capsys.readouterr()
