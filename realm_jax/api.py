@@ -1,4 +1,4 @@
-"""The library interface: opens a fine-tuned model from its directory, and its corpus.
+"""The library interface: opens a trained model from its directory, and its corpus.
 
     import realm_jax
 
@@ -8,6 +8,9 @@
     for document in answer.documents:
         print(document.title, document.probability, document.answer_probability)
 
+A model that is not fine-tuned yet has no reader: it searches and embeds, and does not
+answer.
+
 `realm_jax` exports these names and imports this module when one is first used. It is a
 thin wrapper of `evaluation/`: the answers are those of `realm ask`, from the version of
 the corpus that was opened. No gin file is read.
@@ -16,21 +19,22 @@ the corpus that was opened. No gin file is read.
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from jaxtyping import Float
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation.ask import AskConfig, open_model, require_question
-from realm_jax.evaluation.loading import recorded_config
-from realm_jax.evaluation.recorded import find_corpus, find_model
+from realm_jax.evaluation.ask import require_question
+from realm_jax.evaluation.recorded import Given
+from realm_jax.evaluation.searching import open_retriever
 from realm_jax.index.searchers import Searcher
 from realm_jax.training import answering
 from realm_jax.types import NULL_BLOCK
 
 Path = str | os.PathLike[str]
+SearchT = TypeVar("SearchT", bound=answering.CorpusSearch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,20 +90,21 @@ class Answer:
 
 
 class Model:
-    """A fine-tuned model over its corpus and index; `load` opens one.
+    """A trained model over its corpus and index; `load` opens one.
 
     The first call of a method compiles. Calls run one at a time.
 
     Attributes:
       corpus: the blocks that are searched.
-      num_read: number of blocks read per question.
+      num_read: number of blocks read per question; 0 without a reader.
     """
 
-    def __init__(self, answerer: answering.Answerer):
+    def __init__(self, search: answering.CorpusSearch):
         """Use `load`."""
-        self._answerer = answerer
-        self.corpus = answerer.corpus
-        self.num_read = answerer.num_read
+        self._search = search
+        self.corpus = search.corpus
+        is_read = isinstance(search, answering.Answerer)
+        self.num_read = search.num_read if is_read else 0
 
     @overload
     def answer(self, questions: str, k: int | None = None) -> Answer: ...
@@ -126,12 +131,18 @@ class Model:
           An answer for one question, a list in their order for several.
 
         Raises:
-          BadInputError: a question is no text, empty or endless, or k is out of range.
+          BadInputError: a question is no text, empty or endless, or k is out of range;
+            or the model is not fine-tuned.
         """
+        if not isinstance(self._search, answering.Answerer):
+            raise BadInputError(
+                "expected a fine-tuned model to answer with, got one without a reader, "
+                "which can search and embed; fine-tune it with `realm finetune`"
+            )
         texts, single = _texts(questions)
         k = _require_within(self.num_read if k is None else k, self.num_read, "read")
         # An empty list would make a batch of a shape the models cannot take.
-        found = self._sized(texts).answer(texts) if texts else []
+        found = _sized(self._search, texts).answer(texts) if texts else []
         answers = [
             Answer(
                 question=text,
@@ -160,9 +171,9 @@ class Model:
         """
         checked, single = _texts(texts)
         if not checked:
-            return np.zeros((0, self._answerer.retriever.projection_size), np.float32)
-        answerer = self._sized(checked)
-        embeddings = answerer.embed(answerer.question_ids(checked))
+            return np.zeros((0, self._search.retriever.projection_size), np.float32)
+        search = _sized(self._search, checked)
+        embeddings = search.embed(search.question_ids(checked))
         return embeddings[0] if single else embeddings
 
     @overload
@@ -194,8 +205,8 @@ class Model:
         k = _require_within(k, self.corpus.num_blocks, "in the corpus")
         if not checked:
             return []
-        answerer = self._sized(checked)
-        found = answerer.search(answerer.question_ids(checked), k)
+        search = _sized(self._search, checked)
+        found = search.search(search.question_ids(checked), k)
         documents = [
             self._documents(ids, scores)
             for ids, scores in zip(found.ids, found.scores, strict=True)
@@ -219,13 +230,7 @@ class Model:
                 f"expected a searcher of the corpus's {self.corpus.num_blocks} blocks, "
                 f"got one of {searcher.num_blocks}; make it of this corpus's index"
             )
-        return Model(dataclasses.replace(self._answerer, searcher=searcher))
-
-    def _sized(self, texts: Sequence[str]) -> answering.Answerer:
-        """Returns the answerer for these texts; one text is not padded to a batch."""
-        if len(texts) > 1:
-            return self._answerer
-        return dataclasses.replace(self._answerer, batch_size=1)
+        return Model(dataclasses.replace(self._search, searcher=searcher))
 
     def _documents(self, ids: Any, scores: Any) -> list[Document]:
         real = np.flatnonzero(np.asarray(ids) != NULL_BLOCK)
@@ -249,57 +254,59 @@ def load(
     allow_corpus_mismatch: bool = False,
     batch_size: int = 8,
 ) -> Model:
-    """Opens a model that `realm finetune` has trained, with its index.
+    """Opens a trained model, with its index.
 
-        model = realm_jax.load("runs/quickstart/finetune")
+        model = realm_jax.load("runs/quickstart")
+
+    A fine-tuned model answers, searches and embeds. What `realm pretrain` or `realm
+    warm-start` has trained searches and embeds; if it has no index of the corpus, that
+    is built in its directory, which embeds the whole corpus once.
 
     Sizes, lengths, temperature, corpus and searcher are those that the checkpoint
     records. An older checkpoint, which does not record the last two, needs `num_read`,
     and `corpus` if that is not beside the model.
 
     Args:
-      model_dir: folder or gs:// of the finished run, or of a chain with one in it.
+      model_dir: folder or gs:// of a finished run, or of a chain, whose last stage is
+        opened.
       corpus: the prepared corpus or a later version of it, or its directory; None for
         the one beside the model, or the recorded one.
       searcher: "device" (exact) or "scann"; None for the recorded one.
-      num_read: number of blocks read per question; None for the recorded number.
+      num_read: number of blocks that a fine-tuned model reads per question; None for
+        the recorded number.
       pretrained: the model directory that fine-tuning started from, which embeds
         another corpus for a model with one tower (`PRETRAINED` of `realm ask`).
-      checkpoint: the checkpoint of `pretrained` that was fine-tuned: "last" or "best".
+      checkpoint: "last" or "best": of a run that is not fine-tuned, the checkpoint to
+        open; of `pretrained`, the one that was fine-tuned.
       allow_corpus_mismatch: whether `corpus` may differ from the one the model was
         trained on, in the same vocabulary. Its index is then built in `model_dir`, if
         it does not exist: that embeds the whole corpus.
       batch_size: number of questions searched and read at once, if there are several.
 
     Raises:
-      BadInputError: there is no finished fine-tuning run, or it is damaged or records
-        too little; or corpus or index is missing or of another model.
+      BadInputError: there is no finished run, or it is damaged or records too little;
+        or corpus or index is missing or of another model.
     """
     if batch_size < 1:
         raise BadInputError(
             f"expected a batch_size of at least 1 question, got {batch_size}; raise it"
         )
-    directory = find_model(model_dir)
-    place = corpus.directory if isinstance(corpus, BlockStore) else corpus
-    found, differs = find_corpus(
-        directory,
-        "" if place is None else os.fspath(place),
-        allow_mismatch=allow_corpus_mismatch,
+    is_open = isinstance(corpus, BlockStore)
+    place = corpus.directory if is_open else corpus
+    given = Given(
+        corpus="" if place is None else os.fspath(place),
+        pretrained="" if pretrained is None else os.fspath(pretrained),
+        num_read=num_read,
+        searcher=searcher or "",
+        allow_corpus_mismatch=allow_corpus_mismatch,
+    )
+    model, store = open_retriever(
+        os.fspath(model_dir),
+        given,
+        corpus=corpus if is_open else None,
+        checkpoint=checkpoint,
         option="corpus=",
     )
-    finetuned = recorded_config(
-        directory, corpus=found, num_read=num_read, searcher=searcher or ""
-    )
-    store = corpus if isinstance(corpus, BlockStore) else BlockStore.open(found)
-    config = AskConfig(
-        corpus=finetuned.corpus,
-        finetuned=finetuned,
-        pretrained="" if pretrained is None else os.fspath(pretrained),
-        pretrained_checkpoint=checkpoint,
-        searcher=finetuned.searcher,
-        allow_corpus_mismatch=differs,
-    )
-    model = open_model(config, store)
     return Model(model.answerer(store, model.index(store), batch_size))
 
 
@@ -321,6 +328,11 @@ def _texts(texts: Any) -> tuple[list[str], bool]:
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         return [require_question(texts)], True
     return [require_question(text) for text in texts], False
+
+
+def _sized(search: SearchT, texts: Sequence[str]) -> SearchT:
+    """Returns what searches for these texts; one text is not padded to a batch."""
+    return search if len(texts) > 1 else dataclasses.replace(search, batch_size=1)
 
 
 def _require_within(k: int, most: int, where: str) -> int:

@@ -101,6 +101,8 @@ ASK = StageSpec(
     "question a trained model, on a page or the command line",
     config="realm_jax.evaluation.ask.AskConfig",
 )
+SEARCH = StageSpec("search", "find blocks with the retriever of any stage")
+EXPORT = StageSpec("export", "write a retriever for sentence-transformers")
 TASKS = StageSpec(
     "tasks", "list the SeqIO tasks, print examples as the model sees them"
 )
@@ -109,7 +111,7 @@ STAGES = {
     spec.command: spec
     for spec in (
         *(INIT, PREPARE, UPDATE_CORPUS, WARM_START, PRETRAIN, BUILD_INDEX),
-        *(FINETUNE, EVALUATE, COMPARE, ASK, TASKS),
+        *(FINETUNE, EVALUATE, COMPARE, ASK, SEARCH, EXPORT, TASKS),
     )
 }
 """Maps a command to its specification, in the order in which a run uses them."""

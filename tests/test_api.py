@@ -19,7 +19,7 @@ from realm_jax.index import searchers
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.manifests import seal, unseal
 from realm_jax.models.retriever import Retriever
-from realm_jax.training import finetune, initialization
+from realm_jax.training import finetune, initialization, warm_start
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.finetune import ANSWERING
 from tests import tiny_world as tiny
@@ -129,6 +129,25 @@ def slow_embeddings(trained, world, texts):
     return store, restored.tree["reader"], np.stack(queries), np.asarray(rows)
 
 
+def slow_document_embeddings(trained, store):
+    """Every block by the document tower, one at a time."""
+    config = trained.models.retriever_config(store.vocabulary.size)
+    restored = restore_params(storage.open_store(trained.model_dir))
+    embed = jax.jit(
+        lambda params, ids, segments: Retriever(config).apply(
+            {"params": params}, ids, segments, method=Retriever.embed_documents
+        )
+    )
+    rows = [
+        embed(
+            restored.tree["retriever"],
+            *store.document_ids(np.array([block]), tiny.LENGTHS.document),
+        )
+        for block in range(store.num_blocks)
+    ]
+    return np.concatenate(rows)
+
+
 def whole_words(store, block, segments):
     """Which spans are words of a body; the world's words are letters and digits."""
     body = store.text(block).body
@@ -156,7 +175,7 @@ def test_answers_equal_a_loop_over_spans(model, trained, world, questions):
         scores = rows.astype(np.float64) @ query
         blocks = np.argsort(-scores, kind="stable")[:NUM_READ]
         weights = np.exp(scores[blocks] - scores[blocks].max())
-        ids = model._answerer.question_ids([question])
+        ids = model._search.question_ids([question])
         joint, places = {}, []
         for block, share in zip(blocks, weights / weights.sum(), strict=True):
             joined, segments = store.joined_ids(
@@ -345,13 +364,33 @@ def test_a_model_of_another_version_is_refused(trained, tmp_path):
     assert "heads" in one_line(error)
 
 
-def test_a_stage_that_is_not_fine_tuning_is_refused(trained, tmp_path):
-    other = changed_details(
-        trained, tmp_path / "other", lambda details: details.update(stage="pretrain")
-    )
+def test_a_retriever_without_a_reader_searches_and_embeds(
+    world, questions, tmp_path, monkeypatch
+):
+    config = tiny.warm_start_config(world, tmp_path / "my_warm_start")
+    assert warm_start.run(config, tiny.silent, tiny.NEVER)
+    embedded = tiny.count_embedded(monkeypatch)
+    realm_jax.load(config.model_dir, world.corpus)
+    model = realm_jax.load(tmp_path, world.corpus)
+    # It had no index: one was made, and kept.
+    assert embedded == [model.corpus.num_blocks]
+    store, _, queries, _ = slow_embeddings(config, world, questions[:3])
+    rows = slow_document_embeddings(config, store)
+    np.testing.assert_allclose(model.embed(questions[:3]), queries, atol=1e-5)
+    for documents, query in zip(model.search(questions[:3], 4), queries, strict=True):
+        scores = rows @ query
+        got = [document.score for document in documents]
+        np.testing.assert_allclose(got, np.sort(scores)[:-5:-1], rtol=1e-4, atol=1e-5)
+        assert got == pytest.approx(
+            [scores[document.block_id] for document in documents], rel=1e-4, abs=1e-5
+        )
     with pytest.raises(realm_jax.BadInputError) as error:
-        realm_jax.load(other)
-    assert "pretrain" in one_line(error)
+        model.answer(questions[0])
+    assert "fine-tune it" in one_line(error)
+    for checkpoint, named in (("best", "held_out_utility"), ("first", "CHECKPOINT")):
+        with pytest.raises(realm_jax.BadInputError) as error:
+            realm_jax.load(config.model_dir, world.corpus, checkpoint=checkpoint)
+        assert named in one_line(error)
 
 
 def test_another_searcher_answers(model, questions):

@@ -38,26 +38,23 @@ Example:
 
 import argparse
 import json
-import os
-import select
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from realm_jax.cli import activation, configuration, recorded_run, rematerialization
+from realm_jax.cli.standard_input import Notes, each_line, is_terminal
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation import ask, recorded
 from realm_jax.extras import require_extra
 from realm_jax.metrics.curves import made_at
 from realm_jax.training.answering import Answer, ReadDocument
 
-_STDIN = 0
-_LOOK_SECONDS = 0.2
-_READ_BYTES = 1 << 16
+_note = Notes("ask")
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int:
@@ -74,7 +71,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
         _serve(config, stop)
     elif questions:
         asked = [ask.require_question(question) for question in questions]
-        service = ask.AnswerService(config, stop, _Notes())
+        service = ask.AnswerService(config, stop, _note)
         for question in asked:
             if not stop.is_set():
                 show(service.answer(question))
@@ -122,33 +119,20 @@ def _recorded(flags: argparse.Namespace) -> ask.AskConfig:
     )
 
 
-class _Notes:
-    """Prints messages to standard error; only answers go to standard output."""
-
-    def __init__(self):
-        self._console = Console(stderr=True)
-
-    def __call__(self, text: str) -> None:
-        self._console.print(
-            f"ask: {text}", highlight=False, markup=False, soft_wrap=True
-        )
-
-
 def _serve(config: ask.AskConfig, stop: threading.Event) -> None:
     require_extra("serve", "a page on PORT")
     # aiohttp takes half a second to import, and only a page needs it.
     from realm_jax.evaluation import server
 
-    note = _Notes()
     # Opened first, so that a port in use is reported before the model is loaded.
     listener = server.open_port(config.host, config.port)
-    with listener, ask.AnswerService(config, stop, note) as respondent:
+    with listener, ask.AnswerService(config, stop, _note) as respondent:
         where = f"http://{config.host}:{config.port}"
         server.serve(
             respondent,
             listener,
             stop,
-            on_ready=lambda: note(f"ready at {where}; Ctrl-C ends it"),
+            on_ready=lambda: _note(f"ready at {where}; Ctrl-C ends it"),
             hosts=(config.host, *config.allowed_hosts),
         )
 
@@ -160,46 +144,16 @@ def _converse(
     *,
     prompts: bool,
 ) -> None:
-    note = _Notes()
-    with ask.AnswerService(config, stop, note) as respondent:
-        # At a terminal the question stands there already.
-        terminal = os.isatty(_STDIN)
-        if terminal:
-            note("ready; Ctrl-D or Ctrl-C ends it")
-            show = _Screen(echo=False) if prompts else show
-        for question in _lines(stop, Console() if terminal and prompts else None):
-            if not question.strip():
-                continue
-            try:
-                show(respondent.answer(question))
-            except BadInputError as error:
-                note(str(error))
-
-
-def _lines(stop: threading.Event, prompt: Console | None) -> Iterator[str]:
-    """Yields lines of standard input, until it ends or the process is to stop."""
-    buffer = b""
-    _prompt(prompt)
-    while not stop.is_set():
-        # Waits in short intervals, because a signal only sets the event.
-        if not select.select([_STDIN], [], [], _LOOK_SECONDS)[0]:
-            continue
-        data = os.read(_STDIN, _READ_BYTES)
-        *lines, buffer = (buffer + data).split(b"\n")
-        if not data:
-            lines = [buffer]
-        for line in lines:
-            if stop.is_set():
-                return
-            yield line.decode(errors="replace")
-        if not data:
-            return
-        _prompt(prompt)
-
-
-def _prompt(console: Console | None) -> None:
-    if console is not None:
-        console.print("\n[bold cyan]?[/] ", end="")
+    if prompts and is_terminal():
+        # The question stands there already.
+        show = _Screen(echo=False)
+    with ask.AnswerService(config, stop, _note) as respondent:
+        each_line(
+            lambda question: show(respondent.answer(question)),
+            stop,
+            _note,
+            prompts=prompts,
+        )
 
 
 class _Json:

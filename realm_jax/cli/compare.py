@@ -35,12 +35,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = configuration.Parser(
-        prog="realm compare",
-        allow_abbrev=False,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = configuration.make_plain_parser("realm compare", __doc__)
     parser.add_argument("first", metavar="FIRST", help="the run to compare with")
     parser.add_argument("second", metavar="SECOND", help="the other run")
     parser.add_argument(

@@ -64,14 +64,19 @@ class Parser(argparse.ArgumentParser):
         raise BadInputError(f"{message}; see {self.prog} --help")
 
 
-def make_parser(command: str, description: str | None) -> argparse.ArgumentParser:
+def make_plain_parser(command: str, description: str | None) -> argparse.ArgumentParser:
     """Returns a parser whose help is the docstring of the command's module."""
-    parser = Parser(
+    return Parser(
         prog=command,
         allow_abbrev=False,
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def make_parser(command: str, description: str | None) -> argparse.ArgumentParser:
+    """Returns such a parser for a command that takes gin files."""
+    parser = make_plain_parser(command, description)
     parser.add_argument(
         "--gin_file",
         action="append",

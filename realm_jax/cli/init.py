@@ -2,7 +2,8 @@
 
 The chain prepares the text, teaches a reader, trains retriever and reader together,
 fine-tunes on your questions and measures the result. Without questions it ends before
-fine-tuning. Questions without a split get one: 70 % train, 10 % dev, 20 % test.
+fine-tuning, with a retriever for `realm search`. Questions without a split get one:
+70 % train, 10 % dev, 20 % test.
 From few documents a reader learns little: with --start the chain goes on from a
 trained model.
 
@@ -92,6 +93,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     elif start:
         other = f"--corpus={folder}/corpus --allow_corpus_mismatch"
         print(f'  realm ask {start.model_dir} {other} "your question"')
+    else:
+        print(f'  realm search {folder} "your query"')
 
 
 def _trained_model(run: str) -> "TrainedModel":
@@ -122,12 +125,7 @@ def _trained_model(run: str) -> "TrainedModel":
 def _parser() -> argparse.ArgumentParser:
     from realm_jax.prepare.text_sample import MASKS
 
-    parser = configuration.Parser(
-        prog="realm init",
-        allow_abbrev=False,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = configuration.make_plain_parser("realm init", __doc__)
     parser.add_argument("folder", metavar="FOLDER", help="of the chain and its results")
     parser.add_argument(
         "--source",

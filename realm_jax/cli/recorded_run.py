@@ -23,6 +23,12 @@ def make_parser(command: str, description: str | None) -> argparse.ArgumentParse
     parser.add_argument(
         "run", nargs="?", default="", metavar="RUN", help="a chain or a model"
     )
+    add_options(parser)
+    return parser
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what can be said of a run beside its folder; `given` reads it."""
     parser.add_argument(
         "--corpus",
         default="",
@@ -52,7 +58,6 @@ def make_parser(command: str, description: str | None) -> argparse.ArgumentParse
         action="store_true",
         help="any corpus of the model's vocabulary will do",
     )
-    return parser
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:

@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int32
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from tokenizers.trainers import WordPieceTrainer
 
 from realm_jax.errors import BadInputError
@@ -193,6 +200,20 @@ class WordPiece:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text("\n".join(self.pieces) + "\n", encoding="utf-8")
         os.replace(temporary, path)
+
+    def save_pair_tokenizer(self, path: str | os.PathLike[str]) -> None:
+        """Writes `tokenizer.json` of the `tokenizers` library for a model's inputs.
+
+        It reads a text as `[CLS] x [SEP]`, a pair as `[CLS] x [SEP] y [SEP]`, of which
+        `y [SEP]` are segment 1.
+        """
+        tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{CLS} $A {SEP}",
+            pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
+            special_tokens=[(CLS, self.cls), (SEP, self.sep)],
+        )
+        tokenizer.save(os.fspath(path))
 
     def encode(self, text: str) -> Encoding:
         """Returns the wordpieces of `text` without special pieces."""

@@ -4,6 +4,7 @@
 model from its checkpoint.
 """
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -31,7 +32,12 @@ from realm_jax.training.checkpoint_manifests import (
 )
 from realm_jax.training.checkpoints import Restored, restore_params
 from realm_jax.training.finetune import ANSWERING, FinetuneConfig
-from realm_jax.training.initialization import Lengths, describe, described_models
+from realm_jax.training.initialization import (
+    Lengths,
+    ModelFactory,
+    describe,
+    described_models,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -287,6 +293,25 @@ class FinetunedModel:
             donors=[self.pretrained] if self.pretrained else [],
         )
 
+    @property
+    def model_dir(self) -> str:
+        """Directory of the run."""
+        return self.config.model_dir
+
+    @property
+    def models(self) -> ModelFactory:
+        """Sizes and lengths of its models."""
+        return self.config.models
+
+    def document_encoder(self, corpus: BlockStore) -> PyTree:
+        """Returns the parameters of the retriever that embeds documents.
+
+        Raises:
+          BadInputError: fine-tuning has changed its tower, and `began_as` is not what
+            it began with.
+        """
+        return self._document_encoder(self.source(corpus))
+
     def require_began(self, corpus: BlockStore) -> None:
         """Checks that fine-tuning began with `began_as`, as far as its index shows.
 
@@ -387,18 +412,10 @@ def recorded_config(
         raise BadInputError(
             f"expected num_read of at least 1 block, got {chosen['num_read']}; raise it"
         )
-    try:
-        models = described_models(
-            details["model"],
-            Lengths(**details["lengths"]),
-            **{name: recorded[name] for name in _NUMERICS if name in recorded},
-        )
+    numerics = {name: recorded[name] for name in _NUMERICS if name in recorded}
+    models = recorded_models(model_dir, details, **numerics)
+    with _settings_of_this_version(model_dir):
         settings = {name: details[name] for name in _SETTINGS}
-    except (KeyError, TypeError) as error:
-        raise BadInputError(
-            f"expected the checkpoint of {model_dir} to record the settings that this "
-            f"version has, got others ({error}); open it with the version it is of"
-        ) from error
     return FinetuneConfig(
         model_dir=model_dir,
         corpus=chosen["corpus"],
@@ -409,3 +426,32 @@ def recorded_config(
         num_retrieved=chosen["num_read"],
         **settings,
     )
+
+
+def recorded_models(
+    model_dir: str, details: Mapping[str, Any], **numerics: str
+) -> ModelFactory:
+    """Returns the sizes and lengths of models that a checkpoint's details record.
+
+    Args:
+      model_dir: where the checkpoint is, for the message.
+      details: its details.
+      **numerics: as in `described_models`.
+
+    Raises:
+      BadInputError: they are not the settings of this version.
+    """
+    with _settings_of_this_version(model_dir):
+        lengths = Lengths(**details["lengths"])
+        return described_models(details["model"], lengths, **numerics)
+
+
+@contextlib.contextmanager
+def _settings_of_this_version(model_dir: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError) as error:
+        raise BadInputError(
+            f"expected the checkpoint of {model_dir} to record the settings that this "
+            f"version has, got others ({error}); open it with the version it is of"
+        ) from error

@@ -1,14 +1,14 @@
-"""Finds a fine-tuned model and its corpus from what training has recorded.
+"""Finds a trained model and its corpus from what training has recorded.
 
-`realm ask RUN`, `realm evaluate RUN` and `realm_jax.load` need no gin files: RUN is the
-folder of a chain, such as runs/quickstart, or the model directory of `realm finetune`
-in it. Sizes, lengths, corpus and starting point stand in the checkpoints.
+`realm ask RUN`, `realm search RUN` and `realm_jax.load` need no gin files: RUN is the
+folder of a chain, such as runs/quickstart, or a model directory in it. Sizes, lengths,
+corpus and starting point stand in the checkpoints.
 """
 
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,14 @@ from realm_jax.data.versions import is_version_of
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.ask import AskConfig
 from realm_jax.evaluation.loading import recorded_config, require_finished
-from realm_jax.stages import FINETUNE, PRETRAIN
+from realm_jax.settings import read_starts
+from realm_jax.stages import FINETUNE, PRETRAIN, WARM_START, StageSpec
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import read_details
 from realm_jax.training.finetune import ANSWERING
+
+SEARCHED = (FINETUNE, PRETRAIN, WARM_START)
+"""Stages whose retriever can be searched with, the last of a chain first."""
 
 _CORPUS = "corpus"
 
@@ -44,44 +48,51 @@ class Given:
     allow_corpus_mismatch: bool = False
 
 
-def find_model(run: str | os.PathLike[str]) -> str:
-    """Returns the model directory of `realm finetune`: RUN itself, or one in it.
+def find_model(
+    run: str | os.PathLike[str], stages: Sequence[StageSpec] = (FINETUNE,)
+) -> str:
+    """Returns the model directory of a stage: RUN itself, or one in it.
 
     Args:
-      run: the folder of a chain or a model directory; of gs://, RUN or RUN/finetune.
+      run: the folder of a chain or a model directory; of gs://, the stages' folders
+        have their usual names.
+      stages: the stages that will do; of a chain, the first of them that it has.
 
     Raises:
       BadInputError: there is no such model, or several.
     """
     place = os.fspath(run)
     stage = stage_of(place)
-    if stage == FINETUNE.name:
+    if stage in [spec.name for spec in stages]:
         return place
     if stage is not None:
         raise BadInputError(
             f"expected a fine-tuned model in {place}, got a run of {stage}; fine-tune "
-            "it with `realm finetune`, and name that folder"
+            "it with `realm finetune` and name that folder, or use `realm search`"
         )
     if "://" not in place and not Path(place).is_dir():
         raise BadInputError(
             f"expected the folder of a chain, such as runs/quickstart, or of a "
-            f"fine-tuned model, got {place}, which does not exist; correct the path"
+            f"trained model, got {place}, which does not exist; correct the path"
         )
-    found = [inner for inner in _folders(place) if stage_of(inner) == FINETUNE.name]
-    usual = within(place, FINETUNE.name)
-    if usual in found:
-        return usual
-    if len(found) > 1:
-        raise BadInputError(
-            f"expected one fine-tuned model in {place}, got {', '.join(found)}; name "
-            "one of them"
-        )
-    if not found:
-        raise BadInputError(
-            f"expected a checkpoint of `realm finetune` in {place} or {usual}, found "
-            "no checkpoint; fine-tune a model there, or name another folder"
-        )
-    return found[0]
+    stage_in = {folder: stage_of(folder) for folder in _folders(place)}
+    for spec in stages:
+        found = [folder for folder, name in stage_in.items() if name == spec.name]
+        usual = within(place, spec.name)
+        if usual in found:
+            return usual
+        if len(found) > 1:
+            raise BadInputError(
+                f"expected one run of `realm {spec.command}` in {place}, got "
+                f"{', '.join(found)}; name one of them"
+            )
+        if found:
+            return found[0]
+    commands = " or ".join(f"`realm {spec.command}`" for spec in stages)
+    raise BadInputError(
+        f"expected a checkpoint of {commands} in {place} or a folder in it, found no "
+        "checkpoint of it; train a model there, or name another folder"
+    )
 
 
 def find_corpus(
@@ -91,15 +102,15 @@ def find_corpus(
     allow_mismatch: bool = False,
     option: str = "--corpus FOLDER",
 ) -> tuple[str, bool]:
-    """Finds the corpus that answers come from.
+    """Finds the corpus that a model searches.
 
-    Without one that is given it is the corpus that the model was fine-tuned on: beside
+    Without one that is given it is the corpus that the model was trained on: beside
     the model directory, or where it was then. A later version of it
     (`realm update-corpus`) can be given too, for its vocabulary is the same and most of
     its blocks are.
 
     Args:
-      model_dir: model directory of `realm finetune`.
+      model_dir: model directory of a finished training stage.
       given: the corpus, or "".
       allow_mismatch: whether `given` may be any other corpus of the vocabulary.
       option: how a corpus is given, for messages.
@@ -111,7 +122,7 @@ def find_corpus(
       BadInputError: there is none, or it is of another vocabulary, or not a version of
         the one that was trained on.
     """
-    _, details = require_finished(model_dir, FINETUNE.name, {})
+    _, details = require_finished(model_dir, stage_of(model_dir) or FINETUNE.name, {})
     if given:
         info = read_info(given)
         require_related(given, info, details, model_dir, allow_mismatch, option)
@@ -119,6 +130,9 @@ def find_corpus(
     places = [within(parent(model_dir), _CORPUS)]
     if recorded := details.get(ANSWERING, {}).get("corpus", ""):
         places.append(recorded)
+    elif starts := read_starts(open_store(model_dir)):
+        # Fine-tuning alone records it in its checkpoints.
+        places.append(starts[-1].settings.get("corpus", ""))
     seen = []
     for place in dict.fromkeys(places):
         seen.append(f"no corpus in {place}")
@@ -127,7 +141,7 @@ def find_corpus(
                 return place, False
             seen[-1] = f"another corpus in {place}"
     raise BadInputError(
-        f"expected the corpus that {model_dir} was fine-tuned on "
+        f"expected the corpus that {model_dir} was trained on "
         f"({details['corpus_fingerprint'][:12]}), found {' and '.join(seen)}; if it "
         f"lies elsewhere now, give {option}"
     )
@@ -169,7 +183,7 @@ def require_related(
         return
     if not is_version_of(corpus, trained):
         raise BadInputError(
-            f"expected the corpus that {model_dir} was fine-tuned on (fingerprint "
+            f"expected the corpus that {model_dir} was trained on (fingerprint "
             f"{trained[:12]}) or a later version of it, got {corpus} "
             f"({info['fingerprint'][:12]}); give another with {option}, or allow the "
             "mismatch (allow_corpus_mismatch)"
@@ -241,7 +255,7 @@ def stage_of(model_dir: str) -> str | None:
 
 def _folders(run: str) -> list[str]:
     if "://" in run:
-        return [within(run, FINETUNE.name)]
+        return [within(run, stage.name) for stage in SEARCHED]
     return sorted(within(run, path.name) for path in Path(run).iterdir())
 
 

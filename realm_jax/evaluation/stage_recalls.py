@@ -67,12 +67,9 @@ class StageRecalls:
           BadInputError: the index there is of other parameters.
           StoppedError: the evaluation was stopped.
         """
-        source = self._source(model_dir)
-        params = model.tree["retriever"]
-        index = source.load(model.step)
-        if index is not None:
-            source.require_made_by(index, model.step, params)
-        index = index or source.build(model.step, params, self._stop)
+        index = self._source(model_dir).load_or_build(
+            model.step, model.tree["retriever"], self._stop
+        )
         self._tick()
         return index.searcher
 

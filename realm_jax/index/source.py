@@ -171,6 +171,21 @@ class IndexSource:
                 "other parameters; delete it, and it will be made anew"
             )
 
+    def load_or_build(
+        self, step: int, params: PyTree, stop: threading.Event | None = None
+    ) -> LoadedIndex:
+        """Loads the index that these parameters made at a step, or makes it.
+
+        Raises:
+          BadInputError: the index there is of other parameters, or damaged.
+          StoppedError: `stop` was set; the next call resumes.
+        """
+        index = self.load(step)
+        if index is None:
+            return self.build(step, params, stop)
+        self.require_made_by(index, step, params)
+        return index
+
     def build(
         self,
         step: int,

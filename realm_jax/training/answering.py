@@ -90,46 +90,26 @@ class Answer:
         return sum(d.probability * d.answer_probability for d in self.documents)
 
 
-@dataclasses.dataclass(frozen=True)
-class Answerer:
-    """A fine-tuned model with a corpus and its index, which determine an answer.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorpusSearch:
+    """A retriever with a corpus and its index, which find blocks for a text.
 
     Attributes:
       retriever: the towers; the query tower is used.
-      reader: the span scorer.
-      params: {"retriever": ..., "reader": ...}.
+      params: {"retriever": ...}, and what else the model has.
       corpus: the blocks.
       searcher: the index of this corpus.
-      num_read: blocks that are read per question (5 in the paper).
       lengths: padded lengths, as in training.
-      marginalization: combination of retrieval and reading, as in training.
-      batch_size: questions that are searched and read at once, or the next number that
-        the mesh splits evenly; the last batch is padded with repetitions, so that a
-        single shape is compiled.
-      mesh: mesh over which the questions of a batch are split when they are read; all
-        its processes ask the same questions, and get the same answers. None for one
-        device.
+      batch_size: questions that are searched at once; the last batch is padded, so that
+        a single shape is compiled.
     """
 
     retriever: RetrieverConfig
-    reader: SpanReader
     params: PyTree
     corpus: BlockStore
     searcher: Searcher
-    num_read: int
     lengths: Lengths
-    marginalization: AnswerMarginalization
     batch_size: int = 8
-    mesh: Mesh | None = None
-
-    def answer(self, questions: Sequence[str]) -> list[Answer]:
-        """Answers questions, in the given order.
-
-        Raises:
-          BadInputError: a block's text does not match its stored wordpieces.
-        """
-        ids = self.question_ids(questions)
-        return self.read(ids, self.search(ids, self.num_read))
 
     def question_ids(
         self, questions: Sequence[str]
@@ -171,6 +151,35 @@ class Answerer:
             batch_size=self.batch_size,
         )
         return Neighbours(np.asarray(found.ids), np.asarray(found.scores))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answerer(CorpusSearch):
+    """A fine-tuned model with a corpus and its index, which determine an answer.
+
+    Attributes:
+      reader: the span scorer; its parameters are `params["reader"]`.
+      num_read: blocks that are read per question (5 in the paper).
+      marginalization: combination of retrieval and reading, as in training.
+      mesh: mesh over which the questions of a batch are split when they are read; all
+        its processes ask the same questions, and get the same answers. None for one
+        device. A batch is then `batch_size` questions, or the next number that the mesh
+        splits evenly.
+    """
+
+    reader: SpanReader
+    num_read: int
+    marginalization: AnswerMarginalization
+    mesh: Mesh | None = None
+
+    def answer(self, questions: Sequence[str]) -> list[Answer]:
+        """Answers questions, in the given order.
+
+        Raises:
+          BadInputError: a block's text does not match its stored wordpieces.
+        """
+        ids = self.question_ids(questions)
+        return self.read(ids, self.search(ids, self.num_read))
 
     def read(
         self, question_ids: Int[np.ndarray, "question query"], found: Neighbours

@@ -8,6 +8,7 @@ BERT's masked-LM head (`cls.predictions`) is the head of `models.knowledge_encod
 output matrix is tied to the word embeddings in both layouts; a file may repeat it.
 """
 
+import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Literal
@@ -20,10 +21,12 @@ from jaxtyping import PyTree
 
 from realm_jax.errors import BadInputError
 from realm_jax.manifests import parse_json, require_fields
-from realm_jax.models.bert import Bert, BertConfig
+from realm_jax.models.bert import PAD_ID, Bert, BertConfig
 from realm_jax.weights.tensors import read_tensors, weights_file
 
 CONFIG_FILE = "config.json"
+METADATA = {"format": "pt"}
+"""Of a safetensors file that `transformers` and sentence-transformers accept."""
 
 # Parameter -> tensor; {layer} is filled with the number of each layer.
 _NAMES = {
@@ -66,6 +69,9 @@ _ACTIVATIONS: dict[str, Literal["gelu_tanh", "gelu"]] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+
+# As `transformers` names the activation that `_ACTIVATIONS` has several names for.
+_ACTIVATION_NAMES = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 
 _CONFIG_FIELDS = {
     "vocab_size": int,
@@ -114,6 +120,26 @@ def config_from_json(folder: str | pathlib.Path) -> BertConfig:
             f"expected the configuration of a BERT in {path}, got none ({error!r}); "
             "give a folder with config.json and model.safetensors"
         ) from error
+
+
+def save_config(folder: str | pathlib.Path, config: BertConfig) -> None:
+    """Writes `config.json` of a BertModel, which `config_from_json` reads."""
+    values = {
+        "model_type": "bert",
+        "architectures": ["BertModel"],
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.mlp_size,
+        "max_position_embeddings": config.max_positions,
+        "type_vocab_size": config.num_segments,
+        "hidden_act": _ACTIVATION_NAMES[config.activation],
+        "layer_norm_eps": config.layer_norm_epsilon,
+        "pad_token_id": PAD_ID,
+    }
+    path = pathlib.Path(folder) / CONFIG_FILE
+    path.write_text(json.dumps(values, indent=2) + "\n")
 
 
 def load_bert(
@@ -166,7 +192,7 @@ def load_masked_lm(
 
 def save_bert(path: str | pathlib.Path, params: PyTree, config: BertConfig) -> None:
     """Writes parameters as a safetensors file that `transformers` reads."""
-    safetensors.numpy.save_file(_encoder_tensors(params, config), path)
+    safetensors.numpy.save_file(_encoder_tensors(params, config), path, METADATA)
 
 
 def save_masked_lm(
@@ -180,7 +206,7 @@ def save_masked_lm(
         for name, source in _HEAD_NAMES.items()
     }
     tensors = {f"bert.{name}": tensor for name, tensor in encoder.items()}
-    safetensors.numpy.save_file(tensors | head, path)
+    safetensors.numpy.save_file(tensors | head, path, METADATA)
 
 
 def _read(folder: str | pathlib.Path) -> dict[str, np.ndarray]:

@@ -100,8 +100,9 @@ def test_questions_about_unknown_articles_are_counted_and_named(text, capsys):
     assert "'No Such Page';" in said
 
 
-def test_without_questions_it_ends_before_fine_tuning(text):
+def test_without_questions_it_ends_before_fine_tuning(text, capsys):
     assert init("--weights=") == 0
+    assert "  realm search runs/my " in capsys.readouterr().out
     stages = [arguments[0] for arguments, _ in commands("runs/my")]
     assert stages == ["prepare", "warm-start", "pretrain"]
 

@@ -17,7 +17,7 @@ from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.recorded import Given, ask_config, find_corpus, find_model
 from realm_jax.manifests import seal, unseal
-from tests import tiny_run
+from tests import tiny_run, tiny_world
 from tests.corpus_builder import build_corpus
 from tests.standard_input import standard_input
 
@@ -128,6 +128,59 @@ def test_the_library_takes_the_folder_of_a_chain_too(moved, expected):
     assert model.corpus.directory == moved / "corpus"
 
 
+def test_a_stage_finds_the_corpus_it_was_started_with_and_has_to_end(
+    finished, tmp_path, capsys
+):
+    model_dir = tmp_path / "elsewhere" / "model"
+    shutil.copytree(finished / "pretrain", model_dir)
+    assert find_corpus(str(model_dir)) == (str(finished / "corpus"), False)
+    for path in (model_dir / "checkpoints").glob("*.json"):
+        manifest = unseal(path.read_bytes())
+        manifest["details"]["train_steps"] = 99
+        path.write_bytes(seal(manifest))
+    output = f"--output={tmp_path / 'out'}"
+    for words in (["search", model_dir, "mills"], ["export", model_dir, output]):
+        assert "found step 12 of 99; let it end first" in refused(words, capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def searched(arguments, capsys):
+    """The title and score of each block that `realm search` prints, by query."""
+    capsys.readouterr()
+    assert main(["search", *map(str, arguments)]) == 0
+    lines = map(json.loads, capsys.readouterr().out.splitlines())
+    return {
+        line["query"]: [(d["title"], d["score"]) for d in line["documents"]]
+        for line in lines
+    }
+
+
+@pytest.mark.parametrize("stages", [("pretrain",), ("pretrain", "finetune")])
+def test_the_last_stage_of_a_chain_is_searched(
+    stages, moved, tmp_path, capsys, monkeypatch
+):
+    """Without questions, too: then the chain ends before fine-tuning."""
+    root = tiny_run.copy(moved, tmp_path, "corpus", "warm_start", *stages)
+    embedded = tiny_world.count_embedded(monkeypatch)
+    queries = ["When was Town7 founded?", "the river near Town8"]
+    found = searched([root, "--k=3", *queries, "--json"], capsys)
+    model = realm_jax.load(root / stages[-1])
+    assert list(found) == queries
+    for query in queries:
+        documents = model.search(query, k=3)
+        assert found[query] == [(d.title, d.score) for d in documents]
+    # Both stages have left an index of what they ended with.
+    assert embedded == []
+    with piped(f"{queries[0]}\n\n{queries[1]}"):
+        assert main(["search", str(root)]) == 0
+    said = capsys.readouterr().out
+    first, second = (said.index(f"? {query}\n") for query in queries)
+    assert first < said.index(f"{found[queries[0]][0][0]} (town-") < second
+    if stages == ("pretrain",):
+        line = refused(["ask", root, "who?"], capsys)
+        assert "expected a checkpoint of `realm finetune`" in line
+
+
 def test_answers_come_from_the_later_corpus_that_an_update_made(
     moved, tmp_path, capsys
 ):
@@ -205,11 +258,13 @@ def test_questions_that_were_not_recorded_are_asked_for(moved, tmp_path, capsys)
 def test_what_is_missing_is_named(moved, tmp_path, capsys):
     nowhere, empty = tmp_path / "nowhere", tmp_path / "empty"
     empty.mkdir()
-    for command in ("ask", "evaluate"):
+    for command in ("ask", "evaluate", "search"):
         line = refused([command, nowhere], capsys)
         assert str(nowhere) in line
         assert "does not exist" in line
         assert "no checkpoint" in refused([command, empty], capsys)
+        if command == "search":
+            continue
         line = refused([command, moved / "pretrain"], capsys)
         assert "run of pretrain" in line
         assert "RUN" in refused([command], capsys)
@@ -225,7 +280,7 @@ def test_what_is_missing_is_named(moved, tmp_path, capsys):
 def test_two_models_are_to_be_told_apart(moved, tmp_path):
     for name in ("a", "b"):
         shutil.copytree(moved / "finetune", tmp_path / name)
-    with pytest.raises(BadInputError, match=r"one fine-tuned model.*/a, .*/b"):
+    with pytest.raises(BadInputError, match=r"one run of `realm finetune`.*/a, .*/b"):
         find_model(tmp_path)
     shutil.rmtree(tmp_path / "b")
     assert find_model(tmp_path) == str(tmp_path / "a")

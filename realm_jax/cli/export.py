@@ -1,0 +1,65 @@
+"""Writes the retriever of a run in the layout of sentence-transformers.
+
+RUN is the folder of a chain, such as runs/quickstart, or of one of its models; the
+retriever is that of the last stage that is there. `SentenceTransformer(DIR).encode`
+gives its embeddings. With two towers, or after fine-tuning has changed the only one,
+DIR has two models, query/ and document/. README.md in DIR is the model card.
+
+--embeddings adds the embeddings of the corpus (embeddings.npy, float32) and, a line for
+each row, their ids (ids.jsonl). docs/use_elsewhere.md shows what can be done with them.
+
+Example:
+  realm export runs/quickstart/pretrain --output=exported --embeddings
+"""
+
+import argparse
+import sys
+import threading
+from collections.abc import Sequence
+
+from realm_jax.cli import configuration, recorded_run
+from realm_jax.cli.standard_input import Notes
+
+
+def main(argv: Sequence[str], stop: threading.Event) -> None:
+    """Runs the command; an index that is being made ends at the next shard."""
+    flags = _make_parser().parse_args(argv)
+    from realm_jax.evaluation.export import export_retriever
+
+    models = export_retriever(
+        flags.run,
+        flags.output,
+        recorded_run.given(flags),
+        checkpoint=flags.checkpoint,
+        embeddings=flags.embeddings,
+        stop=stop,
+        note=Notes("export"),
+    )
+    for name in models:
+        place = flags.output if name == "." else f"{flags.output.rstrip('/')}/{name}"
+        print(f'wrote {place}: SentenceTransformer("{place}")')
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = configuration.make_plain_parser("realm export", __doc__)
+    parser.add_argument("run", metavar="RUN", help="a chain or a model")
+    parser.add_argument(
+        "--output", required=True, metavar="DIR", help="a folder that is new or empty"
+    )
+    parser.add_argument(
+        "--embeddings", action="store_true", help="write those of the corpus, too"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        default="last",
+        metavar="WHICH",
+        help="last, or best by held-out utility, of a run that is not fine-tuned",
+    )
+    recorded_run.add_options(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    from realm_jax.cli.main import console
+
+    console(["export", *sys.argv[1:]])

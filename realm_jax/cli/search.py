@@ -1,0 +1,113 @@
+"""Finds the blocks of a corpus that are nearest to a query, without reading them.
+
+RUN is the folder of a chain, such as runs/quickstart, or of one of its models. The
+retriever is that of the last stage that is there: fine-tuned, trained by REALM, or warm
+started. So a text without a single question can be searched, too. An index that is
+missing is made once, in the model's folder.
+
+Queries come from the command line or, one a line, from standard input; at a terminal
+without a query there is a prompt.
+
+Example:
+  realm search runs/quickstart "mausoleum of white marble" --k=3
+  realm search runs/quickstart --json < queries.txt
+"""
+
+import argparse
+import json
+import sys
+import threading
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from realm_jax.api import Document, Model
+from realm_jax.cli import configuration, recorded_run
+from realm_jax.cli.standard_input import Notes, each_line, is_terminal
+from realm_jax.evaluation.ask import require_question
+from realm_jax.evaluation.searching import open_retriever
+
+_DEFAULT_K = 5
+
+
+def main(argv: Sequence[str], stop: threading.Event) -> int:
+    """Runs the command, which ordinarily ends with the last query."""
+    flags = _make_parser().parse_intermixed_args(argv)
+    queries = [require_question(query) for query in flags.queries]
+    note = Notes("search")
+    retriever, corpus = open_retriever(flags.run, recorded_run.given(flags))
+    if not retriever.has_index(corpus):
+        note(f"making the index of {corpus.directory}")
+    index = retriever.index(corpus, stop)
+    model = Model(retriever.answerer(corpus, index, batch_size=1))
+    k = min(_DEFAULT_K, corpus.num_blocks) if flags.k is None else flags.k
+    echo = len(queries) > 1 or (not queries and not is_terminal())
+
+    def search(query: str) -> None:
+        found = model.search(query, k)
+        if flags.json:
+            _print_json(query.strip(), found)
+        else:
+            _print_table(query.strip() if echo else "", found)
+
+    for query in queries:
+        if not stop.is_set():
+            search(query)
+    if not queries:
+        each_line(search, stop, note, prompts=not flags.json)
+    return 0
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = configuration.make_plain_parser("realm search", __doc__)
+    parser.add_argument("run", metavar="RUN", help="a chain or a model")
+    parser.add_argument("queries", nargs="*", default=[], metavar="QUERY")
+    parser.add_argument(
+        "--k",
+        type=recorded_run.whole_number,
+        metavar="N",
+        help=f"blocks to print for each query; {_DEFAULT_K} by default",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print an object a line for each query"
+    )
+    recorded_run.add_options(parser)
+    return parser
+
+
+def _print_json(query: str, documents: Sequence[Document]) -> None:
+    found = [
+        {
+            "block": document.block_id,
+            "title": document.title,
+            "source_id": document.source_id,
+            "passage": document.text,
+            "score": document.score,
+        }
+        for document in documents
+    ]
+    line = {"query": query, "documents": found}
+    print(json.dumps(line, ensure_ascii=False), flush=True)
+
+
+def _print_table(query: str, documents: Sequence[Document]) -> None:
+    console = Console()
+    if query:
+        console.print(Text(f"? {query}", style="bold cyan"))
+    table = Table(box=None, pad_edge=False, expand=True)
+    table.add_column("f(x, z)", justify="right", no_wrap=True)
+    table.add_column("block", ratio=1)
+    for document in documents:
+        block = Text(document.title, "bold")
+        block.append(f" ({document.source_id})\n", "not bold dim")
+        block.append(document.text, "not bold")
+        table.add_row(f"{document.score:.3f}", block)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    from realm_jax.cli.main import console
+
+    console(["search", *sys.argv[1:]])

@@ -1,0 +1,163 @@
+"""Writes the retriever of a run as sentence-transformers models, for other software.
+
+One tower is one model. Two are two, `query/` and `document/`; so is a single tower that
+fine-tuning has changed, since the documents of its index were embedded before.
+"""
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import PyTree
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.errors import BadInputError
+from realm_jax.evaluation.ask import open_model
+from realm_jax.evaluation.loading import FinetunedModel
+from realm_jax.evaluation.model_card import model_card
+from realm_jax.evaluation.recorded import (
+    SEARCHED,
+    Given,
+    ask_config,
+    find_model,
+    stage_of,
+)
+from realm_jax.evaluation.searching import PretrainedRetriever, open_retriever
+from realm_jax.index.manifest import EMBEDDINGS
+from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER
+from realm_jax.stages import FINETUNE
+from realm_jax.storage import sync_tree
+from realm_jax.weights.sentence_encoder import save_sentence_encoder
+
+EMBEDDINGS_NAME = "embeddings.npy"
+IDS_NAME = "ids.jsonl"
+CARD_NAME = "README.md"
+
+# Key of the parameters of a retriever with one tower.
+_TOWER = "tower"
+_CHUNK = 4096
+
+
+def export_retriever(
+    run: str,
+    output: str,
+    given: Given,
+    *,
+    checkpoint: str = "last",
+    embeddings: bool = False,
+    stop: threading.Event | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> list[str]:
+    """Writes the retriever of a run's last stage; the folder appears whole.
+
+    Args:
+      run: as in `searching.open_retriever`.
+      output: a local folder that does not exist yet, or is empty.
+      given: what is not to be found.
+      checkpoint: "last" or "best", of a run that is not fine-tuned.
+      embeddings: whether to write the blocks' embeddings and ids, too. An index that is
+        missing is made.
+      stop: ends the making of an index.
+      note: called with a sentence if one is made.
+
+    Returns:
+      The folders of the models, relative to `output`: "." or "query" and "document".
+
+    Raises:
+      BadInputError: as `searching.open_retriever`; the folder is not empty; or the
+        retriever that embedded the documents of a fine-tuned model is not there.
+      StoppedError: `stop` was set while an index was made.
+    """
+    target = Path(output).expanduser()
+    _require_empty(output, target)
+    model, corpus = _open(run, given, checkpoint)
+    config = model.source(corpus).config
+    lengths = model.models.lengths
+    towers = _towers(model, corpus)
+    rows = _embeddings(model, corpus, stop, note) if embeddings else None
+    partial = target.absolute().with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        for name, tower in towers.items():
+            folder = partial / name
+            folder.mkdir(parents=True)
+            length = lengths.query if name == "query" else lengths.document
+            save_sentence_encoder(
+                folder, tower, config, corpus.vocabulary, max_length=length
+            )
+        card = model_card(
+            model.model_dir, model.run, config, corpus, two_towers=len(towers) > 1
+        )
+        (partial / CARD_NAME).write_text(card)
+        if rows is not None:
+            np.save(partial / EMBEDDINGS_NAME, rows)
+            _write_ids(partial / IDS_NAME, corpus)
+        sync_tree(partial)
+        os.replace(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return list(towers)
+
+
+def _require_empty(output: str, target: Path) -> None:
+    if "://" in output:
+        raise BadInputError(
+            f"expected a local folder as --output, got {output}; export to one, and "
+            "copy it"
+        )
+    if target.exists() and any(target.iterdir()):
+        raise BadInputError(
+            f"expected a folder that is new or empty as --output, got {output} with "
+            f"{min(path.name for path in target.iterdir())} in it; give another folder"
+        )
+
+
+def _open(
+    run: str, given: Given, checkpoint: str
+) -> tuple[FinetunedModel | PretrainedRetriever, BlockStore]:
+    """Opens the run, a fine-tuned one together with what embedded its documents."""
+    model_dir = find_model(run, SEARCHED)
+    if stage_of(model_dir) != FINETUNE.name:
+        return open_retriever(model_dir, given, checkpoint=checkpoint)
+    config = ask_config(model_dir, given)
+    corpus = BlockStore.open(config.corpus)
+    return open_model(config, corpus), corpus
+
+
+def _towers(
+    model: FinetunedModel | PretrainedRetriever, corpus: BlockStore
+) -> dict[str, PyTree]:
+    """Returns the parameters of each tower by its folder."""
+    queries = model.run.tree["retriever"]
+    documents = model.document_encoder(corpus)
+    if not model.source(corpus).config.shared:
+        return {"query": queries[QUERY_TOWER], "document": documents[DOCUMENT_TOWER]}
+    if documents is queries:
+        return {".": queries[_TOWER]}
+    return {"query": queries[_TOWER], "document": documents[_TOWER]}
+
+
+def _embeddings(
+    model: FinetunedModel | PretrainedRetriever,
+    corpus: BlockStore,
+    stop: threading.Event | None,
+    note: Callable[[str], None],
+) -> np.ndarray:
+    if not model.has_index(corpus):
+        note(f"making the index of {corpus.directory}")
+    series = model.source(corpus).series
+    rows = series.read_array(model.index(corpus, stop).manifest, EMBEDDINGS)
+    return np.asarray(rows, np.float32)
+
+
+def _write_ids(path: Path, corpus: BlockStore) -> None:
+    """Writes a line for each row of the embeddings, in order."""
+    with path.open("w", encoding="utf-8") as file:
+        for start in range(0, corpus.num_blocks, _CHUNK):
+            blocks = np.arange(start, min(start + _CHUNK, corpus.num_blocks))
+            for block, text in zip(blocks.tolist(), corpus.texts(blocks), strict=True):
+                line = {"id": block, "source_id": text.source_id, "title": text.title}
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -1,0 +1,171 @@
+"""Writes the model card of an exported retriever: its corpus, recipe and recalls."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from realm_jax import __version__
+from realm_jax.data.blocks import BlockStore
+from realm_jax.evaluation.recorded import parent, within
+from realm_jax.evaluation.report import JSON_NAME
+from realm_jax.manifests import parse_json
+from realm_jax.metrics.curves import find_curve, measured, read_curves
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.settings import read_starts
+from realm_jax.stages import EVALUATE
+from realm_jax.storage import open_store
+from realm_jax.training.checkpoint_manifests import score_of
+from realm_jax.training.checkpoints import Restored
+
+# Of tasks that are named for the corpus, as `prepare` names them.
+_TASKS = ("ict", "salient", "questions")
+
+_HEADER = """\
+---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+tags:
+- sentence-transformers
+- feature-extraction
+- realm
+---
+
+"""
+
+_ONE_TOWER = """\
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("DIR")
+queries = model.encode(["a query"])
+documents = model.encode([("a title", "its text")])  # or a text without a title
+model.similarity(queries, documents)  # inner products
+```
+"""
+
+_TWO_TOWERS = """\
+```python
+from sentence_transformers import SentenceTransformer
+
+queries = SentenceTransformer("DIR/query").encode(["a query"])
+documents = SentenceTransformer("DIR/document").encode([("a title", "its text")])
+queries @ documents.T
+```
+"""
+
+
+def model_card(
+    model_dir: str,
+    run: Restored,
+    config: RetrieverConfig,
+    corpus: BlockStore,
+    *,
+    two_towers: bool,
+) -> str:
+    """Returns the card as Markdown.
+
+    Args:
+      model_dir: directory of the run.
+      run: its step, and the details of its checkpoint.
+      config: its retriever.
+      corpus: the blocks that it searches.
+      two_towers: whether queries and documents have a model each.
+    """
+    name = _corpus_name(run.details, corpus)
+    parts = [
+        f"{_HEADER}# Retriever of {name}",
+        f"Trained with realm_jax (exported by version {__version__}). Scores are inner "
+        "products of the embeddings, which are not normalised to length 1.",
+        _TWO_TOWERS if two_towers else _ONE_TOWER,
+        "## Corpus and recipe",
+        _table(("", ""), _facts(name, model_dir, run, config, corpus)),
+    ]
+    if rows := [*_report_rows(model_dir, corpus), *_training_rows(model_dir, run)]:
+        parts += ["## Measured", _table(("questions", "retriever", "result"), rows)]
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def _facts(
+    name: str,
+    model_dir: str,
+    run: Restored,
+    config: RetrieverConfig,
+    corpus: BlockStore,
+) -> Iterator[tuple[str, str]]:
+    details, bert = run.details, config.bert
+    documents = corpus.info.get("num_documents")
+    counted = f"{documents:,} documents, " if documents else ""
+    yield "corpus", f"{name}: {counted}{corpus.num_blocks:,} blocks"
+    yield "its fingerprint", f"`{corpus.fingerprint}`"
+    trained = details.get("corpus_fingerprint", "")
+    if trained != corpus.fingerprint:
+        yield "trained on", f"another version of it, `{trained}`"
+    yield "vocabulary", f"{corpus.vocabulary.size:,} wordpieces"
+    yield "stage", f"`realm {details['stage'].replace('_', '-')}`"
+    yield "updates", f"{run.step:,} of {details.get('train_steps', run.step):,}"
+    for start in read_starts(open_store(model_dir))[-1:]:
+        settings = start.settings
+        yield "examples per update", str(settings.get("batch_size", "not recorded"))
+        # Its folder alone: a card may be published.
+        began = PurePosixPath(settings.get("warm_start") or "").name
+        yield "began with", began or "random parameters"
+        yield "seed", str(start.seed)
+        yield "version", f"{start.version}, commit {start.commit or 'not recorded'}"
+    yield "encoder", f"BERT, {bert.num_layers} layers of {bert.hidden_size}"
+    yield "embedding", f"{config.projection_size} features, pooling {config.pooling}"
+
+
+def _report_rows(model_dir: str, corpus: BlockStore) -> Iterator[tuple[str, str, str]]:
+    """Yields recalls of the chain's evaluation, if it was of this corpus."""
+    store = open_store(within(parent(model_dir), EVALUATE.name))
+    if not store.exists(JSON_NAME):
+        return
+    # The report of another version may lack a field; the card then lacks its rows.
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        yield from _rows_of_report(parse_json(store.read(JSON_NAME)), corpus)
+
+
+def _rows_of_report(report: Any, corpus: BlockStore) -> Iterator[tuple[str, str, str]]:
+    run = report["run"]
+    if run["corpus"]["fingerprint"] != corpus.fingerprint:
+        return
+    of = f"`realm evaluate`, split {run['split']}"
+    comparison = report["comparison"]
+    for row in [*comparison["baselines"], *comparison["rows"]]:
+        recalls = [
+            f"{metric} {100 * value['mean']:.1f} % "
+            f"[{100 * value['low']:.1f}, {100 * value['high']:.1f}]"
+            for metric, value in row["metrics"].items()
+            if metric.startswith("recall@")
+        ]
+        if recalls:
+            count = next(iter(row["metrics"].values()))["count"]
+            yield f"{count} of {of}", row["label"], ", ".join(recalls)
+
+
+def _training_rows(model_dir: str, run: Restored) -> Iterator[tuple[str, str, str]]:
+    """Yields what training itself measured: the first recall, the last, the score."""
+    curve = measured(
+        find_curve(read_curves([model_dir]), run.details["stage"], "recall_at_5")
+    )
+    points = list(zip(curve.steps, curve.values, strict=True))
+    for step, value in dict.fromkeys([*points[:1], *points[-1:]]):
+        yield (
+            "held out by training",
+            f"at update {step:,}",
+            f"recall@5 {100 * value:.1f} %",
+        )
+    for name, value in score_of(run.details).items():
+        yield "held out by training", f"at update {run.step:,}", f"{name} {value:.3f}"
+
+
+def _corpus_name(details: Mapping[str, Any], corpus: BlockStore) -> str:
+    """Returns the name that `prepare` gave the corpus, by its task; else its folder."""
+    name, _, kind = str(details.get("task", "")).rpartition("_")
+    return name if name and kind in _TASKS else corpus.directory.name
+
+
+def _table(titles: Sequence[str], rows: Any) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,174 @@
+"""Writes a tower in the layout of sentence-transformers.
+
+    modules.json                       the modules below, in the order they are applied
+    config.json, model.safetensors     the encoder, as a BertModel of transformers
+    sentence_bert_config.json          its longest input, in wordpieces
+    tokenizer.json, vocab.txt          this package's tokenizer, and its vocabulary
+    1_Pooling/config.json              [CLS] or the mean over the wordpieces
+    2_Dense/ ...                       BERT's tanh pooler, if [CLS] is pooled
+    2_Dense/ or 3_Dense/               the projection
+    3_LayerNorm/ or 4_LayerNorm/       the LayerNorm of the embedding, if there is one
+
+Scores are inner products ("dot"). Two things have no setting there and are folded into
+weights, which leaves the embeddings as they are: the temperature, and the epsilon of
+the LayerNorm, which is torch's 1e-5. LN(x; epsilon) = LN(s x; s^2 epsilon) for any
+s > 0, so the projection is scaled by s = sqrt(1e-5 / epsilon).
+"""
+
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors.numpy
+from jaxtyping import PyTree
+
+from realm_jax.data.wordpiece import CLS, MASK, PAD, SEP, UNK, WordPiece
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.weights import bert
+from realm_jax.weights.tensors import SAFETENSORS_FILE
+
+# Of torch.nn.LayerNorm.
+_EPSILON = 1e-5
+_IDENTITY = "torch.nn.modules.linear.Identity"
+_TANH = "torch.nn.modules.activation.Tanh"
+
+_SPECIAL = {
+    "cls_token": CLS,
+    "mask_token": MASK,
+    "pad_token": PAD,
+    "sep_token": SEP,
+    "unk_token": UNK,
+}
+
+
+def save_sentence_encoder(
+    folder: pathlib.Path,
+    tower: PyTree,
+    config: RetrieverConfig,
+    vocabulary: WordPiece,
+    *,
+    max_length: int,
+) -> None:
+    """Writes a tower so that `SentenceTransformer(folder).encode` gives its embeddings.
+
+    A text is encoded as `[CLS] x [SEP]`, a pair (title, body) as a document, with its
+    segments.
+
+    Args:
+      folder: an empty folder.
+      tower: parameters of `models.retriever.Tower`.
+      config: its configuration.
+      vocabulary: its tokenizer.
+      max_length: longest input in wordpieces, [CLS] and [SEP] included.
+    """
+    bert.save_bert(folder / SAFETENSORS_FILE, tower["bert"], config.bert)
+    bert.save_config(folder, config.bert)
+    _save_tokenizer(folder, vocabulary, max_length)
+    modules = _modules(tower, config)
+    for number, module in enumerate(modules, start=1):
+        inner = folder / f"{number}_{module.kind}"
+        inner.mkdir()
+        _write_json(inner / "config.json", module.settings)
+        if module.weights:
+            arrays = {
+                name: np.ascontiguousarray(array, np.float32)
+                for name, array in module.weights.items()
+            }
+            path = inner / SAFETENSORS_FILE
+            safetensors.numpy.save_file(arrays, path, bert.METADATA)
+    kinds = ["Transformer", *(module.kind for module in modules)]
+    described = [
+        {
+            "idx": number,
+            "name": str(number),
+            "path": f"{number}_{kind}" if number else "",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for number, kind in enumerate(kinds)
+    ]
+    _write_json(folder / "modules.json", described)
+    _write_json(
+        folder / "sentence_bert_config.json",
+        {"max_seq_length": max_length, "do_lower_case": False},
+    )
+    _write_json(
+        folder / "config_sentence_transformers.json",
+        {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "dot"},
+    )
+
+
+class _Module(NamedTuple):
+    """A module after the encoder: class, settings, and tensors by torch's names."""
+
+    kind: str
+    settings: Mapping[str, Any]
+    weights: Mapping[str, np.ndarray]
+
+
+def _modules(tower: PyTree, config: RetrieverConfig) -> list[_Module]:
+    pooling = {
+        "word_embedding_dimension": config.bert.hidden_size,
+        "pooling_mode_cls_token": config.pooling == "cls",
+        "pooling_mode_mean_tokens": config.pooling == "mean",
+        "pooling_mode_max_tokens": False,
+        "pooling_mode_mean_sqrt_len_tokens": False,
+    }
+    modules = [_Module("Pooling", pooling, {})]
+    if config.pooling == "cls":
+        modules.append(_dense(tower["bert"]["pooler"], _TANH))
+    scale = config.temperature**-0.5
+    if not config.layer_norm:
+        return [*modules, _dense(tower["projection"], _IDENTITY, scale)]
+    stretch = math.sqrt(_EPSILON / config.layer_norm_epsilon)
+    norm = tower["projection_norm"]
+    return [
+        *modules,
+        _dense(tower["projection"], _IDENTITY, stretch),
+        _Module(
+            "LayerNorm",
+            {"dimension": config.projection_size},
+            {
+                "norm.weight": np.asarray(norm["scale"]) * scale,
+                "norm.bias": np.asarray(norm["bias"]) * scale,
+            },
+        ),
+    ]
+
+
+def _dense(params: PyTree, activation: str, scale: float = 1.0) -> _Module:
+    kernel, bias = np.asarray(params["kernel"]), np.asarray(params["bias"])
+    settings = {
+        "in_features": kernel.shape[0],
+        "out_features": kernel.shape[1],
+        "bias": True,
+        "activation_function": activation,
+    }
+    weights = {"linear.weight": kernel.T * scale, "linear.bias": bias * scale}
+    return _Module("Dense", settings, weights)
+
+
+def _save_tokenizer(
+    folder: pathlib.Path, vocabulary: WordPiece, max_length: int
+) -> None:
+    vocabulary.save(folder / "vocab.txt")
+    vocabulary.save_pair_tokenizer(folder / "tokenizer.json")
+    _write_json(folder / "special_tokens_map.json", _SPECIAL)
+    settings = {
+        **_SPECIAL,
+        # Reads tokenizer.json as it is; BertTokenizer would make one by its own rules.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        "model_max_length": max_length,
+        "do_lower_case": vocabulary.lowercase,
+        "strip_accents": vocabulary.strip_accents,
+        # "[MASK]" in a text is a bracket, a word and a bracket.
+        "split_special_tokens": True,
+    }
+    _write_json(folder / "tokenizer_config.json", settings)
+
+
+def _write_json(path: pathlib.Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")

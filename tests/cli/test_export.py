@@ -1,0 +1,114 @@
+"""`realm export`: the model of a run, as other software reads it."""
+
+import json
+
+import numpy as np
+import pytest
+
+import realm_jax
+from realm_jax.cli.main import main
+from tests import tiny_run, tiny_world
+from tests.weights.sentence_encoder_twin import encode
+
+QUERIES = ["When was Town7 founded?", "the river near Town8"]
+
+
+def exported(run, output, *words):
+    assert main(["export", str(run), f"--output={output}", "--embeddings", *words]) == 0
+    rows = np.load(output / "embeddings.npy")
+    lines = (output / "ids.jsonl").read_text().splitlines()
+    return rows, [json.loads(line) for line in lines]
+
+
+def as_pairs(corpus):
+    texts = corpus.texts(np.arange(corpus.num_blocks))
+    return [(text.title, text.body) for text in texts]
+
+
+def test_one_tower_is_one_model_for_queries_and_documents(
+    finished, tmp_path, monkeypatch, capsys
+):
+    embedded = tiny_world.count_embedded(monkeypatch)
+    rows, ids = exported(finished / "pretrain", tmp_path / "made" / "here")
+    folder = tmp_path / "made" / "here"
+    model = realm_jax.load(finished / "pretrain")
+    np.testing.assert_allclose(encode(folder, QUERIES), model.embed(QUERIES), atol=1e-5)
+    np.testing.assert_allclose(encode(folder, as_pairs(model.corpus)), rows, atol=1e-5)
+    assert rows.dtype == np.float32
+    assert embedded == []
+    assert [line["id"] for line in ids] == list(range(model.corpus.num_blocks))
+    for line in ids:
+        text = model.corpus.text(line["id"])
+        assert (line["source_id"], line["title"]) == (text.source_id, text.title)
+    found = model.search(QUERIES[0], k=3)
+    scores = rows @ encode(folder, QUERIES[:1])[0]
+    best = [ids[row]["title"] for row in np.argsort(-scores)[:3]]
+    assert best == [document.title for document in found]
+    assert f'SentenceTransformer("{folder}")' in capsys.readouterr().out
+    # Nothing of the work in between is left.
+    assert [path.name for path in folder.parent.iterdir()] == ["here"]
+    card = (folder / "README.md").read_text()
+    report = json.loads((finished / "evaluate" / "report.json").read_text())
+    (row,) = (r for r in report["comparison"]["rows"] if r["label"] == "After REALM")
+    for said in (
+        "Retriever of towns",
+        f"60 documents, {model.corpus.num_blocks} blocks",
+        model.corpus.fingerprint,
+        "`realm pretrain`",
+        "12 of 12",
+        f"recall@5 {100 * row['metrics']['recall@5']['mean']:.1f} %",
+        "held out by training",
+    ):
+        assert said in card
+
+
+def test_a_tower_that_fine_tuning_has_changed_is_two_models(finished, tmp_path):
+    """Of one tower: documents stay what pre-training made of them, as in its index."""
+    rows, _ = exported(finished, tmp_path / "out")
+    model = realm_jax.load(finished)
+    corpus = model.corpus
+    queries = encode(tmp_path / "out" / "query", QUERIES)
+    np.testing.assert_allclose(queries, model.embed(QUERIES), atol=1e-5)
+    documents = encode(tmp_path / "out" / "document", as_pairs(corpus)[:9])
+    np.testing.assert_allclose(documents, rows[:9], atol=1e-5)
+    by_query_tower = encode(tmp_path / "out" / "query", as_pairs(corpus)[:9])
+    assert np.abs(by_query_tower - documents).max() > 1e-3
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "DIR/document" in card
+
+
+def refused(capsys, *words):
+    capsys.readouterr()
+    assert main(["export", *map(str, words)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert "expected " in line
+    return line
+
+
+def test_bad_input_leaves_nothing(finished, tmp_path, capsys):
+    full, empty = tmp_path / "full", tmp_path / "empty"
+    full.mkdir()
+    (full / "mine.txt").touch()
+    empty.mkdir()
+    run = finished / "pretrain"
+    assert "mine.txt" in refused(capsys, run, f"--output={full}")
+    output = f"--output={tmp_path / 'new'}"
+    assert "no checkpoint" in refused(capsys, empty, output)
+    assert "does not exist" in refused(capsys, tmp_path / "nowhere", output)
+    assert "local folder" in refused(capsys, run, "--output=gs://bucket/model")
+    assert "CHECKPOINT" in refused(capsys, run, output, "--checkpoint=first")
+    # Without what it was fine-tuned from, nobody has the documents' encoder.
+    alone = tiny_run.copy(finished, tmp_path / "empty", "corpus", "finetune")
+    assert "fine-tuned from" in refused(capsys, alone, output)
+    assert {path.name for path in tmp_path.iterdir()} == {"full", "empty"}
+
+
+def test_an_export_that_fails_half_way_leaves_nothing(finished, tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError("no more")
+
+    monkeypatch.setattr(np, "save", fail)
+    with pytest.raises(OSError, match="no more"):
+        exported(finished / "pretrain", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []

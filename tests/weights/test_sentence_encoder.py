@@ -1,0 +1,78 @@
+"""Exported towers give in another implementation the embeddings that they give here."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.weights.sentence_encoder import save_sentence_encoder
+from tests.weights.sentence_encoder_twin import encode
+
+LENGTH = 24
+TEXTS = ("The river Fosk.", "Ça va? [MASK] [SEP] fosk", "", "Town, " * 40)
+PAIRS = (("Fosk", "The river is near Town7."), ("", "A town."), ("Town", "mill " * 40))
+
+
+@functools.cache
+def vocabulary(lowercase, folder):
+    texts = ["The river Fosk is near Town7. A mill, a town; Ça va?"]
+    return WordPiece.train(texts, 90, folder / "vocab.txt", lowercase=lowercase)
+
+
+def padded(rows):
+    return np.stack([np.pad(row, (0, LENGTH - len(row))) for row in rows]).astype("i4")
+
+
+def towers_inputs(vocabulary):
+    """`[CLS] x [SEP]` and `[CLS] title [SEP] body [SEP]` by hand, cut at the end."""
+    cls, sep = vocabulary.cls, vocabulary.sep
+    queries = [[cls, *vocabulary.encode(t).ids[: LENGTH - 2], sep] for t in TEXTS]
+    documents, segments = [], []
+    for title, body in PAIRS:
+        first = [cls, *vocabulary.encode(title).ids, sep]
+        rest = [*vocabulary.encode(body).ids[: LENGTH - len(first) - 1], sep]
+        documents.append([*first, *rest])
+        segments.append([0] * len(first) + [1] * len(rest))
+    return padded(queries), padded(documents), padded(segments)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pooling": "cls", "temperature": 3.0, "layer_norm_epsilon": 1e-3},
+        {"pooling": "mean"},
+        {"pooling": "mean", "layer_norm": False, "temperature": 0.5},
+    ],
+)
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_a_tower_is_what_sentence_transformers_makes_of_its_folder(
+    settings, lowercase, tmp_path_factory
+):
+    folder = tmp_path_factory.mktemp("encoder")
+    words = vocabulary(lowercase, tmp_path_factory.getbasetemp())
+    activation = "gelu" if lowercase else "gelu_tanh"
+    bert = BertConfig(words.size, 16, 2, 2, 20, LENGTH, activation=activation)
+    config = RetrieverConfig(bert, projection_size=6, **settings)
+    retriever = Retriever(config)
+    ids, documents, segments = towers_inputs(words)
+    shapes = jax.eval_shape(
+        retriever.init, jax.random.key(0), ids, documents, segments
+    )["params"]
+    # Biases and scales too must differ, or leaving one out would not show. The small
+    # projection makes the LayerNorm's epsilon count.
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype("f4") / 4, shapes)
+    projection = params["tower"]["projection"]
+    projection["kernel"], projection["bias"] = (
+        projection[name] * np.float32(0.02) for name in ("kernel", "bias")
+    )
+    save_sentence_encoder(folder, params["tower"], config, words, max_length=LENGTH)
+    queries, found = jax.jit(retriever.apply)(
+        {"params": params}, ids, documents, segments
+    )
+    np.testing.assert_allclose(encode(folder, TEXTS), queries, atol=1e-5)
+    np.testing.assert_allclose(encode(folder, PAIRS), found, atol=1e-5)
