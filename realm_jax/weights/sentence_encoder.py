@@ -164,6 +164,7 @@ def _save_tokenizer(
         "model_max_length": max_length,
         "do_lower_case": vocabulary.lowercase,
         "strip_accents": vocabulary.strip_accents,
+        "tokenize_chinese_chars": vocabulary.tokenize_chinese_chars,
         # "[MASK]" in a text is a bracket, a word and a bracket.
         "split_special_tokens": True,
     }
