@@ -16,7 +16,6 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from realm_jax import __version__
 from realm_jax.errors import BadInputError
 from realm_jax.manifests import parse_json
 from realm_jax.storage import AlreadyExistsError, Store
@@ -140,6 +139,7 @@ def new_start(
     arguments: Sequence[str],
     gin: Callable[[], str],
     others: Mapping[str, Any],
+    version: str,
 ) -> Start:
     """Returns the record of a command that starts now.
 
@@ -149,13 +149,14 @@ def new_start(
       arguments: its command line.
       gin: returns gin's operative configuration, which has what was made so far.
       others: further configurations by name.
+      version: version of the package.
     """
     settings = {**settings_of(config), **_plain(others)}
     now = datetime.datetime.now(datetime.UTC)
     return Start(
         command,
         now.isoformat(timespec="seconds"),
-        __version__,
+        version,
         commit(),
         getattr(config, "seed", None),
         list(arguments),

@@ -94,7 +94,7 @@ def test_starts_are_numbered_and_read_in_order(tmp_path):
         inner: tuple[int, ...] = (1, 2)
 
     store = open_store(tmp_path)
-    start = settings.new_start("pretrain", Config(), ["--x"], str, {})
+    start = settings.new_start("pretrain", Config(), ["--x"], str, {}, "1.2")
     names = [settings.write_start(store, start) for _ in range(2)]
     other = dataclasses.replace(start, command="build-index")
     names.append(settings.write_start(store, other))

@@ -5,7 +5,7 @@ from typing import Any
 
 import gin
 
-from realm_jax import multihost
+from realm_jax import __version__, multihost
 from realm_jax.cli.progress import StageProgress
 from realm_jax.settings import Start, changes, new_start, read_starts, write_start
 from realm_jax.storage import open_store
@@ -68,6 +68,7 @@ class StartRecord:
             self._arguments,
             gin.operative_config_str,
             self._others,
+            __version__,
         )
 
     def _say_changes(self, start: Start, effect: str = "") -> None:

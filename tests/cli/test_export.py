@@ -7,6 +7,7 @@ import pytest
 
 import realm_jax
 from realm_jax.cli.main import main
+from realm_jax.manifests import seal, unseal
 from tests import tiny_run, tiny_world
 from tests.weights.sentence_encoder_twin import encode
 
@@ -99,7 +100,11 @@ def test_bad_input_leaves_nothing(finished, tmp_path, capsys):
     assert "local folder" in refused(capsys, run, "--output=gs://bucket/model")
     assert "CHECKPOINT" in refused(capsys, run, output, "--checkpoint=first")
     # Without what it was fine-tuned from, nobody has the documents' encoder.
-    alone = tiny_run.copy(finished, tmp_path / "empty", "corpus", "finetune")
+    alone = tiny_run.copy(finished, empty, "corpus", "finetune")
+    for path in (alone / "finetune" / "checkpoints").glob("*.json"):
+        manifest = unseal(path.read_bytes())
+        manifest["details"]["answering"]["pretrained"] = "/nowhere/pretrain"
+        path.write_bytes(seal(manifest))
     assert "fine-tuned from" in refused(capsys, alone, output)
     assert {path.name for path in tmp_path.iterdir()} == {"full", "empty"}
 
