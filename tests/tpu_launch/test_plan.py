@@ -204,6 +204,27 @@ def test_a_run_costs_what_its_chips_cost_while_it_lasts():
     assert plan.figure("an update", "a stall ends the run after") == 600
 
 
+@pytest.mark.parametrize(
+    ("latency_ms", "bound"), [(10.0, "latency"), (0.0, "memory, 1,200 GB/s")]
+)
+def test_a_tiny_update_takes_as_long_as_its_latency_or_its_bytes(latency_ms, bound):
+    sizes = {"hidden_size": 128, "num_layers": 2, "num_heads": 2, "mlp_size": 512}
+    config = pretraining(bert={"remat": "none", **sizes}, batch_size=32)
+    setting = on("v4-64", step_latency_ms=latency_ms)
+    plan = commands.training("pretrain", config, setting)
+    [takes] = [line for line in plan.sections["an update"] if line.name == "takes"]
+    assert takes.note.startswith(f"bound by {bound}")
+    if latency_ms:
+        assert takes.value == 0.01
+        return
+    # Each of them: read; its gradient written and read; written, as are two moments,
+    # which are read too. And the index, in float32, each chip's share of it.
+    parameters = plan.figure("memory of a device", "parameters") / 4
+    index = plan.figure("memory of a device", "embeddings")
+    assert 3 * 4e6 < parameters < 3 * 5e6  # BERT-tiny has 4.4 million.
+    assert takes.value == pytest.approx((parameters * 4 * 8 + index) / 1200e9, rel=0.01)
+
+
 @pytest.mark.full
 def test_blocking_refreshes_are_part_of_the_run():
     settings = [on("v4-64", "v4-16") for _ in range(2)]
