@@ -472,10 +472,6 @@ def test_what_was_chosen_is_a_gin_file_of_its_own(tmp_path, capsys):
             "expected a batch size that 32",
         ),
         (
-            [*plan_line(*PAPERS), *REQUIRED, "--write=/nowhere/plan.gin"],
-            "expected a file that can be written",
-        ),
-        (
             [*plan_line("hardware/cpu", "runs/build_index"), *REQUIRED[:2]],
             "expected a model file",
         ),
@@ -489,9 +485,28 @@ def test_bad_input_is_one_line(arguments, said, capsys):
     assert len(printed.err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("file", ["nowhere/plan.gin", "file/plan.gin", ""])
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_planned(
+    file, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(
+        "tpu_launch.plan.plan_command", lambda *_: pytest.fail("it was planned")
+    )
+    (tmp_path / "file").touch()
+    write = f"--write={tmp_path / file}"
+    code, printed = run([*plan_line(*PAPERS), *REQUIRED, write], capsys)
+    assert code == 2
+    [line] = printed.err.splitlines()
+    assert f"expected a file that can be written, got {tmp_path}" in line
+
+
 def test_warm_start_counts_both_losses():
     config = pretraining(
-        WarmStartConfig, batch_size=4096, task="my_salient", pairs_task="my_ict"
+        WarmStartConfig,
+        bert={"remat": "none"},
+        batch_size=4096,
+        task="my_salient",
+        pairs_task="my_ict",
     )
     plan = commands.training("warm-start", config, on("v3-64"))
     # 4,096 pairs of 96 and 288 wordpieces, and 512 sentences joined in 384: by the
