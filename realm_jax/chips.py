@@ -2,8 +2,8 @@
 
 A device is a core up to TPU v3, a chip from v4 on, and half a chip of TPU7x.
 Sources: cloud.google.com/tpu/docs/system-architecture-tpu-vm and the pages of each
-version there; NVIDIA's data sheets (dense bfloat16, SXM). They give figures per chip. For
-the bandwidth of v2 none was found.
+version there; NVIDIA's data sheets (dense bfloat16, SXM). They give figures of a chip,
+and none was found for the bandwidth of v2.
 """
 
 import dataclasses

@@ -158,8 +158,8 @@ def compiled(
 ) -> Temporaries:
     """Returns a program's temporaries by compiling it, which may take minutes.
 
-    They are kept below ~/.cache, so that a program is compiled once for its devices by a
-    compiler. JAX's own cache has no programs for devices that are not there.
+    They are kept below ~/.cache, so that a compiler compiles a program once for its
+    devices. JAX's own cache holds executables, which need those devices.
     """
     platform = mesh.devices.flat[0].platform
     with jax.set_mesh(mesh):

@@ -44,10 +44,10 @@ def update_lines(found: DeviceMemory, setting: Setting) -> tuple[list[Line], flo
 def _memory_traffic(found: DeviceMemory, setting: Setting) -> float:
     """Returns the bytes that a device reads and writes in an update, at least.
 
-    Parameters are read. Of those that are trained, the gradient is written and read, the
-    parameters are written, and Adam's two moments, which are the optimizer's state, are
-    read and written. A search reads all embeddings, or all codes. Activations are left
-    out: what of them stays on the chip is the compiler's choice.
+    Parameters are read. Of those that are trained, the gradient is written and read,
+    the parameters are written, and Adam's two moments, which are the optimizer's state,
+    are read and written. A search reads all embeddings, or all codes. Activations are
+    left out: what of them stays on the chip is the compiler's choice.
     """
     moments = found.held["optimizer state"]
     moved = found.held["parameters"] + 2 * moments + 3 * moments / 2
