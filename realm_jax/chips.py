@@ -2,7 +2,8 @@
 
 A device is a core up to TPU v3, a chip from v4 on, and half a chip of TPU7x.
 Sources: cloud.google.com/tpu/docs/system-architecture-tpu-vm and the pages of each
-version there; NVIDIA's data sheets (dense bfloat16, SXM).
+version there; NVIDIA's data sheets (dense bfloat16, SXM). They give figures of a chip,
+and none was found for the bandwidth of v2.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ the compiler (0.0.42.1) gives its threads by default, and ends the process."""
 
 _GIB = 1 << 30
 _TERA = 10**12
+_GIGA = 10**9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Chip:
       kind: value of `jax.Device.device_kind`, or its beginning.
       peak_flops: bfloat16 operations per second.
       memory: memory in bytes.
+      bandwidth: bytes per second between memory and device; None if not published.
       devices: number of JAX devices on one chip; prices are per chip.
     """
 
@@ -33,22 +36,23 @@ class Chip:
     kind: str
     peak_flops: float
     memory: int
+    bandwidth: float | None
     devices: int = 1
 
 
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v2", "TPU v2", 22.5 * _TERA, 8 * _GIB, 2),
-        Chip("v3", "TPU v3", 61.5 * _TERA, 16 * _GIB, 2),
-        Chip("v4", "TPU v4", 275 * _TERA, 32 * _GIB),
-        Chip("v5litepod", "TPU v5 lite", 197 * _TERA, 16 * _GIB),
-        Chip("v5p", "TPU v5", 459 * _TERA, 95 * _GIB),
-        Chip("v6e", "TPU v6 lite", 918 * _TERA, 32 * _GIB),
-        Chip("tpu7x", "TPU7x", 1153.5 * _TERA, 96 * _GIB, 2),
-        Chip("a100", "NVIDIA A100", 312 * _TERA, 80 * _GIB),
-        Chip("h100", "NVIDIA H100", 989 * _TERA, 80 * _GIB),
-        Chip("h200", "NVIDIA H200", 989 * _TERA, 141 * _GIB),
+        Chip("v2", "TPU v2", 22.5 * _TERA, 8 * _GIB, None, 2),
+        Chip("v3", "TPU v3", 61.5 * _TERA, 16 * _GIB, 450 * _GIGA, 2),
+        Chip("v4", "TPU v4", 275 * _TERA, 32 * _GIB, 1200 * _GIGA),
+        Chip("v5litepod", "TPU v5 lite", 197 * _TERA, 16 * _GIB, 819 * _GIGA),
+        Chip("v5p", "TPU v5", 459 * _TERA, 95 * _GIB, 2765 * _GIGA),
+        Chip("v6e", "TPU v6 lite", 918 * _TERA, 32 * _GIB, 1638 * _GIGA),
+        Chip("tpu7x", "TPU7x", 1153.5 * _TERA, 96 * _GIB, 3690 * _GIGA, 2),
+        Chip("a100", "NVIDIA A100", 312 * _TERA, 80 * _GIB, 2039 * _GIGA),
+        Chip("h100", "NVIDIA H100", 989 * _TERA, 80 * _GIB, 3350 * _GIGA),
+        Chip("h200", "NVIDIA H200", 989 * _TERA, 141 * _GIB, 4800 * _GIGA),
     )
 }
 

@@ -44,6 +44,9 @@ class HardwareConfig:
       currency: currency of the prices.
       peak_tflops: peak of a device whose name is not known, in TFLOP/s.
       utilization: share of the peak that programs are expected to reach.
+      step_latency_ms: shortest time of an update, in milliseconds, for what the host
+        does between two and for small collectives. An assumption; none was measured on
+        an accelerator.
       host_disk_gib: room on the disk of each host for corpus and examples, in GiB; 0 if
         it is not known.
     """
@@ -55,6 +58,7 @@ class HardwareConfig:
     currency: str = "USD"
     peak_tflops: float = 0.1
     utilization: float = 0.45
+    step_latency_ms: float = 10.0
     host_disk_gib: float = 0.0
 
     def __post_init__(self):
@@ -65,6 +69,7 @@ class HardwareConfig:
             chip_hour_prices=_PRICES,
             peak_tflops=ranges.POSITIVE,
             utilization=ranges.SHARE_ABOVE_0,
+            step_latency_ms=ranges.NOT_NEGATIVE,
             host_disk_gib=ranges.NOT_NEGATIVE,
         )
 

@@ -10,6 +10,7 @@ paper's Wikipedia.
 """
 
 import argparse
+import os
 import pathlib
 import sys
 import threading
@@ -48,10 +49,13 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     parser.add_argument(
         "--write",
         metavar="FILE",
+        type=pathlib.Path,
         help='a gin file to write with what was chosen, such as of remat="auto"; give '
         "it to the run as its last --gin_file",
     )
     flags, _ = configuration.parse_chain(parser, argv)
+    if flags.write:
+        _require_writable(flags.write)
     screen = Console(stderr=True)
 
     def say(text: str) -> None:
@@ -129,7 +133,20 @@ def plan_command(command: str, compiles: bool, say: Callable[[str], None]) -> Pl
     return commands.build_index(models, configuration.configured(EmbedConfig), setting)
 
 
-def _write(path: str, plans: Sequence[Plan]) -> None:
+def _require_writable(file: pathlib.Path) -> None:
+    """Requires a file that can be written, before minutes of planning."""
+    place = file if file.exists() else file.parent
+    if file.is_dir() or not file.parent.is_dir() or not os.access(place, os.W_OK):
+        raise _unwritable(file)
+
+
+def _unwritable(file: pathlib.Path) -> BadInputError:
+    return BadInputError(
+        f"expected a file that can be written, got {file}; give another --write"
+    )
+
+
+def _write(file: pathlib.Path, plans: Sequence[Plan]) -> None:
     lines = [
         "# Chosen by `python -m tpu_launch plan`.",
         "from __gin__ import dynamic_registration",
@@ -137,10 +154,7 @@ def _write(path: str, plans: Sequence[Plan]) -> None:
         *(f"{n} = {v}" for plan in plans for n, v in plan.bindings.items()),
     ]
     try:
-        pathlib.Path(path).write_text("\n".join(lines) + "\n")
+        file.write_text("\n".join(lines) + "\n")
     except OSError as error:
-        raise BadInputError(
-            f"expected a file that can be written, got {path} ({error.strerror}); give "
-            "another --write"
-        ) from error
-    print(f"wrote {path}", file=sys.stderr)
+        raise _unwritable(file) from error
+    print(f"wrote {file}", file=sys.stderr)

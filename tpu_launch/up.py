@@ -34,6 +34,7 @@ from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.hardware import HardwareConfig, LaunchConfig
 from realm_jax.stages import BUILD_INDEX, STAGES
 from realm_jax.storage import Store, open_store
+from realm_jax.training.stage_config import StageConfig
 from tpu_launch import engines, plan, records, slices
 from tpu_launch.bundle import CODE, GinFiles, make_bundle, require_shipped
 from tpu_launch.planner.figures import Line, Plan, Unit, show
@@ -53,6 +54,10 @@ from tpu_launch.stage_configs import configured_stage, parse_run, stage_config
 
 _FAILED = 1
 _POLL_SECONDS = 0.2
+_READ_BY_WORKERS = (
+    *("CORPUS", "QUESTIONS"),
+    *("WARM_START", "RETRIEVER_WARM_START", "READER_WARM_START"),
+)
 _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]+[a-z0-9](/|$)")
 
 
@@ -177,8 +182,7 @@ def configured_run(
     config = stage_config(configured_stage().command)
     launch = configuration.configured_if_bound(LaunchConfig)
     rematerialization.require_decided()
-    _require_on_workers("CORPUS", config.corpus, launch)
-    _require_on_workers("WARM_START", getattr(config, "warm_start", ""), launch)
+    _require_on_workers(config, launch)
     roles = [
         Role(
             *(TRAINER, _tpu(hardware.trainer), hardware.trainer_slices),
@@ -257,15 +261,24 @@ def _commands(
     return commands
 
 
-def _require_on_workers(macro: str, folder: str, launch: LaunchConfig) -> None:
-    """Requires that a folder is in a bucket, or one that workers fetch."""
-    path = pathlib.PurePath(folder)
-    fetched = any(path.is_relative_to(target) for target in launch.fetch.values())
-    if folder and "://" not in folder and not fetched:
-        raise BadInputError(
-            f"expected {macro} in a bucket, or copied to each worker, got {folder!r}; "
-            "name its gs:// folder in hardware.LaunchConfig.fetch"
-        )
+def _require_on_workers(config: StageConfig, launch: LaunchConfig) -> None:
+    """Requires that all a stage reads is in a bucket, or copied to each worker."""
+    for url in launch.fetch:
+        if not _BUCKET.match(url):
+            raise BadInputError(
+                f"expected a folder on gs://BUCKET to copy from, got {url!r}; correct "
+                "hardware.LaunchConfig.fetch"
+            )
+    for macro in _READ_BY_WORKERS:
+        folder = getattr(config, macro.lower(), "")
+        path = pathlib.PurePath(folder)
+        fetched = any(path.is_relative_to(target) for target in launch.fetch.values())
+        if folder and not fetched and not _BUCKET.match(folder):
+            raise BadInputError(
+                f"expected {macro} in a bucket, or copied to each worker, got "
+                f"{folder!r}; give gs://BUCKET/..., or name a folder that it is copied "
+                "from in hardware.LaunchConfig.fetch"
+            )
 
 
 def _tpu(accelerator_type: str) -> Slice:

@@ -23,6 +23,14 @@ def _compiler():
 
 
 @pytest.fixture
+def planner_cache(tmp_path, monkeypatch):
+    """The folder where figures of compiled programs are kept, empty."""
+    folder = tmp_path / "cache" / "planner"
+    monkeypatch.setattr("tpu_launch.planner.memory._KEPT", folder)
+    return folder
+
+
+@pytest.fixture
 def world(monkeypatch):
     """A service of Cloud TPU, which the real client library finds."""
     world = World()

@@ -21,7 +21,7 @@ from tpu_launch.planner import commands, devices, memory, programs
 from tpu_launch.planner.devices import Setting
 from tpu_launch.slices import parse
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("planner_cache")]
 
 SLICES = ("v3-64", "v4-128", "v5litepod-64", "v5p-128", "v6e-64")
 

@@ -6,6 +6,8 @@ import itertools
 import json
 import threading
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from realm_jax.cli import configuration
@@ -24,7 +26,7 @@ from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
 from tests import tiny_run, tiny_world
 from tpu_launch import __main__ as tpu_launch
 from tpu_launch.cancellation import unless_stopped
-from tpu_launch.planner import commands, devices, memory
+from tpu_launch.planner import commands, devices, memory, programs
 from tpu_launch.planner.devices import Setting
 from tpu_launch.slices import parse
 
@@ -72,8 +74,8 @@ def test_a_warm_start_has_the_examples_of_its_tasks(
     task, pairs_task, bytes_of_a_sentence
 ):
     config = pretraining(WarmStartConfig, task=task, pairs_task=pairs_task)
-    host = commands.training("warm-start", config, on("v4-64"))
-    sentences = host.figure("a host", "the examples on its disk") / bytes_of_a_sentence
+    examples = commands._examples(on("v4-64"), 288, config)
+    sentences = examples.value / bytes_of_a_sentence
     # Wikipedia's blocks of 288 wordpieces, of 28 to a sentence.
     assert sentences == pytest.approx(13_353_718 * 288 / 28)
 
@@ -98,7 +100,8 @@ def test_what_is_counted_is_what_the_compiler_found(remat, gib):
 
 def test_the_papers_update_and_refresh_are_as_large_as_they_are_known_to_be():
     """1,203 TFLOP at 64, 288 and 352 wordpieces, 646 PFLOP to embed Wikipedia."""
-    config = pretraining(models=ModelFactory(base, TOWERS, Lengths(64, 288, 352)))
+    bert = functools.partial(base, remat="none")
+    config = pretraining(models=ModelFactory(bert, TOWERS, Lengths(64, 288, 352)))
     plan = commands.training("pretrain", config, on("v3-64", "v3-32"))
     assert plan.figure("an update", "the model needs") == pytest.approx(
         1.203e15, rel=0.02
@@ -167,7 +170,10 @@ def test_what_nothing_helps_says_so():
 def test_parameters_and_optimizer_are_split_by_fsdp_alone():
     for fsdp in (1, 8):
         config = pretraining(mesh=MeshConfig(fsdp=fsdp))
-        held = devices.of_training(config, on("v3-64")).held
+        setting = on("v3-64")
+        mesh = devices.mesh_of(setting, config.mesh)
+        stage = programs.training(config, PAPER, mesh)
+        held = devices.held(config, stage, setting)
         # Two towers and a reader of 110 M parameters.
         assert held["parameters"] == pytest.approx(3 * 110e6 * 4 / fsdp, rel=0.03)
         assert held["optimizer state"] == pytest.approx(
@@ -204,6 +210,27 @@ def test_a_run_costs_what_its_chips_cost_while_it_lasts():
     assert plan.figure("an update", "a stall ends the run after") == 600
 
 
+@pytest.mark.parametrize(
+    ("latency_ms", "bound"), [(10.0, "latency"), (0.0, "memory, 1,200 GB/s")]
+)
+def test_a_tiny_update_takes_as_long_as_its_latency_or_its_bytes(latency_ms, bound):
+    sizes = {"hidden_size": 128, "num_layers": 2, "num_heads": 2, "mlp_size": 512}
+    config = pretraining(bert={"remat": "none", **sizes}, batch_size=32)
+    setting = on("v4-64", step_latency_ms=latency_ms)
+    plan = commands.training("pretrain", config, setting)
+    [takes] = [line for line in plan.sections["an update"] if line.name == "takes"]
+    assert takes.note.startswith(f"bound by {bound}")
+    if latency_ms:
+        assert takes.value == 0.01
+        return
+    # Each of them: read; its gradient written and read; written, as are two moments,
+    # which are read too. And the index, in float32, each chip's share of it.
+    parameters = plan.figure("memory of a device", "parameters") / 4
+    index = plan.figure("memory of a device", "embeddings")
+    assert 3 * 4e6 < parameters < 3 * 5e6  # BERT-tiny has 4.4 million.
+    assert takes.value == pytest.approx((parameters * 4 * 8 + index) / 1200e9, rel=0.01)
+
+
 @pytest.mark.full
 def test_blocking_refreshes_are_part_of_the_run():
     settings = [on("v4-64", "v4-16") for _ in range(2)]
@@ -238,6 +265,7 @@ def test_slices_share_the_batch_and_cost_by_number():
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("planner_cache")
 @pytest.mark.parametrize("searcher", ["device", "scann"])
 def test_counted_bytes_follow_the_compiler_of_this_machine(searcher):
     """A small update on a CPU, for which XLA is here."""
@@ -266,6 +294,33 @@ def test_counted_bytes_follow_the_compiler_of_this_machine(searcher):
     # Both see that recomputation saves memory, and about how much.
     assert found["full"][0] < found["none"][0]
     assert found["full"][1] < found["none"][1]
+
+
+def test_a_program_is_compiled_once_for_a_compiler(planner_cache, monkeypatch):
+    mesh = memory.compiler_mesh(parse("cpu"), MeshConfig())
+    found, measure = [], memory._measured
+
+    def measured(lowered):
+        found.append(measure(lowered))
+        return found[-1]
+
+    def compiled(size):
+        shape = jax.ShapeDtypeStruct((size, size), jnp.float32)
+        program = jax.jit(lambda x: jnp.sort(x @ x) @ x)
+        return memory.compiled(program, [shape], mesh)
+
+    monkeypatch.setattr(memory, "_measured", measured)
+    first = compiled(64)
+    assert first.num_bytes >= 64 * 64 * 4
+    assert compiled(64) == first
+    assert len(found) == 1
+    [file] = planner_cache.iterdir()
+    file.write_text("[")
+    assert compiled(64) == first
+    assert compiled(65) != first
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--other")
+    assert compiled(64) == first
+    assert len(found) == 4
 
 
 def plan_line(*files, fast=True):
@@ -451,10 +506,6 @@ def test_what_was_chosen_is_a_gin_file_of_its_own(tmp_path, capsys):
             "expected a batch size that 32",
         ),
         (
-            [*plan_line(*PAPERS), *REQUIRED, "--write=/nowhere/plan.gin"],
-            "expected a file that can be written",
-        ),
-        (
             [*plan_line("hardware/cpu", "runs/build_index"), *REQUIRED[:2]],
             "expected a model file",
         ),
@@ -468,9 +519,28 @@ def test_bad_input_is_one_line(arguments, said, capsys):
     assert len(printed.err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("file", ["nowhere/plan.gin", "file/plan.gin", ""])
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_planned(
+    file, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(
+        "tpu_launch.plan.plan_command", lambda *_: pytest.fail("it was planned")
+    )
+    (tmp_path / "file").touch()
+    write = f"--write={tmp_path / file}"
+    code, printed = run([*plan_line(*PAPERS), *REQUIRED, write], capsys)
+    assert code == 2
+    [line] = printed.err.splitlines()
+    assert f"expected a file that can be written, got {tmp_path}" in line
+
+
 def test_warm_start_counts_both_losses():
     config = pretraining(
-        WarmStartConfig, batch_size=4096, task="my_salient", pairs_task="my_ict"
+        WarmStartConfig,
+        bert={"remat": "none"},
+        batch_size=4096,
+        task="my_salient",
+        pairs_task="my_ict",
     )
     plan = commands.training("warm-start", config, on("v3-64"))
     # 4,096 pairs of 96 and 288 wordpieces, and 512 sentences joined in 384: by the
@@ -498,7 +568,7 @@ def test_a_warm_start_that_reads_retrieved_documents_holds_their_index():
     without, retrieving, untrained = (
         commands.training(
             "warm-start",
-            pretraining(WarmStartConfig, **(tasks | changes)),
+            pretraining(WarmStartConfig, bert={"remat": "none"}, **(tasks | changes)),
             on("v3-64"),
         )
         for changes in (

@@ -290,6 +290,24 @@ BAD_LINES = {
         line("--gin.hardware.LaunchConfig.fetch={}"),
         "expected CORPUS in a bucket, .* got '/data/my/corpus'",
     ),
+    "a corpus in no bucket": (
+        line('--gin.CORPUS="gs:///my/corpus"'),
+        "expected CORPUS in a bucket, .* got 'gs:///my/corpus'",
+    ),
+    "a copy of no bucket": (
+        line('--gin.hardware.LaunchConfig.fetch={"gs://": "/data/my/corpus"}'),
+        "gs://BUCKET to copy from, got 'gs://'",
+    ),
+    "a reader that workers lack": (
+        line('--gin.READER_WARM_START="bert"'),
+        "expected READER_WARM_START in a bucket, .* got 'bert'",
+    ),
+    "questions that workers lack": (
+        line(
+            *("--gin_file=gin/runs/finetune.gin", '--gin.QUESTIONS="questions.jsonl"')
+        ),
+        "expected QUESTIONS in a bucket, .* got 'questions.jsonl'",
+    ),
     "a warm start that workers lack": (
         line('--gin.WARM_START="runs/warm"'),
         "expected WARM_START in a bucket, .* got 'runs/warm'",

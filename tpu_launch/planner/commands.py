@@ -13,7 +13,6 @@ from realm_jax.index.embed import EmbedConfig
 from realm_jax.prepare.prepare import PrepareConfig
 from realm_jax.prepare.update_corpus import UpdateConfig
 from realm_jax.stages import ASK, EVALUATE, PREPARE, STAGES, UPDATE_CORPUS
-from realm_jax.training import flops
 from realm_jax.training.checkpoints import KEPT_CHECKPOINTS
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.initialization import ModelFactory
@@ -21,8 +20,7 @@ from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.refresh import RefreshMode
 from realm_jax.training.stage_config import StageConfig
 from realm_jax.training.warm_start import WarmStartConfig
-from realm_jax.training.watchdog import stall_bound
-from tpu_launch.planner import devices, memory, programs, refresh_cost
+from tpu_launch.planner import devices, memory, programs, refresh_cost, update_cost
 from tpu_launch.planner.devices import DeviceMemory, Setting
 from tpu_launch.planner.figures import Line, Plan, Unit
 from tpu_launch.planner.programs import Training
@@ -46,7 +44,7 @@ def training(command: str, config: StageConfig, setting: Setting) -> Plan:
     found = devices.of_training(config, setting)
     config = found.config
     sections = {"memory of a device": found.lines()}
-    work, step_seconds = _work(config, found.stage, setting)
+    work, step_seconds = update_cost.update_lines(found, setting)
     sections["an update"] = work
     index, embed_seconds, hints = _index(config, setting, step_seconds)
     if index:
@@ -158,31 +156,6 @@ PLANS: Mapping[str, Callable[..., Plan]] = {
 }
 """Maps a command to a function of (command, configuration, setting) that returns its
 plan. `build_index` is separate, as the builder's configuration has no model."""
-
-
-def _work(
-    config: StageConfig, stage: Training, setting: Setting
-) -> tuple[list[Line], float]:
-    with memory.over(stage.mesh):
-        needed = stage.loss.update_flops(stage.state, stage.inputs)
-        done = flops.count(stage.step, stage.state, stage.inputs)
-    hardware, machines = setting.hardware, setting.trainer
-    rate = machines.flops_per_second(hardware) * hardware.trainer_slices
-    seconds = done / rate
-    lines = [
-        Line("the model needs", needed, Unit.FLOP, "counted from shapes"),
-        Line("the program does", done, Unit.FLOP, "with what is computed again"),
-        Line(
-            *("takes", seconds, Unit.SECONDS),
-            f"at {hardware.utilization:.0%} of the peak",
-        ),
-        Line("updates", 3600 / seconds, Unit.PER_HOUR),
-    ]
-    if config.stall_seconds is not None:
-        bound = stall_bound(config.stall_seconds, seconds)
-        note = "without an update"
-        lines.append(Line("a stall ends the run after", bound, Unit.SECONDS, note))
-    return lines, seconds
 
 
 def _index(

@@ -7,7 +7,7 @@ from typing import Any
 from realm_jax.data.corpus_size import CorpusSize
 from realm_jax.errors import BadInputError
 from realm_jax.hardware import HardwareConfig
-from realm_jax.index.device_search import Precision
+from realm_jax.index.device_search import EmbeddingTable, Precision
 from realm_jax.models.bert import REMAT
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.stage_config import StageConfig
@@ -126,26 +126,35 @@ def held(config: StageConfig, stage: Training, setting: Setting) -> dict[str, in
         "parameters": memory.bytes_per_device(stage.state.params),
         "optimizer state": memory.bytes_per_device(stage.state.optimizer_state),
     }
-    inputs, index = stage.inputs, stage.state.index
-    use = config.index_use
+    inputs, use = stage.inputs, config.index_use
     if use is not None and use.is_in_step:
-        index = index or inputs.embeddings
         found["wordpieces of the corpus"] = memory.bytes_per_device(inputs.tokens)
         inputs = inputs.batch
-    elif use is not None and use.searcher == "device":
-        towers = config.models.retriever_config(setting.corpus.vocab_size)
-        index = programs.embedding_table(
-            setting.corpus.num_blocks,
-            towers.projection_size,
-            Precision(use.device.precision),
-            stage.mesh,
-        )
-    if index is not None:
-        found["embeddings"] = memory.bytes_per_device(index)
-        if use is not None and use.is_replaced:
+    table = searched_table(config, stage, setting)
+    if use is not None and table is not None:
+        found["embeddings"] = memory.bytes_per_device(table)
+        if use.is_replaced:
             found["embeddings, the next"] = found["embeddings"]
     found["batch"] = memory.bytes_per_device(inputs)
     return found
+
+
+def searched_table(
+    config: StageConfig, stage: Training, setting: Setting
+) -> EmbeddingTable | None:
+    """Returns the embeddings that devices search, as shapes; None if they do not."""
+    use = config.index_use
+    if use is None or use.searcher != "device":
+        return None
+    if use.is_in_step:
+        return stage.state.index or stage.inputs.embeddings
+    towers = config.models.retriever_config(setting.corpus.vocab_size)
+    return programs.embedding_table(
+        setting.corpus.num_blocks,
+        towers.projection_size,
+        Precision(use.device.precision),
+        stage.mesh,
+    )
 
 
 def of_training(config: StageConfig, setting: Setting) -> DeviceMemory:

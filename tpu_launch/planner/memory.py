@@ -9,7 +9,9 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import hashlib
 import importlib.util
+import json
 import math
 import os
 import pathlib
@@ -35,6 +37,8 @@ from tpu_launch.slices import Slice
 _LIBRARY_PATH = "TPU_LIBRARY_PATH"
 # Destination of `make tpu-compiler`.
 _FETCHED = pathlib.Path(__file__).parents[2] / ".cache/tpu_compiler/libtpu/libtpu.so"
+_CACHES = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+_KEPT = pathlib.Path(_CACHES, "realm_jax", "planner")
 # With these the compiler does not look for a TPU or report that there is none, and
 # another process may compile too. The type is arbitrary: it is not the target.
 _WITHOUT_A_TPU = {
@@ -152,21 +156,44 @@ def num_bytes(tree: PyTree) -> int:
 def compiled(
     function: Callable[..., Any], arguments: Sequence[Any], mesh: Mesh
 ) -> Temporaries:
-    """Returns a program's temporaries by compiling it, which may take minutes."""
+    """Returns a program's temporaries by compiling it, which may take minutes.
+
+    They are kept below ~/.cache, so that a compiler compiles a program once for its
+    devices. JAX's own cache holds executables, which need those devices.
+    """
     platform = mesh.devices.flat[0].platform
     with jax.set_mesh(mesh):
         lowered = (
             cast(Any, function).trace(*arguments).lower(lowering_platforms=(platform,))
         )
+        file = _kept_in(lowered.as_text(), mesh)
         try:
-            memory = lowered.compile().memory_analysis()
-        except jax.errors.JaxRuntimeError as error:
-            used = _USED.search(str(error))
-            if "RESOURCE_EXHAUSTED" not in str(error) or used is None:
-                raise
-            asked = int(float(used[1]) * _UNITS[used[2]])
-            return Temporaries(asked, Source.COMPILED, fits=False)
-    return Temporaries(memory.temp_size_in_bytes, Source.COMPILED)
+            num_bytes, fits = json.loads(file.read_text())
+        except (OSError, ValueError):
+            num_bytes, fits = _measured(lowered)
+            with contextlib.suppress(OSError):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(json.dumps([num_bytes, fits]))
+    return Temporaries(num_bytes, Source.COMPILED, fits)
+
+
+def _measured(lowered: Any) -> tuple[int, bool]:
+    """Compiles a program; returns bytes and whether it fits, as in `Temporaries`."""
+    try:
+        return lowered.compile().memory_analysis().temp_size_in_bytes, True
+    except jax.errors.JaxRuntimeError as error:
+        used = _USED.search(str(error))
+        if "RESOURCE_EXHAUSTED" not in str(error) or used is None:
+            raise
+        return int(float(used[1]) * _UNITS[used[2]]), False
+
+
+def _kept_in(program: str, mesh: Mesh) -> pathlib.Path:
+    """Returns the file of a program's figures, named by all that they depend on."""
+    flags = [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
+    compiler = (mesh.devices.flat[0].client.platform_version, jax.__version__, *flags)
+    content = repr((program, mesh.devices.tolist(), compiler))
+    return _KEPT / f"{hashlib.sha256(content.encode()).hexdigest()}.json"
 
 
 def counted(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Temporaries:
