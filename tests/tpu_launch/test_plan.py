@@ -534,6 +534,7 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_planned(
     assert f"expected a file that can be written, got {tmp_path}" in line
 
 
+@pytest.mark.full
 def test_warm_start_counts_both_losses():
     config = pretraining(
         WarmStartConfig,
@@ -563,6 +564,7 @@ def test_warm_start_counts_both_losses():
     assert needs == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.full
 def test_a_warm_start_that_reads_retrieved_documents_holds_their_index():
     tasks = {"task": "my_salient", "pairs_task": "my_ict"}
     without, retrieving, untrained = (

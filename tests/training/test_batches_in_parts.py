@@ -75,9 +75,9 @@ def test_microbatches_take_the_memory_of_one(corpus):
 @pytest.mark.parametrize(
     ("stage", "fits", "microbatches"),
     [
-        ("pretrain", True, 1),
         ("pretrain", True, 3),
-        ("pretrain", False, 1),
+        pytest.param("pretrain", True, 1, marks=pytest.mark.full),
+        pytest.param("pretrain", False, 1, marks=pytest.mark.full),
         ("warm_start", True, 1),
         ("finetune", True, 1),
     ],

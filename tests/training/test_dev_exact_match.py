@@ -96,6 +96,7 @@ def test_it_is_the_exact_match_of_evaluation(world, corpus, trained):
     assert checked, f"scores that tell nothing apart: {found}"
 
 
+@pytest.mark.full
 def test_measuring_changes_no_bit_of_training(world, tmp_path):
     folders = tmp_path / "measured", tmp_path / "not"
     for folder, questions in zip(folders, (world.questions, ""), strict=True):
@@ -136,7 +137,7 @@ def test_a_best_one_stays_while_newer_ones_come_and_go(world, corpus, tmp_path):
     )
 
 
-@pytest.mark.parametrize("killed_at", [3, 5])
+@pytest.mark.parametrize("killed_at", [3, pytest.param(5, marks=pytest.mark.full)])
 def test_killed_and_resumed_it_is_the_same_run(world, tmp_path, killed_at):
     def kill(step, total, values):
         if step == killed_at:

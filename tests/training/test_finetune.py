@@ -183,6 +183,7 @@ def losses_of_stale_searches(monkeypatch, config, folder, age):
         return losses_of(dataclasses.replace(config, model_dir=str(folder)))
 
 
+@pytest.mark.full
 def test_what_was_found_ahead_of_another_number_of_blocks_is_not_used(world, tmp_path):
     stop, report = tiny_world.stop_after(2)
     few = tiny_world.finetune_config(world, tmp_path, num_retrieved=3)

@@ -121,7 +121,9 @@ def test_a_run_that_met_a_nan_goes_on_with_the_option(world, tmp_path):
 @pytest.mark.parametrize(
     ("run", "config_of"),
     [
-        (warm_start.run, tiny_world.warm_start_config),
+        pytest.param(
+            *(warm_start.run, tiny_world.warm_start_config), marks=pytest.mark.full
+        ),
         (finetune.run, tiny_world.finetune_config),
     ],
 )

@@ -177,7 +177,7 @@ def test_a_stop_while_embedding_leaves_no_index_and_no_checkpoint(world, tmp_pat
     assert store.list("index/data")  # The shard that the next run goes on from.
 
 
-@pytest.mark.parametrize("steps", [4, 5])
+@pytest.mark.parametrize("steps", [4, pytest.param(5, marks=pytest.mark.full)])
 def test_what_was_found_ahead_is_read_after_a_resume_too(world, tmp_path, steps):
     """At a checkpoint, and between two, where stopping makes one."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"

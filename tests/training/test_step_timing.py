@@ -155,6 +155,7 @@ def slowed(monkeypatch, clock, owner, name, seconds):
     monkeypatch.setattr(owner, name, slow)
 
 
+@pytest.mark.full
 def test_what_is_slow_shows_in_its_part(world, tmp_path, monkeypatch, clock):
     for owner, name, seconds in (
         (ScannSearcher, "search", 1),
