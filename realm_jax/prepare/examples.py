@@ -170,9 +170,9 @@ def assemble(
     if first is None:
         raise BadInputError(
             f"expected examples of {task} in the split {split!r}, got none: nothing in "
-            "it has what they are made of; hold out more by VALIDATION_FRACTION, or "
-            'mask what this text has: EXAMPLES = ["terms"], ["random_spans"] or '
-            '["random_tokens"]'
+            "it has what they are made of; prepare more articles, hold out more by "
+            "VALIDATION_FRACTION, or name other EXAMPLES: text without names can have "
+            "terms, random_spans or random_tokens masked"
         )
     directory.parent.mkdir(parents=True, exist_ok=True)
     from realm_jax.prepare import materialise

@@ -35,7 +35,7 @@ from realm_jax.prepare.taggers import loaded_tagger
 from realm_jax.prepare.vocabularies import VocabularyTraining
 
 # Version of the arrays in parts of examples; parts of other versions are not used.
-_PARTS_VERSION = 4
+_PARTS_VERSION = 5
 # The examples of so many blocks take one process about as long as Beam takes to start.
 _FEW_BLOCKS = 4096
 _FEW_PARTS = 256

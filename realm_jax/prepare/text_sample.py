@@ -21,7 +21,7 @@ MASKS = ("salient", "terms", "random_spans", "random_tokens")
 """Tasks of masked sentences, in the order in which they are preferred."""
 
 # Of the sentences, so that training does not dwell on a few. Wikipedia's lead sections
-# have names in six of ten, abstracts in three of ten or, in lower case, in one of 25.
+# have names in six of ten, abstracts in three of ten or, in lower case, in one of 100.
 _ENOUGH = 0.1
 _SAMPLED_SHARDS = 4
 _EXAMINED = 2000

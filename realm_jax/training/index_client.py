@@ -3,6 +3,7 @@
 In a job of several processes the first writes for all; each loads its own rows.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -36,6 +37,8 @@ from realm_jax.storage import MissingObjectError, UnavailableStoreError
 from realm_jax.training.lease import Lease
 
 _BEAT_SECONDS = 2.0
+# After the store was not available.
+_RETRY_SECONDS = 30.0
 _LISTEN_SECONDS = 5.0
 _KEEP = 2
 
@@ -73,6 +76,7 @@ class IndexClient:
         self._builder: Listener | None = None
         self._builder_said: JobStatus | None = None
         self._listened = 0.0
+        self._silent_until = 0.0
         self._warned_of = ""
         self._stop = stop
         self._heartbeat = Heartbeat(source.model_store, TRAINER_ROLE, _BEAT_SECONDS)
@@ -107,7 +111,9 @@ class IndexClient:
         now = time.monotonic()
         if self._builder is not None and now - self._listened >= _LISTEN_SECONDS:
             self._listened = now
-            problem = self._builder_problem()
+            problem = ""
+            with contextlib.suppress(UnavailableStoreError):
+                problem = self._builder_problem()
             if problem and problem.rpartition(",")[0] != self._warned_of:
                 _log.warning("%s; training goes on with the index it has", problem)
             self._warned_of = problem.rpartition(",")[0]
@@ -117,11 +123,15 @@ class IndexClient:
             return
         # The builder ends on the last word, so that must not be said for a successor.
         is_last = state != "running"
+        if not is_last and time.monotonic() < self._silent_until:
+            return
         try:
             if self._lease is None or self._lease.is_held(lately=not is_last):
                 self._heartbeat.beat(self._step, state, **self._in_use)
         except UnavailableStoreError as error:
-            # Training goes on: a checkpoint finds out whether it lasts.
+            # Training goes on, and does not wait for the store at every update: a
+            # checkpoint finds out whether it lasts.
+            self._silent_until = time.monotonic() + _RETRY_SECONDS
             _log.warning("no heartbeat was written: %s", error)
 
     def _require_alone(self) -> None:

@@ -16,7 +16,7 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import NotReadyError, StoppedError
 from realm_jax.index import follower, heartbeat
 from realm_jax.index.builder import BUILDER_ROLE, TRAINER_ROLE, collect_garbage
-from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
+from realm_jax.index.heartbeat import Heartbeat, Listener, read_heartbeat
 from realm_jax.index.manifest import (
     AlreadyCommittedError,
     DamagedSnapshotError,
@@ -243,17 +243,30 @@ def test_a_failure_is_said_too(source):
 
 
 def test_a_store_that_is_away_neither_ends_training_nor_hides_an_error(
-    source, monkeypatch, caplog
+    source, monkeypatch, caplog, clock
 ):
     client = IndexClient(source, NEVER)
+    client._builder = Listener(source.model_store, BUILDER_ROLE)
     client.beat(1)
+    clock.seconds += 100
     away = mock.Mock(side_effect=UnavailableStoreError("503"))
+    with monkeypatch.context() as patched:
+        for method in ("read", "write"):
+            patched.setattr(source.model_store, method, away)
+        client.beat(2)
+        # One to write, one to listen to the builder; neither at the next update.
+        assert away.call_count == 2
+        client.beat(3)
+        assert away.call_count == 2
+        clock.seconds += 100
+        client.beat(4)
+        assert away.call_count == 4
+    clock.seconds += 100
+    client.beat(5)
+    assert read_heartbeat(source.model_store, TRAINER_ROLE).step == 5
     monkeypatch.setattr(source.model_store, "write", away)
-    monkeypatch.setattr(client, "_in_use", {"kept_index_steps": [900]})
-    client.beat(900)
     with pytest.raises(RuntimeError, match="boom"), client:
         raise RuntimeError("boom")
-    assert away.call_count == 2
     assert "503" in caplog.text
 
 
