@@ -31,7 +31,7 @@ from jaxtyping import PyTree
 from realm_jax.chips import LIBTPU_FLAGS
 from realm_jax.errors import BadInputError
 from realm_jax.ranges import require_ranges, whole
-from realm_jax.rendezvous import meet, split_address
+from realm_jax.rendezvous import meet, reminders, split_address
 
 Value = TypeVar("Value")
 
@@ -116,11 +116,12 @@ def join(config: HostsConfig, stop: threading.Event | None = None) -> None:
     # It would replace the SIGTERM handler that makes the job save and stop.
     jax.config.update("jax_enable_preemption_service", False)
     try:
-        jax.distributed.initialize(
-            **arguments,
-            initialization_timeout=config.start_seconds,
-            heartbeat_timeout_seconds=config.heartbeat_seconds,
-        )
+        with reminders("the other processes of the job", config.start_seconds):
+            jax.distributed.initialize(
+                **arguments,
+                initialization_timeout=config.start_seconds,
+                heartbeat_timeout_seconds=config.heartbeat_seconds,
+            )
     except ValueError as error:
         raise BadInputError(
             f"expected a platform that knows the processes of this job, as Cloud TPU "

@@ -71,6 +71,37 @@ def meet(
         _report(address, number, wait)
 
 
+@contextlib.contextmanager
+def reminders(missing: str, seconds: float, every: float = 30.0) -> Iterator[None]:
+    """Logs every so many seconds that `missing` are waited for.
+
+    For a wait that says nothing itself: of the processes that a platform provides, JAX
+    does not tell which have come.
+
+    Args:
+      missing: who is waited for.
+      seconds: longest wait, which is logged.
+      every: seconds between two lines.
+    """
+    over = threading.Event()
+
+    def remind() -> None:
+        began = time.monotonic()
+        while not over.wait(every):
+            waited = time.monotonic() - began
+            _log.warning(
+                "waiting for %s for %.0f s, at most %.0f s", missing, waited, seconds
+            )
+
+    thread = threading.Thread(target=remind, name="reminders", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 class _Wait:
     """How long to wait, and when to say so."""
 

@@ -54,11 +54,14 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     start = _trained_model(flags.start) if flags.start else None
     weights = "" if start else first_chain.find_weights(flags.weights)
     vocabulary = f"{weights}/vocab.txt" if weights else start and start.vocabulary
-    unknown = 0.0
+    fit = None
     if vocabulary:
-        unknown = sample.unknown_share(load_vocabulary(vocabulary))
+        fit = sample.fit(load_vocabulary(vocabulary))
         try:
-            first_chain.require_known(unknown, vocabulary)
+            first_chain.require_known(fit, vocabulary)
+            text = dataclasses.replace(
+                text, characters_per_piece=fit.characters_per_piece
+            )
         except BadInputError:
             if start or flags.weights is not None:
                 raise
@@ -78,7 +81,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         questions=questions or None,
         weights=weights,
         start=start,
-        unknown=unknown,
+        fit=fit,
     )
     folder.mkdir(parents=True, exist_ok=True)
     if questions and questions.are_new:

@@ -14,13 +14,14 @@ import _thread
 import importlib
 import logging
 import os
+import select
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from realm_jax import __version__
 from realm_jax.cli import model_dir
@@ -67,18 +68,18 @@ def console(argv: Sequence[str] | None = None) -> NoReturn:
 
 def main(argv: Sequence[str]) -> int:
     """Runs one command and returns its exit code."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(_usage())
-        return 0 if argv else BAD_INPUT
-    if argv[0] == "--version":
-        print(f"realm_jax {__version__}")
-        return 0
-    if argv[0] not in STAGES:
-        return _fail(
-            f"unknown command {argv[0]!r}; expected one of {', '.join(STAGES)}"
-        )
 
     def command(stop: threading.Event) -> int | None:
+        if not argv or argv[0] in ("-h", "--help"):
+            print(_usage())
+            return 0 if argv else BAD_INPUT
+        if argv[0] == "--version":
+            print(f"realm_jax {__version__}")
+            return 0
+        if argv[0] not in STAGES:
+            raise BadInputError(
+                f"unknown command {argv[0]!r}; expected one of {', '.join(STAGES)}"
+            )
         # Before the import, which takes seconds, as all that follows takes minutes.
         model_dir.require_writable(argv[1:])
         # Imported here, because it may be interrupted too.
@@ -99,6 +100,7 @@ def guard(command: Callable[[threading.Event], int | None]) -> int:
         try:
             _log_to_screen()
             code = command(stop)
+            sys.stdout.flush()
             if code is not None:
                 return code
         except BadInputError as error:
@@ -116,11 +118,22 @@ def guard(command: Callable[[threading.Event], int | None]) -> int:
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except Exception as error:
+            if isinstance(error, BrokenPipeError) and _has_no_reader(sys.stdout):
+                # What is left to write must not fail at exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return 128 + signal.SIGPIPE
             message = _system_message(error)
             if message is None:
                 raise
             return _fail(message)
         return 128 + received[0] if received else 0
+
+
+def _has_no_reader(stream: TextIO) -> bool:
+    """Returns whether the reader of a pipe, such as `head`, has closed it."""
+    poll = select.poll()
+    poll.register(stream, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _tell_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:

@@ -21,7 +21,7 @@ from realm_jax.data.questions import (
 from realm_jax.data.splits import VALIDATION_FRACTION, stable_uniform
 from realm_jax.data.tokenizer_files import read_settings
 from realm_jax.errors import BadInputError
-from realm_jax.prepare.text_sample import Masks, TextSample
+from realm_jax.prepare.text_sample import Masks, TextSample, VocabularyFit
 from realm_jax.weights.tensors import weights_file
 
 # Where `make data` puts MiniLM's weights, below a checkout.
@@ -43,6 +43,8 @@ _FEWEST_STEPS, _MOST_STEPS = 20, 2000
 _ENOUGH_TO_CHOOSE = 1000
 # English and Hindi in MiniLM's vocabulary have 0 to 2 %, Japanese has 30 %, Thai 67 %.
 _MOST_UNKNOWN = 0.05
+# Languages of Latin script have 0 to 1 % in it, Russian has 88 %.
+_MOST_SPELLED = 0.2
 _SHARES = {"train": 0.7, "dev": 0.1, "test": 0.2}
 
 
@@ -57,6 +59,7 @@ class TextSize:
       untitled: number of documents without a title.
       titles: those of the documents that were read, as `normalise_title` makes them.
       alphabet: number of different characters in them.
+      characters_per_piece: mean length of a wordpiece.
     """
 
     documents: int
@@ -65,6 +68,7 @@ class TextSize:
     untitled: int = 0
     titles: frozenset[str] = frozenset()
     alphabet: int = 0
+    characters_per_piece: float = _CHARACTERS_PER_PIECE
 
     @property
     def validation_fraction(self) -> float:
@@ -75,7 +79,7 @@ class TextSize:
     @property
     def blocks(self) -> int:
         """Approximate number of blocks."""
-        pieces = self.characters / _CHARACTERS_PER_PIECE
+        pieces = self.characters / self.characters_per_piece
         return max(self.documents, round(pieces / (_FULL * _CHUNK_LENGTH)))
 
 
@@ -214,22 +218,30 @@ def find_weights(folder: str | None) -> str:
     return folder
 
 
-def require_known(share: float, path: str) -> None:
+def require_known(fit: VocabularyFit, path: str) -> None:
     """Requires that a vocabulary has what a text is made of.
 
     Args:
-      share: share of [UNK] in the text.
+      fit: how well it fits the text.
       path: the vocabulary.
 
     Raises:
-      BadInputError: too many of the wordpieces are [UNK].
+      BadInputError: too many wordpieces are [UNK], or too many words single letters.
     """
-    if share > _MOST_UNKNOWN:
+    advice = (
+        "give --weights='' to train a vocabulary on the text, or --weights=FOLDER of a "
+        "BERT of its language"
+    )
+    if fit.unknown > _MOST_UNKNOWN:
         raise BadInputError(
             f"expected a vocabulary that has at least {1 - _MOST_UNKNOWN:.0%} of the "
-            f"text's wordpieces, got {path}, in which {share:.1%} are [UNK]; give "
-            "--weights='' to train a vocabulary on the text, or --weights=FOLDER of a "
-            "BERT of its language"
+            f"text's wordpieces, got {path}, in which {fit.unknown:.1%} are [UNK]; "
+            f"{advice}"
+        )
+    if fit.spelled > _MOST_SPELLED:
+        raise BadInputError(
+            f"expected a vocabulary that has words of the text's language, got {path}, "
+            f"which spells {fit.spelled:.0%} of them letter by letter; {advice}"
         )
 
 
@@ -259,8 +271,8 @@ class FirstChain:
       questions: questions of one's own, or None.
       weights: folder of BERT weights, or "".
       start: a model to go on from instead, or None.
-      unknown: share of [UNK] in the vocabulary of `weights` or `start`; of weights that
-        were passed over for it, if there are neither.
+      fit: how well the vocabulary of `weights` or `start` fits the text; if there are
+        neither, that of weights which were passed over for it, or None.
     """
 
     root: str
@@ -271,7 +283,7 @@ class FirstChain:
     questions: Questions | None
     weights: str = ""
     start: TrainedModel | None = None
-    unknown: float = 0.0
+    fit: VocabularyFit | None = None
 
     def __post_init__(self):
         if self.questions is None:
@@ -318,12 +330,15 @@ class FirstChain:
         return [*lines, f"model: {self._model()}"]
 
     def _vocabulary(self) -> str:
-        if self.weights or self.start:
-            return f"that of the model, {self.unknown:.1%} of the text is [UNK]"
         trained = f"{self._vocabulary_size():,} wordpieces, trained on the text"
-        if self.unknown:
-            trained += f", of which {self.unknown:.1%} is [UNK] in MiniLM's"
-        return trained
+        if self.fit is None:
+            return trained
+        known = f"{self.fit.unknown:.1%} of the text is [UNK]"
+        if self.fit.spelled >= 0.01:
+            known += f", {self.fit.spelled:.0%} of its words are spelled in letters"
+        if self.weights or self.start:
+            return f"that of the model, {known}"
+        return f"{trained}; in MiniLM's {known}"
 
     def _model(self) -> str:
         if self.start:
@@ -371,7 +386,7 @@ class FirstChain:
             yield f"VOCABULARY = {self.weights + '/vocab.txt'!r}"
         else:
             yield f"VOCABULARY_SIZE = {self._vocabulary_size()}"
-            if self.unknown:
+            if self.fit:
                 yield "# Marks of its script are no accents."
                 yield "prepare/STRIP_ACCENTS = False"
         yield ""

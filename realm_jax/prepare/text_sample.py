@@ -1,8 +1,10 @@
 """Measures a text before it is prepared: its size, what to mask in it, its alphabet."""
 
+import collections
 import dataclasses
 import itertools
 import threading
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 
 from tokenizers.normalizers import BertNormalizer
@@ -31,6 +33,8 @@ _QUERY_CHARACTERS = 280
 # A wordpiece has a character at least, so a span that ends here fits any query.
 _SURELY_READ = 50
 _ENCODED = 1000
+# A shorter word in a vocabulary's alphabet may be two letters, and known.
+_LONG_WORD = 4
 # A sentence of so many characters has the wordpieces that `inverse_cloze` divides.
 _DIVISIBLE = 100
 
@@ -70,12 +74,51 @@ class TextSample:
                 documents.append(record)
         return cls(documents, len(shards) / max(len(sampled), 1))
 
-    def unknown_share(self, vocabulary: WordPiece) -> float:
-        """Returns the share of [UNK] among the wordpieces of the text."""
-        ids = vocabulary.ids_batch([d.text for d in self.documents[:_ENCODED]])
+    def fit(self, vocabulary: WordPiece) -> "VocabularyFit":
+        """Returns how well a vocabulary fits the text."""
+        texts = [document.text for document in self.documents[:_ENCODED]]
+        ids = vocabulary.ids_batch(texts)
         count = sum(map(len, ids))
         unknown = sum(int((of_one == vocabulary.unk).sum()) for of_one in ids)
-        return unknown / count if count else 0.0
+        words = _long_words(texts)
+        pieces = vocabulary.ids_batch(list(words))
+        spelled = sum(
+            times
+            for (word, times), of_one in zip(words.items(), pieces, strict=True)
+            if len(of_one) >= len(word) - 1
+        )
+        return VocabularyFit(
+            unknown=unknown / max(count, 1),
+            spelled=spelled / max(words.total(), 1),
+            characters_per_piece=sum(map(len, texts)) / max(count, 1),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyFit:
+    """How well a vocabulary fits a text.
+
+    Attributes:
+      unknown: share of the wordpieces that are [UNK].
+      spelled: share of the longer words that are cut into single letters, as those of a
+        script of which the vocabulary has only the alphabet.
+      characters_per_piece: mean length of a wordpiece with the space before it.
+    """
+
+    unknown: float
+    spelled: float
+    characters_per_piece: float
+
+
+def _long_words(texts: Sequence[str]) -> collections.Counter[str]:
+    split, clean = BertPreTokenizer().pre_tokenize_str, BertNormalizer().normalize_str
+    return collections.Counter(
+        word
+        for text in texts
+        for word, _ in split(clean(text))
+        if len(word) >= _LONG_WORD
+        and all(unicodedata.category(character)[0] in "LM" for character in word)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
