@@ -189,9 +189,9 @@ def keep_running(
     """
     in_vain, place = 0, object()
     while not (stop.is_set() or is_over()):
-        code = _run_once(commands, is_over, stop, say, pace)
+        code, was_asked = _run_once(commands, is_over, stop, say, pace)
         ended = Ended.by(code)
-        if stop.is_set() or is_over() or ended is Ended.BAD_INPUT:
+        if was_asked or stop.is_set() or is_over() or ended is Ended.BAD_INPUT:
             return code
         if ended is Ended.DONE and is_done():
             return 0
@@ -218,14 +218,19 @@ def _run_once(
     stop: threading.Event,
     say: Callable[[str], None],
     pace: Pace,
-) -> int:
-    """Runs the processes once; returns the exit code that tells most."""
+) -> tuple[int, bool]:
+    """Runs the processes once.
+
+    Returns:
+      The exit code that tells most, and whether they were asked to end.
+    """
     group = Group(commands)
     say(f"started process {', '.join(map(str, group.pids))}")
     try:
         while (code := group.code()) is None and not (stop.is_set() or is_over()):
             stop.wait(pace.poll)
-        if code is None:
+        was_asked = code is None
+        if was_asked:
             group.ask()
             group.wait(pace.saving)
         elif Ended.by(code) is Ended.STOPPED:
@@ -235,7 +240,7 @@ def _run_once(
             group.wait(pace.settling)
     finally:
         code = group.kill()
-    return code
+    return code, was_asked
 
 
 def _start(command: Command) -> subprocess.Popen[bytes]:

@@ -134,12 +134,16 @@ def test_who_must_end_saves_first_and_leaves_no_child(tmp_path, how):
     saves = "trap 'echo saved; exit 143' TERM; sleep 600 & echo $! > $READY; wait"
     environment = {**os.environ, "READY": str(ready)}
     one = Command(["sh", "-c", saves], environment, tmp_path / "0.log")
+    looked = threading.Event()
 
     def is_ready():
         if not (ready.exists() and ready.read_text().strip()):
             return False
         if how == "over":
-            return True
+            # Once: who looks seldom says no between two looks.
+            first = not looked.is_set()
+            looked.set()
+            return first
         stop.set()
         return False
 
