@@ -10,7 +10,7 @@ import pytest
 
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.multihost import HostsConfig, join
-from realm_jax.rendezvous import meet, split_address
+from realm_jax.rendezvous import meet, reminders, split_address
 from tests.waiting import PATIENCE, wait_until
 from tpu_launch import local
 
@@ -82,3 +82,13 @@ def test_a_taken_port_is_bad_input(monkeypatch):
             monkeypatch.setenv(name, value)
         with pytest.raises(BadInputError, match=f"free port .*127.0.0.1:{port}, got"):
             join(HostsConfig())
+
+
+def test_who_is_waited_for_elsewhere_is_said_until_it_is_over(caplog):
+    with caplog.at_level(logging.WARNING):
+        with reminders("the other processes", 600.0, every=0.01):
+            wait_until(lambda: caplog.text.count("for the other processes for 0 s") > 1)
+        said = len(caplog.records)
+    assert "at most 600 s" in caplog.text
+    assert not any(t.name == "reminders" for t in threading.enumerate())
+    assert len(caplog.records) == said

@@ -1,7 +1,9 @@
 """What a person reads who asks for help."""
 
+import os
 import re
 import shlex
+import sys
 
 import pytest
 
@@ -54,3 +56,13 @@ def test_help_has_purpose_macros_and_an_example_that_fits_the_run_file(command, 
         if word.startswith("--gin_file="):
             assert (tiny_run.ROOT / word.partition("=")[2]).exists()
     assert max(map(len, said.splitlines())) <= 88
+
+
+def test_a_reader_that_closes_the_pipe_is_no_error(monkeypatch, capsys):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1) as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        # As of a program that SIGPIPE ends.
+        assert main(["--help"]) == 141
+    assert capsys.readouterr().err == ""

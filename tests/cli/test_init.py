@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import string
 
 import pytest
@@ -38,14 +39,19 @@ def init(*more):
     return main(["init", "runs/my", "--source=articles.jsonl", *more])
 
 
-def make_vocabulary(folder, characters):
-    """Writes a vocab.txt of characters, and empty files for weights."""
+def make_vocabulary(folder, characters, words=()):
+    """Writes a vocab.txt of characters and words, and empty files for weights."""
     folder.mkdir(exist_ok=True)
     for name in ("model.safetensors", "config.json"):
         (folder / name).write_text("")
     inner = [f"##{c}" for c in characters]
-    pieces = [*SPECIAL_PIECES, *characters, *string.punctuation, *inner]
+    pieces = [*SPECIAL_PIECES, *characters, *string.punctuation, *inner, *words]
     (folder / "vocab.txt").write_text("\n".join(pieces))
+
+
+def words_of_the_text():
+    text = pathlib.Path("articles.jsonl").read_text().lower()
+    return sorted(set(re.findall(r"[a-z]{2,}", text)))
 
 
 def commands(folder):
@@ -109,7 +115,9 @@ def test_without_questions_it_ends_before_fine_tuning(text, capsys):
 
 def test_published_weights_are_started_from(text):
     weights = text / "weights"
-    make_vocabulary(weights, string.ascii_lowercase + string.digits)
+    make_vocabulary(
+        weights, string.ascii_lowercase + string.digits, words_of_the_text()
+    )
     assert init("--questions=questions.jsonl", f"--weights={weights}") == 0
     configs = {arguments[0]: config for arguments, config in commands("runs/my")}
     assert configs["warm-start"].warm_start == str(weights)
@@ -172,7 +180,9 @@ def test_single_short_sentences_need_a_trained_encoder(text, capsys):
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "--weights=FOLDER" in said
-    make_vocabulary(text / "weights", string.ascii_lowercase + string.digits)
+    make_vocabulary(
+        text / "weights", string.ascii_lowercase + string.digits, words_of_the_text()
+    )
     assert init("--weights=weights") == 0
 
 
@@ -188,9 +198,18 @@ def test_a_vocabulary_that_lacks_the_script_is_not_used(text, monkeypatch, capsy
     # Weights that are only found, not asked for, are passed over.
     monkeypatch.setattr("realm_jax.prepare.first_chain._MINILM", weights)
     assert init() == 0
-    assert "trained on the text, of which" in capsys.readouterr().out
+    assert "trained on the text; in MiniLM's" in capsys.readouterr().out
     (_, config), *_ = commands("runs/my")
     assert (config.vocabulary, config.strip_accents) == ("", False)
+
+
+def test_a_vocabulary_that_has_only_the_alphabet_is_not_used(text, capsys):
+    weights = text / "weights"
+    make_vocabulary(weights, string.ascii_lowercase + string.digits)
+    assert init(f"--weights={weights}") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "spells 100% of them letter by letter" in said
 
 
 def test_goes_on_from_a_trained_model(text, finished, monkeypatch, capsys):
