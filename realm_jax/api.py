@@ -27,7 +27,7 @@ from jaxtyping import Float
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.ask import require_question
-from realm_jax.evaluation.recorded import Given
+from realm_jax.evaluation.recorded import Overrides
 from realm_jax.evaluation.searching import open_retriever
 from realm_jax.index.searchers import Searcher
 from realm_jax.training import answering
@@ -293,7 +293,7 @@ def load(
         )
     is_open = isinstance(corpus, BlockStore)
     place = corpus.directory if is_open else corpus
-    given = Given(
+    given = Overrides(
         corpus="" if place is None else os.fspath(place),
         pretrained="" if pretrained is None else os.fspath(pretrained),
         num_read=num_read,

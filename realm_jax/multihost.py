@@ -40,8 +40,8 @@ _ENVIRONMENT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 _PATIENCE_MS = 7 * 24 * 3600 * 1000
 # Messages of the first process are kept until a barrier; one is inserted after this
 # many calls, to delete them.
-_MEET_AFTER = 256
-_WORDS, _MEETINGS, _NOTES = "realm/words", "realm/meetings", "realm/notes"
+_BARRIER_AFTER = 256
+_BROADCASTS, _GATHERS, _NOTES = "realm/broadcasts", "realm/gathers", "realm/notes"
 
 _calls = itertools.count()
 
@@ -165,9 +165,9 @@ def from_first(value: Value) -> Value:
     if count() == 1:
         return value
     call = next(_calls)
-    if call % _MEET_AFTER == 0:
-        _meet(call)
-    name = f"{_WORDS}/{call}"
+    if call % _BARRIER_AFTER == 0:
+        _barrier(call)
+    name = f"{_BROADCASTS}/{call}"
     if is_first():
         _service().key_value_set_bytes(name, encode(value))
         return value
@@ -179,9 +179,9 @@ def gather(value: Value) -> list[Value]:
     if count() == 1:
         return [value]
     call = next(_calls)
-    folder = f"{_MEETINGS}/{call}"
+    folder = f"{_GATHERS}/{call}"
     _service().key_value_set_bytes(f"{folder}/{number()}", encode(value))
-    _meet(call)
+    _barrier(call)
     found = _service().key_value_dir_get_bytes(f"{folder}/")
     return [value for _, value in sorted(map(_parse, found))]
 
@@ -301,22 +301,22 @@ def _attempt(action: Callable[[], Value]) -> tuple[Value | None, Exception | Non
         return None, error
 
 
-def _meet(call: int) -> None:
+def _barrier(call: int) -> None:
     service = _service()
-    service.wait_at_barrier(f"{_MEETINGS}-{call}", _PATIENCE_MS)
+    service.wait_at_barrier(f"{_GATHERS}-{call}", _PATIENCE_MS)
     if is_first():
         # All processes have read the earlier messages, but may still be reading the
         # values of this barrier.
-        service.key_value_delete(f"{_WORDS}/")
-        _forget_meeting(call)
+        service.key_value_delete(f"{_BROADCASTS}/")
+        _forget_gather(call)
 
 
 _last_meeting: list[int] = []
 
 
-def _forget_meeting(call: int) -> None:
+def _forget_gather(call: int) -> None:
     for last in _last_meeting:
-        _service().key_value_delete(f"{_MEETINGS}/{last}/")
+        _service().key_value_delete(f"{_GATHERS}/{last}/")
     _last_meeting[:] = [call]
 
 

@@ -11,7 +11,7 @@ from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
 
 if TYPE_CHECKING:
-    from realm_jax.evaluation.recorded import Given
+    from realm_jax.evaluation.recorded import Overrides
 
 # Options that have nothing to do with how a model is found.
 _WITH_GIN = ("gin_file", "gin_help_only", "import_module", "json")
@@ -93,12 +93,12 @@ def whole_number(text: str) -> int:
         ) from error
 
 
-def given(flags: argparse.Namespace) -> "Given":
+def given(flags: argparse.Namespace) -> "Overrides":
     """Returns what the command line says of a run."""
     # Imported here, for commands that only show their help.
-    from realm_jax.evaluation.recorded import Given
+    from realm_jax.evaluation.recorded import Overrides
 
-    return Given(
+    return Overrides(
         corpus=flags.corpus,
         pretrained=flags.pretrained,
         num_read=flags.num_read,

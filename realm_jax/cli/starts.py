@@ -49,7 +49,7 @@ class StartRecord:
             progress.before_first(self.write)
 
     def end(self) -> None:
-        """Says of a command that was done before it began what has no effect now."""
+        """Reports changed settings that have no effect, because the run is complete."""
         if not self._is_written and multihost.is_first():
             self._say_changes(self._new(), "; the run is done, so it has no effect")
 

@@ -388,7 +388,7 @@ def open_model(config: AskConfig, corpus: BlockStore) -> FinetunedModel:
     Raises:
       BadInputError: as `open_finished`.
     """
-    began_as = None
+    initial_retriever = None
     if config.pretrained:
         models, vocabulary = config.finetuned.models, corpus.vocabulary
         wanted = {
@@ -397,14 +397,14 @@ def open_model(config: AskConfig, corpus: BlockStore) -> FinetunedModel:
         }
         which = Which(config.pretrained_checkpoint)
         run = open_finished(config.pretrained, PRETRAIN.name, wanted, which)
-        began_as = run.tree["retriever"]
+        initial_retriever = run.tree["retriever"]
     return FinetunedModel.open(
         config.finetuned,
         corpus,
         searcher=config.searcher,
         embed=config.embed,
         allow_corpus_mismatch=config.allow_corpus_mismatch,
-        began_as=began_as,
+        initial_retriever=initial_retriever,
         pretrained=config.pretrained,
         checkpoint=Which(config.finetuned_checkpoint),
     )

@@ -21,7 +21,7 @@ from realm_jax.evaluation.loading import FinetunedModel
 from realm_jax.evaluation.model_card import model_card
 from realm_jax.evaluation.recorded import (
     SEARCHED,
-    Given,
+    Overrides,
     ask_config,
     find_model,
     stage_of,
@@ -45,7 +45,7 @@ _CHUNK = 4096
 def export_retriever(
     run: str,
     output: str,
-    given: Given,
+    given: Overrides,
     *,
     checkpoint: str = "last",
     embeddings: bool = False,
@@ -116,7 +116,7 @@ def _require_empty(output: str, target: Path) -> None:
 
 
 def _open(
-    run: str, given: Given, checkpoint: str
+    run: str, given: Overrides, checkpoint: str
 ) -> tuple[FinetunedModel | PretrainedRetriever, BlockStore]:
     """Opens the run, a fine-tuned one together with what embedded its documents."""
     model_dir = find_model(run, SEARCHED)

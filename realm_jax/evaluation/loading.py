@@ -186,7 +186,7 @@ class FinetunedModel:
       run: its parameters and the details of its checkpoint.
       searcher: "device" or "scann".
       embed: configuration for making a missing index.
-      began_as: parameters of the retriever that fine-tuning began with, if given.
+      initial_retriever: parameters that its fine-tuning began with, or None.
       pretrained: model directory of these parameters, whose indexes may be reused.
       macro: macro that names this directory, for messages.
     """
@@ -195,7 +195,7 @@ class FinetunedModel:
     run: Restored
     searcher: str
     embed: EmbedConfig
-    began_as: PyTree | None = None
+    initial_retriever: PyTree | None = None
     pretrained: str = ""
     macro: str = "PRETRAINED"
 
@@ -208,7 +208,7 @@ class FinetunedModel:
         searcher: str,
         embed: EmbedConfig,
         allow_corpus_mismatch: bool = False,
-        began_as: PyTree | None = None,
+        initial_retriever: PyTree | None = None,
         pretrained: str = "",
         macro: str = "PRETRAINED",
         checkpoint: Which = Which.BEST,
@@ -222,7 +222,8 @@ class FinetunedModel:
           embed: configuration for making a missing index.
           allow_corpus_mismatch: whether `corpus` may be another one with the same
             vocabulary.
-          began_as: parameters of the retriever that fine-tuning began with, if given.
+          initial_retriever: parameters that fine-tuning of the retriever began with,
+            or None.
           pretrained: model directory of these parameters.
           macro: macro that names this directory.
           checkpoint: the last, or the best by exact match on dev; where that was not
@@ -240,7 +241,7 @@ class FinetunedModel:
                 "%s: checkpoint %d of %d, the best of it by exact match on dev",
                 *(config.model_dir, run.step, max(details)),
             )
-        return cls(config, run, searcher, embed, began_as, pretrained, macro)
+        return cls(config, run, searcher, embed, initial_retriever, pretrained, macro)
 
     def has_index(self, corpus: BlockStore) -> bool:
         """Returns whether the index of a corpus exists."""
@@ -307,13 +308,13 @@ class FinetunedModel:
         """Returns the parameters of the retriever that embeds documents.
 
         Raises:
-          BadInputError: fine-tuning has changed its tower, and `began_as` is not what
-            it began with.
+          BadInputError: fine-tuning has changed its tower, and `initial_retriever` is
+            not what it began with.
         """
         return self._document_encoder(self.source(corpus))
 
     def require_began(self, corpus: BlockStore) -> None:
-        """Checks that fine-tuning began with `began_as`, as far as its index shows.
+        """Checks by its index, if there is one, how fine-tuning began.
 
         Raises:
           BadInputError: it began with another retriever.
@@ -354,7 +355,7 @@ class FinetunedModel:
         if not source.config.shared:
             return self.run.tree["retriever"]
         if self._began(source):
-            return self.began_as
+            return self.initial_retriever
         raise BadInputError(
             f"expected in {self.macro} the model that {self.config.model_dir} was "
             f"fine-tuned from, got {self.pretrained!r}: fine-tuning has changed its "
@@ -362,13 +363,13 @@ class FinetunedModel:
         )
 
     def _began(self, source: IndexSource) -> bool | None:
-        """Returns whether fine-tuning began with `began_as`, None if not known."""
+        """Returns whether it began with `initial_retriever`, None if unknown."""
         own = SnapshotSeries(source.model_store, INDEX_SERIES)
-        if self.began_as is None or FIRST_STEP not in own.steps():
+        if self.initial_retriever is None or FIRST_STEP not in own.steps():
             return None
         manifest = own.read_manifest(FIRST_STEP)
-        began_as = source.retriever(FIRST_STEP, self.began_as)
-        return began_as.params_crc32c() == manifest.metadata[RETRIEVER_CRC32C]
+        initial_retriever = source.retriever(FIRST_STEP, self.initial_retriever)
+        return initial_retriever.params_crc32c() == manifest.metadata[RETRIEVER_CRC32C]
 
 
 def recorded_config(

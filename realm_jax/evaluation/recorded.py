@@ -30,7 +30,7 @@ _CORPUS = "corpus"
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class Overrides:
     """What a person says beside RUN; everything else is found.
 
     Attributes:
@@ -213,7 +213,7 @@ def find_pretrained(model_dir: str, given: str = "") -> tuple[str, str]:
     return "", which
 
 
-def ask_config(run: str, given: Given = Given(), **settings: Any) -> AskConfig:
+def ask_config(run: str, given: Overrides = Overrides(), **settings: Any) -> AskConfig:
     """Returns the configuration of `realm ask` for a run; reads no arrays.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.loading import differences, recorded_config
 from realm_jax.evaluation.recorded import (
-    Given,
+    Overrides,
     find_corpus,
     find_model,
     find_pretrained,
@@ -27,7 +27,7 @@ _SHARED = ("model", "lengths", "corpus_fingerprint", "vocabulary_fingerprint")
 
 def evaluate_config(
     run: str,
-    given: Given,
+    given: Overrides,
     *,
     questions: str = "",
     output: str = "",

@@ -396,7 +396,7 @@ class _Evaluation:
             searcher=config.searcher,
             embed=config.embed,
             allow_corpus_mismatch=config.allow_corpus_mismatch,
-            began_as=began and began["retriever"],
+            initial_retriever=began and began["retriever"],
             pretrained=pretrained,
             macro=macro,
             checkpoint=Which(config.finetuned_checkpoint),

@@ -16,7 +16,7 @@ from realm_jax.evaluation.loading import (
 )
 from realm_jax.evaluation.recorded import (
     SEARCHED,
-    Given,
+    Overrides,
     find_corpus,
     find_model,
     stage_of,
@@ -119,7 +119,7 @@ class PretrainedRetriever:
 
 def open_retriever(
     run: str,
-    given: Given,
+    given: Overrides,
     *,
     corpus: BlockStore | None = None,
     checkpoint: str = "last",

@@ -112,7 +112,7 @@ def run(
       StoppedError: `stop` was set; finished blocks are kept.
     """
     corpus = BlockStore.open(config.corpus)
-    there = _There(config, corpus, read_documents(corpus), _source(config))
+    there = _Existing(config, corpus, read_documents(corpus), _source(config))
     require_no_other_successor(config.corpus, config.output)
     settings = _settings(corpus, there.source)
     made_before = _is_made(config.output, settings)
@@ -137,10 +137,10 @@ def run(
         _write(there, changes, places, settings, report, stop)
         scratch.clear()
     link_versions(config.corpus, config.output)
-    return _told(BlockStore.open(config.output), changes, places)
+    return _summary(BlockStore.open(config.output), changes, places)
 
 
-class _There(NamedTuple):
+class _Existing(NamedTuple):
     """The inputs of an update; see `UpdateConfig`."""
 
     config: UpdateConfig
@@ -215,7 +215,7 @@ def _id_of(source: DocumentSource, change: int) -> str:
     return _document(record).source_id
 
 
-def _require_known(there: _There, changes: Changes, places: Places) -> None:
+def _require_known(there: _Existing, changes: Changes, places: Places) -> None:
     known = np.isin(np.arange(len(changes.rows)), places.changes)
     unknown = np.flatnonzero(changes.deleted & ~known)
     if len(unknown):
@@ -229,7 +229,7 @@ def _require_known(there: _There, changes: Changes, places: Places) -> None:
 
 
 def _with_blocks(
-    there: _There,
+    there: _Existing,
     changes: Changes,
     folder: str,
     report: Report,
@@ -274,7 +274,7 @@ def _remove_if_damaged(folder: str) -> None:
         shutil.rmtree(folder)
 
 
-def _num_blocks(there: _There, changes: Changes, places: Places) -> int:
+def _num_blocks(there: _Existing, changes: Changes, places: Places) -> int:
     """Returns the number of blocks of the new version."""
     gone = there.documents["num_blocks"][places.documents].sum(dtype=np.int64)
     new = changes.rows["num_blocks"].sum(dtype=np.int64)
@@ -282,7 +282,7 @@ def _num_blocks(there: _There, changes: Changes, places: Places) -> int:
 
 
 def _write(
-    there: _There,
+    there: _Existing,
     changes: Changes,
     places: Places,
     settings: Mapping[str, str],
@@ -322,7 +322,7 @@ def _metadata(
     return info
 
 
-def _told(store: BlockStore, changes: Changes, places: Places) -> Update:
+def _summary(store: BlockStore, changes: Changes, places: Places) -> Update:
     changed = np.zeros(len(changes.rows), bool)
     changed[places.changes] = True
     documents = read_documents(store)

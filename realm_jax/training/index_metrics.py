@@ -77,11 +77,13 @@ class IndexMetrics:
         """Adds a value that was measured elsewhere."""
         self._measured[name] = value
 
-    def of_first(self, step: int, params: PyTree, searcher: Searcher) -> None:
+    def record_first(self, step: int, params: PyTree, searcher: Searcher) -> None:
         """Measures the index with which a process begins."""
         self._measure_recall(step, params, searcher)
 
-    def of_swap(self, step: int, params: PyTree, old: Searcher, new: Searcher) -> None:
+    def record_swap(
+        self, step: int, params: PyTree, old: Searcher, new: Searcher
+    ) -> None:
         """Measures the old index when it is most stale, and the new one."""
         began = time.perf_counter()
         self._measured |= self._probe.of_index(params, old)
@@ -89,7 +91,7 @@ class IndexMetrics:
         self._measure_recall(step, params, new)
         self._measured["index_measuring_seconds"] = time.perf_counter() - began
 
-    def of_renewal(self, step: int, params: PyTree, searcher: Searcher) -> None:
+    def record_renewal(self, step: int, params: PyTree, searcher: Searcher) -> None:
         """Measures an index that was renewed row by row."""
         self._measured |= self._probe.of_index(params, searcher)
         self._measure_recall(step, params, searcher)

@@ -175,8 +175,8 @@ def _filler(
         likelihood, log_retrieval = loss.likelihood(params, inputs, None)
         guessed, null_guessed = _guess(loss.reader, params, inputs, log_retrieval)
         return (
-            _all_right(guessed, inputs.batch),
-            _all_right(null_guessed, inputs.batch),
+            _all_correct(guessed, inputs.batch),
+            _all_correct(null_guessed, inputs.batch),
             log_retrieval,
             likelihood.log_candidates,
             likelihood.log_marginal,
@@ -208,6 +208,6 @@ def _guess(
     return mixture.argmax(axis=-1), log_probs[:, 0].argmax(axis=-1)
 
 
-def _all_right(guessed: Array, batch: PretrainBatch) -> Array:
+def _all_correct(guessed: Array, batch: PretrainBatch) -> Array:
     unscored = batch.mask_weights == 0
     return ((guessed == batch.mask_ids) | unscored).all(axis=-1).astype(jnp.float32)

@@ -196,13 +196,17 @@ class PretrainConfig(StageConfig):
     def index_use(self) -> IndexUse:
         """An index that is refreshed while the stage trains."""
         mode = RefreshMode(self.refresh_mode)
-        halts = {
+        blocking_rebuilds = {
             RefreshMode.ASYNC: 0.0,
             RefreshMode.BLOCKING: self.train_steps / self.refresh_period,
         }
         embed = self.embed.at_length(self.models.lengths.document)
         return IndexUse(
-            self.searcher, embed, halts.get(mode, 1.0), mode, device=self.device
+            self.searcher,
+            embed,
+            blocking_rebuilds.get(mode, 1.0),
+            mode,
+            device=self.device,
         )
 
     def data_order(self) -> dict[str, Any]:
@@ -406,7 +410,9 @@ class _Pretraining:
             stopwatch.wait_for(retriever)
             self._stage.require_finite(step, retriever)
             with stopwatch.part(Part.SWAP):
-                self._metrics.of_renewal(step, retriever, self._searcher(step, state))
+                self._metrics.record_renewal(
+                    step, retriever, self._searcher(step, state)
+                )
         elif index is before:
             return state
         utility = self._fill_in_spans(step, state)
@@ -469,14 +475,14 @@ class _Pretraining:
     ) -> None:
         self._client.use(index.manifest.step, self._kept.index_steps)
         if replaced is None:
-            self._metrics.of_first(step, params, index.searcher)
+            self._metrics.record_first(step, params, index.searcher)
             return
         self._stage.stopwatch.wait_for(params)
         self._stage.require_finite(step, params)
         old = replaced.searcher
         if self._renewed is not None:
             old = self._searcher_of(self._renewed, step)
-        self._metrics.of_swap(step, params, old, index.searcher)
+        self._metrics.record_swap(step, params, old, index.searcher)
         self._metrics.add("index_swap_seconds", self._refresher.swap_seconds)
 
     def _log_extra(self, step: int) -> Mapping[str, float]:

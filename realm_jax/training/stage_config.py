@@ -27,7 +27,7 @@ class IndexUse:
     Attributes:
       searcher: "device" or "scann".
       embed: how the corpus is embedded, at the length of the stage's documents.
-      halts: how often training waits while the whole corpus is embedded.
+      blocking_rebuilds: how often training waits while the whole corpus is embedded.
       refresh: how the index follows the retriever; None for an index that is built once
         and searched to the end, outside of the step.
       device: how "device" searches.
@@ -35,7 +35,7 @@ class IndexUse:
 
     searcher: str
     embed: EmbedConfig
-    halts: float = 1.0
+    blocking_rebuilds: float = 1.0
     refresh: RefreshMode | None = None
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
 

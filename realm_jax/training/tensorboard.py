@@ -60,7 +60,7 @@ class _Events:
         self._protos = protos
         self._buffer = io.BytesIO()
         self._writer = record_writer(self._buffer)
-        self._told = 0
+        self._position = 0
         event = protos.event_pb2.Event
         start = protos.event_pb2.SessionLog.START
         self._add(event(file_version="brain.Event:2"))
@@ -71,8 +71,8 @@ class _Events:
         scalars = [{"tag": k, "simple_value": float(v)} for k, v in values.items()]
         summary = self._protos.summary_pb2.Summary(value=scalars)
         self._add(self._protos.event_pb2.Event(step=step, summary=summary))
-        told, self._told = self._told, self._buffer.tell()
-        return self._buffer.getvalue()[told:]
+        before, self._position = self._position, self._buffer.tell()
+        return self._buffer.getvalue()[before:]
 
     def all(self) -> bytes:
         """Returns all bytes so far."""

@@ -15,7 +15,7 @@ from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.versions import PARENT_FILE, is_version_of, link_versions
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation.recorded import Given, ask_config, find_corpus, find_model
+from realm_jax.evaluation.recorded import Overrides, ask_config, find_corpus, find_model
 from realm_jax.manifests import seal, unseal
 from tests import tiny_run, tiny_world
 from tests.corpus_builder import build_corpus
@@ -117,7 +117,7 @@ def test_where_fine_tuning_began_may_have_any_name_or_lie_elsewhere(
     assert ask_config(str(root)).pretrained == str(root / "realm_b")
     shutil.rmtree(root / "realm_b")
     assert ask_config(str(root)).pretrained == ""
-    given = Given(pretrained=str(finished / "pretrain"))
+    given = Overrides(pretrained=str(finished / "pretrain"))
     assert ask_config(str(root), given).pretrained == str(finished / "pretrain")
 
 
@@ -323,7 +323,7 @@ def test_only_a_later_version_of_the_corpus_is_safe(moved, tmp_path):
     link_versions(root / "second", root / "third")
     with pytest.raises(BadInputError, match="or a later version of it"):
         find_corpus(model_dir, str(root / "stranger"))
-    stranger = Given(corpus=str(root / "stranger"), allow_corpus_mismatch=True)
+    stranger = Overrides(corpus=str(root / "stranger"), allow_corpus_mismatch=True)
     assert ask_config(str(moved), stranger).allow_corpus_mismatch
     for name in ("second", "third"):
         assert find_corpus(model_dir, str(root / name)) == (str(root / name), True)

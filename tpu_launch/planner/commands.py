@@ -61,7 +61,7 @@ def training(command: str, config: StageConfig, setting: Setting) -> Plan:
     sections["the model directory"] = bucket
     seconds = config.train_steps * step_seconds
     if config.index_use is not None:
-        seconds += embed_seconds * config.index_use.halts
+        seconds += embed_seconds * config.index_use.blocking_rebuilds
     sections["the run"] = _run(config, setting, seconds)
     problems = [] if found.fits else [devices.advice(found, setting)]
     problems += refresh_cost.problems(index, _embedding_machines(config, setting))
