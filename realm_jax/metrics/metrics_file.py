@@ -8,6 +8,10 @@ of every stage
   `gradient_norm_retriever`, `gradient_norm_reader`
                              the same of each model; the sum of their squares is the
                              square of `gradient_norm`
+  `update_norm`, `update_norm_retriever`, `update_norm_reader`
+                             of what is added to the parameters
+  `learning_rate`            of the last update; the retriever's is this times
+                             RETRIEVER_RATE
   `skipped_updates`          share of updates without effect because they were not
                              finite, where that is allowed (`finite.py`); the other
                              means are over the rest

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
@@ -35,7 +36,7 @@ from realm_jax.training.finite import FiniteUpdates
 from realm_jax.training.initialization import Reader
 from realm_jax.training.lease import Lease
 from realm_jax.training.loop import Hook, LogMetrics, ReplaceState, Report
-from realm_jax.training.optimizers import make_optimizer
+from realm_jax.training.optimizers import learning_rate_schedule, make_optimizer
 from realm_jax.training.packed_lengths import choose_packed_lengths
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.profiling import Profiler
@@ -114,9 +115,9 @@ class Stage(Generic[ReaderT]):
         self.retriever = Retriever(self.retriever_config)
         self.reader = make_reader(self.retriever_config.bert)
         self._frozen = frozen
-        self._optimizer = make_optimizer(
-            config.optimizer(total_steps=config.train_steps), frozen
-        )
+        of_optimizer = config.optimizer(total_steps=config.train_steps)
+        self._optimizer = make_optimizer(of_optimizer, frozen)
+        self._learning_rate = learning_rate_schedule(of_optimizer)
         self._mesh = partitioning.make_mesh(config.mesh)
         partitioning.require_models_split(self._mesh, self.retriever_config.bert)
         self.require_divisible(config.batch_size)
@@ -308,7 +309,10 @@ class Stage(Generic[ReaderT]):
             accounting,
             every=config.log_period,
             total_steps=config.train_steps,
-            extra=log_extra,
+            extra=lambda step: {
+                "learning_rate": float(np.asarray(self._learning_rate(step - 1))),
+                **log_extra(step),
+            },
             due=log_due,
             before_writing=self._require_alone,
         )

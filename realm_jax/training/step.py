@@ -137,25 +137,32 @@ def apply_gradient(
     metrics: means_lib.Means,
     optimizer: optax.GradientTransformation,
 ) -> tuple[TrainState, means_lib.Means]:
-    """Returns the state after an update, and the metrics with the gradient's norms.
+    """Returns the state after an update, and the metrics with the norms of it.
 
     `gradient_norm` is that of the whole gradient, before it is clipped, and
     `gradient_norm_<model>` that of one of its models, a top-level subtree.
+    `update_norm` and `update_norm_<model>` are those of what is added to the
+    parameters.
     """
     updates, optimizer_state = optimizer.update(
         gradient, state.optimizer_state, state.params
     )
-    parts = {f"gradient_norm_{model}": part for model, part in gradient.items()}
-    norms = {
-        name: means_lib.mean_of(optax.global_norm(part), 1.0)
-        for name, part in {"gradient_norm": gradient, **parts}.items()
-    }
+    norms = _norms("gradient_norm", gradient) | _norms("update_norm", updates)
     state = state.replace(
         step=state.step + 1,
         params=optax.apply_updates(state.params, updates),
         optimizer_state=optimizer_state,
     )
     return state, metrics | norms
+
+
+def _norms(name: str, tree: PyTree) -> means_lib.Means:
+    """Returns the norm of a tree with a subtree per model, and that of each model."""
+    parts = {f"{name}_{model}": part for model, part in tree.items()}
+    return {
+        key: means_lib.mean_of(optax.global_norm(part), 1.0)
+        for key, part in {name: tree, **parts}.items()
+    }
 
 
 def _unless_nonfinite(
