@@ -9,7 +9,7 @@ from typing import NamedTuple
 import google_crc32c
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.data.batch_order import Spans
@@ -34,15 +34,13 @@ from realm_jax.data.random_masking import (
 from realm_jax.data.references import SentenceRows
 from realm_jax.errors import BadInputError
 from realm_jax.types import InverseClozeBatch, PretrainBatch
+from tests.refused import refused
 
 QUERY, MASKS, DOCUMENT = 24, 3, 40
 
 
 class Kind(NamedTuple):
-    """A task; what it writes, and the same examples whole.
-
-    The whole ones are held to plain loops in the tests of the modules that make them.
-    """
+    """A task; what it writes, and the same examples whole, which other tests hold."""
 
     layout: SentenceRows
     rows: Callable
@@ -166,20 +164,26 @@ def test_features_are_indexed_like_arrays(small_store, kind, tmp_path):
         np.testing.assert_array_equal(feature, whole[name])
         np.testing.assert_array_equal(feature[3], whole[name][3])
         np.testing.assert_array_equal(feature[2:9], whole[name][2:9])
+    # A person understands the manifest.
+    info = json.loads((examples.directory / "examples.json").read_text())
+    assert info["layout"]["rows"] == "sentences"
+    assert "wordpieces [first, end) of the body of a block" in info["layout"]["about"]
+    others = ["sentence_starts"] if "sentence_starts" in info else []
+    stored = {path.stem for path in examples.directory.glob("*.npy")}
+    assert stored == {*info["arrays"], *others}
+    assert info["features"]["query_ids"] == {"dtype": "int32", "shape": [QUERY]}
 
 
-@pytest.mark.parametrize(
-    ("name", "num_bytes"),
-    # block, first, end, and: two places; two bits for each of 22 pieces; a flag.
-    [("salient", 5), ("random_spans", 9), ("random_tokens", 9), ("ict", 4)],
-)
-def test_a_row_is_a_few_bytes(small_store, tmp_path, name, num_bytes):
+def test_a_row_is_a_few_bytes(small_store, tmp_path):
     """Of so few blocks, all of less than 256 wordpieces, each integer is a byte."""
-    examples = write(small_store, KINDS[name], tmp_path / "set")
-    paths = {path.stem: path for path in examples.directory.glob("*.npy")}
-    paths.pop("sentence_starts", None)
-    arrays = [np.load(path) for path in paths.values()]
-    assert sum(array.nbytes for array in arrays) == num_bytes * len(examples)
+    # block, first, end, and: two places; two bits for each of 22 pieces; a flag.
+    sizes = {"salient": 5, "random_spans": 9, "random_tokens": 9, "ict": 4}
+    for name, num_bytes in sizes.items():
+        examples = write(small_store, KINDS[name], tmp_path / name)
+        paths = {path.stem: path for path in examples.directory.glob("*.npy")}
+        paths.pop("sentence_starts", None)
+        arrays = [np.load(path) for path in paths.values()]
+        assert sum(array.nbytes for array in arrays) == num_bytes * len(examples), name
 
 
 def test_integers_are_as_wide_as_the_corpus_needs(small_store, tmp_path):
@@ -204,59 +208,36 @@ def test_integers_are_as_wide_as_the_corpus_needs(small_store, tmp_path):
     assert names == {**places, "mask_first": "uint8", "mask_end": "uint8"}
 
 
-def test_a_person_understands_the_manifest(small_store, kind, tmp_path):
-    folder = write(small_store, kind, tmp_path / "set").directory
-    info = json.loads((folder / "examples.json").read_text())
-    assert info["layout"]["rows"] == "sentences"
-    assert "wordpieces [first, end) of the body of a block" in info["layout"]["about"]
-    assert {path.stem for path in folder.glob("*.npy")} == {
-        *info["arrays"],
-        *(["sentence_starts"] if "sentence_starts" in info else []),
-    }
-    assert info["features"]["query_ids"] == {"dtype": "int32", "shape": [QUERY]}
-
-
-def overwrite(examples, name, row, value):
-    """Changes a value on disk, and opens the examples without comparing checksums."""
-    array = np.load(examples.directory / f"{name}.npy", mmap_mode="r+")
-    array[row] = value
-    array.flush()
-
-
-@pytest.mark.parametrize(
-    ("name", "column", "value", "message"),
-    [
+def test_a_reference_to_what_is_not_there_is_one_line(small_store, tmp_path):
+    outside = "expected masks within the sentence"
+    for name, column, value, message in [
         ("ict", "end", 255, r"got wordpieces 0 to 255 of block 0, whose body has \d+"),
         ("ict", "first", 255, "got wordpieces 255 to "),
         ("ict", "end", 0, "got wordpieces 0 to 0 of block 0"),
         ("ict", "block", 255, r"expected block ids from -1 to \d+, got 255"),
         ("salient", "end", 255, "got wordpieces "),
-        ("salient", "mask_end", 255, "expected masks within the sentence"),
-        ("salient", "mask_first", 22, "expected masks within the sentence"),
-        ("salient", "mask_end", 0, "expected masks within the sentence"),
-        ("random_spans", "masked", 255, "expected masks within the sentence"),
-        ("random_spans", "masked", 0, "expected masks within the sentence"),
-        ("random_spans", "scored", 0, "expected masks within the sentence"),
-        ("random_tokens", "scored", 255, "expected masks within the sentence"),
-    ],
-)
-def test_a_reference_to_what_is_not_there_is_one_line(
-    small_store, tmp_path, name, column, value, message
-):
-    examples = write(small_store, KINDS[name], tmp_path / "set")
-    overwrite(examples, column, 0, value)
-    unverified = Examples.open(examples.directory, corpus=small_store)
-    with pytest.raises(BadInputError, match=message) as caught:
-        unverified.batch(np.array([4, 0]))
-    assert "\n" not in str(caught.value)
-    assert str(examples.directory) in str(caught.value)
-    unverified.batch(np.array([4]))
-    with pytest.raises(BadInputError, match=rf"/{column}\.npy is damaged"):
-        Examples.open(examples.directory, corpus=small_store, verify=True)
+        ("salient", "mask_end", 255, outside),
+        ("salient", "mask_first", 22, outside),
+        ("salient", "mask_end", 0, outside),
+        ("random_spans", "masked", 255, outside),
+        ("random_spans", "masked", 0, outside),
+        ("random_spans", "scored", 0, outside),
+        ("random_tokens", "scored", 255, outside),
+    ]:
+        folder = tmp_path / f"{name}-{column}-{value}"
+        write(small_store, KINDS[name], folder)
+        array = np.load(folder / f"{column}.npy", mmap_mode="r+")
+        array[0] = value
+        array.flush()
+        unverified = Examples.open(folder, corpus=small_store)
+        with refused(f"{message}.*{folder}|{folder}.*{message}"):
+            unverified.batch(np.array([4, 0]))
+        unverified.batch(np.array([4]))
+        with refused(rf"/{column}\.npy is damaged"):
+            Examples.open(folder, corpus=small_store, verify=True)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(data=st.data())
+@given(kind=st.sampled_from([*KINDS.values()]), data=st.data())
 def test_whatever_a_row_holds_no_other_block_is_read(small_store, kind, data):
     byte = st.integers(0, 255)
     row = {
@@ -298,9 +279,8 @@ def test_another_corpus_is_refused(small_store, tmp_path):
     # Its corpus lies around it.
     assert len(Examples.open(place)) == len(Examples.open(place, corpus=small_store))
     shutil.move(place, tmp_path / "moved")
-    with pytest.raises(BadInputError, match="or given as `corpus`") as caught:
+    with refused("or given as `corpus`"):
         Examples.open(tmp_path / "moved")
-    assert "\n" not in str(caught.value)
     text = BlockText("", "", "", [], [])
     other = write_blocks(
         tmp_path / "other",
@@ -308,7 +288,7 @@ def test_another_corpus_is_refused(small_store, tmp_path):
         vocabulary=small_store.vocabulary,
         chunk_length=48,
     )
-    with pytest.raises(BadInputError, match=r"with corpus_fingerprint .* got "):
+    with refused(r"with corpus_fingerprint .* got "):
         Examples.open(tmp_path / "moved", corpus=other)
 
 
@@ -320,9 +300,8 @@ def test_rows_of_a_later_release_are_refused(small_store, tmp_path):
     for change in ({"kind": "essay"}, {"rows": "halves"}, {"query_length": 2}):
         layout = info["layout"] | change
         path.write_text(json.dumps(info | {"layout": layout}))
-        with pytest.raises(BadInputError, match=r"prepare` again\.$") as caught:
+        with refused(r"prepare` again\.$"):
             Examples.open(folder, corpus=small_store)
-        assert "\n" not in str(caught.value)
 
 
 def test_a_text_of_other_wordpieces_than_the_stored_ones_is_refused(
@@ -336,5 +315,5 @@ def test_a_text_of_other_wordpieces_than_the_stored_ones_is_refused(
         chunk_length=48,
     )
     for kind in KINDS.values():
-        with pytest.raises(BadInputError, match="wordpieces of block 0 of"):
+        with refused("wordpieces of block 0 of"):
             kind.rows(odd, np.arange(1))
