@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
-import google_crc32c
 import numpy as np
 import pytest
 from hypothesis import given
@@ -92,36 +91,9 @@ def write(store, kind, folder):
     return write_examples(folder, batches, metadata, references=references)
 
 
-def write_as_before(store, kind, folder):
-    """Writes what the release before wrote: rows, and their format version."""
+def write_whole(store, kind, folder):
     batch = kind.examples(store, np.arange(store.num_blocks))
-    ids = batch.pop("sentence_id", None)
-    info = {
-        "format_version": 1,
-        "count": len(batch["query_ids"]),
-        "features": {},
-        "metadata": {"corpus_fingerprint": store.fingerprint},
-    }
-    folder.mkdir()
-
-    def describe(name, array):
-        np.save(folder / f"{name}.npy", array)
-        content = (folder / f"{name}.npy").read_bytes()
-        return {
-            "dtype": array.dtype.name,
-            "shape": list(array.shape[1:]),
-            "size": len(content),
-            "crc32c": google_crc32c.value(content),
-        }
-
-    for name, array in batch.items():
-        info["features"][name] = describe(name, array)
-    if ids is not None:
-        starts = np.flatnonzero(np.diff(ids, prepend=-1, append=2**62))
-        entry = describe("sentence_starts", starts.astype(np.int64))
-        info["sentence_starts"] = entry | {"count": len(starts)}
-    (folder / "examples.json").write_text(json.dumps(info))
-    return Examples.open(folder, verify=True)
+    return write_examples(folder, [batch], {"corpus_fingerprint": store.fingerprint})
 
 
 def assert_equal(found, expected):
@@ -131,24 +103,22 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(found[name], array)
 
 
-def test_batches_are_those_of_a_directory_of_the_release_before(
-    small_store, kind, tmp_path
-):
-    before = write_as_before(small_store, kind, tmp_path / "before")
+def test_batches_are_those_of_examples_stored_whole(small_store, kind, tmp_path):
+    whole = write_whole(small_store, kind, tmp_path / "whole")
     now = write(small_store, kind, tmp_path / "now")
-    assert len(now) == len(before) > 20
-    assert_equal(now.batch(np.arange(len(now))), before.batch(np.arange(len(before))))
+    assert len(now) == len(whole) > 20
+    assert_equal(now.batch(np.arange(len(now))), whole.batch(np.arange(len(whole))))
     rows = np.array([7, 0, 7, len(now) - 1])
-    assert_equal(now.batch(rows), before.batch(rows))
-    assert_equal(now.together(rows), before.together(rows))
+    assert_equal(now.batch(rows), whole.batch(rows))
+    assert_equal(now.together(rows), whole.together(rows))
     kind.batch(**now.batch(rows))
-    assert (now.sentence_starts is None) == (before.sentence_starts is None)
+    assert (now.sentence_starts is None) == (whole.sentence_starts is None)
     if now.sentence_starts is not None:
-        np.testing.assert_array_equal(now.sentence_starts, before.sentence_starts)
+        np.testing.assert_array_equal(now.sentence_starts, whole.sentence_starts)
     for spans in Spans:
         streams = (
             examples.batches(batch_size=6, seed=5, start_step=3, spans=spans)
-            for examples in (now, before)
+            for examples in (now, whole)
         )
         for one, other in itertools.islice(zip(*streams, strict=True), 8):
             assert_equal(one, other)
@@ -188,22 +158,17 @@ def test_a_row_is_a_few_bytes(small_store, tmp_path):
 
 def test_integers_are_as_wide_as_the_corpus_needs(small_store, tmp_path):
     ids = np.zeros(300, np.int32)
-    text = BlockText("", "", "", [], [])
-    wide = write_blocks(
-        tmp_path / "wide",
-        [Block(ids[:0], ids, text)] * 300,
-        vocabulary=small_store.vocabulary,
-        chunk_length=48,
-    )
-    kind = KINDS["salient"]
-    metadata = {"corpus_fingerprint": wide.fingerprint}
-    columns = dict.fromkeys(kind.layout.columns, np.array([299]))
+    block = Block(ids[:0], ids, BlockText("", "", "", [], []))
+    settings = {"vocabulary": small_store.vocabulary, "chunk_length": 48}
+    wide = write_blocks(tmp_path / "wide", [block] * 300, **settings)
+    layout = KINDS["salient"].layout
+    columns = dict.fromkeys(layout.columns, np.array([299]))
     columns |= {"mask_first": np.array([0]), "mask_end": np.array([1])}
-    folder = write_examples(
-        *(tmp_path / "set", [columns], metadata),
-        references=References(kind.layout, wide),
-    ).directory
-    names = {path.stem: np.load(path).dtype.name for path in folder.glob("*.npy")}
+    metadata = {"corpus_fingerprint": wide.fingerprint}
+    references = References(layout, wide)
+    place = tmp_path / "set"
+    write_examples(place, [columns], metadata, references=references)
+    names = {path.stem: np.load(path).dtype.name for path in place.glob("*.npy")}
     places = {"block": "uint16", "first": "uint16", "end": "uint16"}
     assert names == {**places, "mask_first": "uint8", "mask_end": "uint8"}
 

@@ -51,6 +51,7 @@ add_task(
 )
 """
 CRASH = "CALLS.append(1); assert len(CALLS) < 5, 'too many calls'"
+FEW = "--gin.EXAMPLES=['questions']"  # Beside those that a test is about.
 IS_YEAR = "def is_kept(answer):\n    return answer.isdigit()\n"
 
 
@@ -98,14 +99,14 @@ def with_years(*flags):
 
 def answers(root, task="mine_years"):
     """All masked answers of a task that lie on disk, as text, sorted."""
-    store = BlockStore.open(root / "corpus")
-    return sorted(
-        store.vocabulary.decode(row[row > 0])
+    vocabulary = BlockStore.open(root / "corpus").vocabulary
+    folder = root / "corpus" / "examples" / task
+    rows = [
+        row[row > 0]
         for split in ("train", "validation")
-        for row in Examples.open(root / "corpus" / "examples" / task / split).features[
-            "mask_ids"
-        ]
-    )
+        for row in Examples.open(folder / split).features["mask_ids"]
+    ]
+    return sorted(map(vocabulary.decode, rows))
 
 
 def years_of(root):
@@ -120,32 +121,32 @@ def rewritten(path, change):
     path.write_bytes(seal(info))
 
 
-@pytest.mark.parametrize(
+# In this process, and with Beam.
+FEW_BLOCKS = pytest.mark.parametrize(
     "few_blocks", [prepare._FEW_BLOCKS, pytest.param(0, marks=pytest.mark.full)]
 )
+
+
+@FEW_BLOCKS
 def test_a_mended_module_shares_no_part_with_the_one_that_crashed(
     root, realm, monkeypatch, few_blocks
 ):
-    """In this process, and with Beam."""
     monkeypatch.setattr(prepare, "_FEW_BLOCKS", few_blocks)
-    assert realm()[0] == 0
+    assert realm(FEW)[0] == 0
     write_module(root, bug=CRASH, rules=IS_YEAR.replace(".isdigit()", " != ''"))
     with pytest.raises(Exception, match="too many calls"):
-        realm(*with_years("--workers=1"))
+        realm(*with_years(FEW, "--workers=1"))
     parts = list((root / "corpus.parts").glob("examples-*/*/mine_years*"))
     assert len(parts) > 3
     write_module(root)
-    code, said = realm(*with_years("--workers=1"))
+    code, said = realm(*with_years(FEW, "--workers=1"))
     assert code == 0, said
     assert answers(root) == years_of(root)
     assert len(years_of(root)) == 40
 
 
-@pytest.mark.parametrize(
-    "few_blocks", [prepare._FEW_BLOCKS, pytest.param(0, marks=pytest.mark.full)]
-)
+@FEW_BLOCKS
 def test_damaged_parts_of_examples_are_made_anew(root, realm, monkeypatch, few_blocks):
-    """Those of this process, and those of Beam."""
     monkeypatch.setattr(prepare, "_FEW_BLOCKS", few_blocks)
     assert realm("--workers=1")[0] == 0
     made = bytes_below(root / "corpus")
@@ -170,47 +171,45 @@ def bytes_below(folder):
 
 
 def test_examples_are_not_kept_when_their_module_or_settings_change(root, realm):
-    assert realm()[0] == 0
+    assert realm(FEW)[0] == 0
     write_module(root)
-    assert realm(*with_years())[0] == 0
+    assert realm(*with_years(FEW))[0] == 0
     assert answers(root) == years_of(root)
     # A comment changes nothing.
     with (root / "mine.py").open("a") as file:
         file.write("# Years only.\n")
-    assert realm(*with_years())[0] == 0
-    kept = "--gin.EXAMPLES=['questions']"
+    assert realm(*with_years(FEW))[0] == 0
     longer = "--gin.prepare.PrepareConfig.max_masks=7"
-    code, said = realm(*with_years(kept, longer))
+    code, said = realm(*with_years(FEW, longer))
     assert code == 2
     assert "mine_years" in said
     assert "their max_masks is 6, not 7" in said
     # What the module imports has changed.
     write_module(root, rules="def is_kept(answer):\n    return answer > '15'\n")
-    code, said = realm(*with_years())
+    code, said = realm(*with_years(FEW))
     folder = root / "corpus" / "examples" / "mine_years"
     assert code == 2
     assert "the module mine_rules has changed since" in said
     assert said.endswith(f"rm -r {folder}")
     assert answers(root) == years_of(root)
     # The other tasks are not the module's.
-    assert realm("--import_module=mine")[0] == 0
+    assert realm(FEW, "--import_module=mine")[0] == 0
     shutil.rmtree(folder)
-    assert realm(*with_years())[0] == 0
-    assert {year for year in answers(root) if year.isdigit()} == {
-        year for year in years_of(root) if year > "15"
-    }
+    assert realm(*with_years(FEW))[0] == 0
+    later = {year for year in years_of(root) if year > "15"}
+    assert set(filter(str.isdigit, answers(root))) == later
     # The corpus that the module reads is another one now.
     rewritten(
         folder / "train/examples.json",
         lambda info: info["metadata"].update(corpus_fingerprint="0" * 64),
     )
-    code, said = realm(*with_years())
+    code, said = realm(*with_years(FEW))
     assert code == 2
     assert "they were made for another corpus" in said
 
 
 def test_a_changed_question_file_is_not_ignored(root, realm):
-    flags = ['--gin.EXAMPLES=["questions"]']
+    flags = [FEW]
     assert realm(*flags)[0] == 0
     path = root / "questions.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -232,7 +231,7 @@ def test_a_changed_question_file_is_not_ignored(root, realm):
 
 def test_a_split_that_is_no_longer_asked_is_not_left_behind(root, realm):
     """Examples of an earlier release do not record their questions."""
-    flags = ['--gin.EXAMPLES=["questions"]']
+    flags = [FEW]
     assert realm(*flags)[0] == 0
     path = root / "questions.jsonl"
     lines = path.read_text().splitlines()

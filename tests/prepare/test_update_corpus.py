@@ -177,12 +177,12 @@ def old(tmp_path, vocabulary):
 
 
 def test_what_cannot_be_done_is_told_in_a_line_and_leaves_nothing(old, tmp_path):
+    unknown = [{"id": f"x{i}", "deleted": True} for i in range(3)]
+    deleted = [{"id": f"town-{i}", "deleted": True} for i in range(30)]
+    blank = [{"id": f"town-{i}", "title": "", "text": " "} for i in range(30)]
     for changed, said in [
         ([{"id": "town-99", "deleted": True}], "got the id 'town-99', which it does"),
-        (
-            [{"id": f"x{i}", "deleted": True} for i in range(3)],
-            "got the id 'x0' and 2 more, which it does not have",
-        ),
+        (unknown, "got the id 'x0' and 2 more, which it does not have"),
         ([CHANGED[0], CHANGED[2], CHANGED[0]], "once in .*, got 'town-3' 2 times"),
         ([CHANGED[0], {"title": "a", "text": "b"}], r"line 2: expected an 'id' with"),
         ([{"id": "a", "deleted": "yes"}], r"line 1: expected an 'id' with 'text'"),
@@ -190,14 +190,8 @@ def test_what_cannot_be_done_is_told_in_a_line_and_leaves_nothing(old, tmp_path)
         ([{"id": [1], "deleted": True}], "line 1: expected 'id' to be a string or a"),
         (["text"], "line 1: expected a JSON object, got"),
         ([], r"JSON lines of changes at .*, but it is empty"),
-        (
-            [{"id": f"town-{i}", "deleted": True} for i in range(30)],
-            "not one block would be left",
-        ),
-        (
-            [{"id": f"town-{i}", "title": "", "text": " "} for i in range(30)],
-            "not one block would be left",
-        ),
+        (deleted, "not one block would be left"),
+        (blank, "not one block would be left"),
     ]:
         with refused(said):
             update(tmp_path, changed)
