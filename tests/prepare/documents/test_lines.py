@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from etils import epath
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from realm_jax.data.documents import Document
@@ -49,7 +49,12 @@ def read_plainly(path, content):
             yield Document(where, line.decode("latin-1"), "")
 
 
-@given(st.lists(CONTENT, max_size=3), st.integers(1, 9), st.integers(1, 12))
+@given(
+    contents=st.lists(CONTENT, max_size=3),
+    shard_bytes=st.integers(1, 9),
+    chunk_bytes=st.integers(1, 12),
+)
+@example(contents=[[b"a" * 12, b"\n", b"a" * 13, b"\nb"]], shard_bytes=9, chunk_bytes=5)
 def test_every_line_is_in_one_shard_with_its_number(
     read_shards, contents, shard_bytes, chunk_bytes
 ):
