@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from etils import epath
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from realm_jax.data.documents import Document
@@ -49,6 +49,7 @@ def read_plainly(path, content):
             yield Document(where, line.decode("latin-1"), "")
 
 
+@settings(max_examples=50)
 @given(
     contents=st.lists(CONTENT, max_size=3),
     shard_bytes=st.integers(1, 9),
