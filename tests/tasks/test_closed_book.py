@@ -131,6 +131,7 @@ TEXTS = {
     "서울|부산": "서울",
     "red( stripe| color)?$": "red stripe",
     "Maria (?=Dorm)": None,  # Nothing that ends so can match.
+    "a{0}b": "b",
     "(": None,
     "": None,
     r"(a)\1": None,
