@@ -1,4 +1,7 @@
-"""Fixtures: a small corpus, registered with SeqIO."""
+"""Fixtures: a small corpus, registered with SeqIO, and a cache as SeqIO writes it."""
+
+import json
+import pathlib
 
 import pytest
 
@@ -64,3 +67,40 @@ def towns(registry, store):
         num_shards=5,
         validation_fraction=0.2,
     )
+
+
+def write_cache(task, directory: pathlib.Path) -> None:
+    """Writes the cache of a SeqIO task as SeqIO's caching tool does, without Beam."""
+    import seqio
+    import tensorflow as tf
+
+    directory.mkdir()
+    for split in task.splits:
+        shards = task.source.list_shards(split)
+        count = 0
+        for index in range(len(shards)):
+            info = seqio.ShardInfo(index, len(shards))
+            source = task.source.get_dataset(split, shuffle=False, shard_info=info)
+            dataset = task.preprocess_precache(source, seed=42)
+            prefix = seqio.get_cached_tfrecord_prefix(str(directory), split)
+            path = f"{prefix}-{index:05d}-of-{len(shards):05d}"
+            with tf.io.TFRecordWriter(path) as writer:
+                for example in dataset.as_numpy_iterator():
+                    writer.write(seqio.dict_to_tfexample(example).SerializeToString())
+                    count += 1
+        features = {
+            # The tool expects lengths to differ, and notes none.
+            name: {
+                "shape": [None, *spec.shape.as_list()[1:]] if spec.shape.rank else [],
+                "dtype": spec.dtype.name,
+            }
+            for name, spec in dataset.element_spec.items()
+        }
+        info = {"num_shards": len(shards), "features": features}
+        info["seqio_version"] = seqio.__version__
+        for path, content in (
+            (seqio.get_cached_info_path(str(directory), split), info),
+            (seqio.get_cached_stats_path(str(directory), split), {"examples": count}),
+        ):
+            pathlib.Path(path).write_text(json.dumps(content))
+    (directory / "COMPLETED").touch()

@@ -3,7 +3,6 @@
 import re
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,12 +86,8 @@ def texts_of_spans(text, patterns, max_span=10):
     ]
 
 
-holds = has_pattern
-
-
-@pytest.mark.parametrize(
-    ("text", "patterns", "spans", "held"),
-    [
+def test_patterns_become_spans():
+    for text, patterns, spans, held in [
         ("Ansk was written by Ten.", ["ten"], ["Ten"], True),
         ("Ansk was written by all.", ["ten"], [], False),
         ("In 1911 and 11 more", ["11"], ["11"], True),
@@ -109,11 +104,9 @@ holds = has_pattern
         ("ten", [""], [], False),
         ("", ["ten"], [], False),
         ("ten", [], [], False),
-    ],
-)
-def test_patterns_become_spans(text, patterns, spans, held):
-    assert sorted(texts_of_spans(text, patterns)) == sorted(spans)
-    assert holds(text, patterns) is held
+    ]:
+        assert sorted(texts_of_spans(text, patterns)) == sorted(spans), text
+        assert has_pattern(text, patterns) is held, text
 
 
 def test_a_greedy_pattern_stays_within_the_longest_span():
@@ -124,7 +117,7 @@ def test_a_greedy_pattern_stays_within_the_longest_span():
     # Any text with the answer in it is right here, as it is when scored.
     found = texts_of_spans("by of ansk", [".*ansk.*"], max_span=2)
     assert found == ["of ansk", "ansk"]
-    assert holds(text, [".*ansk.*"])
+    assert has_pattern(text, [".*ansk.*"])
 
 
 documents = st.lists(
@@ -157,18 +150,6 @@ def test_spans_are_those_that_count_as_right(text, patterns, max_span):
     np.testing.assert_array_equal(found, expected)
 
 
-@given(documents, st.lists(st.sampled_from(WORDS), min_size=1, max_size=3))
-def test_a_pattern_of_plain_words_finds_what_their_wordpieces_do(text, words):
-    ids = VOCABULARY.encode(text).ids
-    pieces = VOCABULARY.encode(" ".join(words)).ids
-    continues = continues_word(VOCABULARY.pieces)
-    expected = answer_spans(ids[None, None], pieces[None, None], continues, 4)
-    pattern = re.compile(r"\s+".join(words) + r"(?!\w)", FLAGS)
-    found = pattern_spans(*prepare(text), ends_of_words(text), [pattern], 4)
-    expected = expected.reshape(-1, 4)
-    np.testing.assert_array_equal(found, expected)
-
-
 @given(documents, st.lists(st.sampled_from(WORDS), min_size=1, max_size=2))
 def test_an_answer_is_labelled_where_evaluation_finds_it(text, words):
     answer = " ".join(words)
@@ -193,13 +174,3 @@ def test_the_beginning_of_a_longer_word_is_no_answer():
     starts = answer_starts(ids[None, None], np.stack(answers)[None], continues)
     # by, 19, ##11, ",", ten, ##s, :, 서울, ##은, ten
     assert [np.flatnonzero(row).tolist() for row in starts[0, 0]] == [[], [9], [7]]
-
-
-@given(documents, st.sampled_from(WORDS))
-def test_held_is_what_begins_a_word(text, word):
-    expected = any(
-        text[start:].lower().startswith(word)
-        and not (start and text[start - 1].isalnum())
-        for start in range(len(text))
-    )
-    assert holds(text, [re.escape(word)]) == expected

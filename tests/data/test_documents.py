@@ -16,7 +16,7 @@ from realm_jax.data.documents import (
 )
 from realm_jax.data.records import BadRecord, RecordError
 from realm_jax.data.salient_spans import Span
-from realm_jax.errors import BadInputError
+from tests.refused import refused
 
 TEXT = st.text(alphabet=st.characters(codec="utf-8"))
 
@@ -32,12 +32,9 @@ def test_json_gives_back_any_text(title, text, escape):
     assert document == Document(title, text, "4")
 
 
-def test_an_article_without_id_is_identified_by_its_title():
+def test_an_article_without_id_is_identified_by_its_title_or_its_text():
     assert from_json(title="Ávila", text="").source_id == "Ávila"
     assert from_json(title="Ávila", text="", id=None).source_id == "Ávila"
-
-
-def test_without_id_and_title_it_is_identified_by_its_text():
     one = from_json(title=" ", text="One.")
     assert one.source_id
     assert one == document_from_json(b'{"title": " ", "text": "One."}', "elsewhere")
@@ -45,20 +42,15 @@ def test_without_id_and_title_it_is_identified_by_its_text():
     assert one.source_id == from_json(title=None, text="One.").source_id
     assert one.source_id != from_json(text="Two.").source_id
     assert from_json(title=None, text="One.").title == ""
-
-
-def test_the_ids_of_beir_are_ids():
+    # The ids of BEIR.
     assert from_json(title="a", text="b", _id="p7").source_id == "p7"
     assert from_json(title="a", text="b", _id="p7", id=None).source_id == "p7"
     assert from_json(title="a", text="b", _id="p7", id=0).source_id == "0"
 
 
-def test_a_byte_order_mark_is_no_part_of_the_object():
+def test_a_byte_order_mark_is_left_out_and_half_a_surrogate_pair_replaced():
     line = b'\xef\xbb\xbf{"title": "a", "text": "b"}\r'
     assert document_from_json(line, "here") == Document("a", "b", "a")
-
-
-def test_half_a_surrogate_pair_becomes_the_replacement_character():
     line = rb'{"title": "a\ud800", "text": "\udc00b", "id": "\ud83d"}'
     document = document_from_json(line, "here")
     assert document == Document("a\ufffd", "\ufffdb", "\ufffd")
@@ -69,33 +61,32 @@ def test_given_spans_keep_their_labels():
     assert document.spans == (Span(0, 5, GIVEN), Span(7, 11, "DATE"))
     assert from_json(title="", text="", spans=[]).spans == ()
     assert from_json(title="", text="").spans is None
+    # Sentences of no length are nothing.
+    sentences = ByteRanges([0, 3, 3], [3, 3, 6])
+    document = document_from_bytes(b"", b"Ab.Cd.", "here", sentences=sentences)
+    assert document.sentences == ((0, 3), (3, 6))
+    assert document.spans is None
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
+def test_what_is_no_document_is_one_line_with_place_and_reason():
+    for line, reason in [
         (b'{"title": "a", "text": "b"', "a JSON object.*delimiter"),
         (b'{"title": "\xff", "text": "b"}', "line in UTF-8.*0xff as byte 12;"),
         (b"[" * 100_000, "a JSON object.*recursion"),
         (b'["a", "b"]', r"a JSON object, got \[\"a\", \"b\"\]"),
         (b'{"title": "a"}', "a string 'text'"),
-        (b'{"title": 7, "text": "b"}', "a string 'text'"),
         (b'{"title": "a", "text": "b", "id": []}', "'id'"),
         (b'{"title": "a", "text": "b", "spans": [[0, 2]]}', "within the 1 char"),
-        (b'{"title": "a", "text": "b", "spans": [[-1, 1]]}', "within the 1 char"),
         (b'{"title": "a", "text": "b", "spans": [[1, 1]]}', "within the 1 char"),
         (b'{"title": "a", "text": "b", "spans": [[false, true]]}', "within the 1"),
         (b'{"title": "a", "text": "b", "spans": [[0, 1, 2]]}', "within the 1 char"),
         (b'{"title": "a", "text": "b", "spans": null}', "within the 1 char"),
-    ],
-)
-def test_what_is_no_document_is_one_line_with_place_and_reason(line, reason):
-    with pytest.raises(RecordError, match=reason) as caught:
-        document_from_json(line, "a.jsonl, line 7")
+    ]:
+        with refused(f"^a.jsonl, line 7: expected .*{reason}"):
+            document_from_json(line, "a.jsonl, line 7")
+    with pytest.raises(RecordError) as caught:
+        document_from_json(b'["' + b"a" * 1000 + b'"]', "a.jsonl, line 7")
     message = str(caught.value)
-    assert isinstance(caught.value, BadInputError)
-    assert message.startswith("a.jsonl, line 7: expected ")
-    assert "\n" not in message
     assert len(message) < 300
     assert caught.value.record == BadRecord(*message.split(": ", 1))
 
@@ -141,51 +132,26 @@ def test_offsets_are_refused_just_where_the_bytes_between_are_no_text(
             document_from_bytes(b"", content, "here", spans=spans)
 
 
-def test_sentences_of_no_length_are_nothing():
-    sentences = ByteRanges([0, 3, 3], [3, 3, 6])
-    document = document_from_bytes(b"", b"Ab.Cd.", "here", sentences=sentences)
-    assert document.sentences == ((0, 3), (3, 6))
-    assert document.spans is None
-
-
-@pytest.mark.parametrize(
-    ("annotations", "reason"),
-    [
+def test_offsets_and_bytes_that_do_not_fit_are_refused():
+    for annotations, reason in [
         ({"sentences": ByteRanges([0, 2], [3, 6])}, "in order and disjoint"),
         ({"sentences": ByteRanges([3, 0], [6, 3])}, "in order and disjoint"),
         ({"sentences": ByteRanges([0], [7])}, "every sentence .*within the 6 bytes"),
         ({"spans": ByteRanges([0, 3], [3])}, "a limit of every span, got 2 and 1"),
         ({"spans": ByteRanges([0], [3], [b"A", b"B"])}, "types as spans, got 2 for 1"),
         ({"spans": ByteRanges([0], [3], [b"\xff"])}, "type of a span in UTF-8"),
-    ],
-)
-def test_offsets_that_do_not_fit_are_refused(annotations, reason):
-    with pytest.raises(RecordError, match=f"^here: expected .*{reason}"):
-        document_from_bytes(b"", b"Ab.Cd.", "here", **annotations)
-
-
-def test_broken_utf8_of_a_record_is_refused():
-    with pytest.raises(RecordError, match=r"title in UTF-8.*0xff"):
+    ]:
+        with refused(f"^here: expected .*{reason}"):
+            document_from_bytes(b"", b"Ab.Cd.", "here", **annotations)
+    with refused(r"title in UTF-8.*0xff"):
         document_from_bytes(b"\xff", b"", "here")
-    with pytest.raises(RecordError, match=r"text in UTF-8.*0xc3"):
+    with refused(r"text in UTF-8.*0xc3"):
         document_from_bytes(b"", b"ab\xc3", "here")
 
 
-@pytest.mark.parametrize(
-    ("title", "kept"),
-    [
-        ("List of sovereign states", False),
-        ("Index of law articles", False),
-        ("Outline of geometry", False),
-        ("Mercury (disambiguation)", False),
-        ("Mercury (disambiguation) and more", False),
-        ("Mercury (planet)", True),
-        ("A List of Things", True),
-        ("Listeria", True),
-        ("List of ", True),
-        ("list of sovereign states", True),
-        ("", True),
-    ],
-)
-def test_pages_are_articles_by_the_authors_rule(title, kept):
-    assert is_article(title) is kept
+def test_pages_are_articles_by_the_authors_rule():
+    lists = ["List of sovereign states", "Index of law articles", "Outline of geometry"]
+    pages = ["Mercury (disambiguation)", "Mercury (disambiguation) and more"]
+    assert not any(map(is_article, lists + pages))
+    articles = ["Mercury (planet)", "A List of Things", "Listeria", "List of ", ""]
+    assert all(map(is_article, [*articles, "list of sovereign states"]))

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 
@@ -6,11 +8,11 @@ from realm_jax.data.inverse_cloze import (
     parts_to_pair,
     take_sentence,
 )
-from realm_jax.errors import BadInputError
+from tests.refused import refused
 
 
 def slow_examples(store, removed, query_length, document_length):
-    """Sentence by sentence; `removed(block, index)` says what was taken out."""
+    """Sentence by sentence, each taken out of its block or none."""
     vocabulary = store.vocabulary
     for block in range(store.num_blocks):
         text = store.text(block)
@@ -19,7 +21,7 @@ def slow_examples(store, removed, query_length, document_length):
         pieces = [vocabulary.encode(text.body[a:b]).ids for a, b in parts]
         for index, sentence in enumerate(pieces):
             kept = [p for i, p in enumerate(pieces) if i != index]
-            body = kept if removed(block, index) else pieces
+            body = kept if removed else pieces
             if not body:
                 continue
             query = [vocabulary.cls, *sentence[: query_length - 2], vocabulary.sep]
@@ -33,45 +35,34 @@ def padded(pieces, length):
     return [int(piece) for piece in pieces] + [0] * (length - len(pieces))
 
 
-@pytest.mark.parametrize("probability", [0.0, 1.0])
-@pytest.mark.parametrize(("query", "document"), [(64, 48), (8, 20)])
-def test_pairs_sentences_with_their_blocks(small_store, probability, query, document):
-    examples = inverse_cloze_examples(
-        small_store,
-        np.arange(small_store.num_blocks),
-        query_length=query,
-        document_length=document,
-        removal_probability=probability,
-    )
-    expected = list(
-        slow_examples(small_store, lambda *_: probability == 1, query, document)
-    )
-    assert len(examples["block_ids"]) == len(expected) > 10
-    for row, (block, query_ids, ids, body_start) in enumerate(expected):
-        assert examples["block_ids"][row] == block
-        assert examples["query_ids"][row].tolist() == padded(query_ids, query)
-        assert examples["document_ids"][row].tolist() == padded(ids, document)
-        segments = [int(body_start <= column < len(ids)) for column in range(document)]
-        assert examples["document_segment_ids"][row].tolist() == segments
-
-
-def test_a_kept_sentence_leaves_the_block_as_the_store_has_it(small_store):
+def test_pairs_sentences_with_their_blocks(small_store):
     blocks = np.arange(small_store.num_blocks)
-    examples = inverse_cloze_examples(
-        small_store, blocks, document_length=48, removal_probability=0.0
-    )
-    ids, segments = small_store.document_ids(examples["block_ids"], 48)
-    np.testing.assert_array_equal(examples["document_ids"], ids)
-    np.testing.assert_array_equal(examples["document_segment_ids"], segments)
+    for (query, document), remove in itertools.product([(64, 48), (8, 20)], (0, 1)):
+        lengths = {"query_length": query, "document_length": document}
+        examples = inverse_cloze_examples(
+            small_store, blocks, **lengths, removal_probability=float(remove)
+        )
+        expected = list(slow_examples(small_store, bool(remove), query, document))
+        assert len(examples["block_ids"]) == len(expected) > 10
+        if not remove:
+            # The block is as the store has it.
+            ids, segments = small_store.document_ids(examples["block_ids"], document)
+            np.testing.assert_array_equal(examples["document_ids"], ids)
+            np.testing.assert_array_equal(examples["document_segment_ids"], segments)
+        for row, (block, query_ids, ids, body_start) in enumerate(expected):
+            assert examples["block_ids"][row] == block
+            assert examples["query_ids"][row].tolist() == padded(query_ids, query)
+            assert examples["document_ids"][row].tolist() == padded(ids, document)
+            segments = [int(body_start <= c < len(ids)) for c in range(document)]
+            assert examples["document_segment_ids"][row].tolist() == segments
 
 
 def test_nine_of_ten_sentences_are_removed(small_store):
     blocks = np.arange(small_store.num_blocks)
     removed = total = 0
-    for seed in range(60):
-        examples = inverse_cloze_examples(
-            small_store, blocks, document_length=48, seed=seed
-        )
+    options = {"document_length": 48}
+    for seed in range(40):
+        examples = inverse_cloze_examples(small_store, blocks, **options, seed=seed)
         whole, _ = small_store.document_ids(examples["block_ids"], 48)
         # A lone short sentence is dropped when it would be removed: leave them out.
         several = np.array(
@@ -95,19 +86,15 @@ def test_what_is_removed_does_not_depend_on_how_blocks_are_grouped(small_store):
         np.testing.assert_array_equal(array, np.concatenate([p[name] for p in parts]))
 
 
-def test_a_lone_sentence_cannot_be_removed(small_store):
-    body = small_store.vocabulary.encode("Ilm is a river.")
-    assert take_sentence(body, (0, 15), remove=True) is None
-    query = take_sentence(body, (0, 15), remove=False)
-    assert query == slice(0, len(body.ids))
-
-
-def test_a_long_lone_sentence_is_divided(small_store):
+def test_a_lone_sentence_cannot_be_removed_and_a_long_one_is_divided(small_store):
+    short = small_store.vocabulary.encode("Ilm is a river.")
+    assert take_sentence(short, (0, 15), remove=True) is None
+    assert take_sentence(short, (0, 15), remove=False) == slice(0, len(short.ids))
+    assert parts_to_pair("Ilm is a river.", short, [(0, 15)]) == [(0, 15)]
     text = "the flow over a thin wing is laminar, and further behind it turbulent"
     body = small_store.vocabulary.encode(text)
-    whole = [(0, len(text))]
     assert len(body.ids) > 32
-    parts = parts_to_pair(text, body, whole)
+    parts = parts_to_pair(text, body, [(0, len(text))])
     assert len(parts) > 1
     assert "".join(text[start:end] for start, end in parts) == text
     for part in parts:
@@ -116,22 +103,15 @@ def test_a_long_lone_sentence_is_divided(small_store):
         assert 0 < query.stop - query.start <= (len(body.ids) + 1) // 2
     several = [(0, 37), (38, len(text))]
     assert parts_to_pair(text, body, several) == several
-    short = small_store.vocabulary.encode("Ilm is.")
-    assert parts_to_pair("Ilm is.", short, [(0, 7)]) == [(0, 7)]
 
 
-def test_no_block_gives_no_example(small_store):
-    examples = inverse_cloze_examples(small_store, np.arange(0), document_length=48)
-    assert {name: array.shape for name, array in examples.items()} == {
-        "query_ids": (0, 64),
-        "document_ids": (0, 48),
-        "document_segment_ids": (0, 48),
-        "block_ids": (0,),
-    }
-
-
-def test_lengths_without_room_are_refused(small_store):
-    with pytest.raises(BadInputError, match="got 2 and 288"):
+def test_lengths_without_room_are_refused_and_no_block_gives_no_example(small_store):
+    with refused("got 2 and 288"):
         inverse_cloze_examples(small_store, np.arange(1), query_length=2)
-    with pytest.raises(BadInputError, match="got 64 and 3"):
+    with refused("got 64 and 3"):
         inverse_cloze_examples(small_store, np.arange(1), document_length=3)
+    examples = inverse_cloze_examples(small_store, np.arange(0), document_length=48)
+    shapes = {name: array.shape[1:] for name, array in examples.items()}
+    documents = {"document_ids": (48,), "document_segment_ids": (48,)}
+    assert shapes == {"query_ids": (64,), **documents, "block_ids": ()}
+    assert {len(array) for array in examples.values()} == {0}

@@ -1,7 +1,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +11,7 @@ from realm_jax.data.masking import (
     sentence_id,
     sentence_specs,
 )
-from realm_jax.errors import BadInputError
+from tests.refused import refused
 
 
 def slow_example(vocabulary, body, sentence, span, query_length, max_masks):
@@ -40,7 +39,7 @@ TEXTS = st.text(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200)
 @given(
     before=TEXTS,
     left=TEXTS,
@@ -107,11 +106,7 @@ def test_unmasking_gives_the_sentence_back(small_store):
             assert examples["source_block"][rows] == block
             rows += 1
     assert rows == len(examples["query_ids"]) > 40
-
-
-def test_features_are_those_declared(small_store):
-    examples = salient_examples(small_store, np.arange(3), query_length=40, max_masks=4)
-    specs = sentence_specs(40, 4)
+    specs = sentence_specs(64, 10)
     assert {n: (a.shape[1:], a.dtype) for n, a in examples.items()} == {
         name: (spec.shape, spec.dtype) for name, spec in specs.items()
     }
@@ -131,50 +126,27 @@ def test_spans_of_a_sentence_share_its_id_and_ids_ascend(small_store):
     assert found.tolist() == [ranks[place] for place in expected]
     assert (np.diff(ids) >= 0).all()
     assert len(ranks) < len(ids)
-
-
-def test_ids_of_sentences_have_room_for_the_last_block_there_can_be():
+    # There is room for the last block there can be.
     last = int(sentence_id(2**31 - 1, 2**16))
     assert last > int(sentence_id(2**31 - 1, 0)) > int(sentence_id(2**31 - 2, 2**16))
 
 
-def test_a_long_span_is_masked_whole_and_scored_in_part(small_store):
+def test_a_span_outside_its_sentence_gives_no_example(small_store):
     vocabulary = small_store.vocabulary
-    body = "Ansk Brel Dorm Fosk is a town."
-    example = make_salient_example(
-        vocabulary.encode(body),
-        (0, len(body)),
-        (0, 19),
-        vocabulary=vocabulary,
-        max_masks=2,
-    )
-    assert example is not None
-    masked = example["query_ids"] == vocabulary.mask
-    assert masked.sum() == len(vocabulary.encode("Ansk Brel Dorm Fosk")) > 2
-    assert example["mask_weights"].tolist() == [1, 1]
-    assert example["mask_positions"].tolist() == [1, 2]
-
-
-@pytest.mark.parametrize(
-    "span",
-    [(0, 5), (5, 11), (6, 11), (12, 12), (12, 18), (12, 22), (18, 22)],
-)
-def test_a_span_outside_its_sentence_gives_no_example(small_store, span):
-    vocabulary = small_store.vocabulary
-    body = "It is. Ansk grew. Brel did not. Dorm neither."
+    encoding = vocabulary.encode("It is. Ansk grew. Brel did not. Dorm neither.")
     sentence = (7, 17)
-    encoding = vocabulary.encode(body)
     assert make_salient_example(encoding, sentence, (7, 11), vocabulary=vocabulary)
-    example = make_salient_example(encoding, sentence, span, vocabulary=vocabulary)
-    assert example is None
+    for span in [(0, 5), (5, 11), (6, 11), (12, 12), (12, 18), (12, 22), (18, 22)]:
+        example = make_salient_example(encoding, sentence, span, vocabulary=vocabulary)
+        assert example is None, span
 
 
 def test_lengths_without_room_are_refused(small_store):
-    with pytest.raises(BadInputError, match=r"got 2 and 10"):
+    with refused(r"got 2 and 10"):
         salient_examples(small_store, np.arange(1), query_length=2)
-    with pytest.raises(BadInputError, match=r"got 96 and 0"):
+    with refused(r"got 96 and 0"):
         salient_examples(small_store, np.arange(1), max_masks=0)
-    with pytest.raises(BadInputError, match="another corpus"):
+    with refused("another corpus"):
         salient_examples(small_store, np.array([small_store.num_blocks]))
 
 

@@ -11,7 +11,7 @@ from realm_jax.data.block_writer import Block, write_blocks
 from realm_jax.data.blocks import BlockText
 from realm_jax.data.versions import link_versions, newest_version
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
-from realm_jax.errors import BadInputError
+from tests.refused import refused
 
 WORDPIECE = WordPiece([*SPECIAL_PIECES, *(f"w{i}" for i in range(60))])
 
@@ -32,14 +32,12 @@ def chain(tmp_path):
     return folders
 
 
-def test_the_newest_version_is_found_from_any(chain):
+def test_the_newest_version_is_found_from_any_wherever_they_are(chain, tmp_path):
     assert [newest_version(folder) for folder in chain] == [chain[2].resolve()] * 3
     assert newest_version(str(chain[0])) == chain[2].resolve()
     parent = json.loads((chain[2] / versions.PARENT_FILE).read_text())
     assert (chain[2] / parent["corpus"]).resolve() == chain[1].resolve()
-
-
-def test_versions_may_be_moved_together_and_reached_by_a_link(chain, tmp_path):
+    # Moved together, and reached by a link.
     shutil.move(tmp_path / "all", tmp_path / "elsewhere")
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "corpus").symlink_to(tmp_path / "elsewhere" / "v0")
@@ -48,40 +46,31 @@ def test_versions_may_be_moved_together_and_reached_by_a_link(chain, tmp_path):
     assert newest_version(tmp_path / "links" / "corpus") == expected
 
 
-def test_a_corpus_without_successor_is_the_newest_as_it_was_named(
-    tmp_path, monkeypatch
-):
+def test_without_successor_it_is_the_newest_as_it_was_named(tmp_path, monkeypatch):
     write(tmp_path / "v0", 0)
     monkeypatch.chdir(tmp_path)
     assert str(newest_version("v0")) == "v0"
-    with pytest.raises(BadInputError, match="expected a prepared corpus at none"):
+    with refused("expected a prepared corpus at none"):
         newest_version("none")
 
 
-def test_a_successor_that_is_gone_is_named(chain):
+def test_a_successor_that_is_not_there_is_named(chain):
     shutil.move(chain[2], chain[2].with_name("moved"))
-    with pytest.raises(BadInputError, match=r"next version of .*v1 at .*v2, which"):
+    with refused(r"next version of .*v1 at .*v2, which"):
         newest_version(chain[0])
-
-
-def test_another_corpus_in_the_place_of_a_successor_is_refused(chain):
-    shutil.rmtree(chain[2])
     write(chain[2], 7)
-    with pytest.raises(BadInputError, match=r"expected the corpus \w+ at .*v2.* got"):
+    with refused(r"expected the corpus \w+ at .*v2.* got"):
         newest_version(chain[0])
+    for content in ("{", "[]", '{"corpus": "../v1"}', '"x"'):
+        (chain[0] / versions.SUCCESSOR_FILE).write_text(content)
+        with refused(r"v0/successor\.json, but it cannot be"):
+            newest_version(chain[0])
 
 
 def test_a_circle_ends(chain):
     (chain[1] / versions.PARENT_FILE).unlink()
     link_versions(chain[2], chain[1])
-    with pytest.raises(BadInputError, match=r"v1 again in .*v2/successor\.json"):
-        newest_version(chain[0])
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"corpus": "../v1"}', '"x"'])
-def test_a_damaged_pointer_is_named(chain, content):
-    (chain[0] / versions.SUCCESSOR_FILE).write_text(content)
-    with pytest.raises(BadInputError, match=r"v0/successor\.json, but it cannot be"):
+    with refused(r"v1 again in .*v2/successor\.json"):
         newest_version(chain[0])
 
 
@@ -91,9 +80,9 @@ def test_a_second_successor_is_refused_and_the_same_one_is_not(chain, tmp_path):
     versions.require_no_other_successor(chain[0], chain[1])
     other = write(tmp_path / "other", 9)
     for check in (versions.require_no_other_successor, link_versions):
-        with pytest.raises(BadInputError, match=r"v0 to have no successor yet, got"):
+        with refused(r"v0 to have no successor yet, got"):
             check(chain[0], other)
     assert (chain[0] / versions.SUCCESSOR_FILE).read_bytes() == before
-    with pytest.raises(BadInputError, match=r"v2 to be made from .*other, but its"):
+    with refused(r"v2 to be made from .*other, but its"):
         link_versions(other, chain[2])
     assert not (other / versions.SUCCESSOR_FILE).exists()

@@ -51,6 +51,7 @@ add_task(
 )
 """
 CRASH = "CALLS.append(1); assert len(CALLS) < 5, 'too many calls'"
+FEW = "--gin.EXAMPLES=['questions']"  # Beside those that a test is about.
 IS_YEAR = "def is_kept(answer):\n    return answer.isdigit()\n"
 
 
@@ -98,14 +99,14 @@ def with_years(*flags):
 
 def answers(root, task="mine_years"):
     """All masked answers of a task that lie on disk, as text, sorted."""
-    store = BlockStore.open(root / "corpus")
-    return sorted(
-        store.vocabulary.decode(row[row > 0])
+    vocabulary = BlockStore.open(root / "corpus").vocabulary
+    folder = root / "corpus" / "examples" / task
+    rows = [
+        row[row > 0]
         for split in ("train", "validation")
-        for row in Examples.open(root / "corpus" / "examples" / task / split).features[
-            "mask_ids"
-        ]
-    )
+        for row in Examples.open(folder / split).features["mask_ids"]
+    ]
+    return sorted(map(vocabulary.decode, rows))
 
 
 def years_of(root):
@@ -120,32 +121,32 @@ def rewritten(path, change):
     path.write_bytes(seal(info))
 
 
-@pytest.mark.parametrize(
+# In this process, and with Beam.
+FEW_BLOCKS = pytest.mark.parametrize(
     "few_blocks", [prepare._FEW_BLOCKS, pytest.param(0, marks=pytest.mark.full)]
 )
+
+
+@FEW_BLOCKS
 def test_a_mended_module_shares_no_part_with_the_one_that_crashed(
     root, realm, monkeypatch, few_blocks
 ):
-    """In this process, and with Beam."""
     monkeypatch.setattr(prepare, "_FEW_BLOCKS", few_blocks)
-    assert realm()[0] == 0
+    assert realm(FEW)[0] == 0
     write_module(root, bug=CRASH, rules=IS_YEAR.replace(".isdigit()", " != ''"))
     with pytest.raises(Exception, match="too many calls"):
-        realm(*with_years("--workers=1"))
+        realm(*with_years(FEW, "--workers=1"))
     parts = list((root / "corpus.parts").glob("examples-*/*/mine_years*"))
     assert len(parts) > 3
     write_module(root)
-    code, said = realm(*with_years("--workers=1"))
+    code, said = realm(*with_years(FEW, "--workers=1"))
     assert code == 0, said
     assert answers(root) == years_of(root)
     assert len(years_of(root)) == 40
 
 
-@pytest.mark.parametrize(
-    "few_blocks", [prepare._FEW_BLOCKS, pytest.param(0, marks=pytest.mark.full)]
-)
+@FEW_BLOCKS
 def test_damaged_parts_of_examples_are_made_anew(root, realm, monkeypatch, few_blocks):
-    """Those of this process, and those of Beam."""
     monkeypatch.setattr(prepare, "_FEW_BLOCKS", few_blocks)
     assert realm("--workers=1")[0] == 0
     made = bytes_below(root / "corpus")
@@ -169,79 +170,68 @@ def bytes_below(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_examples_are_not_kept_when_their_module_changes(root, realm):
-    assert realm()[0] == 0
+def test_examples_are_not_kept_when_their_module_or_settings_change(root, realm):
+    assert realm(FEW)[0] == 0
     write_module(root)
-    assert realm(*with_years())[0] == 0
+    assert realm(*with_years(FEW))[0] == 0
     assert answers(root) == years_of(root)
     # A comment changes nothing.
     with (root / "mine.py").open("a") as file:
         file.write("# Years only.\n")
-    assert realm(*with_years())[0] == 0
+    assert realm(*with_years(FEW))[0] == 0
+    longer = "--gin.prepare.PrepareConfig.max_masks=7"
+    code, said = realm(*with_years(FEW, longer))
+    assert code == 2
+    assert "mine_years" in said
+    assert "their max_masks is 6, not 7" in said
     # What the module imports has changed.
     write_module(root, rules="def is_kept(answer):\n    return answer > '15'\n")
-    code, said = realm(*with_years())
+    code, said = realm(*with_years(FEW))
     folder = root / "corpus" / "examples" / "mine_years"
     assert code == 2
     assert "the module mine_rules has changed since" in said
     assert said.endswith(f"rm -r {folder}")
     assert answers(root) == years_of(root)
     # The other tasks are not the module's.
-    assert realm("--import_module=mine")[0] == 0
+    assert realm(FEW, "--import_module=mine")[0] == 0
     shutil.rmtree(folder)
-    assert realm(*with_years())[0] == 0
-    assert {year for year in answers(root) if year.isdigit()} == {
-        year for year in years_of(root) if year > "15"
-    }
-
-
-def test_settings_and_sources_of_a_users_task_are_compared(root, realm):
-    assert realm()[0] == 0
-    write_module(root)
-    assert realm(*with_years())[0] == 0
-    kept = "--gin.EXAMPLES=['questions']"
-    longer = "--gin.prepare.PrepareConfig.max_masks=7"
-    code, said = realm(*with_years(kept, longer))
-    assert code == 2
-    assert "mine_years" in said
-    assert "their max_masks is 6, not 7" in said
+    assert realm(*with_years(FEW))[0] == 0
+    later = {year for year in years_of(root) if year > "15"}
+    assert set(filter(str.isdigit, answers(root))) == later
     # The corpus that the module reads is another one now.
     rewritten(
-        root / "corpus/examples/mine_years/train/examples.json",
+        folder / "train/examples.json",
         lambda info: info["metadata"].update(corpus_fingerprint="0" * 64),
     )
-    code, said = realm(*with_years())
+    code, said = realm(*with_years(FEW))
     assert code == 2
     assert "they were made for another corpus" in said
 
 
-@pytest.mark.parametrize(
-    "change", [{"title": "Town4"}, {"topic": "rivers"}, {"split": "test"}]
-)
-def test_a_changed_question_file_is_not_ignored(root, realm, change):
-    flags = ['--gin.EXAMPLES=["questions"]']
+def test_a_changed_question_file_is_not_ignored(root, realm):
+    flags = [FEW]
     assert realm(*flags)[0] == 0
     path = root / "questions.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text(
-        "\n".join(json.dumps({**line, "answers": line["answers"]}) for line in lines)
-    )
-    assert realm(*flags)[0] == 0, "the same questions, spelled otherwise"
-    if "split" in change:
-        lines = [
-            line | {"split": line["split"].replace("dev", "test")} for line in lines
-        ]
-    else:
-        lines[0] |= change
-    path.write_text("\n".join(map(json.dumps, lines)))
-    code, said = realm(*flags)
-    assert code == 2
-    assert said.endswith(f"rm -r {root}/corpus/examples/towns_questions")
+    # The same questions, spelled otherwise.
+    spelled = [{**line, "answers": line["answers"]} for line in lines]
+    path.write_text("\n".join(map(json.dumps, spelled)))
+    assert realm(*flags)[0] == 0
+    splits = {"train": "train", "dev": "test", "test": "test"}
+    for changed in (
+        [lines[0] | {"title": "Town4"}, *lines[1:]],
+        [lines[0] | {"topic": "rivers"}, *lines[1:]],
+        [line | {"split": splits[line["split"]]} for line in lines],
+    ):
+        path.write_text("\n".join(map(json.dumps, changed)))
+        code, said = realm(*flags)
+        assert code == 2, changed[0]
+        assert said.endswith(f"rm -r {root}/corpus/examples/towns_questions")
 
 
 def test_a_split_that_is_no_longer_asked_is_not_left_behind(root, realm):
     """Examples of an earlier release do not record their questions."""
-    flags = ['--gin.EXAMPLES=["questions"]']
+    flags = [FEW]
     assert realm(*flags)[0] == 0
     path = root / "questions.jsonl"
     lines = path.read_text().splitlines()
@@ -262,10 +252,21 @@ def forget(info):
     metadata.pop("questions_fingerprint", None)
 
 
-def test_what_an_earlier_release_made_is_kept_and_called_unknown(root, realm):
+def test_what_other_code_or_an_earlier_release_made_is_kept_and_said(
+    root, realm, monkeypatch
+):
     assert realm()[0] == 0
     write_module(root)
     assert realm(*with_years())[0] == 0
+    code, said = realm()
+    assert (code, "kept" in said) == (0, False)
+    with monkeypatch.context() as patch:
+        other = {"version": "9.9", "source": "0" * 64}
+        patch.setattr(existing, "package_code", lambda: other)
+        code, said = realm()
+    assert code == 0
+    assert "other code of realm_jax made them" in said
+    assert "unknown" not in said
     manifests = [*(root / "corpus").rglob("examples.json"), root / "corpus/corpus.json"]
     assert len(manifests) == 10
     for path in manifests:
@@ -281,16 +282,3 @@ def test_what_an_earlier_release_made_is_kept_and_called_unknown(root, realm):
     # What it did record is compared as ever.
     code, said = realm("--gin.SEED=3")
     assert (code, "their seed is 0, not 3" in said) == (2, True)
-
-
-def test_what_other_code_of_the_package_made_is_kept_and_said(root, realm, monkeypatch):
-    assert realm()[0] == 0
-    code, said = realm()
-    assert code == 0
-    assert "kept" not in said
-    other = {"version": "9.9", "source": "0" * 64}
-    monkeypatch.setattr(existing, "package_code", lambda: other)
-    code, said = realm()
-    assert code == 0
-    assert "other code of realm_jax made them" in said
-    assert "unknown" not in said

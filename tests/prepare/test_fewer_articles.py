@@ -50,21 +50,16 @@ def test_another_seed_draws_others_and_the_same_one_the_same(paths):
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-@pytest.mark.parametrize("line", ["no JSON", '{"title": "no id"}', "[1]"])
-def test_a_file_of_something_else_is_one_line(paths, line, tmp_path, capsys):
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text(line + "\n")
-    assert fewer_articles.main([str(bad), *paths[1:], "--drawn", "1"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_negative_number_and_a_folder_that_is_not_there_are_one_line(paths, capsys):
-    assert fewer_articles.main([*paths, "--drawn", "-1"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert fewer_articles.main([*paths[:2], "no/such/f", "--drawn", "1"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_missing_file_is_one_line(paths, capsys):
-    assert fewer_articles.main(["nowhere", *paths[1:], "--drawn", "1"]) == 2
-    assert "nowhere" in capsys.readouterr().err
+def test_what_cannot_be_done_is_one_line(paths, tmp_path, capsys):
+    (tmp_path / "bad").write_text("no JSON\n")
+    (tmp_path / "no id").write_text('{"title": "no id"}\n')
+    for arguments, said in [
+        ([str(tmp_path / "bad"), *paths[1:], "--drawn", "1"], "bad"),
+        ([str(tmp_path / "no id"), *paths[1:], "--drawn", "1"], "no id"),
+        ([*paths, "--drawn", "-1"], "-1"),
+        ([*paths[:2], "no/such/f", "--drawn", "1"], "no/such/f"),
+        (["nowhere", *paths[1:], "--drawn", "1"], "nowhere"),
+    ]:
+        assert fewer_articles.main(arguments) == 2, arguments
+        [line] = capsys.readouterr().err.splitlines()
+        assert said in line

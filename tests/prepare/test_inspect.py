@@ -17,14 +17,9 @@ from realm_jax.prepare import inspect
 from realm_jax.prepare.materialise import materialise
 from tasks import corpora
 from tasks.questions import register_questions
+from tests.refused import refused
 
 pytestmark = pytest.mark.usefixtures("towns")
-
-
-@pytest.fixture
-def copied(store, tmp_path):
-    """A copy of the corpus, to put examples into."""
-    return shutil.copytree(store.directory, tmp_path / "corpus")
 
 
 def plain(text):
@@ -65,23 +60,29 @@ def test_summaries_list_every_task_with_its_splits_and_counts(store, towns):
 
 
 def test_large_corpora_are_not_read_to_be_counted(monkeypatch):
+    source = seqio.TaskRegistry.get("towns_salient").source
+    store = source.store
+    read, texts = set(), store.texts
+
+    def reading(block_ids):
+        read.update(int(block) for block in block_ids)
+        return texts(block_ids)
+
+    # The first examples need one shard of the corpus.
+    monkeypatch.setattr(store, "texts", reading)
+    assert len(list(inspect.show("towns_salient", "train", 2))) == 2
+    assert 0 < len(read) <= store.num_blocks / 5 + 1
     monkeypatch.setattr(inspect, "_MAX_COUNTED_BLOCKS", 3)
-    store = seqio.TaskRegistry.get("towns_blocks").source.store
     monkeypatch.setattr(store, "texts", None)
     assert rows_of("towns_blocks")["train"] == f"a share of {store.num_blocks:,} blocks"
 
 
-def test_a_prepared_corpus_is_registered_as_it_was_prepared(copied):
-    corpora.register(
-        "made",
-        copied,
-        query_length=24,
-        max_masks=3,
-        inverse_cloze_query_length=20,
-        document_length=36,
-        validation_fraction=0.3,
-        seed=4,
-    )
+def test_a_prepared_corpus_is_registered_as_it_was_prepared(store, tmp_path):
+    copied = shutil.copytree(store.directory, tmp_path / "corpus")
+    masks, pairs = {"max_masks": 3}, {"inverse_cloze_query_length": 20}
+    lengths = {"query_length": 24, "document_length": 36, **masks, **pairs}
+    settings = {"validation_fraction": 0.3, "seed": 4}
+    corpora.register("made", copied, **lengths, **settings)
     written = {
         task: materialise(
             f"made_{task}", "train", copied / f"examples/town_{task}/train"
@@ -91,72 +92,67 @@ def test_a_prepared_corpus_is_registered_as_it_was_prepared(copied):
     # `prepare` keeps its seed with the examples.
     path = copied / "examples/town_salient/train/examples.json"
     info = unseal(path.read_bytes())
-    info["metadata"] |= {"seed": 4, "validation_fraction": 0.3}
+    info["metadata"] |= settings
     path.write_bytes(seal(info))
+
+    def examples(name, split):
+        dataset = seqio.TaskRegistry.get(name).get_dataset(split=split, shuffle=False)
+        return list(dataset.as_numpy_iterator())
 
     assert "town_random_tokens" in inspect.register_prepared("town", copied)
     for task in ("blocks", "ict", "salient", "random_tokens", "random_spans"):
         for split in ("train", "validation"):
-            made, again = (
-                list(
-                    seqio.TaskRegistry.get(f"{name}_{task}")
-                    .get_dataset(split=split, shuffle=False)
-                    .as_numpy_iterator()
-                )
-                for name in ("made", "town")
-            )
+            made = examples(f"made_{task}", split)
+            again = examples(f"town_{task}", split)
             assert len(made) == len(again) > 0
             for one, other in zip(made, again, strict=True):
                 assert all(np.array_equal(one[name], other[name]) for name in one)
     starts = written["salient"].sentence_starts
     assert starts is not None
     sentences = {"salient": f" of {len(starts) - 1:,} sentences", "ict": ""}
-    for task, examples in written.items():
+    for task, prepared in written.items():
         found = rows_of(f"town_{task}")
-        count = f"{len(examples):,} examples{sentences[task]}"
+        count = f"{len(prepared):,} examples{sentences[task]}"
         assert found["train"].endswith(f" blocks, {count} prepared")
         assert found["validation"].endswith(" blocks")
-
-
-def test_without_examples_documents_have_the_length_of_blocks(store):
+    # Without examples documents have the length of blocks.
     inspect.register_prepared("bare", store.directory)
     features = next(inspect._examples(seqio.TaskRegistry.get("bare_ict"), "train", 1))
     assert features["document_ids"].shape == (store.chunk_length,)
     assert features["query_ids"].shape == (64,)
 
 
-@pytest.mark.parametrize("kind", ["salient", "random_tokens", "random_spans"])
-def test_masked_sentences_read_as_the_model_sees_them(store, kind):
-    name = f"towns_{kind}"
-    dataset = seqio.TaskRegistry.get(name).get_dataset(split="train", shuffle=False)
-    examples = list(dataset.as_numpy_iterator())
-    shown = list(inspect.show(name, "train", 10**6))
-    assert len(shown) == len(examples) > 50
-    for lines, example in zip(shown, examples, strict=True):
-        query, answers = field(lines, "query"), field(lines, "answers")
-        masks = (example["query_ids"] == store.vocabulary.mask).sum()
-        assert query.count("[MASK]") == masks
-        block = int(example["source_block"])
-        text = store.text(block)
-        assert field(lines, "from") == f"block {block}, {text.title!r}"
-        # The sentence, or as much of it as the query has room for.
-        body = plain(text.body)
-        assert without_brackets(answers) in body
-        # What is in brackets is what the masks stand for, run by run.
-        hidden = [plain(part) for part in re.findall(r"\[(.*?)\]", answers)]
-        pattern = re.sub(r"(\\\[mask\\\])+", "(.+)", re.escape(plain(query)))
-        found = re.fullmatch(pattern, without_brackets(answers))
-        assert found
-        assert "".join(found.groups()) == "".join(hidden)
+def test_masked_sentences_read_as_the_model_sees_them(store):
+    for name in ("towns_salient", "towns_random_tokens", "towns_random_spans"):
+        dataset = seqio.TaskRegistry.get(name).get_dataset(split="train", shuffle=False)
+        examples = list(dataset.as_numpy_iterator())
+        shown = list(inspect.show(name, "train", 10**6))
+        assert len(shown) == len(examples) > 50
+        for lines, example in zip(shown, examples, strict=True):
+            query, answers = field(lines, "query"), field(lines, "answers")
+            masks = (example["query_ids"] == store.vocabulary.mask).sum()
+            assert query.count("[MASK]") == masks
+            block = int(example["source_block"])
+            text = store.text(block)
+            assert field(lines, "from") == f"block {block}, {text.title!r}"
+            # The sentence, or as much of it as the query has room for.
+            assert without_brackets(answers) in plain(text.body)
+            # What is in brackets is what the masks stand for, run by run.
+            hidden = [plain(part) for part in re.findall(r"\[(.*?)\]", answers)]
+            pattern = re.sub(r"(\\\[mask\\\])+", "(.+)", re.escape(plain(query)))
+            found = re.fullmatch(pattern, without_brackets(answers))
+            assert found
+            assert "".join(found.groups()) == "".join(hidden)
+    [lines] = inspect.show("towns_salient", "train", 1, mark=lambda text: f"<{text}>")
+    assert "<[MASK]>" in field(lines, "query")
+    assert re.search(r"<\[.+?\]>", field(lines, "answers"))
 
 
 def test_masks_that_are_not_scored_are_counted(store):
-    corpora.register(
-        "few", store.directory, query_length=32, document_length=40, max_masks=1
-    )
-    said = [
-        lines for lines in inspect.show("few_random_spans", "", 40) if len(lines) > 3
-    ]
+    lengths = {"query_length": 32, "document_length": 40, "max_masks": 1}
+    corpora.register("few", store.directory, **lengths)
+    shown = inspect.show("few_random_spans", "", 40)
+    said = [lines for lines in shown if len(lines) > 3]
     assert said
     for query, answers, more, _ in said:
         count = int(re.fullmatch(r" +\((\d+) more masked, and not scored\)", more)[1])
@@ -201,37 +197,31 @@ def test_questions_have_their_answers(store, tmp_path):
     assert plain(field(lines, "question")) == "whodrewtown3."
     assert plain(field(lines, "answers")) == "[mariabrel][brel]"
     assert rows_of("asked") == {"dev": "1 examples"}
+    # A source of somebody else's, which says nothing of its wordpieces.
+    register_questions("other", path, WordPiece([*store.vocabulary.pieces, "x"]))
+    del seqio.TaskRegistry.get("other").source.vocabulary
+    [lines] = inspect.show("other", "dev", 1)
+    assert re.fullmatch(r"\[ *2 +\d+ .* 0\]", field(lines, "question_ids"))
 
 
-def test_marks_are_applied_to_masks_and_brackets():
-    [lines] = inspect.show("towns_salient", "train", 1, mark=lambda text: f"<{text}>")
-    assert "<[MASK]>" in field(lines, "query")
-    assert re.search(r"<\[.+?\]>", field(lines, "answers"))
-
-
-def text_task(name):
-    vocabulary = seqio.ByteVocabulary()
+def test_tasks_of_any_other_kind_show_every_feature():
     rows = {
         "inputs": tf.ragged.constant([list(b"abc"), list(b"de")]) + 3,
         "names": tf.constant([["x", "y"], ["왕", ""]]),
         "id": tf.constant(["1", "2"]),
         "weights": tf.constant([[0.5, 1.5], [2.0, 3.0]]),
     }
+
+    def make(split, shuffle_files, seed=None):
+        return tf.data.Dataset.from_tensor_slices(rows)
+
+    vocabulary = seqio.ByteVocabulary()
     seqio.TaskRegistry.add(
-        name,
-        source=seqio.FunctionDataSource(
-            lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(
-                rows
-            ).map(lambda row: row | {"inputs": row["inputs"]}),
-            splits=["test"],
-        ),
+        "text",
+        source=seqio.FunctionDataSource(make, splits=["test"]),
         preprocessors=[],
         output_features={"inputs": seqio.Feature(vocabulary, add_eos=False)},
     )
-
-
-def test_tasks_of_any_other_kind_show_every_feature():
-    text_task("text")
     first, second = inspect.show("text", "", 9)
     assert field(first, "inputs") == "abc"
     assert field(second, "names") == "왕 | "
@@ -240,36 +230,12 @@ def test_tasks_of_any_other_kind_show_every_feature():
     assert rows_of("text") == {"test": "examples, not counted"}
 
 
-def test_wordpieces_of_an_unknown_vocabulary_are_shown_as_numbers(store, tmp_path):
-    path = tmp_path / "questions.jsonl"
-    question = {"id": "a", "question": "Town?", "split": "dev", "answers": ["Brel"]}
-    path.write_text(json.dumps(question))
-    register_questions("other", path, WordPiece([*store.vocabulary.pieces, "x"]))
-    # A source of somebody else's, which says nothing of its wordpieces.
-    del seqio.TaskRegistry.get("other").source.vocabulary
-    [lines] = inspect.show("other", "dev", 1)
-    assert re.fullmatch(r"\[ *2 +\d+ .* 0\]", field(lines, "question_ids"))
-
-
-def test_the_first_examples_need_one_shard_of_the_corpus(monkeypatch):
-    source = seqio.TaskRegistry.get("towns_salient").source
-    store = source.store
-    read, texts = set(), store.texts
-
-    def reading(block_ids):
-        read.update(int(block) for block in block_ids)
-        return texts(block_ids)
-
-    monkeypatch.setattr(store, "texts", reading)
-    assert len(list(inspect.show("towns_salient", "train", 2))) == 2
-    assert 0 < len(read) <= store.num_blocks / 5 + 1
-
-
 def test_unknown_splits_and_empty_tasks_are_refused(store):
-    with pytest.raises(BadInputError, match=r"train, validation\), got 'test'"):
-        next(inspect.show("towns_ict", "test", 1))
-    with pytest.raises(BadInputError, match="got 'town'"):
-        next(inspect.show("town", "", 1))
     corpora.register("whole", store.directory, validation_fraction=0.0, num_shards=3)
-    with pytest.raises(BadInputError, match=r"'validation' of whole_ict, got none"):
-        next(inspect.show("whole_ict", "validation", 1))
+    for name, split, said in [
+        ("towns_ict", "test", r"train, validation\), got 'test'"),
+        ("town", "", "got 'town'"),
+        ("whole_ict", "validation", r"'validation' of whole_ict, got none"),
+    ]:
+        with refused(said):
+            next(inspect.show(name, split, 1))

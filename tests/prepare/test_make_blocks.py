@@ -7,11 +7,11 @@ import pytest
 from realm_jax.cli.prepare import summary as told
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.wordpiece import WordPiece
-from realm_jax.errors import BadInputError
 from realm_jax.prepare import blocks
 from realm_jax.prepare.block_parts import Summary, unpack_blocks
 from realm_jax.prepare.documents.open import open_source
 from tests import tiny_run
+from tests.refused import refused
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +82,15 @@ def test_what_was_not_used_is_counted(inputs, vocabulary, tmp_path):
         assert words in said
 
 
-@pytest.mark.parametrize("shard_bytes", [2000, 1 << 20])
-def test_more_damage_than_can_be_borne_leaves_nothing(
-    inputs, vocabulary, tmp_path, shard_bytes
-):
+def test_more_damage_than_can_be_borne_leaves_nothing(inputs, vocabulary, tmp_path):
     lines = lines_of(inputs)
-    # In parts of their own, and in one.
     lines[3], lines[50] = "{}", "{}"
-    with pytest.raises(BadInputError, match=r"line 4: .*2 damaged.*max_bad_lines=1"):
-        build(
-            tmp_path / "a", lines, vocabulary, max_bad_lines=1, shard_bytes=shard_bytes
-        )
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["lines.jsonl"]
+    # In parts of their own, and in one.
+    for size in (2000, 1 << 20):
+        folder = tmp_path / str(size)
+        with refused(r"line 4: .*2 damaged.*max_bad_lines=1"):
+            build(folder, lines, vocabulary, max_bad_lines=1, shard_bytes=size)
+        assert [path.name for path in folder.iterdir()] == ["lines.jsonl"]
 
 
 def test_a_block_keeps_its_hash_when_others_come_and_go(inputs, vocabulary, tmp_path):

@@ -12,6 +12,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.prepare import materialise as materialise_module
 from realm_jax.prepare import seqio_tasks
 from realm_jax.prepare.materialise import materialise
+from tests.refused import refused
 
 pytestmark = pytest.mark.usefixtures("towns")
 
@@ -39,13 +40,6 @@ def test_writes_an_epoch_in_order(tmp_path, store):
     }
 
 
-def test_the_same_call_writes_the_same_bytes(tmp_path):
-    for name in ("one", "two"):
-        materialise("towns_ict", "train", tmp_path / name)
-    for path in (tmp_path / "one").iterdir():
-        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
-
-
 @pytest.mark.full
 def test_reading_them_needs_no_tensorflow(tmp_path, store):
     materialise("towns_ict", "train", tmp_path / "out")
@@ -64,28 +58,27 @@ def test_a_mixture_is_written_like_a_task(tmp_path, store):
     seqio.MixtureRegistry.add("towns_twice", [("towns_blocks", 1.0)], default_rate=1.0)
     examples = materialise("towns_twice", "train", tmp_path / "out")
     alone = materialise("towns_blocks", "train", tmp_path / "alone")
-    np.testing.assert_array_equal(
-        examples.features["document_ids"], alone.features["document_ids"]
-    )
+    for path in alone.directory.glob("*.npy"):
+        assert path.read_bytes() == (examples.directory / path.name).read_bytes()
     assert examples.metadata["corpus_fingerprint"] == store.fingerprint
-
-
-def test_a_mixture_that_deals_sentences_out_anew_has_no_sentences(tmp_path):
+    # One that deals sentences out anew has no sentences.
     names = ["towns_salient", "towns_random_spans"]
     seqio.MixtureRegistry.add("towns_mixed", names, default_rate=1.0)
-    examples = materialise("towns_mixed", "train", tmp_path / "out")
-    assert examples.sentence_starts is None
-    assert len(examples.step_rows(0, batch_size=9, seed=0)) == 9
+    mixed = materialise("towns_mixed", "train", tmp_path / "mixed")
+    assert mixed.sentence_starts is None
+    assert len(mixed.step_rows(0, batch_size=9, seed=0)) == 9
 
 
 def test_a_task_of_the_corpus_refers_to_it(tmp_path, store):
-    for task in ("salient", "ict", "random_tokens", "random_spans"):
-        examples = materialise(f"towns_{task}", "train", tmp_path / task)
+    for task in ("ict", "random_spans"):
+        examples = materialise(f"towns_{task}", "validation", tmp_path / task)
         stored = {path.stem for path in examples.directory.glob("*.npy")}
         assert {"block", "first", "end"} <= stored
         assert not stored & examples.features.keys()
         provider = seqio.get_mixture_or_task(f"towns_{task}")
-        rows = provider.get_dataset(split="train", shuffle=False).as_numpy_iterator()
+        rows = provider.get_dataset(
+            split="validation", shuffle=False
+        ).as_numpy_iterator()
         for row, expected in enumerate(rows):
             found = examples.batch(np.array([row]))
             for name, array in found.items():
@@ -126,15 +119,6 @@ def test_wordpieces_of_whole_rows_have_the_width_of_the_vocabulary(tmp_path, sto
         np.testing.assert_array_equal(whole.features[name], array)
 
 
-def test_ids_that_no_wordpiece_has_are_refused(tmp_path, store):
-    for name, wrong in (("too_large", 1 << 16), ("negative", -1)):
-        own_task(store, name, lambda e, w=wrong: e | {"mask_ids": e["mask_ids"] + w})
-        with pytest.raises(BadInputError, match="expected mask_ids to be uint16") as e:
-            materialise(name, "train", tmp_path / "out")
-        assert "\n" not in str(e.value)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_cache_of_an_earlier_release_is_written_whole(tmp_path, store):
     """Its examples do not say where in the corpus they are."""
     expected = materialise("towns_salient", "train", tmp_path / "new")
@@ -147,35 +131,42 @@ def test_a_cache_of_an_earlier_release_is_written_whole(tmp_path, store):
         np.testing.assert_array_equal(examples.features[name], array)
 
 
-def test_an_unknown_task_is_named_with_those_there_are(tmp_path):
-    with pytest.raises(BadInputError, match=r"towns_salient.*got 'towns_salty'"):
-        materialise("towns_salty", "train", tmp_path / "out")
-    with pytest.raises(BadInputError, match=r"\(train, validation\), got 'test'"):
-        materialise("towns_salient", "test", tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
+def test_what_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path, store):
+    def fail(values):
+        raise BadInputError("expected sense, got nonsense; think.")
 
+    for name, wrong in (("too_large", 1 << 16), ("negative", -1)):
+        own_task(store, name, lambda e, w=wrong: e | {"mask_ids": e["mask_ids"] + w})
+    add_task("ragged", lambda i: {"x": tf.range(i)}, (1,))
 
-def test_an_absent_cache_is_one_line(tmp_path):
-    with pytest.raises(BadInputError, match="expected a cache of towns_ict"):
+    def failing(i):
+        return {"x": tf.ensure_shape(tf.numpy_function(fail, [i], tf.int64), ())}
+
+    add_task("failing", failing, ())
+    for name, split, said in [
+        ("towns_salty", "train", r"towns_salient.*got 'towns_salty'"),
+        ("towns_salient", "test", r"\(train, validation\), got 'test'"),
+        ("too_large", "train", "expected mask_ids to be uint16"),
+        ("negative", "train", "expected mask_ids to be uint16"),
+        ("ragged", "train", r"got x of shape \(None,\)"),
+        # Raised inside TensorFlow.
+        ("failing", "train", r"^expected sense, got nonsense; think\.$"),
+    ]:
+        with refused(said):
+            materialise(name, split, tmp_path / "out")
+    with refused("expected a cache of towns_ict"):
         materialise("towns_ict", "train", tmp_path / "out", use_cached=True)
     assert list(tmp_path.iterdir()) == []
 
 
 def add_task(name, map_fn, shape):
-    seqio.TaskRegistry.add(
-        name,
-        source=seqio.FunctionDataSource(
-            lambda split, shuffle_files, seed=None: tf.data.Dataset.range(6).map(
-                map_fn
-            ),
-            splits=["train"],
-        ),
-        output_features={
-            "x": seqio.ContinuousFeature(
-                seqio.PassThroughVocabulary(9), dtype=tf.int64, rank=len(shape)
-            )
-        },
-    )
+    def make(split, shuffle_files, seed=None):
+        return tf.data.Dataset.range(6).map(map_fn)
+
+    vocabulary = seqio.PassThroughVocabulary(9)
+    feature = seqio.ContinuousFeature(vocabulary, dtype=tf.int64, rank=len(shape))
+    source = seqio.FunctionDataSource(make, splits=["train"])
+    seqio.TaskRegistry.add(name, source=source, output_features={"x": feature})
 
 
 def test_any_task_of_fixed_shapes_is_written(tmp_path):
@@ -184,24 +175,3 @@ def test_any_task_of_fixed_shapes_is_written(tmp_path):
     assert examples.features["x"].tolist() == [[i, i * i] for i in range(6)]
     assert examples.features.keys() == {"x"}
     assert "corpus_fingerprint" not in Examples.open(tmp_path / "out").metadata
-
-
-def test_examples_of_many_lengths_are_refused(tmp_path):
-    add_task("ragged", lambda i: {"x": tf.range(i)}, (1,))
-    with pytest.raises(BadInputError, match=r"got x of shape \(None,\)"):
-        materialise("ragged", "train", tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_bad_input_inside_tensorflow_stays_bad_input(tmp_path):
-    def fail(values):
-        raise BadInputError("expected sense, got nonsense; think.")
-
-    add_task(
-        "failing",
-        lambda i: {"x": tf.ensure_shape(tf.numpy_function(fail, [i], tf.int64), ())},
-        (),
-    )
-    with pytest.raises(BadInputError, match=r"^expected sense, got nonsense; think\.$"):
-        materialise("failing", "train", tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []

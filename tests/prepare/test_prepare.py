@@ -11,10 +11,10 @@ import time
 import pytest
 
 from realm_jax.cli.main import main
-from realm_jax.errors import BadInputError
 from realm_jax.prepare import beam_parts, prepare
 from realm_jax.storage import open_store
 from tests import tiny_run
+from tests.refused import refused
 
 PREPARE = "prepare.PrepareConfig"
 
@@ -126,23 +126,18 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(finished, inputs):
     assert contents(inputs / "three") == contents(finished / "corpus")
 
 
-def refused(root, corpus, *flags, capsys, **macros):
-    """Runs the command in this process, as it must refuse; returns what it said."""
-    arguments = tiny_run.arguments("prepare", root, CORPUS=str(corpus), **macros)
-    capsys.readouterr()
-    assert main([*arguments, *flags]) == 2
-    return capsys.readouterr().err
-
-
-def test_a_damaged_line_is_named_before_anything_is_written(inputs, capsys):
+def test_what_is_wrong_is_said_before_anything_is_written(inputs, capsys):
     lines = (inputs / "articles.jsonl").read_text().splitlines()
     lines[7:7] = ["no JSON"]
     (inputs / "damaged.jsonl").write_text("\n".join(lines))
     source = {"SOURCE": str(inputs / "damaged.jsonl"), "QUESTIONS": ""}
-    said = refused(inputs, inputs / "damaged", capsys=capsys, **source)
+    assert run_here(inputs, inputs / "none", **source) == 2
+    said = capsys.readouterr().err
     assert "damaged.jsonl, line 8" in said
     assert "--max_bad_lines=0" in said
-    assert not (inputs / "damaged").exists()
+    assert run_here(inputs, inputs / "none", "--wrokers=2") == 2
+    assert "--wrokers=2" in capsys.readouterr().err
+    assert not (inputs / "none").exists()
 
 
 @pytest.mark.usefixtures("registry")
@@ -163,35 +158,15 @@ def test_only_the_examples_that_are_asked_for_are_made_and_more_are_added(
         assert (corpus / "examples" / name).stat().st_mtime_ns == written
 
 
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        (
-            {"examples": ["salient", "isaliet"]},
-            "of ict, salient, terms, .*got 'isaliet'",
-        ),
-        (
-            {"examples": ["questions"]},
-            "of ict, salient, terms, .*got 'questions'.*QUESTIONS",
-        ),
-        ({"examples": ["ict"], "knowledge": "k"}, "out of salient, terms, .*got 'ict'"),
-        (
-            {"examples": "salient"},
-            "a list of ict, salient, .*got 'salient'; .*brackets",
-        ),
-    ],
-)
-def test_examples_that_there_are_not_are_refused_before_any_work(
-    tmp_path, changes, line
-):
+def test_examples_that_there_are_not_are_refused_before_any_work(tmp_path):
     config = prepare.PrepareConfig(str(tmp_path / "c"), "nothing.jsonl", "towns")
-    with pytest.raises(BadInputError, match=line) as told:
-        prepare.run(dataclasses.replace(config, **changes), lambda *_: None)
-    assert "\n" not in str(told.value)
+    for examples, others, line in [
+        (["salient", "isaliet"], {}, "of ict, salient, terms, .*got 'isaliet'"),
+        (["questions"], {}, "of ict, salient, terms, .*got 'questions'.*QUESTIONS"),
+        (["ict"], {"knowledge": "k"}, "out of salient, terms, .*got 'ict'"),
+        ("salient", {}, "a list of ict, salient, .*got 'salient'; .*brackets"),
+    ]:
+        changed = dataclasses.replace(config, examples=examples, **others)
+        with refused(line):
+            prepare.run(changed, lambda *_: None)
     assert not (tmp_path / "c").exists()
-
-
-def test_an_option_that_nobody_knows_is_refused(inputs, capsys):
-    said = refused(inputs, inputs / "none", "--wrokers=2", capsys=capsys)
-    assert "--wrokers=2" in said
-    assert not (inputs / "none").exists()

@@ -1,16 +1,15 @@
-import json
 import re
 
 import numpy as np
 import pytest
 import seqio
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.data.questions import Question
-from realm_jax.errors import BadInputError
 from tasks.closed_book import register_closed_book, text_of_pattern
+from tests.refused import refused
+from tests.seqio_fixtures import write_cache
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -41,24 +40,22 @@ def test_examples_are_text_to_text_in_bytes():
     assert second["targets_pretokenized"] == b"1750"
 
 
-def test_a_prompt_stands_in_front_of_every_question():
-    register_closed_book("asked", QUESTIONS, prompt="trivia question: ")
+def test_a_prompt_stands_in_front_of_every_question_in_any_vocabulary():
+    vocabulary = seqio.ByteVocabulary(extra_ids=7)
+    register_closed_book("asked", QUESTIONS, vocabulary, prompt="trivia question: ")
     asked = [
         example["inputs_pretokenized"].decode() for example in load("asked", "dev")
     ]
     assert asked == [f"trivia question: {q.question}" for q in QUESTIONS[1:4]]
-
-
-def test_any_vocabulary_will_do():
-    vocabulary = seqio.ByteVocabulary(extra_ids=7)
-    register_closed_book("asked", QUESTIONS, vocabulary)
     task = seqio.get_mixture_or_task("asked")
     assert task.output_features["inputs"].vocabulary is vocabulary
     assert task.output_features["targets"].vocabulary is vocabulary
+    with refused("got 'asked'"):
+        register_closed_book("asked", QUESTIONS)
 
 
-def score(predictions):
-    """What SeqIO makes of predictions for the dev split, in its order."""
+def evaluator():
+    """SeqIO's own, of the dev split; returns what it makes of predictions."""
     evaluator = seqio.Evaluator(
         "asked",
         seqio.EncDecFeatureConverter(pack=False),
@@ -67,60 +64,33 @@ def score(predictions):
     )
     vocabulary = seqio.ByteVocabulary()
 
-    def predict(dataset):
-        ids = [vocabulary.encode(prediction) for prediction in predictions]
-        assert len(list(dataset)) == len(ids)
-        longest = max(map(len, ids))
-        return [(i, row + [0] * (longest - len(row))) for i, row in enumerate(ids)]
+    def score(*predictions):
+        def predict(dataset):
+            ids = [vocabulary.encode(prediction) for prediction in predictions]
+            assert len(list(dataset)) == len(ids)
+            longest = max(map(len, ids))
+            return [(i, row + [0] * (longest - len(row))) for i, row in enumerate(ids)]
 
-    metrics, _ = evaluator.evaluate(compute_metrics=True, predict_fn=predict)
-    return metrics.result()["asked"]["exact_match"]
+        metrics, _ = evaluator.evaluate(compute_metrics=True, predict_fn=predict)
+        return metrics.result()["asked"]["exact_match"]
+
+    return score
 
 
-@pytest.mark.parametrize(
-    ("predictions", "percent"),
-    [
-        (("maria brel", "Karel", "september"), 100.0),
-        # Any answer counts, in any spelling that normalises to it.
-        (("The Brel.", "karel", "Sep. or so"), 100.0),
-        # Those of the other question with the same words do not.
-        (("Karel", "Brel", "fall"), 100 / 3),
-        (("Maria", "Karel of Ansk", "in September"), 0.0),
-    ],
-)
-def test_exact_match_is_that_of_the_reader(predictions, percent):
+def test_exact_match_is_that_of_the_reader():
     register_closed_book("asked", QUESTIONS)
-    assert score(predictions) == pytest.approx(percent)
+    score = evaluator()
+    # Any answer counts, in any spelling that normalises to it.
+    assert score("The Brel.", "karel", "Sep. or so") == 100
+    # Those of the other question with the same words do not.
+    assert score("Karel", "Brel", "fall") == pytest.approx(100 / 3)
+    assert score("Maria", "Karel of Ansk", "in September") == 0
 
 
 def test_a_cache_holds_the_same_examples(tmp_path, monkeypatch):
     register_closed_book("asked", QUESTIONS)
     task = seqio.TaskRegistry.get("asked")
-    (tmp_path / "asked").mkdir()
-    directory = str(tmp_path / "asked")
-    for split in task.splits:
-        source = task.source.get_dataset(split, shuffle=False)
-        dataset = task.preprocess_precache(source, seed=42)
-        examples = list(dataset.as_numpy_iterator())
-        prefix = seqio.get_cached_tfrecord_prefix(directory, split)
-        with tf.io.TFRecordWriter(f"{prefix}-00000-of-00001") as writer:
-            for example in examples:
-                writer.write(seqio.dict_to_tfexample(example).SerializeToString())
-        features = {
-            # The caching tool expects lengths to differ, and notes none.
-            name: {"shape": [None] * spec.shape.rank, "dtype": spec.dtype.name}
-            for name, spec in dataset.element_spec.items()
-        }
-        info = {
-            "num_shards": 1,
-            "features": features,
-            "seqio_version": seqio.__version__,
-        }
-        with open(seqio.get_cached_info_path(directory, split), "w") as file:
-            json.dump(info, file)
-        with open(seqio.get_cached_stats_path(directory, split), "w") as file:
-            json.dump({"examples": len(examples)}, file)
-    (tmp_path / "asked/COMPLETED").touch()
+    write_cache(task, tmp_path / "asked")
     monkeypatch.setattr(seqio.utils, "_GLOBAL_CACHE_DIRECTORIES", [str(tmp_path)])
     for split in task.splits:
         made, cached = load("asked", split), load("asked", split, use_cached=True)
@@ -143,35 +113,35 @@ def test_patterns_without_words_are_left_out_of_training(caplog):
     assert "asked: left out 1 questions" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("pattern", "text"),
-    [
-        ("Saudi Arabia", "Saudi Arabia"),
-        ("Sept?(ember)?|Feb(ruary)?", "September"),
-        (r"New\s?York", "New York"),
-        (r"(5,?778|6,?[05]00)\s*K", "5,778 K"),
-        (r"\b134\b|56\.7", "134"),
-        (".*Eureka.*", "Eureka"),
-        ("Samuel.*Clemens", "Samuel Clemens"),
-        ("9[^0-9]*Aug(ust)?", "9 August"),
-        (r"U\.?S\.?A?", "U.S.A"),
-        ("D.C.", "D.C."),
-        ("(?:Dr )?Watson(?! Inc)", "Dr Watson"),
-        ("L[oø]n", "Lon"),
-        (r"1\d{3}", "1000"),
-        ("(?i:brel)", "brel"),
-        ("서울|부산", "서울"),
-        ("red( stripe| color)?$", "red stripe"),
-        ("Maria (?=Dorm)", None),  # Nothing that ends so can match.
-        ("(", None),
-        ("", None),
-        (r"(a)\1", None),
-        (r"\w+", None),
-        ("[^a]", None),
-    ],
-)
-def test_the_text_of_a_pattern(pattern, text):
-    assert text_of_pattern(pattern) == text
+TEXTS = {
+    "Saudi Arabia": "Saudi Arabia",
+    "Sept?(ember)?|Feb(ruary)?": "September",
+    r"New\s?York": "New York",
+    r"(5,?778|6,?[05]00)\s*K": "5,778 K",
+    r"\b134\b|56\.7": "134",
+    ".*Eureka.*": "Eureka",
+    "Samuel.*Clemens": "Samuel Clemens",
+    "9[^0-9]*Aug(ust)?": "9 August",
+    r"U\.?S\.?A?": "U.S.A",
+    "D.C.": "D.C.",
+    "(?:Dr )?Watson(?! Inc)": "Dr Watson",
+    "L[oø]n": "Lon",
+    r"1\d{3}": "1000",
+    "(?i:brel)": "brel",
+    "서울|부산": "서울",
+    "red( stripe| color)?$": "red stripe",
+    "Maria (?=Dorm)": None,  # Nothing that ends so can match.
+    "a{0}b": "b",
+    "(": None,
+    "": None,
+    r"(a)\1": None,
+    r"\w+": None,
+    "[^a]": None,
+}
+
+
+def test_the_text_of_a_pattern():
+    assert {pattern: text_of_pattern(pattern) for pattern in TEXTS} == TEXTS
 
 
 atoms = st.sampled_from(
@@ -201,9 +171,3 @@ def test_a_text_of_a_pattern_is_always_a_right_answer(pattern):
 @given(st.text(min_size=1).map(lambda text: " ".join(text.split())).filter(len))
 def test_plain_words_are_their_own_text(words):
     assert text_of_pattern(re.escape(words)) == words
-
-
-def test_a_name_is_registered_once():
-    register_closed_book("asked", QUESTIONS)
-    with pytest.raises(BadInputError, match="got 'asked'"):
-        register_closed_book("asked", QUESTIONS)

@@ -6,11 +6,11 @@ import seqio
 
 from realm_jax.data.examples import Examples
 from realm_jax.data.questions import question_examples, read_questions
-from realm_jax.errors import BadInputError
 from realm_jax.index.answer_labels import AnswerLabels
 from realm_jax.prepare.materialise import materialise
 from realm_jax.types import QuestionBatch
 from tasks.questions import register_questions
+from tests.refused import refused
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -31,39 +31,28 @@ def path(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("split", ["train", "dev"])
-def test_the_task_holds_what_the_plain_function_makes(tmp_path, path, store, split):
+def test_the_task_holds_what_the_plain_function_makes(tmp_path, path, store):
     register_questions("who", path, store.vocabulary, query_length=24)
-    examples = materialise("who", split, tmp_path / split)
-    expected = question_examples(
-        read_questions(path, split), store.vocabulary, query_length=24
-    )
-    assert examples.features.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(examples.features[name], array)
-    fingerprint = examples.metadata["vocabulary_fingerprint"]
-    assert fingerprint == store.vocabulary.fingerprint
-
-
-def test_splits_are_those_of_the_file(path, store):
-    register_questions("who", path, store.vocabulary)
     task = seqio.get_mixture_or_task("who")
     assert set(task.splits) == {"train", "dev"}
     assert task.num_input_examples("dev") == 4
-
-
-def test_a_missing_file_is_refused(tmp_path, store):
-    with pytest.raises(BadInputError, match="cannot be read"):
-        register_questions("who", tmp_path / "nowhere.jsonl", store.vocabulary)
+    for split in task.splits:
+        examples = materialise("who", split, tmp_path / split)
+        expected = question_examples(
+            read_questions(path, split), store.vocabulary, query_length=24
+        )
+        assert examples.features.keys() == expected.keys()
+        for name, array in expected.items():
+            np.testing.assert_array_equal(examples.features[name], array)
+        fingerprint = examples.metadata["vocabulary_fingerprint"]
+        assert fingerprint == store.vocabulary.fingerprint
 
 
 def test_the_same_questions_are_a_closed_book_task(path, store):
     register_questions("who", path, store.vocabulary, prompt="who: ")
     task = seqio.get_mixture_or_task("who_closed_book")
-    assert {s: task.num_input_examples(s) for s in task.splits} == {
-        "dev": 4,
-        "train": 6,
-    }
+    counts = {split: task.num_input_examples(split) for split in task.splits}
+    assert counts == {"dev": 4, "train": 6}
     (example, *_) = task.get_dataset(split="dev", shuffle=False).as_numpy_iterator()
     assert example["inputs_pretokenized"] == b"who: Who founded Town 0?"
     assert example["targets_pretokenized"] == b"Karel Dorm"
@@ -123,10 +112,11 @@ def test_sets_with_and_without_patterns_can_be_mixed(tmp_path, path, store):
     assert kinds == {(True, False), (False, True)}
 
 
-def test_a_pattern_too_long_for_its_task_is_refused(tmp_path, store):
+def test_a_missing_file_and_a_pattern_too_long_are_refused(tmp_path, store):
+    with refused("cannot be read"):
+        register_questions("who", tmp_path / "nowhere.jsonl", store.vocabulary)
     (tmp_path / "large2180-train.tsv").write_text("1\tfactoid\tWhen?\t17\\d3\n")
-    with pytest.raises(BadInputError, match="at most 4 characters"):
-        register_questions(
-            "trec", tmp_path, store.vocabulary, "curated_trec", max_pattern_length=4
-        )
+    trec = ("trec", tmp_path, store.vocabulary, "curated_trec")
+    with refused("at most 4 characters"):
+        register_questions(*trec, max_pattern_length=4)
     assert "trec" not in seqio.TaskRegistry.names()

@@ -14,6 +14,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.models.bert import Bert, BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.weights import bert as weights
+from tests.refused import refused
 
 MINILM = pathlib.Path(__file__).parents[2] / ".cache/data/minilm-l6"
 GOLDEN = pathlib.Path(__file__).parent / "minilm_golden.npz"
@@ -66,6 +67,8 @@ def edit_tensors(folder, edit):
 def test_minilm_computes_what_torch_computes():
     golden = np.load(GOLDEN)
     config = weights.config_from_json(MINILM)
+    sizes = {"vocab_size": 30522, "hidden_size": 384, "mlp_size": 1536}
+    assert config == BertConfig(num_layers=6, num_heads=12, activation="gelu", **sizes)
     params = weights.load_bert(MINILM, config)
     encoded = jax.jit(Bert(config).apply)(
         {"params": params}, golden["ids"], golden["segment_ids"]
@@ -78,21 +81,16 @@ def test_minilm_computes_what_torch_computes():
     np.testing.assert_allclose(encoded.pooled, golden["pooled"], atol=1e-4, rtol=0)
 
 
-def test_config_of_minilm():
-    assert weights.config_from_json(MINILM) == BertConfig(
-        vocab_size=30522,
-        hidden_size=384,
-        num_layers=6,
-        num_heads=12,
-        mlp_size=1536,
-        activation="gelu",
-    )
+def assert_loads(folder, params):
+    loaded = weights.load_bert(folder, CONFIG)
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
 
 
 def test_saving_and_loading_gives_the_same_parameters(folder, params):
-    loaded = weights.load_bert(folder, CONFIG)
-    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    assert_loads(folder, params)
     assert weights.config_from_json(folder) == CONFIG
+    # A file without a head gives the encoder alone.
+    assert set(weights.load_masked_lm(folder, CONFIG)) == {"bert"}
 
 
 def test_saved_tensors_have_torch_names_and_shapes(folder, params):
@@ -106,6 +104,16 @@ def test_saved_tensors_have_torch_names_and_shapes(folder, params):
     np.testing.assert_array_equal(weight[6 + 2], query["kernel"][1, :, 1, 2])
     bias = tensors["encoder.layer.1.attention.self.query.bias"]
     np.testing.assert_array_equal(bias[6 + 2], query["bias"][1, 1, 2])
+    # Kernels are turned: a weight read without that would have another product.
+    loaded = weights.load_bert(folder, CONFIG)
+    output = loaded["layers"]["attention"]["output"]["kernel"]
+    x = np.arange(12, dtype=np.float32)
+    np.testing.assert_allclose(
+        np.einsum("hd,hde->e", x.reshape(2, 6), output[0]),
+        tensors["encoder.layer.0.attention.output.dense.weight"] @ x,
+        rtol=1e-4,
+        atol=1e-4,
+    )
 
 
 def test_prefix_and_masked_lm_head_of_other_exports_are_accepted(folder, params):
@@ -115,8 +123,7 @@ def test_prefix_and_masked_lm_head_of_other_exports_are_accepted(folder, params)
         tensors["cls.predictions.bias"] = np.zeros(20, np.float32)
 
     edit_tensors(folder, as_masked_lm)
-    loaded = weights.load_bert(folder, CONFIG)
-    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    assert_loads(folder, params)
 
 
 def test_all_that_does_not_fit_is_named_in_one_line(folder):
@@ -136,46 +143,20 @@ def test_all_that_does_not_fit_is_named_in_one_line(folder):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"num_layers": 2}, {"num_layers": 4}, {"vocab_size": 21}, {"mlp_size": 24}],
-    ids=str,
-)
-def test_weights_of_another_size_are_refused(folder, change):
-    with pytest.raises(BadInputError, match=r"model\.safetensors"):
-        weights.load_bert(folder, dataclasses.replace(CONFIG, **change))
-
-
-def test_a_transposed_square_matrix_of_heads_is_not_mistaken(folder, params):
-    """Kernels are turned: a weight read without that would have another product."""
-    loaded = weights.load_bert(folder, CONFIG)
-    output = loaded["layers"]["attention"]["output"]["kernel"]
-    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
-    x = np.arange(12, dtype=np.float32)
-    np.testing.assert_allclose(
-        np.einsum("hd,hde->e", x.reshape(2, 6), output[0]),
-        tensors["encoder.layer.0.attention.output.dense.weight"] @ x,
-        rtol=1e-4,
-        atol=1e-4,
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "binding"),
-    [
+def test_weights_of_another_configuration_are_refused(folder):
+    for name, value, said in [
+        ("num_layers", 2, r"model\.safetensors"),
+        ("num_layers", 4, r"model\.safetensors"),
+        ("vocab_size", 21, r"model\.safetensors"),
+        ("mlp_size", 24, r"model\.safetensors"),
+        # Settings that no shape shows.
         ("activation", "gelu_tanh", """activation='"gelu"'"""),
         ("num_heads", 3, "num_heads=2"),
         ("layer_norm_epsilon", 1e-5, "layer_norm_epsilon=1e-12"),
-    ],
-)
-def test_a_setting_that_no_shape_shows_is_refused(folder, name, value, binding):
-    config = dataclasses.replace(CONFIG, **{name: value})
-    with pytest.raises(BadInputError) as error:
-        weights.load_bert(folder, config)
-    message = str(error.value)
-    assert f"{name} {value!r} in" in message
-    assert message.endswith(f"set --gin.bert.BertConfig.{binding}")
-    assert "\n" not in message
+    ]:
+        binding = rf"{name} {value!r} in .*set --gin\.bert\.BertConfig\.{said}$"
+        with refused(said if said.startswith("model") else binding):
+            weights.load_bert(folder, dataclasses.replace(CONFIG, **{name: value}))
 
 
 def as_tensorflow_spells(tensors):
@@ -190,16 +171,13 @@ def test_both_spellings_of_layer_norm_are_read(folder, params):
     edit_tensors(folder, as_tensorflow_spells)
     names = safetensors.numpy.load_file(folder / "model.safetensors")
     assert sum(name.endswith((".gamma", ".beta")) for name in names) == 2 * 7
-    loaded = weights.load_bert(folder, CONFIG)
-    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    assert_loads(folder, params)
 
-
-def test_a_layer_norm_that_is_there_in_both_spellings_is_refused(folder):
     def repeat(tensors):
-        tensors["embeddings.LayerNorm.beta"] = np.zeros(12, np.float32)
+        tensors["embeddings.LayerNorm.bias"] = np.zeros(12, np.float32)
 
     edit_tensors(folder, repeat)
-    with pytest.raises(BadInputError, match=r"LayerNorm\.beta is not known"):
+    with refused(r"LayerNorm\.\w+ is not known"):
         weights.load_bert(folder, CONFIG)
 
 
@@ -265,54 +243,35 @@ def test_logits_are_those_of_the_saved_tensors(masked_lm, reader_params):
     np.testing.assert_allclose(np.asarray(found)[0], want, rtol=1e-3, atol=1e-3)
 
 
-def test_a_file_without_a_head_gives_the_encoder_alone(folder):
-    assert set(weights.load_masked_lm(folder, CONFIG)) == {"bert"}
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
+def test_a_head_that_does_not_fit_is_refused(masked_lm):
+    path = masked_lm / "model.safetensors"
+    sound = safetensors.numpy.load_file(path)
+    other = np.zeros((20, 12), np.float32)
+    for name, value, said in [
         ("transform.dense.bias", None, "transform.dense.bias is missing"),
-        ("bias", np.zeros(19, np.float32), "bias has shape (19,)"),
-        (
-            "decoder.weight",
-            np.zeros((20, 12), np.float32),
-            "decoder.weight is not embeddings.word_embeddings.weight",
-        ),
-    ],
-)
-def test_a_head_that_does_not_fit_is_refused(masked_lm, name, value, said):
-    def damage(tensors):
-        if value is None:
-            del tensors[f"cls.predictions.{name}"]
-        else:
-            tensors[f"cls.predictions.{name}"] = value
-
-    edit_tensors(masked_lm, damage)
-    with pytest.raises(BadInputError) as error:
-        weights.load_masked_lm(masked_lm, CONFIG)
-    assert f"cls.predictions.{said}" in str(error.value)
-    assert "\n" not in str(error.value)
-    # The encoder is whole.
-    weights.load_bert(masked_lm, CONFIG)
+        ("bias", np.zeros(19, np.float32), r"bias has shape \(19,\)"),
+        ("decoder.weight", other, "decoder.weight is not embeddings.word_embeddings"),
+    ]:
+        tensors = {**sound, f"cls.predictions.{name}": value}
+        kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        safetensors.numpy.save_file(kept, path)
+        with refused(rf"cls\.predictions\.{said}"):
+            weights.load_masked_lm(masked_lm, CONFIG)
+        # The encoder is whole.
+        weights.load_bert(masked_lm, CONFIG)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not safetensors"])
-def test_missing_or_damaged_files_are_refused(folder, content):
+def test_missing_damaged_or_other_files_are_refused(folder):
+    other = json.dumps({**CONFIG_JSON, "hidden_act": "relu"})
+    (folder / "config.json").write_text(other)
+    with refused(r"config\.json"):
+        weights.config_from_json(folder)
     for name, read in (
         ("config.json", weights.config_from_json),
         ("model.safetensors", lambda path: weights.load_bert(path, CONFIG)),
     ):
-        path = folder / name
-        path.unlink() if content is None else path.write_bytes(content)
-        with pytest.raises(BadInputError, match=name.replace(".", r"\.")):
-            read(folder)
-        path.unlink(missing_ok=True)
-
-
-def test_a_configuration_of_another_architecture_is_refused(folder):
-    (folder / "config.json").write_text(
-        json.dumps({**CONFIG_JSON, "hidden_act": "relu"})
-    )
-    with pytest.raises(BadInputError, match=r"config\.json"):
-        weights.config_from_json(folder)
+        for content in (b"", b"not safetensors", None):
+            path = folder / name
+            path.unlink() if content is None else path.write_bytes(content)
+            with refused(name.replace(".", r"\.")):
+                read(folder)

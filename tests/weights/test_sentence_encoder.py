@@ -41,14 +41,13 @@ def towers_inputs(vocabulary):
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "lowercase"),
     [
-        {"pooling": "cls", "temperature": 3.0, "layer_norm_epsilon": 1e-3},
-        {"pooling": "mean"},
-        {"pooling": "mean", "layer_norm": False, "temperature": 0.5},
+        ({"pooling": "cls", "temperature": 3.0, "layer_norm_epsilon": 1e-3}, True),
+        ({"pooling": "mean"}, False),
+        ({"pooling": "mean", "layer_norm": False, "temperature": 0.5}, True),
     ],
 )
-@pytest.mark.parametrize("lowercase", [True, False])
 def test_a_tower_is_what_sentence_transformers_makes_of_its_folder(
     settings, lowercase, tmp_path_factory
 ):

@@ -3,9 +3,7 @@
 Its labels become spans as in a plain reading of BIO.
 """
 
-import itertools
 import json
-import math
 import re
 
 import flax.serialization
@@ -19,7 +17,6 @@ from hypothesis import strategies as st
 from realm_jax.data.chunking import split_sentences
 from realm_jax.data.salient_spans import Span, date_spans, merge
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
-from realm_jax.errors import BadInputError
 from realm_jax.weights.token_classification import (
     CheckpointTagger,
     check_labels,
@@ -27,12 +24,12 @@ from realm_jax.weights.token_classification import (
     windows,
     word_spans,
 )
+from tests.refused import refused
+from tests.weights.sentence_encoder_twin import bert
 from tests.weights.tiny_classifier import (
     CONFIG,
-    HEADS,
     HIDDEN,
     LABELS,
-    LAYERS,
     POSITIONS,
     VOCABULARY,
     tensors_of_torch,
@@ -49,44 +46,10 @@ BIO_LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-DATE", "I-DATE"]
 
 
 def plain_logits(tensors, ids):
-    """`BertForTokenClassification` of one sequence, head by head."""
-    t = {
-        name.removeprefix("bert."): x.astype(np.float64) for name, x in tensors.items()
-    }
-
-    def norm(x, name):
-        x = x - x.mean(-1, keepdims=True)
-        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-12)
-        return x * t[f"{name}.weight"] + t[f"{name}.bias"]
-
-    def linear(x, name):
-        return x @ t[f"{name}.weight"].T + t[f"{name}.bias"]
-
-    x = t["embeddings.word_embeddings.weight"][ids]
-    x = x + t["embeddings.position_embeddings.weight"][: len(ids)]
-    x = norm(
-        x + t["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm"
-    )
-    size = HIDDEN // HEADS
-    for layer in range(LAYERS):
-        p = f"encoder.layer.{layer}"
-        q, k, v = (
-            linear(x, f"{p}.attention.self.{n}") for n in ("query", "key", "value")
-        )
-        context = np.zeros_like(x)
-        for head, here in itertools.product(range(HEADS), range(len(ids))):
-            part = slice(head * size, (head + 1) * size)
-            scores = k[:, part] @ q[here, part] / math.sqrt(size)
-            weights = np.exp(scores - scores.max())
-            context[here, part] = weights / weights.sum() @ v[:, part]
-        x = norm(
-            x + linear(context, f"{p}.attention.output.dense"),
-            f"{p}.attention.output.LayerNorm",
-        )
-        hidden = linear(x, f"{p}.intermediate.dense")
-        hidden = hidden * 0.5 * (1 + np.vectorize(math.erf)(hidden / math.sqrt(2)))
-        x = norm(x + linear(hidden, f"{p}.output.dense"), f"{p}.output.LayerNorm")
-    return linear(x, "classifier")
+    """`BertForTokenClassification` of one sequence."""
+    t = {name.removeprefix("bert."): x.astype(float) for name, x in tensors.items()}
+    hidden = bert(t, CONFIG, ids, [0] * len(ids))
+    return hidden @ t["classifier.weight"].T + t["classifier.bias"]
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +79,7 @@ def test_weights_that_flax_saved_are_the_same(tensors, tmp_path):
     found = load_token_classifier(folder).params
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     (folder / "flax_model.msgpack").write_bytes(b"\xc1no msgpack")
-    with pytest.raises(BadInputError, match=r"weights in .*flax_model.msgpack"):
+    with refused(r"weights in .*flax_model.msgpack"):
         load_token_classifier(folder)
 
 
@@ -179,7 +142,7 @@ def test_logits_are_those_of_plain_bert(tagger, tensors):
         )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     texts=st.lists(
         st.lists(
@@ -197,12 +160,9 @@ def test_spans_are_those_of_one_word_at_a_time(tagger, tensors, texts):
         assert spans == merge(date_spans(text), names)
 
 
-def test_names_of_both_types_are_found(tagger):
+def test_names_of_both_types_and_dates_are_found(tagger):
     spans = tagger.tag([" ".join(WORDS[first:] + WORDS[:first]) for first in range(8)])
     assert {span.label for found in spans for span in found} == {"PER", "LOC"}
-
-
-def test_dates_are_found_by_the_pattern(tagger):
     [spans] = tagger.tag(["왕 1945년 8월 15일"])
     assert spans[-1].end == len("왕 1945년 8월 15일")
     assert tagger.tag([]) == []
@@ -235,11 +195,6 @@ def edit_tensors(folder, edit):
     safetensors.numpy.save_file(tensors, path)
 
 
-def edit_config(folder, **changes):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**CONFIG, **changes}))
-
-
 def test_a_pooler_and_position_ids_of_older_exports_are_accepted(folder, tagger):
     def add(tensors):
         tensors["bert.pooler.dense.weight"] = np.ones((HIDDEN, HIDDEN), np.float32)
@@ -261,49 +216,41 @@ def test_all_that_does_not_fit_is_named_in_one_line(folder):
         tensors["crf.transitions"] = np.zeros(3, np.float32)
 
     edit_tensors(folder, damage)
-    with pytest.raises(BadInputError) as caught:
-        load_token_classifier(folder)
-    message = str(caught.value)
-    assert "encoder.layer.1.output.dense.bias is missing" in message
-    assert "classifier.weight is of shape (3, 8), not (5, 8)" in message
-    assert "embeddings.LayerNorm.bias has shape (3,)" in message
-    assert "crf.transitions is not known" in message
-    assert "4 in all" in message
-    assert "\n" not in message
+    for said in (
+        r"encoder\.layer\.1\.output\.dense\.bias is missing",
+        r"classifier\.weight is of shape \(3, 8\), not \(5, 8\)",
+        r"embeddings\.LayerNorm\.bias has shape \(3,\)",
+        r"crf\.transitions is not known",
+        "4 in all",
+    ):
+        with refused(said):
+            load_token_classifier(folder)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_files_that_do_not_fit_or_are_damaged_are_refused(folder):
+    for changes, message in [
         ({"model_type": "roberta"}, "model type 'bert'.*'roberta'"),
         ({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}, "LABEL_0, LABEL_1"),
         ({"id2label": {"0": "O", "2": "B-PER"}}, "got None"),
         ({"id2label": None}, "got none"),
         ({"vocab_size": 3}, "at most 3 wordpieces"),
         ({"hidden_act": "relu"}, "configuration of a BERT"),
-    ],
-    ids=str,
-)
-def test_configurations_that_do_not_fit_are_refused(folder, changes, message):
-    edit_config(folder, **changes)
-    with pytest.raises(BadInputError, match=message):
-        load_token_classifier(folder)
-
-
-@pytest.mark.parametrize("name", ["config.json", "vocab.txt", "model.safetensors"])
-def test_missing_or_damaged_files_are_refused(folder, name):
-    (folder / name).write_bytes(b"\xff\xfe")
-    with pytest.raises(BadInputError, match=name.replace(".", r"\.")):
-        load_token_classifier(folder)
-    (folder / name).unlink()
-    with pytest.raises(BadInputError, match=name.replace(".", r"\.")):
-        load_token_classifier(folder)
-
-
-def test_damaged_tokenizer_settings_are_refused(folder):
+    ]:
+        (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+        with refused(message):
+            load_token_classifier(folder)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "tokenizer_config.json").write_text("[1")
-    with pytest.raises(BadInputError, match=r"tokenizer_config\.json"):
+    with refused(r"tokenizer_config\.json"):
         load_token_classifier(folder)
+    (folder / "tokenizer_config.json").unlink()
+    for name in ("model.safetensors", "vocab.txt", "config.json"):
+        (folder / name).write_bytes(b"\xff\xfe")
+        with refused(name.replace(".", r"\.")):
+            load_token_classifier(folder)
+        (folder / name).unlink()
+        with refused(name.replace(".", r"\.")):
+            load_token_classifier(folder)
 
 
 def spans_of(text, labels):
@@ -375,5 +322,5 @@ def test_labels_of_another_kind_are_refused():
     check_labels(["O", "B-PER", "I-PER"], "here")
     check_labels(["I-PER", "O"], "here")
     for labels in (["LABEL_0", "LABEL_1"], ["O"], [], ["O", "PER"], ["O", "S-PER"]):
-        with pytest.raises(BadInputError, match=r"expected labels .* in here, got "):
+        with refused(r"expected labels .* in here, got "):
             check_labels(labels, "here")

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 from etils import epath
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from realm_jax.data.documents import Document
 from realm_jax.data.records import BadRecord, RecordError
-from realm_jax.errors import BadInputError
 from realm_jax.prepare.documents import files
 from realm_jax.prepare.documents.lines import LineSource
 from realm_jax.prepare.documents.source import read_all
+from tests.refused import refused
 
 MAX_BYTES = 12
 # Few letters, so that newlines, blank lines and bad lines are frequent.
@@ -49,7 +49,13 @@ def read_plainly(path, content):
             yield Document(where, line.decode("latin-1"), "")
 
 
-@given(st.lists(CONTENT, max_size=3), st.integers(1, 9), st.integers(1, 12))
+@settings(max_examples=50)
+@given(
+    contents=st.lists(CONTENT, max_size=3),
+    shard_bytes=st.integers(1, 9),
+    chunk_bytes=st.integers(1, 12),
+)
+@example(contents=[[b"a" * 12, b"\n", b"a" * 13, b"\nb"]], shard_bytes=9, chunk_bytes=5)
 def test_every_line_is_in_one_shard_with_its_number(
     read_shards, contents, shard_bytes, chunk_bytes
 ):
@@ -111,23 +117,20 @@ def test_the_fingerprint_is_of_the_content_and_its_order(tmp_path):
     assert other_kind.fingerprint() != fingerprint
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed"])
-def test_a_damaged_packed_file_ends_in_one_line(tmp_path, read_shards, damage):
-    content = bytearray(gzip.compress(b"some line\n" * 5000))
-    if damage == "cut":
-        del content[len(content) // 2 :]
-    else:
-        content[-6] ^= 1  # A byte of the checksum.
-    packed = tmp_path / "a.gz"
-    packed.write_bytes(content)
-    source = line_source(packed, shard_bytes=10)
-    scratch = tmp_path / "scratch"
-    message = r"^expected a whole compressed file at .*a\.gz, but it is damaged [^\n]*$"
-    with pytest.raises(BadInputError, match=message):
-        source.prepare_shards(scratch)
-    assert not list(scratch.iterdir())
-    with pytest.raises(BadInputError, match=message):
-        read_shards(source)
+def test_a_damaged_packed_file_ends_in_one_line(tmp_path, read_shards):
+    sound = gzip.compress(b"some line\n" * 5000)
+    changed = bytearray(sound)
+    changed[-6] ^= 1  # A byte of the checksum.
+    packed, scratch = tmp_path / "a.gz", tmp_path / "scratch"
+    message = r"^expected a whole compressed file at .*a\.gz, but it is damaged "
+    for content in (sound[: len(sound) // 2], changed):
+        packed.write_bytes(content)
+        source = line_source(packed, shard_bytes=10)
+        with refused(message):
+            source.prepare_shards(scratch)
+        assert not list(scratch.iterdir())
+        with refused(message):
+            read_shards(source)
 
 
 def test_a_full_disk_ends_in_one_line_and_leaves_nothing(tmp_path):
@@ -137,7 +140,7 @@ def test_a_full_disk_ends_in_one_line_and_leaves_nothing(tmp_path):
     # The limit on a file's size stops a write half-way, as a full disk does.
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
-        with pytest.raises(BadInputError, match="the disk is full"):
+        with refused("the disk is full"):
             line_source(packed, shard_bytes=10).prepare_shards(tmp_path / "scratch")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -150,8 +153,8 @@ def test_a_file_that_became_shorter_ends_in_one_line(tmp_path, read_shards):
     source = line_source(path)
     shards = source.shards()
     path.write_bytes(b"some line\n")
-    with pytest.raises(BadInputError, match=r"at least 30 bytes in .*, got 10"):
+    with refused(r"at least 30 bytes in .*, got 10"):
         list(source.read(shards[0]))
     path.unlink()
-    with pytest.raises(BadInputError, match="expected a readable file at"):
+    with refused("expected a readable file at"):
         list(source.read(shards[0]))

@@ -6,20 +6,21 @@ import sys
 import pytest
 
 from realm_jax.data.documents import Document
-from realm_jax.errors import BadInputError
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.documents.source import read_all
+from tests.refused import refused
 
 ARTICLE = {"title": "Rhine", "text": "A river.", "id": "1"}
 
 
-@pytest.mark.parametrize("prefix", ["", "json:"])
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.ndjson.bz2"])
-def test_json_lines_are_known_by_their_suffix(write_lines, prefix, name):
-    path = write_lines(name, [ARTICLE])
-    assert list(read_all(open_source(f"{prefix}{path}"))) == [
-        Document("Rhine", "A river.", "1")
-    ]
+def test_json_lines_are_known_by_their_suffix(write_lines):
+    for name in ("a.jsonl", "a.jsonl.gz", "a.json", "a.ndjson.bz2"):
+        path = write_lines(name, [ARTICLE])
+        for spec in (path, f"json:{path}"):
+            [document] = read_all(open_source(spec))
+            assert document == Document("Rhine", "A river.", "1")
+    path = write_lines("a.jsonl", [ARTICLE] * 4)
+    assert len(open_source(path, shard_bytes=1).shards()) == 4
 
 
 def test_every_kind_is_opened(write_lines, tmp_path):
@@ -43,14 +44,9 @@ def test_every_kind_is_opened(write_lines, tmp_path):
     }
 
 
-def test_the_size_of_a_shard_reaches_the_source(write_lines):
-    path = write_lines("a.jsonl", [ARTICLE] * 4)
-    assert len(open_source(path, shard_bytes=1).shards()) == 4
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
+def test_what_cannot_be_opened_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for spec, message in [
         ("parquet:a", "a kind of source out of json, text, .*, got 'parquet'"),
         ("articles.csv", "kind:path with a kind out of json, text, .*'articles.csv'"),
         ("", "a kind out of json, text, .*, got ''"),
@@ -61,12 +57,9 @@ def test_the_size_of_a_shard_reaches_the_source(write_lines):
         ("cc_news:absent.jsonl", "CC-News as JSON lines at absent.jsonl"),
         ("realm_wikipedia:absent*", "TFRecords of annotated Wikipedia at absent"),
         ("tfds:wikipedia/20190301.en@absent", "prepared in absent, found none"),
-    ],
-)
-def test_what_cannot_be_opened_is_one_line(tmp_path, monkeypatch, spec, message):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInputError, match=f"^expected [^\n]*{message}[^\n]*$"):
-        open_source(spec)
+    ]:
+        with refused(f"^expected .*{message}"):
+            open_source(spec)
 
 
 def test_a_bucket_is_no_kind(monkeypatch):

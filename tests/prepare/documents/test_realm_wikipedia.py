@@ -10,6 +10,7 @@ from realm_jax.data.salient_spans import Span
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.documents.realm_wikipedia import RealmWikipedia
 from realm_jax.prepare.documents.source import read_all
+from tests.refused import refused
 
 TEXT = "Ávila grew in 1607. 한강은 서울을 지난다. It is 𝒳-long."
 SENTENCES = ["Ávila grew in 1607.", "한강은 서울을 지난다.", "It is 𝒳-long."]
@@ -108,54 +109,43 @@ def test_spans_without_types_and_records_without_spans(tmp_path):
 
 
 def test_the_published_knowledge_corpus_is_read_too(tmp_path):
-    record = example(
-        title=[b"Avila"],
-        body=[TEXT.encode()],
-        title_token_ids=[5, 6],
-        body_token_ids=[7, 8, 9],
-    )
+    tokens = {"title_token_ids": [5, 6], "body_token_ids": [7, 8, 9]}
+    record = example(title=[b"Avila"], body=[TEXT.encode()], **tokens)
     path = write_records(tmp_path / "docs.tfr.gz-00000-of-00050", [record])
     assert list(read_all(RealmWikipedia(path))) == [Document("Avila", TEXT, "Avila")]
 
 
-@pytest.mark.parametrize(
-    ("record", "reason"),
-    [
-        (lambda: b"\xff\xff\xff", "expected a tf.train.Example"),
-        (lambda: example(text=[b"a"]), "title and text .or body., got text;"),
-        (example, "title and text .or body., got none;"),
-        (lambda: example(title=[b""], text=[b"\xff"]), "text in UTF-8"),
-        (lambda: annotated(span_byte_limit=[1, 19, 24, 99]), "every span"),
-        (lambda: annotated(span_byte_limit=[6, 19, 24]), "got 4 and 3"),
-        (lambda: annotated(span_type=[b"A"]), "as many types as spans, got 1 for 4"),
-        (lambda: annotated(sentence_byte_start=[0, 0, 0]), "in order and disjoint"),
-    ],
-)
-def test_bad_records_are_named_and_the_rest_is_read(tmp_path, record, reason):
-    records = [annotated(), record(), annotated()]
-    path = write_records(tmp_path / "a.tfrecord.gz", records)
-    first, bad, last = read_all(RealmWikipedia(path))
-    assert first == last == document()
-    assert isinstance(bad, BadRecord)
-    assert bad.where == f"{path}, record 2"
-    assert re.search(reason, bad.reason)
+def test_bad_records_are_named_and_the_rest_is_read(tmp_path):
+    for record, reason in [
+        (b"\xff\xff\xff", "expected a tf.train.Example"),
+        (example(text=[b"a"]), "title and text .or body., got text;"),
+        (example(), "title and text .or body., got none;"),
+        (example(title=[b""], text=[b"\xff"]), "text in UTF-8"),
+        (annotated(span_byte_limit=[1, 19, 24, 99]), "every span"),
+        (annotated(span_byte_limit=[6, 19, 24]), "got 4 and 3"),
+        (annotated(span_type=[b"A"]), "as many types as spans, got 1 for 4"),
+        (annotated(sentence_byte_start=[0, 0, 0]), "in order and disjoint"),
+    ]:
+        records = [annotated(), record, annotated()]
+        path = write_records(tmp_path / "a.tfrecord.gz", records)
+        first, bad, last = read_all(RealmWikipedia(path))
+        assert first == last == document()
+        assert isinstance(bad, BadRecord)
+        assert bad.where == f"{path}, record 2"
+        assert re.search(reason, bad.reason)
 
 
-@pytest.mark.parametrize("name", ["a.tfrecord.gz", "a.tfrecord"])
-def test_a_damaged_file_ends_in_one_line(tmp_path, name):
-    path = tmp_path / name
-    write_records(path, [annotated(str(i)) for i in range(50)])
-    path.write_bytes(path.read_bytes()[:-20])
-    read = []
-    with pytest.raises(BadInputError, match=r"expected whole TFRecords in") as caught:
-        read.extend(read_all(RealmWikipedia(str(path))))
-    assert f"damaged after record {len(read)} (" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_missing_and_empty_files_are_refused(tmp_path):
-    with pytest.raises(BadInputError, match="TFRecords of annotated Wikipedia at"):
-        RealmWikipedia(f"{tmp_path}/*.tfrecord.gz")
-    (tmp_path / "a.tfrecord").touch()
-    with pytest.raises(BadInputError, match="empty"):
+def test_damaged_missing_and_empty_files_are_refused(tmp_path):
+    for path in (tmp_path / "a.tfrecord.gz", tmp_path / "a.tfrecord"):
+        write_records(path, [annotated(str(i)) for i in range(50)])
+        path.write_bytes(path.read_bytes()[:-20])
+        read = []
+        with pytest.raises(BadInputError, match=r"expected whole TFRecords in") as e:
+            read.extend(read_all(RealmWikipedia(str(path))))
+        assert f"damaged after record {len(read)} (" in str(e.value)
+        assert "\n" not in str(e.value)
+    with refused("TFRecords of annotated Wikipedia at"):
+        RealmWikipedia(f"{tmp_path}/none*.tfrecord.gz")
+    (tmp_path / "a.tfrecord").write_bytes(b"")
+    with refused("empty"):
         RealmWikipedia(f"{tmp_path}/a.tfrecord")

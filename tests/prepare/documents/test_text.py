@@ -6,9 +6,9 @@ import pytest
 
 from realm_jax.data.documents import Document
 from realm_jax.data.records import BadRecord
-from realm_jax.errors import BadInputError
 from realm_jax.prepare.documents.source import read_all
 from realm_jax.prepare.documents.text import TextFolder
+from tests.refused import refused
 
 FILES = {
     "a/z.txt": b"The last of a.",
@@ -72,10 +72,10 @@ def test_the_fingerprint_is_of_names_and_contents(folder, tmp_path):
 
 
 def test_a_folder_without_text_is_refused(tmp_path):
-    with pytest.raises(BadInputError, match="expected a folder of text files"):
+    with refused("expected a folder of text files"):
         TextFolder(str(tmp_path / "absent"))
-    with pytest.raises(BadInputError, match="found no such file"):
+    with refused("found no such file"):
         TextFolder(str(tmp_path))
     (tmp_path / "a.txt").touch()
-    with pytest.raises(BadInputError, match="empty"):
+    with refused("empty"):
         TextFolder(str(tmp_path))
