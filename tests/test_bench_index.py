@@ -1,17 +1,21 @@
-"""The bench of the index, at toy size: what it counts, and that it runs to its end."""
+"""Benches of the index and of embedding at toy size: what they count, and their end."""
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench import index, index_search
+from bench import embed, index, index_search
 from bench.index_embed import invent_blocks, time_both_ways
 from bench.index_embeddings import invent
 from realm_jax.index.embed import EmbedConfig
 from tests.tiny_run import ROOT, environment
+from tests.weights import sentence_encoder_twin as twin
+
+MINILM = Path(__file__).parents[1] / ".cache/data/minilm-l6"
 
 pytestmark = pytest.mark.full
 
@@ -105,3 +109,26 @@ def test_the_whole_bench_runs_to_its_end(tmp_path, capsys):
     assert measured["trainer"]["steps_per_second"]["beside"]["median"] > 0
     index.main(["--markdown", str(output)])
     assert "ratio of median steps" in capsys.readouterr().out
+
+
+def test_what_the_peers_are_compared_with_is_minilm(tmp_path, capsys, monkeypatch):
+    store = invent_blocks(tmp_path / "corpus", 6, 20, 40)
+    line = [str(tmp_path / "corpus"), f"--case={tmp_path}", f"--weights={MINILM}"]
+    line += ["--settings={}", "--blocks=4", "--document_length=40", "--repetitions=1"]
+    monkeypatch.setattr("sys.argv", ["embed", *line])
+    embed.main()
+    measured = json.loads(capsys.readouterr().out)
+    assert len(measured["seconds"]) == 1
+    found = np.load(tmp_path / "ours.npy")
+    assert found.shape == (4, 128)
+    ids, segments = store.document_ids(np.linspace(0, 5, 4).astype(int), 40)
+    weights = twin.read_weights(MINILM)
+    config = twin.read_json(MINILM / "config.json")
+    means = [
+        twin.bert(weights, config, row[row != 0], part[row != 0]).mean(0)
+        for row, part in zip(ids, segments, strict=True)
+    ]
+    tower = embed._params(MINILM)["tower"]
+    np.testing.assert_allclose(
+        found, embed._projected(np.stack(means), tower), atol=2e-3
+    )

@@ -1,10 +1,10 @@
-"""The table of `make bench`; the benches themselves have tests of their own."""
+"""The table of `make bench`, and what its processes say."""
 
 import sys
 
 import pytest
 
-from bench import targets
+from bench import processes, targets
 from bench.targets import Figure, Inputs
 from realm_jax.errors import BadInputError
 
@@ -39,3 +39,20 @@ def test_a_failing_program_is_one_line(tmp_path):
     inputs = Inputs(tmp_path, tmp_path, tmp_path, tmp_path)
     with pytest.raises(BadInputError, match=r"bench\.train_step.*exit code 2: error:"):
         inputs.run("train_step", "--lengths=real", f"--peers={sys.executable}")
+
+
+@pytest.mark.process("what fails is a program, of a bare Python")
+def test_what_fails_is_said_in_one_line(monkeypatch, tmp_path):
+    with pytest.raises(BadInputError, match="make peers"):
+        processes.require_peers(tmp_path / "python")
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    with pytest.raises(BadInputError, match="make bench"):
+        processes.require_peers(tmp_path)
+    with pytest.raises(BadInputError, match=r"exit code 1.*no such thing"):
+        processes.run_json(["python3", "-c", "raise SystemExit('no such thing')"])
+
+
+def test_repetitions_become_a_median_with_its_range():
+    runs = [{"seconds": [3.0, 1.0], "peak_gib": 2.0}, {"seconds": [2.0], "peak_gib": 3}]
+    expected = {"seconds": 2.0, "least": 1.0, "most": 3.0, "peak_gib": 3}
+    assert processes.medians(runs) == expected

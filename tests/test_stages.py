@@ -34,34 +34,31 @@ def test_every_command_is_registered_and_no_other():
     assert all(command == spec.command for command, spec in STAGES.items())
 
 
-@pytest.mark.parametrize("command", [c for c, spec in STAGES.items() if spec.config])
-def test_the_run_file_of_a_command_is_known_by_what_it_binds(command, tmp_path):
-    spec = STAGES[command]
-    fields = {field.name for field in dataclasses.fields(spec.load_config())}
-    assert "corpus" in fields
-    # Speed, checkpoints and resuming are those of training stages alone.
-    assert spec.trains == ("train_steps" in fields)
-    parser = configuration.make_parser("", "")
-    files = [f"runs/{spec.name}", "models/tiny"]
-    arguments = [f"--gin_file={tiny_run.GIN / file}.gin" for file in files]
-    bindings = [f"--gin.{b}" for b in tiny_run.bindings(command, tmp_path)]
-    configuration.parse(parser, [*arguments, *bindings])
-    assert configured_stage() is spec
+def test_the_run_file_of_a_command_is_known_by_what_it_binds(tmp_path):
+    for command, spec in STAGES.items():
+        if not spec.config:
+            continue
+        config = spec.load_config()
+        fields = {field.name for field in dataclasses.fields(config)}
+        assert "corpus" in fields
+        # Speed, checkpoints and resuming are those of training stages alone.
+        assert spec.trains == ("train_steps" in fields)
+        assert not spec.trains or config.stage is spec
+        parse(command, tmp_path, f"runs/{spec.name}")
+        assert configured_stage() is spec
 
 
 def test_a_builder_beside_its_trainer_is_not_what_is_launched(tmp_path):
-    parser = configuration.make_parser("", "")
-    files = ("runs/pretrain", "runs/build_index", "models/tiny")
-    arguments = [f"--gin_file={tiny_run.GIN / file}.gin" for file in files]
-    bindings = [f"--gin.{b}" for b in tiny_run.bindings("pretrain", tmp_path)]
-    configuration.parse(parser, [*arguments, *bindings])
+    parse("pretrain", tmp_path, "runs/pretrain", "runs/build_index")
     assert configured_stage() is stages.PRETRAIN
 
 
-def test_training_stages_are_configured_by_what_the_registry_says():
-    for spec in STAGES.values():
-        if spec.trains:
-            assert spec.load_config().stage is spec
+def parse(command, folder, *files):
+    arguments = [
+        f"--gin_file={tiny_run.GIN / file}.gin" for file in (*files, "models/tiny")
+    ]
+    bindings = [f"--gin.{b}" for b in tiny_run.bindings(command, folder)]
+    configuration.parse(configuration.make_parser("", ""), [*arguments, *bindings])
 
 
 @pytest.mark.process("imports are those of a process")
@@ -83,14 +80,11 @@ def test_the_registry_loads_nothing_of_what_it_names():
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "title"),
-    [
-        ("warm_start", "Warm start"),
-        ("build-index", "Index builder"),
-        ("ask", "ask"),
-        ("somebody's own", "somebody's own"),
-    ],
-)
-def test_stages_have_titles_for_people(name, title):
-    assert stages.title_of(name) == title
+def test_stages_have_titles_for_people():
+    for name, title in {
+        "warm_start": "Warm start",
+        "build-index": "Index builder",
+        "ask": "ask",
+        "somebody's own": "somebody's own",
+    }.items():
+        assert stages.title_of(name) == title

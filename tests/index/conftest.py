@@ -1,3 +1,5 @@
+import os
+
 import jax
 import numpy as np
 import pytest
@@ -6,45 +8,51 @@ from realm_jax.data.block_writer import Block, write_blocks
 from realm_jax.data.blocks import BlockText
 from realm_jax.data.wordpiece import SPECIAL_PIECES
 from realm_jax.index import build as attempt
-from realm_jax.index.retrievers import (
-    TrainedRetriever,
-)
-from realm_jax.index.snapshots import (
-    SnapshotSeries,
-)
-from realm_jax.models.retriever import Retriever
+from realm_jax.index.retrievers import TrainedRetriever
+from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.storage import open_store
+from tests.dropping_proxy import dropping_proxy
 from tests.index.tiny_builder import (
     NUM_BLOCKS,
     RETRIEVER,
     VOCABULARY,
+    end_builders,
+    random_params,
 )
 
 
-@pytest.fixture(params=["local", "gs"])
-def model_store(request, tmp_path):
-    """An empty model directory, in a folder and in a bucket."""
-    if request.param == "local":
+@pytest.fixture
+def store(request, tmp_path):
+    """An empty model directory in a folder, or where `IN_A_BUCKET` says so."""
+    if getattr(request, "param", "local") == "local":
         return open_store(tmp_path / "model")
     return open_store(f"{request.getfixturevalue('bucket')}/{tmp_path.name}")
 
 
 @pytest.fixture
-def donor(model_store, tmp_path):
+def donor(store):
     """Another model directory, of the same kind."""
-    if model_store.url().startswith("gs://"):
-        return open_store(f"{model_store.url()}-before")
-    return open_store(tmp_path / "before")
+    return open_store(f"{store.url().removesuffix('/')}-before")
 
 
 @pytest.fixture
-def local(tmp_path):
-    return SnapshotSeries(open_store(tmp_path), "index")
+def series(store):
+    return SnapshotSeries(store, "index")
 
 
 @pytest.fixture
-def series(model_store):
-    return SnapshotSeries(model_store, "index")
+def proxy(bucket, monkeypatch):
+    """Between the bucket and what is opened from now on."""
+    with dropping_proxy(os.environ["STORAGE_EMULATOR_HOST"]) as between:
+        for variable in ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL"):
+            monkeypatch.setenv(variable, between.url)
+        yield between
+
+
+@pytest.fixture(autouse=True)
+def _no_builder_is_left():
+    yield
+    end_builders()
 
 
 @pytest.fixture(scope="session")
@@ -65,25 +73,14 @@ def blocks(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def initial_params():
-    # Of the right shapes; to initialise would be to compile.
-    ids = jax.ShapeDtypeStruct((1, 8), np.int32)
-    init = Retriever(RETRIEVER).init
-    shapes = jax.eval_shape(init, jax.random.key(0), ids, ids, ids)["params"]
-    generator = np.random.default_rng(1)
-    return jax.tree.map(
-        lambda leaf: generator.normal(0, 0.5, leaf.shape).astype(np.float32), shapes
-    )
-
-
-@pytest.fixture
-def retriever_at(initial_params):
+def retriever_at():
     """Makes a retriever whose parameters depend on its step."""
+    params = random_params(RETRIEVER)
 
     def make(step, scale=1.0):
-        factor = scale * (1 + step / 1000)
-        params = jax.tree.map(lambda array: array * np.float32(factor), initial_params)
-        return TrainedRetriever(step, RETRIEVER, params, VOCABULARY.fingerprint)
+        factor = np.float32(scale * (1 + step / 1000))
+        scaled = jax.tree.map(lambda array: array * factor, params)
+        return TrainedRetriever(step, RETRIEVER, scaled, VOCABULARY.fingerprint)
 
     return make
 

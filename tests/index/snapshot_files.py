@@ -6,17 +6,11 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 
 from realm_jax.index.arrays import ArrayLayout
-from realm_jax.index.snapshots import (
-    EMBEDDINGS,
-)
+from realm_jax.index.snapshots import EMBEDDINGS
 
 CORPUS = "0123abcd"
-
-
 ROWS = np.random.default_rng(0).normal(size=(23, 4)).astype(np.float32)
 LAYOUTS = {EMBEDDINGS: ArrayLayout(ROWS.shape, "float32", 8)}
-
-
 no_fixture_check = settings(
     deadline=None,
     max_examples=25,
@@ -52,6 +46,9 @@ def truncate(path):
 
 def lengthen(path):
     path.write_bytes(path.read_bytes() + b"\0")
+
+
+remove = Path.unlink
 
 
 class Killed(BaseException):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from realm_jax.data.answer_spans import answer_spans, answer_starts
@@ -104,23 +104,6 @@ def marked_texts(corpus, candidates, spans, row):
     return found
 
 
-def test_texts_are_labelled_by_their_wordpieces(corpus):
-    questions = batch_of(corpus, (("Hult", "Karel"), False), (("1502",), False))
-    labels = AnswerLabels(corpus, MAX_SPAN)
-    block_ids = everything(corpus, 2)
-    blocks = labels.blocks(questions, block_ids)
-    bodies = [corpus.text(block).body for block in block_ids[0]]
-    assert blocks[0].tolist() == ["Hult" in b or "Karel" in b for b in bodies]
-    assert blocks[1].tolist() == ["1502" in body for body in bodies]
-    candidates = candidates_of(corpus, questions, block_ids)
-    continues = continues_word(corpus.vocabulary.pieces)
-    expected = answer_spans(
-        candidates.joined_ids, questions.answer_ids, continues, MAX_SPAN
-    )
-    np.testing.assert_array_equal(labels.spans(questions, candidates), expected)
-    assert expected.any()
-
-
 def test_blocks_are_labelled_one_by_one(corpus):
     """An answer neither extends into the next block nor beyond the chunk length."""
     bodies = [row[row != 0] for row in corpus.body_ids(everything(corpus, 1)[0], 99)]
@@ -146,7 +129,7 @@ def test_blocks_are_labelled_one_by_one(corpus):
 
 
 def test_labels_agree_with_evaluation_about_the_beginnings_of_words(corpus):
-    answers = [("mill",), ("bell",), ("1191",), ("119",), ("Kare",), ("Hult",)]
+    answers = [("mill",), ("bell",), ("1191",), ("119",), ("Kare",), ("Hult", "Karel")]
     questions = batch_of(corpus, *((answer, False) for answer in answers))
     block_ids = everything(corpus, len(answers))
     labels = AnswerLabels(corpus, MAX_SPAN)
@@ -159,6 +142,11 @@ def test_labels_agree_with_evaluation_about_the_beginnings_of_words(corpus):
         assert spans[row].any(axis=-1).tolist() == held
     assert not found[[0, 1, 3, 4]].any()
     assert found[[2, 5]].any(axis=-1).all()
+    continues = continues_word(corpus.vocabulary.pieces)
+    expected = answer_spans(
+        candidates.joined_ids, questions.answer_ids, continues, MAX_SPAN
+    )
+    np.testing.assert_array_equal(spans[[2, 5]], expected[[2, 5]])
 
 
 def test_patterns_are_labelled_in_the_text(corpus):
@@ -194,16 +182,6 @@ def test_patterns_are_labelled_in_the_text(corpus):
         assert {text for text in texts if text[0] == "1"} == years
 
 
-def test_the_question_itself_is_no_answer(corpus):
-    questions = batch_of(corpus, (("when", "it"), True))
-    candidates = candidates_of(corpus, questions, everything(corpus, 1))
-    spans = AnswerLabels(corpus, MAX_SPAN).spans(questions, candidates)
-    spans = spans.reshape(-1, candidates.joined_ids.shape[-1], MAX_SPAN)
-    body = candidates.joined_segment_ids[0].astype(bool)
-    assert spans.any()
-    assert not spans[~body].any()
-
-
 def test_spans_end_where_the_joined_row_does(corpus):
     questions = batch_of(corpus, (("down",), True))
     block_ids = everything(corpus, 1)
@@ -226,7 +204,7 @@ def test_spans_end_where_the_joined_row_does(corpus):
         )
 
 
-def test_empty_slots_have_no_answer(corpus):
+def test_empty_slots_and_the_question_itself_have_no_answer(corpus):
     questions = batch_of(corpus, ((".*",), True), (("Hult",), False))
     block_ids = np.array([[3, -1, -1], [-1, -1, -1]])
     labels = AnswerLabels(corpus, MAX_SPAN)
@@ -239,6 +217,12 @@ def test_empty_slots_have_no_answer(corpus):
     assert spans[0, 0].any()
     assert not spans[0, 1:].any()
     assert not spans[1].any()
+    questions = batch_of(corpus, (("when", "it"), True))
+    candidates = candidates_of(corpus, questions, everything(corpus, 1))
+    spans = labels.spans(questions, candidates)
+    spans = spans.reshape(-1, candidates.joined_ids.shape[-1], MAX_SPAN)
+    assert spans.any()
+    assert not spans[~candidates.joined_segment_ids[0].astype(bool)].any()
 
 
 def test_a_broken_pattern_never_matches_and_is_reported_once(corpus, caplog):
@@ -392,7 +376,6 @@ answers = st.lists(st.sampled_from(PARTS), min_size=1, max_size=2).flatmap(
 )
 
 
-@settings(deadline=None)
 @given(bodies, answers)
 def test_right_spans_are_those_that_answering_can_give(body, answer):
     block, right = labelled(body, answer, are_patterns=False)
@@ -416,7 +399,6 @@ def test_right_spans_are_those_that_answering_can_give(body, answer):
         assert has_answer(body, [answer])
 
 
-@settings(deadline=None)
 @given(bodies, answers)
 def test_a_pattern_is_found_labelled_and_answered_by_one_rule(body, answer):
     """Recall, labels of blocks and of spans; what ends inside a word is its stem."""
@@ -432,26 +414,22 @@ def test_a_pattern_is_found_labelled_and_answered_by_one_rule(body, answer):
         assert is_right(text, [pattern], are_patterns=True)
 
 
-@pytest.mark.parametrize(
-    ("body", "answer", "is_span"),
-    [
+def test_a_part_of_a_word_makes_a_block_right_but_no_span():
+    for body, answer, is_span in (
         ("Jean-Paul sang", "Paul", False),
         ("Jean-Paul sang", "Jean-Paul", True),
         ("O'Neill sang", "Neill", False),
         ("1,234 ships", "234", False),
         ("Paul's ship", "Paul", True),
-    ],
-)
-def test_a_part_of_a_word_makes_a_block_right_but_no_span(body, answer, is_span):
-    block, right = labelled(body, answer, are_patterns=False)
-    assert block
-    assert has_answer(body, [answer])
-    assert bool(right) == is_span
+    ):
+        block, right = labelled(body, answer, are_patterns=False)
+        assert block
+        assert has_answer(body, [answer])
+        assert bool(right) == is_span, (body, answer)
 
 
-@pytest.mark.parametrize(
-    ("body", "answer", "is_same"),
-    [
+def test_labels_recall_and_exact_match_agree():
+    for body, answer, is_same in (
         ("Paul, tén", "te\u0301n", True),
         ("Paul, te\u0301n", "tén", True),
         ("Pa\u00adul sang", "Paul", True),
@@ -460,8 +438,7 @@ def test_a_part_of_a_word_makes_a_block_right_but_no_span(body, answer, is_span)
         ("Paul, ten", "tén", False),
         ("Paul, माला", "माला", True),
         ("Paul, माला", "मेला", False),  # Both are [UNK] here.
-    ],
-)
-def test_labels_recall_and_exact_match_agree(body, answer, is_same):
-    block, right = labelled(body, answer, are_patterns=False)
-    assert block is bool(right) is has_answer(body, [answer]) is is_same
+    ):
+        block, right = labelled(body, answer, are_patterns=False)
+        found = (block, bool(right), has_answer(body, [answer]))
+        assert found == (is_same,) * 3, (body, answer)

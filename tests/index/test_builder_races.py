@@ -1,28 +1,36 @@
-"""Several builders at one step, and answers that are lost: one commit, and all is well.
+"""Several builders at one step, answers that are lost, and builders that are suspended.
 
-Each builder has a client of its own, as each process has.
+Each builder has a client of its own, as each process has. SOAK_STOP_SEED chooses the
+moments at which one is suspended.
 """
 
+import contextlib
 import os
 import random
+import signal
+import subprocess
+import sys
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from realm_jax.index import builder
 from realm_jax.index.heartbeat import Heartbeat
-from realm_jax.storage import open_store
-from tests.dropping_proxy import dropping_proxy
+from realm_jax.index.manifest import DamagedSnapshotError
+from realm_jax.storage import MissingObjectError, open_store
+from tests import tiny_run
 from tests.index.tiny_builder import (
     CONFIG,
+    IN_BOTH,
     SCANN,
     index_series,
     publish,
     read_embeddings,
     slow_embeddings,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.full
 
@@ -78,75 +86,43 @@ def assert_one_sound_index(store, won, expected):
     assert folders == {f"3-{won.attempt}"}
 
 
-def test_four_builders_make_one_commit_and_all_end_well(
-    model_store, blocks, retriever_at
-):
-    publish(model_store, blocks, retriever_at(3))
+@IN_BOTH
+def test_four_builders_make_one_commit_and_all_end_well(store, blocks, retriever_at):
+    publish(store, blocks, retriever_at(3))
     barrier = threading.Barrier(NUM_BUILDERS)
-    stores = [
-        AtOnce(open_store(model_store.url()), barrier) for _ in range(NUM_BUILDERS)
-    ]
+    stores = [AtOnce(open_store(store.url()), barrier) for _ in range(NUM_BUILDERS)]
     won = race(stores, blocks, SCANN)
     expected = slow_embeddings(retriever_at(3), blocks)
-    assert_one_sound_index(model_store, won, expected)
+    assert_one_sound_index(store, won, expected)
 
 
+@IN_BOTH
 def test_a_second_builder_does_not_write_into_the_attempt_of_the_first(
-    model_store, blocks, retriever_at
+    store, blocks, retriever_at
 ):
     overtaken = []
 
     def stats(manifest):
-        return model_store.stats(f"index/data/3-{manifest.attempt}")
+        return store.stats(f"index/data/3-{manifest.attempt}")
 
     def overtake(done, total):
         if done == total:
-            won = builder.build_once(retriever_at(3), blocks, model_store, SCANN)
+            won = builder.build_once(retriever_at(3), blocks, store, SCANN)
             overtaken.append((won, stats(won)))
 
     late = builder.build_once(
-        retriever_at(3), blocks, model_store, SCANN, on_progress=overtake
+        retriever_at(3), blocks, store, SCANN, on_progress=overtake
     )
     # The first found the step committed, and took that. Nothing in it was written
     # again, were it with the same bytes.
     assert [(late, stats(late))] == overtaken
 
 
-@pytest.fixture
-def proxy(bucket, monkeypatch):
-    """Loses answers on the way to the bucket, of what is opened from now on."""
-    with dropping_proxy(os.environ["STORAGE_EMULATOR_HOST"]) as between:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", between.url)
-        monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", between.url)
-        yield between
-
-
 def is_commit(request):
     return request.kind == "create" and "index/commits/" in request.text
 
 
-def test_a_builder_keeps_the_commit_whose_answer_was_lost(
-    proxy, bucket, tmp_path, blocks, retriever_at
-):
-    store = open_store(f"{bucket}/{tmp_path.name}")
-    proxy.lose(1, is_commit)
-    manifest = builder.build_once(retriever_at(3), blocks, store, CONFIG)
-    assert len(proxy.lost) == 1
-    assert manifest is not None
-    expected = slow_embeddings(retriever_at(3), blocks)
-    assert_one_sound_index(store, manifest, expected)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "create",
-        *(
-            pytest.param(kind, marks=pytest.mark.full)
-            for kind in ("write", "chunk", "delete")
-        ),
-    ],
-)
+@pytest.mark.parametrize("kind", ["create", "write", "chunk", "delete"])
 def test_no_lost_answer_loses_an_index(
     proxy, bucket, tmp_path, blocks, retriever_at, kind
 ):
@@ -176,3 +152,108 @@ def test_four_builders_whose_answers_are_lost_make_one_commit(
     assert len(proxy.lost) == NUM_BUILDERS
     expected = slow_embeddings(retriever_at(3), blocks)
     assert_one_sound_index(open_store(url), won, expected)
+
+
+SEED = int(os.environ.get("SOAK_STOP_SEED", "0"))
+
+# Slow enough to be stopped anywhere: between two shards, and amid one.
+BUILDER = """
+import sys, threading, time
+from realm_jax.data.blocks import BlockStore
+from realm_jax.index.builder import IndexBuilder
+from realm_jax.index.manifest import DamagedSnapshotError
+from realm_jax.storage import MissingObjectError, open_store
+from tests import tiny_run
+from tests.index.tiny_builder import CONFIG
+
+job = IndexBuilder(
+    open_store(sys.argv[1]),
+    BlockStore.open(sys.argv[2]),
+    CONFIG,
+    on_progress=lambda done, total: time.sleep(0.02),
+)
+sys.exit(0 if job.run(threading.Event()) else 1)
+"""
+
+
+def attempts(store, step):
+    names = store.list("index/data")
+    return {name.split("/")[2] for name in names if f"data/{step}-" in name}
+
+
+def suspend_and_collect(process, store, step, seconds):
+    """Returns the attempts that were taken from the builder while it was stopped."""
+    wait_until(lambda: attempts(store, step))
+    time.sleep(seconds)
+    process.send_signal(signal.SIGSTOP)
+    try:
+        before = attempts(store, step)
+        # Of another builder, an hour later.
+        index_series(store).collect(keep=2, attempt_age_seconds=0.0)
+        return before - attempts(store, step)
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+def wait_for_rows(store, step, process):
+    """Returns the rows of a step's index once it is whole, None if its builder ends.
+
+    One that was committed as it was collected is withdrawn, and made anew.
+    """
+    rows = []
+
+    def are_read():
+        with contextlib.suppress(MissingObjectError, DamagedSnapshotError):
+            rows.append(read_embeddings(store, step))
+        return rows or process.poll() is not None
+
+    wait_until(are_read)
+    return rows[0] if rows else None
+
+
+def check_rounds(store, blocks, retriever_at, log, rounds):
+    rng = random.Random(SEED)
+    trainer = Heartbeat(store, builder.TRAINER_ROLE)
+    trainer.beat(0)
+    program = [sys.executable, "-c", BUILDER, store.url(), str(blocks.directory)]
+    taken = []
+    with (
+        log.open("w") as said,
+        subprocess.Popen(
+            program, cwd=tiny_run.ROOT, env=tiny_run.environment(), stderr=said
+        ) as process,
+    ):
+        try:
+            for step in range(1, rounds + 1):
+                publish(store, blocks, retriever_at(step))
+                trainer.beat(step, index_step=step - 1)
+                moment = rng.uniform(0.0, 0.15)
+                taken.append(suspend_and_collect(process, store, step, moment))
+                rows = wait_for_rows(store, step, process)
+                assert process.poll() is None, log.read_text()[-4000:]
+                expected = slow_embeddings(retriever_at(step), blocks)
+                np.testing.assert_allclose(rows, expected, atol=2e-5)
+            trainer.beat(rounds, "finished")
+            assert process.wait(60) == 0, log.read_text()[-4000:]
+        finally:
+            process.kill()
+    # Else no round has tried what this is about.
+    assert sum(map(len, taken)) > rounds / 3
+    assert "Traceback" not in log.read_text()
+    index_series(store).collect(keep=1)
+    last = index_series(store).read_manifest(rounds).attempt
+    assert attempts(store, rounds) == {f"{rounds}-{last}"}
+
+
+@IN_BOTH
+def test_a_suspended_builder_begins_anew(store, blocks, retriever_at, tmp_path):
+    check_rounds(store, blocks, retriever_at, tmp_path / "log", 4)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@IN_BOTH
+def test_a_builder_that_is_suspended_eighty_times(
+    store, blocks, retriever_at, tmp_path
+):
+    check_rounds(store, blocks, retriever_at, tmp_path / "log", 80)

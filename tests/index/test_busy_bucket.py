@@ -17,7 +17,7 @@ from realm_jax.storage import AlreadyExistsError, MissingObjectError, open_store
 from realm_jax.training import checkpoints
 from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.lease import Lease
-from tests.dropping_proxy import REFUSALS, dropping_proxy
+from tests.dropping_proxy import REFUSALS
 from tests.index.tiny_builder import (
     CONFIG,
     index_series,
@@ -31,15 +31,6 @@ from tests.training.test_checkpoints import make_state
 pytestmark = pytest.mark.full
 
 SEED = int(os.environ.get("SOAK_BUSY_SEED", "0"))
-
-
-@pytest.fixture
-def proxy(bucket, monkeypatch):
-    """Between the bucket and what is opened from now on."""
-    with dropping_proxy(os.environ["STORAGE_EMULATOR_HOST"]) as between:
-        for variable in ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL"):
-            monkeypatch.setenv(variable, between.url)
-        yield between
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.errors import BadInputError
 from realm_jax.index import device_search, device_tokens, searchers
 from tests.index import device_worlds as worlds
 from tests.index.test_searchers import share_found, slow_neighbours
@@ -20,7 +19,7 @@ MESH = device_search.single_device_mesh()
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.settings(max_examples=10)
 @hypothesis.given(seed=st.integers(0, 2**32 - 1), num_blocks=st.sampled_from([1, 23]))
 def test_candidates_are_those_of_the_host(seed, num_blocks):
     world = worlds.make(seed, num_blocks=num_blocks)
@@ -63,12 +62,9 @@ def test_eight_bits_scored_again_find_nearly_all():
     ids, scores = slow_neighbours(queries, embeddings, 8)
     assert share_found(found, ids) >= 0.99
     np.testing.assert_allclose(found.scores, scores, rtol=0.02)
-
-
-def test_fewer_blocks_than_asked_for_in_eight_bits():
-    embeddings = np.eye(3, dtype=np.float32)
-    config = searchers.DeviceConfig(precision="int8")
-    found = searchers.DeviceSearcher(embeddings, config=config).search(embeddings, 5)
+    # Fewer blocks than are asked for.
+    few = np.eye(3, dtype=np.float32)
+    found = searchers.DeviceSearcher(few, config=config).search(few, 5)
     assert found.ids[0].tolist() == [0, 1, 2, -1, -1]
     assert found.scores[0, 3:].tolist() == [-np.inf, -np.inf]
 
@@ -78,8 +74,3 @@ def test_codes_are_near_their_rows_and_zeros_stay():
     codes, scales = device_search.quantize(jnp.asarray(rows))
     again = np.asarray(codes, np.float32) * np.asarray(scales)[:, None]
     np.testing.assert_allclose(again, rows, atol=np.asarray(scales).max() / 2)
-
-
-def test_an_unknown_precision_is_refused():
-    with pytest.raises(BadInputError, match="float32, bfloat16, int8, got 'float16'"):
-        searchers.DeviceConfig(precision="float16")

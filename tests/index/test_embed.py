@@ -13,6 +13,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.index import embed
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
+from tests.index.tiny_builder import random_params
 
 CONFIG = RetrieverConfig(
     BertConfig(
@@ -60,55 +61,41 @@ class RandomStore:
 
 @pytest.fixture(scope="module")
 def params():
-    # Of the right shapes; to initialise would be to compile.
-    ids = jax.ShapeDtypeStruct((1, 8), np.int32)
-    init = Retriever(CONFIG).init
-    shapes = jax.eval_shape(init, jax.random.key(0), ids, ids, ids)["params"]
-    generator = np.random.default_rng(1)
-    return jax.tree.map(
-        lambda leaf: generator.normal(0, 0.5, leaf.shape).astype(np.float32), shapes
+    return random_params(CONFIG)
+
+
+@jax.jit
+def embed_one(params, ids, segments):
+    return Retriever(CONFIG).apply(
+        {"params": params}, ids, segments, method=Retriever.embed_documents
     )
 
 
 def slow_embeddings(params, store, block_ids):
     """Each document by itself, at the full length."""
-    tower = jax.jit(
-        lambda ids, segments: Retriever(CONFIG).apply(
-            {"params": params}, ids, segments, method=Retriever.embed_documents
-        )
-    )
     documents = [store.document_ids(np.array([b]), 40) for b in block_ids]
-    return np.concatenate([tower(*document) for document in documents])
+    return np.concatenate([embed_one(params, *document) for document in documents])
 
 
 def embed_all(params, store, config):
     shards = embed.shard_ranges(store.num_blocks, config.shard_blocks)
     embed_fn = embed.document_embedder(CONFIG)
-    return list(embed.embed_shards(embed_fn, params, store, shards, config))
+    return dict(embed.embed_shards(embed_fn, params, store, shards, config))
 
 
 def test_shards_hold_the_embeddings_of_each_document_in_order(params):
     store = RandomStore(23)
-    shards = embed_all(params, store, EMBED)
-    assert [(start, len(rows)) for start, rows in shards] == [
-        (0, 10),
-        (10, 10),
-        (20, 3),
-    ]
-    found = np.concatenate([rows for _, rows in shards])
+    first, again = (embed_all(params, store, EMBED) for _ in range(2))
+    assert {start: len(rows) for start, rows in first.items()} == {0: 10, 10: 10, 20: 3}
+    for start, rows in first.items():
+        np.testing.assert_array_equal(again[start], rows)
+    found = np.concatenate(list(first.values()))
     assert found.dtype == np.float32
     expected = slow_embeddings(params, store, range(23))
     np.testing.assert_allclose(found, expected, atol=2e-5)
-
-
-def test_same_shard_same_bits_and_other_shards_nearly_so(params):
-    store = RandomStore(23)
-    first, again = (dict(embed_all(params, store, EMBED)) for _ in range(2))
-    for start, rows in first.items():
-        np.testing.assert_array_equal(again[start], rows)
     whole = dataclasses.replace(EMBED, shard_blocks=100, batch_size=7)
-    other = np.concatenate([rows for _, rows in embed_all(params, store, whole)])
-    np.testing.assert_allclose(np.concatenate(list(first.values())), other, atol=2e-5)
+    (other,) = embed_all(params, store, whole).values()
+    np.testing.assert_allclose(found, other, atol=2e-5)
 
 
 def test_any_blocks_in_any_order_the_null_document_included(params):
@@ -121,7 +108,7 @@ def test_any_blocks_in_any_order_the_null_document_included(params):
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-def test_few_shapes_are_compiled(params):
+def test_few_shapes_are_compiled_and_once():
     shapes = set()
 
     def count(params, ids, segment_ids):
@@ -129,8 +116,10 @@ def test_few_shapes_are_compiled(params):
         return np.zeros((len(ids), 8), np.float32)
 
     store = RandomStore(300)
-    embed.embed_blocks(count, params, store, np.arange(300), EMBED)
+    embed.embed_blocks(count, None, store, np.arange(300), EMBED)
     assert shapes == {(4, 24), (4, 32), (4, 40)}
+    same = dataclasses.replace(CONFIG)
+    assert embed.document_embedder(same) is embed.document_embedder(CONFIG)
 
 
 @hypothesis.given(st.integers(3, 600))
@@ -146,11 +135,6 @@ def test_shard_ranges_cover_every_block_once(num_blocks, shard_blocks):
     shards = embed.shard_ranges(num_blocks, shard_blocks)
     assert [row for shard in shards for row in shard] == list(range(num_blocks))
     assert max(map(len, shards)) <= shard_blocks
-
-
-def test_embedder_is_compiled_once_per_configuration():
-    same = dataclasses.replace(CONFIG)
-    assert embed.document_embedder(same) is embed.document_embedder(CONFIG)
 
 
 def test_nonsense_sizes_are_bad_input():

@@ -1,5 +1,4 @@
 import logging
-import re
 import shutil
 import threading
 import types
@@ -12,22 +11,14 @@ from realm_jax.errors import NotReadyError
 from realm_jax.index import follower as follower_module
 from realm_jax.index import source as source_module
 from realm_jax.index.follower import IndexFollower
-from realm_jax.index.snapshots import (
-    EMBEDDINGS,
-    Expectation,
-    SnapshotSeries,
-)
+from realm_jax.index.snapshots import EMBEDDINGS, Expectation, SnapshotSeries
 from realm_jax.index.source import LoadedIndex, Staleness
 from realm_jax.storage import UnavailableStoreError, open_store
+from tests.index.tiny_builder import IN_BOTH
 from tests.waiting import PATIENCE, Clock, wait_until
 
 CORPUS = "0123abcd"
 EXPECTED = Expectation(CORPUS, dimension=4, count=10)
-
-
-@pytest.fixture
-def series(tmp_path):
-    return SnapshotSeries(open_store(tmp_path), "index")
 
 
 @pytest.fixture
@@ -108,8 +99,8 @@ def take(follower):
     return follower.take()
 
 
-def test_takes_each_index_once(model_store):
-    series = SnapshotSeries(model_store, "index")
+@IN_BOTH
+def test_takes_each_index_once(series):
     with follow(series) as follower:
         assert not follower.ready()
         assert follower.take() is None
@@ -120,6 +111,11 @@ def test_takes_each_index_once(model_store):
         assert follower.take() is None
         publish(series, 6)
         assert take(follower).manifest.step == 6
+    with follow(series, newer_than=6) as follower:
+        let_it_look(follower)
+        assert not follower.ready()
+        publish(series, 7)
+        assert take(follower).manifest.step == 7
 
 
 def test_skips_to_the_newest(series):
@@ -145,15 +141,6 @@ def test_skips_to_the_newest(series):
     assert loaded == [10, 11, 13]
 
 
-def test_only_what_is_newer_than_the_index_in_use(series):
-    publish(series, 5)
-    with follow(series, newer_than=5) as follower:
-        let_it_look(follower)
-        assert not follower.ready()
-        publish(series, 6)
-        assert take(follower).manifest.step == 6
-
-
 def test_take_does_not_wait_for_a_load(series):
     go_on = threading.Event()
     loading = threading.Event()
@@ -171,51 +158,43 @@ def test_take_does_not_wait_for_a_load(series):
         assert take(follower).manifest.step == 1
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda s: publish_damaged(s, 2), "embeddings/c/0/0"),
-        (lambda s: publish(s, 2, corpus="ffff"), "corpus_fingerprint 0123abcd"),
-        (lambda s: publish(s, 2, dimension=5), "dimension 4"),
-        (lambda s: s.store.write("index/commits/2.json", b"?"), r"commits/2\.json"),
-    ],
-    ids=["damaged", "other corpus", "other dimension", "damaged manifest"],
-)
-def test_refuses_once_and_goes_on(series, caplog, spoil, message):
+def test_refuses_once_and_goes_on(series, caplog):
     publish(series, 1)
     with caplog.at_level(logging.WARNING), follow(series) as follower:
         assert take(follower).manifest.step == 1
-        spoil(series)
-        wait_until(lambda: follower.refused)
-        let_it_look(follower)
-        assert not follower.ready()
-        publish(series, 3)
-        assert take(follower).manifest.step == 3
-    assert list(follower.refused) == [2]
+        for step, spoil, message in (
+            (2, lambda: publish_damaged(series, 2), "embeddings/c/0/0"),
+            (4, lambda: publish(series, 4, "ffff"), "corpus_fingerprint 0123abcd"),
+            (6, lambda: publish(series, 6, dimension=5), "dimension 4"),
+            (8, lambda: series.store.write("index/commits/8.json", b"?"), "8.json"),
+        ):
+            spoil()
+            wait_until(lambda step=step: step in follower.refused)
+            let_it_look(follower)
+            assert not follower.ready()
+            publish(series, step + 1)
+            assert take(follower).manifest.step == step + 1
+            assert message in follower.refused[step]
+    assert list(follower.refused) == [2, 4, 6, 8]
     warnings = [r.getMessage() for r in caplog.records if "Refused" in r.getMessage()]
-    assert len(warnings) == 1
-    assert follower.refused[2] in warnings[0]
-    assert re.search(message, follower.refused[2])
+    assert len(warnings) == 4
+    for refusal, warning in zip(follower.refused.values(), warnings, strict=True):
+        assert refusal in warning
 
 
-def test_falls_back_to_the_newest_that_fits(series):
+def test_falls_back_to_the_newest_that_fits_and_a_refused_step_may_be_made_anew(
+    series, looks
+):
     publish(series, 1)
-    publish(series, 2)
-    damage(series, publish(series, 3))
+    damage(series, publish(series, 2))
     with follow(series) as follower:
-        assert take(follower).manifest.step == 2
-        assert list(follower.refused) == [3]
-
-
-def test_a_refused_step_may_be_made_anew(series, looks):
-    damage(series, publish(series, 1))
-    with follow(series) as follower:
-        wait_until(lambda: follower.refused)
-        series.store.delete("index/commits/1.json")
+        assert take(follower).manifest.step == 1
+        assert list(follower.refused) == [2]
+        series.store.delete("index/commits/2.json")
         seen = len(looks)
         wait_until(lambda: len(looks) > seen + 1)
-        publish(series, 1)
-        assert take(follower).manifest.step == 1
+        publish(series, 2)
+        assert take(follower).manifest.step == 2
 
 
 def test_an_index_collected_while_it_is_read_is_not_refused(series, monkeypatch):
@@ -277,20 +256,14 @@ def test_waits_for_the_first(series):
     assert asked[:3] == [False] * 3
 
 
-def test_waits_no_longer_than_told(series):
+def test_waits_no_longer_than_told_nor_for_a_dead_builder(series):
     damage(series, publish(series, 1))
     with follow(series) as follower:
         wait_until(lambda: follower.refused)
         with pytest.raises(NotReadyError, match=r"within 0\.1 s; refused: .*c/0/0"):
             follower.wait_for_first(0.1)
-
-
-def test_does_not_wait_for_a_dead_builder(series):
-    with (
-        follow(series) as follower,
-        pytest.raises(NotReadyError, match="index builder has ended"),
-    ):
-        follower.wait_for_first(PATIENCE, problem=lambda: "gone")
+        with pytest.raises(NotReadyError, match="index builder has ended"):
+            follower.wait_for_first(PATIENCE, problem=lambda: "gone")
 
 
 def test_a_builder_that_was_not_heard_of_is_not_taken_to_be_gone(series, clock):

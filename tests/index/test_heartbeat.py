@@ -14,14 +14,9 @@ from realm_jax.index import builder, heartbeat
 from realm_jax.index.build import IndexBuild
 from realm_jax.index.builder import IndexBuilder
 from realm_jax.index.heartbeat import Heartbeat, Listener, read_heartbeat
-from realm_jax.storage import UnavailableStoreError, open_store
-from tests.index.tiny_builder import SCANN, publish
+from realm_jax.storage import UnavailableStoreError
+from tests.index.tiny_builder import IN_BOTH, SCANN, publish
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-def store(tmp_path):
-    return open_store(tmp_path)
 
 
 @pytest.fixture
@@ -33,14 +28,12 @@ def clock(monkeypatch):
     return now
 
 
-def test_nobody_has_spoken(store):
+@IN_BOTH
+def test_another_job_hears_what_was_said(store):
     assert read_heartbeat(store, "trainer") is None
-
-
-def test_another_job_hears_what_was_said(model_store):
     began = time.time()
-    Heartbeat(model_store, "trainer").beat(40, index_step=20, kept=[10, 20])
-    status = read_heartbeat(model_store, "trainer")
+    Heartbeat(store, "trainer").beat(40, index_step=20, kept=[10, 20])
+    status = read_heartbeat(store, "trainer")
     assert dataclasses.replace(status, time=0.0) == heartbeat.JobStatus(
         role="trainer",
         step=40,
@@ -51,22 +44,11 @@ def test_another_job_hears_what_was_said(model_store):
         extra={"index_step": 20, "kept": [10, 20]},
     )
     assert began <= status.time <= time.time()
-    assert read_heartbeat(model_store, "index_builder") is None
-
-
-def test_what_a_job_of_another_release_says_besides_is_ignored(store):
-    Heartbeat(store, "trainer").beat(40)
+    assert read_heartbeat(store, "index_builder") is None
+    # What a job of another release says besides is ignored.
     said = json.loads(store.read("jobs/trainer.json"))
     store.write("jobs/trainer.json", json.dumps({**said, "chips": 8}).encode())
-    assert read_heartbeat(store, "trainer").step == 40
-
-
-def test_the_last_word_counts(store):
-    beats = Heartbeat(store, "trainer")
-    beats.beat(1)
-    beats.beat(2, "finished")
-    status = read_heartbeat(store, "trainer")
-    assert (status.step, status.state) == (2, "finished")
+    assert read_heartbeat(store, "trainer") == status
 
 
 def test_is_alive_while_running_and_heard_of(store, clock):
@@ -77,17 +59,16 @@ def test_is_alive_while_running_and_heard_of(store, clock):
     assert status.age_seconds() == 30
     assert status.is_alive(timeout_seconds=30)
     assert not status.is_alive(timeout_seconds=29)
-    beats.beat(1, "failed")
-    assert not read_heartbeat(store, "trainer").is_alive(timeout_seconds=30)
-
-
-def test_a_clock_that_is_behind_makes_no_negative_age(store, clock):
-    Heartbeat(store, "trainer").beat(1)
+    beats.beat(2, "failed")
+    status = read_heartbeat(store, "trainer")
+    assert status.step == 2
+    assert not status.is_alive(timeout_seconds=30)
+    # A clock that is behind makes no negative age.
     clock[0] -= 5
-    assert read_heartbeat(store, "trainer").age_seconds() == 0
+    assert status.age_seconds() == 0
 
 
-def test_steps_alone_are_not_said_too_often(store, clock):
+def test_steps_alone_are_not_said_too_often_and_anything_else_at_once(store, clock):
     beats = Heartbeat(store, "trainer", every_seconds=5)
     beats.beat(1, index_step=0)
     clock[0] += 4
@@ -96,26 +77,19 @@ def test_steps_alone_are_not_said_too_often(store, clock):
     clock[0] += 1
     beats.beat(3, index_step=0)
     assert read_heartbeat(store, "trainer").step == 3
-
-
-@pytest.mark.parametrize("change", [{"state": "finished"}, {"index_step": 4}])
-def test_anything_but_a_step_is_said_at_once(store, clock, change):
     # Garbage collection must know of the index in use before it is too late.
-    beats = Heartbeat(store, "trainer", every_seconds=5)
-    beats.beat(1, index_step=0)
-    beats.beat(2, **({"index_step": 0} | change))
-    assert read_heartbeat(store, "trainer").step == 2
+    beats.beat(4, index_step=4)
+    assert read_heartbeat(store, "trainer").step == 4
+    beats.beat(5, "finished", index_step=4)
+    assert read_heartbeat(store, "trainer").step == 5
 
 
-@pytest.mark.parametrize("contents", [b"", b"[1]", b"{}", b'{"role": "trainer"}'])
-def test_another_file_is_no_heartbeat(store, contents):
-    store.write("jobs/trainer.json", contents)
-    with pytest.raises(BadInputError, match=r"jobs/trainer\.json") as caught:
-        read_heartbeat(store, "trainer")
-    assert "\n" not in str(caught.value)
-
-
-def test_an_unknown_state_is_refused(store):
+def test_another_file_is_no_heartbeat(store):
+    for contents in (b"", b"[1]", b"{}", b'{"role": "trainer"}'):
+        store.write("jobs/trainer.json", contents)
+        with pytest.raises(BadInputError, match=r"jobs/trainer\.json") as caught:
+            read_heartbeat(store, "trainer")
+        assert "\n" not in str(caught.value)
     Heartbeat(store, "trainer").beat(1, "asleep")
     with pytest.raises(BadInputError, match="asleep"):
         read_heartbeat(store, "trainer")

@@ -4,6 +4,7 @@ Whatever is damaged is refused by its name, and what is in use serves on.
 SOAK_DAMAGE_SEED chooses the bits, and how much is cut off.
 """
 
+import itertools
 import logging
 import os
 import random
@@ -28,8 +29,8 @@ from realm_jax.index.snapshots import (
 from realm_jax.index.source import LoadedIndex
 from tests.index.tiny_builder import (
     CONFIG,
+    IN_BOTH,
     SCANN,
-    end_builders,
     index_series,
     publish,
     run_in_thread,
@@ -54,15 +55,7 @@ def remove(store, name):
     store.delete(name)
 
 
-@pytest.fixture(autouse=True)
-def _no_builder_is_left():
-    yield
-    end_builders()
-
-
-@pytest.fixture(params=[flip, truncate, remove])
-def damage(request):
-    return request.param
+DAMAGES = (flip, truncate, remove)
 
 
 def load(series, manifest):
@@ -81,22 +74,20 @@ def follow(series, blocks):
     return IndexFollower(series, load_manifest, poll_seconds=0.01, newer_than=1)
 
 
-def test_every_file_of_an_index_is_refused_by_name(
-    model_store, blocks, retriever_at, damage
-):
-    builder.build_once(retriever_at(1), blocks, model_store, CONFIG)
-    manifest = builder.build_once(retriever_at(2), blocks, model_store, SCANN)
-    series = index_series(model_store)
+def test_every_file_of_an_index_is_refused_by_name(store, blocks, retriever_at):
+    builder.build_once(retriever_at(1), blocks, store, CONFIG)
+    manifest = builder.build_once(retriever_at(2), blocks, store, SCANN)
+    series = index_series(store)
     folder = f"index/data/2-{manifest.attempt}"
     commit = "index/commits/2.json"
     names = [*(f"{folder}/{name}" for name in manifest.files), commit]
-    written = [n for n in model_store.list() if n.startswith((folder, commit))]
+    written = [n for n in store.list() if n.startswith((folder, commit))]
     assert set(written) - set(names) == {n for n in written if "/progress/" in n}
     for part in ("embeddings/zarr.json", "block_hashes/c/4/0", "scann/"):
         assert any(part in name for name in names)
-    for name in names:
-        sound = model_store.read(name)
-        damage(model_store, name)
+    for name, damage in itertools.product(names, DAMAGES):
+        sound = store.read(name)
+        damage(store, name)
         with follow(series, blocks) as follower:
             if (name, damage) == (commit, remove):
                 # Without its commit there is no snapshot.
@@ -104,31 +95,30 @@ def test_every_file_of_an_index_is_refused_by_name(
                 assert follower.refused == {}
             else:
                 wait_until(lambda f=follower: f.refused)
-                assert model_store.url(name) in follower.refused[2]
+                assert store.url(name) in follower.refused[2]
                 assert "\n" not in follower.refused[2]
             # The trainer keeps index 1.
             assert follower.take() is None
-        model_store.write(name, sound)
+        store.write(name, sound)
     with follow(series, blocks) as follower:
         assert follower.wait_for_first(PATIENCE).manifest == manifest
         assert follower.refused == {}
 
 
-@pytest.mark.parametrize("damage", [flip, truncate])
 def test_an_index_whose_commit_cannot_be_read_is_made_anew_from_its_rows(
-    model_store, blocks, retriever_at, damage, embedded, monkeypatch, caplog
+    store, blocks, retriever_at, embedded, monkeypatch, caplog
 ):
     """The trainer that could not use it is given one, however old its rows are."""
     monkeypatch.setattr(SnapshotSeries, "_idle_seconds", lambda *_: 1e6)
-    publish(model_store, blocks, retriever_at(2))
-    lost = builder.build_once(retriever_at(2), blocks, model_store, SCANN)
-    series, commit = index_series(model_store), "index/commits/2.json"
+    publish(store, blocks, retriever_at(2))
+    lost = builder.build_once(retriever_at(2), blocks, store, SCANN)
+    series, commit = index_series(store), "index/commits/2.json"
     rows = series.read_array(lost, EMBEDDINGS)
-    damage(model_store, commit)
+    flip(store, commit)
     embedded.clear()
     with follow(series, blocks) as follower, caplog.at_level(logging.WARNING):
         wait_until(lambda: follower.refused)
-        thread, stop = run_in_thread(model_store, blocks, SCANN)
+        thread, stop = run_in_thread(store, blocks, SCANN)
         taken = follower.wait_for_first(PATIENCE)
         stop.set()
         thread.join(PATIENCE)
@@ -138,7 +128,7 @@ def test_an_index_whose_commit_cannot_be_read_is_made_anew_from_its_rows(
     assert embedded == [0, SCANN.sampled_blocks]
     withdrawn = [line for line in caplog.messages if "is withdrawn" in line]
     assert len(withdrawn) == 1
-    assert model_store.url(commit) in withdrawn[0]
+    assert store.url(commit) in withdrawn[0]
     # Another builder that saw the damage, too, comes too late to do harm.
     assert not series.withdraw_damaged(2)
     assert series.read_manifest(2) == taken.manifest
@@ -158,29 +148,26 @@ def build_until_refused(store, blocks, name):
     thread.join(PATIENCE)
 
 
-def test_every_file_of_a_retriever_is_refused_by_name(
-    model_store, blocks, retriever_at, damage
-):
-    manifest = publish(model_store, blocks, retriever_at(2))
+def test_every_file_of_a_retriever_is_refused_by_name(store, blocks, retriever_at):
+    manifest = publish(store, blocks, retriever_at(2))
     commit = f"{RETRIEVER_SERIES}/commits/2.json"
     names = [commit]
     names += [f"retriever/data/2-{manifest.attempt}/{n}" for n in manifest.files]
     assert len(names) == 2
-    for name in names:
-        sound = model_store.read(name)
-        damage(model_store, name)
-        if (name, damage) != (commit, remove):
-            with pytest.raises(DamagedSnapshotError) as caught:
-                load_retriever(model_store, 2)
-            assert model_store.url(name) in str(caught.value)
+    for name, damage in itertools.product(names, DAMAGES):
+        sound = store.read(name)
+        damage(store, name)
         # Without its commit the retriever is not there, so nothing is refused.
-        wanted = "" if (name, damage) == (commit, remove) else model_store.url(name)
-        build_until_refused(model_store, blocks, wanted)
-        assert index_series(model_store).steps() == []
-        model_store.write(name, sound)
-    assert load_retriever(model_store, 2).params_crc32c() == (
-        retriever_at(2).params_crc32c()
-    )
+        wanted = "" if (name, damage) == (commit, remove) else store.url(name)
+        if wanted:
+            with pytest.raises(DamagedSnapshotError) as caught:
+                load_retriever(store, 2)
+            assert wanted in str(caught.value)
+        build_until_refused(store, blocks, wanted)
+        assert index_series(store).steps() == []
+        store.write(name, sound)
+    found = load_retriever(store, 2)
+    assert found.params_crc32c() == retriever_at(2).params_crc32c()
 
 
 _BUILDER = """
@@ -201,11 +188,12 @@ def refusal(store, step):
 
 
 @pytest.mark.soak
+@IN_BOTH
 def test_a_builders_job_refuses_every_damaged_retriever(
-    model_store, donor, blocks, retriever_at
+    store, donor, blocks, retriever_at
 ):
     """A process of its own, to which one damaged retriever after the other comes."""
-    command = [sys.executable, "-c", _BUILDER, model_store.url(), str(blocks.directory)]
+    command = [sys.executable, "-c", _BUILDER, store.url(), str(blocks.directory)]
     ways = [flip] * 20 + [truncate] * 5
     with subprocess.Popen(command) as job:
         try:
@@ -218,27 +206,27 @@ def test_a_builders_job_refuses_every_damaged_retriever(
                 damaged = commit if number < len(ways) else RNG.choice(names)
                 way(donor, damaged)
                 for name in (*names, commit):
-                    model_store.write(name, donor.read(name))
-                wanted = model_store.url(damaged)
-                wait_until(lambda s=step, w=wanted: w in refusal(model_store, s))
+                    store.write(name, donor.read(name))
+                wanted = store.url(damaged)
+                wait_until(lambda s=step, w=wanted: w in refusal(store, s))
             assert job.poll() is None
-            publish(model_store, blocks, retriever_at(step + 1))
-            wait_until(lambda: index_series(model_store).steps() == [step + 1])
+            publish(store, blocks, retriever_at(step + 1))
+            wait_until(lambda: index_series(store).steps() == [step + 1])
         finally:
             job.kill()
 
 
 def test_a_retriever_damaged_after_its_index_was_made_does_not_end_the_job(
-    model_store, blocks, retriever_at
+    store, blocks, retriever_at
 ):
-    publish(model_store, blocks, retriever_at(1))
-    builder.build_once(retriever_at(1), blocks, model_store, CONFIG)
-    flip(model_store, f"{RETRIEVER_SERIES}/commits/1.json")
-    made = index_series(model_store).read_manifest(1)
-    thread, stop = run_in_thread(model_store, blocks)
-    publish(model_store, blocks, retriever_at(2))
-    wait_until(lambda: 2 in index_series(model_store).steps())
-    assert SnapshotSeries(model_store, RETRIEVER_SERIES).latest_step() == 2
-    assert index_series(model_store).read_manifest(1) == made
+    publish(store, blocks, retriever_at(1))
+    builder.build_once(retriever_at(1), blocks, store, CONFIG)
+    flip(store, f"{RETRIEVER_SERIES}/commits/1.json")
+    made = index_series(store).read_manifest(1)
+    thread, stop = run_in_thread(store, blocks)
+    publish(store, blocks, retriever_at(2))
+    wait_until(lambda: 2 in index_series(store).steps())
+    assert SnapshotSeries(store, RETRIEVER_SERIES).latest_step() == 2
+    assert index_series(store).read_manifest(1) == made
     stop.set()
     thread.join(PATIENCE)

@@ -10,8 +10,8 @@ from realm_jax.index import builder
 from realm_jax.index.build import index_layouts
 from realm_jax.index.embedding_cache import HASHES
 from realm_jax.index.heartbeat import Heartbeat, Listener
-from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
-from realm_jax.storage import MissingObjectError, open_store
+from realm_jax.index.snapshots import EMBEDDINGS
+from realm_jax.storage import MissingObjectError
 from tests.index.snapshot_files import CORPUS, ROWS, write_snapshot
 from tests.index.tiny_builder import (
     CONFIG,
@@ -21,11 +21,6 @@ from tests.index.tiny_builder import (
     read_embeddings,
     slow_embeddings,
 )
-
-
-@pytest.fixture
-def store(tmp_path):
-    return open_store(tmp_path / "model")
 
 
 def begin(store, step=3, stop_at=10, **arguments):
@@ -54,51 +49,27 @@ def assert_built(store, blocks, retriever, step=3):
     np.testing.assert_allclose(read_embeddings(store, step), expected, atol=2e-5)
 
 
-HEADERS = [
-    b"",
-    b"\xff",
-    b"[]",
-    b"{}",
-    b"[" * 60_000,
-    b'{"corpus_fingerprint": 3, "metadata": {}, "began": 1}',
-    b'{"corpus_fingerprint": "c", "metadata": [], "began": 1}',
-    b'{"corpus_fingerprint": "c", "metadata": {}, "began": "now"}',
-]
-
-
-@pytest.mark.parametrize("header", HEADERS)
-def test_an_attempt_with_an_unreadable_header_is_absent(store, header):
-    series = SnapshotSeries(store, "index")
-    name = f"index/data/7-0123abcd/progress/{EMBEDDINGS}/0-8"
-    store.write(name, b"done\n")
-    store.write("index/data/7-0123abcd/progress/attempt.json", header)
-    with pytest.raises(MissingObjectError):
-        series.join(7, "0123abcd")
-    assert series.resume(7, corpus_fingerprint=CORPUS) is None
+def test_an_attempt_with_an_unreadable_header_is_absent(series):
+    folder = "index/data/7-0123abcd/progress"
+    for header in (
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b"[" * 60_000,
+        b'{"corpus_fingerprint": 3, "metadata": {}, "began": 1}',
+        b'{"corpus_fingerprint": "c", "metadata": [], "began": 1}',
+        b'{"corpus_fingerprint": "c", "metadata": {}, "began": "now"}',
+    ):
+        series.store.write(f"{folder}/{EMBEDDINGS}/0-8", b"done\n")
+        series.store.write(f"{folder}/attempt.json", header)
+        with pytest.raises(MissingObjectError):
+            series.join(7, "0123abcd")
+        assert series.resume(7, corpus_fingerprint=CORPUS) is None
     write_snapshot(series, 7)
     series.collect(keep=1)
-    assert not any("0123abcd" in name for name in store.list())
+    assert not any("0123abcd" in name for name in series.store.list())
     series.verify(series.read_manifest(7))
-
-
-def test_no_bit_of_a_header_keeps_a_builder_down(store, blocks, retriever_at):
-    folder = begin(store, retriever=retriever_at(3), blocks=blocks)
-    name = f"{folder}/progress/attempt.json"
-    header = store.read(name)
-    places = np.random.default_rng(0).integers(0, 8 * len(header), 40).tolist()
-    series = index_series(store)
-    metadata, began = (json.loads(header)[name] for name in ("metadata", "began"))
-    for place in [0, *places]:
-        flipped = bytearray(header)
-        flipped[place // 8] ^= 1 << place % 8
-        store.write(name, bytes(flipped))
-        writer = series.resume(
-            3, corpus_fingerprint=blocks.fingerprint, metadata=metadata
-        )
-        if writer is not None:
-            assert writer.began == began
-            writer.discard()
-    assert_built(store, blocks, retriever_at(3))
 
 
 def altered(metadata, array):
@@ -161,28 +132,22 @@ def test_a_stray_file_among_the_notes_keeps_no_builder_down(
     assert_built(store, blocks, retriever_at(3))
 
 
-def test_a_heartbeat_that_cannot_be_read_is_none_and_nothing_is_collected(store):
+def test_a_heartbeat_that_cannot_be_read_is_none_and_nothing_is_collected(series):
     for step in (1, 2, 3):
-        write_snapshot(index_series(store), step)
+        write_snapshot(series, step)
+    listener = Listener(series.store, builder.TRAINER_ROLE)
+    trainer = Heartbeat(series.store, builder.TRAINER_ROLE)
     for text in (b"{", b"[" * 60_000, b'{"role": "trainer"}'):
-        store.write("jobs/trainer.json", text)
-        assert Listener(store, builder.TRAINER_ROLE).listen()[0] is None
+        series.store.write("jobs/trainer.json", text)
+        assert listener.listen()[0] is None
         # The trainer may use any of them.
-        builder.collect_garbage(store, keep=1)
-        assert index_series(store).steps() == [1, 2, 3]
-    Heartbeat(store, builder.TRAINER_ROLE).beat(3, kept_index_steps=None)
-    builder.collect_garbage(store, keep=1)
-    assert index_series(store).steps() == [1, 2, 3]
-
-
-def test_a_listener_hears_a_job_whose_heartbeat_was_damaged(store):
-    store.write("jobs/trainer.json", b"{")
-    listener = Listener(store, builder.TRAINER_ROLE)
-    Heartbeat(store, builder.TRAINER_ROLE).beat(4)
-    status, _ = listener.listen()
-    assert status is not None
-    assert status.step == 4
-    store.write("jobs/trainer.json", b"{")
+        builder.collect_garbage(series.store, keep=1)
+    trainer.beat(3, kept_index_steps=None)
+    builder.collect_garbage(series.store, keep=1)
+    assert series.steps() == [1, 2, 3]
+    # One that is heard again is heard.
+    assert listener.listen()[0].step == 3
+    series.store.write("jobs/trainer.json", b"{")
     assert listener.listen()[0] is None
 
 
@@ -202,39 +167,27 @@ def delete_at(store, done_at, how_often=1):
     return delete, deleted
 
 
-@pytest.mark.parametrize("done_at", [5, 15, 23])
-@pytest.mark.parametrize("times", [1, 2])
-def test_an_attempt_that_was_collected_is_begun_anew(
-    store, blocks, retriever_at, done_at, times
-):
-    delete, deleted = delete_at(store, done_at, times)
+def test_an_attempt_that_was_collected_is_begun_anew(store, blocks, retriever_at):
+    delete, deleted = delete_at(store, 5, how_often=2)
+    # And once more, just before the commit.
+    before_commit, deleted_later = delete_at(store, 0)
     manifest = builder.build_once(
-        retriever_at(3), blocks, store, CONFIG, on_progress=delete
+        *(retriever_at(3), blocks, store, CONFIG),
+        on_progress=delete,
+        require_wanted=lambda: before_commit(1, 1),
     )
-    assert len(deleted) == times
+    assert (len(deleted), len(deleted_later)) == (2, 1)
     assert manifest is not None
     expected = slow_embeddings(retriever_at(3), blocks)
     np.testing.assert_allclose(read_embeddings(store, 3), expected, atol=2e-5)
 
 
-def test_an_attempt_collected_just_before_its_commit_is_begun_anew(
-    store, blocks, retriever_at
-):
-    delete, deleted = delete_at(store, 0)
-    manifest = builder.build_once(
-        retriever_at(3), blocks, store, CONFIG, require_wanted=lambda: delete(1, 1)
-    )
-    assert len(deleted) == 1
-    assert manifest is not None
-    read_embeddings(store, 3)
-
-
-def test_no_commit_names_an_attempt_whose_collection_has_begun(local):
+def test_no_commit_names_an_attempt_whose_collection_has_begun(series):
     """The header goes first, and may be all that is gone."""
-    writer = local.begin(7, corpus_fingerprint=CORPUS)
+    writer = series.begin(7, corpus_fingerprint=CORPUS)
     writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=32)
     writer.write_rows(EMBEDDINGS, 0, ROWS)
-    local.store.delete(f"index/data/7-{writer.attempt}/progress/attempt.json")
+    series.store.delete(f"index/data/7-{writer.attempt}/progress/attempt.json")
     with pytest.raises(MissingObjectError, match="deleted"):
         writer.commit()
-    assert local.steps() == []
+    assert series.steps() == []

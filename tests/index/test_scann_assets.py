@@ -8,17 +8,10 @@ import pytest
 
 from realm_jax.index import builder, scann_assets
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
-from realm_jax.index.scann_assets import (
-    RECALL,
-    ScannAssets,
-    load_assets,
-)
+from realm_jax.index.scann_assets import RECALL, ScannAssets, load_assets
 from realm_jax.index.scann_searcher import LowRecallError, ScannConfig
 from realm_jax.index.searchers import DeviceSearcher
-from realm_jax.index.snapshots import (
-    DamagedSnapshotError,
-)
-from realm_jax.storage import open_store
+from realm_jax.index.snapshots import DamagedSnapshotError
 from tests.index.tiny_builder import (
     CONFIG,
     SCANN,
@@ -26,11 +19,6 @@ from tests.index.tiny_builder import (
     publish,
     read_embeddings,
 )
-
-
-@pytest.fixture
-def store(tmp_path):
-    return open_store(tmp_path / "model")
 
 
 def test_scann_is_trained_judged_and_loaded_as_it_was(store, blocks, retriever_at):
@@ -83,23 +71,16 @@ def test_the_choice_for_beginnings_of_blocks_is_loaded(store, blocks, retriever_
     # 23 blocks, so 8 leaves.
     assert 1 <= loaded.visit.leaves <= 8
     assert loaded.config == scann.config
-
-
-def test_a_recall_out_of_reach_publishes_no_index(store, blocks, retriever_at):
-    scann = ScannAssets(
-        ScannConfig(brute_force_below=0, searched_share=0.01, recall=1.0),
-        num_queries=16,
-    )
-    config = dataclasses.replace(CONFIG, scann=scann)
-    with pytest.raises(LowRecallError, match=r"100\.0% .*lower ScannConfig\.recall"):
-        builder.build_once(retriever_at(1), blocks, store, config)
-    assert index_series(store).steps() == []
-    assert not store.list("index/data")
-
-
-def test_beginnings_of_blocks_are_asked_for_more_than_questions():
+    # Beginnings of blocks are asked for more than questions.
     assets = ScannAssets(ScannConfig(recall=0.95))
     assert 0.95 + 0.05 / 2 < assets.recall_of_beginnings() < 1
+    # A recall out of reach publishes no index.
+    tree = ScannConfig(brute_force_below=0, searched_share=0.01, recall=1.0)
+    config = dataclasses.replace(CONFIG, scann=ScannAssets(tree, num_queries=16))
+    with pytest.raises(LowRecallError, match=r"100\.0% .*lower ScannConfig\.recall"):
+        builder.build_once(retriever_at(2), blocks, store, config)
+    assert index_series(store).steps() == [1]
+    assert not any("/2-" in name for name in store.list("index/data"))
 
 
 def test_a_damaged_asset_is_refused_by_name(store, blocks, retriever_at):

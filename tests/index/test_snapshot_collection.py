@@ -1,6 +1,8 @@
 """What is deleted, and what never is."""
 
+import itertools
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,8 @@ import pytest
 
 from realm_jax.index.builder import TRAINER_ROLE, collect_garbage
 from realm_jax.index.heartbeat import Heartbeat
+from realm_jax.index.manifest import MissingAttemptError
+from realm_jax.index.snapshot_writer import SnapshotWriter
 from realm_jax.index.snapshots import (
     EMBEDDINGS,
     AlreadyCommittedError,
@@ -22,23 +26,25 @@ from tests.index.snapshot_files import (
     MortalStore,
     write_snapshot,
 )
+from tests.index.tiny_builder import IN_A_BUCKET
+from tests.waiting import PATIENCE
 
 
 def test_killed_amid_collection_no_commit_is_broken(tmp_path):
     lives = 0
     while True:
         series = SnapshotSeries(open_store(tmp_path / f"{lives}"), "index")
-        for step in (1, 2, 3):
+        for step in (1, 2):
             write_snapshot(series, step)
         killer = SnapshotSeries(MortalStore(series.store, lives), "index")
         try:
             killer.collect(keep=1)
-            assert series.steps() == [3]
+            assert series.steps() == [2]
             break
         except Killed:
             for step in series.steps():
                 series.verify(series.read_manifest(step))
-            for step in {1, 2} - set(series.steps()):
+            for step in {1} - set(series.steps()):
                 resumed = series.resume(
                     step, corpus_fingerprint=CORPUS, layouts=LAYOUTS
                 )
@@ -66,32 +72,25 @@ def test_collection_keeps_attempts_that_are_being_written(series):
     write_snapshot(series, 1)
     writer = series.begin(2, corpus_fingerprint=CORPUS)
     writer.create_array(EMBEDDINGS, ROWS.shape)
-    assert series.collect(keep=1) == []
+    dead = series.begin(3, corpus_fingerprint=CORPUS)
+    dead.write_file("x", b"1")
+    for path in Path(series.store.url("index/data")).glob("3-*/progress/*"):
+        os.utime(path, (0, 0))
+    assert len(series.collect(keep=1, attempt_age_seconds=3600)) == 1
+    with pytest.raises(MissingObjectError):
+        series.join(3, dead.attempt)
     writer.write_rows(EMBEDDINGS, 0, ROWS)
     series.verify(writer.commit())
+    assert series.steps() == [1, 2]
 
 
-def test_collection_removes_dead_attempts(local):
-    write_snapshot(local, 1)
-    dead = local.begin(2, corpus_fingerprint=CORPUS)
-    dead.write_file("x", b"1")
-    young = local.begin(3, corpus_fingerprint=CORPUS)
-    for path in Path(local.store.url("index/data")).glob("2-*/progress/*"):
-        os.utime(path, (0, 0))
-    local.collect(keep=1, attempt_age_seconds=3600)
-    assert local.steps() == [1]
-    with pytest.raises(MissingObjectError):
-        local.join(2, dead.attempt)
-    local.join(3, young.attempt)
-
-
-def test_collection_survives_a_damaged_manifest(local):
+def test_collection_survives_a_damaged_manifest(series):
     for step in (1, 2):
-        write_snapshot(local, step)
-    local.store.write("index/commits/1.json", b"damaged")
-    local.collect(keep=1)
-    assert local.steps() == [2]
-    local.verify(local.read_manifest(2))
+        write_snapshot(series, step)
+    series.store.write("index/commits/1.json", b"damaged")
+    series.collect(keep=1)
+    assert series.steps() == [2]
+    series.verify(series.read_manifest(2))
 
 
 def test_steps_that_are_taken_again_are_forgotten(series):
@@ -116,44 +115,29 @@ def test_a_discarded_attempt_is_gone(series):
     assert series.resume(1, corpus_fingerprint=CORPUS) is None
 
 
-def test_a_reader_keeps_the_index_that_its_heartbeat_names(model_store):
+@IN_A_BUCKET
+def test_a_reader_keeps_the_index_that_its_heartbeat_names(store):
     # Reader and collector have clients of their own, as on two machines.
-    reader = SnapshotSeries(open_store(model_store.url()), "index")
-    collector = SnapshotSeries(model_store, "index")
+    reader = SnapshotSeries(open_store(store.url()), "index")
+    collector = SnapshotSeries(store, "index")
+    assert reader.steps() == []
     manifest = write_snapshot(collector, 1)
     Heartbeat(reader.store, TRAINER_ROLE).beat(1, index_step=1, kept_index_steps=[2])
-    for step in range(2, 8):
-        write_snapshot(collector, step)
-        collect_garbage(model_store, keep=2)
+    for step in range(2, 6):
+        assert write_snapshot(collector, step) == reader.latest()
+        collect_garbage(store, keep=1)
         # Read in slices, now and then, as a searcher of many rows does.
         reader.verify(manifest)
         read = reader.read_array(manifest, EMBEDDINGS, slice(step, step + 9))
         np.testing.assert_array_equal(read, ROWS[step : step + 9])
-    assert collector.steps() == [1, 2, 6, 7]
-    Heartbeat(reader.store, TRAINER_ROLE).beat(7, index_step=7, kept_index_steps=[])
-    collect_garbage(model_store, keep=2)
-    assert collector.steps() == [6, 7]
-    assert {name.split("/")[2][:2] for name in model_store.list("index/data")} == {
-        "6-",
-        "7-",
-    }
+    assert reader.steps() == [1, 2, 5]
+    Heartbeat(reader.store, TRAINER_ROLE).beat(7, index_step=5, kept_index_steps=[])
+    collect_garbage(store, keep=1)
+    assert reader.steps() == [5]
+    assert {name.split("/")[2][:2] for name in store.list("index/data")} == {"5-"}
 
 
-def test_a_long_lived_reader_sees_every_commit_at_once(model_store):
-    reader = SnapshotSeries(open_store(model_store.url()), "index")
-    writer = SnapshotSeries(model_store, "index")
-    assert reader.steps() == []
-    for step in range(1, 8):
-        manifest = write_snapshot(writer, step)
-        assert reader.latest() == manifest
-        reader.verify(manifest)
-        # And what is deleted is not seen any longer.
-        writer.collect(keep=1)
-        assert reader.steps() == [step]
-
-
-def test_collection_takes_what_lost_its_race_and_leaves_what_is_younger(model_store):
-    series = SnapshotSeries(model_store, "index")
+def test_collection_takes_what_lost_its_race_and_leaves_what_is_younger(series):
     late = series.begin(1, corpus_fingerprint=CORPUS)
     write_snapshot(series, 1)
     series.collect(keep=1)
@@ -166,3 +150,128 @@ def test_collection_takes_what_lost_its_race_and_leaves_what_is_younger(model_st
     series.forget(1)
     again = series.begin(1, corpus_fingerprint=CORPUS)
     assert not series._is_settled(1, again.attempt, lost)
+
+
+_OPERATIONS = (
+    *("create", "delete", "exists", "list", "read", "stats", "sync", "write"),
+)
+
+
+class SteppedStore:
+    """A store that calls `pause` before one of its operations, the first being 0."""
+
+    def __init__(self, store, at, pause):
+        self._store = store
+        self._at = at
+        self._pause = pause
+        self.done = 0
+
+    def delete_folder(self, folder):
+        # One by one, as in a bucket.
+        for name in self._store.list(folder):
+            self.delete(name)
+
+    def __getattr__(self, name):
+        method = getattr(self._store, name)
+        if name not in _OPERATIONS:
+            return method
+
+        def stepped(*args):
+            if self.done == self._at:
+                self._pause()
+            self.done += 1
+            return method(*args)
+
+        return stepped
+
+
+def race(store, writer_stops, collector_stops, dies=False):
+    """Stops the commit at an operation, collects up to another one, and goes on.
+
+    Returns:
+      Whether the commit succeeded, and the numbers of operations done by both.
+    """
+    series = SnapshotSeries(store, "index")
+    begun = series.begin(7, corpus_fingerprint=CORPUS)
+    begun.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=32)
+    begun.write_rows(EMBEDDINGS, 0, ROWS)
+    stopped, goes_on = threading.Event(), threading.Event()
+    outcome = []
+
+    def wait():
+        stopped.set()
+        assert goes_on.wait(PATIENCE)
+        if dies:
+            raise Killed
+
+    slow = SteppedStore(store, writer_stops, wait)
+    writer = SnapshotWriter(
+        *(slow, "index"),
+        step=7,
+        attempt=begun.attempt,
+        header={"corpus_fingerprint": CORPUS, "metadata": {}, "began": begun.began},
+    )
+    writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=32)
+    slow.done = 0
+
+    def commit():
+        try:
+            writer.commit()
+            outcome.append(True)
+        except (MissingAttemptError, Killed):
+            outcome.append(False)
+        finally:
+            stopped.set()
+
+    thread = threading.Thread(target=commit)
+
+    def resume():
+        goes_on.set()
+        thread.join()
+
+    thread.start()
+    assert stopped.wait(PATIENCE)
+    collector = SteppedStore(store, collector_stops, resume)
+    SnapshotSeries(collector, "index").collect(keep=2, attempt_age_seconds=0.0)
+    resume()
+    (committed,) = outcome
+    return committed, slow.done, collector.done
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dies", [False, True])
+def test_no_commit_is_left_without_its_data(tmp_path, dies):
+    """Neither stops at any operation of its own with a broken commit in the end."""
+    outcomes, most = set(), np.zeros(2, int)
+    for stops in itertools.product(range(11), range(20)):
+        store = open_store(tmp_path / "{}-{}".format(*stops))
+        committed, *done = race(store, *stops, dies)
+        most = np.maximum(most, done)
+        series = SnapshotSeries(store, "index")
+        if dies:
+            # What a writer left that was killed is for the next collection.
+            series.collect(keep=2, attempt_age_seconds=0.0)
+        assert not committed or series.steps() == [7]
+        for step in series.steps():
+            series.verify(series.read_manifest(step))
+        outcomes.add(committed)
+    # All operations were stops.
+    assert 5 < most[0] < 11
+    assert 8 < most[1] < 20
+    assert outcomes == {True, False}
+
+
+def test_a_commit_whose_data_is_gone_is_withdrawn(series):
+    """As a writer leaves it that is killed right after its commit."""
+    for step in (7, 8, 9):
+        writer = series.begin(step, corpus_fingerprint=CORPUS)
+        writer.write_file("x", b"1")
+        writer.write_file("y", b"1")
+        writer.commit()
+        folder = f"index/data/{step}-{writer.attempt}"
+        if step == 8:
+            series.store.delete(f"{folder}/x")
+        if step == 9:
+            series.store.delete_folder(folder)
+    series.collect(keep=3)
+    assert series.steps() == [7]

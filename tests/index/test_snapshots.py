@@ -1,6 +1,7 @@
-"""What is committed is read back; nothing else is seen."""
+"""What is committed is read back, nothing else is seen, and damage is found."""
 
-import dataclasses
+import itertools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from realm_jax.index.retrievers import read_params, write_params
 from realm_jax.index.snapshots import (
     EMBEDDINGS,
     AlreadyCommittedError,
+    DamagedSnapshotError,
     Expectation,
     MismatchedSnapshotError,
     SnapshotSeries,
@@ -22,11 +24,18 @@ from realm_jax.storage import MissingObjectError, open_store
 from tests.index.snapshot_files import (
     CORPUS,
     ROWS,
+    data_files,
+    flip,
+    lengthen,
     no_fixture_check,
+    remove,
+    truncate,
     write_snapshot,
 )
+from tests.index.tiny_builder import IN_A_BUCKET, IN_BOTH
 
 
+@IN_BOTH
 def test_reads_back_what_was_committed(series):
     written = write_snapshot(series, 7, note="kept", nested={"a": [1, 2]})
     manifest = SnapshotSeries(series.store, "index").latest()
@@ -41,29 +50,21 @@ def test_reads_back_what_was_committed(series):
     assert manifest.began == pytest.approx(manifest.committed - manifest.build_seconds)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
-def test_keeps_every_dtype(local, dtype):
-    rows = np.asarray(jnp.asarray(ROWS * 100, dtype))
-    manifest = write_snapshot(local, rows=rows)
-    read = local.read_array(manifest, EMBEDDINGS)
-    assert read.dtype == rows.dtype
-    np.testing.assert_array_equal(read, rows)
+def test_keeps_every_dtype(series):
+    for step, dtype in enumerate(("float32", "bfloat16", "int32")):
+        rows = np.asarray(jnp.asarray(ROWS * 100, dtype))
+        read = series.read_array(write_snapshot(series, step, rows=rows), EMBEDDINGS)
+        assert read.dtype == rows.dtype
+        np.testing.assert_array_equal(read, rows)
 
 
 @given(start=st.integers(-30, 30), stop=st.none() | st.integers(-30, 30))
 @no_fixture_check
-def test_reads_any_slice_like_numpy(local, start, stop):
-    manifest = local.latest() or write_snapshot(local)
+def test_reads_any_slice_like_numpy(series, start, stop):
+    manifest = series.latest() or write_snapshot(series)
     rows = slice(start, stop)
-    np.testing.assert_array_equal(
-        local.read_array(manifest, EMBEDDINGS, rows), ROWS[rows]
-    )
-
-
-def test_series_do_not_mix(series):
-    write_snapshot(series, 7)
-    assert SnapshotSeries(series.store, "retriever").steps() == []
-    assert SnapshotSeries(series.store, "inde").steps() == []
+    read = series.read_array(manifest, EMBEDDINGS, rows)
+    np.testing.assert_array_equal(read, ROWS[rows])
 
 
 def test_nothing_is_seen_before_the_commit(series):
@@ -76,14 +77,19 @@ def test_nothing_is_seen_before_the_commit(series):
         series.read_manifest(7)
     writer.commit()
     assert series.steps() == [7]
+    for other in ("retriever", "inde"):
+        assert SnapshotSeries(series.store, other).steps() == []
 
 
-def test_the_latest_is_the_highest_number(local):
+def test_the_latest_is_the_highest_number(series):
     for step in [100, 9, 20]:
-        write_snapshot(local, step)
-    assert local.steps() == [9, 20, 100]
-    assert local.latest_step() == 100
-    assert local.latest().step == 100
+        write_snapshot(series, step)
+    # Other files beside the commits are ignored.
+    series.store.write("index/commits/800.json.backup", b"")
+    series.store.write("index/commits/notes/900.json", b"")
+    assert series.steps() == [9, 20, 100]
+    assert series.latest_step() == 100
+    assert series.latest().step == 100
 
 
 def test_the_second_commit_of_a_step_is_refused(series):
@@ -118,33 +124,20 @@ def test_commits_only_when_every_row_was_written(tmp_path_factory, ranges):
     assert series.latest() is None
 
 
-def test_other_files_beside_the_commits_are_ignored(local):
-    write_snapshot(local, 7)
-    local.store.write("index/commits/8.json.backup", b"")
-    local.store.write("index/commits/notes/9.json", b"")
-    assert local.steps() == [7]
-
-
-@pytest.mark.parametrize(
-    ("expected", "message"),
-    [
+def test_snapshots_of_something_else_are_refused(series):
+    manifest = write_snapshot(series)
+    series.verify(manifest, Expectation(CORPUS, dimension=4, count=23))
+    for expected, message in (
         (Expectation(corpus_fingerprint="ffff"), "corpus_fingerprint ffff"),
         (Expectation(CORPUS, dimension=128), "dimension 128, step 7 has 4"),
         (Expectation(CORPUS, dimension=4, count=24), "count 24, step 7 has 23"),
-    ],
-)
-def test_snapshots_of_something_else_are_refused(local, expected, message):
-    manifest = write_snapshot(local)
-    local.verify(manifest, Expectation(CORPUS, dimension=4, count=23))
-    with pytest.raises(MismatchedSnapshotError, match=message):
-        local.verify(manifest, expected)
-
-
-def test_a_retriever_snapshot_is_no_index(local):
-    writer = local.begin(1, corpus_fingerprint=CORPUS)
+    ):
+        with pytest.raises(MismatchedSnapshotError, match=message):
+            series.verify(manifest, expected)
+    writer = series.begin(1, corpus_fingerprint=CORPUS)
     write_params(writer, {"a": np.ones(2, np.float32)})
     with pytest.raises(MismatchedSnapshotError, match="embeddings"):
-        local.verify(writer.commit(), Expectation(CORPUS, dimension=4))
+        series.verify(writer.commit(), Expectation(CORPUS, dimension=4))
 
 
 def test_parameters_come_back_as_they_were(series):
@@ -167,33 +160,128 @@ def test_parameters_come_back_as_they_were(series):
         np.testing.assert_array_equal(got, written)
 
 
-@pytest.mark.parametrize(
-    ("start", "rows"),
-    [
+def test_rows_and_arrays_that_do_not_fit_are_refused(series):
+    writer = series.begin(7, corpus_fingerprint=CORPUS)
+    writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
+    for start, rows in (
         (16, ROWS[:8]),  # Beyond the end.
         (-8, ROWS[:8]),
         (4, ROWS[:8]),  # Not from the beginning of a chunk.
         (0, ROWS[:7]),  # Not to the end of one.
         (0, ROWS[:8, :3]),
         (0, ROWS[:8].astype(np.float64)),
-    ],
-)
-def test_rows_that_do_not_fit_are_refused(local, start, rows):
-    writer = local.begin(7, corpus_fingerprint=CORPUS)
-    writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
-    with pytest.raises(BadInputError, match=r"8 rows .* float32\[23, 4\]"):
-        writer.write_rows(EMBEDDINGS, start, rows)
+    ):
+        with pytest.raises(BadInputError, match=r"8 rows .* float32\[23, 4\]"):
+            writer.write_rows(EMBEDDINGS, start, rows)
     assert writer.completed_rows(EMBEDDINGS) == []
-
-
-def test_a_resumed_array_must_be_the_same(local):
-    writer = local.begin(7, corpus_fingerprint=CORPUS)
-    writer.create_array(EMBEDDINGS, (23, 4))
     with pytest.raises(BadInputError, match="embeddings"):
-        local.join(7, writer.attempt).create_array(EMBEDDINGS, (24, 4))
+        series.join(7, writer.attempt).create_array(EMBEDDINGS, (24, 4), chunk_rows=8)
 
 
-def test_manifests_are_values(local):
-    manifest = write_snapshot(local)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        manifest.step = 8
+def test_damage_to_any_file_is_found_and_named(series):
+    manifest = write_snapshot(series)
+    files = data_files(series)
+    assert len(files) == 5  # Metadata and three chunks of the array, and a file.
+
+    def read_all():
+        series.read_array(manifest, EMBEDDINGS)
+        series.read_file(manifest, "scann/assets.bin")
+
+    read_all()
+    for path, damage in itertools.product(files, (flip, truncate, lengthen, remove)):
+        sound = path.read_bytes()
+        damage(path)
+        with pytest.raises(DamagedSnapshotError) as caught:
+            series.verify(manifest)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+        # Readers find it without verifying.
+        if path.name != "zarr.json" and damage is not lengthen:
+            with pytest.raises(DamagedSnapshotError, match=str(path)):
+                read_all()
+        path.write_bytes(sound)
+    series.verify(manifest)
+
+
+def test_a_lost_chunk_of_zeros_is_an_error_too(series):
+    manifest = write_snapshot(series, rows=np.zeros((16, 4), np.float32))
+    assert not series.read_array(manifest, EMBEDDINGS).any()
+    next(path for path in data_files(series) if path.name == "0").unlink()
+    with pytest.raises(DamagedSnapshotError):
+        series.read_array(manifest, EMBEDDINGS)
+
+
+@IN_A_BUCKET
+def test_a_bucket_verifies_too(series):
+    manifest = write_snapshot(series)
+    name = f"index/data/7-{manifest.attempt}/embeddings/c/1/0"
+    data = bytearray(series.store.read(name))
+    data[5] ^= 1
+    series.store.write(name, bytes(data))
+    with pytest.raises(DamagedSnapshotError, match="embeddings/c/1/0"):
+        series.verify(manifest)
+    with pytest.raises(DamagedSnapshotError, match="embeddings/c/1/0"):
+        series.read_array(manifest, EMBEDDINGS)
+    np.testing.assert_array_equal(
+        series.read_array(manifest, EMBEDDINGS, slice(0, 8)), ROWS[:8]
+    )
+    series.store.delete(name)
+    with pytest.raises(DamagedSnapshotError, match="embeddings/c/1/0"):
+        series.read_array(manifest, EMBEDDINGS)
+
+
+@given(st.data())
+@no_fixture_check
+def test_a_changed_manifest_is_never_believed(series, data):
+    manifest = series.latest() or write_snapshot(series, 7, note="x")
+    path = Path(series.store.url("index/commits/7.json"))
+    sound = path.read_bytes()
+    changed = bytearray(sound)
+    position = data.draw(st.integers(0, len(sound) - 1))
+    changed[position] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(changed)
+    try:
+        found = series.read_manifest(7)
+    except DamagedSnapshotError as error:
+        found = error
+    finally:
+        path.write_bytes(sound)
+    # Equal after all: another kind of white space, or E for e in a number.
+    is_named = str(path) in str(found) and "\n" not in str(found)
+    assert found == manifest or is_named
+
+
+def test_another_file_is_no_manifest(series):
+    write_snapshot(series, 7)
+    of_step_7 = series.store.read("index/commits/7.json")
+    for contents in (b"", b"[]", b"{}", b"\xff", b'{"crc32c": 1}', of_step_7):
+        series.store.write("index/commits/8.json", contents)
+        with pytest.raises(DamagedSnapshotError, match=r"commits/8\.json"):
+            series.latest()
+
+
+def test_damaged_parameters_are_refused(series):
+    writer = series.begin(5, corpus_fingerprint=CORPUS)
+    write_params(writer, {"a": np.ones(8, np.float32)})
+    manifest = writer.commit()
+    [path] = data_files(series)
+    flip(path)
+    with pytest.raises(DamagedSnapshotError, match=str(path)):
+        read_params(series, manifest)
+
+
+def test_what_changed_before_the_commit_is_not_committed(series):
+    writer = series.begin(7, corpus_fingerprint=CORPUS)
+    writer.write_file("x", b"1234")
+    [path] = data_files(series)
+    flip(path)
+    with pytest.raises(DamagedSnapshotError, match=str(path)):
+        writer.commit()
+    writer = series.begin(8, corpus_fingerprint=CORPUS)
+    writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
+    for start in (0, 8, 16):
+        writer.write_rows(EMBEDDINGS, start, ROWS[start : start + 8])
+    data_files(series)[2].unlink()
+    with pytest.raises(DamagedSnapshotError, match="2 of its 3 chunks"):
+        writer.commit()
+    assert series.latest() is None

@@ -5,6 +5,7 @@ import threading
 
 import jax
 import numpy as np
+import pytest
 
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.index import builder
@@ -14,16 +15,12 @@ from realm_jax.index.scann_assets import ScannAssets
 from realm_jax.index.snapshots import EMBEDDINGS, INDEX_SERIES, SnapshotSeries
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
-from tests.waiting import PATIENCE, wait_until
+from tests.waiting import PATIENCE
 
-__all__ = ["wait_until"]
+IN_A_BUCKET = pytest.mark.parametrize("store", ["gs"], indirect=True)
+IN_BOTH = pytest.mark.parametrize("store", ["local", "gs"], indirect=True)
 
-WORDS = [f"word{number}" for number in range(40)]
-
-
-VOCABULARY = WordPiece([*SPECIAL_PIECES, *WORDS])
-
-
+VOCABULARY = WordPiece([*SPECIAL_PIECES, *(f"word{number}" for number in range(40))])
 RETRIEVER = RetrieverConfig(
     BertConfig(
         vocab_size=VOCABULARY.size,
@@ -36,11 +33,7 @@ RETRIEVER = RetrieverConfig(
     ),
     projection_size=8,
 )
-
-
 NUM_BLOCKS = 23
-
-
 CONFIG = builder.BuilderConfig(
     embed=EmbedConfig(document_length=24, batch_size=4, shard_blocks=5),
     poll_seconds=0.01,
@@ -62,6 +55,17 @@ def read_embeddings(store, step):
     manifest = series.read_manifest(step)
     series.verify(manifest)
     return series.read_array(manifest, EMBEDDINGS)
+
+
+def random_params(config, seed=1):
+    """Parameters of the right shapes; to initialise would be to compile."""
+    ids = jax.ShapeDtypeStruct((1, 8), np.int32)
+    init = Retriever(config).init
+    shapes = jax.eval_shape(init, jax.random.key(0), ids, ids, ids)["params"]
+    generator = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda leaf: generator.normal(0, 0.5, leaf.shape).astype(np.float32), shapes
+    )
 
 
 @jax.jit

@@ -25,6 +25,7 @@ from tests.tiny_world import assert_same_bits, read_item
 
 SEED = int(os.environ.get("SOAK_SEED", "0"))
 ROLLING_SEED = int(os.environ.get("SOAK_ROLLING_SEED", "0"))
+LOCAL = pytest.mark.parametrize("make_run", ["local"], indirect=True)
 
 
 @pytest.fixture(params=["local", "gs"])
@@ -92,8 +93,9 @@ def _last_state(run, *more):
 
 
 @pytest.mark.full
-def test_a_few_kills(tmp_path, world, fork_server):
-    run = Run(str(tmp_path / "model"), tmp_path / "logs", world.corpus, steps=20)
+@LOCAL
+def test_a_few_kills(make_run, fork_server):
+    run = make_run("killed", steps=20)
     kills = Kills(SEED, builder=2, trainer=1)
     check_async(run, run_to_the_end(run, fork_server, kills))
 
@@ -127,12 +129,8 @@ def check_faults(make_run, fork_server, count, **options):
 
 
 @pytest.mark.full
-def test_two_strikes_at_two_processes_change_no_bit(tmp_path, world, fork_server):
-    def make_run(name, **options):
-        return Run(
-            str(tmp_path / name), tmp_path / f"{name}-logs", world.corpus, **options
-        )
-
+@LOCAL
+def test_two_strikes_at_two_processes_change_no_bit(make_run, fork_server):
     options = {"steps": 12, "period": 5, "checkpoint_period": 4}
     check_faults(make_run, fork_server, 2, processes=2, **options)
 
@@ -170,12 +168,8 @@ def curve(run):
 
 
 @pytest.mark.full
-def test_a_rolling_run_that_is_killed_has_its_twins_curve(tmp_path, world, fork_server):
-    def make_run(name, **options):
-        return Run(
-            str(tmp_path / name), tmp_path / f"{name}-logs", world.corpus, **options
-        )
-
+@LOCAL
+def test_a_rolling_run_that_is_killed_has_its_twins_curve(make_run, fork_server):
     check_rolling(make_run, fork_server, 1, steps=12, period=5, checkpoint_period=4)
 
 
