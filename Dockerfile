@@ -1,4 +1,4 @@
-# The image of pods that start at once (docs/gke.md), with the versions of the lock file:
+# The image of pods that start at once (docs/pods.md), with the versions of the lock file:
 #     docker build --tag=REGISTRY/realm . && docker push REGISTRY/realm
 FROM python:3.11-slim
 WORKDIR /opt/realm

@@ -121,7 +121,8 @@ setup(
     package_data={
         "realm_jax": ["evaluation/*.jinja", "py.typed"],
         "tasks": ["data/*.jsonl"],
-        "tpu_launch": ["requirements.lock", "jobset.yaml.jinja"],
+        "tpu_launch": ["requirements.lock"],
+        "tpu_launch.templates": ["*.jinja", "*.sh"],
         **{package: ["*.gin"] for package in GIN_PACKAGES},
     },
     install_requires=TRAINING,

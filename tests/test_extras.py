@@ -64,11 +64,11 @@ def test_gs_without_its_clients(monkeypatch, reads, module):
 @pytest.mark.parametrize(
     ("backend", "module"), [("tpu_vm", "google.cloud.tpu_v2"), ("gke", "kubernetes")]
 )
-def test_an_engine_without_its_client(monkeypatch, tmp_path, backend, module):
+def test_an_engine_without_its_client(monkeypatch, backend, module):
     hide(monkeypatch, module)
     record = LaunchRecord("run", backend, {}, 0.0)
     with pytest.raises(BadInputError, match=r"realm_jax\[launch\]"):
-        engines.of_record(record, open_store(tmp_path))
+        engines.of_record(record)
 
 
 def test_scann_is_missed_before_an_index_is_made(monkeypatch, tmp_path):

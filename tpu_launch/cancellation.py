@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 from realm_jax.errors import StoppedError
@@ -17,27 +17,19 @@ def unless_stopped(
 ) -> Answer:
     """Returns the result of a call, unless asked to stop before.
 
-    Args:
-      call: runs in its own thread, and continues there after a stop: a compiler, or a
-        store that does not respond.
-      stop: set when asked to stop.
-      message: message of the error in that case.
-
-    Raises:
-      StoppedError: asked to stop.
+    The call, of a compiler or of a store that does not respond, goes on in its own
+    thread after a stop. The error then has the message.
     """
     future: Future[Answer] = Future()
-    woken = threading.Event()
 
     def run() -> None:
         try:
             future.set_result(call())
         except BaseException as error:
             future.set_exception(error)
-        woken.set()
 
     threading.Thread(target=run, daemon=True).start()
-    while not woken.wait(_POLL_SECONDS):
+    while not wait([future], _POLL_SECONDS).done:
         if stop.is_set():
             raise StoppedError(message)
     return future.result()

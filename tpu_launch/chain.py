@@ -39,11 +39,7 @@ class Stage:
       devices: simulated CPU devices of each process; with a single process and a single
         device it runs on the actual devices.
       beside: "build-index", which then runs as a separate job until this one has ended
-        and its last index is built; or "".
-      beside_gin_files: as `gin_files`, for that command.
-      beside_bindings: as `bindings`, for that command.
-      beside_processes: as `processes`, for that command.
-      beside_devices: as `devices`, for that command.
+        and its last index is built; or "". The other attributes are of that command.
     """
 
     command: str
@@ -58,14 +54,8 @@ class Stage:
     beside_devices: int = 1
 
     def __post_init__(self):
-        at_least_1 = ranges.whole(1)
-        ranges.require_ranges(
-            self,
-            processes=at_least_1,
-            devices=at_least_1,
-            beside_processes=at_least_1,
-            beside_devices=at_least_1,
-        )
+        numbers = ("processes", "devices", "beside_processes", "beside_devices")
+        ranges.require_ranges(self, **dict.fromkeys(numbers, ranges.whole(1)))
         if self.beside not in ("", BUILD_INDEX.command):
             raise BadInputError(
                 f"expected {BUILD_INDEX.command!r} or nothing beside {self.command}, "
@@ -128,23 +118,25 @@ class Chain:
 
     def _standard(self, spec: StageSpec) -> Stage:
         model_files = [] if spec is PREPARE else [self.model, self.hardware]
-        beside = ""
-        if spec is PRETRAIN:
-            mode = _macro(f"{spec.name}/REFRESH_MODE", RefreshMode.ASYNC.value)
-            beside = BUILD_INDEX.command if mode == RefreshMode.ASYNC.value else ""
-        return Stage(
+        stage = Stage(
             spec.command,
             gin_files=[*model_files, _run_file(spec)],
             bindings=self._bindings(spec, _MACROS[spec.command]),
             processes=self.processes if spec.trains else 1,
-            beside=beside,
-            beside_gin_files=[self.hardware, _run_file(BUILD_INDEX)] if beside else (),
-            beside_bindings=self._bindings(PRETRAIN, _BUILDER) if beside else (),
+        )
+        mode = _macro(f"{spec.name}/REFRESH_MODE") or RefreshMode.ASYNC.value
+        if spec is not PRETRAIN or mode != RefreshMode.ASYNC.value:
+            return stage
+        return dataclasses.replace(
+            stage,
+            beside=BUILD_INDEX.command,
+            beside_gin_files=[self.hardware, _run_file(BUILD_INDEX)],
+            beside_bindings=self._bindings(PRETRAIN, _BUILDER),
         )
 
     def _bindings(self, spec: StageSpec, macros: Mapping[str, str]) -> list[str]:
         """Returns what follows from the chain and its file does not say itself."""
-        values = {
+        following = {
             "root": self.root,
             "name": self.name,
             "weights": self.weights,
@@ -152,18 +144,17 @@ class Chain:
             "folder": self._folder(spec),
             # Published weights retrieve; from nothing ICT teaches it.
             "pairs": "" if self.weights else f"{self.name}_ict",
+            **{
+                stage.name: self._folder(stage) if stage.command in self.stages else ""
+                for stage in (WARM_START, PRETRAIN, FINETUNE)
+            },
         }
-        bindings = {}
-        for macro, template in macros.items():
-            said = [_macro(f"{spec.name}/{macro}"), _macro(macro)]
-            earlier = template.removeprefix("stage:")
-            if earlier != template:
-                value = self._folder(STAGES[earlier]) if earlier in self.stages else ""
-            else:
-                value = template.format(**values)
-            if said == [None, None] and value:
-                bindings[macro] = value
-        return [f"{macro}={value}" for macro, value in bindings.items()]
+        return [
+            f"{macro}={value}"
+            for macro, template in macros.items()
+            if _macro(f"{spec.name}/{macro}") is None and _macro(macro) is None
+            if (value := template.format(**following))
+        ]
 
     def _folder(self, spec: StageSpec) -> str:
         """Returns the model directory of a stage."""
@@ -194,10 +185,7 @@ class ChainCommands:
           chain: the chain.
           gin_files: passed to every stage after its own.
           passed_on: arguments passed to each stage that reads them, after all others.
-
-        Raises:
-          BadInputError: a file, setting or module of a stage is unknown or malformed,
-            or no stage reads one of the arguments.
+            One that no stage reads is refused.
         """
         self._gin_files, self._passed_on = gin_files, passed_on
         # Reading a stage's own files replaces what gin has read of the chain.
@@ -208,12 +196,9 @@ class ChainCommands:
             unread -= {*self.main(stage), *self.beside(stage)}
         for argument in unread:
             name = values.name_of(argument.removeprefix("--gin."))
-            is_misspelt = name.rpartition("/")[2] not in self._macros
-            reason = (
-                values.meant(name, self._macros)
-                if is_misspelt
-                else "no stage reads it, or the file of a stage overrides it"
-            )
+            reason = "no stage reads it, or the file of a stage overrides it"
+            if name.rpartition("/")[2] not in self._macros:
+                reason = values.meant(name, self._macros)
             raise BadInputError(
                 f"{name} has no effect on any stage of this chain: {reason}"
             )
@@ -237,12 +222,12 @@ class ChainCommands:
             *(f"--gin_file={file}" for file in [*gin_files, *self._gin_files]),
             *(f"--gin.{binding}" for binding in bindings),
         ]
+        if not self._passed_on:
+            return [command, *arguments]
+        parser = configuration.make_parser(f"realm {command}", None)
         given = [*arguments, *self._passed_on]
-        unread = set()
-        if self._passed_on:
-            parser = configuration.make_parser(f"realm {command}", None)
-            _, unread = configuration.parse_chain(parser, given, command)
-            self._macros |= values.macros()
+        _, unread = configuration.parse_chain(parser, given, command)
+        self._macros |= values.macros()
         passed_on = [
             argument
             for argument in self._passed_on
@@ -251,7 +236,7 @@ class ChainCommands:
         return [command, *arguments, *passed_on]
 
 
-# Macros of each standard stage; "stage:X" is the folder of that stage.
+# Macros of each standard stage; {warm_start}, say, is the folder of that stage.
 _CORPUS = {"CORPUS": "{root}/corpus"}
 _TRAINED = {"MODEL_DIR": "{folder}", **_CORPUS, "WARM_START": "{before}"}
 _BUILDER = {"MODEL_DIR": "{folder}", **_CORPUS}
@@ -267,9 +252,9 @@ _MACROS: Mapping[str, Mapping[str, str]] = {
     EVALUATE.command: {
         "MODEL_DIR": "{folder}",
         **_CORPUS,
-        "WARM_STARTED": f"stage:{WARM_START.command}",
-        "PRETRAINED": f"stage:{PRETRAIN.command}",
-        "FINETUNED": f"stage:{FINETUNE.command}",
+        "WARM_STARTED": "{warm_start}",
+        "PRETRAINED": "{pretrain}",
+        "FINETUNED": "{finetune}",
         "MASKED_TASK": "{name}_salient",
     },
 }
@@ -279,10 +264,10 @@ def _run_file(spec: StageSpec) -> str:
     return f"gin/runs/{spec.name}.gin"
 
 
-def _macro(name: str, otherwise: str | None = None) -> str | None:
-    """Returns a macro of the chain file."""
+def _macro(name: str) -> str | None:
+    """Returns a macro of the chain file that is a text."""
     try:
         value = gin.query_parameter(f"%{name}")
     except ValueError:
-        return otherwise
-    return value if isinstance(value, str) else otherwise
+        return None
+    return value if isinstance(value, str) else None

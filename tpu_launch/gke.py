@@ -18,8 +18,8 @@ import yaml
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from realm_jax.errors import BadInputError, NotReadyError, StoppedError
-from tpu_launch.jobset import DIGEST, JOBSET_VERSION, manifest
+from realm_jax.errors import BadInputError, NotReadyError
+from tpu_launch import jobset
 from tpu_launch.run import EngineState, Run, RunFailedError
 
 _JOBSETS = ("jobset.x-k8s.io", "v1alpha2")
@@ -33,7 +33,6 @@ _HOST_LABEL = "batch.kubernetes.io/job-completion-index"
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 # What every container waits for.
 _STARTING = ("ContainerCreating", "PodInitializing")
-_Lines = queue.Queue[tuple[str, str]]
 
 
 class Gke:
@@ -53,47 +52,21 @@ class Gke:
         # Describing a JobSet needs no cluster.
         return self._given or _connect()
 
-    @property
-    def _objects(self) -> Any:
-        return client.CustomObjectsApi(self._api)
-
-    @property
-    def _core(self) -> Any:
-        return client.CoreV1Api(self._api)
-
     def describe(self, run: Run) -> str:
         """Returns the JobSet in YAML, as `kubectl apply -f -` takes it."""
-        return manifest(run).rstrip()
+        return jobset.manifest(run).rstrip()
 
     def up(self, run: Run, say: Callable[[str], None]) -> None:
-        """Applies the JobSet, unless it is there.
-
-        Raises:
-          BadInputError: it is there with other settings.
-          RunFailedError: it has failed.
-        """
-        body, before = yaml.safe_load(manifest(run)), self._find(run.id)
+        """Applies the JobSet, unless it is there."""
+        body, before = yaml.safe_load(jobset.manifest(run)), self._find(run.id)
         if before is None:
             self._require_queue(run.config.queue)
-        elif "deletionTimestamp" in before["metadata"]:
-            raise NotReadyError(
-                f"expected no JobSet {run.id} that is being deleted, got one; run the "
-                "same command again in a minute"
-            )
-        elif end := _end(before):
-            state, message = end
-            if state == "Failed":
-                raise RunFailedError(
-                    f"JobSet {run.id} has failed: {message}; `down`, and `up` again, "
-                    "to go on from the last checkpoint"
-                )
-            return say(f"JobSet {run.id} is {state}: {message}")
-        elif _digest(before) == _digest(body):
-            return say(f"JobSet {run.id} is there; nothing changed")
+        elif said := _why_it_stays(before, body):
+            return say(f"JobSet {run.id} is {said}")
         try:
-            self._ask(
-                self._objects.patch_namespaced_custom_object,
-                *(*_JOBSETS, self._namespace, "jobsets", run.id, body),
+            self._jobset(
+                "patch",
+                *(run.id, body),
                 field_manager="realm",
                 field_validation="Strict",
                 force=True,
@@ -107,55 +80,42 @@ class Gke:
                 "others; `down`, and `up` again, to go on with these from the last "
                 "checkpoint"
             ) from error
-        roles = ", ".join(
-            f"{role.name} on {role.slices} x {role.machines.accelerator_type}"
-            for role in run.roles
-        )
+        roles = ", ".join(f"{role.name} on {role}" for role in run.roles)
         say(f"{'changed' if before else 'created'} JobSet {run.id}: {roles}")
         if not run.config.queue:
             say("without a queue of Kueue, the deadline begins anew at each restart")
 
-    def down(
-        self, run_id: str, say: Callable[[str], None], stop: threading.Event
-    ) -> None:
-        """Deletes the JobSet with its pods, and waits until they are gone."""
-        said = False
-        while (found := self._find(run_id)) is not None:
-            if "deletionTimestamp" not in found["metadata"]:
-                self._ask(
-                    self._objects.delete_namespaced_custom_object,
-                    *(*_JOBSETS, self._namespace, "jobsets", run_id),
-                    propagation_policy="Foreground",
-                )
-            if not said:
-                say(f"deleting JobSet {run_id}")
-                said = True
-            if stop.wait(_POLL_SECONDS):
-                raise StoppedError("stopped waiting; `status` shows what is left")
+    def delete(self, run_id: str) -> list[str]:
+        """Deletes the JobSet with its pods; returns its name until they are gone."""
+        found = self._find(run_id)
+        if found is None:
+            return []
+        if "deletionTimestamp" not in found["metadata"]:
+            self._jobset("delete", run_id, propagation_policy="Foreground")
+        return [f"JobSet {run_id}"]
 
     def state(self, run_id: str) -> list[EngineState]:
         """Returns the states of the replicated jobs, by the JobSet and its pods."""
         found = self._find(run_id)
         if found is None:
             return []
-        pods = self._pods(run_id, found)
+        pods, end = self._pods(found), _end(found)
         restarts = found.get("status", {}).get("restarts", 0)
         states = []
         for job in found["spec"]["replicatedJobs"]:
             newest = [pod for (role, _), pod in pods.items() if role == job["name"]]
+            message = next(filter(None, map(_why_it_waits, newest)), "")
             running = sum(pod["status"]["phase"] == "Running" for pod in newest)
             total = job["replicas"] * _hosts(job)
             state = f"{'Running' if running == total else 'Starting'} {running}/{total}"
-            message = next(filter(None, map(_why_it_waits, newest)), "")
-            if end := _end(found):
+            if end:
                 state, message = end[0], "; ".join(filter(None, (end[1], message)))
             elif found["spec"].get("suspend"):
                 state, message = "Suspended", _why_suspended(found)
             if restarts:
                 state += f", {restarts} restart{'s' if restarts > 1 else ''}"
-            states.append(
-                EngineState(job["name"], f"{run_id}-{job['name']}", state, message)
-            )
+            name = f"{run_id}-{job['name']}"
+            states.append(EngineState(job["name"], name, state, message))
         return states
 
     def logs(
@@ -166,22 +126,21 @@ class Gke:
         follow: bool,
         stop: threading.Event,
     ) -> Iterator[tuple[str, str]]:
-        """Yields what the newest pod of each worker has written.
+        """Yields what the newest pod of each worker has written, as `stored_lines`.
 
         Until the command of a pod has started, that is what prepares the pod.
         """
-        lines = _Lines()
+        lines: queue.Queue[tuple[str, str]] = queue.Queue()
         readers: dict[tuple[str, str], threading.Thread] = {}
         is_over, look_at = False, 0.0
         while not stop.is_set():
             if time.monotonic() >= look_at:
                 found = self._find(run_id)
                 is_over = found is None or _end(found) is not None
-                for (name, number), pod in self._pods(run_id, found).items():
+                for (name, number), pod in self._pods(found).items():
                     wanted = role in (None, name) and worker in (None, number)
-                    container = _newest_container(pod)
-                    key = (pod["metadata"]["name"], container)
-                    if wanted and container and key not in readers:
+                    key = pod["metadata"]["name"], _newest_container(pod)
+                    if wanted and key[1] and key not in readers:
                         readers[key] = threading.Thread(
                             target=self._read,
                             args=(f"{name}/{number}", *key, follow, lines),
@@ -197,11 +156,16 @@ class Gke:
                     return
 
     def _read(
-        self, who: str, pod: str, container: str, follow: bool, lines: _Lines
+        self,
+        who: str,
+        pod: str,
+        container: str,
+        follow: bool,
+        lines: "queue.Queue[tuple[str, str]]",
     ) -> None:
         """Puts the lines of a container; what breaks off is not read again."""
         with contextlib.suppress(ApiException, urllib3.exceptions.HTTPError):
-            for line in self._core.read_namespaced_pod_log(
+            for line in client.CoreV1Api(self._api).read_namespaced_pod_log(
                 *(pod, self._namespace),
                 container=container,
                 follow=follow,
@@ -210,21 +174,24 @@ class Gke:
                 lines.put((who, line.decode(errors="replace").rstrip("\n")))
 
     def _find(self, run_id: str) -> dict[str, Any] | None:
-        return self._ask(
-            self._objects.get_namespaced_custom_object,
-            *(*_JOBSETS, self._namespace, "jobsets", run_id),
-        )
+        return self._jobset("get", run_id)
+
+    def _jobset(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        objects = client.CustomObjectsApi(self._api)
+        call = getattr(objects, f"{verb}_namespaced_custom_object")
+        where = (*_JOBSETS, self._namespace, "jobsets")
+        return self._ask(call, *where, *arguments, **options)
 
     def _pods(
-        self, run_id: str, found: Mapping[str, Any] | None
+        self, found: Mapping[str, Any] | None
     ) -> dict[tuple[str, int], dict[str, Any]]:
-        """Returns the newest pod of each worker, by role and number."""
+        """Returns the newest pod of each worker of a JobSet, by role and number."""
         if found is None:
             return {}
         listing = self._ask(
-            self._core.list_namespaced_pod,
+            client.CoreV1Api(self._api).list_namespaced_pod,
             self._namespace,
-            label_selector=f"{_JOBSET_LABEL}={run_id}",
+            label_selector=f"{_JOBSET_LABEL}={found['metadata']['name']}",
             # Making objects of the answer takes the client seconds.
             _preload_content=False,
         ).json()
@@ -240,19 +207,19 @@ class Gke:
         return dict(sorted(pods.items()))
 
     def _require_queue(self, name: str) -> None:
-        for version in ("v1beta2", "v1beta1") if name else ():
+        if not name:
+            return
+        get = client.CustomObjectsApi(self._api).get_namespaced_custom_object
+        for version in ("v1beta2", "v1beta1"):
+            where = ("kueue.x-k8s.io", version, self._namespace, "localqueues", name)
             with contextlib.suppress(BadInputError):
-                if self._ask(
-                    self._objects.get_namespaced_custom_object,
-                    *("kueue.x-k8s.io", version, self._namespace, "localqueues", name),
-                ):
+                if self._ask(get, *where):
                     return
-        if name:
-            raise BadInputError(
-                f"expected a LocalQueue {name} of Kueue in the namespace "
-                f"{self._namespace}, got none; see `kubectl get localqueues`, or leave "
-                "hardware.LaunchConfig.queue empty"
-            )
+        raise BadInputError(
+            f"expected a LocalQueue {name} of Kueue in the namespace "
+            f"{self._namespace}, got none; see `kubectl get localqueues`, or leave "
+            "hardware.LaunchConfig.queue empty"
+        )
 
     def _ask(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Returns the answer to a call; None if the object is not there."""
@@ -261,15 +228,15 @@ class Gke:
         except ApiException as error:
             status = _status(error)
             message = status.get("message") or error.reason
+            kind = status.get("details", {}).get("kind")
+            if error.status == 404 and kind not in (None, "namespaces"):
+                return None
             if error.status == 404:
-                kind = status.get("details", {}).get("kind")
-                if kind not in (None, "namespaces"):
-                    return None
                 raise self._absent(kind) from error
             if error.status in (400, 409, 422):
                 raise BadInputError(
                     f"expected a JobSet that the cluster accepts, got: {message}; this "
-                    f"needs JobSet {JOBSET_VERSION} or later"
+                    f"needs JobSet {jobset.VERSION} or later"
                 ) from error
             raise NotReadyError(
                 f"the cluster refuses for now ({error.status}: {message}); see "
@@ -290,7 +257,7 @@ class Gke:
                 f"run `kubectl create namespace {self._namespace}`"
             )
         return BadInputError(
-            f"expected JobSet {JOBSET_VERSION} or later in the cluster, got none; see "
+            f"expected JobSet {jobset.VERSION} or later in the cluster, got none; see "
             "https://jobset.sigs.k8s.io/docs/installation"
         )
 
@@ -316,8 +283,26 @@ def _status(error: ApiException) -> dict[str, Any]:
     return {}
 
 
+def _why_it_stays(before: Mapping[str, Any], body: Mapping[str, Any]) -> str:
+    """Returns why a JobSet is not applied anew, "" if it is; refuses a failed one."""
+    metadata, end = before["metadata"], _end(before)
+    if "deletionTimestamp" in metadata:
+        raise NotReadyError(
+            f"expected no JobSet {metadata['name']} that is being deleted, got one; "
+            "run the same command again in a minute"
+        )
+    if end and end[0] == "Failed":
+        raise RunFailedError(
+            f"JobSet {metadata['name']} has failed: {end[1]}; `down`, and `up` again, "
+            "to go on from the last checkpoint"
+        )
+    if end:
+        return ": ".join(end)
+    return "there; nothing changed" if _digest(before) == _digest(body) else ""
+
+
 def _digest(body: Mapping[str, Any]) -> str | None:
-    return body["metadata"].get("annotations", {}).get(DIGEST)
+    return body["metadata"].get("annotations", {}).get(jobset.DIGEST)
 
 
 def _hosts(job: Mapping[str, Any]) -> int:

@@ -18,22 +18,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import psutil
 from rich.console import Console
 
 from realm_jax.cli import configuration
-from realm_jax.errors import BadInputError
+from realm_jax.errors import BAD_INPUT, BUG, BadInputError
 from realm_jax.storage import Store, open_store
 from tpu_launch import processes, records
 from tpu_launch.chain import Chain, ChainCommands, Stage
+from tpu_launch.planner.figures import duration
 from tpu_launch.processes import Command, Ended, Pace
-from tpu_launch.records import LOCAL, LaunchRecord, Outcome
+from tpu_launch.records import LOCAL, LaunchRecord
 from tpu_launch.run import BUILDER, TRAINER, run_id
 from tpu_launch.stage_configs import stage_config
-from tpu_launch.status import LiveView
+from tpu_launch.status import live_view
 
 TOKEN = "REALM_LOCAL_TOKEN"
 """Environment variable that identifies a chain's processes, whatever their parent."""
@@ -41,12 +42,35 @@ TOKEN = "REALM_LOCAL_TOKEN"
 # Folder of logs and compiled programs below the root of a chain.
 _FOLDER = "launched"
 _COMPILED = "compiled"
+_CACHE = "JAX_COMPILATION_CACHE_DIR"
 _POLL_SECONDS = 0.2
 # The model directory may be a bucket.
 _LOOK_SECONDS = 1.0
 _PACE = Pace(backoff=1.0, longest_backoff=30.0, waiting=1.0, poll=0.1)
 # At the same place; a process that dies by chance gets further.
 _MAX_RESTARTS = 3
+
+
+def main(argv: Sequence[str], stop: threading.Event) -> int:
+    """Runs a chain of stages on this machine.
+
+    The gin file binds `local.Chain` (see gin/runs/quickstart.gin) and is passed to
+    every stage, as are --gin.BINDING=VALUE and --import_module. Ctrl-C stops all
+    processes at a safe point; the same command resumes later.
+    """
+    parser = configuration.make_parser("python -m tpu_launch local", main.__doc__)
+    parser.add_argument(
+        "--dry_run", action="store_true", help="print what would be done; do nothing"
+    )
+    flags, _ = configuration.parse_chain(parser, argv)
+    chain = configuration.configured(Chain)
+    passed_on = [f"--gin.{binding}" for binding in flags.bindings]
+    passed_on += [f"--import_module={module}" for module in flags.import_module]
+    runner = Runner(chain, flags.gin_file, stop, passed_on)
+    if flags.dry_run:
+        runner.describe()
+        return 0
+    return runner.run()
 
 
 class Runner:
@@ -59,32 +83,18 @@ class Runner:
         stop: threading.Event,
         passed_on: Sequence[str] = (),
     ):
-        """Prepares to run a chain.
+        """Prepares to run a chain, until `stop` asks its processes to save and end.
 
-        Args:
-          chain: the chain.
-          gin_files: passed to every stage after its own.
-          stop: set when the process is asked to stop; the processes of the stage are
-            then asked to save and end.
-          passed_on: arguments passed to every stage that they have an effect on, after
-            all others.
-
-        Raises:
-          BadInputError: settings of a stage are missing, unknown or malformed, or one
-            of the arguments has an effect on no stage.
+        `gin_files` and `passed_on` are as for `ChainCommands`.
         """
-        self._chain, self._stop = chain, stop
         self._commands = ChainCommands(chain, gin_files, passed_on)
-        self._stages = self._commands.stages
+        self._stages, self._stop = self._commands.stages, stop
+        self._token = token_of(chain)
         self._folder = pathlib.Path(chain.root, _FOLDER).absolute()
         self._console = Console()
 
     def run(self) -> int:
-        """Runs the chain; returns 0, or the exit code of the first stage that failed.
-
-        Raises:
-          BadInputError: a stage cannot be run, or refuses its input.
-        """
+        """Runs the chain; returns 0, or the code of the first stage that failed."""
         console, stages = self._console, self._stages
         started = time.monotonic()
         for number, stage in enumerate(stages, start=1):
@@ -96,16 +106,16 @@ class Runner:
                 return 0
             if code:
                 return code
-        console.rule(f"done in {_minutes(time.monotonic() - started)}", align="left")
+        console.rule(f"done in {duration(time.monotonic() - started)}", align="left")
         return 0
 
     def describe(self) -> None:
         """Prints the commands of `run`, without executing them."""
         for number, stage in enumerate(self._stages, start=1):
             print(f"# stage {number}: {stage.command}")
-            beside = [self._commands.beside(stage)] if stage.beside else []
-            for arguments in (self._commands.main(stage), *beside):
-                print(shlex.join(_program(arguments)), end="\n\n")
+            for arguments in (self._commands.main(stage), self._commands.beside(stage)):
+                if arguments:
+                    print(shlex.join(_program(arguments)), end="\n\n")
 
     def _run_here(self, stage: Stage) -> int:
         environment = self._environment(environment_of(0, 1, 0, stage.devices))
@@ -126,47 +136,45 @@ class Runner:
         code = processes.shell_code(code)
         if code and not self._stop.is_set():
             # Bad input was already reported on this terminal.
-            again = "" if code == processes.BAD_INPUT else "; run this again"
+            again = "" if code == BAD_INPUT else "; run this again"
             self._say(f"{stage.command} ended with code {code}{again}")
         return code
 
     def _launch(self, stage: Stage) -> int:
-        """Runs a stage of several processes; returns its exit code.
-
-        Raises:
-          BadInputError: one of them refuses its input.
-        """
+        """Runs a stage of several processes; returns its exit code."""
         config = self._config(stage)
         store = open_store(config.model_dir)
         run = run_id(stage.command, config.model_dir)
         logs = self._folder / run
-        roles = {TRAINER: self._group(stage, logs, TRAINER)}
-        if stage.beside:
-            roles[BUILDER] = self._group(stage, logs, BUILDER)
+        roles = self._roles(stage, logs)
         machines = {
-            role: _count(len(commands), "process") for role, commands in roles.items()
+            role: f"{len(commands)} process{'es' if len(commands) > 1 else ''}"
+            for role, commands in roles.items()
         }
-        total_steps = getattr(config, "train_steps", None)
         records.forget_outcomes(store)
         record = LaunchRecord(
-            run, LOCAL, machines, time.time(), None, total_steps, {"logs": str(logs)}
+            run,
+            LOCAL,
+            machines,
+            time.time(),
+            total_steps=getattr(config, "train_steps", None),
+            where={"logs": str(logs)},
         )
         records.write_record(store, record)
-        with LiveView(store, self._console):
-            code, role = _Roles(store, self._stop, self._say).run(roles)
+        with live_view(store, self._console):
+            code, role = Roles(store, self._stop, self._say).run(roles)
         if self._stop.is_set() or not code:
             return 0
-        if code == processes.BAD_INPUT:
-            said = records.read_outcome(store, role)
+        if code == BAD_INPUT:
+            said = records.outcomes(store).get(role)
             raise BadInputError(f"{role}: {said.message if said else 'refused'}")
         self._say(f"{role} ended with code {code}; its log is in {logs}")
         return code
 
     def _config(self, stage: Stage) -> Any:
         """Returns the configuration of a stage of several processes."""
-        main = self._commands.main(stage)
         parser = configuration.make_parser(f"realm {stage.command}", None)
-        configuration.parse(parser, main[1:], stage.command)
+        configuration.parse(parser, self._commands.main(stage)[1:], stage.command)
         config = stage_config(stage.command)
         if not getattr(config, "model_dir", ""):
             raise BadInputError(
@@ -175,37 +183,46 @@ class Runner:
             )
         return config
 
-    def _group(self, stage: Stage, logs: pathlib.Path, role: str) -> list[Command]:
-        """Returns the processes of a role of a stage."""
-        if role == TRAINER:
-            arguments = self._commands.main(stage)
-            number, devices = stage.processes, stage.devices
-        else:
-            arguments = self._commands.beside(stage)
-            number, devices = stage.beside_processes, stage.beside_devices
-        folder = logs / f"{role}-1"
-        folder.mkdir(parents=True, exist_ok=True)
+    def _roles(self, stage: Stage, logs: pathlib.Path) -> dict[str, list[Command]]:
+        """Returns the processes of each role of a stage."""
+        roles = {
+            TRAINER: (self._commands.main(stage), stage.processes, stage.devices),
+            BUILDER: (
+                *(self._commands.beside(stage), stage.beside_processes),
+                stage.beside_devices,
+            ),
+        }
+        return {
+            role: self._group(arguments, logs / f"{role}-1", number, devices)
+            for role, (arguments, number, devices) in roles.items()
+            if arguments
+        }
+
+    def _group(
+        self, arguments: Sequence[str], logs: pathlib.Path, number: int, devices: int
+    ) -> list[Command]:
+        """Returns processes that run a command together, each with a log."""
+        logs.mkdir(parents=True, exist_ok=True)
         port = free_port()
         return [
             Command(
                 _program(arguments),
                 self._environment(environment_of(i, number, port, devices)),
-                folder / f"{i}.log",
+                logs / f"{i}.log",
             )
             for i in range(number)
         ]
 
-    def _environment(self, told: dict[str, str]) -> dict[str, str]:
+    def _environment(self, told: Mapping[str, str]) -> dict[str, str]:
         # The stages of a chain, and restarted processes, share compiled programs.
-        cache = "JAX_COMPILATION_CACHE_DIR"
-        kept = {cache: os.environ.get(cache) or str(self._folder / _COMPILED)}
-        return {**os.environ, **told, **kept, TOKEN: token_of(self._chain)}
+        cache = os.environ.get(_CACHE) or str(self._folder / _COMPILED)
+        return {**os.environ, **told, _CACHE: cache, TOKEN: self._token}
 
     def _end_leftovers(self) -> None:
         """Ends processes of a killed launcher, so that no two train at once."""
         until = time.monotonic() + _PACE.saving
         asked: set[psutil.Process] = set()
-        while left := set(processes_of(token_of(self._chain))):
+        while left := set(_processes_of(self._token)):
             is_late = time.monotonic() > until
             for process in left if is_late else left - asked:
                 self._say(f"ending process {process.pid}, whose launcher is gone")
@@ -220,16 +237,17 @@ class Runner:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-class _Roles:
+class Roles:
     """Runs trainer and builder until the trainer is done, or one of them has failed."""
 
     def __init__(self, store: Store, stop: threading.Event, say: Callable[[str], None]):
+        """Prepares to run them; `store` is their model directory."""
         self._store, self._stop, self._say = store, stop, say
         self._codes: dict[str, int] = {}
         self._bug: Exception | None = None
         self._look_at = 0.0
 
-    def run(self, roles: dict[str, list[Command]]) -> tuple[int, str]:
+    def run(self, roles: Mapping[str, Sequence[Command]]) -> tuple[int, str]:
         """Returns the exit code, and the role whose it is."""
         threads = [
             threading.Thread(target=self._work, args=(role, commands), name=role)
@@ -244,7 +262,7 @@ class _Roles:
         failed = [(code, role) for role, code in self._codes.items() if code]
         return failed[0] if failed else (0, TRAINER)
 
-    def _work(self, role: str, commands: list[Command]) -> None:
+    def _work(self, role: str, commands: Sequence[Command]) -> None:
         message = ""
         try:
             code = processes.keep_running(
@@ -258,22 +276,21 @@ class _Roles:
                 pace=_PACE,
             )
         except BadInputError as error:
-            code, message = processes.BAD_INPUT, str(error)
+            code, message = BAD_INPUT, str(error)
         except Exception as error:
             # The other role must end, too; then it is raised.
-            code, self._bug = 1, error
+            code, self._bug = BUG, error
         if Ended.by(code) is Ended.STOPPED:
             if self._stop.is_set() or any(self._codes.values()):
                 return
             # A builder that has built all is asked to end.
             code = 0
         self._codes[role] = code
-        logs = [processes.last_line(command.log) for command in commands]
         if code and not message:
-            message = next(filter(None, logs), "")
-        outcome = Outcome(code == 0, code, message, time.time())
+            lines = [records.last_line(command.log) for command in commands]
+            message = next(filter(None, lines), "")
         with contextlib.suppress(OSError):
-            records.write_outcome(self._store, role, outcome)
+            records.write_outcome(self._store, role, code, message)
         self._say(f"{role}: {f'failed, code {code}' if code else 'done'}")
 
     def _is_over(self, role: str) -> bool:
@@ -298,7 +315,7 @@ def token_of(chain: Chain) -> str:
     return hashlib.sha256(os.path.abspath(chain.root).encode()).hexdigest()
 
 
-def processes_of(token: str) -> list[psutil.Process]:
+def _processes_of(token: str) -> list[psutil.Process]:
     """Returns the processes with this `TOKEN` in their environment."""
     found = []
     for process in psutil.process_iter():
@@ -337,11 +354,3 @@ def environment_of(
             "JAX_PROCESS_ID": str(number),
         }
     return told
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'es' if number != 1 else ''}"
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"

@@ -23,9 +23,9 @@ from realm_jax.data.corpus_size import CorpusSize, of_corpus
 from realm_jax.errors import BadInputError
 from realm_jax.hardware import HardwareConfig
 from realm_jax.stages import ASK, BUILD_INDEX, EVALUATE, STAGES
-from tpu_launch import local
 from tpu_launch.cancellation import unless_stopped
 from tpu_launch.chain import ChainCommands
+from tpu_launch.local import Chain
 from tpu_launch.planner.figures import Plan, as_json, show
 from tpu_launch.stage_configs import parse_run, stage_config
 
@@ -33,12 +33,7 @@ DOES_NOT_FIT = 2
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int:
-    """Runs the command; returns 0, or 2 if something does not fit.
-
-    Raises:
-      BadInputError: no command is configured, or its settings contradict each other.
-      StoppedError: asked to stop.
-    """
+    """Runs the command; returns 0, or 2 if something does not fit."""
     parser = configuration.make_parser("python -m tpu_launch plan", __doc__)
     parser.add_argument(
         "--fast",
@@ -62,9 +57,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
         screen.print(f"[dim]{text} ...[/dim]", highlight=False)
 
     plans = unless_stopped(
-        lambda: _plans(flags, not flags.fast, say),
-        stop,
-        "stopped; nothing was written",
+        lambda: _plans(flags, say), stop, "stopped; nothing was written"
     )
     currency = configuration.configured_if_bound(HardwareConfig).currency
     if flags.json:
@@ -76,35 +69,25 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     return DOES_NOT_FIT if any(plan.problems for plan in plans) else 0
 
 
-def _plans(
-    flags: argparse.Namespace,
-    compiles: bool,
-    say: Callable[[str], None],
-) -> list[Plan]:
-    if not configuration.bindings(local.Chain):
-        parser = configuration.make_parser("python -m tpu_launch plan", None)
-        given = [f"--gin_file={file}" for file in flags.gin_file]
-        given += [f"--gin.{binding}" for binding in flags.bindings]
-        command = parse_run(parser, given)[1].command
-        return [plan_command(command, compiles, say)]
-    passed_on = [f"--gin.{binding}" for binding in flags.bindings]
-    chain = configuration.configured(local.Chain)
-    commands = ChainCommands(chain, flags.gin_file, passed_on)
+def _plans(flags: argparse.Namespace, say: Callable[[str], None]) -> list[Plan]:
+    compiles = not flags.fast
+    parser = configuration.make_parser("python -m tpu_launch plan", None)
+    given = [f"--gin.{binding}" for binding in flags.bindings]
+    if not configuration.bindings(Chain):
+        files = [f"--gin_file={file}" for file in flags.gin_file]
+        _, stage = parse_run(parser, [*files, *given])
+        return [plan_command(stage.command, compiles, say)]
+    chain = configuration.configured(Chain)
+    commands = ChainCommands(chain, flags.gin_file, given)
     plans = []
     for stage in commands.stages:
-        parser = configuration.make_parser(f"realm {stage.command}", None)
         configuration.parse(parser, commands.main(stage)[1:], stage.command)
         plans.append(plan_command(stage.command, compiles, say))
     return plans
 
 
 def plan_command(command: str, compiles: bool, say: Callable[[str], None]) -> Plan:
-    """Plans a command with its configuration in gin.
-
-    Raises:
-      BadInputError: a setting is missing, or machines, mesh and batch do not fit
-        together.
-    """
+    """Plans a command with its configuration in gin."""
     from realm_jax.index.embed import EmbedConfig
     from realm_jax.training.initialization import ModelFactory
     from tpu_launch.planner import commands
@@ -112,10 +95,10 @@ def plan_command(command: str, compiles: bool, say: Callable[[str], None]) -> Pl
 
     config = stage_config(command)
     stage = STAGES[command]
-    # Workers of a stage copy no others (`job.unread_examples`).
+    # Workers of a stage copy no others (`run.unread_examples`).
     tasks = config.tasks if stage.trains else None
-    measured = of_corpus(config.corpus, tasks)
-    size = measured or configuration.configured_if_bound(CorpusSize)
+    size = of_corpus(config.corpus, tasks)
+    size = size or configuration.configured_if_bound(CorpusSize)
     hardware = configuration.configured_if_bound(HardwareConfig)
     if stage in (BUILD_INDEX, EVALUATE, ASK):
         # They have no backward pass, so there is no memory by which to choose.

@@ -21,22 +21,17 @@ STOPPED = (129, 130, 143)
 _STOPPED = 128 + signal.SIGTERM
 
 
-class Ended(enum.Enum):
-    """What the exit code of a `realm` command means.
+class Ended(enum.IntEnum):
+    """What the exit code of a `realm` command means; of several, the first tells most.
 
-    Attributes:
-      DONE: 0.
-      BAD_INPUT: 2; it would be refused again.
-      NOT_READY: 75; another job is late, or the bucket is away.
-      STOPPED: 129, 130 or 143; it was asked to stop, and has saved.
-      CRASHED: any other.
+    One process's exit makes the others fail.
     """
 
-    DONE = enum.auto()
     BAD_INPUT = enum.auto()
     NOT_READY = enum.auto()
     STOPPED = enum.auto()
     CRASHED = enum.auto()
+    DONE = enum.auto()
 
     @staticmethod
     def by(code: int) -> "Ended":
@@ -47,13 +42,7 @@ class Ended(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A program to run.
-
-    Attributes:
-      arguments: program and arguments.
-      environment: its whole environment.
-      log: file to which its output is appended.
-    """
+    """A program to run in this environment, and the log that its output goes to."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
@@ -86,11 +75,7 @@ class Group:
     """Processes that work together, each with its children in a process group."""
 
     def __init__(self, commands: Sequence[Command]):
-        """Starts them.
-
-        Raises:
-          BadInputError: a program cannot be run.
-        """
+        """Starts them."""
         self._processes: list[subprocess.Popen[bytes]] = []
         self._first: int | None = None
         try:
@@ -111,18 +96,14 @@ class Group:
     def code(self) -> int | None:
         """Returns the exit code that tells most, None while all run or end with 0.
 
-        One process's exit makes the others fail: bad input and requests to stop come
-        before crashes, and of those the one that was seen first.
+        Of crashes that is the one that was seen first.
         """
         codes = [process.poll() for process in self._processes]
         ended = [shell_code(code) for code in codes if code]
         if ended:
             self._first = self._first or ended[0]
-            order = (Ended.BAD_INPUT, Ended.NOT_READY, Ended.STOPPED, Ended.CRASHED)
-            return min(
-                [self._first, *ended], key=lambda code: order.index(Ended.by(code))
-            )
-        return 0 if None not in codes else None
+            return min([self._first, *ended], key=Ended.by)
+        return None if None in codes else 0
 
     def wait(self, seconds: float) -> bool:
         """Waits until all have ended; returns whether they have."""
@@ -135,16 +116,12 @@ class Group:
         return True
 
     def ask(self) -> None:
-        """Asks those that run to save and end, with SIGTERM."""
+        """Asks those that run to save and end."""
         for process in self._processes:
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
 
     def kill(self) -> int:
-        """Kills what is left, children too, for they may hold devices.
-
-        Returns:
-          The exit code, as of `code`.
-        """
+        """Kills what is left, children too, which may hold devices; returns `code`."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -165,8 +142,9 @@ def keep_running(
 ) -> int:
     """Runs processes until their work has ended, and leaves none of them behind.
 
-    They are started again after a crash, while it is not `max_restarts` times at the
-    same place; and without counting after a code that says that nothing has failed.
+    Returns the exit code: 0 if done, 143 if the work must end. After a crash they are
+    started again, while it is not `max_restarts` times at the same place; and without
+    counting after a code that says that nothing has failed.
 
     Args:
       commands: the processes, which work together.
@@ -180,18 +158,16 @@ def keep_running(
       say: prints a message.
       max_restarts: restarts at the same place.
       pace: waiting times.
-
-    Returns:
-      The exit code: 0 if done, 143 if the work must end.
-
-    Raises:
-      BadInputError: a program cannot be run.
     """
+
+    def must_end() -> bool:
+        return stop.is_set() or is_over()
+
     in_vain, place = 0, object()
-    while not (stop.is_set() or is_over()):
-        code, was_asked = _run_once(commands, is_over, stop, say, pace)
+    while not must_end():
+        code, was_asked = _run_once(commands, must_end, stop, say, pace)
         ended = Ended.by(code)
-        if was_asked or stop.is_set() or is_over() or ended is Ended.BAD_INPUT:
+        if was_asked or must_end() or ended is Ended.BAD_INPUT:
             return code
         if ended is Ended.DONE and is_done():
             return 0
@@ -202,19 +178,18 @@ def keep_running(
                 in_vain = in_vain + 1 if place == before else 1
             if in_vain > max_restarts:
                 return code
-            seconds = pace.backoff * 2 ** max(0, in_vain - 1)
-            seconds = min(seconds, pace.longest_backoff)
+            backoff = pace.backoff * 2 ** max(0, in_vain - 1)
+            seconds = min(backoff, pace.longest_backoff)
         say(f"ended with code {code}; starting again in {seconds:.0f} s")
         until = time.monotonic() + seconds
-        while not is_over() and (left := until - time.monotonic()) > 0:
-            if stop.wait(min(pace.poll, left)):
-                break
+        while not must_end() and (left := until - time.monotonic()) > 0:
+            stop.wait(min(pace.poll, left))
     return _STOPPED
 
 
 def _run_once(
     commands: Sequence[Command],
-    is_over: Callable[[], bool],
+    must_end: Callable[[], bool],
     stop: threading.Event,
     say: Callable[[str], None],
     pace: Pace,
@@ -227,17 +202,14 @@ def _run_once(
     group = Group(commands)
     say(f"started process {', '.join(map(str, group.pids))}")
     try:
-        while (code := group.code()) is None and not (stop.is_set() or is_over()):
+        while (code := group.code()) is None and not must_end():
             stop.wait(pace.poll)
         was_asked = code is None
         if was_asked:
             group.ask()
-            group.wait(pace.saving)
-        elif Ended.by(code) is Ended.STOPPED:
-            # It was asked alone; JAX has the others save at the same step.
-            group.wait(pace.saving)
-        else:
-            group.wait(pace.settling)
+        # Who stopped was asked alone; JAX has the others save at the same step.
+        saves = code is None or Ended.by(code) is Ended.STOPPED
+        group.wait(pace.saving if saves else pace.settling)
     finally:
         code = group.kill()
     return code, was_asked
@@ -258,15 +230,3 @@ def _start(command: Command) -> subprocess.Popen[bytes]:
 def shell_code(code: int) -> int:
     """Returns an exit code as a shell reports it: 128 + n for signal n."""
     return code if code >= 0 else 128 - code
-
-
-def last_line(log: pathlib.Path) -> str:
-    """Returns the last line of a log, "" if there is none."""
-    try:
-        with log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - (1 << 16)))
-            lines = file.read().decode(errors="replace").strip().splitlines()
-    except FileNotFoundError:
-        return ""
-    return lines[-1].removeprefix("error: ") if lines else ""

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,10 +29,9 @@ GKE, TPU_VM, LOCAL = "gke", "tpu_vm", "local"
 HEARTBEATS: Mapping[str, str] = {TRAINER: "trainer", BUILDER: "index_builder"}
 """The names by which the jobs of the roles write their heartbeats."""
 
-_RUN = "launch/run.json"
 LOGS = "launch/logs"
 """Folder of the logs of TPU VMs."""
-
+_RUN = "launch/run.json"
 # Size of a log in the model directory.
 _TAIL_BYTES = 256 << 10
 
@@ -45,10 +45,11 @@ class LaunchRecord:
       backend: "gke", "tpu_vm" or "local".
       roles: role -> its machines, in words.
       time: time of the launch, in Unix seconds.
-      deadline: time at which everything is given back, in Unix seconds; None: never.
+      deadline: time at which everything is given back, in Unix seconds; None: never,
+        or it was already.
       total_steps: number of training steps, None if not known.
       where: what the backend needs to find the run: the namespace, or project and
-        zones.
+        zones, or the folder of logs.
     """
 
     id: str
@@ -62,14 +63,7 @@ class LaunchRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How the work of a role has ended.
-
-    Attributes:
-      done: whether it is done; it has failed otherwise.
-      code: exit code.
-      message: the last line of its command's output, if it has failed.
-      time: time in Unix seconds.
-    """
+    """How the work of a role has ended; by its message if it has failed."""
 
     done: bool
     code: int
@@ -82,18 +76,14 @@ def write_record(store: Store, record: LaunchRecord) -> None:
     store.write(_RUN, json.dumps(dataclasses.asdict(record), indent=1).encode())
 
 
-def is_launched(store: Store) -> bool:
-    """Returns whether a run was launched in a model directory."""
-    return store.exists(_RUN)
+def find_record(store: Store) -> LaunchRecord | None:
+    """Returns what was launched in a model directory, if anything was."""
+    return _read(store, _RUN, LaunchRecord)
 
 
 def read_record(store: Store) -> LaunchRecord:
-    """Returns what was launched in a model directory.
-
-    Raises:
-      BadInputError: nothing was, or the file is malformed.
-    """
-    record = _read(store, _RUN, LaunchRecord)
+    """Returns what was launched in a model directory, which must be something."""
+    record = find_record(store)
     if record is None:
         raise BadInputError(
             f"expected a launched run in {store.url()}, found none; give the MODEL_DIR "
@@ -102,41 +92,30 @@ def read_record(store: Store) -> LaunchRecord:
     return record
 
 
-def write_outcome(store: Store, role: str, outcome: Outcome) -> None:
+def outcome_name(role: str) -> str:
+    """Returns the name of the object that says how a role has ended."""
+    return f"launch/{role}.json"
+
+
+def write_outcome(store: Store, role: str, code: int, message: str = "") -> None:
     """Writes how the work of a role has ended, unless that is already said."""
+    outcome = Outcome(code == 0, code, message, time.time())
     # The first of several workers knows the cause.
     with contextlib.suppress(AlreadyExistsError):
-        store.create(
-            outcome_name(role), json.dumps(dataclasses.asdict(outcome)).encode()
-        )
-
-
-def read_outcome(store: Store, role: str) -> Outcome | None:
-    """Returns how the work of a role has ended, or None.
-
-    Raises:
-      BadInputError: the file is malformed.
-    """
-    return _read(store, outcome_name(role), Outcome)
+        data = json.dumps(dataclasses.asdict(outcome)).encode()
+        store.create(outcome_name(role), data)
 
 
 def outcomes(store: Store) -> dict[str, Outcome]:
-    """Returns how the roles have ended that have.
-
-    Raises:
-      BadInputError: a file is malformed.
-    """
-    found = {role: read_outcome(store, role) for role in (TRAINER, BUILDER)}
+    """Returns how the roles have ended that have."""
+    found = {
+        role: _read(store, outcome_name(role), Outcome) for role in (TRAINER, BUILDER)
+    }
     return {role: outcome for role, outcome in found.items() if outcome}
 
 
-def has_ended(store: Store) -> bool:
-    """Returns whether a run is over: its trainer is done, or a role has failed.
-
-    Raises:
-      BadInputError: a file is malformed.
-    """
-    ended = outcomes(store)
+def is_over(ended: Mapping[str, Outcome]) -> bool:
+    """Returns whether a run is over: its trainer is done, or a role has failed."""
     return TRAINER in ended or any(not one.done for one in ended.values())
 
 
@@ -154,12 +133,7 @@ def heartbeat(store: Store, role: str) -> JobStatus | None:
 
 
 def reached(store: Store, role: str) -> object:
-    """Returns a value that changes with the progress of a role.
-
-    Raises:
-      BadInputError: the directory cannot be read.
-      UnavailableStoreError: the directory is unavailable.
-    """
+    """Returns a value that changes with the progress of a role."""
     if role == TRAINER:
         # The command would resume from its newest checkpoint.
         return max(finished_steps(store), default=0)
@@ -168,12 +142,7 @@ def reached(store: Store, role: str) -> object:
 
 
 def has_built_all(store: Store) -> bool:
-    """Returns whether the newest retriever has an index, or was refused one.
-
-    Raises:
-      BadInputError: the directory cannot be read.
-      UnavailableStoreError: the directory is unavailable.
-    """
+    """Returns whether the newest retriever has an index, or was refused one."""
     newest = SnapshotSeries(store, RETRIEVER_SERIES).latest_step()
     if newest is None or newest in SnapshotSeries(store, INDEX_SERIES).steps():
         return True
@@ -182,14 +151,7 @@ def has_built_all(store: Store) -> bool:
 
 
 def write_log(store: Store, name: str, worker: int, log: pathlib.Path) -> None:
-    """Writes the end of a worker's log, from the beginning of a line.
-
-    Args:
-      store: the model directory.
-      name: name of the worker's slices.
-      worker: number of the worker.
-      log: its log, if there is one yet.
-    """
+    """Writes the end of the log of a worker of the slices `name`, if there is one."""
     if log.exists():
         store.write(f"{LOGS}/{name}/{worker}.log", tail(log))
 
@@ -203,9 +165,12 @@ def tail(log: pathlib.Path) -> bytes:
     return data[data.find(b"\n") + 1 :] if size > _TAIL_BYTES else data
 
 
-def outcome_name(role: str) -> str:
-    """Returns the name of the object that says how a role has ended."""
-    return f"launch/{role}.json"
+def last_line(log: pathlib.Path) -> str:
+    """Returns the last line of a log, without "error: "; "" if there is none."""
+    lines = (
+        tail(log).decode(errors="replace").strip().splitlines() if log.exists() else []
+    )
+    return lines[-1].removeprefix("error: ") if lines else ""
 
 
 def _read(store: Store, name: str, kind: type) -> Any:

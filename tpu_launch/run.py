@@ -4,8 +4,7 @@ import dataclasses
 import hashlib
 import pathlib
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from realm_jax.hardware import HardwareConfig, LaunchConfig
@@ -14,19 +13,6 @@ from tpu_launch.slices import Slice
 TRAINER = "trainer"
 BUILDER = "builder"
 _HASH_DIGITS = 6
-
-
-@dataclasses.dataclass(frozen=True)
-class Code:
-    """The code of a run, an archive in its model directory.
-
-    Attributes:
-      url: URL of the archive.
-      sha256: checksum of its contents.
-    """
-
-    url: str
-    sha256: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +38,9 @@ class Role:
     zone: str = ""
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return f"{self.slices} x {self.machines.accelerator_type}"
+
     @property
     def num_workers(self) -> int:
         """Number of hosts, over all slices."""
@@ -72,15 +61,25 @@ class Run:
         run.
       model_dir: the model directory, through which all jobs communicate.
       roles: trainer, and builder if it has its own machines.
-      code: what the workers run.
+      code: checksum of the bundle that the workers run (`bundle.py`).
       config: where machines come from, and when they are given back.
     """
 
     id: str
     model_dir: str
     roles: tuple[Role, ...]
-    code: Code
+    code: str
     config: LaunchConfig
+
+    @property
+    def code_url(self) -> str:
+        """Where the bundle is."""
+        return f"{self.model_dir.rstrip('/')}/{bundle_name(self.code)}"
+
+
+def bundle_name(sha256: str) -> str:
+    """Returns the name of a bundle of code in the model directory."""
+    return f"launch/bundles/{sha256}.tar.gz"
 
 
 def run_id(name: str, model_dir: str) -> str:
@@ -95,16 +94,12 @@ def run_id(name: str, model_dir: str) -> str:
 def unread_examples(
     fetch: Mapping[str, str], corpus: str, tasks: Sequence[str]
 ) -> dict[str, str]:
-    """Returns what is not copied of a corpus that workers fetch.
+    """Returns what is not copied of a corpus that workers fetch, as `Role.left_out`.
 
     Args:
       fetch: gs:// folder -> folder of the worker.
       corpus: the corpus on a worker.
       tasks: the tasks whose examples are read.
-
-    Returns:
-      gs:// folder of the corpus, or of what it lies in -> regular expression of the
-      examples of other tasks.
     """
     found = {}
     names = "|".join(map(re.escape, tasks))
@@ -147,7 +142,7 @@ class Engine(Protocol):
     """
 
     def describe(self, run: Run) -> str:
-        """Returns what `up` creates, as the engine reads it; creates nothing."""
+        """Returns what `up` creates, as the engine reads it; asks it for nothing."""
         ...
 
     def up(self, run: Run, say: Callable[[str], None]) -> None:
@@ -158,30 +153,10 @@ class Engine(Protocol):
         """
         ...
 
-    def down(
-        self, run_id: str, say: Callable[[str], None], stop: threading.Event
-    ) -> None:
-        """Deletes everything of a run, and waits until it is gone.
-
-        Raises:
-          StoppedError: `stop` was set.
-        """
+    def delete(self, run_id: str) -> list[str]:
+        """Deletes everything of a run; returns what of it is not gone yet."""
         ...
 
     def state(self, run_id: str) -> list[EngineState]:
         """Returns what the engine has of a run; [] if nothing."""
-        ...
-
-    def logs(
-        self,
-        run_id: str,
-        role: str | None,
-        worker: int | None,
-        follow: bool,
-        stop: threading.Event,
-    ) -> Iterator[tuple[str, str]]:
-        """Yields lines of workers, such as ("trainer/0", "..."); None: of all.
-
-        It goes on with new lines to `follow`, until the run is over or `stop` is set.
-        """
         ...

@@ -17,11 +17,12 @@ from realm_jax.chips import CHIPS, Chip
 from realm_jax.errors import BadInputError
 from realm_jax.hardware import CPU, HardwareConfig
 
-_GIB = 1 << 30
 LOCAL = "local"
 _GPUS = ("a100", "h100", "h200")
+_GIB = 1 << 30
 # Minimum for rented machines with these GPUs; no data sheet states it.
-_HOST_MEMORY_OF_A_GPU = 150 * _GIB
+_HOST_GIB_OF_A_GPU = 150
+_CHIPS_PER_HOST = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,91 +30,61 @@ class _Generation:
     """Layout of a generation of TPUs in Cloud TPU.
 
     Attributes:
-      chip: name of the chip in `CHIPS`.
       cores: TensorCores of a chip if names count those, else 1.
       dimensions: dimensions of the torus.
       compiler: the compiler's name for the generation.
       runtime: software version of its VMs; "" if only GKE has it.
-      host_memory: memory of a host of four chips, in bytes.
       largest: number of chips in a whole pod.
-      options: options of the compiler, so that its devices are those of the VMs.
-      single_host: numbers of chips that a single host may have.
-      absent: numbers of chips, below the largest, that are not offered.
-      other_memory: memory of a single host by its chips, if they are not four.
-      gke: accelerator and machine type of GKE, without the number of chips; None if
-        it has none.
+      host_gib: chips of a single host -> its memory. In larger slices a host has four.
+      gke: label of its nodes on GKE; "" if that has none.
       gke_single_host: the same of a single host, where it differs.
+      absent: numbers of chips, below the largest, that are not offered.
+      options: options of the compiler, so that its devices are those of the VMs.
     """
 
-    chip: str
     cores: int
     dimensions: int
     compiler: str
     runtime: str
-    host_memory: int
     largest: int
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    single_host: tuple[int, ...] = (4,)
+    host_gib: Mapping[int, int]
+    gke: str = ""
+    gke_single_host: str = ""
     absent: tuple[int, ...] = ()
-    other_memory: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    gke: tuple[str, str] | None = None
-    gke_single_host: tuple[str, str] | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-# cloud.google.com/tpu/docs: the page of each version. In larger slices a host has 4
-# chips. cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus: machine types.
+# cloud.google.com/tpu/docs: the page of each version.
+# cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus: labels of nodes.
 _GENERATIONS = {
     "v2": _Generation(
-        *("v2", 2, 2, "v2", "tpu-ubuntu2204-base", 334 * _GIB, 256),
-        absent=(8, 32),
+        *(2, 2, "v2", "tpu-ubuntu2204-base", 256, {4: 334}), absent=(8, 32)
     ),
     "v3": _Generation(
-        *("v3", 2, 2, "v3", "tpu-ubuntu2204-base", 334 * _GIB, 1024),
+        *(2, 2, "v3", "tpu-ubuntu2204-base", 1024, {4: 334}),
+        gke="tpu-v3-slice",
+        gke_single_host="tpu-v3-device",
         absent=(8,),
-        gke=("tpu-v3-slice", "ct3p-hightpu"),
-        gke_single_host=("tpu-v3-device", "ct3-hightpu"),
     ),
     "v4": _Generation(
-        *("v4", 2, 3, "v4", "tpu-ubuntu2204-base", 407 * _GIB, 4096),
+        *(2, 3, "v4", "tpu-ubuntu2204-base", 4096, {4: 407}),
+        gke="tpu-v4-podslice",
         # The two cores of a chip are one device, as on the VMs.
-        {"chip_config_name": "megacore"},
-        gke=("tpu-v4-podslice", "ct4p-hightpu"),
+        options={"chip_config_name": "megacore"},
     ),
     "v5p": _Generation(
-        *("v5p", 2, 3, "v5p", "v2-alpha-tpuv5", 448 * _GIB, 6144),
-        gke=("tpu-v5p-slice", "ct5p-hightpu"),
+        2, 3, "v5p", "v2-alpha-tpuv5", 6144, {4: 448}, gke="tpu-v5p-slice"
     ),
     "v5litepod": _Generation(
-        *("v5litepod", 1, 2, "v5e", "v2-alpha-tpuv5-lite", 192 * _GIB, 256),
-        single_host=(1, 4, 8),
-        other_memory={1: 48 * _GIB, 8: 384 * _GIB},
-        gke=("tpu-v5-lite-podslice", "ct5lp-hightpu"),
+        *(1, 2, "v5e", "v2-alpha-tpuv5-lite", 256, {1: 48, 4: 192, 8: 384}),
+        gke="tpu-v5-lite-podslice",
     ),
     "v6e": _Generation(
-        *("v6e", 1, 2, "v6e", "v2-alpha-tpuv6e", 720 * _GIB, 256),
-        single_host=(1, 4, 8),
-        other_memory={1: 176 * _GIB, 8: 1440 * _GIB},
-        gke=("tpu-v6e-slice", "ct6e-standard"),
+        *(1, 2, "v6e", "v2-alpha-tpuv6e", 256, {1: 176, 4: 720, 8: 1440}),
+        gke="tpu-v6e-slice",
     ),
-    "tpu7x": _Generation(
-        *("tpu7x", 2, 3, "tpu7x", "", 960 * _GIB, 9216),
-        gke=("tpu7x", "tpu7x-standard"),
-    ),
+    "tpu7x": _Generation(2, 3, "tpu7x", "", 9216, {4: 960}, gke="tpu7x"),
 }
-_CHIPS_PER_HOST = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class GkeNode:
-    """A host of a slice as Google Kubernetes Engine knows it.
-
-    Attributes:
-      accelerator: the label cloud.google.com/gke-tpu-accelerator of its nodes.
-      machine_type: their machine type.
-    """
-
-    accelerator: str
-    machine_type: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,22 +96,22 @@ class Slice:
       chip: figures of its devices; None for a CPU.
       num_chips: number of accelerators.
       num_hosts: number of processes of the job.
-      topology: chips along each dimension of a TPU's torus, "" for others.
       host_memory: memory of each host, in bytes.
+      topology: chips along each dimension of a TPU's torus, "" for others.
       runtime: software version of the VMs of a TPU, "" if Cloud TPU does not serve it.
       compiler_topology: the compiler's name for it, with its options.
-      gke: its hosts on GKE; None if that has none.
+      gke: label of its nodes on GKE; "" if that has none.
     """
 
     accelerator_type: str
     chip: Chip | None
     num_chips: int
     num_hosts: int
-    topology: str
     host_memory: int
+    topology: str = ""
     runtime: str = ""
     compiler_topology: tuple[str, Mapping[str, Any]] | None = None
-    gke: GkeNode | None = None
+    gke: str = ""
 
     @property
     def chips_per_host(self) -> int:
@@ -167,75 +138,65 @@ class Slice:
         """Returns the part of the slice that belongs to one host."""
         if self.num_hosts == 1:
             return self
-        generation, _, _ = self.accelerator_type.partition("-")
-        if generation == LOCAL:
+        kind = self.accelerator_type.partition("-")[0]
+        if kind == LOCAL:
             return parse(f"{LOCAL}-1x{self.chips_per_host}")
-        return parse(f"{generation}-{_CHIPS_PER_HOST * _GENERATIONS[generation].cores}")
+        return parse(f"{kind}-{_CHIPS_PER_HOST * _GENERATIONS[kind].cores}")
 
 
 def parse(accelerator_type: str) -> Slice:
-    """Returns the machines of an accelerator type.
-
-    Raises:
-      BadInputError: there is no accelerator type of that name.
-    """
+    """Returns the machines of an accelerator type."""
     kind, _, number = accelerator_type.partition("-")
     if accelerator_type == CPU:
-        return Slice(CPU, None, 1, 1, "", _memory_here())
+        return Slice(CPU, None, 1, 1, _memory_here())
     if kind == LOCAL and (match := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", number)):
         hosts, devices = map(int, match.groups())
-        return Slice(accelerator_type, None, hosts * devices, hosts, "", _memory_here())
+        return Slice(accelerator_type, None, hosts * devices, hosts, _memory_here())
     if kind in _GPUS and (number.isdecimal() or not number):
         count = int(number or 1)
-        host_memory = count * _HOST_MEMORY_OF_A_GPU
-        return Slice(accelerator_type, CHIPS[kind], count, 1, "", host_memory)
-    if kind not in _GENERATIONS or not number.isdecimal():
-        raise BadInputError(
-            "expected an accelerator type such as v4-64, v5litepod-16, h100-8 or cpu, "
-            f"got {accelerator_type!r}; known: {', '.join([*_GENERATIONS, *_GPUS])}"
-        )
+        memory = count * _HOST_GIB_OF_A_GPU * _GIB
+        return Slice(accelerator_type, CHIPS[kind], count, 1, memory)
+    if kind in _GENERATIONS and number.isdecimal():
+        return _tpu(accelerator_type, kind, int(number))
+    raise BadInputError(
+        "expected an accelerator type such as v4-64, v5litepod-16, h100-8 or cpu, got "
+        f"{accelerator_type!r}; known: {', '.join([*_GENERATIONS, *_GPUS])}"
+    )
+
+
+def _tpu(accelerator_type: str, kind: str, number: int) -> Slice:
     generation = _GENERATIONS[kind]
-    num_chips, rest = divmod(int(number), generation.cores)
-    smallest, largest = min(generation.single_host), generation.largest
+    num_chips, rest = divmod(number, generation.cores)
     topologies = {
         chips: topology
         for chips, topology in _TOPOLOGIES[generation.dimensions].items()
-        if smallest <= chips <= largest and chips not in generation.absent
+        if min(generation.host_gib) <= chips <= generation.largest
+        and chips not in generation.absent
     }
-    topology = topologies.get(num_chips)
-    if rest or topology is None:
+    if rest or num_chips not in topologies:
         names = [f"{kind}-{chips * generation.cores}" for chips in topologies]
         raise BadInputError(
             f"expected one of {', '.join(names)}, got {accelerator_type!r}; choose a "
             "size that exists"
         )
-    is_single = num_chips in generation.single_host
+    topology = topologies[num_chips]
+    is_single = num_chips in generation.host_gib
+    chips_per_host = num_chips if is_single else _CHIPS_PER_HOST
     options = dict(generation.options)
-    if is_single and num_chips != _CHIPS_PER_HOST:
+    if chips_per_host != _CHIPS_PER_HOST:
         bounds = [int(side) for side in topology.split("x")]
         options["chips_per_host_bounds"] = (*bounds, 1)[:3]
-    num_hosts = 1 if is_single else num_chips // _CHIPS_PER_HOST
     return Slice(
         accelerator_type,
-        CHIPS[generation.chip],
+        CHIPS[kind],
         num_chips,
-        num_hosts,
+        num_chips // chips_per_host,
+        generation.host_gib[chips_per_host] * _GIB,
         topology,
-        generation.other_memory.get(num_chips, generation.host_memory),
         generation.runtime,
         (f"{generation.compiler}:{topology}", options),
-        _gke_node(generation, is_single, num_chips // num_hosts),
+        (is_single and generation.gke_single_host) or generation.gke,
     )
-
-
-def _gke_node(
-    generation: _Generation, is_single: bool, chips_per_host: int
-) -> GkeNode | None:
-    names = generation.gke_single_host if is_single else None
-    if (names := names or generation.gke) is None:
-        return None
-    accelerator, machine = names
-    return GkeNode(accelerator, f"{machine}-{chips_per_host}t")
 
 
 def _topologies(first: tuple[int, ...], largest: int) -> dict[int, str]:

@@ -19,11 +19,7 @@ _LOOKED_FOR = [
 
 
 def configured_stage() -> StageSpec:
-    """Returns the command of `realm` whose run file gin has read.
-
-    Raises:
-      BadInputError: there is none.
-    """
+    """Returns the command of `realm` whose run file gin has read."""
     for spec in _LOOKED_FOR:
         # Gin binds nothing in a module that none of its files has imported.
         if spec.config.rpartition(".")[0] not in sys.modules:
@@ -40,17 +36,9 @@ def configured_stage() -> StageSpec:
 def parse_run(
     parser: argparse.ArgumentParser, argv: Sequence[str]
 ) -> tuple[argparse.Namespace, StageSpec]:
-    """Parses the command line of a run and configures gin for its command.
+    """Configures gin for the command of `realm` whose run file is among the gin files.
 
-    Args:
-      parser: from `configuration.make_parser`.
-      argv: the command line.
-
-    Returns:
-      The flags, and the command of `realm` whose run file is among the gin files.
-
-    Raises:
-      BadInputError: there is none, or as `configuration.parse`.
+    Returns the flags and the command.
     """
     # What is named for the command is read once the command is known.
     configuration.parse_chain(parser, argv)
@@ -59,11 +47,7 @@ def parse_run(
 
 
 def stage_config(command: str) -> Any:
-    """Returns the configuration that a command of `realm` would run with.
-
-    Raises:
-      BadInputError: there is no such command, or a setting is missing.
-    """
+    """Returns the configuration that a command of `realm` would run with."""
     if command not in _CONFIGURED:
         raise BadInputError(
             f"expected a command among {', '.join(_CONFIGURED)}, got {command!r}"

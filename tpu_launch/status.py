@@ -15,12 +15,11 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -31,6 +30,7 @@ from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import Store, UnavailableStoreError, open_store
 from tpu_launch import engines, records
 from tpu_launch.cancellation import unless_stopped
+from tpu_launch.planner.figures import duration
 from tpu_launch.records import TPU_VM, LaunchRecord, Outcome
 from tpu_launch.run import BUILDER, TRAINER, EngineState
 
@@ -38,31 +38,21 @@ from tpu_launch.run import BUILDER, TRAINER, EngineState
 _SECONDS, _LOCAL_SECONDS, _LINE_SECONDS = 15.0, 1.0, 30.0
 # Age of a heartbeat from which on a job is silent; they are repeated every minute.
 _LATE_SECONDS = 180.0
-_BAR_WIDTH = 24
 # States of an engine from which on nothing happens.
 _ENDED = ("Completed", "Failed")
 _STOPPED = "stopped looking; the run goes on"
 _STYLES = {"running": "green", "done": "bold green", "failed": "bold red"}
-_METRICS = ("loss", "retrieval_utility", "examples_per_second", "steps_per_second")
+_METRICS = {
+    "loss": "loss {:.3f}",
+    "retrieval_utility": "utility {:+.3f} nats",
+    "examples_per_second": "{:,.0f} examples/s",
+    "steps_per_second": "{:,.3g} steps/s",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class RoleStatus:
-    """Status of a role; None or "" where a value is not known.
-
-    Attributes:
-      name: "trainer" or "builder".
-      machines: its machines, in words.
-      state: "starting" until its job says a word; then "running" or, after three
-        minutes without one, "silent"; "done" or "failed" at the end.
-      since: seconds since its last word.
-      step: last known training step; of a builder, that of the retriever it embeds or
-        embedded last.
-      activity: of a builder, "embedding" or "waiting".
-      blocks_done: number of embedded blocks of the index in progress.
-      num_blocks: number of all its blocks.
-      message: why it has failed.
-    """
+    """Status of a role, as docs/pods.md has it; None or "" where it is not known."""
 
     name: str
     machines: str
@@ -77,25 +67,7 @@ class RoleStatus:
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus:
-    """Status of a run; None where a value is not known.
-
-    Attributes:
-      run: id of the run.
-      backend: "gke", "tpu_vm" or "local".
-      model_dir: its model directory.
-      time: time of this status, in Unix seconds.
-      launched: time of the launch, in Unix seconds.
-      deadline: time at which everything is given back, in Unix seconds.
-      is_over: whether its trainer is done, or a role has failed.
-      roles: trainer and builder.
-      engine: what the engine has of the run.
-      engine_error: why that is not known, or "".
-      total_steps: number of training steps of the whole run.
-      metrics: loss, retrieval utility in nats, and examples and updates per second, by
-        the last line of the metrics.
-      index_step: step of the retriever that embedded the index in use.
-      index_age_steps: age of that index in updates.
-    """
+    """Status of a run, as docs/pods.md has it; None where it is not known."""
 
     run: str
     backend: str
@@ -105,22 +77,16 @@ class RunStatus:
     deadline: float | None
     is_over: bool
     roles: tuple[RoleStatus, ...]
+    total_steps: int | None
+    metrics: Mapping[str, float | None]
+    index_step: int | None
+    index_age_steps: int | None
     engine: tuple[EngineState, ...] = ()
     engine_error: str = ""
-    total_steps: int | None = None
-    metrics: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
-    index_step: int | None = None
-    index_age_steps: int | None = None
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int:
-    """Runs the command; returns 0.
-
-    Raises:
-      BadInputError: no MODEL_DIR is given, or no run was launched there.
-      UnavailableStoreError: the model directory does not answer.
-      StoppedError: `stop` was set.
-    """
+    """Runs the command; returns 0."""
     parser = configuration.make_parser("python -m tpu_launch status", __doc__)
     parser.add_argument("--once", action="store_true", help="print it and end")
     parser.add_argument(
@@ -130,12 +96,11 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     console, store = Console(), open_store(model_dir)
 
     def look() -> RunStatus:
-        record = records.read_record(store)
-        return with_engine(read_status(store, time.time()), record, store)
+        return _with_engine(read_status(store, time.time()), records.read_record(store))
 
     status = unless_stopped(look, stop, _STOPPED)
     if flags.json:
-        print(as_json(status))
+        print(json.dumps(dataclasses.asdict(status), indent=1, allow_nan=False))
     elif flags.once or not console.is_terminal:
         console.print(render(status))
     else:
@@ -144,45 +109,39 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
 
 
 def read_status(store: Store, now: float) -> RunStatus:
-    """Returns the status of a run by its model directory alone.
-
-    Args:
-      store: the model directory.
-      now: current time in Unix seconds.
-
-    Raises:
-      BadInputError: no run was launched there, or the directory cannot be read.
-      UnavailableStoreError: the directory does not answer.
-    """
+    """Returns the status of a run at a time by its model directory alone."""
     record = records.read_record(store)
-    ended = records.outcomes(store)
-    beats = {role: records.heartbeat(store, role) for role in record.roles}
-    line = _last_line(store)
+    ended, line = records.outcomes(store), _last_line(store)
+    beats = {name: records.heartbeat(store, name) for name in record.roles}
     roles = tuple(
-        _role(name, machines, ended.get(name), beats[name], record, now)
-        for name, machines in record.roles.items()
+        _role(name, record, ended.get(name), beats[name], now) for name in record.roles
     )
-    beat = beats.get(TRAINER)
-    step = roles[0].step if roles else None
-    index = _whole(beat.extra.get("index_step") if beat else line.get("index_step"))
+    trainer = beats.get(TRAINER)
+    index = _whole(trainer.extra if trainer else line, "index_step")
+    step = roles[0].step
     if step is None:
-        step = _whole(line.get("step"))
+        step = _whole(line, "step")
         roles = (dataclasses.replace(roles[0], step=step), *roles[1:])
     return RunStatus(
-        *(record.id, record.backend, store.url(), now, record.time, record.deadline),
-        is_over=records.has_ended(store),
-        roles=roles,
-        total_steps=record.total_steps,
-        metrics={name: _real(line.get(name)) for name in _METRICS},
-        index_step=index,
-        index_age_steps=None if step is None or index is None else max(0, step - index),
+        record.id,
+        record.backend,
+        store.url(),
+        now,
+        record.time,
+        record.deadline,
+        records.is_over(ended),
+        roles,
+        record.total_steps,
+        {name: _real(line, name) for name in _METRICS},
+        index,
+        None if step is None or index is None else max(0, step - index),
     )
 
 
-def with_engine(status: RunStatus, record: LaunchRecord, store: Store) -> RunStatus:
+def _with_engine(status: RunStatus, record: LaunchRecord) -> RunStatus:
     """Returns a status with what the engine of the run says, if it can be asked."""
     try:
-        engine = engines.of_record(record, store)
+        engine = engines.of_record(record)
         found = engine.state(record.id) if engine else []
     except (BadInputError, NotReadyError) as error:
         return dataclasses.replace(status, engine_error=str(error))
@@ -194,34 +153,26 @@ def with_engine(status: RunStatus, record: LaunchRecord, store: Store) -> RunSta
 
 def _role(
     name: str,
-    machines: str,
+    record: LaunchRecord,
     ended: Outcome | None,
     beat: JobStatus | None,
-    record: LaunchRecord,
     now: float,
 ) -> RoleStatus:
+    known: dict[str, Any] = {"state": "starting"}
     # The heartbeat of an earlier launch says nothing of this one.
-    if beat is not None and beat.time < record.time:
-        beat = None
-    since = None if beat is None else max(0.0, now - beat.time)
-    status = RoleStatus(name, machines, "starting", since)
-    if beat is not None:
-        is_late = since is not None and since > _LATE_SECONDS
-        state = {"finished": "done", "failed": "failed"}.get(
-            beat.state, "silent" if is_late else "running"
-        )
-        status = dataclasses.replace(status, state=state, step=beat.step)
+    if beat is not None and beat.time >= record.time:
+        since = max(0.0, now - beat.time)
+        state = "silent" if since > _LATE_SECONDS else "running"
+        state = {"finished": "done", "failed": "failed"}.get(beat.state, state)
+        known = {"state": state, "since": since, "step": beat.step}
         if name == BUILDER and not ended:
-            status = dataclasses.replace(
-                status,
-                activity=str(beat.extra.get("activity", "")),
-                blocks_done=_whole(beat.extra.get("blocks_done")),
-                num_blocks=_whole(beat.extra.get("num_blocks")),
-            )
+            known["activity"] = str(beat.extra.get("activity", ""))
+            for count in ("blocks_done", "num_blocks"):
+                known[count] = _whole(beat.extra, count)
     if ended is not None:
-        state = "done" if ended.done else "failed"
-        status = dataclasses.replace(status, state=state, message=ended.message)
-    return status
+        known["state"] = "done" if ended.done else "failed"
+        known["message"] = ended.message
+    return RoleStatus(name, record.roles[name], **known)
 
 
 def _last_line(store: Store) -> Mapping[str, Any]:
@@ -232,115 +183,24 @@ def _last_line(store: Store) -> Mapping[str, Any]:
     return {}
 
 
-def _real(value: Any) -> float | None:
+def _real(found: Mapping[str, Any], name: str) -> float | None:
+    value: Any = found.get(name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None
 
 
-def _whole(value: Any) -> int | None:
-    number = _real(value)
-    return None if number is None else int(number)
-
-
-def as_json(status: RunStatus) -> str:
-    """Returns the status as a JSON object, with null for unknown values."""
-    return json.dumps(dataclasses.asdict(status), indent=1, allow_nan=False)
+def _whole(found: Mapping[str, Any], name: str) -> int | None:
+    value = _real(found, name)
+    return None if value is None else int(value)
 
 
 def render(status: RunStatus) -> RenderableType:
     """Returns a terminal view of a run, in which no line is ever wrapped."""
-    title = Table.grid(padding=(0, 3, 0, 0))
-    title.add_row(Text(status.run, "bold"), _line(status.model_dir, "dim"))
-    parts: list[RenderableType] = [title, *_training(status), "", _roles(status)]
-    parts += [
-        _line(f"{role.name}: {role.message}", "bold red")
-        for role in status.roles
-        if role.message
-    ]
-    parts += ["", *_engine(status)] if status.engine or status.engine_error else []
-    if status.deadline is not None and status.backend == TPU_VM:
-        left = status.deadline - status.time
-        said = f"in {duration(left)}" if left > 0 else "passed"
-        parts += ["", _line(f"deadline {said}", "dim")]
-    return Group(*parts)
-
-
-def in_one_line(status: RunStatus) -> str:
-    """Returns how far trainer and builder are, for a log."""
-    parts = []
-    trainer = status.roles[0]
-    if trainer.step is not None:
-        total = "" if status.total_steps is None else f"/{status.total_steps:,}"
-        parts.append(f"step {trainer.step:,}{total}")
-    if (loss := status.metrics.get("loss")) is not None:
-        parts.append(f"loss {loss:.3f}")
-    if status.index_step is not None:
-        parts.append(f"index @{status.index_step}")
-    for role in status.roles:
-        share = _share(role)
-        done = "" if share is None else f" {share:.0%}"
-        parts.append(f"{role.name} {role.activity or role.state}{done}")
-    return "  ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """Returns a duration in seconds as readable text, in one unit."""
-    minutes, hours, days = seconds / 60, seconds / 3600, seconds / 86400
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if minutes < 100:
-        return f"{minutes:.0f} min"
-    return f"{hours:.1f} h" if hours < 48 else f"{days:.1f} days"
-
-
-def _training(status: RunStatus) -> list[RenderableType]:
-    """Renders the progress of the training, its metrics, and the age of its index."""
-    step, total = status.roles[0].step, status.total_steps
-    if step is None:
-        return [_line("no step yet", "dim")]
-    lines: list[RenderableType] = []
-    speed = status.metrics.get("steps_per_second")
-    if total:
-        grid = Table.grid(padding=(0, 3, 0, 0))
-        grid.add_column(no_wrap=True)
-        # This column shrinks on a narrow terminal.
-        grid.add_column(max_width=_BAR_WIDTH)
-        goes_on = speed and step < total and status.roles[0].state == "running"
-        left = f"{duration((total - step) / speed)} left" if goes_on and speed else ""
-        grid.add_row(
-            f"step {step:,} of {total:,}",
-            ProgressBar(total=total, completed=step, complete_style="green"),
-            f"{math.floor(100 * min(1.0, step / total))} %",
-            Text(left, style="dim"),
-        )
-        lines.append(grid)
-    else:
-        lines.append(Text(f"step {step:,}"))
-    is_slow = (speed or 0) < 1
-    texts = {
-        "loss": "loss {:.3f}",
-        "retrieval_utility": "utility {:+.3f} nats",
-        "steps_per_second": "{:.2f} steps/s" if is_slow else "{:,.1f} steps/s",
-        "examples_per_second": "{:,.0f} examples/s",
-    }
-    figures = [
-        text.format(value)
-        for name, text in texts.items()
-        if (value := status.metrics.get(name)) is not None
-    ]
-    lines += [_line("   ".join(figures))] if figures else []
-    if status.index_step is not None:
-        age = status.index_age_steps
-        old = "" if age is None else f", {age:,} steps old"
-        lines.append(_line(f"index of step {status.index_step:,}{old}"))
-    return lines
-
-
-def _roles(status: RunStatus) -> Table:
+    title = _line(f"{status.run}   {status.model_dir}", "bold")
+    parts: list[RenderableType] = [title, *map(_line, _training(status)), ""]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("role", "machines", "state", "last word", "step", ""):
-        right = "right" if name in ("last word", "step") else "left"
-        table.add_column(name, justify=right, no_wrap=True, overflow="ellipsis")
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
     for role in status.roles:
         table.add_row(
             Text(role.name, "bold"),
@@ -350,42 +210,62 @@ def _roles(status: RunStatus) -> Table:
             "-" if role.step is None else f"{role.step:,}",
             _line(_doing(role), "dim"),
         )
-    return table
-
-
-def _doing(role: RoleStatus) -> str:
-    share = _share(role)
-    if share is not None:
-        done, blocks = _short(role.blocks_done), _short(role.num_blocks)
-        return f"embeds {math.floor(100 * share)} %: {done} of {blocks}"
-    return "waits for a newer retriever" if role.activity == "waiting" else ""
-
-
-def _share(role: RoleStatus) -> float | None:
-    """Returns the share of blocks that a builder has embedded, from 0 to 1."""
-    if role.activity != "embedding" or role.blocks_done is None or not role.num_blocks:
-        return None
-    return min(1.0, role.blocks_done / role.num_blocks)
-
-
-def _short(number: int | None) -> str:
-    """Returns a count of blocks, abbreviated from 100,000 on; "-" for None."""
-    if number is None or number < 100_000:
-        return "-" if number is None else f"{number:,}"
-    return f"{number / 1e6:.1f} M" if number >= 1_000_000 else f"{number / 1e3:.0f} k"
-
-
-def _engine(status: RunStatus) -> list[RenderableType]:
+    parts.append(table)
+    parts += [
+        _line(f"{role.name}: {role.message}", "bold red")
+        for role in status.roles
+        if role.message
+    ]
+    parts += [
+        _line(f"{one.name}   {one.state}   {one.message}") for one in status.engine
+    ]
     if status.engine_error:
-        return [_line(f"{status.backend}: {status.engine_error}", "yellow")]
-    grid = Table.grid(padding=(0, 3, 0, 0))
-    for one in status.engine:
-        grid.add_row(one.name, one.state, _line(one.message, "dim"))
-    return [grid]
+        parts.append(_line(f"{status.backend}: {status.engine_error}", "yellow"))
+    if status.deadline is not None and status.backend == TPU_VM:
+        left = status.deadline - status.time
+        said = f"in {duration(left)}" if left > 0 else "passed"
+        parts.append(_line(f"deadline {said}", "dim"))
+    return Group(*parts)
 
 
 def _line(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def in_one_line(status: RunStatus) -> str:
+    """Returns how far trainer and builder are, for a log."""
+    roles = [f"{role.name} {_doing(role) or role.state}" for role in status.roles]
+    return "   ".join([*_training(status), *roles])
+
+
+def _training(status: RunStatus) -> Iterator[str]:
+    """Yields the progress of the training, its metrics, and the age of its index."""
+    step, total = status.roles[0].step, status.total_steps
+    if step is None:
+        yield "no step yet"
+        return
+    speed = status.metrics.get("steps_per_second")
+    progress = f"step {step:,}"
+    if total:
+        progress += f" of {total:,}, {math.floor(100 * min(1.0, step / total))} %"
+        if speed and step < total and status.roles[0].state == "running":
+            progress += f", {duration((total - step) / speed)} left"
+    yield progress
+    known = {name: value for name, value in status.metrics.items() if value is not None}
+    if known:
+        yield "   ".join(_METRICS[name].format(value) for name, value in known.items())
+    if status.index_step is not None:
+        age = status.index_age_steps
+        old = "" if age is None else f", {age:,} steps old"
+        yield f"index of step {status.index_step:,}{old}"
+
+
+def _doing(role: RoleStatus) -> str:
+    done, total = role.blocks_done, role.num_blocks
+    if role.activity == "embedding" and done is not None and total:
+        share = math.floor(100 * min(1.0, done / total))
+        return f"embeds {share} %: {done:,} of {total:,}"
+    return "waits for a newer retriever" if role.activity == "waiting" else ""
 
 
 def _watch(
@@ -411,49 +291,36 @@ def _watch(
         live.update(render(status), refresh=True)
 
 
-class LiveView(contextlib.ExitStack):
-    """Context manager that shows a local run's status.
+@contextlib.contextmanager
+def live_view(store: Store, console: Console) -> Iterator[None]:
+    """Shows a local run's status meanwhile, below what else the console prints.
 
     A terminal has a table that is kept up to date, anything else a line every half a
     minute.
     """
+    ended = threading.Event()
+    is_bucket = "://" in store.url()
+    seconds = _SECONDS if is_bucket else _LOCAL_SECONDS
+    # Transient, because the outcome is printed in words at the end.
+    live = Live(console=console, auto_refresh=False, transient=True)
 
-    def __init__(self, store: Store, console: Console):
-        """Prepares to show a run.
+    def show(status: RunStatus) -> None:
+        if console.is_terminal:
+            live.update(render(status), refresh=True)
+        else:
+            text = in_one_line(status)
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-        Args:
-          store: the model directory.
-          console: the console that also prints other messages, above the view.
-        """
-        super().__init__()
-        self._store, self._console = store, console
-        self._ended = threading.Event()
-
-    def __enter__(self) -> "LiveView":
-        super().__enter__()
-        seconds, show = _LINE_SECONDS, self._print
-        if self._console.is_terminal:
-            # Transient, because the outcome is printed in words at the end.
-            live = Live(console=self._console, auto_refresh=False, transient=True)
-            self.enter_context(live)
-            is_bucket = "://" in self._store.url()
-            seconds = _SECONDS if is_bucket else _LOCAL_SECONDS
-
-            def show(status: RunStatus) -> None:
-                live.update(render(status), refresh=True)
-
-        arguments = (seconds, show)
-        thread = threading.Thread(target=self._repeat, args=arguments, daemon=True)
-        thread.start()
-        self.callback(thread.join)
-        self.callback(self._ended.set)
-        return self
-
-    def _repeat(self, seconds: float, show: Callable[[RunStatus], None]) -> None:
-        while not self._ended.wait(seconds):
+    def repeat() -> None:
+        while not ended.wait(seconds if console.is_terminal else _LINE_SECONDS):
             with contextlib.suppress(BadInputError, UnavailableStoreError):
-                show(read_status(self._store, time.time()))
+                show(read_status(store, time.time()))
 
-    def _print(self, status: RunStatus) -> None:
-        text = in_one_line(status)
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+    thread = threading.Thread(target=repeat, daemon=True)
+    with live if console.is_terminal else contextlib.nullcontext():
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()

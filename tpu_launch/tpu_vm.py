@@ -14,12 +14,10 @@ import functools
 import json
 import os
 import re
-import threading
 import time
 import urllib.parse
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import requests
 from google.api_core import exceptions
@@ -29,11 +27,8 @@ from google.cloud import tpu_v2
 from google.cloud.tpu_v2.services.tpu.transports import TpuRestTransport
 from google.protobuf import duration_pb2
 
-from realm_jax.errors import BadInputError, NotReadyError, StoppedError
+from realm_jax.errors import BadInputError, NotReadyError
 from realm_jax.hardware import RESERVED, SPOT
-from realm_jax.storage import Store
-from tpu_launch.log_files import stored_lines
-from tpu_launch.records import LOGS, has_ended
 from tpu_launch.run import EngineState, Role, Run
 from tpu_launch.startup import startup_script
 
@@ -41,7 +36,6 @@ SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"
 _NO_CREDENTIALS = "CLOUDSDK_AUTH_DISABLE_CREDENTIALS"
 _SECONDS = 60.0
-_POLL_SECONDS = 10.0
 # Labels of every slice. Google Cloud requires lowercase.
 _RUN, _ROLE = "realm-run", "realm-role"
 _State = tpu_v2.QueuedResourceState.State
@@ -52,46 +46,46 @@ _LOST = (_State.FAILED, _State.SUSPENDING, _State.SUSPENDED)
 class TpuVm:
     """Queued resources of a project; see `run.Engine`."""
 
-    def __init__(
-        self,
-        project: str,
-        zones: Sequence[str],
-        deadline: float,
-        store: Store | None = None,
-        client: tpu_v2.TpuClient | None = None,
-    ):
+    def __init__(self, project: str, zones: Sequence[str], deadline: float):
         """Prepares to work in a project, without asking for anything yet.
 
         Args:
           project: the project.
           zones: zones in which slices of the run may be.
           deadline: time at which slices give themselves back, in Unix seconds.
-          store: the model directory, in which workers keep their logs, to read them.
-          client: client of the API; None makes one when it is needed.
         """
-        self._project, self._zones = project, sorted(set(zones))
-        self._store, self._deadline = store, deadline
-        self._given = client
+        self._project, self._zones, self._deadline = project, zones, deadline
 
     @functools.cached_property
     def _client(self) -> tpu_v2.TpuClient:
         # Describing a request needs no credentials.
-        return self._given or _make_client()
+        return _make_client()
 
     def describe(self, run: Run) -> str:
         """Returns path and body of each request by which `up` creates slices."""
+        run.config.require_zone()
         texts = []
         for role in run.roles:
+            if not role.machines.runtime:
+                raise BadInputError(
+                    f"expected a slice that Cloud TPU serves for the {role.name}, got "
+                    f"{role.machines.accelerator_type}; choose another, or "
+                    "--backend=gke"
+                )
             request = self._request(run, role, 1)
-            query = urllib.parse.urlencode(
-                {"queuedResourceId": request.queued_resource_id}
-            )
-            metadata = request.queued_resource.tpu.node_spec[0].node.metadata
+            resource = request.queued_resource
+            metadata = resource.tpu.node_spec[0].node.metadata
             script = metadata["startup-script"]
             metadata["startup-script"] = "(below)"
+            body = tpu_v2.QueuedResource.to_dict(
+                resource,
+                use_integers_for_enums=False,
+                always_print_fields_with_no_presence=False,
+            )
             texts.append(
-                f"POST /v2/{request.parent}/queuedResources?{query}\n"
-                f"{json.dumps(_json(request.queued_resource), indent=1)}\n\n"
+                f"POST /v2/{request.parent}/queuedResources"
+                f"?queuedResourceId={request.queued_resource_id}\n"
+                f"{json.dumps(body, indent=1)}\n\n"
                 f"# startup-script of the {role.name}\n{script.rstrip()}"
             )
         return "\n\n".join(texts)
@@ -100,36 +94,29 @@ class TpuVm:
         """Deletes slices that are lost, and asks for those that are missing."""
         found = self._find(run.id)
         for role in run.roles:
-            of_role = [one for one in found if _label(one, _ROLE) == role.name]
-            for one in of_role:
+            number, alive = 1, None
+            for one in found:
+                if _label(one, _ROLE) != role.name:
+                    continue
+                number = _number(one) + 1
                 if one.state.state in _LOST:
                     say(f"{role.name}: {_short(one)} is {_state(one)}; deleting it")
                     self._delete(one)
-            alive = [
-                one
-                for one in of_role
-                if one.state.state not in (*_LOST, _State.DELETING)
-            ]
+                elif one.state.state != _State.DELETING:
+                    alive = one
             if alive:
-                say(f"{role.name}: {_short(alive[-1])} is {_state(alive[-1])}")
+                say(f"{role.name}: {_short(alive)} is {_state(alive)}")
                 continue
-            number = 1 + max((_number(one) for one in of_role), default=0)
-            self._create(run, role, number, say)
+            name = self._create(run, role, number)
+            say(f"{role.name}: asked for {role} ({name}, {role.provisioning})")
 
-    def down(
-        self, run_id: str, say: Callable[[str], None], stop: threading.Event
-    ) -> None:
-        """Deletes all slices of a run, and waits until they are gone."""
-        said: set[str] = set()
-        while found := self._find(run_id):
-            for one in found:
-                if one.state.state != _State.DELETING:
-                    self._delete(one)
-                if one.name not in said:
-                    say(f"deleting {_short(one)}")
-                    said.add(one.name)
-            if stop.wait(_POLL_SECONDS):
-                raise StoppedError("stopped waiting; `status` shows what is left")
+    def delete(self, run_id: str) -> list[str]:
+        """Deletes all slices of a run; returns their names until they are gone."""
+        found = self._find(run_id)
+        for one in found:
+            if one.state.state != _State.DELETING:
+                self._delete(one)
+        return [*map(_short, found)]
 
     def state(self, run_id: str) -> list[EngineState]:
         """Returns the states of the run's queued resources."""
@@ -143,23 +130,6 @@ class TpuVm:
             for one in self._find(run_id)
         ]
 
-    def logs(
-        self,
-        run_id: str,
-        role: str | None,
-        worker: int | None,
-        follow: bool,
-        stop: threading.Event,
-    ) -> Iterator[tuple[str, str]]:
-        """Yields what workers have written, as they upload it every minute."""
-        del run_id
-        store = self._store
-        assert store is not None
-        return stored_lines(
-            *(store, LOGS, role, worker, follow, stop),
-            is_over=lambda: has_ended(store),
-        )
-
     def _find(self, run_id: str) -> list[tpu_v2.QueuedResource]:
         """Returns the queued resources of a run, in order of their numbers.
 
@@ -171,13 +141,11 @@ class TpuVm:
                 found += self._client.list_queued_resources(
                     parent=self._parent(zone), timeout=_SECONDS, retry=None
                 )
-        return sorted(
-            (one for one in found if _label(one, _RUN) == run_id), key=_number
-        )
+        ours = [one for one in found if _label(one, _RUN) == run_id]
+        return sorted(ours, key=_number)
 
-    def _create(
-        self, run: Run, role: Role, number: int, say: Callable[[str], None]
-    ) -> None:
+    def _create(self, run: Run, role: Role, number: int) -> str:
+        """Asks for the slices of a role; returns the name of the queued resource."""
         request = self._request(run, role, number)
         name = request.queued_resource_id
         try:
@@ -187,41 +155,22 @@ class TpuVm:
                 )
         except exceptions.Conflict as error:
             # Another `up` was faster, or the answer to an earlier one was lost.
-            if name not in {_short(one) for one in self._find(run.id)}:
+            if name not in map(_short, self._find(run.id)):
                 raise BadInputError(
                     f"expected no queued resource {name} in {role.zone} but our own, "
                     "got one; choose another hardware.LaunchConfig.name"
                 ) from error
-        machines = role.machines.accelerator_type
-        say(
-            f"{role.name}: asked for {role.slices} x {machines} ({name}, "
-            f"{role.provisioning})"
-        )
+        return name
 
     def _request(
         self, run: Run, role: Role, number: int
     ) -> tpu_v2.CreateQueuedResourceRequest:
-        config, parent = run.config, self._parent(role.zone)
-        name = f"{run.id}-{role.name}-{number}"
-        script = startup_script(run, role, name, int(self._deadline))
-        node = tpu_v2.Node(
-            accelerator_type=role.machines.accelerator_type,
-            runtime_version=role.machines.runtime,
-            labels={_RUN: run.id, _ROLE: role.name},
-            metadata={"startup-script": script},
-            network_config=tpu_v2.NetworkConfig(
-                network=config.network,
-                subnetwork=config.subnetwork,
-                enable_external_ips=config.external_ips,
-            ),
-            service_account=tpu_v2.ServiceAccount(
-                email=config.service_account, scope=[SCOPE]
-            ),
+        parent, name = self._parent(role.zone), f"{run.id}-{role.name}-{number}"
+        spec = tpu_v2.QueuedResource.Tpu.NodeSpec(
+            parent=parent, node=self._node(run, role, name)
         )
-        spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=parent, node=node)
         if role.slices > 1:
-            multislice = tpu_v2.QueuedResource.Tpu.NodeSpec.MultisliceParams
-            spec.multislice_params = multislice(
+            spec.multislice_params = spec.MultisliceParams(
                 node_count=role.slices, node_id_prefix=name
             )
         else:
@@ -237,7 +186,7 @@ class TpuVm:
             resource.spot = tpu_v2.QueuedResource.Spot()
         elif role.provisioning == RESERVED:
             # "-": any reservation of the project in this zone that fits.
-            reservation = config.reservation or "-"
+            reservation = run.config.reservation or "-"
             resource.reservation_name = f"{parent}/reservations/{reservation}"
         return tpu_v2.CreateQueuedResourceRequest(
             parent=parent,
@@ -245,6 +194,24 @@ class TpuVm:
             queued_resource=resource,
             # Names come back when their resources are gone; requests do not.
             request_id=str(uuid.uuid4()),
+        )
+
+    def _node(self, run: Run, role: Role, name: str) -> tpu_v2.Node:
+        config, machines = run.config, role.machines
+        script = startup_script(run, role, name, int(self._deadline))
+        return tpu_v2.Node(
+            accelerator_type=machines.accelerator_type,
+            runtime_version=machines.runtime,
+            labels={_RUN: run.id, _ROLE: role.name},
+            metadata={"startup-script": script},
+            network_config=tpu_v2.NetworkConfig(
+                network=config.network,
+                subnetwork=config.subnetwork,
+                enable_external_ips=config.external_ips,
+            ),
+            service_account=tpu_v2.ServiceAccount(
+                email=config.service_account, scope=[SCOPE]
+            ),
         )
 
     def _delete(self, found: tpu_v2.QueuedResource) -> None:
@@ -293,16 +260,6 @@ def _make_client() -> tpu_v2.TpuClient:
     )
 
 
-def _json(message: Any) -> dict[str, Any]:
-    return json.loads(
-        type(message).to_json(
-            message,
-            use_integers_for_enums=False,
-            always_print_fields_with_no_presence=False,
-        )
-    )
-
-
 @contextlib.contextmanager
 def _errors(what: str, *expected: type[Exception]) -> Iterator[None]:
     """Converts errors of the client to ours, except the expected ones."""
@@ -310,21 +267,19 @@ def _errors(what: str, *expected: type[Exception]) -> Iterator[None]:
         yield
     except expected:
         raise
-    except (exceptions.TooManyRequests, exceptions.Forbidden) as error:
-        is_quota = re.search(r"quota limit", str(error), re.IGNORECASE)
-        if is_quota or isinstance(error, exceptions.TooManyRequests):
-            raise NotReadyError(f"{what}: {error.message}") from error
-        raise _no_access(error) from error
-    except (exceptions.ServerError, exceptions.RetryError) as error:
-        raise NotReadyError(f"{what}: {error.message}") from error
-    except exceptions.Unauthorized as error:
-        raise _no_access(error) from error
     except exceptions.GoogleAPICallError as error:
+        is_quota = re.search(r"quota limit", str(error), re.IGNORECASE)
+        is_refused = isinstance(error, (exceptions.Forbidden, exceptions.Unauthorized))
+        if is_refused and not is_quota:
+            raise _no_access(error) from error
+        busy = (exceptions.TooManyRequests, exceptions.ServerError)
+        if is_refused or isinstance(error, busy):
+            raise NotReadyError(f"{what}: {error.message}") from error
         raise BadInputError(
             f"expected {what} to be something that Cloud TPU knows, got "
             f"{error.message!r}; correct project, zone, machines or network"
         ) from error
-    except auth_exceptions.TransportError as error:
+    except (exceptions.RetryError, auth_exceptions.TransportError) as error:
         raise NotReadyError(f"{what}: {error}") from error
     except auth_exceptions.GoogleAuthError as error:
         raise _no_access(error) from error

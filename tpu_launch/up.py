@@ -25,35 +25,35 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 
 from realm_jax.cli import configuration, rematerialization
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.hardware import HardwareConfig, LaunchConfig
-from realm_jax.stages import BUILD_INDEX, STAGES
+from realm_jax.stages import BUILD_INDEX, STAGES, StageSpec
 from realm_jax.storage import Store, open_store
+from realm_jax.training.refresh import RefreshMode
 from realm_jax.training.stage_config import StageConfig
 from tpu_launch import engines, plan, records, slices
-from tpu_launch.bundle import CODE, GinFiles, make_bundle, require_shipped
+from tpu_launch.bundle import CODE, Bundle, GinFiles, make_bundle, require_shipped
 from tpu_launch.planner.figures import Line, Plan, Unit, show
 from tpu_launch.records import GKE, TPU_VM, LaunchRecord
 from tpu_launch.run import (
     BUILDER,
     TRAINER,
-    Code,
     Role,
     Run,
     RunFailedError,
     run_id,
     unread_examples,
 )
-from tpu_launch.slices import Slice
-from tpu_launch.stage_configs import configured_stage, parse_run, stage_config
+from tpu_launch.stage_configs import parse_run, stage_config
 
 _FAILED = 1
-_POLL_SECONDS = 0.2
+_POLL_SECONDS, _DELETING_SECONDS = 0.2, 5.0
 _READ_BY_WORKERS = (
     *("CORPUS", "QUESTIONS"),
     *("WARM_START", "RETRIEVER_WARM_START", "READER_WARM_START"),
@@ -62,80 +62,57 @@ _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]+[a-z0-9](/|$)")
 
 
 def up(argv: Sequence[str], stop: threading.Event) -> int:
-    """Runs `up`; returns 0, or 1 where the run has failed or its time is over.
-
-    Raises:
-      BadInputError: a setting is missing, or there is no terminal to confirm on.
-      NotReadyError: the engine does not answer, or refuses access.
-      StoppedError: asked to stop, before anything was created.
-    """
-    parser = configuration.make_parser("python -m tpu_launch up", __doc__)
-    parser.add_argument(
-        "--backend", choices=engines.BACKENDS, default=GKE, help="who runs it"
-    )
-    parser.add_argument(
-        "--dry_run", action="store_true", help="print what is created; create nothing"
-    )
-    parser.add_argument(
-        "--yes", action="store_true", help="do not ask before money is spent"
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="launch what the planner says does not fit"
-    )
-    flags, _ = parse_run(parser, argv)
+    """Runs `up`; returns 0, or 1 where the run has failed or its time is over."""
+    flags, stage = parse_run(_parser(), argv)
     hardware = configuration.configured_if_bound(HardwareConfig)
-    gin_files = GinFiles(CODE)
-    commands = _commands(flags, argv, gin_files)
-    bundle = make_bundle(CODE, gin_files.shipped)
-    run, total_steps = configured_run(hardware, commands, bundle.code(_model_dir()))
-    planned = _show_costs(run, hardware)
+    config = _launchable(stage)
+    run, bundle = _configured_run(flags, argv, config, hardware)
+    planned = _show_costs(stage, run, hardware)
     if planned.problems and not flags.force:
         raise BadInputError(
             f"expected a run that fits, got {'; '.join(planned.problems)}; change that "
             "(`plan` says more), or add --force"
         )
-    now = time.time()
-    deadline = now + 3600 * run.config.deadline_hours
+    record = _record(flags.backend, run, config.train_steps)
+    # What the engine cannot have is refused here, before anything is created.
+    described = engines.of_record(record).describe(run)
     if flags.dry_run:
-        print(engines.of_run(flags.backend, run, deadline).describe(run))
+        print(described)
         return 0
     store = open_store(run.model_dir)
-    before = _before(store, run, flags.backend)
-    if before is not None and before.deadline is not None:
-        deadline = before.deadline
-        # On GKE a run has its own clock, which waiting in a queue does not move.
-        if reason := _is_over(store, deadline if flags.backend == TPU_VM else math.inf):
-            say(f"{reason}; `down`, and `up` again, to go on from the last checkpoint")
-            return _FAILED
-        if records.has_ended(store):
-            say("this run is done; to have it do more, `down`, and `up` again")
-            return 0
-    engine = engines.of_run(flags.backend, run, deadline)
-    if not flags.yes and (before is None or before.deadline is None):
+    before = _before(store, record)
+    if before is not None:
+        record = dataclasses.replace(record, time=before.time, deadline=before.deadline)
+        if (code := _over(store, record)) is not None:
+            return code
+    elif not flags.yes:
         _ask(stop)
     bundle.ship(store)
-    if before is None or before.deadline is None:
+    if before is None:
         # Of an earlier launch, perhaps on another machine: workers would go by them.
         records.forget_outcomes(store)
     # Said first: what is created is then found again, whatever happens.
-    records.write_record(
-        store,
-        LaunchRecord(
-            run.id,
-            flags.backend,
-            {role.name: _machines(role) for role in run.roles},
-            before.time if before and before.deadline else now,
-            deadline,
-            total_steps,
-            engines.where(flags.backend, run),
-        ),
-    )
+    records.write_record(store, record)
     try:
-        engine.up(run, say)
+        engines.of_record(record).up(run, say)
     except RunFailedError as error:
         say(str(error))
         return _FAILED
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = configuration.make_parser("python -m tpu_launch up", __doc__)
+    parser.add_argument(
+        "--backend", choices=engines.BACKENDS, default=GKE, help="who runs it"
+    )
+    for flag, purpose in (
+        ("--dry_run", "print what is created; create nothing"),
+        ("--yes", "do not ask before money is spent"),
+        ("--force", "launch what the planner says does not fit"),
+    ):
+        parser.add_argument(flag, action="store_true", help=purpose)
+    return parser
 
 
 def down(argv: Sequence[str], stop: threading.Event) -> int:
@@ -143,71 +120,28 @@ def down(argv: Sequence[str], stop: threading.Event) -> int:
 
     Give it --gin.MODEL_DIR=gs://my-bucket/my/pretrain. Checkpoints and indexes stay,
     and `up` goes on from them.
-
-    Raises:
-      BadInputError: no run was launched there.
-      NotReadyError: the engine does not answer, or refuses access.
-      StoppedError: `stop` was set.
     """
     parser = configuration.make_parser("python -m tpu_launch down", down.__doc__)
     _, model_dir = configuration.parse_for_macro(parser, argv, "MODEL_DIR")
     store = open_store(model_dir)
     record = records.read_record(store)
-    engine = engines.of_record(record, store)
+    engine = engines.of_record(record)
     if engine is None:
         raise BadInputError(
             f"expected a run of an engine in {model_dir}, got one of this machine; "
             "end it with Ctrl-C"
         )
-    engine.down(record.id, say, stop)
+    said: set[str] = set()
+    while left := engine.delete(record.id):
+        for name in set(left) - said:
+            say(f"deleting {name}")
+        said |= set(left)
+        if stop.wait(_DELETING_SECONDS):
+            raise StoppedError("stopped waiting; `status` shows what is left")
     records.forget_outcomes(store)
     records.write_record(store, dataclasses.replace(record, deadline=None))
     say("nothing is left")
     return 0
-
-
-def configured_run(
-    hardware: HardwareConfig, commands: Mapping[str, Sequence[str]], code: Code
-) -> tuple[Run, int]:
-    """Returns the run that gin has read, and the number of its training steps.
-
-    Args:
-      hardware: accelerator types.
-      commands: role -> arguments of `realm`.
-      code: what the workers run.
-
-    Raises:
-      BadInputError: it cannot be launched.
-    """
-    config = stage_config(configured_stage().command)
-    launch = configuration.configured_if_bound(LaunchConfig)
-    rematerialization.require_decided()
-    _require_on_workers(config, launch)
-    roles = [
-        Role(
-            *(TRAINER, _tpu(hardware.trainer), hardware.trainer_slices),
-            *(launch.provisioning, tuple(commands[TRAINER]), launch.zone),
-            unread_examples(launch.fetch, config.corpus, config.tasks),
-        )
-    ]
-    if BUILDER in commands:
-        if not hardware.builder:
-            raise BadInputError(
-                "expected machines for the index builder, got none; set "
-                "hardware.HardwareConfig.builder, or REFRESH_MODE to another than async"
-            )
-        roles.append(
-            Role(
-                *(BUILDER, _tpu(hardware.builder), 1),
-                launch.builder_provisioning or launch.provisioning,
-                *(tuple(commands[BUILDER]), launch.builder_zone or launch.zone),
-                unread_examples(launch.fetch, config.corpus, ()),
-            )
-        )
-    run = Run(
-        run_id(launch.name, config.model_dir), config.model_dir, (*roles,), code, launch
-    )
-    return run, config.train_steps
 
 
 def say(text: str) -> None:
@@ -215,50 +149,81 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-def _model_dir() -> str:
-    """Returns the model directory of the run that gin has read.
-
-    Raises:
-      BadInputError: it is no training run, or not in a bucket.
-    """
-    stage = configured_stage()
+def _launchable(stage: StageSpec) -> Any:
+    """Returns the configuration of a stage that can be launched."""
     if not stage.trains:
         known = [spec.command for spec in STAGES.values() if spec.trains]
         raise BadInputError(
             f"expected a run file of {', '.join(known)}, got one of "
             f"{stage.command!r}; launch one of these"
         )
-    model_dir = stage_config(stage.command).model_dir
-    if not _BUCKET.match(model_dir):
+    config = stage_config(stage.command)
+    if not _BUCKET.match(config.model_dir):
         raise BadInputError(
             "expected MODEL_DIR on gs://BUCKET, where slices meet, got "
-            f"{model_dir!r}; give one, or run on this machine with `local`"
+            f"{config.model_dir!r}; give one, or run on this machine with `local`"
         )
-    return model_dir
+    rematerialization.require_decided()
+    return config
 
 
-def _commands(
-    flags: argparse.Namespace, argv: Sequence[str], gin_files: GinFiles
-) -> dict[str, list[str]]:
-    """Returns the arguments of `realm` for each role."""
-    model_dir, command = _model_dir(), configured_stage().command
-    config = stage_config(command)
+def _configured_run(
+    flags: argparse.Namespace,
+    argv: Sequence[str],
+    config: StageConfig,
+    hardware: HardwareConfig,
+) -> tuple[Run, Bundle]:
+    """Returns the run that gin has read, and its code."""
     launch = configuration.configured_if_bound(LaunchConfig)
+    _require_on_workers(config, launch)
     require_shipped(CODE, flags.import_module)
-    files = [gin_files.on_worker(file) for file in flags.gin_file]
-    beside = [gin_files.on_worker(file) for file in launch.builder_gin_files]
+    gin_files = GinFiles(CODE)
+    files = [f"--gin_file={gin_files.on_worker(file)}" for file in flags.gin_file]
     given = [argument for argument in argv if argument.startswith("--gin.")]
     given += [f"--import_module={module}" for module in flags.import_module]
-    commands = {TRAINER: [command, *_gin(files), *given]}
+    roles = [
+        Role(
+            *(TRAINER, _tpu(hardware.trainer), hardware.trainer_slices),
+            launch.provisioning,
+            (config.stage.command, *files, *given),
+            launch.zone,
+            unread_examples(launch.fetch, config.corpus, config.tasks),
+        )
+    ]
     # Only then does another job embed the corpus.
-    if getattr(config, "refresh_mode", "") == "async":
-        commands[BUILDER] = [
-            *(BUILD_INDEX.command, *_gin([*files, *beside]), *given),
-            f'--gin.MODEL_DIR="{model_dir}"',
-            f'--gin.CORPUS="{config.corpus}"',
-            *(f"--gin.{binding}" for binding in launch.builder_bindings),
-        ]
-    return commands
+    if getattr(config, "refresh_mode", "") == RefreshMode.ASYNC.value:
+        beside = map(gin_files.on_worker, launch.builder_gin_files)
+        files += [f"--gin_file={file}" for file in beside]
+        roles.append(_builder(config, launch, hardware, [*files, *given]))
+    bundle = make_bundle(CODE, gin_files.shipped)
+    name = run_id(launch.name, config.model_dir)
+    return Run(name, config.model_dir, (*roles,), bundle.sha256, launch), bundle
+
+
+def _builder(
+    config: StageConfig,
+    launch: LaunchConfig,
+    hardware: HardwareConfig,
+    given: Sequence[str],
+) -> Role:
+    if not hardware.builder:
+        raise BadInputError(
+            "expected machines for the index builder, got none; set "
+            "hardware.HardwareConfig.builder, or REFRESH_MODE to another than async"
+        )
+    command = (
+        *(BUILD_INDEX.command, *given),
+        f'--gin.MODEL_DIR="{config.model_dir}"',
+        f'--gin.CORPUS="{config.corpus}"',
+        *(f"--gin.{binding}" for binding in launch.builder_bindings),
+    )
+    return Role(
+        *(BUILDER, _tpu(hardware.builder), 1),
+        launch.builder_provisioning or launch.provisioning,
+        command,
+        launch.builder_zone or launch.zone,
+        unread_examples(launch.fetch, config.corpus, ()),
+    )
 
 
 def _require_on_workers(config: StageConfig, launch: LaunchConfig) -> None:
@@ -281,7 +246,7 @@ def _require_on_workers(config: StageConfig, launch: LaunchConfig) -> None:
             )
 
 
-def _tpu(accelerator_type: str) -> Slice:
+def _tpu(accelerator_type: str) -> slices.Slice:
     machines = slices.parse(accelerator_type)
     if not machines.topology:
         raise BadInputError(
@@ -291,40 +256,57 @@ def _tpu(accelerator_type: str) -> Slice:
     return machines
 
 
-def _before(store: Store, run: Run, backend: str) -> LaunchRecord | None:
-    """Returns what was launched in the model directory before, if anything was.
+def _record(backend: str, run: Run, total_steps: int) -> LaunchRecord:
+    config, now = run.config, time.time()
+    where: dict[str, Any] = {"namespace": config.namespace}
+    if backend == TPU_VM:
+        zones = sorted({role.zone for role in run.roles})
+        where = {"project": config.project, "zones": zones}
+    roles = {role.name: str(role) for role in run.roles}
+    deadline = now + 3600 * config.deadline_hours
+    return LaunchRecord(run.id, backend, roles, now, deadline, total_steps, where)
 
-    Raises:
-      BadInputError: it is another run, or another engine has it.
-    """
-    if not records.is_launched(store):
+
+def _before(store: Store, record: LaunchRecord) -> LaunchRecord | None:
+    """Returns what an engine may still have of this model directory; it is this."""
+    before = records.find_record(store)
+    if before is None or before.deadline is None:
         return None
-    before = records.read_record(store)
-    place = engines.where(backend, run)
-    same = (before.id, before.backend, dict(before.where)) == (run.id, backend, place)
-    if before.deadline is not None and not same:
+    places = [(one.id, one.backend, dict(one.where)) for one in (record, before)]
+    if places[0] != places[1]:
+        expected, found = (f"{id} by {who} in {where}" for id, who, where in places)
         raise BadInputError(
-            f"expected {run.id} by {backend} in {place} as before, got a directory of "
-            f"{before.id} by {before.backend} in {dict(before.where)}; run `down` first"
+            f"expected {expected} as before, got a directory of {found}; run `down` "
+            "first"
         )
     return before
 
 
-def _is_over(store: Store, deadline: float) -> str:
-    """Returns why a run must not be created again, or ""."""
+def _over(store: Store, record: LaunchRecord) -> int | None:
+    """Says why a run must not be created again; returns the exit code, None if it may.
+
+    On GKE a run has its own clock, which waiting in a queue does not move.
+    """
+    reason = ""
     for role, outcome in records.outcomes(store).items():
         if not outcome.done:
-            return f"{role} has failed: {outcome.message} (code {outcome.code})"
-    if time.time() >= deadline:
+            reason = f"{role} has failed: {outcome.message} (code {outcome.code})"
+    deadline = record.deadline or math.inf
+    if not reason and record.backend == TPU_VM and time.time() >= deadline:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(deadline))
-        return f"its deadline has passed, {at}"
-    return ""
+        reason = f"its deadline has passed, {at}"
+    if reason:
+        say(f"{reason}; `down`, and `up` again, to go on from the last checkpoint")
+        return _FAILED
+    if records.is_over(records.outcomes(store)):
+        say("this run is done; to have it do more, `down`, and `up` again")
+        return 0
+    return None
 
 
-def _show_costs(run: Run, hardware: HardwareConfig) -> Plan:
+def _show_costs(stage: StageSpec, run: Run, hardware: HardwareConfig) -> Plan:
     """Prints the planned time of the run, and its maximum cost; returns the plan."""
-    console = Console(stderr=True)
-    planned = plan.plan_command(configured_stage().command, False, lambda text: None)
+    planned = plan.plan_command(stage.command, False, lambda text: None)
     hints = ["prices are those of hardware.HardwareConfig, on demand; spot costs less"]
     hours = run.config.deadline_hours
     if planned.figure("the run", "takes") > 3600 * hours:
@@ -332,27 +314,20 @@ def _show_costs(run: Run, hardware: HardwareConfig) -> Plan:
             f"the run takes longer than the deadline of {hours:g} hours "
             "(DEADLINE_HOURS); `down` and another `up` go on from the last checkpoint"
         )
-    shown = Plan(
-        f"{planned.title}, {run.id}",
-        {
-            "the run, as planned": planned.sections["the run"],
-            "slices": _prices(run, hardware),
-        },
-        hints=[
-            *hints,
-            *planned.hints,
-            *(f"may not fit: {problem}" for problem in planned.problems),
-        ],
-    )
-    show([shown], hardware.currency, console)
+    sections = {
+        "the run, as planned": planned.sections["the run"],
+        "slices": _prices(run, hardware),
+    }
+    hints += [*planned.hints, *(f"may not fit: {one}" for one in planned.problems)]
+    shown = Plan(f"{planned.title}, {run.id}", sections, hints=hints)
+    show([shown], hardware.currency, Console(stderr=True))
     return planned
 
 
 def _prices(run: Run, hardware: HardwareConfig) -> list[Line]:
     lines, total = [], 0.0
     for role in run.roles:
-        price = role.hourly_price(hardware)
-        name = f"{_machines(role)} ({role.name})"
+        price, name = role.hourly_price(hardware), f"{role} ({role.name})"
         if price is None:
             lines.append(Line(name, role.num_workers, Unit.COUNT, "workers; no price"))
             continue
@@ -366,17 +341,8 @@ def _prices(run: Run, hardware: HardwareConfig) -> list[Line]:
     return lines
 
 
-def _machines(role: Role) -> str:
-    return f"{role.slices} x {role.machines.accelerator_type}"
-
-
 def _ask(stop: threading.Event) -> None:
-    """Asks for confirmation on the terminal.
-
-    Raises:
-      BadInputError: there is no terminal.
-      StoppedError: the answer was no, or asked to stop.
-    """
+    """Asks for confirmation on the terminal."""
     if not sys.stdin.isatty():
         raise BadInputError(
             "expected somebody to confirm the costs, but there is no terminal; add "
@@ -388,7 +354,3 @@ def _ask(stop: threading.Event) -> None:
             raise StoppedError("stopped; nothing was created")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise StoppedError("nothing was created")
-
-
-def _gin(files: Sequence[str]) -> list[str]:
-    return [f"--gin_file={file}" for file in files]

@@ -4,6 +4,9 @@
       --name=my-0a1b2c-trainer-1 --slices=1 --hosts=8 --deadline=1790000000 \\
       --max_restarts=10 --grace=60 --log_dir=/opt/realm -- COMMAND ...
 
+`--name` is that of the queued resource, `--deadline` in Unix seconds, and `--grace` the
+seconds that the command has to save.
+
 A command that crashes is started again, and resumes from its checkpoint. The end of the
 work, good or bad, is said in the model directory (`records.py`), where the workers of
 both roles look for it every minute. The exit code is the command's.
@@ -17,36 +20,31 @@ import pathlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
 
+from realm_jax.cli import configuration
 from realm_jax.cli.main import guard
-from realm_jax.errors import BadInputError
+from realm_jax.errors import BAD_INPUT, BUG, BadInputError
 from realm_jax.storage import Store, UnavailableStoreError, open_store
 from tpu_launch import processes, records
-from tpu_launch.identity import (
-    WorkerIdentity,
-    command_environment,
-    find_identity,
-    open_metadata,
-)
 from tpu_launch.processes import Command, Ended, Pace
-from tpu_launch.records import Outcome
 from tpu_launch.run import BUILDER, TRAINER
 
 # Left by a libtpu that was killed; the next one refuses to start while it exists.
 _LOCKFILE = pathlib.Path("/tmp/libtpu_lockfile")
 _ENDED_EARLY = 1
-_REPORT_SECONDS = 60.0
-_LAST_REPORT_SECONDS = 30.0
-_PREEMPTED = "preempted?wait_for_change=true&timeout_sec=60"
-_NOTICE_TIMEOUT_SECONDS, _NOTICE_RETRY_SECONDS = 90.0, 5.0
+_REPORT_SECONDS, _LAST_REPORT_SECONDS = 60.0, 30.0
+_METADATA_TRIES, _METADATA_SECONDS = 6, 20.0
+_RETRY_SECONDS = 2.0
+_NOTICE = "preempted?wait_for_change=true&timeout_sec=60"
+_NOTICE_SECONDS = 90.0
 
 
-class Reporter:
-    """Uploads a worker's log, and learns how the work has ended, in a thread.
-
-    A store that does not answer blocks its caller for minutes, but a command must be
-    told of a preemption at once.
+class Worker:
+    """Runs the command of a role, says how its work ended, and hears how others' did.
 
     Attributes:
       over: why the work must end, "" while it goes on.
@@ -54,55 +52,61 @@ class Reporter:
     """
 
     def __init__(
-        self,
-        store: Store,
-        role: str,
-        name: str,
-        identity: WorkerIdentity,
-        log: pathlib.Path,
-        say: Callable[[str], None],
+        self, store: Store, role: str, name: str, number: int, log: pathlib.Path
     ):
-        """Prepares to report, without reading or writing anything yet.
+        """Prepares a worker, without reading or writing anything yet.
 
         Args:
           store: the model directory.
           role: "trainer" or "builder".
           name: name of the worker's slices.
-          identity: position of the worker.
+          number: number of the worker among all hosts of its slices.
           log: log of its command.
-          say: prints a message.
         """
         self.over, self.is_done = "", False
         self._store, self._role, self._name = store, role, name
-        self._identity, self._log, self._say = identity, log, say
+        self._number, self._log = number, log
 
-    def start(self) -> None:
-        """Reports now, and every minute as long as this process lives."""
-        self._try()
-        threading.Thread(target=self._repeat, daemon=True).start()
+    def run(
+        self,
+        command: Command,
+        deadline: float,
+        max_restarts: int,
+        stop: threading.Event,
+        pace: Pace,
+    ) -> int:
+        """Runs the command to the end of the work; returns its exit code.
 
-    def report(self) -> None:
-        """Uploads the log, and looks whether the work has ended.
-
-        Raises:
-          BadInputError: the model directory cannot be read.
-          UnavailableStoreError: the model directory does not answer.
+        That is 1 where it was asked to end because of the deadline, in Unix seconds, or
+        of what became of the other role.
         """
-        number = self._identity.number
-        records.write_log(self._store, self._name, number, self._log)
-        ended = records.outcomes(self._store)
-        failed = [role for role, outcome in ended.items() if not outcome.done]
-        trainer_is_done = TRAINER in ended and ended[TRAINER].done
-        if self._role in ended and ended[self._role].done:
-            self.is_done, self.over = True, "the work is done"
-        elif failed:
-            self.over = f"the {failed[0]} has failed: {ended[failed[0]].message}"
-        elif (
-            self._role == BUILDER
-            and trainer_is_done
-            and records.has_built_all(self._store)
-        ):
-            self.end(0)
+
+        def is_over() -> bool:
+            return bool(self.over) or time.time() >= deadline
+
+        def is_done() -> bool:
+            # Only a store that does not answer may keep a worker whose work is done.
+            with contextlib.suppress(UnavailableStoreError, BadInputError):
+                return self.end(0)
+            return False
+
+        code = processes.keep_running(
+            [command],
+            is_over=is_over,
+            is_done=is_done,
+            reached=lambda: records.reached(self._store, self._role),
+            stop=stop,
+            say=_say,
+            max_restarts=max_restarts,
+            pace=pace,
+        )
+        if self.is_done:
+            return 0
+        if stop.is_set():
+            return code
+        if not is_over():
+            self.end(code)
+        return code if Ended.by(code) is not Ended.STOPPED else _ENDED_EARLY
 
     def end(self, code: int) -> bool:
         """Says how the work has ended; returns whether it is done.
@@ -111,21 +115,44 @@ class Reporter:
         long. It is done once its trainer is. Of several workers the first one says
         that the work is done, and any that it has failed.
         """
-        if code == 0:
-            if self._role == BUILDER and not self._trainer_is_done():
-                return False
-            if self._identity.number:
-                self.report()
-                return self.is_done
-            self.is_done, self.over = True, "the work is done"
-        message = "" if code == 0 else processes.last_line(self._log)
-        outcome = Outcome(code == 0, code, message, time.time())
-        records.write_outcome(self._store, self._role, outcome)
-        return code == 0
+        if code:
+            message = records.last_line(self._log)
+            records.write_outcome(self._store, self._role, code, message)
+            return False
+        trainer = records.outcomes(self._store).get(TRAINER)
+        if self._role == BUILDER and not (trainer and trainer.done):
+            return False
+        if self._number:
+            self.report()
+            return self.is_done
+        self.is_done, self.over = True, "the work is done"
+        records.write_outcome(self._store, self._role, 0)
+        return True
 
-    def _trainer_is_done(self) -> bool:
-        trainer = records.read_outcome(self._store, TRAINER)
-        return trainer is not None and trainer.done
+    def report(self) -> None:
+        """Uploads the log, and looks whether the work has ended."""
+        records.write_log(self._store, self._name, self._number, self._log)
+        ended = records.outcomes(self._store)
+        failed = [role for role, outcome in ended.items() if not outcome.done]
+        if self._role in ended and self._role not in failed:
+            self.is_done, self.over = True, "the work is done"
+        elif failed:
+            self.over = f"the {failed[0]} has failed: {ended[failed[0]].message}"
+        elif (
+            self._number == 0
+            and TRAINER in ended
+            and records.has_built_all(self._store)
+        ):
+            self.end(0)
+
+    def keep_reporting(self) -> None:
+        """Reports now, and then every minute from a thread.
+
+        A store that does not answer blocks its caller for minutes, but a command must
+        be told of a preemption at once.
+        """
+        self._try()
+        threading.Thread(target=self._repeat, daemon=True).start()
 
     def _repeat(self) -> None:
         while True:
@@ -137,161 +164,146 @@ class Reporter:
             self.report()
         # No error of a store may end the thread.
         except Exception as error:
-            self._say(f"not reported: {error}")
-
-
-def work(
-    command: Command,
-    reporter: Reporter,
-    store: Store,
-    role: str,
-    *,
-    deadline: float,
-    max_restarts: int,
-    stop: threading.Event,
-    say: Callable[[str], None],
-    pace: Pace,
-) -> int:
-    """Runs the command of a worker to the end of its work, and says how that was.
-
-    Args:
-      command: the command.
-      reporter: of this worker.
-      store: the model directory.
-      role: "trainer" or "builder".
-      deadline: time at which the command must end, in Unix seconds.
-      max_restarts: restarts at the same place.
-      stop: set when the machine is taken away.
-      say: prints a message.
-      pace: waiting times.
-
-    Returns:
-      The exit code of the command; 1 where it was asked to end because of the deadline
-      or of what became of the other role.
-
-    Raises:
-      BadInputError: the command cannot be run.
-    """
-
-    def is_over() -> bool:
-        return bool(reporter.over) or time.time() >= deadline
-
-    def is_done() -> bool:
-        # Only a store that does not answer may keep a worker whose work is done.
-        with contextlib.suppress(UnavailableStoreError, BadInputError):
-            return reporter.end(0)
-        return False
-
-    code = processes.keep_running(
-        [command],
-        is_over=is_over,
-        is_done=is_done,
-        reached=lambda: records.reached(store, role),
-        stop=stop,
-        say=say,
-        max_restarts=max_restarts,
-        pace=pace,
-    )
-    if reporter.is_done:
-        return 0
-    if stop.is_set():
-        return code
-    if not is_over():
-        reporter.end(code)
-    return code if Ended.by(code) is not Ended.STOPPED else _ENDED_EARLY
+            _say(f"not reported: {error}")
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int:
-    """Runs the command of a role on this worker; returns its exit code.
-
-    Raises:
-      BadInputError: flags, metadata or the model directory cannot be used.
-    """
+    """Runs the command of a role on this worker; returns its exit code."""
     flags = _parse(argv)
     store = open_store(flags.model_dir)
     try:
         return _work(flags, store, stop)
     except Exception as error:
         # Otherwise the next `up` would create the slices again, for the same end.
-        code = processes.BAD_INPUT if isinstance(error, BadInputError) else 1
+        code = BAD_INPUT if isinstance(error, BadInputError) else BUG
         message = str(error) or type(error).__name__
         with contextlib.suppress(OSError, BadInputError):
-            outcome = Outcome(False, code, message, time.time())
-            records.write_outcome(store, flags.role, outcome)
+            records.write_outcome(store, flags.role, code, message)
         raise
 
 
 def _work(flags: argparse.Namespace, store: Store, stop: threading.Event) -> int:
-    identity = find_identity(flags.slices, flags.hosts, os.environ, stop)
+    number, megascale = find_place(flags.slices, flags.hosts, stop)
     folder = pathlib.Path(flags.log_dir)
     # The startup script gives the slices back from the first worker.
-    (folder / "number").write_text(str(identity.number))
-    log = folder / f"{flags.name}-{identity.number}.log"
-    command = Command(flags.command, command_environment(identity, os.environ), log)
-
-    def say(text: str) -> None:
-        print(text, flush=True)
-
+    (folder / "number").write_text(str(number))
+    log = folder / f"{flags.name}-{number}.log"
     _LOCKFILE.unlink(missing_ok=True)
-    threading.Thread(
-        target=await_preemption, args=(os.environ, stop), daemon=True
-    ).start()
-    reporter = Reporter(store, flags.role, flags.name, identity, log, say)
-    reporter.start()
-    code = work(
-        *(command, reporter, store, flags.role),
-        deadline=flags.deadline,
-        max_restarts=flags.max_restarts,
-        stop=stop,
-        say=say,
-        pace=Pace(saving=flags.grace),
+    threading.Thread(target=await_preemption, args=(stop,), daemon=True).start()
+    worker = Worker(store, flags.role, flags.name, number, log)
+    worker.keep_reporting()
+    code = worker.run(
+        Command(flags.command, os.environ | megascale, log),
+        flags.deadline,
+        flags.max_restarts,
+        stop,
+        Pace(saving=flags.grace),
     )
-    say(f"code {code}: {reporter.over or processes.last_line(log)}")
-    last = threading.Thread(target=reporter.report, daemon=True)
+    _say(f"code {code}: {worker.over or records.last_line(log)}")
+    last = threading.Thread(target=worker.report, daemon=True)
     last.start()
     last.join(_LAST_REPORT_SECONDS)
     return code
 
 
-def await_preemption(environment: Mapping[str, str], stop: threading.Event) -> None:
-    """Sets an event once the metadata server says that the machine is preempted.
+def find_place(
+    slices: int, hosts: int, stop: threading.Event
+) -> tuple[int, dict[str, str]]:
+    """Returns the number of this worker, and the environment of several slices.
+
+    It is in the attributes of the machine that JAX reads, too: `agent-worker-number`,
+    and `tpu-env`, lines of NAME: 'value' with MEGASCALE_* of this queued resource.
+    """
+    host = _number(
+        "agent-worker-number", _attribute("agent-worker-number", stop), hosts
+    )
+    if slices == 1:
+        return host, {}
+    lines = _attribute("tpu-env", stop).splitlines()
+    pairs = {
+        name.strip(): value.strip().strip("'\"")
+        for name, _, value in (line.partition(":") for line in lines)
+    }
+    found = {name: pairs[name] for name in pairs if name.startswith("MEGASCALE_")}
+    if not found.get("MEGASCALE_COORDINATOR_ADDRESS"):
+        raise _missing("MEGASCALE_COORDINATOR_ADDRESS", "an address", "")
+    this = _number("MEGASCALE_SLICE_ID", found.get("MEGASCALE_SLICE_ID", ""), slices)
+    return this * hosts + host, found
+
+
+def _attribute(name: str, stop: threading.Event) -> str:
+    """Returns a metadata attribute of the machine, "" if it has none of that name."""
+    reason: Exception | None = None
+    for _ in range(_METADATA_TRIES):
+        try:
+            with open_metadata(f"attributes/{name}", _METADATA_SECONDS) as answer:
+                return answer.read().decode()
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return ""
+            reason = error
+        except OSError as error:
+            reason = error
+        if stop.wait(_RETRY_SECONDS):
+            break
+    raise BadInputError(
+        f"expected the metadata server of a TPU VM, got none ({reason}); run this "
+        "on one"
+    )
+
+
+def open_metadata(path: str, seconds: float) -> Any:
+    """Opens a value of the metadata server, below `instance/`, within some seconds."""
+    server = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+    url = f"http://{server}/computeMetadata/v1/instance/{path}"
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    # A proxy set in the environment cannot reach this machine's metadata.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return opener.open(request, timeout=seconds)
+
+
+def _number(name: str, text: str, bound: int) -> int:
+    if not text.strip().isdecimal() or int(text) >= bound:
+        raise _missing(name, f"a number below {bound}", text)
+    return int(text)
+
+
+def _missing(name: str, expected: str, found: str) -> BadInputError:
+    return BadInputError(
+        f"expected {name} of {expected}, got {found or 'nothing'!r}; a worker learns "
+        "its place from the metadata of its TPU VM"
+    )
+
+
+def await_preemption(stop: threading.Event) -> None:
+    """Sets `stop` once the metadata server says that the machine is preempted.
 
     A spot VM has 30 s from then on. The guest's agent does not pass the notice on: its
     unit has KillMode=process, so that a startup script and its children get no signal.
-
-    Args:
-      environment: environment of this process.
-      stop: the event that has the command save and end.
     """
     while not stop.is_set():
         try:
-            with open_metadata(
-                _PREEMPTED, environment, _NOTICE_TIMEOUT_SECONDS
-            ) as answer:
+            with open_metadata(_NOTICE, _NOTICE_SECONDS) as answer:
                 if answer.read().strip() == b"TRUE":
                     stop.set()
         except (OSError, http.client.HTTPException):
-            stop.wait(_NOTICE_RETRY_SECONDS)
+            stop.wait(_RETRY_SECONDS)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m tpu_launch.worker",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--model_dir", required=True, help="model directory")
-    parser.add_argument("--role", required=True, choices=(TRAINER, BUILDER))
-    parser.add_argument("--name", required=True, help="name of the queued resource")
-    parser.add_argument("--slices", required=True, type=int, help="number of slices")
-    parser.add_argument("--hosts", required=True, type=int, help="hosts per slice")
-    parser.add_argument("--deadline", required=True, type=float, help="Unix seconds")
-    parser.add_argument("--max_restarts", required=True, type=int)
-    parser.add_argument("--grace", required=True, type=float, help="seconds to save")
-    parser.add_argument("--log_dir", required=True, help="folder of the log")
+    parser = configuration.make_plain_parser("python -m tpu_launch.worker", __doc__)
+    for name, kind in (
+        *(("model_dir", str), ("role", str), ("name", str), ("log_dir", str)),
+        *(("slices", int), ("hosts", int), ("max_restarts", int)),
+        *(("deadline", float), ("grace", float)),
+    ):
+        parser.add_argument(f"--{name}", required=True, type=kind)
     parser.add_argument("command", nargs="+", help="what to run, after --")
     return parser.parse_args(argv)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def world(monkeypatch):
     with served(world) as address:
         monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", address)
         monkeypatch.setenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "true")
-        monkeypatch.setattr("tpu_launch.tpu_vm._POLL_SECONDS", 0.0)
+        monkeypatch.setattr("tpu_launch.up._DELETING_SECONDS", 0.0)
         yield world
 
 

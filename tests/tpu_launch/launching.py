@@ -4,11 +4,10 @@ from typing import Any
 
 from realm_jax.hardware import LaunchConfig
 from tpu_launch import slices
-from tpu_launch.run import BUILDER, TRAINER, Code, Role, Run, run_id
+from tpu_launch.run import BUILDER, TRAINER, Role, Run, run_id
 
 MODEL_DIR = "gs://bucket/my/pretrain"
-DIGEST = "0123456789abcdef" * 4
-CODE = Code(f"{MODEL_DIR}/launch/bundles/{DIGEST}.tar.gz", DIGEST)
+CODE = "0123456789abcdef" * 4
 ZONE = "us-central2-b"
 COMMANDS = {
     TRAINER: ("pretrain", "--gin_file=gin/runs/pretrain.gin", '--gin.TASK="my task"'),
@@ -26,15 +25,11 @@ def run(
     """A run on slices; `builder` "" leaves that role out."""
     config = LaunchConfig(project="p", zone=ZONE, **settings)
     machines = {TRAINER: trainer, **({BUILDER: builder} if builder else {})}
-    roles = [
+    roles = tuple(
         Role(
-            role,
-            slices.parse(kind),
-            num_slices if role == TRAINER else 1,
-            config.provisioning,
-            COMMANDS[role],
-            ZONE,
+            *(role, slices.parse(kind), num_slices if role == TRAINER else 1),
+            *(config.provisioning, COMMANDS[role], ZONE),
         )
         for role, kind in machines.items()
-    ]
-    return Run(run_id("realm", model_dir), model_dir, tuple(roles), CODE, config)
+    )
+    return Run(run_id("realm", model_dir), model_dir, roles, CODE, config)

@@ -97,9 +97,8 @@ def test_the_compiler_and_the_counting_agree_that_it_is_too_much():
     asked, _ = setting("v2-8")
     found = devices.of_training(config("none", batch_size=64 * 128), asked)
     assert not found.fits
-    assert found.temporaries.source is memory.Source.COMPILED
-    mesh = devices.mesh_of(asked, found.config.mesh)
-    counted = memory.counted(found.config, asked.corpus, mesh)
+    assert found.temporaries.is_compiled
+    counted = devices.counted(found.config, asked).temporaries
     assert counted.num_bytes > found.limit
     assert 0.5 < counted.num_bytes / found.temporaries.num_bytes < 2
 

@@ -18,12 +18,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes.config import kube_config
 
-from realm_jax.errors import BadInputError, NotReadyError, StoppedError
+from realm_jax.errors import BadInputError, NotReadyError
 from tests.tpu_launch import launching
 from tests.tpu_launch.fake_kubernetes import Cluster, RefusedError, require_valid, serve
 from tpu_launch import gke, jobset
 from tpu_launch.gke import Gke
-from tpu_launch.run import BUILDER, TRAINER, Code, EngineState, Run, RunFailedError
+from tpu_launch.run import (
+    BUILDER,
+    TRAINER,
+    EngineState,
+    Run,
+    RunFailedError,
+    bundle_name,
+)
 
 RUN = launching.run()
 SETTINGS = {
@@ -50,22 +57,19 @@ def pod_of(body: Mapping[str, Any], role: str) -> dict[str, Any]:
     return job_of(body, role)["template"]["spec"]["template"]["spec"]
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
+def test_the_cluster_accepts_what_is_printed():
+    for run in (
         launching.run("v4-128", "v4-32", **SETTINGS),
         launching.run("v6e-64", "", num_slices=2),
         launching.run("tpu7x-128", "v5litepod-1", 64, reservation="r"),
-    ],
-)
-def test_the_cluster_accepts_what_is_printed(run):
-    body = manifest(run)
-    require_valid(body)
-    # It needs no cluster.
-    assert yaml.safe_load(Gke("default").describe(run)) == body
-    pod_of(body, TRAINER)["gracePeriod"] = 60
-    with pytest.raises(RefusedError, match="strict decoding error"):
+    ):
+        body = manifest(run)
         require_valid(body)
+        # It needs no cluster.
+        assert yaml.safe_load(Gke("default").describe(run)) == body
+        pod_of(body, TRAINER)["gracePeriod"] = 60
+        with pytest.raises(RefusedError, match="strict decoding error"):
+            require_valid(body)
 
 
 def job_failure(job: dict[str, Any], container: str, code: int, condition: str):
@@ -110,28 +114,30 @@ REPLACED = "the pod is replaced"
 UNCOUNTED = "RestartJobSetAndIgnoreMaxRestarts"
 
 
-@pytest.mark.parametrize(
-    ("container", "code", "condition", "trainer", "builder"),
-    [
-        ("realm", 2, "", "FailJobSet", "FailJobSet"),
-        ("realm", 75, "", REPLACED, REPLACED),
-        ("realm", 137, PREEMPTED, UNCOUNTED, REPLACED),
-        ("realm", 143, PREEMPTED, UNCOUNTED, REPLACED),
-        # The workers beside the one that is preempted stop with it.
-        ("realm", 143, "", UNCOUNTED, REPLACED),
-        ("realm", 129, "", UNCOUNTED, REPLACED),
-        ("realm", 1, "", "RestartJobSet", REPLACED),
-        ("realm", 134, "", "RestartJobSet", REPLACED),
-        # tar and apt exit with 2 as well.
-        ("fetch", 2, "", "RestartJobSet", REPLACED),
-        ("install", 2, "", "RestartJobSet", REPLACED),
-    ],
-)
-def test_exit_codes_are_the_contract(container, code, condition, trainer, builder):
+BECOMES = {
+    # Container, exit code, condition of the pod: what becomes of trainer and builder.
+    ("realm", 2, ""): ("FailJobSet", "FailJobSet"),
+    ("realm", 75, ""): (REPLACED, REPLACED),
+    ("realm", 137, PREEMPTED): (UNCOUNTED, REPLACED),
+    ("realm", 143, PREEMPTED): (UNCOUNTED, REPLACED),
+    # The workers beside the one that is preempted stop with it.
+    ("realm", 143, ""): (UNCOUNTED, REPLACED),
+    ("realm", 129, ""): (UNCOUNTED, REPLACED),
+    ("realm", 1, ""): ("RestartJobSet", REPLACED),
+    ("realm", 134, ""): ("RestartJobSet", REPLACED),
+    # tar and apt exit with 2 as well.
+    ("fetch", 2, ""): ("RestartJobSet", REPLACED),
+    ("install", 2, ""): ("RestartJobSet", REPLACED),
+}
+
+
+def test_exit_codes_are_the_contract():
     body = manifest(RUN)
-    for role, becomes in ((TRAINER, trainer), (BUILDER, builder)):
-        failure = job_failure(job_of(body, role), container, code, condition)
-        assert (action(body, role, *failure) if failure else REPLACED) == becomes
+    for ended, becomes in BECOMES.items():
+        for role, expected in zip((TRAINER, BUILDER), becomes, strict=True):
+            failure = job_failure(job_of(body, role), *ended)
+            found = action(body, role, *failure) if failure else REPLACED
+            assert found == expected, (role, ended)
 
 
 def test_what_ends_the_run():
@@ -195,17 +201,14 @@ def test_settings_reach_the_pods():
     assert selector["cloud.google.com/reservation-name"] == "mine"
 
 
-@pytest.mark.parametrize(
-    ("machines", "said"),
-    [
+def test_what_gke_lacks_is_refused():
+    for machines, said in (
         ({"trainer": "v2-8"}, "of v3 to TPU7x for the trainer on GKE, got v2-8"),
         ({"builder": "cpu"}, "for the builder on GKE, got cpu"),
         ({"provisioning": "reserved"}, "name of a reservation, .* got none"),
-    ],
-)
-def test_what_gke_lacks_is_refused(machines, said):
-    with pytest.raises(BadInputError, match=said):
-        manifest(launching.run(**machines))
+    ):
+        with pytest.raises(BadInputError, match=said):
+            manifest(launching.run(**machines))
 
 
 def expand(text: str) -> str:
@@ -227,8 +230,8 @@ def test_a_pod_unpacks_the_code_and_becomes_the_command(tmp_path):
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
         archive.add(__file__, "code.py")
-    (tmp_path / "archive").write_bytes(data.getvalue())
     right = hashlib.sha256(data.getvalue()).hexdigest()
+    (tmp_path / "launch/bundles").mkdir(parents=True)
     programs = tmp_path / "code/.venv/bin"
     programs.mkdir(parents=True)
     for name, text in {
@@ -245,9 +248,12 @@ def test_a_pod_unpacks_the_code_and_becomes_the_command(tmp_path):
         path = {"PATH": f"{programs}:/usr/bin:/bin"}
         return subprocess.Popen(words, cwd=tmp_path, env=path, stdout=subprocess.PIPE)
 
-    run = launching.run(fetch={"gs://b/wiki": f"{tmp_path}/wiki, all"})
+    run = launching.run(
+        model_dir=str(tmp_path), fetch={"gs://b/wiki": f"{tmp_path}/wiki, all"}
+    )
     for digest, exit_code in ((right, 0), ("0" * 64, 1)):
-        run = dataclasses.replace(run, code=Code(f"{tmp_path}/archive", digest))
+        run = dataclasses.replace(run, code=digest)
+        (tmp_path / bundle_name(digest)).write_bytes(data.getvalue())
         fetching = start(pod_of(manifest(run), TRAINER)["initContainers"][0])
         fetching.communicate()
         assert fetching.returncode == exit_code
@@ -313,18 +319,13 @@ def test_up_does_not_change_what_is_there(cluster, engine, said):
     assert cluster.changes == 1
 
 
-def test_down_waits_until_all_is_gone(cluster, engine, said):
+def test_what_is_deleted_is_there_until_it_is_gone(cluster, engine, said):
     engine.up(RUN, said.append)
-    stop = threading.Event()
-    stop.set()
-    with pytest.raises(StoppedError):
-        engine.down(RUN.id, said.append, stop)
-    engine.down(RUN.id, said.append, NEVER)
+    found = [engine.delete(RUN.id) for _ in range(4)]
+    assert found == [[f"JobSet {RUN.id}"], [f"JobSet {RUN.id}"], [], []]
     assert cluster.jobsets == {}
     assert cluster.changes == 2
-    said.clear()
-    engine.down(RUN.id, said.append, NEVER)
-    assert (said, engine.state(RUN.id)) == ([], [])
+    assert engine.state(RUN.id) == []
 
 
 def add_pod(cluster: Cluster, role: str, host: int, phase: str, at: int, **status: Any):
@@ -372,43 +373,42 @@ def test_status_is_that_of_the_jobset_and_its_newest_pods(cluster, engine):
     assert trainer.message == "it was bad; realm has ended with exit code 2"
 
 
-@pytest.mark.parametrize("follow", [False, True])
-def test_logs_are_those_of_the_newest_pods(cluster, engine, follow):
+def test_logs_are_those_of_the_newest_pods(cluster, engine):
     engine.up(RUN, lambda _: None)
     end(cluster, "Completed", "")
     for at in (0, 1):
         for host in (0, 1):
             add_pod(cluster, BUILDER, host, "Running", at)
-    assert sorted(engine.logs(RUN.id, None, None, follow, NEVER)) == [
-        *(("builder/0", "at 1"), ("builder/0", "host 0")),
-        *(("builder/1", "at 1"), ("builder/1", "host 1")),
-    ]
-    assert [*engine.logs(RUN.id, TRAINER, None, follow, NEVER)] == []
-    one = [line for _, line in engine.logs(RUN.id, BUILDER, 1, follow, NEVER)]
-    assert one == ["host 1", "at 1"]
-    assert [*engine.logs("another", None, None, follow, NEVER)] == []
+    for follow in (False, True):
+
+        def lines(run_id, role, worker, follow=follow):
+            return sorted(engine.logs(run_id, role, worker, follow, NEVER))
+
+        assert lines(RUN.id, None, None) == [
+            *(("builder/0", "at 1"), ("builder/0", "host 0")),
+            *(("builder/1", "at 1"), ("builder/1", "host 1")),
+        ]
+        assert lines(RUN.id, TRAINER, None) == lines("another", None, None) == []
+        assert [one for _, one in lines(RUN.id, BUILDER, 1)] == ["at 1", "host 1"]
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "said"),
-    [
-        ({"has_jobset": False}, BadInputError, "JobSet 0.12 or later in the cluster"),
-        ({"namespaces": set()}, BadInputError, "kubectl create namespace default"),
-        ({"queues": set()}, BadInputError, "a LocalQueue tpus .* got none"),
-        (
-            {"refusal": (403, "no", "x")},
-            NotReadyError,
-            r"\(403: no\); see `kubectl auth",
-        ),
-        ({"refusal": (500, "no", "x")}, NotReadyError, "refuses for now"),
-    ],
+LACKS = (
+    ("has_jobset", False, BadInputError, "JobSet 0.12 or later in the cluster"),
+    ("namespaces", set(), BadInputError, "kubectl create namespace default"),
+    ("queues", set(), BadInputError, "a LocalQueue tpus .* got none"),
+    ("refusal", (403, "no", "x"), NotReadyError, r"\(403: no\); see `kubectl auth"),
+    ("refusal", (500, "no", "x"), NotReadyError, "refuses for now"),
 )
-def test_what_a_cluster_lacks_is_one_line(cluster, engine, change, error, said):
-    for name, value in change.items():
+
+
+def test_what_a_cluster_lacks_is_one_line(cluster, engine):
+    for name, value, error, said in LACKS:
+        kept = getattr(cluster, name)
         setattr(cluster, name, value)
-    with pytest.raises(error, match=said) as caught:
-        engine.up(launching.run(queue="tpus"), lambda _: None)
-    assert "\n" not in str(caught.value)
+        with pytest.raises(error, match=said) as caught:
+            engine.up(launching.run(queue="tpus"), lambda _: None)
+        assert "\n" not in str(caught.value)
+        setattr(cluster, name, kept)
     assert cluster.changes == 0
 
 

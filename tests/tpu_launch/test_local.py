@@ -57,7 +57,7 @@ def test_chain_ends_with_a_report(launched):
     store = open_store(launched / "pretrain")
     folder = launched / "launched" / run_id("pretrain", str(launched / "pretrain"))
     for role, workers in ((TRAINER, 2), (BUILDER, 1)):
-        assert records.read_outcome(store, role).done
+        assert records.outcomes(store)[role].done
         assert len(list((folder / f"{role}-1").glob("*.log"))) == workers
     assert not list(launched.rglob("*.partial"))
     started = {start.command: start for start in settings.read_starts(store)}

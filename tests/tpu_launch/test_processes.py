@@ -1,5 +1,6 @@
 """The restart loop: which exit codes start processes again, and what is left."""
 
+import dataclasses
 import os
 import pathlib
 import threading
@@ -10,14 +11,8 @@ import pytest
 from realm_jax import errors
 from realm_jax.errors import BadInputError
 from tests.waiting import wait_until
-from tpu_launch.processes import (
-    Command,
-    Ended,
-    Group,
-    Pace,
-    keep_running,
-    last_line,
-)
+from tpu_launch.processes import Command, Ended, Group, Pace, keep_running
+from tpu_launch.records import last_line
 
 pytestmark = pytest.mark.process("the loop is about processes")
 
@@ -44,11 +39,10 @@ def run(*commands: Command, is_over=lambda: False, **others) -> int:
         "reached": lambda: 0,
         "stop": threading.Event(),
         "max_restarts": 2,
+        "pace": AT_ONCE,
         **others,
     }
-    return keep_running(
-        commands, is_over=is_over, say=lambda text: None, pace=AT_ONCE, **others
-    )
+    return keep_running(commands, is_over=is_over, say=lambda text: None, **others)
 
 
 def starts(command: Command) -> int:
@@ -100,18 +94,8 @@ def test_processes_are_started_again_together(tmp_path):
     other = command(tmp_path, f"echo started; grep -c started {log} | grep 2", 1)
     waiting = f"{other.arguments[2]} || sleep 600"
     other = Command(["sh", "-c", waiting], os.environ, log)
-    quick = Pace(0.0, 0.0, 0.0, 30.0, settling=0.1, poll=0.01)
-    code = keep_running(
-        [first, other],
-        is_over=lambda: False,
-        is_done=lambda: True,
-        reached=lambda: 0,
-        stop=threading.Event(),
-        say=lambda text: None,
-        max_restarts=2,
-        pace=quick,
-    )
-    assert code == 0
+    quick = dataclasses.replace(AT_ONCE, settling=0.1)
+    assert run(first, other, pace=quick) == 0
     assert (starts(first), starts(other)) == (2, 2)
 
 

@@ -14,7 +14,7 @@ from tests.tpu_launch.fake_tpu import Resource
 from tests.tpu_launch.tpu_vm import NAME, TpuVm, script, shipped
 from tests.waiting import wait_until
 from tpu_launch import records
-from tpu_launch.run import TRAINER, Code, unread_examples
+from tpu_launch.run import TRAINER, unread_examples
 
 pytestmark = pytest.mark.full
 
@@ -64,12 +64,12 @@ def vm(tmp_path, server):
 
 
 @pytest.fixture
-def told(checkout, model_dir, store):
-    return shipped(checkout, model_dir, store)
+def told(checkout, store):
+    return shipped(checkout, store)
 
 
 def outcome(store):
-    return records.read_outcome(store, TRAINER)
+    return records.outcomes(store).get(TRAINER)
 
 
 def log(store):
@@ -88,7 +88,7 @@ def test_a_worker_runs_the_code_of_the_bundle(vm, model_dir, store, told):
     assert _SAYS in log(store)
     assert outcome(store).done
     assert given_back(vm) == 1
-    home = vm.home / told.sha256
+    home = vm.home / told
     assert vm.said("make") == [[f"--directory={home}", "env"]]
     [installed] = vm.said("uv")
     assert installed[:2] == ["pip", "install"]
@@ -106,11 +106,11 @@ def test_a_worker_runs_what_was_installed_where_it_was_launched(
     shutil.copytree(tpu_vm.ROOT / "gin", gin)
     (gin / "runs" / "bundled.gin").write_text("no_such_thing.setting = 1\n")
     vm.makes_environments()
-    told = shipped(code, model_dir, store)
+    told = shipped(code, store)
     command = ("pretrain", "--gin_file=realm_jax/gin/runs/bundled.gin")
     assert vm.boot(script(vm, model_dir, told, command)).returncode == 2
     assert "no_such_thing" in outcome(store).message
-    lock = vm.home / told.sha256 / "tpu_launch/requirements.lock"
+    lock = vm.home / told / "tpu_launch/requirements.lock"
     assert lock.read_bytes() == (code / "tpu_launch" / lock.name).read_bytes()
     words = ["pip", "install", "--no-deps", "--require-hashes", "--requirement"]
     assert vm.said("pip") == [[*words[1:], str(lock)]]
@@ -177,7 +177,7 @@ def test_a_damaged_bundle_is_not_run(vm, model_dir, store, told):
 def test_a_worker_that_can_say_nothing_gives_the_slices_back(vm, told, tmp_path):
     """Neither its code nor its word gets through."""
     store = tmp_path / "gone" / "model"
-    done = vm.boot(script(vm, str(store), Code(f"{store}/none", told.sha256), _HELP))
+    done = vm.boot(script(vm, str(store), told, _HELP))
     assert done.returncode == 1
     assert not store.exists()
     assert given_back(vm) == 1
@@ -201,7 +201,7 @@ def test_what_fails_once_is_tried_again(vm, model_dir, store, told):
 
 
 def test_an_installation_that_was_killed_begins_anew(vm, model_dir, store, told):
-    home = vm.home / told.sha256
+    home = vm.home / told
     half = home / ".venv" / "half"
     vm.make_does(
         f"mkdir {half.parent} || exit 0\ntouch {half}\nrm {home}/setup.py\n"
@@ -268,7 +268,7 @@ def test_a_worker_of_a_bucket(vm, checkout, bucket, tmp_path, gcloud, world):
     unread = ("a.b2/train/x", "aXb/x", "a/b", "c/examples/a.b/x")
     for name in (*read, *(f"old,1/examples/{one}" for one in unread)):
         folder.write(name, b"text")
-    told = shipped(checkout, model_dir, store)
+    told = shipped(checkout, store)
     fetch = {f"{bucket}/startup{gcloud}/corpora": str(tmp_path / "corpora")}
     left_out = unread_examples(fetch, str(tmp_path / "corpora/old,1"), ["a.b", "d"])
     text = script(vm, model_dir, told, _HELP, fetch, left_out)
@@ -289,7 +289,7 @@ def test_the_environment_is_made_from_the_lock_files(
 ):
     """Prints how long a worker takes to its first word: see docs/pods.md."""
     vm = TpuVm(tmp_path / "vm", server, installs=True)
-    told = shipped(tpu_vm.ROOT, model_dir, store)
+    told = shipped(tpu_vm.ROOT, store)
     text = script(vm, model_dir, told, ("pretrain", "--help"))
     nothing_cached = {"UV_CACHE_DIR": str(tmp_path / "cache"), "PIP_NO_CACHE_DIR": "1"}
     began = time.monotonic()
@@ -300,7 +300,7 @@ def test_the_environment_is_made_from_the_lock_files(
         assert outcome(store).done
         assert "--gin_file" in log(store)
         assert vm.said("apt-get") == []
-        home = vm.home / told.sha256
+        home = vm.home / told
         found = subprocess.check_output(
             [
                 home / ".venv" / "bin" / "python",

@@ -6,19 +6,18 @@ import threading
 import time
 
 import pytest
+from jax._src.clusters import cloud_tpu_cluster
 
+from realm_jax.errors import BadInputError
 from realm_jax.index.heartbeat import Heartbeat
 from realm_jax.index.snapshots import RETRIEVER_SERIES
 from realm_jax.storage import open_store
 from tests.waiting import wait_until
 from tpu_launch import records, worker
-from tpu_launch.identity import WorkerIdentity
 from tpu_launch.processes import Command, Pace
-from tpu_launch.records import Outcome
 from tpu_launch.run import BUILDER, TRAINER
-from tpu_launch.worker import Reporter
+from tpu_launch.worker import Worker, find_place
 
-DONE, FAILED = Outcome(True, 0, "", 1.0), Outcome(False, 1, "no disk", 1.0)
 AT_ONCE = Pace(backoff=0.0, longest_backoff=0.0, waiting=0.0, poll=0.01)
 
 
@@ -33,23 +32,15 @@ def log(tmp_path):
     return tmp_path / "log"
 
 
-def reporter(store, log, role=TRAINER, host=0):
-    identity = WorkerIdentity(host, 0, 2, 1, "a")
-    return Reporter(store, role, f"run-{role}-1", identity, log, print)
+def make(store, log, role=TRAINER, number=0):
+    return Worker(store, role, f"run-{role}-1", number, log)
 
 
-def work(store, log, script, role=TRAINER, host=0, deadline=float("inf")):
+def work(store, log, script, deadline=float("inf")):
     """Runs a worker's command, without the thread that reports every minute."""
-    made = reporter(store, log, role, host)
-    code = worker.work(
-        *(Command(["sh", "-c", script], os.environ, log), made, store, role),
-        deadline=deadline,
-        max_restarts=2,
-        stop=threading.Event(),
-        say=lambda text: None,
-        pace=AT_ONCE,
-    )
-    return code, records.read_outcome(store, role)
+    command = Command(["sh", "-c", script], os.environ, log)
+    code = make(store, log).run(command, deadline, 2, threading.Event(), AT_ONCE)
+    return code, records.outcomes(store).get(TRAINER)
 
 
 @pytest.mark.process("it runs a command")
@@ -69,51 +60,52 @@ def test_the_end_of_the_work_is_said(store, log, script, expected):
 
 @pytest.mark.process("it runs a command")
 def test_the_deadline_is_no_end_of_the_work(store, log):
-    code, outcome = work(store, log, "sleep 600", deadline=time.time())
-    assert (code, outcome) == (1, None)
+    assert work(store, log, "sleep 600", deadline=time.time()) == (1, None)
 
 
 def test_only_the_first_worker_says_that_the_work_is_done(store, log):
-    other = reporter(store, log, host=1)
+    other = make(store, log, number=1)
     assert not other.end(0)
     assert records.outcomes(store) == {}
-    assert reporter(store, log).end(0)
+    assert make(store, log).end(0)
     assert other.end(0)
     # But each says that it has failed; the first to say so knows why.
     records.forget_outcomes(store)
     log.write_text("first\n")
     assert not other.end(1)
     log.write_text("second\n")
-    assert not reporter(store, log).end(1)
-    assert records.read_outcome(store, TRAINER).message == "first"
+    assert not make(store, log).end(1)
+    assert records.outcomes(store)[TRAINER].message == "first"
 
 
 def test_a_builder_is_done_once_its_trainer_is(store, log):
-    builder = reporter(store, log, BUILDER)
+    builder = make(store, log, BUILDER)
     assert not builder.end(0)
-    records.write_outcome(store, TRAINER, DONE)
+    records.write_outcome(store, TRAINER, 0)
     assert builder.end(0)
 
 
 def test_a_builder_is_over_once_the_last_retriever_has_its_index(store, log):
-    builder = reporter(store, log, BUILDER)
+    first, second = (make(store, log, BUILDER, number) for number in (0, 1))
     store.write(f"{RETRIEVER_SERIES}/commits/{7:08d}.json", b"{}")
-    records.write_outcome(store, TRAINER, DONE)
-    builder.report()
-    assert builder.over == ""
+    records.write_outcome(store, TRAINER, 0)
+    first.report()
+    assert first.over == ""
     Heartbeat(store, "index_builder").beat(7, refused={"7": "damaged"})
-    builder.report()
-    assert builder.is_done
-    assert builder.over == "the work is done"
-    assert records.read_outcome(store, BUILDER).done
+    # Only the first says so, and the others learn it from what it said.
+    second.report()
+    assert second.over == ""
+    for builder in (first, second):
+        builder.report()
+        assert builder.is_done
+        assert builder.over == "the work is done"
+    assert records.outcomes(store)[BUILDER].done
 
 
 @pytest.mark.parametrize("role", [TRAINER, BUILDER])
 def test_a_failure_of_one_ends_all(store, log, role):
-    roles = (TRAINER, TRAINER, BUILDER, BUILDER)
-    workers = [reporter(store, log, one, i % 2) for i, one in enumerate(roles)]
-    records.write_outcome(store, role, FAILED)
-    for one in workers:
+    records.write_outcome(store, role, 1, "no disk")
+    for one in (make(store, log, r, n) for r in (TRAINER, BUILDER) for n in (0, 1)):
         one.report()
         assert one.over == f"the {role} has failed: no disk"
         assert not one.is_done
@@ -121,7 +113,7 @@ def test_a_failure_of_one_ends_all(store, log, role):
 
 def test_logs_are_kept_short_in_the_model_directory(store, log):
     log.write_bytes(b"0123456789\n" * 100_000)
-    reporter(store, log, host=1).report()
+    make(store, log, number=1).report()
     kept = store.read("launch/logs/run-trainer-1/1.log")
     assert len(kept) <= 256 << 10
     assert set(kept.splitlines()) == {b"0123456789"}
@@ -142,26 +134,87 @@ class Answer:
 
 
 def test_a_preemption_is_heard_whatever_the_server_answers(monkeypatch):
-    answers = iter(
-        [
-            OSError("refused"),
-            http.client.RemoteDisconnected("gone"),
-            http.client.IncompleteRead(b""),
-            Answer(b"FALSE"),
-            Answer(b"TRUE\n"),
-        ]
-    )
+    gone = http.client.RemoteDisconnected("gone"), http.client.IncompleteRead(b"")
+    told = Answer(b"FALSE"), Answer(b"TRUE\n")
+    answers = iter([OSError("refused"), *gone, *told])
 
-    def ask(path, environment, seconds):
+    def ask(path, seconds):
         answer = next(answers)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     monkeypatch.setattr(worker, "open_metadata", ask)
-    monkeypatch.setattr(worker, "_NOTICE_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "_RETRY_SECONDS", 0.0)
     stop = threading.Event()
-    thread = threading.Thread(target=worker.await_preemption, args=({}, stop))
+    thread = threading.Thread(target=worker.await_preemption, args=(stop,))
     thread.start()
     wait_until(stop.is_set)
     thread.join()
+
+
+TPU_ENV = """ACCELERATOR_TYPE: 'v4-16'
+MEGASCALE_COORDINATOR_ADDRESS: '10.0.0.1:8080'
+MEGASCALE_NUM_SLICES: '3'
+MEGASCALE_SLICE_ID: '2'
+NODE_ID: 'run-trainer-003-2'
+WORKER_ID: '1'
+"""
+
+
+@pytest.fixture
+def stop():
+    """Of a process that was asked to stop: it does not wait."""
+    stop = threading.Event()
+    stop.set()
+    return stop
+
+
+@pytest.fixture
+def place(metadata, monkeypatch):
+    """Attributes of the second host of two, in the third slice of three."""
+    monkeypatch.setenv("GCE_METADATA_HOST", metadata["host"])
+    endpoints = "unknown:unknown:10.0.2.1,unknown:unknown:10.0.2.2"
+    metadata |= {"agent-worker-number": "1", "worker-network-endpoints": endpoints}
+    metadata["tpu-env"] = TPU_ENV
+    return metadata
+
+
+def test_the_place_is_that_which_jax_finds(place, stop, monkeypatch):
+    monkeypatch.setenv("GCE_METADATA_IP", place["host"])
+    for name in ("ADDRESS", "NUM_SLICES", "SLICE_ID"):
+        monkeypatch.delenv(f"MEGASCALE_{name}", raising=False)
+    number, environment = find_place(3, 2, stop)
+    jax = cloud_tpu_cluster.GceTpuCluster
+    assert number == jax.get_process_id() == 5
+    assert jax.get_process_count() == 6
+    # And what JAX finds in the environment of the command leads to the same.
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert jax.get_process_id() == 5
+    address = cloud_tpu_cluster.get_tpu_env_value("MEGASCALE_COORDINATOR_ADDRESS")
+    assert address == "10.0.0.1:8080"
+    assert find_place(1, 2, stop) == (1, {})
+
+
+def test_what_is_missing_is_named(place, stop):
+    for name, value, named in (
+        ("agent-worker-number", None, "agent-worker-number"),
+        ("agent-worker-number", "2", "a number below 2"),
+        ("tpu-env", None, "MEGASCALE_COORDINATOR_ADDRESS"),
+        ("tpu-env", TPU_ENV.replace("'2'", "'3'"), "MEGASCALE_SLICE_ID"),
+        ("tpu-env", TPU_ENV.replace("10.0.0.1:8080", ""), "COORDINATOR_ADDRESS"),
+    ):
+        kept = place.pop(name)
+        if value is not None:
+            place[name] = value
+        with pytest.raises(BadInputError, match=named) as raised:
+            find_place(3, 2, stop)
+        assert "\n" not in str(raised.value)
+        place[name] = kept
+
+
+def test_no_metadata_server(stop, monkeypatch):
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
+    with pytest.raises(BadInputError, match="metadata server"):
+        find_place(1, 1, stop)

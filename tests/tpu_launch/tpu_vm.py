@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from realm_jax.hardware import LaunchConfig
 from tpu_launch import slices, startup
 from tpu_launch.bundle import make_bundle
-from tpu_launch.run import TRAINER, Code, Role, Run
+from tpu_launch.run import TRAINER, Role, Run
 
 ROOT = pathlib.Path(__file__).parents[2]
 RUN, DEADLINE = "realm-0a1b2c", 4_000_000_000
@@ -226,17 +226,17 @@ class TpuVm:
         path.chmod(0o755)
 
 
-def shipped(checkout: pathlib.Path, model_dir: str, store) -> Code:
-    """Ships the bundle of a checkout; returns where it is."""
+def shipped(checkout: pathlib.Path, store) -> str:
+    """Ships the bundle of a checkout; returns its checksum."""
     bundle = make_bundle(checkout)
     bundle.ship(store)
-    return bundle.code(model_dir)
+    return bundle.sha256
 
 
 def script(
     vm: TpuVm,
     model_dir: str,
-    code: Code,
+    code: str,
     command: Sequence[str],
     fetch: Mapping[str, str] | None = None,
     left_out: Mapping[str, str] | None = None,

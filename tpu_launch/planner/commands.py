@@ -1,7 +1,7 @@
 """Plans each command of `realm`."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from realm_jax.cli import rematerialization
 from realm_jax.data.blocks import HASH_BYTES
@@ -20,9 +20,9 @@ from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.refresh import RefreshMode
 from realm_jax.training.stage_config import StageConfig
 from realm_jax.training.warm_start import WarmStartConfig
-from tpu_launch.planner import devices, memory, programs, refresh_cost, update_cost
-from tpu_launch.planner.devices import DeviceMemory, Setting
-from tpu_launch.planner.figures import Line, Plan, Unit
+from tpu_launch.planner import costs, devices, memory, programs
+from tpu_launch.planner.devices import Setting
+from tpu_launch.planner.figures import Line, Plan, Unit, in_all, value_of
 from tpu_launch.planner.programs import Training
 from tpu_launch.slices import Slice
 
@@ -36,26 +36,21 @@ _SCANN_LEAF = 8
 
 
 def training(command: str, config: StageConfig, setting: Setting) -> Plan:
-    """Returns the plan of a training stage.
-
-    Raises:
-      BadInputError: machines, mesh and batch do not fit together.
-    """
+    """Returns the plan of a training stage."""
     found = devices.of_training(config, setting)
-    config = found.config
+    config, length = found.config, config.models.lengths.document
     sections = {"memory of a device": found.lines()}
-    work, step_seconds = update_cost.update_lines(found, setting)
+    work, step_seconds = costs.update_lines(found, setting)
     sections["an update"] = work
     index, embed_seconds, hints = _index(config, setting, step_seconds)
     if index:
         sections["the index"] = index
-    host = _host_lines(config, found.stage, setting)
+    host, problems_of_host = _host(config, found.stage, setting)
     bucket = _bucket_lines(config, found.stage, setting)
+    is_on_disk = setting.num_hosts == 1 and "://" not in config.model_dir
+    examples = _examples(setting, length, config)
     disk, too_full = _disk(
-        setting,
-        config.models.lengths.document,
-        [_examples(setting, config.models.lengths.document, config)],
-        _in_all(bucket) if _is_on_disk(config, setting) else 0.0,
+        setting, length, examples, bucket[-1] if is_on_disk else None
     )
     sections["a host"] = [*host, *disk]
     sections["the model directory"] = bucket
@@ -63,28 +58,27 @@ def training(command: str, config: StageConfig, setting: Setting) -> Plan:
     if config.index_use is not None:
         seconds += embed_seconds * config.index_use.blocking_rebuilds
     sections["the run"] = _run(config, setting, seconds)
-    problems = [] if found.fits else [devices.advice(found, setting)]
-    problems += refresh_cost.problems(index, _embedding_machines(config, setting))
-    if _in_all(host) > setting.trainer.host_memory:
-        problems.append("the memory of a host: see there; spread the run over more")
-    problems += too_full
+    problems = [] if found.fits else [devices.advice(config, setting)]
+    problems += costs.problems(index, _embedding_machines(config, setting))
     chosen = {}
     if setting.chooses_remat and found.fits:
         chosen[rematerialization.SETTING] = f'"{memory.encoder_of(config).remat}"'
     return Plan(
-        f"{command} on {_machines(setting, found)}", sections, problems, hints, chosen
+        f"{command} on {_machines(config, setting)}",
+        sections,
+        [*problems, *problems_of_host, *too_full],
+        hints,
+        chosen,
     )
 
 
 def build_index(models: ModelFactory, embed: EmbedConfig, setting: Setting) -> Plan:
     """Returns the plan of the index builder."""
     towers = models.retriever_config(setting.corpus.vocab_size)
-    length = embed.document_length
     machines = setting.builder
-    dimension = towers.projection_size
-    disk, too_full = _disk(setting, length)
-    index = _index_bytes(dimension, setting)
-    lines = refresh_cost.embedding_lines(towers, embed, machines, setting)
+    disk, too_full = _disk(setting, embed.document_length)
+    index = _index_bytes(towers.projection_size, setting)
+    lines = costs.embedding_lines(towers, embed, machines, setting)
     return Plan(
         f"build-index on {machines.accelerator_type}",
         {
@@ -92,7 +86,7 @@ def build_index(models: ModelFactory, embed: EmbedConfig, setting: Setting) -> P
             "the model directory": [Line("one index", index, Unit.BYTES)],
             "a host": disk,
         },
-        [*refresh_cost.problems(lines, machines), *too_full],
+        [*costs.problems(lines, machines), *too_full],
     )
 
 
@@ -110,17 +104,16 @@ def reading(command: str, config: EvaluateConfig | AskConfig, setting: Setting) 
             setting.corpus.num_blocks, towers.projection_size, Precision.FLOAT32, mesh
         )
         held.append(Line("embeddings", memory.num_bytes(table), Unit.BYTES))
-    limit = devices.usable(setting.trainer)
-    total = sum(line.value for line in held)
+    limit, total = devices.usable(setting.trainer), in_all(held)
     held += [
         Line("in all", total, Unit.BYTES, "without the blocks that are read"),
         Line("there is", limit, Unit.BYTES, "for programs"),
     ]
     embed = config.embed.at_length(finetuned.models.lengths.document)
-    lines = refresh_cost.embedding_lines(towers, embed, setting.trainer, setting)
-    examples = _examples(setting, embed.document_length)
-    disk, too_full = _disk(setting, embed.document_length, [examples])
-    problems = [*refresh_cost.problems(lines, setting.trainer), *too_full]
+    lines = costs.embedding_lines(towers, embed, setting.trainer, setting)
+    length = embed.document_length
+    disk, too_full = _disk(setting, length, _examples(setting, length))
+    problems = [*costs.problems(lines, setting.trainer), *too_full]
     if total > limit:
         problems.append('SEARCHER="scann" would do: it searches on the host')
     return Plan(
@@ -161,30 +154,26 @@ plan. `build_index` is separate, as the builder's configuration has no model."""
 def _index(
     config: StageConfig, setting: Setting, step_seconds: float
 ) -> tuple[list[Line], float, list[str]]:
+    """Returns lines on a stage's index, the seconds of a refresh, and hints."""
     use = config.index_use
     if use is None:
         return [], 0.0, []
     towers = config.models.retriever_config(setting.corpus.vocab_size)
     machines = _embedding_machines(config, setting)
-    lines = refresh_cost.embedding_lines(towers, use.embed, machines, setting)
-    seconds = next(line.value for line in lines if line.name == "a refresh takes")
+    lines = costs.embedding_lines(towers, use.embed, machines, setting)
+    seconds = value_of(lines, "a refresh takes")
     if not isinstance(config, PretrainConfig):
         return lines, seconds, []
-    if use.is_in_step and setting.compiles:
-        lines += _search_lines(config, setting)
-    more, hints = refresh_cost.refresh_lines(
-        config, seconds, step_seconds, setting.hardware
-    )
+    if use.is_in_step and setting.compiles and memory.has_compiler(setting.trainer):
+        lines.append(_search_line(config, setting))
+    more, hints = costs.refresh_lines(config, seconds, step_seconds, setting.hardware)
     return lines + more, seconds, hints
 
 
-def _search_lines(config: PretrainConfig, setting: Setting) -> list[Line]:
-    if not memory.has_compiler(setting.trainer):
-        return []
-    mesh = memory.compiler_mesh(
-        setting.trainer, config.mesh, setting.hardware.trainer_slices
-    )
-    setting.say(f"compiling the search for {setting.hardware.trainer}")
+def _search_line(config: PretrainConfig, setting: Setting) -> Line:
+    hardware = setting.hardware
+    mesh = memory.compiler_mesh(setting.trainer, config.mesh, hardware.trainer_slices)
+    setting.say(f"compiling the search for {hardware.trainer}")
     towers = config.models.retriever_config(setting.corpus.vocab_size)
     function, arguments = programs.search(
         setting.corpus.num_blocks,
@@ -196,7 +185,7 @@ def _search_lines(config: PretrainConfig, setting: Setting) -> list[Line]:
     )
     needed = memory.compiled(function, arguments, mesh)
     note = "temporaries of a device, compiled"
-    return [Line("searching it takes", needed.num_bytes, Unit.BYTES, note)]
+    return Line("searching it takes", needed.num_bytes, Unit.BYTES, note)
 
 
 def _has_builder(config: StageConfig) -> bool:
@@ -224,15 +213,14 @@ def _run(config: StageConfig, setting: Setting, seconds: float) -> list[Line]:
     return lines
 
 
-def _machines(setting: Setting, found: DeviceMemory) -> str:
+def _machines(config: StageConfig, setting: Setting) -> str:
     hardware = setting.hardware
-    shape = found.config.mesh.shape(setting.num_devices, hardware.trainer_slices)
     trainer = hardware.trainer
     if hardware.trainer_slices > 1:
         trainer = f"{hardware.trainer_slices} x {trainer}"
-    mesh = " x ".join(map(str, shape))
+    mesh = " x ".join(map(str, setting.mesh_shape(config.mesh)))
     beside = ""
-    if _has_builder(found.config) and hardware.builder:
+    if _has_builder(config) and hardware.builder:
         beside = f", index builder on {hardware.builder}"
     return f"{trainer} (data x fsdp x model: {mesh}){beside}"
 
@@ -242,35 +230,38 @@ def _index_bytes(dimension: int, setting: Setting) -> int:
     return setting.corpus.num_blocks * (dimension * _FLOAT + HASH_BYTES)
 
 
-def _host_lines(config: StageConfig, stage: Training, setting: Setting) -> list[Line]:
-    """Returns lines on the memory and disk that each host of a trainer needs."""
+def _host(
+    config: StageConfig, stage: Training, setting: Setting
+) -> tuple[list[Line], list[str]]:
+    """Returns lines on the memory of each host of a trainer, and what does not fit."""
+    num_blocks, state = setting.corpus.num_blocks, stage.state
     towers = config.models.retriever_config(setting.corpus.vocab_size)
-    num_hosts = setting.trainer.num_hosts * setting.hardware.trainer_slices
-    whole = memory.num_bytes(
-        (stage.state.params, stage.state.optimizer_state, stage.state.key)
-    )
+    whole = memory.num_bytes((state.params, state.optimizer_state, state.key))
+    share = -(-whole // setting.num_hosts)
     lines = [
         Line("state, whole, at the start", whole, Unit.BYTES, "of every host"),
-        Line("checkpoint under way", -(-whole // num_hosts), Unit.BYTES, "its share"),
+        Line("checkpoint under way", share, Unit.BYTES, "its share"),
     ]
-    rows = setting.corpus.num_blocks * towers.projection_size * _FLOAT
+    rows = num_blocks * towers.projection_size * _FLOAT
     use = config.index_use
     if use is not None and use.searcher == "scann":
-        codes = setting.corpus.num_blocks * (towers.projection_size // 4 + _SCANN_LEAF)
+        codes = num_blocks * (towers.projection_size // 4 + _SCANN_LEAF)
         copies = 1 if use.refresh is None else 2
         note = "and the next one" if copies == 2 else ""
         lines.append(Line("ScaNN", copies * (rows + codes), Unit.BYTES, note))
     elif use is not None and use.is_in_step:
-        share = -(-rows // num_hosts)
+        share = -(-rows // setting.num_hosts)
         lines.append(Line("index while it is loaded", share, Unit.BYTES, "its share"))
     if isinstance(config, FinetuneConfig):
         lines.append(Line("embeddings of what was found", rows, Unit.BYTES, "at most"))
-    total = sum(line.value for line in lines)
-    return [
-        *lines,
+    total, limit = in_all(lines), setting.trainer.host_memory
+    lines += [
         Line("in all", total, Unit.BYTES),
-        Line("there is", setting.trainer.host_memory, Unit.BYTES, "of each host"),
+        Line("there is", limit, Unit.BYTES, "of each host"),
     ]
+    if total <= limit:
+        return lines, []
+    return lines, ["the memory of a host: see there; spread the run over more"]
 
 
 def _examples(
@@ -278,17 +269,13 @@ def _examples(
 ) -> Line:
     """Returns the line on the examples on a host's disk.
 
-    Args:
-      setting: corpus and machines.
-      document_length: wordpieces of a document.
-      config: the stage whose own examples a host has; None for those of all tasks.
+    That is those of the stage's own tasks, or without a stage those of all.
     """
     corpus = setting.corpus
     whose = "all tasks" if config is None else " and ".join(config.tasks)
-    reads_spans = reads_pairs = config is None
-    if isinstance(config, PretrainConfig):
-        reads_spans = True
-    elif isinstance(config, WarmStartConfig):
+    reads_spans = config is None or isinstance(config, PretrainConfig)
+    reads_pairs = config is None
+    if isinstance(config, WarmStartConfig):
         reads_spans, reads_pairs = bool(config.task), bool(config.pairs_task)
     size = corpus.examples_bytes(document_length, spans=reads_spans, pairs=reads_pairs)
     note = f"of {whose}" if corpus.examples else f"of {whose}, an estimate"
@@ -298,29 +285,23 @@ def _examples(
 def _disk(
     setting: Setting,
     document_length: int,
-    examples: Sequence[Line] = (),
-    model_dir: float = 0.0,
+    examples: Line | None = None,
+    model_dir: Line | None = None,
 ) -> tuple[list[Line], list[str]]:
     """Returns lines on the disk of each host, and what does not fit there.
 
-    Args:
-      setting: corpus and machines.
-      document_length: wordpieces of a document.
-      examples: the line on examples, if there are any on that disk.
-      model_dir: bytes of the model directory, if it is on that disk.
+    Examples are left out where there are none, and the model directory, by the line on
+    all of it, where it is elsewhere.
     """
     corpus, room = setting.corpus, setting.hardware.host_disk_gib * _GIB
-    lines = [
-        Line(
-            *("the corpus on its disk", corpus.disk_bytes(document_length)),
-            *(Unit.BYTES, "mapped into memory"),
-        ),
-        *examples,
-    ]
+    size = corpus.disk_bytes(document_length)
+    lines = [Line("the corpus on its disk", size, Unit.BYTES, "mapped into memory")]
+    if examples:
+        lines.append(examples)
     if model_dir:
-        note = "at most; see below"
-        lines.append(Line("MODEL_DIR on its disk", model_dir, Unit.BYTES, note))
-    total = sum(line.value for line in lines)
+        name, note = "MODEL_DIR on its disk", "at most; see below"
+        lines.append(Line(name, model_dir.value, Unit.BYTES, note))
+    total = in_all(lines)
     lines.append(Line("on its disk, in all", total, Unit.BYTES))
     if not room:
         return lines, []
@@ -335,44 +316,27 @@ def _disk(
     ]
 
 
-def _is_on_disk(config: StageConfig, setting: Setting) -> bool:
-    """Returns whether the model directory is on a host's disk; several share none."""
-    hosts = setting.trainer.num_hosts * setting.hardware.trainer_slices
-    return hosts == 1 and "://" not in config.model_dir
-
-
-def _in_all(lines: Sequence[Line]) -> float:
-    return next(line.value for line in lines if line.name == "in all")
-
-
 def _bucket_lines(config: StageConfig, stage: Training, setting: Setting) -> list[Line]:
-    """Returns lines on the maximum space of MODEL_DIR."""
-    state = memory.num_bytes(stage.state)
-    kept_checkpoints = KEPT_CHECKPOINTS
-    note = f"{KEPT_CHECKPOINTS} and the one being written"
+    """Returns lines on the maximum space of MODEL_DIR, the last one on all of it."""
+    kept_checkpoints, best = KEPT_CHECKPOINTS, ""
     if isinstance(config, PretrainConfig) and config.held_out_examples:
-        kept_checkpoints += 1
-        note = f"{KEPT_CHECKPOINTS}, the best, and the one being written"
-    checkpoints = (kept_checkpoints + 1) * state
-    lines = [Line("checkpoints", checkpoints, Unit.BYTES, note)]
+        kept_checkpoints, best = kept_checkpoints + 1, ", the best,"
+    size = (kept_checkpoints + 1) * memory.num_bytes(stage.state)
+    note = f"{KEPT_CHECKPOINTS}{best} and the one being written"
+    lines = [Line("checkpoints", size, Unit.BYTES, note)]
     towers = config.models.retriever_config(setting.corpus.vocab_size)
     index = _index_bytes(towers.projection_size, setting)
     use = config.index_use
     if use is not None and use.refresh is None:
         lines.append(Line("index", index, Unit.BYTES))
     elif use is not None:
-        retriever = memory.num_bytes(stage.state.params["retriever"])
         kept = BuilderConfig.keep
         # The newest, those of kept checkpoints, and one attempt.
         indexes = 1 if use.refresh is RefreshMode.OFF else kept
         indexes += kept_checkpoints + 1
         lines.append(Line("indexes", indexes * index, Unit.BYTES, f"at most {indexes}"))
-        if use.has_builder:
-            lines.append(
-                Line(
-                    *("retrievers", (kept + 1) * retriever, Unit.BYTES),
-                    f"{kept} and the one being written",
-                )
-            )
-    total = sum(line.value for line in lines)
-    return [*lines, Line("in all", total, Unit.BYTES)]
+    if use is not None and use.has_builder:
+        size = (kept + 1) * memory.num_bytes(stage.state.params["retriever"])
+        note = f"{kept} and the one being written"
+        lines.append(Line("retrievers", size, Unit.BYTES, note))
+    return [*lines, Line("in all", in_all(lines), Unit.BYTES)]

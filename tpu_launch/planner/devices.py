@@ -13,7 +13,7 @@ from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.stage_config import StageConfig
 from tpu_launch.planner import memory, programs
 from tpu_launch.planner.figures import Line, Unit
-from tpu_launch.planner.memory import Source, Temporaries
+from tpu_launch.planner.memory import Temporaries
 from tpu_launch.planner.programs import Training
 from tpu_launch.slices import Slice, parse
 
@@ -56,9 +56,14 @@ class Setting:
         return parse(self.hardware.builder or self.hardware.trainer)
 
     @property
-    def num_devices(self) -> int:
-        """Devices of the trainer, over all its slices."""
-        return self.trainer.num_devices * self.hardware.trainer_slices
+    def num_hosts(self) -> int:
+        """Hosts of the trainer, over all its slices."""
+        return self.trainer.num_hosts * self.hardware.trainer_slices
+
+    def mesh_shape(self, config: MeshConfig) -> tuple[int, int, int]:
+        """Returns the sizes of data, fsdp and model over the trainer's slices."""
+        slices = self.hardware.trainer_slices
+        return config.shape(self.trainer.num_devices * slices, slices)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,12 +94,18 @@ class DeviceMemory:
         """True if the update fits on the device."""
         return self.temporaries.fits and self.total <= self.limit
 
+    @property
+    def surely_fits(self) -> bool:
+        """True if it fits even if a count is too low."""
+        error = 1.0 if self.temporaries.is_compiled else _COUNT_ERROR
+        return self.fits and self.total * error <= self.limit
+
     def lines(self) -> list[Line]:
         """Returns the lines of a plan."""
-        remat = memory.encoder_of(self.config).remat
-        parts = self.config.microbatches
-        how = f"{self.temporaries.source.value}; remat {remat}"
-        how += f", {parts} microbatches" if parts > 1 else ""
+        how = "compiled" if self.temporaries.is_compiled else "counted"
+        how += f"; remat {memory.encoder_of(self.config).remat}"
+        if self.config.microbatches > 1:
+            how += f", {self.config.microbatches} microbatches"
         return [
             *(Line(name, size, Unit.BYTES) for name, size in self.held.items()),
             Line("temporaries", self.temporaries.num_bytes, Unit.BYTES, how),
@@ -109,15 +120,6 @@ def usable(machines: Slice) -> int:
         return machines.host_memory
     share = _USABLE_TPU if machines.topology else _USABLE_GPU
     return int(machines.chip.memory * share)
-
-
-def mesh_of(setting: Setting, config: MeshConfig) -> Any:
-    """Returns the trainer's mesh, of shapes only.
-
-    Raises:
-      BadInputError: the axes do not fit the devices.
-    """
-    return memory.shape_mesh(setting.trainer, config, setting.hardware.trainer_slices)
 
 
 def held(config: StageConfig, stage: Training, setting: Setting) -> dict[str, int]:
@@ -158,62 +160,53 @@ def searched_table(
 
 
 def of_training(config: StageConfig, setting: Setting) -> DeviceMemory:
-    """Returns the memory of a stage, with the cheapest policy if it is to be chosen.
-
-    Raises:
-      BadInputError: batch or mesh do not fit the devices.
-    """
+    """Returns the memory of a stage, with the cheapest policy if it is to be chosen."""
     _require_divisible(config, setting)
     chooses = setting.chooses_remat
     policies = REMAT if chooses else (memory.encoder_of(config).remat,)
     compiles = setting.compiles and memory.has_compiler(setting.trainer)
     for policy in policies:
-        found = _counted(memory.with_encoder(config, remat=policy), setting)
+        found = counted(memory.with_encoder(config, remat=policy), setting)
         hopeless = found.total > _HOPELESS * found.limit
         # The count for the last policy is an overestimate, so it is compiled too.
         if compiles and (not hopeless or policy == policies[-1]):
             found = _compiled(found, setting)
-        if found.fits and (not chooses or _is_certain(found)):
+        if found.surely_fits or (found.fits and not chooses):
             break
     return found
 
 
-def _is_certain(found: DeviceMemory) -> bool:
-    """Returns whether memory fits even if a count is too low."""
-    counted = found.temporaries.source is Source.COUNTED
-    return found.total * (_COUNT_ERROR if counted else 1.0) <= found.limit
-
-
-def _counted(config: StageConfig, setting: Setting) -> DeviceMemory:
-    stage = programs.training(config, setting.corpus, mesh_of(setting, config.mesh))
+def counted(config: StageConfig, setting: Setting) -> DeviceMemory:
+    """Returns the memory of a stage as it is, counted from shapes."""
+    slices = setting.hardware.trainer_slices
+    mesh = memory.shape_mesh(setting.trainer, config.mesh, slices)
+    stage = programs.training(config, setting.corpus, mesh)
     return DeviceMemory(
         config,
         stage,
         held(config, stage, setting),
-        memory.counted(config, setting.corpus, stage.mesh),
+        memory.counted(config, setting.corpus, mesh),
         usable(setting.trainer),
     )
 
 
 def _compiled(found: DeviceMemory, setting: Setting) -> DeviceMemory:
     """Returns the same, with the temporaries measured by the compiler."""
-    config = found.config
+    config, hardware = found.config, setting.hardware
     remat = memory.encoder_of(config).remat
     setting.say(
-        f"compiling the update for {setting.hardware.trainer}, remat {remat}; "
-        "BERT-base takes minutes"
+        f"compiling the update for {hardware.trainer}, remat {remat}; BERT-base takes "
+        "minutes"
     )
-    mesh = memory.compiler_mesh(
-        setting.trainer, config.mesh, setting.hardware.trainer_slices
-    )
+    mesh = memory.compiler_mesh(setting.trainer, config.mesh, hardware.trainer_slices)
     stage = programs.training(config, setting.corpus, mesh)
     temporaries = memory.compiled(stage.step, (stage.state, stage.inputs), mesh)
     return dataclasses.replace(found, temporaries=temporaries)
 
 
 def _require_divisible(config: StageConfig, setting: Setting) -> None:
-    shape = config.mesh.shape(setting.num_devices, setting.hardware.trainer_slices)
-    split = shape[0] * shape[1] * config.microbatches
+    data, fsdp, _ = setting.mesh_shape(config.mesh)
+    split = data * fsdp * config.microbatches
     if config.batch_size % split:
         raise BadInputError(
             f"expected a batch size that {split} (data x fsdp of the mesh, times "
@@ -222,73 +215,47 @@ def _require_divisible(config: StageConfig, setting: Setting) -> None:
         )
 
 
-def advice(found: DeviceMemory, setting: Setting) -> str:
-    """Returns the settings that would make a stage fit, by counted memory.
-
-    Args:
-      found: the memory of a stage that does not fit.
-      setting: setting of the plan.
-    """
-    config, changes = found.config, []
-    for name, change in _knobs(config, setting):
-        config = change(config)
-        changes = [other for other in changes if _key(other) != _key(name)] + [name]
-        counted = _counted(config, setting)
-        if counted.fits:
-            gib = counted.total / (1 << 30)
-            return f"{' and '.join(changes)} would do: {gib:.1f} GiB, counted"
+def advice(config: StageConfig, setting: Setting) -> str:
+    """Returns settings that would make a stage fit that does not, by counted memory."""
+    changes: dict[str, str] = {}
+    for name, value, changed in knobs(config, setting):
+        changes[name] = value
+        found = counted(changed, setting)
+        if found.fits:
+            said = " and ".join(f"{name}={value}" for name, value in changes.items())
+            return f"{said} would do: {found.total / (1 << 30):.1f} GiB, counted"
     return (
         f"no setting makes it fit on {setting.hardware.trainer}; take a larger slice, "
         "a smaller model or shorter sequences"
     )
 
 
-Change = Callable[[Any], Any]
+def knobs(config: Any, setting: Setting) -> Iterator[tuple[str, str, StageConfig]]:
+    """Yields possible changes, the cheapest first; each adds to the last.
 
-
-def _key(name: str) -> str:
-    return name.partition("=")[0]
-
-
-def _knobs(config: StageConfig, setting: Setting) -> Iterator[tuple[str, Change]]:
-    """Yields possible changes, the cheapest first; each adds to the last."""
+    That is: a setting, its value, and the configuration with all changes so far.
+    """
     if memory.encoder_of(config).remat != "full":
-        yield (
-            'bert.BertConfig.remat="full"',
-            lambda c: memory.with_encoder(c, remat="full"),
-        )
+        config = memory.with_encoder(config, remat="full")
+        yield "bert.BertConfig.remat", '"full"', config
     use = config.index_use
-    if (
-        use is not None
-        and use.is_in_step
-        and use.device.precision == Precision.FLOAT32.value
-    ):
+    exact = Precision.FLOAT32.value
+    if use is not None and use.is_in_step and use.device.precision == exact:
         device = dataclasses.replace(use.device, precision="bfloat16")
-        yield (
-            'searchers.DeviceConfig.precision="bfloat16"',
-            lambda c: dataclasses.replace(c, device=device),
-        )
-    shape = config.mesh.shape(setting.num_devices, setting.hardware.trainer_slices)
+        config = dataclasses.replace(config, device=device)
+        yield "searchers.DeviceConfig.precision", '"bfloat16"', config
+    data, fsdp, model = setting.mesh_shape(config.mesh)
     parts = 2 * config.microbatches
-    while parts <= _MOST_MICROBATCHES and not config.batch_size % (
-        parts * shape[0] * shape[1]
-    ):
-        yield f"MICROBATCHES={parts}", _microbatches(parts)
+    while parts <= _MOST_MICROBATCHES and not config.batch_size % (parts * data * fsdp):
+        config = dataclasses.replace(config, microbatches=parts)
+        yield "MICROBATCHES", f"{parts}", config
         parts *= 2
-    if shape[2] == 1:
-        within = setting.trainer.num_devices
-        fsdp = 2 * shape[1]
-        hidden_size = memory.encoder_of(config).hidden_size
-        while fsdp <= within and not hidden_size % fsdp:
-            yield f"partitioning.MeshConfig.fsdp={fsdp}", _fsdp(fsdp)
-            fsdp *= 2
-
-
-def _microbatches(parts: int) -> Change:
-    return lambda config: dataclasses.replace(config, microbatches=parts)
-
-
-def _fsdp(devices: int) -> Change:
-    return lambda config: dataclasses.replace(
-        config, mesh=dataclasses.replace(config.mesh, data=-1, fsdp=devices)
-    )
+    if model > 1:
+        return
+    fsdp *= 2
+    hidden_size = memory.encoder_of(config).hidden_size
+    while fsdp <= setting.trainer.num_devices and not hidden_size % fsdp:
+        mesh = dataclasses.replace(config.mesh, data=-1, fsdp=fsdp)
+        config = dataclasses.replace(config, mesh=mesh)
+        yield "partitioning.MeshConfig.fsdp", f"{fsdp}", config
+        fsdp *= 2

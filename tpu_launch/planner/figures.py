@@ -23,14 +23,7 @@ class Unit(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A figure of a plan.
-
-    Attributes:
-      name: name of the figure.
-      value: value in its unit.
-      unit: unit of the value.
-      note: source of the value, or a remark on it.
-    """
+    """A figure of a plan; the note is its source, or a remark on it."""
 
     name: str
     value: float
@@ -58,7 +51,17 @@ class Plan:
 
     def figure(self, section: str, name: str) -> float:
         """Returns the value of a line."""
-        return next(line.value for line in self.sections[section] if line.name == name)
+        return value_of(self.sections[section], name)
+
+
+def value_of(lines: Sequence[Line], name: str) -> float:
+    """Returns the value of the line of a name."""
+    return next(line.value for line in lines if line.name == name)
+
+
+def in_all(lines: Sequence[Line]) -> float:
+    """Returns the sum of figures."""
+    return sum(line.value for line in lines)
 
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -70,12 +73,12 @@ def written(line: Line, currency: str) -> str:
     value = line.value
     match line.unit:
         case Unit.BYTES:
-            return _scaled(value, 1024, _BINARY, "", most=1024)
+            return _scaled(value, 1024, _BINARY, most=1024)
         case Unit.FLOP:
             # In the usual unit: an update has thousands of TFLOP.
-            return _scaled(value, 1000, _DECIMAL, "FLOP", most=10_000)
+            return f"{_scaled(value, 1000, _DECIMAL, most=10_000)}FLOP"
         case Unit.SECONDS:
-            return _time(value)
+            return duration(value)
         case Unit.STEPS:
             return f"{value:,.0f} steps"
         case Unit.PER_HOUR:
@@ -86,17 +89,16 @@ def written(line: Line, currency: str) -> str:
             return f"{value:,.0f}"
 
 
-def _scaled(
-    value: float, base: int, prefixes: Sequence[str], unit: str, most: int
-) -> str:
+def _scaled(value: float, base: int, prefixes: Sequence[str], most: int) -> str:
     power = 0
     while value >= most and power + 1 < len(prefixes):
         value /= base
         power += 1
-    return f"{value:,.{0 if power == 0 else 1}f} {prefixes[power]}{unit}"
+    return f"{value:,.{0 if power == 0 else 1}f} {prefixes[power]}"
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Returns a duration as readable text, in one unit."""
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 120:

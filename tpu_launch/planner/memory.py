@@ -7,7 +7,6 @@ settings change.
 
 import contextlib
 import dataclasses
-import enum
 import functools
 import hashlib
 import importlib.util
@@ -54,26 +53,19 @@ _USED = re.compile(r"(?:Used |temporaries \()([\d.]+)([KMG])")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-class Source(enum.Enum):
-    """Source of a figure."""
-
-    COMPILED = "compiled"
-    COUNTED = "counted"
-
-
 @dataclasses.dataclass(frozen=True)
 class Temporaries:
     """Memory that a program needs beside its inputs and outputs.
 
     Attributes:
       num_bytes: bytes of a device.
-      source: source of the figure.
+      is_compiled: whether the compiler said so; else they are counted.
       fits: False if the compiler refused; the bytes are then those it requested, the
         inputs included.
     """
 
     num_bytes: int
-    source: Source
+    is_compiled: bool
     fits: bool = True
 
 
@@ -82,28 +74,23 @@ def has_compiler(machines: Slice) -> bool:
     if machines.chip is None:
         return True
     installed = importlib.util.find_spec("libtpu") is not None
-    return bool(machines.topology) and (installed or _library() is not None)
+    return bool(machines.topology) and (installed or _library().exists())
 
 
-def _library() -> str | None:
-    """Returns the file of a compiler for TPUs that is not installed as a package."""
-    path = pathlib.Path(os.environ.get(_LIBRARY_PATH, _FETCHED))
-    return str(path) if path.exists() else None
+def _library() -> pathlib.Path:
+    """Returns the place of a compiler for TPUs that is not installed as a package."""
+    return pathlib.Path(os.environ.get(_LIBRARY_PATH, _FETCHED))
 
 
 def compiler_mesh(machines: Slice, config: MeshConfig, num_slices: int = 1) -> Mesh:
-    """Returns a mesh for which programs can be compiled.
-
-    Raises:
-      BadInputError: the axes do not fit the devices.
-    """
+    """Returns a mesh for which programs can be compiled."""
     if machines.compiler_topology is None:
         return make_mesh(config, jax.devices("cpu")[: machines.num_devices])
     name, options = machines.compiler_topology
     for variable, value in _WITHOUT_A_TPU.items():
         os.environ.setdefault(variable, value)
-    if library := _library():
-        os.environ[_LIBRARY_PATH] = library
+    if _library().exists():
+        os.environ[_LIBRARY_PATH] = str(_library())
     # One slice is the default; if it were given, the compiler would name slices.
     several = {"num_slices": num_slices} if num_slices > 1 else {}
     description = topologies.get_topology_desc(
@@ -113,11 +100,7 @@ def compiler_mesh(machines: Slice, config: MeshConfig, num_slices: int = 1) -> M
 
 
 def shape_mesh(machines: Slice, config: MeshConfig, num_slices: int = 1) -> Mesh:
-    """Returns a mesh over which shapes can be counted, without any device.
-
-    Raises:
-      BadInputError: the axes do not fit the devices.
-    """
+    """Returns a mesh over which shapes can be counted, without any device."""
     return _of_shape(config.shape(machines.num_devices * num_slices, num_slices))
 
 
@@ -141,16 +124,19 @@ def over(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
 
 def bytes_per_device(tree: PyTree) -> int:
     """Returns the bytes of sharded shapes on the device that has most of them."""
-
-    def of(leaf: Any) -> int:
-        return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-
-    return sum(map(of, jax.tree.leaves(tree)))
+    return sum(
+        _bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+        for leaf in jax.tree.leaves(tree)
+    )
 
 
 def num_bytes(tree: PyTree) -> int:
     """Returns the bytes of shapes, over all devices."""
-    return sum(map(_size, jax.tree.leaves(tree)))
+    return sum(_bytes(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree))
+
+
+def _bytes(shape: tuple[int, ...], dtype: Any) -> int:
+    return math.prod(shape) * dtype.itemsize
 
 
 def compiled(
@@ -163,9 +149,8 @@ def compiled(
     """
     platform = mesh.devices.flat[0].platform
     with jax.set_mesh(mesh):
-        lowered = (
-            cast(Any, function).trace(*arguments).lower(lowering_platforms=(platform,))
-        )
+        traced = cast(Any, function).trace(*arguments)
+        lowered = traced.lower(lowering_platforms=(platform,))
         file = _kept_in(lowered.as_text(), mesh)
         try:
             num_bytes, fits = json.loads(file.read_text())
@@ -174,7 +159,7 @@ def compiled(
             with contextlib.suppress(OSError):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(json.dumps([num_bytes, fits]))
-    return Temporaries(num_bytes, Source.COMPILED, fits)
+    return Temporaries(num_bytes, True, fits)
 
 
 def _measured(lowered: Any) -> tuple[int, bool]:
@@ -215,7 +200,7 @@ def counted(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Temporaries:
             for each in (remat, "none")
         )
         saved += needed - kept
-    return Temporaries(saved + gradient, Source.COUNTED)
+    return Temporaries(saved + gradient, False)
 
 
 def with_encoder(config: StageConfig, **changes: Any) -> StageConfig:
@@ -232,14 +217,15 @@ def encoder_of(config: StageConfig) -> BertConfig:
 
 def _saved(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> tuple[int, int]:
     """Returns the bytes saved for the backward pass, and those of the gradient."""
-    of_stage = training(config, corpus, mesh)
+    stage = training(config, corpus, mesh)
 
     def backward(params: PyTree, inputs: Any, key: jax.Array) -> Any:
-        loss = of_stage.loss
-        _, backward, _ = jax.vjp(lambda p: loss(p, inputs, key), params, has_aux=True)
+        _, backward, _ = jax.vjp(
+            lambda params: stage.loss(params, inputs, key), params, has_aux=True
+        )
         return backward
 
-    arguments = of_stage.loss_arguments()
+    arguments = stage.loss.arguments(stage.state, stage.inputs)
     with over(mesh):
         saved = jax.tree.leaves(jax.eval_shape(backward, *arguments))
     # Parameters and inputs are kept in any case, and are not counted again.
@@ -247,12 +233,4 @@ def _saved(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> tuple[int, in
     new = Counter((leaf.shape, leaf.dtype) for leaf in saved) - owned
     total = sum(_bytes(*leaf) * count for leaf, count in new.items())
     split = mesh.shape["data"] * mesh.shape["fsdp"]
-    return total // split, bytes_per_device(of_stage.state.params)
-
-
-def _size(leaf: Any) -> int:
-    return _bytes(leaf.shape, leaf.dtype)
-
-
-def _bytes(shape: tuple[int, ...], dtype: Any) -> int:
-    return math.prod(shape) * dtype.itemsize
+    return total // split, bytes_per_device(stage.state.params)

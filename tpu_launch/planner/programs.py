@@ -5,8 +5,9 @@ plan describes what will be computed. A mesh may be of devices that are not avai
 """
 
 import dataclasses
+import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,10 +57,10 @@ from realm_jax.types import (
 )
 
 # The defaults of `prepare.PrepareConfig.max_masks` and of the questions' answers.
-_MASKS = 10
-_ANSWERS = (10, 20)
+_MASKS, _ANSWERS, _ANSWER_PIECES = 10, 10, 20
 # Arbitrary: they are only written into documents.
 _CLS, _SEP = 101, 102
+_DTYPES = ("int32", "float32", "bool")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,22 +81,9 @@ class Training:
     state: TrainState
     inputs: Any
 
-    def loss_arguments(self) -> tuple[PyTree, Any, jax.ShapeDtypeStruct]:
-        """Returns the arguments of the loss, as shapes."""
-        return self.loss.arguments(self.state, self.inputs)
 
-
-@dataclasses.dataclass(frozen=True)
-class _Parts:
-    """The parts of an update that differ between stages.
-
-    Attributes:
-      reader: the reader of the stage.
-      loss: the loss that is minimised.
-      inputs: shapes with shardings.
-      frozen: parameter paths that are not trained.
-      index: the index in the state, if it has one.
-    """
+class _Parts(NamedTuple):
+    """The parts of an update that differ between stages; an index in the state."""
 
     reader: Reader
     loss: Loss
@@ -105,16 +93,7 @@ class _Parts:
 
 
 def training(config: StageConfig, corpus: CorpusSize, mesh: Mesh) -> Training:
-    """Returns the update of a training stage.
-
-    Args:
-      config: configuration of `pretrain`, `warm_start` or `finetune`.
-      corpus: size of the corpus it trains on.
-      mesh: devices of the stage.
-
-    Raises:
-      BadInputError: the mesh does not split the models evenly.
-    """
+    """Returns the update of a training stage over a corpus, on a mesh."""
     retriever = Retriever(config.models.retriever_config(corpus.vocab_size))
     partitioning.require_models_split(mesh, retriever.config.bert)
     parts = _PARTS[config.stage](config, corpus, retriever, mesh)
@@ -143,20 +122,13 @@ def embedding(
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Returns the embedding job's program, and its arguments as shapes.
 
-    Args:
-      towers: configuration of the retriever.
-      document_length: maximum length of documents, in wordpieces.
-      batch_size: documents per call, over the devices of a host.
-      mesh: mesh of those devices.
+    The mesh is of the devices of a host; the batch size is over all of them.
     """
     retriever = Retriever(towers)
     everywhere = NamedSharding(mesh, PartitionSpec())
     ids = jax.ShapeDtypeStruct((1, document_length), jnp.int32)
-    variables = jax.eval_shape(
-        retriever.init,
-        jax.eval_shape(lambda: jax.random.key(0)),
-        *(ids, ids, ids),
-    )
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    variables = jax.eval_shape(retriever.init, key, *(ids, ids, ids))
     params = jax.tree.map(
         lambda leaf: _shape(leaf.shape, leaf.dtype, everywhere), variables["params"]
     )
@@ -175,13 +147,7 @@ def search(
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Returns only the search within a step, and its arguments as shapes.
 
-    Args:
-      num_blocks: number of blocks in the corpus.
-      dimension: dimension of their embeddings.
-      batch_size: number of queries.
-      num_candidates: candidates of a step, the null document included.
-      device: how it searches.
-      mesh: the devices.
+    Of the candidates, the null document is one.
     """
 
     def run(table: EmbeddingTable, queries: jax.Array) -> Any:
@@ -202,30 +168,14 @@ def embedding_table(
     num_blocks: int, dimension: int, precision: Precision, mesh: Mesh
 ) -> EmbeddingTable:
     """Returns the embeddings of a corpus on the devices, as shapes."""
-    num_rows = _num_rows(num_blocks, mesh)
     exact = jnp.float32 if precision is Precision.FLOAT32 else jnp.bfloat16
-    codes = scales = None
-    if precision is Precision.INT8:
-        codes = _rows((num_rows, dimension), jnp.int8, mesh)
-        scales = _rows((num_rows,), jnp.float32, mesh)
-    count = _shape((), jnp.int32, NamedSharding(mesh, PartitionSpec()))
+    has_codes = precision is Precision.INT8
     return EmbeddingTable(
-        _rows((num_rows, dimension), exact, mesh),
-        codes,
-        scales,
-        count,
+        _rows(num_blocks, (dimension,), exact, mesh),
+        _rows(num_blocks, (dimension,), jnp.int8, mesh) if has_codes else None,
+        _rows(num_blocks, (), jnp.float32, mesh) if has_codes else None,
+        _shape((), jnp.int32, NamedSharding(mesh, PartitionSpec())),
     )
-
-
-def token_table(
-    corpus: CorpusSize, lengths: initialization.Lengths, mesh: Mesh
-) -> TokenTable:
-    """Returns the wordpieces of a corpus on the devices, as shapes."""
-    num_rows = _num_rows(corpus.num_blocks, mesh)
-    # Title and body of the longest block, without [CLS] and two [SEP].
-    ids = _rows((num_rows, lengths.document - 3), corpus.id_dtype, mesh)
-    count = _rows((num_rows,), jnp.uint16, mesh)
-    return TokenTable(ids, count, count)
 
 
 def _pretrain(
@@ -234,98 +184,64 @@ def _pretrain(
     reader = config.models.knowledge_encoder(retriever.config.bert)
     frozen = pretrain.frozen_parameters(config)
     loss = pretrain.make_loss(config, retriever, reader)
-    lengths = config.models.lengths
-    batch = _masked_batch(config.batch_size, lengths, mesh)
+    sizes = _sizes(config, config.batch_size)
+    batch = _batch_of(PretrainBatch, sizes, mesh)
     if config.searcher != "device":
-        candidates = _candidates(config, config.num_candidates, mesh)
+        candidates = _candidates(sizes, config.num_candidates, mesh)
         return _Parts(reader, loss, PretrainInputs(batch, candidates), frozen)
+    lengths = config.models.lengths
     layout = DocumentLayout(lengths.document, lengths.joined, _CLS, _SEP)
     retrieving = RetrievingLoss(
         *(loss, config.num_candidates, layout, mesh),
         config.device.approximate,
         config.embeddings_from_index,
     )
-    dimension = retriever.config.projection_size
-    precision = Precision(config.device.precision)
-    table = embedding_table(corpus.num_blocks, dimension, precision, mesh)
+    table = embedding_table(
+        corpus.num_blocks,
+        retriever.config.projection_size,
+        Precision(config.device.precision),
+        mesh,
+    )
+    # Title and body of the longest block, without [CLS] and two [SEP].
+    ids = _rows(corpus.num_blocks, (lengths.document - 3,), corpus.id_dtype, mesh)
+    count = _rows(corpus.num_blocks, (), jnp.uint16, mesh)
     inputs = RetrievingInputs(
         batch,
         None if config.index_in_state else table,
-        token_table(corpus, lengths, mesh),
-        _candidates(config, 1, mesh) if config.own_block else None,
+        TokenTable(ids, count, count),
+        _candidates(sizes, 1, mesh) if config.own_block else None,
     )
     kept = table if config.index_in_state else None
     return _Parts(reader, pretrain.renewing(config, retrieving), inputs, frozen, kept)
 
 
-def _masked_batch(
-    size: int, lengths: initialization.Lengths, mesh: Mesh
-) -> PretrainBatch:
-    masks = _batch((size, _MASKS), jnp.int32, mesh)
-    return PretrainBatch(
-        _batch((size, lengths.query), jnp.int32, mesh),
-        masks,
-        masks,
-        _batch((size, _MASKS), jnp.float32, mesh),
-        _batch((size,), jnp.int32, mesh),
-    )
-
-
-def _candidates(config: PretrainConfig, count: int, mesh: Mesh) -> Candidates:
-    lengths = config.models.lengths
-    rows = (config.batch_size, count)
-    documents = _batch((*rows, lengths.document), jnp.int32, mesh)
-    joined = _batch((*rows, lengths.joined), jnp.int32, mesh)
-    return Candidates(
-        block_ids=_batch(rows, jnp.int32, mesh),
-        valid=_batch(rows, jnp.bool_, mesh),
-        document_ids=documents,
-        document_segment_ids=documents,
-        joined_ids=joined,
-        joined_segment_ids=joined,
-    )
-
-
 def _warm_start(
     config: WarmStartConfig, corpus: CorpusSize, retriever: Retriever, mesh: Mesh
 ) -> _Parts:
+    del corpus
     reader = config.models.knowledge_encoder(retriever.config.bert)
     loss = WarmStartLoss(retriever, reader, config.microbatches)
-    inputs = _warm_start_inputs(config, mesh)
+    pairs = reading = None
+    if config.pairs_task:
+        sizes = _sizes(config, config.batch_size)
+        pairs = _batch_of(InverseClozeBatch, sizes, mesh)
+    if config.task:
+        sizes = _sizes(config, config.reader_batch_size)
+        spans = (sizes["batch"], sizes["joined"] * MAX_SPAN)
+        reading = _batch_of(
+            ReaderInputs,
+            sizes,
+            mesh,
+            batch=_batch_of(PretrainBatch, sizes, mesh),
+            span_is_answer=_batch(spans, jnp.bool_, mesh)
+            if config.models.span_scorer
+            else None,
+            unmasked=_batch_of(UnmaskedTargets, sizes, mesh)
+            if config.score_unmasked
+            else None,
+        )
+    inputs = WarmStartInputs(pairs, reading)
     return _Parts(reader, loss, inputs, warm_start.frozen_parameters(config))
-
-
-def _warm_start_inputs(config: WarmStartConfig, mesh: Mesh) -> WarmStartInputs:
-    lengths = config.models.lengths
-    documents = _batch((config.batch_size, lengths.document), jnp.int32, mesh)
-    joined = _batch((config.reader_batch_size, lengths.joined), jnp.int32, mesh)
-    pairs = InverseClozeBatch(
-        _batch((config.batch_size, lengths.query), jnp.int32, mesh),
-        documents,
-        documents,
-        _batch((config.batch_size,), jnp.int32, mesh),
-    )
-    masked = _masked_batch(config.reader_batch_size, lengths, mesh)
-    reading = ReaderInputs(
-        batch=masked,
-        joined_ids=joined,
-        joined_segment_ids=joined,
-        kind=_batch((config.reader_batch_size,), jnp.int32, mesh),
-        has_answer=_batch((config.reader_batch_size,), jnp.bool_, mesh),
-        span_is_answer=_batch(
-            (config.reader_batch_size, lengths.joined * MAX_SPAN), jnp.bool_, mesh
-        )
-        if config.models.span_scorer
-        else None,
-        unmasked=UnmaskedTargets(
-            masked.mask_weights, masked.mask_positions, masked.mask_ids
-        )
-        if config.score_unmasked
-        else None,
-    )
-    return WarmStartInputs(
-        pairs if config.pairs_task else None, reading if config.task else None
-    )
 
 
 def _finetune(
@@ -334,35 +250,22 @@ def _finetune(
     reader = config.make_reader(retriever.config.bert)
     marginalization = AnswerMarginalization(config.marginalization)
     loss = FinetuneLoss(retriever, reader, marginalization, config.microbatches)
-    inputs = _finetune_inputs(config, corpus, retriever.config, mesh)
-    return _Parts(reader, loss, inputs, finetune.frozen_parameters(config))
-
-
-def _finetune_inputs(
-    config: FinetuneConfig, corpus: CorpusSize, towers: RetrieverConfig, mesh: Mesh
-) -> FinetuneInputs:
-    lengths, size = config.models.lengths, config.batch_size
+    size, length = config.batch_size, config.models.lengths.joined
     retrieved = max(config.num_read, min(config.num_retrieved, corpus.num_blocks))
     blocks = _batch((size, retrieved), jnp.bool_, mesh)
-    joined = _batch((size, config.num_read, lengths.joined), jnp.int32, mesh)
-    spans = (size, config.num_read, lengths.joined * config.max_span)
-    questions = QuestionBatch(
-        question_ids=_batch((size, lengths.query), jnp.int32, mesh),
-        answer_ids=_batch((size, *_ANSWERS), jnp.int32, mesh),
-        question_index=_batch((size,), jnp.int32, mesh),
-        answer_patterns=None,
-    )
-    return FinetuneInputs(
-        questions=questions,
-        block_embeddings=_batch(
-            (size, retrieved, towers.projection_size), jnp.float32, mesh
-        ),
+    joined = _batch((size, config.num_read, length), jnp.int32, mesh)
+    spans = (size, config.num_read, length * config.max_span)
+    embeddings = (size, retrieved, retriever.config.projection_size)
+    inputs = FinetuneInputs(
+        questions=_batch_of(QuestionBatch, _sizes(config, size), mesh),
+        block_embeddings=_batch(embeddings, jnp.float32, mesh),
         block_valid=blocks,
         block_has_answer=blocks,
         joined_ids=joined,
         joined_segment_ids=joined,
         span_is_answer=_batch(spans, jnp.bool_, mesh),
     )
+    return _Parts(reader, loss, inputs, finetune.frozen_parameters(config))
 
 
 _PARTS: Mapping[StageSpec, Callable[..., _Parts]] = {
@@ -372,13 +275,45 @@ _PARTS: Mapping[StageSpec, Callable[..., _Parts]] = {
 }
 
 
-def _num_rows(num_blocks: int, mesh: Mesh) -> int:
-    per_device = device_search.rows_per_device(num_blocks, mesh)
-    return per_device * mesh.size
+def _sizes(config: StageConfig, batch_size: int) -> dict[str, int]:
+    """Returns the sizes of the dimensions that `realm_jax.types` names."""
+    return {
+        "batch": batch_size,
+        **dataclasses.asdict(config.models.lengths),
+        "mask": _MASKS,
+        "target": _MASKS,
+        "answer": _ANSWERS,
+        "piece": _ANSWER_PIECES,
+    }
 
 
-def _rows(shape: tuple[int, ...], dtype: Any, mesh: Mesh) -> Any:
-    return _shape(shape, dtype, NamedSharding(mesh, axes.partition_spec("block")))
+def _candidates(sizes: Mapping[str, int], count: int, mesh: Mesh) -> Candidates:
+    valid = _batch((sizes["batch"], count), jnp.bool_, mesh)
+    return _batch_of(Candidates, {**sizes, "candidate": count}, mesh, valid=valid)
+
+
+def _batch_of(kind: Any, sizes: Mapping[str, int], mesh: Mesh, **given: Any) -> Any:
+    """Returns a batch of some type, as shapes: those by which its fields are annotated.
+
+    Fields with a default keep it, and `given` ones are what is given.
+    """
+    annotations = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if field.name in given or field.default is not dataclasses.MISSING:
+            continue
+        # Each is the union of an array of JAX and one of NumPy.
+        annotation, _ = typing.get_args(annotations[field.name])
+        shape = tuple(sizes[name] for name in annotation.dim_str.split())
+        dtype = next(dtype for dtype in _DTYPES if dtype in annotation.dtypes)
+        given[field.name] = _batch(shape, dtype, mesh)
+    return kind(**given)
+
+
+def _rows(num_blocks: int, shape: tuple[int, ...], dtype: Any, mesh: Mesh) -> Any:
+    """Returns an array with a row for each block, split over all devices."""
+    rows = device_search.rows_per_device(num_blocks, mesh) * mesh.size
+    place = NamedSharding(mesh, axes.partition_spec("block"))
+    return _shape((rows, *shape), dtype, place)
 
 
 def _batch(shape: tuple[int, ...], dtype: Any, mesh: Mesh) -> Any:

@@ -6,13 +6,13 @@ import json
 import shutil
 
 import pytest
-from tests.prepare.tfds_datasets import features_of, generate
 
 from realm_jax.data.questions import Question, read_questions
 from realm_jax.prepare.open_qa import __main__ as command
 from realm_jax.prepare.open_qa.sets import SETS, is_dev, read_set
 from realm_jax.storage import open_store
 from tests.gcs_emulator import emulated_bucket
+from tests.prepare.tfds_datasets import features_of, generate
 from tests.refused import refused
 
 # Published with other implementations of FarmHash's fingerprint64 (those of Guava and
