@@ -119,35 +119,31 @@ def test_fewer_are_spread_evenly_and_none_is_counted_twice(measured):
         )
 
 
-@pytest.mark.parametrize(
-    ("sentence", "span"),
-    [
+def test_the_parts_of_a_masked_sentence_join_to_the_sentence(measured):
+    """Cut at the mask with the spaces beside it, which a part alone would lose."""
+    store, *_, measure = measured
+    spans = measure(1)
+    decode = store.vocabulary.decode
+    for sentence, (first, last) in (
         ("kise posa nuso bura.", (1, 2)),  # A word between two others.
         ("kise posa nuso.", (2, 3)),  # Before a full stop, which stands close.
         ("posa nuso.", (0, 1)),
         ("kise. posa nuso", (2, 4)),
         ("kise fedi bura.", (1, 3)),  # A word of two pieces.
-    ],
-)
-def test_the_parts_of_a_masked_sentence_join_to_the_sentence(measured, sentence, span):
-    """Cut at the mask with the spaces beside it, which a part alone would lose."""
-    store, *_, measure = measured
-    spans = measure(1)
-    decode = store.vocabulary.decode
-    pieces = store.vocabulary.encode(sentence).ids
-    first, last = span
-    masked = pieces.copy()
-    masked[first:last] = store.vocabulary.mask
-    width = last - first
-    batch = spans.batch.replace(
-        query_ids=np.asarray([[store.vocabulary.cls, *masked, store.vocabulary.sep]]),
-        mask_ids=pieces[None, first:last],
-        mask_weights=np.ones((1, width), np.float32),
-    )
-    [example] = masked_examples(dataclasses.replace(spans, batch=batch), store, 1)
-    assert example.before + example.answer + example.after == decode(pieces)
-    assert example.answer == decode(pieces[first:last])
-    assert "[UNK]" not in decode(pieces)
+    ):
+        pieces = store.vocabulary.encode(sentence).ids
+        masked = pieces.copy()
+        masked[first:last] = store.vocabulary.mask
+        query = [store.vocabulary.cls, *masked, store.vocabulary.sep]
+        batch = spans.batch.replace(
+            query_ids=np.asarray([query]),
+            mask_ids=pieces[None, first:last],
+            mask_weights=np.ones((1, last - first), np.float32),
+        )
+        [example] = masked_examples(dataclasses.replace(spans, batch=batch), store, 1)
+        assert example.before + example.answer + example.after == decode(pieces)
+        assert example.answer == decode(pieces[first:last])
+        assert "[UNK]" not in decode(pieces)
 
 
 def test_the_examples_shown_are_those_that_retrieval_helped_most_and_least(measured):
