@@ -3,7 +3,6 @@
 The commands run in this process; those whose death is of interest in their own.
 """
 
-import json
 import resource
 import shutil
 import socket
@@ -12,13 +11,8 @@ import sys
 
 import pytest
 
-from realm_jax.data.salient_spans import RuleTagger
-from realm_jax.data.wordpiece import WordPiece
-from realm_jax.prepare.documents.open import open_source
-from realm_jax.prepare.documents.source import read_all
 from tests import compiled, tiny_run
 from tests.cli.conftest import only_line
-from tests.corpus_builder import build_corpus
 
 
 @pytest.fixture
@@ -222,16 +216,11 @@ class TestTraining:
             content[len(content) // 2] ^= 1
             chunk.write_bytes(content)
         before = sorted((root / "pretrain" / "checkpoints").rglob("*"))
-        refuse(more_steps(root), data, "as it was committed", "made anew")
+        # It goes on with a finished pre-training, and first loads its index.
+        arguments = tiny_run.arguments("pretrain", root)
+        name = "pretrain.PretrainConfig.train_steps"
+        refuse(replaced(arguments, name, 16), data, "as it was committed", "made anew")
         assert sorted((root / "pretrain" / "checkpoints").rglob("*")) == before
-
-    def test_index_of_another_corpus(self, refuse, finished, tmp_path):
-        root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start", "pretrain")
-        for commit in (root / "pretrain" / "index" / "commits").glob("*.json"):
-            manifest = json.loads(commit.read_text())
-            manifest["corpus_fingerprint"] = "0" * 64
-            commit.write_text(json.dumps(manifest))
-        refuse(more_steps(root), "corpus")
 
     @pytest.mark.full
     def test_full_disk(self, finished, tmp_path):
@@ -290,19 +279,6 @@ class TestAsk:
         refuse(nowhere, "192.0.2.1", "HOST")
         refuse([*ask, "--gin.ALLOWED_HOSTS='box'"], "ALLOWED_HOSTS", "'box'")
 
-    def test_another_corpus_than_was_trained_on(self, refuse, finished, tmp_path):
-        source = open_source(str(finished / "articles.jsonl"))
-        build_corpus(
-            list(read_all(source))[:40],
-            tmp_path / "corpus",
-            vocabulary=WordPiece.load(finished / "corpus" / "vocab.txt"),
-            tagger=RuleTagger(),
-            chunk_length=40,
-        )
-        corpus = str(tmp_path / "corpus")
-        arguments = tiny_run.arguments("ask", finished, CORPUS=corpus, QUESTION="who")
-        refuse(arguments, "corpus_fingerprint", f"{finished}/finetune")
-
 
 def run_program(arguments, largest_file=None):
     """Runs `python -m …`, perhaps where no file can grow beyond so many bytes."""
@@ -323,9 +299,3 @@ def run_program(arguments, largest_file=None):
         timeout=240,
         preexec_fn=limit,
     )
-
-
-def more_steps(root):
-    """Goes on with a finished pre-training, which first loads its index."""
-    arguments = tiny_run.arguments("pretrain", root)
-    return replaced(arguments, "pretrain.PretrainConfig.train_steps", 16)
