@@ -294,7 +294,7 @@ def test_a_corpus_that_was_moved_is_asked_for(trained, world, tmp_path, question
         details[ANSWERING]["corpus"] = str(tmp_path / "before")
 
     moved = changed_details(trained, tmp_path / "moved", move)
-    with refused("before", "; give corpus="):
+    with refused("before", "now, give corpus="):
         realm_jax.load(moved)
     model = realm_jax.load(moved, world.corpus)
     assert model.answer(questions[0]).documents

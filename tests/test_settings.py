@@ -94,6 +94,8 @@ def test_a_start_with_other_settings_says_so(finished, tmp_path, capsys, monkeyp
     assert "train_steps 60 -> 61" in longer
     assert "no effect" not in longer
     assert starts(root / "warm_start")[-1].settings["train_steps"] == 61
+    longer = said("--gin.warm_start.WarmStartConfig.train_steps=62")
+    assert "train_steps 61 -> 62" in longer
 
 
 def test_starts_are_numbered_and_read_in_order(tmp_path):

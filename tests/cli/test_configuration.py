@@ -160,6 +160,12 @@ class TestTexts:
             _, value = configuration.parse_for_macro(parser, given, "MODEL_DIR")
             assert value == "runs/my"
 
+    def test_are_expected_of_a_macro_by_what_reads_another_that_is_it(
+        self, configured, tmp_path
+    ):
+        (tmp_path / "chain.gin").write_text("PLACE = None\nQUESTIONS = %PLACE\n")
+        assert configured("pretrain", "PLACE=runs/my text").questions == "runs/my text"
+
     def test_numbers_and_others_stay_what_they_are(self, configured):
         config = configured("pretrain", "MAX_STALENESS_STEPS=3", "OWN_BLOCK=True")
         assert config.max_staleness_steps == 3

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import math
 
 import jax
@@ -41,6 +42,7 @@ def measured(tmp_path_factory):
     )(*store.document_ids(np.arange(store.num_blocks), LENGTHS.document))
     examples = Examples.open(store.directory / "examples/asked/validation")
 
+    @functools.cache
     def measure(max_examples):
         return evaluate_masked_spans(
             retriever,
@@ -64,7 +66,7 @@ def softmax(scores):
 
 def test_each_span_is_filled_in_as_if_alone(measured):
     store, retriever, reader, params, embeddings, measure = measured
-    spans = measure(12)
+    spans = measure(100)
     read = jax.jit(lambda *row: reader.apply({"params": params["reader"]}, *row))
     embed = jax.jit(
         lambda method, *row: retriever.apply(
@@ -148,7 +150,7 @@ def test_the_parts_of_a_masked_sentence_join_to_the_sentence(measured):
 
 def test_the_examples_shown_are_those_that_retrieval_helped_most_and_least(measured):
     store, *_, measure = measured
-    spans = measure(12)
+    spans = measure(100)
     shown = masked_examples(spans, store, 3)
     utility = spans.log_marginal - spans.log_null
     order = np.argsort(-utility)

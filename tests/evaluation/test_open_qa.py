@@ -79,6 +79,11 @@ class PlantedReader:
         )
 
 
+@pytest.fixture(scope="module")
+def planted(corpus, questions):
+    return PlantedReader(corpus, questions)
+
+
 def evaluate(models, corpus, questions, searcher, **changes):
     answerer = make_answerer(models, corpus, searcher, **changes)
     return evaluate_open_qa(answerer, questions, recall_at=(1, 3, 5))
@@ -120,7 +125,7 @@ def test_recall_and_relevance_are_of_the_blocks_that_were_found(
     assert 0 < hits < len(questions)
 
 
-def test_the_answer_is_the_original_text(models, corpus, questions):
+def test_the_answer_is_the_original_text(models, corpus, questions, planted):
     blocks = [
         block
         for block in range(corpus.num_blocks)
@@ -131,7 +136,7 @@ def test_the_answer_is_the_original_text(models, corpus, questions):
         corpus,
         questions[: len(TOWNS)],
         FixedSearcher(np.asarray(blocks)[:, None], corpus.num_blocks),
-        reader=PlantedReader(corpus, questions),
+        reader=planted,
     )
     assert result.exact_match.tolist() == [1.0] * len(TOWNS)
     assert result.f1.tolist() == [1.0] * len(TOWNS)
@@ -170,11 +175,10 @@ def test_patterns_have_no_f1(models, corpus, questions):
     assert result.f1 is None
 
 
-def test_a_sample_shows_right_and_wrong_answers(models, corpus, questions):
+def test_a_sample_shows_right_and_wrong_answers(models, corpus, questions, planted):
     searcher = FixedSearcher(range(corpus.num_blocks), corpus.num_blocks)
-    reader = PlantedReader(corpus, questions)
     predictions = evaluate(
-        models, corpus, questions, searcher, reader=reader, num_read=2
+        models, corpus, questions, searcher, reader=planted
     ).predictions
     right = sum(p.correct for p in predictions)
     assert 0 < right < len(predictions)

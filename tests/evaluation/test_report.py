@@ -423,6 +423,8 @@ def test_json_holds_the_numbers_and_nothing_else_where_a_number_is_meant():
     assert row["label"] == AFTER_REALM
     assert row["metrics"]["recall@5"]["mean"] == pytest.approx(0.6)
     assert row["metrics"]["recall@5"]["count"] == 100
+    difference = content["masked_accuracy"]["difference"]
+    assert difference["mean"] == pytest.approx(0.5 - 0.3)
     assert content["curves"][-1]["values"] == [None, 1.0]
     assert content["health"][0]["level"] == "alarm"
     versions = [version["step"] for version in content["index_versions"]]
