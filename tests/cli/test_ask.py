@@ -1,6 +1,5 @@
 """A trained model is questioned, and follows the newest version of its corpus."""
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -173,15 +172,6 @@ def test_a_long_question_is_cut_and_the_reader_told(server):
     assert cut in long
     assert reply["note"] in server.get(f"/?question={urllib.parse.quote(long)}")
     assert server.ask("When was Town3 founded?")["note"] == ""
-
-
-@pytest.mark.full
-def test_requests_at_once_are_all_answered(server):
-    expected = answered(server.root, 20)
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        replies = list(pool.map(server.ask, [*expected] * 2))
-    answers = [reply["answer"] for reply in replies]
-    assert answers == [*expected.values()] * 2
 
 
 def commit_index(root, step, params):

@@ -106,6 +106,15 @@ def test_where_fine_tuning_began_may_have_any_name_or_lie_elsewhere(
     assert ask_config(str(root), given).pretrained == str(finished / "pretrain")
 
 
+def test_the_searcher_is_the_recorded_one_unless_another_is_given(moved, tmp_path):
+    def search_by_scann(details):
+        details["answering"]["searcher"] = "scann"
+
+    root = str(with_details(moved, tmp_path, "finetune", search_by_scann))
+    assert ask_config(root).searcher == "scann"
+    assert ask_config(root, Given(searcher="device")).searcher == "device"
+
+
 def test_the_library_takes_the_folder_of_a_chain_too(moved, expected):
     model = realm_jax.load(moved)
     for question, answer in expected.items():
