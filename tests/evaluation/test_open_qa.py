@@ -190,6 +190,14 @@ def test_a_sample_shows_right_and_wrong_answers(models, corpus, questions, plant
     assert sample_answers(corpus, predictions, 4) == sample_answers(
         corpus, predictions, 4
     )
+    # Where one kind is rare, more of the other are shown.
+    for rare in (True, False):
+        few = [
+            dataclasses.replace(one, correct=rare == (row == 0))
+            for row, one in enumerate(predictions)
+        ]
+        shown = [answer.correct for answer in sample_answers(corpus, few, 4)]
+        assert sorted(shown) == sorted([rare, *[not rare] * 3])
 
 
 def test_predictions_are_joined_by_id_though_a_question_is_asked_twice(
