@@ -19,9 +19,9 @@ from tpu_launch import engines
 from tpu_launch.records import LaunchRecord
 
 COMMANDS = {
-    "prepare": ("tensorflow", "prepare", {}),
-    "update-corpus": ("apache_beam", "prepare", {}),
-    "ask": ("aiohttp", "serve", {"PORT": "8000"}),
+    "prepare": ("tensorflow", "prepare", []),
+    "update-corpus": ("apache_beam", "prepare", []),
+    "ask": ("aiohttp", "serve", ["--gin.PORT=8000"]),
 }
 
 NOT_REACHED: Any = None
@@ -32,43 +32,40 @@ def hide(monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_without_its_extra(monkeypatch, capsys, tmp_path, command):
-    module, extra, macros = COMMANDS[command]
+def test_a_command_without_its_extra(monkeypatch, capsys, tmp_path):
     tiny_run.make_inputs(tmp_path)
-    words = tiny_run.arguments(command, tmp_path)
-    words += [f"--gin.{name}={value}" for name, value in macros.items()]
-    before = {path.name for path in tmp_path.iterdir()}
-    hide(monkeypatch, module)
-    assert main(words) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: expected {module} for ")
-    assert line.endswith(f"run pip install 'realm_jax[{extra}]'")
-    assert {path.name for path in tmp_path.iterdir()} == before
-
-
-def test_tasks_without_seqio(monkeypatch, capsys):
+    before = sorted(tmp_path.iterdir())
+    for command, (module, extra, macros) in COMMANDS.items():
+        words = tiny_run.arguments(command, tmp_path)
+        with monkeypatch.context() as patch:
+            hide(patch, module)
+            assert main([*words, *macros]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: expected {module} for ")
+        assert line.endswith(f"run pip install 'realm_jax[{extra}]'")
     hide(monkeypatch, "seqio")
     assert main(["tasks"]) == 2
     assert "pip install 'realm_jax[prepare]'" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("reads", [open_store, lambda url: open_source(f"json:{url}")])
-@pytest.mark.parametrize("module", ["google.cloud.storage", "gcsfs"])
-def test_gs_without_its_clients(monkeypatch, reads, module):
-    hide(monkeypatch, module)
-    with pytest.raises(BadInputError, match=rf"{module} for gs://b.*realm_jax\[gcs\]"):
-        reads("gs://bucket/x.jsonl")
+def test_gs_without_its_clients(monkeypatch):
+    for module in ("google.cloud.storage", "gcsfs"):
+        hide(monkeypatch, module)
+        said = rf"{module} for gs://b.*realm_jax\[gcs\]"
+        with pytest.raises(BadInputError, match=said):
+            open_store("gs://bucket/x.jsonl")
+        with pytest.raises(BadInputError, match=said):
+            open_source("json:gs://bucket/x.jsonl")
+        monkeypatch.undo()
 
 
-@pytest.mark.parametrize(
-    ("backend", "module"), [("tpu_vm", "google.cloud.tpu_v2"), ("gke", "kubernetes")]
-)
-def test_an_engine_without_its_client(monkeypatch, backend, module):
-    hide(monkeypatch, module)
-    record = LaunchRecord("run", backend, {}, 0.0)
-    with pytest.raises(BadInputError, match=r"realm_jax\[launch\]"):
-        engines.of_record(record)
+def test_an_engine_without_its_client(monkeypatch):
+    for backend, module in (("tpu_vm", "google.cloud.tpu_v2"), ("gke", "kubernetes")):
+        hide(monkeypatch, module)
+        record = LaunchRecord("run", backend, {}, 0.0)
+        with pytest.raises(BadInputError, match=r"realm_jax\[launch\]"):
+            engines.of_record(record)
 
 
 def test_scann_is_missed_before_an_index_is_made(monkeypatch, tmp_path):

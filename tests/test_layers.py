@@ -55,27 +55,14 @@ MODULES = modules()
 
 
 @functools.cache
-def imports(path: pathlib.Path) -> set[str]:
-    """Every module a file imports, also inside functions."""
+def imports(path: pathlib.Path, *, at_once: bool = False) -> set[str]:
+    """Every module a file imports; inside functions too, unless it is `at_once`."""
+    tree = ast.parse(path.read_text())
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in tree.body if at_once else ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                found.add(name if name in MODULES else str(node.module))
-    return found
-
-
-def imported_at_once(path):
-    """Imports that stand at the top of a module, outside of any function."""
-    tree = ast.parse(path.read_text())
-    found = set()
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
                 found.add(name if name in MODULES else str(node.module))
@@ -101,14 +88,18 @@ def test_imports_point_downward():
     assert sorted(upward) == []
 
 
-def test_packages_import_each_other_one_way():
-    """Within a layer, too: of two packages one knows the other, or neither does."""
-    graph = {}
-    for name, path in MODULES.items():
-        known = {package(found) for found in imports(path) & MODULES.keys()}
-        graph.setdefault(package(name), set()).update(known - {package(name)})
-    graph.pop("realm_jax", None)
-    graphlib.TopologicalSorter(graph).prepare()
+def test_nothing_is_imported_around_a_circle():
+    """Neither modules nor packages: of two of a layer, one knows the other at most."""
+    modules = {
+        name: imports(path) & MODULES.keys() - {name} for name, path in MODULES.items()
+    }
+    packages: dict[str, set[str]] = {}
+    for name, imported in modules.items():
+        known = {package(one) for one in imported} - {package(name)}
+        packages.setdefault(package(name), set()).update(known)
+    packages.pop("realm_jax")
+    for graph in (modules, packages):
+        graphlib.TopologicalSorter(graph).prepare()
 
 
 def test_only_users_import_the_registrations():
@@ -135,7 +126,7 @@ def test_tensorflow_is_imported_lazily_where_a_trainer_could_import_it():
     while waiting:
         name = waiting.pop()
         seen.add(name)
-        imported = imported_at_once(MODULES[name])
+        imported = imports(MODULES[name], at_once=True)
         heavy = {"seqio", "tensorflow", "tensorflow_datasets", "apache_beam"}
         assert not heavy & {module.partition(".")[0] for module in imported}, name
         waiting += [
@@ -169,24 +160,6 @@ print(*(name for name in sys.modules if name.partition(".")[0] == "tpu_launch"))
         check=False,
     )
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
-
-
-def test_no_module_imports_itself_around_a_circle():
-    graph = {
-        name: {m for m in imports(path) if m in MODULES and m != name}
-        for name, path in MODULES.items()
-    }
-    done: set[str] = set()
-
-    def visit(name: str, trail: tuple[str, ...]) -> None:
-        assert name not in trail, " -> ".join([*trail, name])
-        if name not in done:
-            for imported in graph[name]:
-                visit(imported, (*trail, name))
-            done.add(name)
-
-    for name in graph:
-        visit(name, ())
 
 
 def test_gin_and_tests_are_no_packages():

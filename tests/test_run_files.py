@@ -1,31 +1,19 @@
 """Every run file composes with every model and hardware file."""
 
 import dataclasses
-import importlib
 import itertools
-
-import pytest
+import re
 
 from realm_jax.cli import configuration
-from realm_jax.training import initialization, warm_start
-from realm_jax.training.warm_start import WarmStartConfig, frozen_parameters
+from realm_jax.stages import STAGES
+from realm_jax.training import initialization
+from realm_jax.training.warm_start import frozen_parameters
 from tests import tiny_run
 
-# Run file -> what its command asks gin for.
-CONFIGURATIONS = {
-    "prepare": "realm_jax.prepare.prepare.PrepareConfig",
-    "update-corpus": "realm_jax.prepare.update_corpus.UpdateConfig",
-    "warm-start": "realm_jax.training.warm_start.WarmStartConfig",
-    "pretrain": "realm_jax.training.pretrain.PretrainConfig",
-    "build-index": "realm_jax.cli.build_index.BuildIndexConfig",
-    "finetune": "realm_jax.training.finetune.FinetuneConfig",
-    "evaluate": "realm_jax.evaluation.run.EvaluateConfig",
-    "ask": "realm_jax.evaluation.ask.AskConfig",
-}
-# Chain -> padded lengths of its stages, and blocks per shard of an index.
+# Chain -> padded lengths of its stages.
 CHAINS = {
-    "quickstart": [initialization.Lengths(64, 96, 112), 2048],
-    "from_nothing": [initialization.Lengths(64, 96, 128), 2048],
+    "quickstart": initialization.Lengths(64, 96, 112),
+    "from_nothing": initialization.Lengths(64, 96, 128),
 }
 MODELS = sorted(
     path for path in (tiny_run.GIN / "models").glob("*.gin") if path.stem != "common"
@@ -34,14 +22,14 @@ HARDWARE = sorted((tiny_run.GIN / "hardware").glob("*.gin"))
 WITH_MODELS = [stage for stage in tiny_run.CHAIN if stage != "prepare"]
 
 
-def read(stage, files, root):
+def read(stage, files, root, *more):
     """Returns the configuration that a command would run with."""
     parser = configuration.make_parser(f"realm {stage}", "")
-    bindings = [f"--gin.{binding}" for binding in tiny_run.bindings(stage, root)]
-    arguments = [*(f"--gin_file={file}" for file in files), *bindings]
+    bindings = [*tiny_run.bindings(stage, root), *more]
+    arguments = [f"--gin_file={file}" for file in files]
+    arguments += [f"--gin.{binding}" for binding in bindings]
     configuration.parse(parser, arguments, stage)
-    module, _, name = CONFIGURATIONS[stage].rpartition(".")
-    return configuration.configured(getattr(importlib.import_module(module), name))
+    return configuration.configured(STAGES[stage].load_config())
 
 
 def run_file(stage):
@@ -50,20 +38,19 @@ def run_file(stage):
 
 def test_no_run_file_is_left_out():
     files = {path.stem for path in (tiny_run.GIN / "runs").glob("*.gin")}
-    of_stages = {run_file(stage).stem for stage in CONFIGURATIONS}
+    of_stages = {run_file(name).stem for name, spec in STAGES.items() if spec.config}
     others = {"quickstart_control", "pretrain_paper", "finetune_orqa"}
     assert files == of_stages | {*CHAINS, *others}
 
 
-@pytest.mark.parametrize(
-    "path", sorted((tiny_run.GIN / "runs").glob("*.gin")), ids=lambda path: path.stem
-)
-def test_no_run_file_promises_a_figure_that_was_not_seen(path):
+def test_no_run_file_promises_a_figure_that_was_not_seen():
     """What was seen stands in the results; else the settings are said to be unknown."""
-    header = path.read_text().partition("\nfrom __gin__")[0].partition("\ninclude")[0]
-    _, _, expected = header.partition("Expect:")
-    if "%" in expected:
-        assert "docs/results.md" in expected or expected.startswith(" unknown")
+    for path in (tiny_run.GIN / "runs").glob("*.gin"):
+        header, *_ = re.split(r"\n(?:from __gin__|include)", path.read_text())
+        _, _, expected = header.partition("Expect:")
+        if "%" in expected:
+            seen = "docs/results.md" in expected or expected.startswith(" unknown")
+            assert seen, path
 
 
 def test_orqas_fine_tuning_is_orqas(tmp_path):
@@ -79,13 +66,12 @@ def test_orqas_fine_tuning_is_orqas(tmp_path):
     assert (optimizer.learning_rate, optimizer.warmup) == (1e-5, 10_000)
 
 
-@pytest.mark.parametrize("stage", WITH_MODELS)
-def test_stages_compose_with_every_model_and_hardware(stage, tmp_path):
-    for model, hardware in itertools.product(MODELS, HARDWARE):
+def test_stages_compose_with_every_model_and_hardware(tmp_path):
+    for stage, model, hardware in itertools.product(WITH_MODELS, MODELS, HARDWARE):
         config = read(stage, [model, hardware, run_file(stage)], tmp_path)
         bert = config.models.retriever_config(vocab_size=30522).bert
         wanted = "float32" if hardware.stem == "cpu" else "bfloat16"
-        assert bert.dtype == wanted, (model.stem, hardware.stem)
+        assert bert.dtype == wanted, (stage, model.stem, hardware.stem)
         assert bert.max_positions >= config.models.lengths.joined
         assert config.corpus == f"{tmp_path}/corpus"
         if stage != "evaluate":
@@ -133,41 +119,36 @@ def test_the_embedding_that_hardware_asks_for_reaches_every_stage(tmp_path):
             assert config.embed.batch_size == batch_size, (hardware, stage)
 
 
-def test_the_mixture_of_a_warm_start_is_what_its_macros_say():
-    flags = [f"--gin_file={MODELS[0]}", f"--gin_file={run_file('warm-start')}"]
-    flags += ['--gin.MODEL_DIR="m"', '--gin.CORPUS="c"', '--gin.TASK="t"']
-    parser = configuration.make_parser("realm warm-start", "")
-    configuration.parse(parser, flags)
-    config = configuration.configured(WarmStartConfig)
+def test_the_mixture_of_a_warm_start_is_what_its_macros_say(tmp_path):
+    files = [MODELS[0], run_file("warm-start")]
+    config = read("warm-start", files, tmp_path, "PAIRS_TASK=")
     assert config.mixture.shares == (1.0, 0.0, 0.0)
     assert not config.needs_index
     # Of the models, the one without a task stays as it is.
     assert frozen_parameters(config) == ("retriever",)
-    mixture = {"OWN": 0.5, "NULL": 0.2, "RETRIEVED": 0.3}
-    flags += [f"--gin.{name}={value}" for name, value in mixture.items()]
-    configuration.parse(parser, flags)
-    config = configuration.configured(WarmStartConfig)
+    mixture = ("OWN=0.5", "NULL=0.2", "RETRIEVED=0.3")
+    config = read("warm-start", files, tmp_path, *mixture)
     assert config.mixture.shares == (0.5, 0.2, 0.3)
     assert config.needs_index
 
 
-@pytest.mark.parametrize("hardware", HARDWARE, ids=lambda path: path.stem)
-def test_the_papers_run_is_the_papers(hardware, tmp_path):
+def test_the_papers_run_is_the_papers(tmp_path):
     """REALM, section 4 and appendix; the hardware file comes last."""
     paper = tiny_run.GIN / "runs" / "pretrain_paper.gin"
-    config = read("pretrain", [paper, hardware], tmp_path)
-    towers = config.models.retriever_config(vocab_size=30522)
-    bert = towers.bert
-    sizes = (bert.num_layers, bert.hidden_size, bert.num_heads, bert.mlp_size)
-    assert sizes == (12, 768, 12, 3072)
-    assert not towers.shared
-    assert towers.projection_size == 128
-    assert (config.batch_size, config.num_candidates) == (512, 8)
-    assert config.train_steps == 200_000
-    assert config.refresh_period == 500
-    assert config.models.lengths == initialization.Lengths(96, 288, 384)
-    assert config.optimizer(total_steps=200_000).learning_rate == 3e-5
-    assert bert.dtype == ("float32" if hardware.stem == "cpu" else "bfloat16")
+    for hardware in HARDWARE:
+        config = read("pretrain", [paper, hardware], tmp_path)
+        towers = config.models.retriever_config(vocab_size=30522)
+        bert = towers.bert
+        sizes = (bert.num_layers, bert.hidden_size, bert.num_heads, bert.mlp_size)
+        assert sizes == (12, 768, 12, 3072)
+        assert not towers.shared
+        assert towers.projection_size == 128
+        assert (config.batch_size, config.num_candidates) == (512, 8)
+        assert config.train_steps == 200_000
+        assert config.refresh_period == 500
+        assert config.models.lengths == initialization.Lengths(96, 288, 384)
+        assert config.optimizer(total_steps=200_000).learning_rate == 3e-5
+        assert bert.dtype == ("float32" if hardware.stem == "cpu" else "bfloat16")
 
 
 def stages_of(name):
@@ -181,23 +162,20 @@ def stages_of(name):
     commands = ChainCommands(configuration.configured(local.Chain), [chain_file])
     for stage in commands.stages:
         configuration.parse(parser, commands.main(stage)[1:], stage.command)
-        module, _, class_name = CONFIGURATIONS[stage.command].rpartition(".")
-        config_class = getattr(importlib.import_module(module), class_name)
-        yield stage, configuration.configured(config_class)
+        yield stage, configuration.configured(STAGES[stage.command].load_config())
 
 
-@pytest.mark.parametrize("name", CHAINS)
-def test_chains_read_for_every_stage(name):
-    stages = list(stages_of(name))
-    assert [stage.command for stage, _ in stages] == list(tiny_run.CHAIN)
-    for stage, config in stages:
-        assert dataclasses.is_dataclass(config)
-        assert config.corpus == f"runs/{name}/corpus"
-        if stage.command in ("pretrain", "finetune", "evaluate"):
-            read_as = [config.models.lengths, config.embed.shard_blocks]
-            assert read_as == CHAINS[name]
-        if stage.command == "evaluate":
-            assert config.finetuned.models.lengths == config.models.lengths
+def test_chains_read_for_every_stage():
+    for name, lengths in CHAINS.items():
+        stages = list(stages_of(name))
+        assert [stage.command for stage, _ in stages] == list(tiny_run.CHAIN)
+        for stage, config in stages:
+            assert config.corpus == f"runs/{name}/corpus"
+            if stage.command in ("pretrain", "finetune", "evaluate"):
+                assert config.models.lengths == lengths
+                assert config.embed.shard_blocks == 2048
+            if stage.command == "evaluate":
+                assert config.finetuned.models.lengths == config.models.lengths
 
 
 def settled(config):
@@ -252,24 +230,11 @@ def test_the_control_is_the_quickstart_without_realm():
         )
 
 
-def test_how_long_the_control_goes_on_is_a_macro():
-    files = [
-        tiny_run.GIN / "models" / "tiny.gin",
-        tiny_run.GIN / "hardware" / "cpu.gin",
-        run_file("warm-start"),
-        tiny_run.GIN / "runs" / "quickstart_control.gin",
-    ]
-    parser = configuration.make_parser("realm warm-start", "")
-    bindings = [*tiny_run.bindings("warm-start", tiny_run.ROOT), "CONTROL_STEPS=70"]
-    configuration.parse(
-        parser,
-        [
-            *(f"--gin_file={file}" for file in files),
-            *(f"--gin.{binding}" for binding in bindings),
-        ],
-        "warm-start",
-    )
-    assert configuration.configured(warm_start.WarmStartConfig).train_steps == 70
+def test_how_long_the_control_goes_on_is_a_macro(tmp_path):
+    files = [MODELS[0], HARDWARE[0], run_file("warm-start")]
+    files.append(tiny_run.GIN / "runs" / "quickstart_control.gin")
+    config = read("warm-start", files, tmp_path, "CONTROL_STEPS=70")
+    assert config.train_steps == 70
 
 
 def test_what_the_quickstart_trained_can_be_asked(tmp_path):

@@ -13,6 +13,7 @@ from realm_jax.cli.main import main
 from realm_jax.errors import BadInputError
 from realm_jax.stages import STAGES
 from realm_jax.storage import open_store
+from realm_jax.training import warm_start
 from tests import tiny_run
 
 
@@ -63,28 +64,38 @@ def test_what_gin_read_gives_the_same_configuration_again(finished):
     assert json.loads(json.dumps(settings.settings_of(config))) == start.settings
 
 
-def test_a_start_with_other_settings_says_so(finished, tmp_path, capsys):
-    root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start")
+def test_a_start_with_other_settings_says_so(finished, tmp_path, capsys, monkeypatch):
+    def run(config, report, stop):
+        """Trains what is left, or nothing."""
+        if config.train_steps > 60:
+            report(config.train_steps, config.train_steps, {})
+        return True
+
+    monkeypatch.setattr(warm_start, "run", run)
+    root = tiny_run.copy(finished, tmp_path, "warm_start")
     arguments = tiny_run.chain_arguments("warm-start", root)
     before = len(starts(root / "warm_start"))
+
+    def said(*more):
+        assert main([*arguments, *more]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
     # The copy has another name, and nothing else has changed.
-    assert main(arguments) == 0
-    said = capsys.readouterr().out
-    assert "model_dir" in said
-    assert "learning_rate" not in said
+    unchanged = said()
+    assert "model_dir" in unchanged
+    assert "learning_rate" not in unchanged
     name = "warm_start/optimizers.OptimizerConfig.learning_rate"
-    assert main([*arguments, f"--gin.{name}=0.5"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "optimizer.learning_rate 0.01 -> 0.5" in said
-    assert "no effect" in said
+    in_vain = said(f"--gin.{name}=0.5")
+    assert "optimizer.learning_rate 0.01 -> 0.5" in in_vain
+    assert "no effect" in in_vain
     # Nothing was trained with them.
     assert len(starts(root / "warm_start")) == before
-    name = "warm_start.WarmStartConfig.train_steps"
-    assert main([*arguments, f"--gin.{name}=61"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "train_steps 60 -> 61" in said
-    assert "no effect" not in said
+    longer = said("--gin.warm_start.WarmStartConfig.train_steps=61")
+    assert "train_steps 60 -> 61" in longer
+    assert "no effect" not in longer
     assert starts(root / "warm_start")[-1].settings["train_steps"] == 61
+    longer = said("--gin.warm_start.WarmStartConfig.train_steps=62")
+    assert "train_steps 61 -> 62" in longer
 
 
 def test_starts_are_numbered_and_read_in_order(tmp_path):
@@ -155,21 +166,18 @@ def test_starts_are_read_in_the_order_of_time(tmp_path):
     assert last.started == "2026-05-02T10:00:00Z"
 
 
-def test_a_directory_of_an_earlier_version_has_none(tmp_path):
+def test_earlier_versions_recorded_nothing_and_later_ones_may_record_more(tmp_path):
     assert settings.read_starts(open_store(tmp_path)) == []
     assert settings.read_starts(open_store(tmp_path / "nothing")) == []
-
-
-def test_later_versions_may_record_more(tmp_path):
     write(tmp_path, "pretrain-0001.json", host="somewhere")
     assert settings.read_starts(open_store(tmp_path)) == [settings.Start(**RECORD)]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"command": "pretrain"}', "\xff"])
-def test_a_damaged_record_is_bad_input(tmp_path, text):
+def test_a_damaged_record_is_bad_input(tmp_path):
     path = write(tmp_path, "pretrain-0001.json")
-    path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(BadInputError, match="expected a record of a start") as error:
-        settings.read_starts(open_store(tmp_path))
-    assert str(path) in str(error.value)
-    assert "delete the file" in str(error.value)
+    for text in ("", "[]", "{", '{"command": "pretrain"}', "\xff"):
+        path.write_bytes(text.encode("latin-1"))
+        with pytest.raises(BadInputError, match="a record of a start") as error:
+            settings.read_starts(open_store(tmp_path))
+        assert str(path) in str(error.value)
+        assert "delete the file" in str(error.value)

@@ -1,7 +1,8 @@
-"""A finished chain that commands can be run on."""
+"""A finished chain that commands can be run on, and commands that must refuse."""
 
 import pytest
 
+from realm_jax.cli.main import main
 from tests import tiny_run
 from tests.seqio_fixtures import registry
 
@@ -12,3 +13,34 @@ __all__ = ["registry"]
 def finished(tmp_path_factory):
     """The folder of a finished chain; read only."""
     return tiny_run.finished(tmp_path_factory)
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """A folder with the text and the questions of a chain."""
+    tiny_run.make_inputs(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def refuse(capsys):
+    """Runs a command that must refuse; returns its one line."""
+
+    def run(arguments, *words):
+        capsys.readouterr()
+        assert main([str(word) for word in arguments]) == 2, arguments
+        line = only_line(capsys.readouterr().err)
+        for word in words:
+            assert str(word) in line
+        return line
+
+    return run
+
+
+def only_line(said: str) -> str:
+    lines = said.splitlines()
+    assert len(lines) == 1, said
+    assert lines[0].startswith("error: ")
+    # What was expected, what arrived, what to do: more than a word.
+    assert len(lines[0].split()) > 5
+    return lines[0]

@@ -1,6 +1,5 @@
 """A trained model is questioned, and follows the newest version of its corpus."""
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -30,9 +29,9 @@ from realm_jax.storage import open_store
 from realm_jax.training.checkpoints import restore_params
 from tests import tiny_run
 from tests.standard_input import standard_input
+from tests.waiting import PATIENCE
 
 OFTEN = "--gin.ask.AskConfig.poll_seconds=0.1"
-PATIENCE_SECONDS = 120.0
 
 
 class Server:
@@ -47,29 +46,25 @@ class Server:
         self.process = tiny_run.start(["realm_jax.cli.main", *arguments])
 
     def get(self, path, data=None):
-        """Returns code and body; `data` is posted."""
+        """Returns what is answered; `data` is posted."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
             data,
-            {"Content-Type": "application/json"},
+            {"Content-Type": "application/json", "Host": "box.example:8000"},
         )
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+        with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+            return response.read().decode()
 
     def ask(self, question):
-        code, body = self.get("/answer", json.dumps({"question": question}).encode())
-        assert code == 200, body
-        return json.loads(body)
+        data = json.dumps({"question": question}).encode()
+        return json.loads(self.get("/answer", data))
 
     def status(self):
-        return json.loads(self.get("/status")[1])
+        return json.loads(self.get("/status"))
 
     def wait_for(self, what):
         """Waits until `what` holds of the status."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise AssertionError(self.process.communicate()[0])
@@ -153,8 +148,7 @@ def all_scores(answerer, question):
 def test_the_page_shows_the_answer_in_its_sources(server):
     ((question, answer),) = answered(server.root, 1).items()
     query = urllib.parse.quote(question)
-    code, page = server.get(f"/?question={query}")
-    assert code == 200
+    page = server.get(f"/?question={query}")
     assert f'<p class="answer">{answer}</p>' in page
     assert f"<mark>{answer}</mark>" in page
     store = BlockStore.open(server.root / "corpus")
@@ -167,85 +161,6 @@ def test_the_page_shows_the_answer_in_its_sources(server):
     assert store.fingerprint[:12] in page
     # Nothing is loaded from elsewhere.
     assert not re.findall(r"""(?:src|href|url\(|@import)[\s=("']""", page)
-    assert server.get("/")[0] == 200
-
-
-@pytest.mark.full
-def test_a_question_is_text_and_never_markup(server):
-    hostile = "<script>alert('x')</script> \"who\" & why"
-    code, page = server.get(f"/?question={urllib.parse.quote(hostile)}")
-    assert code == 200
-    assert "<script" not in page
-    assert "&lt;script&gt;" in page
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"who",
-        b"[]",
-        b"{}",
-        b'{"question": 3}',
-        b'{"question": "  "}',
-        b'{"question": "who", "k": 3}',
-        b"\xff\xfe",
-        json.dumps({"question": "who " * 1000}).encode(),
-        b"x" * (1 << 17),
-    ],
-)
-def test_bad_requests_are_told_in_one_line(server, data):
-    code, body = server.get("/answer", data)
-    assert code == 400
-    error = json.loads(body)["error"]
-    assert error.startswith("expected ")
-    assert "\n" not in error
-    assert "Traceback" not in body
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("path", "accept", "code"),
-    [
-        ("/answer", "*/*", 405),
-        ("/answers", "application/json", 404),
-        ("/nowhere/answer", "text/html, application/json;q=0.9", 404),
-    ],
-)
-def test_programs_are_told_in_json_what_there_is(server, path, accept, code):
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{server.port}{path}", headers={"Accept": accept}
-    )
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=PATIENCE_SECONDS)
-    assert caught.value.code == code
-    said = json.loads(caught.value.read())["error"]
-    assert f"GET {path}" in said
-    assert "POST /answer" in said
-    assert caught.value.headers["Allow"] == ("POST" if code == 405 else None)
-
-
-@pytest.mark.full
-def test_the_page_tells_what_is_wrong_with_a_question(server):
-    code, page = server.get("/?question=+")
-    assert code == 400
-    assert "expected a question" in page
-
-
-@pytest.mark.full
-def test_names_of_the_server_are_those_that_are_given(server):
-    def code(host):
-        address = f"http://127.0.0.1:{server.port}/status"
-        request = urllib.request.Request(address, headers={"Host": host})
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
-                return response.status
-        except urllib.error.HTTPError as error:
-            return error.code
-
-    assert code("box.example:8000") == 200
-    assert code("attacker.example:8000") == 403
 
 
 @pytest.mark.full
@@ -255,25 +170,8 @@ def test_a_long_question_is_cut_and_the_reader_told(server):
     assert "30 wordpieces" in reply["note"]
     cut = reply["note"].rpartition("… ")[2].rstrip("”.")
     assert cut in long
-    assert reply["note"] in server.get(f"/?question={urllib.parse.quote(long)}")[1]
+    assert reply["note"] in server.get(f"/?question={urllib.parse.quote(long)}")
     assert server.ask("When was Town3 founded?")["note"] == ""
-
-
-@pytest.mark.full
-def test_requests_at_once_are_all_answered(server):
-    expected = answered(server.root, 20)
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        replies = list(pool.map(server.ask, [*expected] * 2))
-    answers = [reply["answer"] for reply in replies]
-    assert answers == [*expected.values()] * 2
-
-
-@pytest.mark.full
-def test_a_port_in_use_is_refused_before_a_model_is_loaded(server, capsys):
-    arguments = tiny_run.arguments("ask", server.root, FINETUNED="nowhere")
-    assert main([*arguments, f"--gin.PORT={server.port}"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"127.0.0.1:{server.port}" in line
 
 
 def commit_index(root, step, params):
@@ -347,7 +245,7 @@ def test_a_later_corpus_is_served_without_a_restart(server):
     arguments = tiny_run.arguments("update-corpus", root)
     update = tiny_run.start(["realm_jax.cli.main", *arguments])
     replies = [server.ask(question)]
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and (
         replies[-1]["version"]["fingerprint"] == old.fingerprint
     ):
@@ -379,7 +277,7 @@ def test_a_later_corpus_is_served_without_a_restart(server):
 @pytest.mark.full
 def test_ctrl_c_ends_it_and_frees_the_port(server):
     os.kill(server.process.pid, signal.SIGINT)
-    said = server.process.communicate(timeout=PATIENCE_SECONDS)[0]
+    said = server.process.communicate(timeout=PATIENCE)[0]
     assert server.process.returncode == 0, said
     assert "Traceback" not in said
     assert str(server.root / "corpus2") in said
@@ -397,19 +295,6 @@ def test_one_question_on_the_command_line(finished, capsys):
         assert document.title in said
 
 
-def test_questions_are_read_from_standard_input(finished, capsys):
-    expected = answered(finished, 2)
-    reading, writing = os.pipe()
-    text = "\n\n".join(expected)
-    os.write(writing, text.encode())
-    os.close(writing)
-    with standard_input(reading):
-        assert main(tiny_run.arguments("ask", finished)) == 0
-    said = capsys.readouterr().out.splitlines()
-    answers = list(expected.values())
-    assert [line for line in said if line in answers] == answers
-
-
 @pytest.mark.full
 def test_ctrl_c_at_the_prompt_is_its_ordinary_end(finished, capfd):
     terminal, line = pty.openpty()
@@ -417,7 +302,7 @@ def test_ctrl_c_at_the_prompt_is_its_ordinary_end(finished, capfd):
     os.write(terminal, f"{question}\n".encode())
 
     def interrupt_when_answered():
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + PATIENCE
         said = ""
         while time.monotonic() < deadline and "p(y|x)" not in said:
             said += capfd.readouterr().out

@@ -7,9 +7,10 @@ import sys
 import pytest
 
 from realm_jax import settings
-from realm_jax.cli import configuration
+from realm_jax.cli import configuration, rematerialization
 from realm_jax.errors import BadInputError
 from realm_jax.stages import STAGES
+from tests import tiny_run
 
 # In a folder of the package, which gin finds after two that lack it.
 SHIPPED = "hardware/cpu.gin"
@@ -96,22 +97,19 @@ class TestMacrosOfACommand:
 
 
 class TestWithoutEffect:
-    @pytest.mark.parametrize(
-        "binding",
-        [
+    def test_is_an_error(self, configured):
+        # Each exists; only nothing reads it.
+        importlib.import_module("realm_jax.training.finetune")
+        for binding in (
             # Of another command.
             "finetune/TRAIN_STEPS=3",
             "finetune.FinetuneConfig.num_read=3",
             # Its scope is not read, or another that is.
             "optimizers.OptimizerConfig.learning_rate=1.0",
             "other/optimizers.OptimizerConfig.learning_rate=1.0",
-        ],
-    )
-    def test_is_an_error(self, configured, binding):
-        # Each exists; only nothing reads it.
-        importlib.import_module("realm_jax.training.finetune")
-        with pytest.raises(BadInputError, match="has no effect on `realm pretrain`"):
-            configured("pretrain", binding)
+        ):
+            with pytest.raises(BadInputError, match="no effect on `realm pretrain`"):
+                configured("pretrain", binding)
 
     def test_the_builder_is_given_what_its_trainer_is(self):
         files = ["models/tiny.gin", "runs/pretrain.gin", "runs/build_index.gin"]
@@ -123,24 +121,19 @@ class TestWithoutEffect:
         config = configuration.configured(STAGES["build-index"].load_config())
         assert config.corpus == "c"
 
-    @pytest.mark.parametrize(
-        "binding",
-        [
+    def test_what_is_read_is_not(self, configured):
+        before = settings.settings_of(configured("pretrain"))
+        for binding in (
             "pretrain/optimizers.OptimizerConfig.weight_decay=0.1",
             "bert.BertConfig.layer_norm_epsilon=1e-3",
             "pretrain.PretrainConfig.write_back=True",
             "DTYPE=bfloat16",
             "QUERY_LENGTH=8",
-        ],
-    )
-    def test_what_is_read_is_not(self, configured, binding):
-        before = settings.settings_of(configured("pretrain"))
-        after = settings.settings_of(configured("pretrain", binding))
-        value = binding.partition("=")[2]
-        (change,) = settings.changes(before, after).values()
-        assert change.endswith(f"-> {value}") or float(change.split()[-1]) == float(
-            value
-        )
+        ):
+            after = settings.settings_of(configured("pretrain", binding))
+            (change,) = settings.changes(before, after).values()
+            found, value = change.split()[-1], binding.partition("=")[2]
+            assert found == value or float(found) == float(value)
 
     def test_a_users_own_configurable_counts_as_read(self, configured, tmp_path):
         (tmp_path / "own_settings.py").write_text("def mine(size=1): return size\n")
@@ -156,18 +149,22 @@ class TestWithoutEffect:
 
 
 class TestTexts:
-    @pytest.mark.parametrize(
-        ("given", "read"),
-        [
-            ("runs/my corpus", "runs/my corpus"),
-            ('"runs/quoted"', "runs/quoted"),
-            ("1984", "1984"),
-            ("True", "True"),
-            ("", ""),
-        ],
-    )
-    def test_need_no_quotes_where_one_is_expected(self, configured, given, read):
-        assert configured("pretrain", f"QUESTIONS={given}").questions == read
+    def test_need_no_quotes_where_one_is_expected(self, configured):
+        for given in ("runs/my corpus", "1984", "True", ""):
+            assert configured("pretrain", f"QUESTIONS={given}").questions == given
+        quoted = configured("pretrain", 'QUESTIONS="runs/quoted"')
+        assert quoted.questions == "runs/quoted"
+        parser = configuration.make_parser("status", "")
+        for text in ("runs/my", '"runs/my"'):
+            given = [f"--gin.MODEL_DIR={text}"]
+            _, value = configuration.parse_for_macro(parser, given, "MODEL_DIR")
+            assert value == "runs/my"
+
+    def test_are_expected_of_a_macro_by_what_reads_another_that_is_it(
+        self, configured, tmp_path
+    ):
+        (tmp_path / "chain.gin").write_text("PLACE = None\nQUESTIONS = %PLACE\n")
+        assert configured("pretrain", "PLACE=runs/my text").questions == "runs/my text"
 
     def test_numbers_and_others_stay_what_they_are(self, configured):
         config = configured("pretrain", "MAX_STALENESS_STEPS=3", "OWN_BLOCK=True")
@@ -175,18 +172,8 @@ class TestTexts:
         assert config.own_block is True
         config = configured("pretrain", "MAX_STALENESS_STEPS=None")
         assert config.max_staleness_steps is None
-
-    def test_elsewhere_a_text_is_refused(self, configured):
         with pytest.raises(BadInputError, match="BATCH_SIZE to be an integer"):
             configured("pretrain", "BATCH_SIZE=many")
-
-    def test_a_command_that_needs_one_text_only(self):
-        parser = configuration.make_parser("status", "")
-        for text in ("runs/my", '"runs/my"'):
-            _, value = configuration.parse_for_macro(
-                parser, [f"--gin.MODEL_DIR={text}"], "MODEL_DIR"
-            )
-            assert value == "runs/my"
 
 
 def test_macros_that_are_each_other_have_no_reader(configured, tmp_path):
@@ -202,3 +189,39 @@ def test_a_folder_of_the_name_hides_no_run_file(configured, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
     assert configured("pretrain").corpus == "c"
+
+
+def test_an_undecided_rematerialization_is_said_before_anything_is_opened(
+    tmp_path, refuse
+):
+    """remat="auto" is a word of gin files, and the planner decides it."""
+    for command in ("warm-start", "pretrain", "finetune", "evaluate", "ask"):
+        run, model = (
+            tiny_run.GIN / file
+            for file in (f"runs/{command.replace('-', '_')}.gin", "models/tiny.gin")
+        )
+        macros = [f"--gin.{one}" for one in tiny_run.bindings(command, tmp_path)]
+        auto = '--gin.bert.BertConfig.remat="auto"'
+        files = [f"--gin_file={run}", f"--gin_file={model}"]
+        assert refuse([command, *files, *macros, auto]) == (
+            'error: expected a decision for remat="auto", got none; have one made by '
+            "`python -m tpu_launch plan ... --write=plan.gin` and add "
+            "--gin_file=plan.gin, or set bert.BertConfig.remat to none, attention, "
+            "dots or full"
+        )
+
+
+def test_which_rematerialization_is_undecided(read, tmp_path):
+    for text, undecided in (
+        ('bert.BertConfig.remat = "auto"', True),
+        ('bert.BertConfig.remat = %REMAT\nREMAT = "auto"', True),
+        ('bert.BertConfig.remat = "auto"\nbert.BertConfig.remat = "dots"', False),
+        ('bert.BertConfig.products = "auto"', False),
+        ("", False),
+    ):
+        (tmp_path / "mine.gin").write_text(
+            "from __gin__ import dynamic_registration\n"
+            f"from realm_jax.models import bert\n{text}"
+        )
+        read("mine.gin")
+        assert rematerialization.is_undecided() == undecided, text

@@ -78,34 +78,27 @@ def test_a_tower_that_fine_tuning_has_changed_is_two_models(finished, tmp_path):
     assert "DIR/document" in card
 
 
-def refused(capsys, *words):
-    capsys.readouterr()
-    assert main(["export", *map(str, words)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert "expected " in line
-    return line
-
-
-def test_bad_input_leaves_nothing(finished, tmp_path, capsys):
+def test_bad_input_leaves_nothing(finished, tmp_path, refuse):
     full, empty = tmp_path / "full", tmp_path / "empty"
     full.mkdir()
     (full / "mine.txt").touch()
     empty.mkdir()
-    run = finished / "pretrain"
-    assert "mine.txt" in refused(capsys, run, f"--output={full}")
-    output = f"--output={tmp_path / 'new'}"
-    assert "no checkpoint" in refused(capsys, empty, output)
-    assert "does not exist" in refused(capsys, tmp_path / "nowhere", output)
-    assert "local folder" in refused(capsys, run, "--output=gs://bucket/model")
-    assert "CHECKPOINT" in refused(capsys, run, output, "--checkpoint=first")
+    run, output = finished / "pretrain", f"--output={tmp_path / 'new'}"
+    for words, said in (
+        ((run, f"--output={full}"), "mine.txt"),
+        ((empty, output), "no checkpoint"),
+        ((tmp_path / "nowhere", output), "does not exist"),
+        ((run, "--output=gs://bucket/model"), "local folder"),
+        ((run, output, "--checkpoint=first"), "CHECKPOINT"),
+    ):
+        assert "expected " in refuse(["export", *words], said)
     # Without what it was fine-tuned from, nobody has the documents' encoder.
     alone = tiny_run.copy(finished, empty, "corpus", "finetune")
     for path in (alone / "finetune" / "checkpoints").glob("*.json"):
         manifest = unseal(path.read_bytes())
         manifest["details"]["answering"]["pretrained"] = "/nowhere/pretrain"
         path.write_bytes(seal(manifest))
-    assert "fine-tuned from" in refused(capsys, alone, output)
+    refuse(["export", alone, output], "fine-tuned from")
     assert {path.name for path in tmp_path.iterdir()} == {"full", "empty"}
 
 

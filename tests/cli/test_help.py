@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from realm_jax.cli import compare, tasks
 from realm_jax.cli.main import main
 from realm_jax.stages import STAGES
 from tests import tiny_run
@@ -28,11 +29,13 @@ def test_realm_help_lists_the_commands_in_their_order(capsys):
     assert main([]) == 2
 
 
-@pytest.mark.parametrize(
-    "command", [name for name, spec in STAGES.items() if spec.config]
-)
-def test_help_has_purpose_macros_and_an_example_that_fits_the_run_file(command, capsys):
-    said = help_of(command, capsys)
+def test_help_has_purpose_macros_and_an_example_that_fits_the_run_file(capsys):
+    for command, spec in STAGES.items():
+        if spec.config:
+            require_help_of_the_run_file(command, help_of(command, capsys))
+
+
+def require_help_of_the_run_file(command, said):
     assert said.startswith(f"usage: realm {command}")
     macros = re.search(r"\nMacros:\n(.*?)\n\n", said, re.DOTALL)
     example = re.search(r"\nExample:\n(.*?)\n\n", said, re.DOTALL)
@@ -56,6 +59,23 @@ def test_help_has_purpose_macros_and_an_example_that_fits_the_run_file(command, 
         if word.startswith("--gin_file="):
             assert (tiny_run.ROOT / word.partition("=")[2]).exists()
     assert max(map(len, said.splitlines())) <= 88
+
+
+def test_help_fits_the_screen_and_its_examples_parse(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for command, parser, count in (("compare", compare._parser(), 2),
+                                   ("tasks", tasks._parser(), 3)):  # fmt: skip
+        said = help_of(command, capsys)
+        assert said.startswith(f"usage: realm {command}")
+        assert max(map(len, said.splitlines())) <= 80
+        examples = said.split("\nExample:\n")[1].split("\n\n")[0].splitlines()
+        assert len(examples) == count
+        for line in examples:
+            words = shlex.split(line)
+            assert words[:2] == ["realm", command]
+            flags = parser.parse_args(words[2:])
+            if command == "tasks":
+                tasks._check(flags)
 
 
 def test_a_reader_that_closes_the_pipe_is_no_error(monkeypatch, capsys):

@@ -35,8 +35,11 @@ def text(tmp_path, monkeypatch):
     return tmp_path
 
 
+INIT = ["init", "runs/my", "--source=articles.jsonl"]
+
+
 def init(*more):
-    return main(["init", "runs/my", "--source=articles.jsonl", *more])
+    return main([*INIT, *more])
 
 
 def make_vocabulary(folder, characters, words=()):
@@ -85,12 +88,13 @@ def test_all_stages_read_what_it_writes(text, capsys):
     assert {config.corpus for config in configs.values()} == {"runs/my/corpus"}
 
 
-def test_paths_may_have_any_character(text):
+def test_paths_and_names_may_have_any_character(text):
     source = text / """it's "my" text.jsonl"""
     (text / "articles.jsonl").rename(source)
-    assert main(["init", "runs/my", f"--source={source}", "--weights="]) == 0
-    (_, config), *_ = commands("runs/my")
+    assert main(["init", "My Text-2", f"--source={source}", "--weights="]) == 0
+    (_, config), *_ = commands("My Text-2")
     assert config.source == str(source)
+    assert config.name == "my_text_2"
 
 
 def test_questions_about_unknown_articles_are_counted_and_named(text, capsys):
@@ -166,35 +170,25 @@ def test_text_without_names_has_masks_that_are_prepared(
         assert pathlib.Path(f"runs/my/corpus/examples/my_{kind}/{split}").is_dir()
 
 
-def test_masks_that_the_text_lacks_are_refused(text, capsys):
+def test_text_that_cannot_be_masked_or_read_from_nothing(text, refuse):
     write_articles(LOWER_CASE)
-    assert init("--weights=", "--masks=salient") == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "other masks by --masks" in said
-
-
-def test_single_short_sentences_need_a_trained_encoder(text, capsys):
+    refuse([*INIT, "--weights=", "--masks=salient"], "other masks by --masks")
+    # Single short sentences need a trained encoder.
     write_articles([f"Town{i} burnt down in {1200 + i}." for i in range(40)])
-    assert init("--weights=") == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "--weights=FOLDER" in said
+    refuse([*INIT, "--weights="], "--weights=FOLDER")
     make_vocabulary(
         text / "weights", string.ascii_lowercase + string.digits, words_of_the_text()
     )
     assert init("--weights=weights") == 0
 
 
-def test_a_vocabulary_that_lacks_the_script_is_not_used(text, monkeypatch, capsys):
+def test_a_vocabulary_that_lacks_the_script_is_not_used(
+    text, monkeypatch, capsys, refuse
+):
     weights = text / "weights"
     make_vocabulary(weights, string.ascii_lowercase)
     write_articles([f"東京は{'日本の首都である。' * 12}" for _ in range(20)])
-    assert init(f"--weights={weights}") == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "are [UNK]" in said
-    assert "--weights=''" in said
+    refuse([*INIT, f"--weights={weights}"], "are [UNK]", "--weights=''")
     # Weights that are only found, not asked for, are passed over.
     monkeypatch.setattr("realm_jax.prepare.first_chain._MINILM", weights)
     assert init() == 0
@@ -203,22 +197,17 @@ def test_a_vocabulary_that_lacks_the_script_is_not_used(text, monkeypatch, capsy
     assert (config.vocabulary, config.strip_accents) == ("", False)
 
 
-def test_a_vocabulary_that_has_only_the_alphabet_is_not_used(text, capsys):
-    weights = text / "weights"
-    make_vocabulary(weights, string.ascii_lowercase + string.digits)
-    assert init(f"--weights={weights}") == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "spells 100% of them letter by letter" in said
+def test_a_vocabulary_that_has_only_the_alphabet_is_not_used(text, refuse):
+    make_vocabulary(text / "weights", string.ascii_lowercase + string.digits)
+    refuse([*INIT, "--weights=weights"], "spells 100% of them letter by letter")
 
 
-def test_goes_on_from_a_trained_model(text, finished, monkeypatch, capsys):
-    given = ["--questions=questions.jsonl", f"--start={finished}"]
+def test_goes_on_from_a_trained_model(text, finished, monkeypatch, capsys, refuse):
+    start, questions = f"--start={finished}", "--questions=questions.jsonl"
     # The chain that it goes on with has the quickstart's size.
-    assert init(*given) == 2
-    assert "6 layers of 384" in capsys.readouterr().err
+    refuse([*INIT, questions, start], "6 layers of 384")
     monkeypatch.setattr("realm_jax.cli.init._MINILM_SIZE", (1, 16))
-    assert init(*given) == 0
+    assert init(questions, start) == 0
     configs = {arguments[0]: config for arguments, config in commands("runs/my")}
     assert list(configs) == ["prepare", "finetune", "evaluate"]
     assert configs["prepare"].vocabulary == f"{finished}/corpus/vocab.txt"
@@ -229,16 +218,12 @@ def test_goes_on_from_a_trained_model(text, finished, monkeypatch, capsys):
     assert configs["evaluate"].finetuned.model_dir == "runs/my/finetune"
     assert configs["evaluate"].pretrained == ""
     assert configs["evaluate"].masked_task == ""
-
-
-def test_a_model_without_questions_needs_only_the_corpus(
-    text, finished, monkeypatch, capsys
-):
-    monkeypatch.setattr("realm_jax.cli.init._MINILM_SIZE", (1, 16))
-    assert init(f"--start={finished}") == 0
-    assert [arguments[0] for arguments, _ in commands("runs/my")] == ["prepare"]
+    # Without questions it needs only the corpus.
+    capsys.readouterr()
+    assert main(["init", "runs/other", "--source=articles.jsonl", start]) == 0
+    assert [arguments[0] for arguments, _ in commands("runs/other")] == ["prepare"]
     said = capsys.readouterr().out
-    assert "--corpus=runs/my/corpus --allow_corpus_mismatch" in said
+    assert "--corpus=runs/other/corpus --allow_corpus_mismatch" in said
 
 
 def test_passages_without_a_title_are_counted(text, capsys):
@@ -246,12 +231,6 @@ def test_passages_without_a_title_are_counted(text, capsys):
     pathlib.Path("articles.jsonl").write_text("\n".join([*lines, ARTICLE]))
     assert init() == 0
     assert "10 documents (9 without a title), " in capsys.readouterr().out
-
-
-def test_the_name_is_one_that_a_task_may_have(text):
-    assert main(["init", "My Text-2", "--source=articles.jsonl", "--weights="]) == 0
-    configs = {arguments[0]: config for arguments, config in commands("My Text-2")}
-    assert configs["prepare"].name == "my_text_2"
 
 
 class TestSplits:
@@ -268,36 +247,24 @@ class TestSplits:
         counts = [list(drawn.values()).count(s) for s in ("train", "dev", "test")]
         assert counts == [35, 5, 10]
 
-    def test_a_question_that_is_asked_twice_is_in_one(self, tmp_path):
-        questions = [f"What is {i % 7}?" for i in range(40)]
+    def test_spellings_of_a_question_are_in_one(self, tmp_path):
         path = str(tmp_path / "q.jsonl")
-        self.drawn(path, questions)
-        splits: dict[str, set[str]] = {}
-        for question in Questions.read(path).questions:
-            splits.setdefault(question.question, set()).add(question.split)
-        assert all(len(found) == 1 for found in splits.values())
-
-    @pytest.mark.parametrize(
-        ("spellings", "others"),
-        [
-            (
-                ["When was {}?", "when was {} ?", "When  was {}? ", "“When was {}”"],
-                "When was {}x?",
-            ),
-            (["माला {}?", "माला {} ?"], "मेला {}?"),
-            (["É {}", "E\u0301 {}"], "E {}"),
-        ],
-    )
-    def test_spellings_of_a_question_are_in_one(self, spellings, others, tmp_path):
-        path = str(tmp_path / "q.jsonl")
-        asked = [s.format(f"t{i}") for i in range(20) for s in [*spellings, others]]
-        drawn = self.drawn(path, asked)
-        together = [
-            [drawn[s.format(f"t{i}")] for s in [*spellings, others]] for i in range(20)
-        ]
-        assert all(len(set(found[:-1])) == 1 for found in together)
-        # Another question is not drawn with it.
-        assert any(len(set(found)) == 2 for found in together)
+        for *spellings, other in (
+            ["When was {}?", "when was {} ?", "When  was {}? ", "“When was {}”",
+             "When was {}x?"],
+            ["माला {}?", "माला {} ?", "मेला {}?"],
+            ["É {}", "E\u0301 {}", "E {}"],
+        ):  # fmt: skip
+            asked = [[s.format(f"t{i}") for s in spellings] for i in range(20)]
+            others = [other.format(f"t{i}") for i in range(20)]
+            drawn = self.drawn(
+                path, [*(one for alike in asked for one in alike), *others]
+            )
+            splits = [{drawn[one] for one in alike} for alike in asked]
+            assert all(len(found) == 1 for found in splits)
+            # Another question is not drawn with it.
+            pairs = zip(splits, others, strict=True)
+            assert any(drawn[one] not in found for found, one in pairs)
 
     def test_an_id_that_occurs_twice_is_refused_with_its_lines(self, tmp_path):
         path = tmp_path / "q.jsonl"
@@ -315,47 +282,28 @@ class TestSplits:
         assert read_questions(config.questions) == before
 
 
-@pytest.mark.parametrize(
-    ("lines", "words"),
-    [
-        ('{"title": "A", "text": "Short."}\n', ["8 blocks", "1 documents"]),
-        ("", ["empty"]),
-    ],
-)
-def test_too_little_text(lines, words, text, capsys):
-    pathlib.Path("articles.jsonl").write_text(lines)
-    assert init() == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    for word in words:
-        assert word in said
-    assert not pathlib.Path("runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("more", "word"),
-    [
-        (["--questions=none.jsonl"], "none.jsonl"),
-        (["--weights=nowhere"], "vocab.txt"),
-        (["--weights=weights"], "'do_lower_case' is 3"),
-        (["--stages=3"], "--stages"),
-    ],
-)
-def test_bad_input_is_one_line(more, word, text, capsys):
+def test_bad_input_is_one_line_and_writes_nothing(text, refuse):
     (text / "weights").mkdir()
     for name in ("model.safetensors", "vocab.txt"):
         (text / "weights" / name).touch()
     (text / "weights/tokenizer_config.json").write_text('{"do_lower_case": 3}')
-    assert init(*more) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert word in said
-    assert not pathlib.Path("runs").exists()
+    for more, word in (
+        ("--questions=none.jsonl", "none.jsonl"),
+        ("--weights=nowhere", "vocab.txt"),
+        ("--weights=weights", "'do_lower_case' is 3"),
+        ("--stages=3", "--stages"),
+    ):
+        refuse([*INIT, more], word)
+    articles = text / "articles.jsonl"
+    articles.write_text('{"title": "A", "text": "Short."}\n')
+    refuse(INIT, "8 blocks", "1 documents")
+    articles.write_text("")
+    refuse(INIT, "empty")
+    assert not (text / "runs").exists()
 
 
-def test_a_chain_that_is_there_is_not_overwritten(text, capsys):
+def test_a_chain_that_is_there_is_not_overwritten(text, refuse):
     assert init("--weights=") == 0
     before = pathlib.Path("runs/my/chain.gin").read_text()
-    assert init("--weights=", "--name=other") == 2
-    assert "delete" in capsys.readouterr().err
+    refuse([*INIT, "--weights=", "--name=other"], "delete")
     assert pathlib.Path("runs/my/chain.gin").read_text() == before

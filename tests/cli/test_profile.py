@@ -19,11 +19,9 @@ def quiet():
 
 
 @pytest.mark.parametrize("command", ["warm-start", "pretrain", "finetune"])
-@pytest.mark.parametrize("asked", [True, False])
 def test_it_reaches_the_stage_and_is_heard_of(
-    command, asked, quiet, tmp_path, monkeypatch, caplog
+    command, quiet, inputs, monkeypatch, caplog
 ):
-    tiny_run.make_inputs(tmp_path)
     stage = importlib.import_module(f"realm_jax.training.{command.replace('-', '_')}")
     configs = []
 
@@ -33,8 +31,9 @@ def test_it_reaches_the_stage_and_is_heard_of(
         return True
 
     monkeypatch.setattr(stage, "run", run)
-    arguments = tiny_run.arguments(command, tmp_path)
-    flags = ["--profile"] if asked else []
-    assert main([*arguments, *flags]) == 0
-    assert [config.profile for config in configs] == [asked]
-    assert ("here is the profile" in caplog.messages) == asked
+    arguments = tiny_run.arguments(command, inputs)
+    assert main(arguments) == 0
+    assert "here is the profile" not in caplog.messages
+    assert main([*arguments, "--profile"]) == 0
+    assert "here is the profile" in caplog.messages
+    assert [config.profile for config in configs] == [False, True]

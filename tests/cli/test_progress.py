@@ -97,7 +97,10 @@ def test_a_clock_decides_when_a_line_is_due_not_the_number_of_steps(clock):
         for done in range(1000, 2000):
             shown(done, 10_000)
         (line,) = console.file.getvalue().splitlines()
-    assert line.startswith("warm-start 1,000/10,000")
+        shown(10_000, 10_000)
+    # Nine times as many are left as were done in ten seconds.
+    assert line == "warm-start 1,000/10,000  1:30 left"
+    assert console.file.getvalue().splitlines()[1:] == ["warm-start 10,000/10,000"]
 
 
 class Update:
@@ -194,17 +197,25 @@ def test_without_a_builder_its_command_is_told_at_once_and_again(tmp_path, clock
         look_for_builder(shown)
         clock.advance(60)
         assert times_told() == 2
+        # A run that goes on waits for the index of where it goes on.
+        publish(tmp_path, "retriever", 4)
+        assert times_told() == 3
 
 
 def test_while_a_builder_is_alive_no_command_is_told(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(builder_watch, "_ALIVE_SECONDS", float("inf"))
-    Heartbeat(open_store(tmp_path), BUILDER_ROLE).beat(0, activity="waiting")
+    heartbeat = Heartbeat(open_store(tmp_path), BUILDER_ROLE)
+    heartbeat.beat(0, activity="waiting")
     publish(tmp_path, "retriever", 0)
     console = pipe()
     shown, watch = follow(tmp_path, console)
     with shown, watch:
         look_for_builder(shown)
         assert "waiting for an index" not in console.file.getvalue()
+        heartbeat.beat(0, activity="embedding", blocks_done=3, num_blocks=12)
+        look_for_builder(shown)
+        clock.advance(30)
+        assert "waiting for the first index, 25% built" in console.file.getvalue()
         monkeypatch.setattr(builder_watch, "_ALIVE_SECONDS", float("-inf"))
         look_for_builder(shown)
         assert "waiting for an index" in console.file.getvalue()

@@ -36,15 +36,6 @@ def expected(finished):
     return tiny_run.answered(finished, 3)
 
 
-def refused(arguments, capsys):
-    capsys.readouterr()
-    assert main([str(word) for word in arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert "expected " in line
-    return line
-
-
 def piped(text):
     reading, writing = os.pipe()
     os.write(writing, text.encode())
@@ -52,34 +43,28 @@ def piped(text):
     return standard_input(reading)
 
 
-@pytest.mark.parametrize("folder", ["", "finetune"])
-def test_a_folder_and_a_question_are_enough(moved, expected, folder, capsys):
-    question = list(expected)[1]
-    assert main(["ask", str(moved / folder), question]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == expected[question]
-
-
-def test_several_questions_are_echoed_and_in_json_are_a_line_each(
-    moved, expected, capsys
-):
+def test_questions_are_echoed_where_there_are_several(moved, expected, capsys):
+    first, *_ = expected
+    for folder in (moved, moved / "finetune"):
+        assert main(["ask", str(folder), first]) == 0
+        assert capsys.readouterr().out.splitlines()[0] == expected[first]
     assert main(["ask", str(moved), *expected]) == 0
     said = capsys.readouterr().out.splitlines()
     for question, answer in expected.items():
         assert said[said.index(f"? {question}") + 1] == answer
+    with piped("\n\n".join(expected)):
+        assert main(["ask", str(moved)]) == 0
+    assert capsys.readouterr().out.splitlines() == said
+
+
+def test_in_json_a_reply_is_a_line(moved, expected, capsys):
     # Options may stand between RUN and the questions.
     assert main(["ask", str(moved), "--json", *expected]) == 0
     replies = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert {reply["question"]: reply["answer"] for reply in replies} == expected
-    assert [reply["question"] for reply in replies] == list(expected)
+    assert [(reply["question"], reply["answer"]) for reply in replies] == [
+        *expected.items()
+    ]
     assert {reply["version"]["corpus"] for reply in replies} == {str(moved / "corpus")}
-
-
-def test_questions_from_a_pipe_are_echoed(moved, expected, capsys):
-    with piped("\n".join(expected)):
-        assert main(["ask", str(moved)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    for question, answer in expected.items():
-        assert said[said.index(f"? {question}") + 1] == answer
 
 
 def test_at_a_terminal_without_a_question_there_is_a_prompt(moved, expected, capfd):
@@ -121,6 +106,15 @@ def test_where_fine_tuning_began_may_have_any_name_or_lie_elsewhere(
     assert ask_config(str(root), given).pretrained == str(finished / "pretrain")
 
 
+def test_the_searcher_is_the_recorded_one_unless_another_is_given(moved, tmp_path):
+    def search_by_scann(details):
+        details["answering"]["searcher"] = "scann"
+
+    root = str(with_details(moved, tmp_path, "finetune", search_by_scann))
+    assert ask_config(root).searcher == "scann"
+    assert ask_config(root, Given(searcher="device")).searcher == "device"
+
+
 def test_the_library_takes_the_folder_of_a_chain_too(moved, expected):
     model = realm_jax.load(moved)
     for question, answer in expected.items():
@@ -129,18 +123,15 @@ def test_the_library_takes_the_folder_of_a_chain_too(moved, expected):
 
 
 def test_a_stage_finds_the_corpus_it_was_started_with_and_has_to_end(
-    finished, tmp_path, capsys
+    finished, tmp_path, refuse
 ):
     model_dir = tmp_path / "elsewhere" / "model"
     shutil.copytree(finished / "pretrain", model_dir)
     assert find_corpus(str(model_dir)) == (str(finished / "corpus"), False)
-    for path in (model_dir / "checkpoints").glob("*.json"):
-        manifest = unseal(path.read_bytes())
-        manifest["details"]["train_steps"] = 99
-        path.write_bytes(seal(manifest))
+    change_details(model_dir, lambda details: details.update(train_steps=99))
     output = f"--output={tmp_path / 'out'}"
     for words in (["search", model_dir, "mills"], ["export", model_dir, output]):
-        assert "found step 12 of 99; let it end first" in refused(words, capsys)
+        refuse(words, "found step 12 of 99; let it end first")
     assert not (tmp_path / "out").exists()
 
 
@@ -157,7 +148,7 @@ def searched(arguments, capsys):
 
 @pytest.mark.parametrize("stages", [("pretrain",), ("pretrain", "finetune")])
 def test_the_last_stage_of_a_chain_is_searched(
-    stages, moved, tmp_path, capsys, monkeypatch
+    stages, moved, tmp_path, capsys, monkeypatch, refuse
 ):
     """Without questions, too: then the chain ends before fine-tuning."""
     root = tiny_run.copy(moved, tmp_path, "corpus", "warm_start", *stages)
@@ -177,8 +168,7 @@ def test_the_last_stage_of_a_chain_is_searched(
     first, second = (said.index(f"? {query}\n") for query in queries)
     assert first < said.index(f"{found[queries[0]][0][0]} (town-") < second
     if stages == ("pretrain",):
-        line = refused(["ask", root, "who?"], capsys)
-        assert "expected a checkpoint of `realm finetune`" in line
+        refuse(["ask", root, "who?"], "expected a checkpoint of `realm finetune`")
 
 
 def test_answers_come_from_the_later_corpus_that_an_update_made(
@@ -232,49 +222,48 @@ def test_of_a_model_alone_the_report_lies_in_its_folder(moved, tmp_path):
     assert answers(tmp_path / "model" / "evaluate") == answers(moved / "evaluate")
 
 
-def with_details(moved, root, stage, change):
-    """Copies the chain; `change` is made to what a stage's checkpoints record."""
-    tiny_run.copy(moved, root, "corpus", "pretrain", "finetune")
-    for path in (root / stage / "checkpoints").glob("*.json"):
+def change_details(model_dir, change):
+    """Makes a change to what the checkpoints of a stage record."""
+    for path in (model_dir / "checkpoints").glob("*.json"):
         manifest = unseal(path.read_bytes())
         change(manifest["details"])
         path.write_bytes(seal(manifest))
+
+
+def with_details(moved, root, stage, change):
+    """Copies the chain; `change` is made to what a stage's checkpoints record."""
+    tiny_run.copy(moved, root, "corpus", "pretrain", "finetune")
+    change_details(root / stage, change)
     return root
 
 
-def test_questions_that_were_not_recorded_are_asked_for(moved, tmp_path, capsys):
-    def forget(details):
-        del details["answering"]["pretrained"]
-
-    root = with_details(moved, tmp_path, "finetune", forget)
-    for path in (root / "pretrain" / "checkpoints").glob("*.json"):
-        manifest = unseal(path.read_bytes())
-        del manifest["details"]["questions"]
-        path.write_bytes(seal(manifest))
-    assert "--questions FILE" in refused(["evaluate", root], capsys)
+def test_questions_that_were_not_recorded_are_asked_for(moved, tmp_path, refuse):
+    root = with_details(
+        moved,
+        tmp_path,
+        "finetune",
+        lambda details: details["answering"].pop("pretrained"),
+    )
+    change_details(root / "pretrain", lambda details: details.pop("questions"))
+    refuse(["evaluate", root], "--questions FILE")
     assert not (root / "evaluate").exists()
 
 
-def test_what_is_missing_is_named(moved, tmp_path, capsys):
+def test_what_is_missing_is_named(moved, tmp_path, refuse):
     nowhere, empty = tmp_path / "nowhere", tmp_path / "empty"
     empty.mkdir()
     for command in ("ask", "evaluate", "search"):
-        line = refused([command, nowhere], capsys)
-        assert str(nowhere) in line
-        assert "does not exist" in line
-        assert "no checkpoint" in refused([command, empty], capsys)
-        if command == "search":
-            continue
-        line = refused([command, moved / "pretrain"], capsys)
-        assert "run of pretrain" in line
-        assert "RUN" in refused([command], capsys)
-        mixed = ["--gin_file=gin/runs/ask.gin", moved]
-        assert "got both" in refused([command, *mixed], capsys)
-    assert "got both" in refused(["ask", moved, "who?", "--port=8000"], capsys)
-    line = refused(["ask", moved, "--port=eighty"], capsys)
-    assert "--port: expected a whole number, got 'eighty'" in line
-    assert "PORT" in refused(["ask", moved, "--port=70000"], capsys)
-    assert "question" in refused(["ask", moved, "who?", " "], capsys)
+        refuse([command, nowhere], nowhere, "does not exist")
+        refuse([command, empty], "no checkpoint")
+    for command in ("ask", "evaluate"):
+        refuse([command, moved / "pretrain"], "run of pretrain")
+        refuse([command], "RUN")
+        refuse([command, "--gin_file=gin/runs/ask.gin", moved], "got both")
+    refuse(["ask", moved, "who?", "--port=8000"], "got both")
+    whole = "--port: expected a whole number, got 'eighty'"
+    refuse(["ask", moved, "--port=eighty"], whole)
+    refuse(["ask", moved, "--port=70000"], "PORT")
+    refuse(["ask", moved, "who?", " "], "question")
 
 
 def test_two_models_are_to_be_told_apart(moved, tmp_path):
@@ -286,28 +275,30 @@ def test_two_models_are_to_be_told_apart(moved, tmp_path):
     assert find_model(tmp_path) == str(tmp_path / "a")
 
 
-def test_a_corpus_that_is_nowhere_is_named(moved, tmp_path, capsys):
+def test_a_corpus_that_is_nowhere_is_named(moved, tmp_path, refuse):
     def move(details):
         details["answering"]["corpus"] = "/nowhere/corpus"
 
     root = with_details(moved, tmp_path, "finetune", move)
     assert find_corpus(str(root / "finetune")) == (str(root / "corpus"), False)
     shutil.rmtree(root / "corpus")
-    line = refused(["ask", root, "who?"], capsys)
-    assert f"no corpus in {root}/corpus" in line
-    assert "/nowhere/corpus" in line
-    assert "--corpus FOLDER" in line
+    sought = f"no corpus in {root}/corpus"
+    refuse(["ask", root, "who?"], sought, "/nowhere/corpus", "--corpus FOLDER")
     other_corpus(moved, root / "corpus")
-    assert f"another corpus in {root}/corpus" in refused(["ask", root, "who"], capsys)
+    refuse(["ask", root, "who"], f"another corpus in {root}/corpus")
+    shutil.rmtree(root / "corpus")
+    vocabulary = WordPiece.train(["Town has a mill."], 60, tmp_path / "vocab.txt")
+    other_corpus(moved, root / "corpus", vocabulary)
+    for allow in ([], ["--allow_corpus_mismatch"]):
+        words = ["ask", moved, "who?", f"--corpus={root / 'corpus'}", *allow]
+        refuse(words, "vocabulary")
 
 
 def other_corpus(moved, folder, vocabulary=None):
-    vocabulary = vocabulary or WordPiece.load(moved / "corpus" / "vocab.txt")
-    documents = [Document(title="Town", text="Town has a mill.", source_id="town")]
     return build_corpus(
-        documents,
+        [Document(title="Town", text="Town has a mill.", source_id="town")],
         folder,
-        vocabulary=vocabulary,
+        vocabulary=vocabulary or WordPiece.load(moved / "corpus" / "vocab.txt"),
         tagger=RuleTagger(),
         chunk_length=40,
     )
@@ -332,11 +323,3 @@ def test_only_a_later_version_of_the_corpus_is_safe(moved, tmp_path):
     assert is_version_of(root / "third", trained)
     (root / "second" / PARENT_FILE).unlink()
     assert not is_version_of(root / "third", trained)
-
-
-def test_a_corpus_of_another_vocabulary_is_refused(moved, tmp_path, capsys):
-    vocabulary = WordPiece.train(["Town has a mill."], 60, tmp_path / "vocab.txt")
-    other_corpus(moved, tmp_path / "corpus", vocabulary)
-    for allow in ([], ["--allow_corpus_mismatch"]):
-        arguments = ["ask", moved, "who?", f"--corpus={tmp_path / 'corpus'}", *allow]
-        assert "vocabulary" in refused(arguments, capsys)

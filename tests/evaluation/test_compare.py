@@ -13,6 +13,10 @@ from realm_jax.evaluation.compare_page import (
     write_comparison,
 )
 from realm_jax.evaluation.comparisons import AFTER_FINETUNING, AFTER_REALM
+from realm_jax.metrics.retrieval import (
+    bootstrap_interval,
+    paired_bootstrap_difference,
+)
 from tests.evaluation.test_report import HOSTILE, Page
 
 COUNT = 60
@@ -111,30 +115,28 @@ def runs(tmp_path, outcomes):
 
 
 def test_two_runs_are_compared_question_by_question(runs, outcomes):
-    """Against a loop that resamples whole questions, each with both of its values."""
     comparison = compare_runs(*map(read_run, runs))
+    values = read_run(runs[0]).values[AFTER_FINETUNING]["F1"]
+    assert (values.dtype, values.shape) == (np.float64, (COUNT,))
     found = {(figure.label, figure.metric): figure for figure in comparison.figures}
     assert list(found) == [
         (AFTER_REALM, "recall@5"),
         (AFTER_FINETUNING, "exact match"),
         (AFTER_FINETUNING, "F1"),
     ]
-    draw = random.Random(1)
-    for column, place in ((0, "exact match"), (1, "recall@5")):
-        label = AFTER_FINETUNING if column == 0 else AFTER_REALM
-        figure = found[label, place]
-        pairs = [(a[column], b[column]) for a, b in zip(*outcomes, strict=True)]
-        assert figure.first.mean == pytest.approx(sum(a for a, _ in pairs) / COUNT)
-        assert figure.second.mean == pytest.approx(sum(b for _, b in pairs) / COUNT)
-        means = sorted(
-            sum(b - a for a, b in draw.choices(pairs, k=COUNT)) / COUNT
-            for _ in range(4000)
+    for column, label, metric in (
+        (0, AFTER_FINETUNING, "exact match"),
+        (1, AFTER_REALM, "recall@5"),
+    ):
+        first, second = (
+            np.asarray([question[column] for question in run], np.float64)
+            for run in outcomes
         )
-        assert figure.difference.mean == pytest.approx(
-            sum(b - a for a, b in pairs) / COUNT
-        )
-        assert figure.difference.low == pytest.approx(means[100], abs=2 / COUNT)
-        assert figure.difference.high == pytest.approx(means[3899], abs=2 / COUNT)
+        figure = found[label, metric]
+        assert figure.first == bootstrap_interval(first)
+        assert figure.second == bootstrap_interval(second)
+        assert figure.difference == paired_bootstrap_difference(first, second)
+        assert figure.difference.mean == pytest.approx((second - first).mean())
 
 
 def test_answers_that_changed_are_listed_on_their_side(runs, outcomes):
@@ -225,55 +227,42 @@ def test_what_comes_from_text_is_escaped(tmp_path):
     assert "".join(page.text).count("alert('x')") == 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_other_questions_cannot_be_compared(tmp_path):
+    lines = [line(i, right=True, found=True) for i in range(3)]
+    first = write_run(tmp_path / "a", lines)
+    for name, changes, said in (
         (
+            "b",
             {"question": "Another?"},
             "0 that only one of them has and 1 with other words",
         ),
-        ({"answers": ["no"]}, "1 with other words or answers, such as 'q1'"),
-        ({"id": "x"}, "2 that only one of them has"),
-    ],
-)
-def test_other_questions_cannot_be_compared(tmp_path, changes, said):
-    lines = [line(i, right=True, found=True) for i in range(3)]
-    others = [lines[0], {**lines[1], **changes}, lines[2]]
-    places = write_run(tmp_path / "a", lines), write_run(tmp_path / "b", others)
-    with pytest.raises(BadInputError, match="expected the same questions") as error:
-        compare_runs(*map(read_run, places))
-    assert said in str(error.value)
-    assert places[0] in str(error.value)
+        ("c", {"answers": ["no"]}, "1 with other words or answers, such as 'q1'"),
+        ("d", {"id": "x"}, "2 that only one of them has"),
+    ):
+        others = [lines[0], {**lines[1], **changes}, lines[2]]
+        second = write_run(tmp_path / name, others)
+        with pytest.raises(BadInputError, match="the same questions") as error:
+            compare_runs(read_run(first), read_run(second))
+        assert said in str(error.value)
+        assert first in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_damaged_predictions_are_bad_input(tmp_path):
+    whole = line(0, right=True, found=True)
+    other = line(1, right=True, found=True, measured={})
+    with pytest.raises(BadInputError, match=r"predictions\.jsonl, found none"):
+        read_run(str(tmp_path))
+    for text, said in (
         ("", "expected predictions in"),
         ("[]\n", "expected a JSON object"),
         ('{"id": "q0"}\n', "without a usable answers"),
-        (json.dumps(line(0, right=True, found=True, correct="yes")), "usable correct"),
+        (json.dumps(whole | {"correct": "yes"}), "usable correct"),
         (
-            json.dumps(line(0, right=True, found=True))
-            + "\n"
-            + json.dumps(line(1, right=True, found=True, measured={})),
+            f"{json.dumps(whole)}\n{json.dumps(other)}",
             "the same figures of every question",
         ),
-    ],
-)
-def test_damaged_predictions_are_bad_input(tmp_path, text, said):
-    (tmp_path / "predictions.jsonl").write_text(text)
-    with pytest.raises(BadInputError, match=said) as error:
-        read_run(str(tmp_path))
-    assert str(tmp_path) in str(error.value)
-
-
-def test_a_folder_without_an_evaluation_is_bad_input(tmp_path):
-    with pytest.raises(BadInputError, match=r"predictions\.jsonl, found none"):
-        read_run(str(tmp_path))
-
-
-def test_values_are_floats_of_all_questions(runs):
-    run = read_run(runs[0])
-    assert run.values[AFTER_FINETUNING]["F1"].dtype == np.float64
-    assert run.values[AFTER_FINETUNING]["F1"].shape == (COUNT,)
+    ):
+        (tmp_path / "predictions.jsonl").write_text(text)
+        with pytest.raises(BadInputError, match=said) as error:
+            read_run(str(tmp_path))
+        assert str(tmp_path) in str(error.value)

@@ -1,7 +1,6 @@
 import re
 
 import numpy as np
-import pytest
 
 from realm_jax.evaluation.figures import (
     DECIMALS,
@@ -37,9 +36,9 @@ def numbers_of_axis(svg, unit):
     return numbers[steps if not unit else 0 : -1]
 
 
-@pytest.mark.parametrize(
-    ("values", "value_format"),
-    [
+def test_the_numbers_of_an_axis_are_where_they_say():
+    """Evenly spaced numbers at evenly spaced heights: none is rounded into another."""
+    for values, value_format in (
         ((0.4655, 0.458, 0.4612), PERCENT),
         ((0.101, 0.1012, 0.1015), PERCENT),
         ((0.2, 0.9, 0.6), PERCENT),
@@ -49,22 +48,16 @@ def numbers_of_axis(svg, unit):
         ((0.8, 1.9, 1.4), ValueFormat(digits=0)),
         ((120_000.0, 180_000.0), ValueFormat(digits=0)),
         ((-0.013, 0.004, 0.002), ValueFormat(signed=True)),
-    ],
-)
-def test_the_numbers_of_an_axis_are_where_they_say(values, value_format):
-    """Evenly spaced numbers at evenly spaced heights: none is rounded into another."""
-    steps = tuple(range(1, len(values) + 1))
-    curve = Curve("pretrain", "x", steps, values)
-    svg = line_chart(curve, "label", value_format=value_format, smooth=False)
-    unit = value_format.unit
-    numbers = numbers_of_axis(svg, unit)
-    shown = [number for number, _ in numbers]
-    heights = [height for _, height in numbers]
-    assert len(set(shown)) == len(shown) >= 2
-    np.testing.assert_allclose(np.diff(shown, 2), 0.0, atol=1e-9)
-    np.testing.assert_allclose(np.diff(heights, 2), 0.0, atol=1e-3)
-    if value_format.is_share:
-        assert 0.0 <= min(shown) <= max(shown) <= 100.0
+    ):
+        steps = tuple(range(1, len(values) + 1))
+        curve = Curve("pretrain", "x", steps, values)
+        svg = line_chart(curve, "label", value_format=value_format, smooth=False)
+        shown, heights = zip(*numbers_of_axis(svg, value_format.unit), strict=True)
+        assert len(set(shown)) == len(shown) >= 2
+        np.testing.assert_allclose(np.diff(shown, 2), 0.0, atol=1e-9)
+        np.testing.assert_allclose(np.diff(heights, 2), 0.0, atol=1e-3)
+        if value_format.is_share:
+            assert 0.0 <= min(shown) <= max(shown) <= 100.0
 
 
 def test_zero_is_written_without_a_sign():

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import math
 
 import jax
@@ -41,6 +42,7 @@ def measured(tmp_path_factory):
     )(*store.document_ids(np.arange(store.num_blocks), LENGTHS.document))
     examples = Examples.open(store.directory / "examples/asked/validation")
 
+    @functools.cache
     def measure(max_examples):
         return evaluate_masked_spans(
             retriever,
@@ -64,7 +66,7 @@ def softmax(scores):
 
 def test_each_span_is_filled_in_as_if_alone(measured):
     store, retriever, reader, params, embeddings, measure = measured
-    spans = measure(12)
+    spans = measure(100)
     read = jax.jit(lambda *row: reader.apply({"params": params["reader"]}, *row))
     embed = jax.jit(
         lambda method, *row: retriever.apply(
@@ -119,44 +121,40 @@ def test_fewer_are_spread_evenly_and_none_is_counted_twice(measured):
         )
 
 
-@pytest.mark.parametrize(
-    ("sentence", "span"),
-    [
+def test_the_parts_of_a_masked_sentence_join_to_the_sentence(measured):
+    """Cut at the mask with the spaces beside it, which a part alone would lose."""
+    store, *_, measure = measured
+    spans = measure(1)
+    decode = store.vocabulary.decode
+    for sentence, (first, last) in (
         ("kise posa nuso bura.", (1, 2)),  # A word between two others.
         ("kise posa nuso.", (2, 3)),  # Before a full stop, which stands close.
         ("posa nuso.", (0, 1)),
         ("kise. posa nuso", (2, 4)),
         ("kise fedi bura.", (1, 3)),  # A word of two pieces.
-    ],
-)
-def test_the_parts_of_a_masked_sentence_join_to_the_sentence(measured, sentence, span):
-    """Cut at the mask with the spaces beside it, which a part alone would lose."""
-    store, *_, measure = measured
-    spans = measure(1)
-    decode = store.vocabulary.decode
-    pieces = store.vocabulary.encode(sentence).ids
-    first, last = span
-    masked = pieces.copy()
-    masked[first:last] = store.vocabulary.mask
-    width = last - first
-    batch = spans.batch.replace(
-        query_ids=np.asarray([[store.vocabulary.cls, *masked, store.vocabulary.sep]]),
-        mask_ids=pieces[None, first:last],
-        mask_weights=np.ones((1, width), np.float32),
-    )
-    [example] = masked_examples(dataclasses.replace(spans, batch=batch), store, 1)
-    assert example.before + example.answer + example.after == decode(pieces)
-    assert example.answer == decode(pieces[first:last])
-    assert "[UNK]" not in decode(pieces)
+    ):
+        pieces = store.vocabulary.encode(sentence).ids
+        masked = pieces.copy()
+        masked[first:last] = store.vocabulary.mask
+        query = [store.vocabulary.cls, *masked, store.vocabulary.sep]
+        batch = spans.batch.replace(
+            query_ids=np.asarray([query]),
+            mask_ids=pieces[None, first:last],
+            mask_weights=np.ones((1, last - first), np.float32),
+        )
+        [example] = masked_examples(dataclasses.replace(spans, batch=batch), store, 1)
+        assert example.before + example.answer + example.after == decode(pieces)
+        assert example.answer == decode(pieces[first:last])
+        assert "[UNK]" not in decode(pieces)
 
 
 def test_the_examples_shown_are_those_that_retrieval_helped_most_and_least(measured):
     store, *_, measure = measured
-    spans = measure(12)
-    shown = masked_examples(spans, store, 3)
+    spans = measure(100)
+    shown = masked_examples(spans, store, 6)
     utility = spans.log_marginal - spans.log_null
-    order = np.argsort(-utility)
-    for example, row in zip(shown, order[[0, 1, -1]], strict=True):
+    order = np.argsort(-utility, kind="stable")
+    for example, row in zip(shown, order[[0, 1, 2, 3, -2, -1]], strict=True):
         assert example.marginal == pytest.approx(math.exp(spans.log_marginal[row]))
         answer = store.vocabulary.decode(spans.batch.mask_ids[row][:1])
         assert example.answer == answer

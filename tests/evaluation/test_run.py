@@ -84,20 +84,20 @@ def config_of(chain, model_dir, **changes):
 
 
 @pytest.fixture(scope="module")
-def report(chain, tmp_path_factory):
+def told():
+    """The progress that was told while the report was made."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def report(chain, told, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    return run.run(config_of(chain, folder), silent, NEVER), folder
+    config = config_of(chain, folder)
+    return run.run(config, lambda *line: told.append(line[:2]), NEVER), folder
 
 
-def test_all_stages_are_compared(report):
-    data, _ = report
-    rows = {row.label: row for row in data.comparison.rows}
-    assert list(rows) == [
-        comparisons.AFTER_WARM_START,
-        comparisons.AFTER_REALM,
-        comparisons.AFTER_FINETUNING,
-    ]
-    assert comparisons.EXACT_MATCH in rows[comparisons.AFTER_FINETUNING].metrics
+def lines_of(folder, name="predictions.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -147,51 +147,50 @@ def hits_of(chain, model_dir, k):
     return recall_at_k(np.asarray(found.ids), relevant_blocks(store, questions), k)
 
 
-@pytest.mark.parametrize("stage", ["warm_start", "pretrain"])
-def test_recall_is_that_of_the_parameters_a_stage_ended_with(chain, report, stage):
-    name = {
-        "warm_start": comparisons.AFTER_WARM_START,
-        "pretrain": comparisons.AFTER_REALM,
-    }[stage]
-    (row,) = [row for row in report[0].comparison.rows if row.label == name]
+def test_recall_is_that_of_the_parameters_a_stage_ended_with(chain, report):
+    rows = {row.label: row.metrics for row in report[0].comparison.rows}
+    assert list(rows) == [
+        comparisons.AFTER_WARM_START,
+        comparisons.AFTER_REALM,
+        comparisons.AFTER_FINETUNING,
+    ]
+    for stage, label in (
+        ("warm_start", comparisons.AFTER_WARM_START),
+        ("pretrain", comparisons.AFTER_REALM),
+    ):
+        for k in (1, 5, 20):
+            hits = hits_of(chain, chain[1] / stage, k)
+            found = rows[label][comparisons.recall_name(k)]
+            assert found.mean == pytest.approx(hits.mean())
+
+
+def test_the_control_before_fine_tuning_is_compared_by_recall(chain, control, compared):
     for k in (1, 5, 20):
-        hits = hits_of(chain, chain[1] / stage, k)
-        assert row.metrics[comparisons.recall_name(k)].mean == pytest.approx(
-            hits.mean()
-        )
-
-
-@pytest.mark.parametrize("k", [1, 5, 20])
-def test_the_control_before_fine_tuning_is_compared_by_recall(
-    chain, control, compared, k
-):
-    figure = compared[0].control.find("before fine-tuning", f"recall@{k}")
-    with_realm = hits_of(chain, chain[1] / "pretrain", k)
-    without_realm = hits_of(chain, control["control_warm_started"], k)
-    assert figure.with_realm.mean == pytest.approx(with_realm.mean())
-    assert figure.without_realm.mean == pytest.approx(without_realm.mean())
-    assert figure.difference.mean == pytest.approx((with_realm - without_realm).mean())
+        figure = compared[0].control.find("before fine-tuning", f"recall@{k}")
+        with_realm = hits_of(chain, chain[1] / "pretrain", k)
+        without_realm = hits_of(chain, control["control_warm_started"], k)
+        assert figure.with_realm.mean == pytest.approx(with_realm.mean())
+        assert figure.without_realm.mean == pytest.approx(without_realm.mean())
+        difference = (with_realm - without_realm).mean()
+        assert figure.difference.mean == pytest.approx(difference)
 
 
 def test_the_control_after_fine_tuning_is_compared_by_what_it_answered(chain, compared):
     data, folder = compared
-    store = BlockStore.open(chain[0].corpus)
     questions = read_questions(chain[0].questions, "dev")
-    relevant = relevant_blocks(store, questions)
-    means = {}
+    relevant = relevant_blocks(BlockStore.open(chain[0].corpus), questions)
+    means = []
     for name in ("predictions.jsonl", "predictions_control.jsonl"):
-        lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        lines = lines_of(folder, name)
         assert [line["id"] for line in lines] == [question.id for question in questions]
         found = [
             line["retrieved"][0] in blocks
             for line, blocks in zip(lines, relevant, strict=True)
         ]
-        means[name] = {
-            "exact match": np.mean([line["correct"] for line in lines]),
-            "recall@1": np.mean(found),
-        }
-    for metric, mean in means["predictions.jsonl"].items():
-        other = means["predictions_control.jsonl"][metric]
+        right = np.mean([line["correct"] for line in lines])
+        means.append({"exact match": right, "recall@1": np.mean(found)})
+    for metric in means[0]:
+        mean, other = (one[metric] for one in means)
         figure = data.control.find("after fine-tuning", metric)
         assert figure.with_realm.mean == pytest.approx(mean)
         assert figure.without_realm.mean == pytest.approx(other)
@@ -239,48 +238,47 @@ def test_a_retriever_that_was_measured_is_not_embedded_again(chain, tmp_path):
     assert not (tmp_path / "out" / run.CONTROL_PREDICTIONS_NAME).exists()
 
 
-@pytest.mark.parametrize(
-    ("macro", "details", "named"),
-    [
-        ("control_warm_started", {"train_steps": 9}, "found step 5 of 9"),
-        ("control_warm_started", {"corpus_fingerprint": "x"}, "corpus_fingerprint"),
-        ("control_warm_started", {"model": {"shared": 1}}, r"a run with model\."),
-        ("control_warm_started", {"stage": "pretrain"}, "stage 'warm_start'"),
-        ("control_finetuned", {"train_steps": 9}, "found step 3 of 9"),
-        ("control_finetuned", {"corpus_fingerprint": "x"}, "corpus_fingerprint"),
-        ("control_finetuned", {"model": {"shared": 1}}, r"a run with model\."),
-        (
-            "control_finetuned",
-            {"batch_size": 8},
-            "expected a control with batch_size 4",
+def test_a_control_that_cannot_be_compared_is_bad_input(chain, control, tmp_path):
+    unfit = (
+        ({"corpus_fingerprint": "x"}, "corpus_fingerprint"),
+        ({"model": {"shared": 1}}, r"a run with model\."),
+    )
+    cases = {
+        "control_warm_started": (
+            *unfit,
+            ({"train_steps": 9}, "found step 5 of 9"),
+            ({"stage": "pretrain"}, "stage 'warm_start'"),
         ),
-    ],
-)
-def test_a_control_that_cannot_be_compared_is_bad_input(
-    chain, control, tmp_path, macro, details, named
-):
-    changed = tmp_path / "changed"
-    shutil.copytree(control[macro], changed)
-    store = open_store(changed)
-    newest = read_details(store)
-    assert newest is not None
-    step, found = newest
-    write_manifest(store, step, {**found, **details})
-    changes = {**control, macro: str(changed)}
-    config = config_of(chain, tmp_path / "out", masked_task="", **changes)
-    with pytest.raises(BadInputError, match=named) as error:
-        run.run(config, silent, NEVER)
-    assert str(changed) in str(error.value)
-    assert not (tmp_path / "out").exists()
-
-
-def test_stages_of_two_chains_are_no_control(chain, control, tmp_path):
+        "control_finetuned": (
+            *unfit,
+            ({"train_steps": 9}, "found step 3 of 9"),
+            ({"batch_size": 8}, "expected a control with batch_size 4"),
+        ),
+    }
+    for macro, changes in cases.items():
+        changed = tmp_path / macro
+        shutil.copytree(control[macro], changed)
+        store = open_store(changed)
+        newest = read_details(store)
+        assert newest is not None
+        step, found = newest
+        config = config_of(
+            chain,
+            tmp_path / "out",
+            masked_task="",
+            **{**control, macro: str(changed)},
+        )
+        for details, named in changes:
+            write_manifest(store, step, {**found, **details})
+            with pytest.raises(BadInputError, match=named) as error:
+                run.run(config, silent, NEVER)
+            assert str(changed) in str(error.value)
+    # Stages of two chains are no control.
     changes = control | {"control_finetuned": chain[2].model_dir}
     config = config_of(chain, tmp_path / "out", masked_task="", **changes)
     with pytest.raises(BadInputError, match=r"\(CONTROL_WARM_STARTED\), but it was"):
         run.run(config, silent, NEVER)
-    with pytest.raises(BadInputError, match="PRETRAINED beside CONTROL_WARM_STARTED"):
-        config_of(chain, tmp_path / "out", pretrained="", **control)
+    assert not (tmp_path / "out").exists()
 
 
 def test_baselines_are_judged_as_the_retriever_is(report, chain):
@@ -304,19 +302,9 @@ def test_baselines_are_judged_as_the_retriever_is(report, chain):
         )
 
 
-def test_the_baselines_can_be_left_out(chain, tmp_path):
-    config = config_of(
-        chain, tmp_path, max_bm25_blocks=0, warm_started="", pretrained=""
-    )
-    assert run.run(config, silent, NEVER).comparison.baselines == []
-
-
 def test_f1_and_topics_are_those_of_the_predictions(report, chain):
     data, folder = report
-    lines = [
-        json.loads(line)
-        for line in (folder / "predictions.jsonl").read_text().splitlines()
-    ]
+    lines = lines_of(folder)
     questions = read_questions(chain[0].questions, "dev")
     for line, question in zip(lines, questions, strict=True):
         assert line["topic"] == question.topic
@@ -388,8 +376,7 @@ def test_what_was_written_is_whole(report, chain):
         "report.json",
         "predictions.jsonl",
     }
-    lines = (folder / "predictions.jsonl").read_text().splitlines()
-    predictions = [json.loads(line) for line in lines]
+    predictions = lines_of(folder)
     questions = read_questions(chain[0].questions, "dev")
     assert [p["id"] for p in predictions] == [q.id for q in questions]
     store = BlockStore.open(chain[0].corpus)
@@ -405,23 +392,23 @@ def test_what_was_written_is_whole(report, chain):
     ]
 
 
-def test_a_stage_left_out_is_left_out(chain, tmp_path):
-    config = config_of(chain, tmp_path, warm_started="", pretrained="")
+def test_stages_and_baselines_can_be_left_out(chain, tmp_path):
+    config = config_of(
+        chain, tmp_path, max_bm25_blocks=0, warm_started="", pretrained=""
+    )
     data = run.run(config, silent, NEVER)
+    assert data.comparison.baselines == []
     assert [row.label for row in data.comparison.rows] == [comparisons.AFTER_FINETUNING]
     assert data.masked_accuracy is None
 
 
-def test_progress_reaches_its_end_and_goes_no_further(chain, tmp_path):
-    seen = []
-    config = config_of(chain, tmp_path, masked_task="")
-    run.run(config, lambda step, total, values: seen.append((step, total)), NEVER)
-    assert seen == [(step, 7) for step in range(len(seen))]
-    assert len(seen) <= 8
+def test_progress_reaches_its_end_and_goes_no_further(report, told):
+    assert told == [(step, 7) for step in range(len(told))]
+    assert len(told) <= 8
 
 
 def test_asked_to_stop_it_writes_nothing(chain, tmp_path):
-    for after in range(6):
+    for after in (0, 2, 5):
         stop = threading.Event()
 
         def report(step, total, values, stop=stop, after=after):
@@ -433,46 +420,30 @@ def test_asked_to_stop_it_writes_nothing(chain, tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_stage_that_never_ran_is_bad_input(chain, tmp_path):
-    config = config_of(chain, tmp_path, pretrained=str(tmp_path / "nothing"))
-    with pytest.raises(BadInputError, match="run that stage first"):
-        run.run(config, silent, NEVER)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
+def test_what_does_not_belong_together_is_bad_input(chain, tmp_path):
+    _, folder, finetuned = chain
+    moved = tmp_path / "finetune"
+    shutil.copytree(folder / "finetune", moved)
+    shutil.rmtree(moved / "index")
+    without_index = dataclasses.replace(finetuned, model_dir=str(moved))
+    for changes, named in (
+        ({"pretrained": str(tmp_path / "nothing")}, "run that stage first"),
         (
             {"models": tiny_world.models(hidden=32)},
-            "a run with model.bert.hidden_size 32",
+            r"a run with model\.bert\.hidden_size 32",
         ),
-        ({"pretrained": "{folder}/warm_start"}, "a run with stage 'pretrain'"),
+        ({"pretrained": f"{folder}/warm_start"}, "a run with stage 'pretrain'"),
         ({"masked_task": "nothing"}, "prepared examples"),
         ({"split": "nobody"}, "nobody"),
-        ({"questions": "{folder}/nothing"}, "nothing"),
-    ],
-)
-def test_what_does_not_belong_together_is_bad_input(chain, tmp_path, changes, named):
-    changes = {
-        name: value.format(folder=chain[1]) if isinstance(value, str) else value
-        for name, value in changes.items()
-    }
-    with pytest.raises(BadInputError, match=named):
-        run.run(config_of(chain, tmp_path, **changes), silent, NEVER)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_fine_tuning_without_its_index_is_bad_input(chain, tmp_path):
-    moved = tmp_path / "finetune"
-    shutil.copytree(chain[1] / "finetune", moved)
-    shutil.rmtree(moved / "index")
-    finetuned = dataclasses.replace(chain[2], model_dir=str(moved))
-    config = config_of(
-        chain, tmp_path / "out", finetuned=finetuned, warm_started="", pretrained=""
-    )
-    with pytest.raises(BadInputError, match="fine-tune again"):
-        run.run(config, silent, NEVER)
+        ({"questions": f"{folder}/nothing"}, "nothing"),
+        (
+            {"finetuned": without_index, "warm_started": "", "pretrained": ""},
+            "fine-tune again",
+        ),
+    ):
+        with pytest.raises(BadInputError, match=named):
+            run.run(config_of(chain, tmp_path / "out", **changes), silent, NEVER)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_time_of_a_stage_adds_up_over_a_resumption(tmp_path):

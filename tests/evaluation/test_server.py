@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import types
+import urllib.parse
 from typing import cast
 
 import pytest
@@ -138,38 +139,69 @@ def require_one_line(text):
     return error
 
 
+def logged(caplog):
+    """What was logged as a fault, or with a traceback."""
+    return [r for r in caplog.records if r.exc_info or r.levelno >= logging.ERROR]
+
+
 # The parser and what shows its result give up at depths near this limit.
 DEPTHS = [*range(sys.getrecursionlimit() - 100, sys.getrecursionlimit(), 9), 30_000]
 
+BAD_BODIES = (
+    *(b"", b"who", b"[]", b"{}", b"\xff\xfe", b"x" * (1 << 17)),
+    *(b'{"question": 3}', b'{"question": "  "}', b'{"question": "who", "k": 3}'),
+    json.dumps({"question": "who " * 1000}).encode(),
+    # Surrogates that are not a pair.
+    *(rb'{"question": "who \ud800?"}', rb'{"question": "\udfff\ud800"}'),
+    *(rb'{"\ud800": "who?"}', b'{"question": "who \xed\xa0\x80?"}'),
+    *(b"[" * depth + b"]" * depth for depth in DEPTHS),
+    *(b'{"question": %b}' % (b"[" * depth + b"]" * depth) for depth in DEPTHS),
+)
 
-@pytest.mark.parametrize("form", ["%s", '{"question": %s}'])
-def test_deep_json_is_refused_in_one_line(served, form, caplog):
-    for depth in DEPTHS:
-        code, _, text = served.post(form % ("[" * depth + "]" * depth))
+
+def test_bad_requests_are_told_in_one_line(served, caplog):
+    for body in BAD_BODIES:
+        code, _, text = served.post(body)
+        assert code == 400, body[:99]
+        require_one_line(text)
+    for encoding in ("gzip", "deflate"):
+        headers = {**JSON, "Content-Encoding": encoding}
+        code, _, text = served.post(b"\xff" * 100, headers)
         assert code == 400
         require_one_line(text)
-    assert [record for record in caplog.records if record.exc_info] == []
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        rb'{"question": "who \ud800?"}',
-        rb'{"question": "\udfff\ud800"}',
-        rb'{"\ud800": "who?"}',
-        b'{"question": "who \xed\xa0\x80?"}',
-    ],
-)
-def test_a_lone_surrogate_is_refused_in_one_line(served, body):
-    code, _, text = served.post(body)
-    assert code == 400
-    require_one_line(text)
     assert served.respondent.asked == []
+    assert logged(caplog) == []
 
 
-def test_a_pair_of_surrogates_is_a_character(served):
+def test_programs_are_told_in_json_what_there_is(served):
+    for path, accept, code in (
+        ("/answer", "*/*", 405),
+        ("/answers", "application/json", 404),
+        ("/nowhere/answer", "text/html, application/json;q=0.9", 404),
+    ):
+        found, headers, text = served.request(path=path, headers={"Accept": accept})
+        assert found == code
+        assert f"GET {path}" in require_one_line(text)
+        assert "POST /answer" in text
+        assert headers["Allow"] == ("POST" if code == 405 else None)
+
+
+def test_a_question_is_text_and_never_markup(served):
+    hostile = "<script>alert('x')</script> \"who\" & why 😀"
+    code, _, page = served.request(path=f"/?question={urllib.parse.quote(hostile)}")
+    assert code == 200
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    # A pair of surrogates is a character.
     code, _, text = served.post(rb'{"question": "who \ud83d\ude00?"}')
     assert (code, json.loads(text)) == (200, {"question": "who 😀?"})
+    assert served.respondent.asked == [hostile, "who 😀?"]
+
+
+def test_the_page_tells_what_is_wrong_with_a_question(served):
+    code, _, page = served.request(path="/?question=+")
+    assert code == 400
+    assert "expected a question" in page
 
 
 def test_a_question_from_the_command_line_may_be_no_unicode():
@@ -177,24 +209,20 @@ def test_a_question_from_the_command_line_may_be_no_unicode():
         require_question("who \udcff?")
 
 
-def test_bytes_that_are_no_unicode_in_the_address_are_no_fault(served, caplog):
+def test_what_is_no_http_or_unicode_leaves_no_traceback(served, caplog):
     assert served.request(path="/?question=%ED%A0%80")[0] in (200, 400)
-    assert [record for record in caplog.records if record.exc_info] == []
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_a_body_that_cannot_be_decoded_is_refused(served, encoding, caplog):
-    code, _, text = served.post(b"\xff" * 100, {**JSON, "Content-Encoding": encoding})
-    assert code == 400
-    require_one_line(text)
-    assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
-
-
-def test_what_is_no_http_leaves_no_traceback(served, caplog):
     with served.connect() as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nno header\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.0 400 ")
-    assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
+    # A body that is given up.
+    with served.connect() as connection:
+        connection.sendall(
+            b"POST /answer HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 30\r\n\r\n{"
+        )
+        assert served.request()[0] == 200
+    assert served.request()[0] == 200
+    assert logged(caplog) == []
 
 
 def is_closed(connection):
@@ -210,19 +238,15 @@ def is_closed(connection):
     return True
 
 
-@pytest.mark.parametrize(
-    "beginning",
-    [
-        b"",
-        b"GET /status HTTP/1.1\r\nHost: localh",
-        b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    ],
-)
-def test_a_connection_that_asks_nothing_is_closed(make_server, monkeypatch, beginning):
+def test_connections_that_ask_nothing_are_closed(make_server, monkeypatch):
     monkeypatch.setattr(server, "_READ_SECONDS", 0.2)
-    with make_server().connect() as connection:
-        connection.sendall(beginning)
-        assert is_closed(connection)
+    served = make_server()
+    request = b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(served.connect()) for _ in range(3)]
+        for connection, sent in zip(connections, (0, 36, None), strict=True):
+            connection.sendall(request[:sent])
+        assert all(map(is_closed, connections))
 
 
 @pytest.mark.full
@@ -335,48 +359,26 @@ def test_a_question_in_progress_is_finished_before_the_next(served):
         assert b"second?" in second.recv(1 << 16)
 
 
-def test_a_body_that_is_given_up_leaves_no_traceback(served, caplog):
-    with served.connect() as connection:
-        connection.sendall(
-            b"POST /answer HTTP/1.1\r\nHost: localhost\r\n"
-            b"Content-Type: application/json\r\nContent-Length: 30\r\n\r\n{"
-        )
-        assert served.request()[0] == 200
-    assert served.request()[0] == 200
-    assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        "attacker.example",
-        "attacker.example:80",
-        "localhost.attacker.example",
-        "127.0.0.1.attacker.example",
-        "192.0.2.7",
-        "[::2]",
-        "[",
-        "",
-    ],
-)
-@pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/?question=who"), ("GET", "/status"), ("GET", "/no")]
-)
-def test_a_foreign_host_gets_no_answer(served, host, method, path):
-    code, _, text = served.request(method, path, headers={"Host": host})
-    assert code == 403
-    assert "--allow_host" in require_one_line(text)
+def test_a_foreign_host_gets_no_answer(served):
+    for host in (
+        *("attacker.example", "attacker.example:80", "localhost.attacker.example"),
+        *("127.0.0.1.attacker.example", "192.0.2.7", "[::2]", "[", ""),
+    ):
+        for path in ("/?question=who", "/status", "/no"):
+            code, _, text = served.request(path=path, headers={"Host": host})
+            assert code == 403
+            assert "--allow_host" in require_one_line(text)
     assert served.respondent.asked == []
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["localhost", "LocalHost:1234", "127.0.0.1", "127.0.0.1:99", "[::1]", "box.local"],
-)
-def test_its_own_names_and_those_allowed_get_answers(make_server, host):
+def test_its_own_names_and_those_allowed_get_answers(make_server):
     served = make_server(hosts=("Box.local",))
-    assert served.request(headers={"Host": host})[0] == 200
-    assert served.post('{"question": "who?"}', {**JSON, "Host": host})[0] == 200
+    for host in (
+        *("localhost", "LocalHost:1234", "127.0.0.1", "127.0.0.1:99", "[::1]"),
+        "box.local",
+    ):
+        assert served.request(headers={"Host": host})[0] == 200
+        assert served.post('{"question": "who?"}', {**JSON, "Host": host})[0] == 200
 
 
 def test_the_address_that_was_reached_is_a_host_of_its_own(monkeypatch):
@@ -387,35 +389,29 @@ def test_the_address_that_was_reached_is_a_host_of_its_own(monkeypatch):
         assert served.request(headers={"Host": "192.0.2.7:80"})[0] == 403
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""],
-)
-def test_a_page_of_others_cannot_post_a_question(served, kind):
+def test_a_page_of_others_cannot_post_a_question(served):
     """A browser sends these across origins without asking first."""
-    code, _, text = served.post('{"question": "who?"}', {"Content-Type": kind})
-    assert code == 415
-    assert "application/json" in require_one_line(text)
+    for kind in (
+        *("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"),
+        "",
+    ):
+        code, _, text = served.post('{"question": "who?"}', {"Content-Type": kind})
+        assert code == 415
+        assert "application/json" in require_one_line(text)
     assert served.respondent.asked == []
-
-
-def test_json_may_name_its_encoding(served):
     headers = {"Content-Type": "application/json; charset=utf-8"}
     assert served.post('{"question": "who?"}', headers)[0] == 200
 
 
-@pytest.mark.parametrize(
-    "site", ["cross-site", "same-origin", "same-site", "none", None]
-)
-def test_a_page_of_others_cannot_have_a_question_answered_by_its_address(served, site):
-    headers = {} if site is None else {"Sec-Fetch-Site": site}
+def test_a_page_of_others_cannot_have_a_question_answered_by_its_address(served):
+    headers = {"Sec-Fetch-Site": "cross-site"}
     code, _, text = served.request(path="/?question=who", headers=headers)
-    if site == "cross-site":
-        assert code == 403
-        assert "another site" in require_one_line(text)
-        assert served.respondent.asked == []
-        # A link to the page itself costs nothing.
-        assert served.request(path="/", headers=headers)[0] == 200
-    else:
-        assert code == 200
-        assert served.respondent.asked == ["who"]
+    assert code == 403
+    assert "another site" in require_one_line(text)
+    assert served.respondent.asked == []
+    # A link to the page itself costs nothing.
+    assert served.request(path="/", headers=headers)[0] == 200
+    for site in ("same-origin", "same-site", "none", None):
+        headers = {} if site is None else {"Sec-Fetch-Site": site}
+        assert served.request(path="/?question=who", headers=headers)[0] == 200
+    assert served.respondent.asked == ["who"] * 4
