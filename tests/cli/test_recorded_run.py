@@ -112,7 +112,7 @@ def test_the_searcher_is_the_recorded_one_unless_another_is_given(moved, tmp_pat
 
     root = str(with_details(moved, tmp_path, "finetune", search_by_scann))
     assert ask_config(root).searcher == "scann"
-    assert ask_config(root, Given(searcher="device")).searcher == "device"
+    assert ask_config(root, Overrides(searcher="device")).searcher == "device"
 
 
 def test_the_library_takes_the_folder_of_a_chain_too(moved, expected):
