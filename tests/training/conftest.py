@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from realm_jax.data.blocks import BlockStore
@@ -8,6 +10,13 @@ from tests import tiny_world
 @pytest.fixture(scope="session")
 def world(tmp_path_factory):
     return tiny_world.make(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="session")
+def other_world(tmp_path_factory):
+    """The same vocabulary and so the same model, but other blocks."""
+    config = dataclasses.replace(tiny_world.WORLD, seed=1)
+    return tiny_world.make(tmp_path_factory.mktemp("other_world"), config)
 
 
 @pytest.fixture(scope="session")

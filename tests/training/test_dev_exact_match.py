@@ -121,6 +121,7 @@ def test_the_best_is_kept_opened_and_named(world, corpus, tmp_path):
     assert chosen_checkpoint(str(tmp_path), 8) == ChosenCheckpoint(8, 0.5, 10, 0.4)
 
 
+@pytest.mark.full
 def test_a_best_one_stays_while_newer_ones_come_and_go(world, corpus, tmp_path):
     config = config_of(world, tmp_path, train_steps=12)
     with scripted([0.2, 0.1, 0.1, 0.1, 0.1, 0.1]):
@@ -137,10 +138,9 @@ def test_a_best_one_stays_while_newer_ones_come_and_go(world, corpus, tmp_path):
     )
 
 
-@pytest.mark.parametrize("killed_at", [3, pytest.param(5, marks=pytest.mark.full)])
-def test_killed_and_resumed_it_is_the_same_run(world, tmp_path, killed_at):
+def test_killed_and_resumed_it_is_the_same_run(world, tmp_path):
     def kill(step, total, values):
-        if step == killed_at:
+        if step == 3:
             raise KilledError
 
     whole, parts = (config_of(world, tmp_path / name) for name in ("whole", "parts"))
@@ -166,35 +166,22 @@ def test_other_questions_do_not_go_on_choosing(world, tmp_path):
 
 
 def test_without_questions_the_last_checkpoint_is_opened(world, corpus, tmp_path):
-    config = config_of(world, tmp_path, questions="")
+    config = config_of(world, tmp_path, questions="", train_steps=2)
     assert finetune.run(config, silent, NEVER)
-    assert opened(config, corpus).run.step == 6
-    assert chosen_checkpoint(str(tmp_path), 6) is None
+    assert opened(config, corpus).run.step == 2
+    assert chosen_checkpoint(str(tmp_path), 2) is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
+def test_questions_that_cannot_choose_are_refused_and_leave_nothing(world, tmp_path):
+    for changes, named in (
         ({"questions_split": "train"}, "not train on, got 'train'"),
         ({"questions_split": "mars"}, "of the split 'mars'"),
         ({"questions": "nowhere.jsonl"}, "nowhere.jsonl"),
-    ],
-)
-def test_questions_that_cannot_choose_are_refused_and_leave_nothing(
-    world, tmp_path, changes, named
-):
-    with pytest.raises(BadInputError, match=named) as told:
-        finetune.run(config_of(world, tmp_path, **changes), silent, NEVER)
-    assert "\n" not in str(told.value)
+    ):
+        with pytest.raises(BadInputError, match=named) as told:
+            finetune.run(config_of(world, tmp_path, **changes), silent, NEVER)
+        assert "\n" not in str(told.value)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "changes", [{"evaluation_period": 0}, {"max_questions": 0}, {"max_questions": -1}]
-)
-def test_settings_out_of_range_are_named(world, changes):
-    with pytest.raises(BadInputError, match=next(iter(changes))):
-        config_of(world, "nowhere", **changes)
 
 
 def test_fewer_questions_are_spread_over_the_file(world):

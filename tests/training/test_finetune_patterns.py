@@ -79,6 +79,7 @@ def test_how_many_questions_can_be_learned_from_is_said_first(
     assert f"{share:.1f}% of {len(asked)} questions have an answer" in caplog.text
 
 
+@pytest.mark.full
 def test_a_run_on_patterns_ends(world, corpus, tmp_path):
     with_patterns(world, corpus, "whole_run")
     config = tiny_world.finetune_config(world, tmp_path, task="whole_run")

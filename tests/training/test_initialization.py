@@ -58,20 +58,16 @@ def shapes(**sizes):
 
 def test_layers_are_drawn_alike_whatever_the_scan_unrolls():
     config = tiny_world.models().retriever_config(VOCAB)
-    bert = dataclasses.replace(config.bert, num_layers=3, scan_unroll=3)
-    retriever = Retriever(dataclasses.replace(config, bert=bert))
-    reader = KnowledgeEncoder(bert)
-    drawn, _ = initial_params(retriever, reader, LENGTHS, 3)
-    # By Flax alone, from the models as they are.
-    keys = jax.random.split(jax.random.key(3))
+    reader = KnowledgeEncoder(
+        dataclasses.replace(config.bert, num_layers=2, scan_unroll=2)
+    )
+    drawn, _ = initial_params(Retriever(config), reader, LENGTHS, 3)
+    # By Flax alone, from the model as it is.
+    _, key = jax.random.split(jax.random.key(3))
     ids = np.zeros((1, 1, LENGTHS.joined), np.int32)
-    expected = {
-        "retriever": retriever.init(keys[0], ids[0], ids, ids)["params"],
-        "reader": reader.init(keys[1], ids, ids, ids[..., :1])["params"],
-    }
-    # Compiled, the truncated normal is rounded differently.
+    expected = jax.jit(reader.init)(key, ids, ids, ids[..., :1])["params"]
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-7)
-    jax.tree.map(close, drawn, expected)
+    jax.tree.map(close, drawn["reader"], expected)
 
 
 @pytest.fixture(scope="module")

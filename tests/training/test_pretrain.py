@@ -1,5 +1,4 @@
 import contextlib
-import json
 import shutil
 import threading
 
@@ -86,11 +85,10 @@ def test_blocking_refreshes_on_time_and_says_so(uninterrupted):
     measured = [line["step"] for line in lines if "recall_at_5" in line]
     assert measured == [1, 4, 7]
     assert all(np.isfinite(line["loss"]) for line in lines)
-    assert read_heartbeat(open_store(uninterrupted), TRAINER_ROLE).state == "finished"
-
-
-def test_the_index_in_use_is_of_the_parameters_of_its_step(uninterrupted, corpus):
+    for line in lines:
+        assert {type(value) for value in line.values()} <= {int, float, str}
     store = open_store(uninterrupted)
+    assert read_heartbeat(store, TRAINER_ROLE).state == "finished"
     assert read_details(store)[1]["index_step"] == 6
     assert SnapshotSeries(store, INDEX_SERIES).steps() == [3, 6]
 
@@ -114,6 +112,7 @@ def test_killed_between_steps_and_resumed_it_is_the_same_run(
     assert_same_run(tmp_path, uninterrupted)
 
 
+@pytest.mark.full
 def test_killed_while_embedding_and_resumed_it_is_the_same_run(
     world, uninterrupted, tmp_path, monkeypatch
 ):
@@ -136,7 +135,7 @@ def test_killed_while_embedding_and_resumed_it_is_the_same_run(
     assert_same_run(tmp_path, uninterrupted)
 
 
-def test_a_stop_leaves_a_checkpoint_that_goes_on(
+def test_a_stop_leaves_a_checkpoint_that_goes_on_with_the_index_of_each(
     world, stopped, uninterrupted, tmp_path
 ):
     folder = tmp_path / "run"
@@ -145,14 +144,7 @@ def test_a_stop_leaves_a_checkpoint_that_goes_on(
     assert finished_steps(store) == [4, 5]
     assert read_details(store)[1]["index_step"] == 3
     assert read_heartbeat(store, TRAINER_ROLE).state == "failed"
-    assert pretrain.run(config_of(world, folder), silent, NEVER)
-    one, two = (states_of(path)[8] for path in (folder, uninterrupted))
-    assert_same_bits(one, two)
-
-
-def test_resumed_it_keeps_the_index_of_every_checkpoint(world, stopped, tmp_path):
-    shutil.copytree(stopped, tmp_path / "run")
-    store = open_store(tmp_path / "run")
+    # As if the checkpoint before were of another index.
     manifest = unseal(store.read("checkpoints/4.json"))
     manifest["details"]["index_step"] = 0
     store.write("checkpoints/4.json", seal(manifest))
@@ -162,8 +154,10 @@ def test_resumed_it_keeps_the_index_of_every_checkpoint(world, stopped, tmp_path
         extra = read_heartbeat(store, TRAINER_ROLE).extra
         kept.append((step, extra["kept_index_steps"]))
 
-    assert pretrain.run(config_of(world, tmp_path / "run"), report, NEVER)
+    assert pretrain.run(config_of(world, folder), report, NEVER)
     assert kept[0] == (6, [0, 3])
+    one, two = (states_of(path)[8] for path in (folder, uninterrupted))
+    assert_same_bits(one, two)
 
 
 def test_a_stop_while_embedding_leaves_no_index_and_no_checkpoint(world, tmp_path):
@@ -177,22 +171,30 @@ def test_a_stop_while_embedding_leaves_no_index_and_no_checkpoint(world, tmp_pat
     assert store.list("index/data")  # The shard that the next run goes on from.
 
 
-@pytest.mark.parametrize("steps", [4, pytest.param(5, marks=pytest.mark.full)])
-def test_what_was_found_ahead_is_read_after_a_resume_too(world, tmp_path, steps):
-    """At a checkpoint, and between two, where stopping makes one."""
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert pretrain.run(config_of(world, whole, searcher="scann"), silent, NEVER)
-    stop, report = tiny_world.stop_after(steps)
-    assert not pretrain.run(config_of(world, parts, searcher="scann"), report, stop)
-    assert pretrain.run(config_of(world, parts, searcher="scann"), silent, NEVER)
-    store = open_store(whole), open_store(parts)
-    assert_same_bits(*(read_item(s, 8, "params") for s in store))
-    # It is not what a search at its own step finds.
-    beside = tmp_path / "beside"
-    config = config_of(world, beside, searcher="scann", search_ahead=False)
-    assert pretrain.run(config, silent, NEVER)
-    other = read_item(open_store(beside), 8, "params")
-    assert differing(read_item(store[0], 8, "params"), other)
+def test_what_was_found_ahead_is_read_after_a_resume_too(world, tmp_path):
+    """Between two checkpoints, where stopping makes one."""
+    whole, parts, beside = (
+        config_of(world, tmp_path / name, searcher="scann", **changes)
+        for name, changes in {
+            "whole": {},
+            "parts": {},
+            "beside": {"search_ahead": False, "train_steps": 4},
+        }.items()
+    )
+    assert pretrain.run(whole, silent, NEVER)
+    stop, report = tiny_world.stop_after(5)
+    assert not pretrain.run(parts, report, stop)
+    assert pretrain.run(parts, silent, NEVER)
+    stores = (open_store(config.model_dir) for config in (whole, parts))
+    assert_same_bits(*(read_item(store, 8, "params") for store in stores))
+    # It is not what a search at its own step finds, but for the first.
+    assert pretrain.run(beside, silent, NEVER)
+    ahead, live = (
+        [line["loss"] for line in lines_of(config.model_dir)][:4]
+        for config in (whole, beside)
+    )
+    assert ahead[0] == live[0]
+    assert ahead != live
 
 
 def test_the_index_of_the_checkpoint_damaged_is_refused_by_name(
@@ -285,16 +287,6 @@ def test_async_without_a_builder_gives_up_in_one_line_and_may_be_tried_again(
     assert "look at the log of the index builder" in line
 
 
-def test_a_start_of_another_seed_does_not_search_what_the_last_one_left(
-    world, tmp_path
-):
-    with pytest.raises(Killed):
-        pretrain.run(config_of(world, tmp_path), kill_after(1), NEVER)
-    assert SnapshotSeries(open_store(tmp_path), INDEX_SERIES).steps() == [0]
-    with pytest.raises(BadInputError, match="another run"):
-        pretrain.run(config_of(world, tmp_path, seed=1), silent, NEVER)
-
-
 def test_a_frozen_retriever_stays_to_the_last_bit(world, uninterrupted, tmp_path):
     config = config_of(
         world,
@@ -347,40 +339,42 @@ def test_embeddings_of_a_frozen_document_tower_may_come_from_the_index(
         assert one == pytest.approx(other, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("setting", "said"),
-    [
-        ({"frozen": ("retriever/query_tower",)}, 'expected "retriever/document_tower"'),
-        ({"searcher": "scann"}, 'expected SEARCHER="device"'),
-        ({"refresh_mode": "rolling"}, "got 'device' with REFRESH_MODE='rolling'"),
-    ],
-)
-def test_embeddings_of_an_index_that_is_not_exact_are_refused(
-    world, tmp_path, setting, said
-):
-    frozen = {"frozen": ("retriever/document_tower",), "embeddings_from_index": True}
-    with pytest.raises(BadInputError, match=said):
-        config_of(world, tmp_path, **(frozen | setting))
+def test_settings_that_do_not_go_together_are_refused(world):
+    from_index = {
+        "frozen": ("retriever/document_tower",),
+        "embeddings_from_index": True,
+    }
+    for settings, said in (
+        ({"num_candidates": 1}, "NUM_CANDIDATES"),
+        ({"num_candidates": 2, "own_block": True}, "at least 3"),
+        (
+            from_index | {"frozen": ("retriever/query_tower",)},
+            'expected "retriever/document_tower"',
+        ),
+        (from_index | {"searcher": "scann"}, 'expected SEARCHER="device"'),
+        (
+            from_index | {"refresh_mode": "rolling"},
+            "got 'device' with REFRESH_MODE='rolling'",
+        ),
+    ):
+        with pytest.raises(BadInputError, match=said):
+            config_of(world, "nowhere", **settings)
 
 
-@pytest.mark.parametrize("searcher", ["device", "scann"])
 def test_candidate_0_is_the_null_document_of_every_step(
-    world, corpus, tmp_path, monkeypatch, searcher
+    world, corpus, tmp_path, monkeypatch
 ):
     seen = []
 
     def look(stage, loss, inputs_at, **others):
+        candidates = jax.jit(loss.candidates)
         for step in range(2):
             inputs = inputs_at(step, stage.state)
-            if searcher == "device":
-                found = loss.candidates(stage.state.params["retriever"], inputs)
-            else:
-                found = inputs.candidates
+            found = candidates(stage.state.params["retriever"], inputs)
             seen.append((inputs.batch, jax.device_get(found)))
 
     monkeypatch.setattr(Stage, "train", look)
-    config = config_of(world, tmp_path, refresh_mode="off", searcher=searcher)
-    pretrain.run(config, silent, NEVER)
+    pretrain.run(config_of(world, tmp_path, refresh_mode="off"), silent, NEVER)
     cls, sep = corpus.vocabulary.cls, corpus.vocabulary.sep
     assert len(seen) == 2
     for batch, found in seen:
@@ -394,24 +388,3 @@ def test_candidate_0_is_the_null_document_of_every_step(
             pieces = [*query[query != 0], sep]
             expected = np.pad(pieces, (0, LENGTHS.joined - len(pieces)))
             np.testing.assert_array_equal(joined, expected)
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"num_candidates": 1}, "NUM_CANDIDATES"),
-        ({"refresh_mode": "sometimes"}, "REFRESH_MODE"),
-        ({"marginalization": "per_word"}, "marginalization"),
-        ({"normalization": "corpus"}, "normalization"),
-        ({"num_candidates": 2, "own_block": True}, "at least 3"),
-    ],
-)
-def test_wrong_settings_are_named_before_anything_runs(changes, named, world):
-    with pytest.raises(BadInputError, match=named):
-        config_of(world, "nowhere", **changes)
-
-
-def test_metrics_are_plain_json(uninterrupted):
-    text = (uninterrupted / "metrics.jsonl").read_text()
-    for line in text.splitlines():
-        assert {type(v) for v in json.loads(line).values()} <= {int, float, str}

@@ -117,9 +117,3 @@ def test_a_stage_fits_it_to_weights_and_keeps_that_of_an_earlier_stage(
         world, tmp_path / "later", projection="pca", warm_start=first.model_dir
     )
     tiny_world.assert_same_bits(later, fitted)
-
-
-def test_a_projection_that_is_no_choice_is_one_line(world, tmp_path):
-    with pytest.raises(BadInputError, match="random, pca, got 'svd'") as error:
-        tiny_world.warm_start_config(world, tmp_path, projection="svd")
-    assert "\n" not in str(error.value)
