@@ -12,7 +12,6 @@ import pytest
 from realm_jax.errors import BadInputError
 from realm_jax.models import layers
 from realm_jax.models.bert import PAD_ID, Bert, BertConfig
-from realm_jax.training import flops
 
 
 @pytest.fixture(scope="module")
@@ -313,25 +312,3 @@ def test_positions_alone_are_as_in_the_whole_sequence(config, num_layers, remat)
         alone,
         expected,
     )
-
-
-def test_the_last_layer_costs_what_is_read_of_it(config):
-    batch, length, read = 2, 16, 3
-    module = Bert(config)
-    ids = jax.ShapeDtypeStruct((batch, length), np.int32)
-    positions = jax.ShapeDtypeStruct((batch, read), np.int32)
-    variables = jax.eval_shape(module.init, jax.random.key(0), ids, ids)
-
-    def operations(method, *inputs):
-        return flops.count(
-            lambda p, *x: module.apply({"params": p}, *x, method=method),
-            *(variables["params"], *inputs),
-        )
-
-    hidden, mlp, pooler = config.hidden_size, config.mlp_size, config.hidden_size**2
-    # Queries, their two products with keys and values, the output, and the MLP.
-    a_position = 2 * hidden**2 + 2 * length * hidden + 2 * hidden * mlp
-    saved = operations(None, ids, ids) - operations(
-        "encode_positions", ids, ids, positions
-    )
-    assert saved == 2 * batch * ((length - read) * a_position + pooler)

@@ -16,7 +16,6 @@ from realm_jax.index.source import LoadedIndex
 from realm_jax.metrics.means import compute
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
-from realm_jax.training import initialization
 from realm_jax.training.candidate_search import DeviceSearch
 from realm_jax.training.host_search import HostSearch
 from realm_jax.training.partitioning import MeshConfig, make_mesh
@@ -25,6 +24,7 @@ from realm_jax.training.step_timing import Part, Stopwatch
 from realm_jax.types import Neighbours, PretrainBatch
 from tests import tiny_world
 from tests.tiny_world import EMBED, LENGTHS
+from tests.training.loss_twins import draw
 from tests.waiting import PATIENCE, Clock
 
 KEY = jax.random.key(5)
@@ -35,9 +35,7 @@ NUM_CANDIDATES = 4
 def both(corpus):
     """The two ways to a step's inputs, parameters, an index, and masked sentences."""
     config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    retriever, reader = Retriever(config), KnowledgeEncoder(config.bert)
-    params, _ = initialization.initial_params(retriever, reader, LENGTHS, seed=3)
-    params = jax.tree.map(lambda x: 8 * np.asarray(x) if x.ndim > 1 else x, params)
+    params = draw(corpus.vocabulary.size, KnowledgeEncoder)
     mesh = make_mesh(MeshConfig())
     embeddings = embed_blocks(
         document_embedder(config),
@@ -47,7 +45,7 @@ def both(corpus):
         EMBED,
     )
     index = LoadedIndex(DeviceSearcher(embeddings, mesh=mesh), None)
-    loss = PretrainLoss(retriever, reader)
+    loss = PretrainLoss(Retriever(config), KnowledgeEncoder(config.bert))
     on_host = HostSearch(loss, corpus, LENGTHS, NUM_CANDIDATES, mesh, 16, ahead=False)
     within = DeviceSearch(loss, corpus, LENGTHS, NUM_CANDIDATES, mesh, False)
     examples = Examples.open(corpus.directory / "examples" / "asked" / "train")

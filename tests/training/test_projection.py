@@ -101,7 +101,7 @@ def test_a_stage_fits_it_to_weights_and_keeps_that_of_an_earlier_stage(
 ):
     weights = tmp_path / "weights"
     encoder = published(weights, corpus.vocabulary.size)
-    from_weights = {"warm_start": str(weights), "train_steps": 1}
+    from_weights = {"warm_start": str(weights), "train_steps": 0}
     drawn = started(world, tmp_path / "drawn", **from_weights)
     fitted = started(world, tmp_path / "fitted", projection="pca", **from_weights)
     for tower in ("query_tower", "document_tower"):

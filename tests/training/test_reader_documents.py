@@ -114,26 +114,6 @@ def test_retrieved_documents_equal_those_of_a_loop(
     assert (int(block[0]), bool(found[0])) == expected
 
 
-def test_the_best_block_with_the_answer_comes_before_better_ones_without():
-    bodies = [
-        [20, 21, 22],  # 0: neither
-        [30, 11, 40, 12],  # 1: the answer's pieces, not as a run
-        [50, 11, 12],  # 2: the answer
-        [11, 12, 60],  # 3: the answer, found later
-        [10, 11, 12, 13],  # 4: the sentence itself
-    ]
-    batch = masked([10, 11, 12, 13], range(1, 3), source=3)
-    for neighbours, expected in {
-        (4, 0, 1, 2, 3): (2, True),
-        (4, 3, 1, 0, -1): (1, False),
-        (4, 3, -1, -1, -1): (-1, False),
-    }.items():
-        block, found = choose_retrieved(
-            Bodies(bodies), np.array([neighbours]), batch, *REST
-        )
-        assert (block[0], found[0]) == expected
-
-
 def test_of_spans_that_are_masked_together_the_drawn_one_is_the_answer():
     sentence = [10, 11, 12, 13, 14]
     together = masked(sentence, [3, 0, 1], source=-1)
@@ -142,15 +122,7 @@ def test_of_spans_that_are_masked_together_the_drawn_one_is_the_answer():
     assert (block[0], found[0]) == (1, True)
 
 
-def test_an_answer_that_is_cut_off_is_none():
-    # Two special pieces, four of the sentence and a last [SEP] leave six.
-    bodies = [[20, 20, 20, 20, 20, 11, 12], [20, 20, 20, 20, 11, 12]]
-    batch = masked([10, 11, 12, 13], range(1, 3), source=-1)
-    block, found = choose_retrieved(Bodies(bodies), np.array([[0, 1]]), batch, *REST)
-    assert (block[0], found[0]) == (1, True)
-    block, found = choose_retrieved(Bodies(bodies), np.array([[0]]), batch, *REST)
-    assert (block[0], found[0]) == (0, False)
-    # Without a scored mask nothing is an answer.
+def test_without_a_scored_mask_nothing_is_an_answer():
     batch = masked([10, 11], [], source=-1)
     block, found = choose_retrieved(Bodies([[20]]), np.array([[0]]), batch, *REST)
     assert (block[0], found[0]) == (0, False)
