@@ -28,44 +28,30 @@ def test_parameter_is_float32_and_records_its_axes():
     variables = OneParameter(("embed", None)).init(jax.random.key(0))
     assert variables["params"]["kernel"].dtype == jnp.float32
     assert variables["params_axes"]["kernel_axes"].names == ("embed", None)
-
-
-def test_parameter_with_an_unknown_axis_is_refused():
     with pytest.raises(BadInputError, match="unknown logical axis 'embedding'"):
         OneParameter(("embedding", None)).init(jax.random.key(0))
-
-
-def test_constrain_refuses_unknown_axes_without_a_mesh_too():
+    # Without a mesh, too.
     with pytest.raises(BadInputError, match="unknown logical axis 'rows'"):
         layers.constrain(jnp.ones((2, 3)), "rows", None)
-
-
-def test_constrain_refuses_another_number_of_axes():
     with pytest.raises(BadInputError, match=r"each of the 2 dimensions of shape"):
         layers.constrain(jnp.ones((2, 3)), "batch")
 
 
-def test_dense_contracts_all_its_input_axes():
+def test_dense_contracts_and_makes_several_axes():
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(2, 4, 3, 5))
-    params = {"kernel": rng.normal(size=(3, 5, 6)), "bias": rng.normal(size=6)}
-    dense = layers.Dense(features=(6,), kernel_axes=("heads", "head_dim", "embed"))
-    expected = np.tensordot(x, params["kernel"], 2) + params["bias"]
-    np.testing.assert_allclose(apply(dense, params, x), expected, atol=1e-5)
+    for into, out, axes in (
+        ((3, 5), (6,), ("heads", "head_dim", "embed")),
+        ((5,), (3, 2), ("embed", "heads", "head_dim")),
+    ):
+        x = rng.normal(size=(2, 4, *into))
+        params = {"kernel": rng.normal(size=into + out), "bias": rng.normal(size=out)}
+        found = apply(layers.Dense(features=out, kernel_axes=axes), params, x)
+        expected = np.tensordot(x, params["kernel"], len(into)) + params["bias"]
+        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_dense_makes_several_output_axes():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(2, 4, 5))
-    params = {"kernel": rng.normal(size=(5, 3, 2)), "bias": rng.normal(size=(3, 2))}
-    dense = layers.Dense(features=(3, 2), kernel_axes=("embed", "heads", "head_dim"))
-    expected = np.tensordot(x, params["kernel"], 1) + params["bias"]
-    np.testing.assert_allclose(apply(dense, params, x), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("epsilon", [1e-12, 1e-3])
-def test_layer_norm_is_that_of_numpy(epsilon):
-    rng = np.random.default_rng(0)
+def test_layer_norm_is_that_of_numpy():
+    rng, epsilon = np.random.default_rng(0), 1e-3
     x = 1e-2 * rng.normal(size=(5, 7)) + 1
     params = {"scale": rng.normal(size=7), "bias": rng.normal(size=7)}
     variance = x.var(axis=-1, keepdims=True)

@@ -1,13 +1,25 @@
+import dataclasses
+
+import jax
 import pytest
 
 from realm_jax.data.blocks import BlockStore
+from realm_jax.metrics.means import mean_of
 from realm_jax.training import pretrain
+from realm_jax.training.step import FunctionLoss
 from tests import tiny_world
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory):
     return tiny_world.make(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="session")
+def other_world(tmp_path_factory):
+    """The same vocabulary and so the same model, but other blocks."""
+    config = dataclasses.replace(tiny_world.WORLD, seed=1)
+    return tiny_world.make(tmp_path_factory.mktemp("other_world"), config)
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +53,19 @@ def stopped(world, tmp_path_factory):
     with tiny_world.traced_once():
         assert not pretrain.run(config, report, stop)
     return model_dir
+
+
+def quick_loss(*models):
+    """A loss whose updates change nothing, and are quick to compile."""
+    return FunctionLoss(_nothing)
+
+
+def _nothing(params, inputs, key):
+    zero = 0.0 * sum(leaf.sum() for leaf in jax.tree.leaves(params))
+    return zero, {"loss": mean_of(zero, 1.0)}
+
+
+@pytest.fixture
+def quick_updates(monkeypatch):
+    """Has a stage train with `quick_loss` instead of its loss of this name."""
+    return lambda stage, name: monkeypatch.setattr(stage, name, quick_loss)

@@ -290,21 +290,6 @@ def test_the_best_of_a_run_that_measured_nothing_is_one_clear_line(
         open_finished(str(uninterrupted), "pretrain", {}, Which.BEST)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"warm_start_checkpoint": "newest"}, "CHECKPOINT to be one of last, best"),
-        (
-            {"held_out_examples": -1},
-            "held_out_examples to be a whole number of at least 0",
-        ),
-    ],
-)
-def test_wrong_settings_are_named(world, changes, named):
-    with pytest.raises(BadInputError, match=named):
-        config_of(world, "nowhere", **changes)
-
-
 def test_a_task_without_a_validation_split_is_not_measured(world, tmp_path, caplog):
     config = config_of(world, tmp_path, task="stated")
     with pytest.raises(BadInputError, match="realm prepare"):

@@ -16,7 +16,6 @@ from realm_jax.index.source import LoadedIndex
 from realm_jax.metrics.means import compute
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
-from realm_jax.training import initialization
 from realm_jax.training.candidate_search import DeviceSearch
 from realm_jax.training.host_search import HostSearch
 from realm_jax.training.partitioning import MeshConfig, make_mesh
@@ -25,6 +24,7 @@ from realm_jax.training.step_timing import Part, Stopwatch
 from realm_jax.types import Neighbours, PretrainBatch
 from tests import tiny_world
 from tests.tiny_world import EMBED, LENGTHS
+from tests.training.loss_twins import draw
 from tests.waiting import PATIENCE, Clock
 
 KEY = jax.random.key(5)
@@ -35,9 +35,7 @@ NUM_CANDIDATES = 4
 def both(corpus):
     """The two ways to a step's inputs, parameters, an index, and masked sentences."""
     config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    retriever, reader = Retriever(config), KnowledgeEncoder(config.bert)
-    params, _ = initialization.initial_params(retriever, reader, LENGTHS, seed=3)
-    params = jax.tree.map(lambda x: 8 * np.asarray(x) if x.ndim > 1 else x, params)
+    params = draw(corpus.vocabulary.size, KnowledgeEncoder)
     mesh = make_mesh(MeshConfig())
     embeddings = embed_blocks(
         document_embedder(config),
@@ -47,7 +45,7 @@ def both(corpus):
         EMBED,
     )
     index = LoadedIndex(DeviceSearcher(embeddings, mesh=mesh), None)
-    loss = PretrainLoss(retriever, reader)
+    loss = PretrainLoss(Retriever(config), KnowledgeEncoder(config.bert))
     on_host = HostSearch(loss, corpus, LENGTHS, NUM_CANDIDATES, mesh, 16, ahead=False)
     within = DeviceSearch(loss, corpus, LENGTHS, NUM_CANDIDATES, mesh, False)
     examples = Examples.open(corpus.directory / "examples" / "asked" / "train")
@@ -62,12 +60,18 @@ def assert_same(found, expected):
         )
 
 
-def test_the_candidates_are_the_same(both):
+def test_the_candidates_and_the_loss_are_the_same(both):
     on_host, within, params, index, batch = both
     of_step = (0, params["retriever"], index, lambda step: batch)
-    expected, inputs = on_host(*of_step).candidates, within(*of_step)
+    given, inputs = on_host(*of_step), within(*of_step)
+    expected = given.candidates
     assert_same(jax.jit(within.loss.candidates)(params["retriever"], inputs), expected)
     assert (np.asarray(expected.block_ids)[:, 1:] >= 0).all()
+    found, wanted = (
+        float(jax.jit(search.loss)(params, of_search, KEY)[0])
+        for search, of_search in ((within, inputs), (on_host, given))
+    )
+    assert found == pytest.approx(wanted, rel=1e-4)
 
 
 def first_pieces(corpus):
@@ -103,6 +107,7 @@ def test_with_own_blocks_the_candidates_are_the_same(both, corpus):
     assert expected.valid[:, -1].any()
 
 
+@pytest.mark.full
 def test_loss_and_gradient_are_the_same(both):
     on_host, within, params, index, batch = both
 

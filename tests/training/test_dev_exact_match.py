@@ -32,13 +32,13 @@ class KilledError(Exception):
 
 
 def config_of(world, folder, **changes):
-    """Six updates, measured after every second."""
+    """Six updates, measured after every second; one program in all tests."""
     values = {
         "train_steps": 6,
+        "batch_size": 12,
         "questions": world.questions,
         "evaluation_period": 2,
         "checkpoint_period": 4,
-        "optimizer": hosts_program.smooth,
     }
     return tiny_world.finetune_config(world, folder, **(values | changes))
 
@@ -73,10 +73,7 @@ def opened(config, corpus, checkpoint=Which.BEST):
 def trained(world, tmp_path_factory):
     """A run that measured itself, at a rate at which it learns something."""
     folder = tmp_path_factory.mktemp("trained")
-    config = config_of(
-        world, folder, train_steps=40, evaluation_period=10, batch_size=12
-    )
-    config = dataclasses.replace(config, optimizer=tiny_world.optimizer)
+    config = config_of(world, folder, train_steps=35, evaluation_period=10)
     assert finetune.run(config, silent, NEVER)
     return config
 
@@ -84,7 +81,7 @@ def trained(world, tmp_path_factory):
 def test_it_is_the_exact_match_of_evaluation(world, corpus, trained):
     dev = read_questions(world.questions, "dev")
     found = measured_at(trained.model_dir)
-    assert list(found) == [10, 20, 30, 40]
+    assert list(found) == [10, 20, 30, 35]
     checked = 0
     for which in Which:
         model = opened(trained, corpus, which)
@@ -121,26 +118,9 @@ def test_the_best_is_kept_opened_and_named(world, corpus, tmp_path):
     assert chosen_checkpoint(str(tmp_path), 8) == ChosenCheckpoint(8, 0.5, 10, 0.4)
 
 
-def test_a_best_one_stays_while_newer_ones_come_and_go(world, corpus, tmp_path):
-    config = config_of(world, tmp_path, train_steps=12)
-    with scripted([0.2, 0.1, 0.1, 0.1, 0.1, 0.1]):
-        assert finetune.run(config, silent, NEVER)
-    assert scores_of(tmp_path) == {2: 0.2, 8: 0.1, 12: 0.1}
-    best = opened(config, corpus)
-    assert best.run.step == 2
-    with scripted([0.3]):
-        assert finetune.run(
-            config_of(world, tmp_path / "two", train_steps=2), silent, NEVER
-        )
-    assert_same_bits(
-        best.run.tree, read_item(open_store(tmp_path / "two"), 2, "params")
-    )
-
-
-@pytest.mark.parametrize("killed_at", [3, pytest.param(5, marks=pytest.mark.full)])
-def test_killed_and_resumed_it_is_the_same_run(world, tmp_path, killed_at):
+def test_killed_and_resumed_it_is_the_same_run(world, tmp_path):
     def kill(step, total, values):
-        if step == killed_at:
+        if step == 3:
             raise KilledError
 
     whole, parts = (config_of(world, tmp_path / name) for name in ("whole", "parts"))
@@ -166,35 +146,22 @@ def test_other_questions_do_not_go_on_choosing(world, tmp_path):
 
 
 def test_without_questions_the_last_checkpoint_is_opened(world, corpus, tmp_path):
-    config = config_of(world, tmp_path, questions="")
+    config = config_of(world, tmp_path, questions="", train_steps=2)
     assert finetune.run(config, silent, NEVER)
-    assert opened(config, corpus).run.step == 6
-    assert chosen_checkpoint(str(tmp_path), 6) is None
+    assert opened(config, corpus).run.step == 2
+    assert chosen_checkpoint(str(tmp_path), 2) is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
+def test_questions_that_cannot_choose_are_refused_and_leave_nothing(world, tmp_path):
+    for changes, named in (
         ({"questions_split": "train"}, "not train on, got 'train'"),
         ({"questions_split": "mars"}, "of the split 'mars'"),
         ({"questions": "nowhere.jsonl"}, "nowhere.jsonl"),
-    ],
-)
-def test_questions_that_cannot_choose_are_refused_and_leave_nothing(
-    world, tmp_path, changes, named
-):
-    with pytest.raises(BadInputError, match=named) as told:
-        finetune.run(config_of(world, tmp_path, **changes), silent, NEVER)
-    assert "\n" not in str(told.value)
+    ):
+        with pytest.raises(BadInputError, match=named) as told:
+            finetune.run(config_of(world, tmp_path, **changes), silent, NEVER)
+        assert "\n" not in str(told.value)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "changes", [{"evaluation_period": 0}, {"max_questions": 0}, {"max_questions": -1}]
-)
-def test_settings_out_of_range_are_named(world, changes):
-    with pytest.raises(BadInputError, match=next(iter(changes))):
-        config_of(world, "nowhere", **changes)
 
 
 def test_fewer_questions_are_spread_over_the_file(world):
@@ -228,7 +195,9 @@ def test_several_devices_and_processes_choose_as_one_does(
     with groups.started(arguments, num_processes, devices) as group:
         group.wait()
     del settings["mesh"]
-    alone = config_of(world, tmp_path / "alone", **settings)
+    alone = config_of(
+        world, tmp_path / "alone", optimizer=hosts_program.smooth, **settings
+    )
     assert finetune.run(alone, silent, NEVER)
     found, expected = (measured_at(tmp_path / name) for name in ("several", "alone"))
     assert list(found) == list(expected) == [2, 4]

@@ -1,27 +1,29 @@
 import dataclasses
+import logging
+import re
 import shutil
-import threading
 
 import jax
 import numpy as np
 import pytest
 
 from bench.invented_world import WorldConfig
-from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.index.builder import BuilderConfig, IndexBuilder
-from realm_jax.index.manifest import EMBEDDINGS, DamagedSnapshotError
+from realm_jax.data.examples import write_examples
+from realm_jax.data.questions import question_examples, read_questions
+from realm_jax.errors import BadInputError
+from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.index.source import IndexSource
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanReader, span_bounds
 from realm_jax.storage import open_store
-from realm_jax.training import finetune, pretrain
+from realm_jax.training import finetune, warm_start
 from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.search_ahead import SearchAhead
 from realm_jax.training.stage import Stage
-from realm_jax.training.step import FunctionLoss
 from tests import tiny_world
 from tests.tiny_world import (
     EMBED,
@@ -31,7 +33,6 @@ from tests.tiny_world import (
     differing,
     silent,
 )
-from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,13 @@ def test_the_document_tower_stays_to_the_last_bit_and_the_rest_trains(
         assert any(name.startswith(part) for name in changed)
     assert {"reader/span_dense/kernel", "reader/span_output/kernel"} <= changed
     assert "reader/bert/token_embedding/embedding" in changed
+    lines = list(read_metrics(str(fine_tuned)))
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert np.isfinite(line["loss"])
+        # All blocks are retrieved, so every answer is among them.
+        assert line["answer_retrieved"] == 1.0
+        assert 0 <= line["answer_read"] <= 1
 
 
 def test_its_index_is_that_of_the_tower_it_keeps(fine_tuned, corpus):
@@ -84,16 +92,6 @@ def test_its_index_is_that_of_the_tower_it_keeps(fine_tuned, corpus):
     )(params_of(fine_tuned)["retriever"], ids, segments)
     found = series.read_array(series.latest(), EMBEDDINGS)
     np.testing.assert_allclose(found, embeddings, atol=1e-4)
-
-
-def test_its_metrics_tell_both_losses(fine_tuned):
-    lines = list(read_metrics(str(fine_tuned)))
-    assert [line["step"] for line in lines] == [1, 2, 3]
-    for line in lines:
-        assert np.isfinite(line["loss"])
-        # All blocks are retrieved, so every answer is among them.
-        assert line["answer_retrieved"] == 1.0
-        assert 0 <= line["answer_read"] <= 1
 
 
 def test_stopped_and_resumed_it_ends_at_the_same_bits(world, fine_tuned, tmp_path):
@@ -113,48 +111,6 @@ def losses_of(config):
     return [line["loss"] for line in read_metrics(config.model_dir)]
 
 
-def test_inputs_are_made_while_the_update_before_is_running(
-    world, tmp_path, monkeypatch
-):
-    """The blocks of the second update are labelled before the first one is over."""
-    labelled = threading.Event()
-    blocks = finetune.AnswerLabels.blocks
-    threads = []
-
-    def counting(labels, questions, block_ids):
-        threads.append(threading.current_thread())
-        found = blocks(labels, questions, block_ids)
-        if len(threads) == 2:
-            labelled.set()
-        return found
-
-    def train(stage, loss, inputs_at, **others):
-        # Before it, a sample of the questions is labelled.
-        threads.clear()
-        labelled.clear()
-        inputs_at(0, stage.state)
-        assert labelled.wait(PATIENCE)  # Now the update would run.
-        inputs_at(1, stage.state)
-
-    monkeypatch.setattr(finetune.AnswerLabels, "blocks", counting)
-    monkeypatch.setattr(Stage, "train", train)
-    finetune.run(tiny_world.finetune_config(world, tmp_path), silent, NEVER)
-    main = threading.current_thread()
-    assert [thread is main for thread in threads[:2]] == [True, False]
-
-
-def test_queries_that_do_not_train_give_the_same_bits_ahead_and_not(
-    world, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(finetune, "frozen_parameters", lambda config: ("retriever",))
-    ahead, at_once = (
-        tiny_world.finetune_config(world, tmp_path / name, search_ahead=ahead)
-        for name, ahead in (("ahead", True), ("at_once", False))
-    )
-    assert losses_of(ahead) == losses_of(at_once)
-    assert_same_bits(params_of(ahead.model_dir), params_of(at_once.model_dir))
-
-
 def test_blocks_found_ahead_are_those_of_parameters_one_update_old(
     world, tmp_path, monkeypatch
 ):
@@ -162,12 +118,20 @@ def test_blocks_found_ahead_are_those_of_parameters_one_update_old(
     few = {"num_retrieved": 2, "train_steps": 4}
     config = tiny_world.finetune_config(world, tmp_path / "ahead", **few)
     found = losses_of(config)
-    beside = tiny_world.finetune_config(
-        world, tmp_path / "beside", search_ahead=False, **few
+    beside = dataclasses.replace(config, search_ahead=False)
+    live, stale = (
+        losses_of_stale_searches(monkeypatch, beside, tmp_path / str(age), age)
+        for age in (0, 1)
     )
-    assert found[0] == losses_of(beside)[0]
-    assert found != losses_of_stale_searches(monkeypatch, beside, tmp_path / "live", 0)
-    assert found == losses_of_stale_searches(monkeypatch, beside, tmp_path / "old", 1)
+    assert found[0] == live[0]
+    assert found != live
+    assert found == stale
+    # After a resume, too: a checkpoint has them.
+    parts = dataclasses.replace(config, model_dir=str(tmp_path / "parts"))
+    stop, report = tiny_world.stop_after(2)
+    assert not finetune.run(parts, report, stop)
+    assert losses_of(parts) == found
+    assert_same_bits(params_of(parts.model_dir), params_of(config.model_dir))
 
 
 def losses_of_stale_searches(monkeypatch, config, folder, age):
@@ -191,19 +155,6 @@ def test_what_was_found_ahead_of_another_number_of_blocks_is_not_used(world, tmp
     more = tiny_world.finetune_config(world, tmp_path, num_read=5)
     assert finetune.run(more, silent, NEVER)
     assert list(read_metrics(str(tmp_path)))[-1]["answer_retrieved"] == 1.0
-
-
-def test_a_stop_while_embedding_leaves_a_folder_to_start_in_again(world, tmp_path):
-    stop = threading.Event()
-    stop.set()
-    config = tiny_world.finetune_config(world, tmp_path)
-    with pytest.raises(StoppedError):
-        finetune.run(config, silent, stop)
-    assert finished_steps(open_store(tmp_path)) == []
-
-
-def _sum(tree):
-    return sum(leaf.sum() for leaf in jax.tree.leaves(tree))
 
 
 def test_questions_blocks_and_answers_belong_together(
@@ -252,18 +203,13 @@ def test_a_corpus_of_fewer_blocks_than_are_read_has_empty_slots(tmp_path, monkey
 
 
 def test_a_shared_tower_trains_over_the_index_it_started_with(
-    world, tmp_path, monkeypatch
+    world, tmp_path, quick_updates
 ):
     models = tiny_world.models(shared=True)
     config = tiny_world.finetune_config(world, tmp_path, models=models)
     assert finetune.frozen_parameters(config) == ()
     stop, report = tiny_world.stop_after(2)
-    # An update that is quick to compile.
-    monkeypatch.setattr(
-        finetune,
-        "FinetuneLoss",
-        lambda *models: FunctionLoss(lambda params, *_: (0.0 * _sum(params), {})),
-    )
+    quick_updates(finetune, "FinetuneLoss")
     assert not finetune.run(config, report, stop)
     shutil.rmtree(tmp_path / "index")
     # Its tower may have moved, so that index cannot be made again.
@@ -286,15 +232,16 @@ def test_a_frozen_tower_makes_a_lost_index_again_to_the_last_bit(
     )
 
 
-def test_after_pre_training_no_document_is_embedded_again(
+def test_after_another_stage_no_document_is_embedded_again(
     world, corpus, tmp_path, monkeypatch
 ):
-    before = tmp_path / "pretrain"
-    began = tiny_world.pretrain_config(world, before, train_steps=1)
-    assert pretrain.run(began, silent, NEVER)
+    before = tmp_path / "before"
+    started = tiny_world.warm_start_config(world, before, train_steps=0)
+    assert warm_start.run(started, silent, NEVER)
     # As the builder beside it ends: with the index of the last retriever.
-    builder = BuilderConfig(embed=EMBED, patience_seconds=0.1)
-    assert IndexBuilder(open_store(before), corpus, builder).run(NEVER)
+    models = started.models.retriever_config(corpus.vocabulary.size)
+    source = IndexSource(open_store(before), corpus, models, EMBED, "device")
+    source.build(1, params_of(before)["retriever"])
     embedded = tiny_world.count_embedded(monkeypatch)
     config = tiny_world.finetune_config(
         world, tmp_path / "finetune", warm_start=str(before)
@@ -316,17 +263,6 @@ def test_after_pre_training_no_document_is_embedded_again(
     assert sum(embedded) == corpus.num_blocks
 
 
-def test_a_damaged_index_is_refused_by_name(world, fine_tuned, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(fine_tuned, folder)
-    (shard, *_) = (folder / "index/data").glob("*/embeddings/c/*/*")
-    shard.write_bytes(shard.read_bytes()[:-1])
-    longer = tiny_world.finetune_config(world, folder, train_steps=4)
-    with pytest.raises(DamagedSnapshotError) as told:
-        finetune.run(longer, silent, NEVER)
-    assert shard.relative_to(folder).as_posix() in str(told.value)
-
-
 def test_the_index_of_a_run_with_another_tower_is_not_searched(
     world, tmp_path, monkeypatch
 ):
@@ -338,19 +274,75 @@ def test_the_index_of_a_run_with_another_tower_is_not_searched(
         finetune.run(other, silent, NEVER)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"marginalization": "sum"}, "marginalization"),
-        ({"num_read": 25}, "num_read"),
-        ({"num_read": 0}, "num_read"),
-    ],
-)
-def test_wrong_settings_are_named_before_anything_runs(world, changes, named):
-    with pytest.raises(BadInputError, match=named):
-        tiny_world.finetune_config(world, "nowhere", **changes)
+def test_no_more_can_be_read_than_is_retrieved(world):
+    with pytest.raises(BadInputError, match="num_read"):
+        tiny_world.finetune_config(world, "nowhere", num_read=25)
 
 
-def test_an_unknown_searcher_is_bad_input_before_anything_is_embedded(world, tmp_path):
-    with pytest.raises(BadInputError, match=r"SEARCHER to be one of .*'guess'"):
-        tiny_world.finetune_config(world, tmp_path, searcher="guess")
+def with_patterns(world, corpus, task):
+    """The same questions, with patterns that match what their answers are."""
+    questions = [
+        dataclasses.replace(
+            q,
+            answers=tuple(re.escape(a) for a in q.answers),
+            answers_are_patterns=True,
+        )
+        for q in read_questions(world.questions, "train")
+    ]
+    with_questions(corpus, task, questions)
+
+
+def with_questions(corpus, task, questions):
+    arrays = question_examples(
+        questions, corpus.vocabulary, query_length=LENGTHS.query, max_pattern_length=32
+    )
+    folder = corpus.directory / "examples" / task / "train"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {"vocabulary_fingerprint": corpus.vocabulary.fingerprint}
+    write_examples(folder, [arrays], metadata)
+
+
+def test_patterns_are_learned_from_as_the_answers_they_match(
+    world, corpus, tmp_path, monkeypatch
+):
+    with_patterns(world, corpus, "patterns")
+    exact = inputs_of(
+        monkeypatch, tiny_world.finetune_config(world, tmp_path / "exact")
+    )
+    found = inputs_of(
+        monkeypatch,
+        tiny_world.finetune_config(world, tmp_path / "found", task="patterns"),
+    )
+    assert not found.questions.answer_ids.any()
+    assert found.questions.answer_patterns is None
+    np.testing.assert_array_equal(found.block_has_answer, exact.block_has_answer)
+    np.testing.assert_array_equal(found.span_is_answer, exact.span_is_answer)
+    assert exact.block_has_answer.any(axis=1).all()
+
+
+def test_how_many_questions_can_be_learned_from_is_said_first(
+    world, corpus, tmp_path, monkeypatch, caplog
+):
+    asked = read_questions(world.questions, "train")
+    lost = [dataclasses.replace(q, answers=("nowhere at all",)) for q in asked]
+    with_questions(corpus, "lost", lost)
+    config = tiny_world.finetune_config(world, tmp_path, task="lost")
+    with pytest.raises(BadInputError, match=f"got none for {len(lost)} of {len(lost)}"):
+        finetune.run(config, silent, NEVER)
+    assert not finished_steps(open_store(tmp_path))
+    half = len(asked) // 2
+    with_questions(corpus, "half", [*lost[:half], *asked[half:]])
+    with caplog.at_level(logging.INFO, "realm_jax.training.answer_coverage"):
+        config = tiny_world.finetune_config(world, tmp_path, task="half")
+        inputs_of(monkeypatch, config)
+    share = 100 * (len(asked) - half) / len(asked)
+    assert f"{share:.1f}% of {len(asked)} questions have an answer" in caplog.text
+
+
+@pytest.mark.full
+def test_a_run_on_patterns_ends(world, corpus, tmp_path):
+    with_patterns(world, corpus, "whole_run")
+    config = tiny_world.finetune_config(world, tmp_path, task="whole_run")
+    assert finetune.run(config, silent, NEVER)
+    lines = list(read_metrics(str(tmp_path)))
+    assert [line["answer_retrieved"] for line in lines] == [1.0, 1.0, 1.0]

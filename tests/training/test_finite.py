@@ -6,18 +6,15 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.cli.main import guard
 from realm_jax.errors import BadInputError
-from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
+from realm_jax.index.snapshots import RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, stage, warm_start
 from realm_jax.training.checkpoint_manifests import finished_steps
-from realm_jax.training.checkpoints import restore_params
 from tests import tiny_world
 from tests.tiny_world import (
     NEVER,
-    assert_same_bits,
     poisoned,
     read_item,
     silent,
@@ -36,94 +33,52 @@ def arrays_of(folder):
     )
 
 
-OTHERS = (pytest.param(m, marks=pytest.mark.full) for m in ("off", "async", "rolling"))
-MODES = ["blocking", *OTHERS]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_nothing_of_a_nan_is_kept_and_the_run_goes_on_before_it(
-    world, corpus, uninterrupted, tmp_path, capsys, mode
-):
-    """Update 5 of 8 is bad; the next line of metrics would come at the end."""
-    config = tiny_world.pretrain_config(
-        world, tmp_path, refresh_mode=mode, log_period=100
-    )
-    with poisoned(5), tiny_world.builder_beside(config, corpus):
-        assert guard(lambda stop: pretrain.run(config, silent, stop)) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("error: expected finite")
-    assert "gradient_norm of nan at update 5" in line
-    store = open_store(tmp_path)
-    assert finished_steps(store) == [4]
-    assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
-    for series in (RETRIEVER_SERIES, INDEX_SERIES):
-        assert max(SnapshotSeries(store, series).steps(), default=0) <= 3
-    seen = []
-    with tiny_world.builder_beside(config, corpus):
-        assert pretrain.run(config, lambda step, *_: seen.append(step), NEVER)
-    assert finished_steps(store) == [4, 8]
-    assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
-    if mode == "blocking":
-        runs = (open_store(folder) for folder in (uninterrupted, tmp_path))
-        assert_same_bits(*(read_item(run, 8, "params") for run in runs))
-
-
-def test_it_ends_with_the_line_of_metrics_that_shows_it(world, tmp_path):
-    config = tiny_world.pretrain_config(world, tmp_path, log_period=2)
-    with poisoned(5), pytest.raises(BadInputError, match="at update 5;"):
-        pretrain.run(config, silent, NEVER)
-    assert [line["step"] for line in read_metrics(str(tmp_path))] == [2, 4, 6]
-
-
-@pytest.mark.parametrize(
-    ("mode", "write_back"),
-    [("blocking", False), pytest.param("rolling", True, marks=pytest.mark.full)],
-)
-def test_updates_that_may_be_skipped_are_and_the_metrics_say_so(
-    world, tmp_path, mode, write_back
-):
-    config = tiny_world.pretrain_config(
-        world,
-        tmp_path,
-        refresh_mode=mode,
-        write_back=write_back,
-        skip_nonfinite_updates=2,
-    )
-    with poisoned(5, 7):
-        assert pretrain.run(config, silent, NEVER)
-    lines = list(read_metrics(str(tmp_path)))
-    skipped = [line["step"] for line in lines if line["skipped_updates"]]
-    assert skipped == [5, 7]
-    assert ["loss" in line for line in lines] == [s not in (5, 7) for s in range(1, 9)]
-    assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
-
-
-def test_no_more_are_skipped_than_may_be_over_all_starts_of_a_run(world, tmp_path):
-    config = tiny_world.pretrain_config(world, tmp_path, skip_nonfinite_updates=1)
+def check_skipping(run, config):
+    """Of eight updates 5 and 7 are bad; at first one may be skipped, then two."""
+    config = dataclasses.replace(config, skip_nonfinite_updates=1)
+    more = dataclasses.replace(config, skip_nonfinite_updates=2)
     stop, report = tiny_world.stop_after(6)
     with poisoned(5, 7):
-        assert not pretrain.run(config, report, stop)
+        assert not run(config, report, stop)
         with pytest.raises(BadInputError, match=r"at most 1 .* number 2 at update 7"):
-            pretrain.run(config, silent, NEVER)
-    assert finished_steps(open_store(tmp_path)) == [4, 6]
+            run(config, silent, NEVER)
+        # It ends with the line of metrics that shows it.
+        lines = list(read_metrics(config.model_dir))
+        assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7]
+        assert finished_steps(open_store(config.model_dir)) == [4, 6]
+        assert run(more, silent, NEVER)
+    lines = list(read_metrics(config.model_dir))
+    assert [line["step"] for line in lines if line["skipped_updates"]] == [5, 7]
+    assert ["loss" in line for line in lines] == [s not in (5, 7) for s in range(1, 9)]
+    assert all(np.isfinite(array).all() for array in arrays_of(config.model_dir))
 
 
-def test_a_run_that_met_a_nan_goes_on_with_the_option(world, tmp_path):
-    config = tiny_world.pretrain_config(world, tmp_path)
-    again = dataclasses.replace(config, skip_nonfinite_updates=2)
-    with poisoned(5), pytest.raises(BadInputError, match="SKIP_NONFINITE_UPDATES=1"):
-        pretrain.run(config, silent, NEVER)
-    with poisoned(5, 7):
-        assert pretrain.run(again, silent, NEVER)
-    assert finished_steps(open_store(tmp_path)) == [4, 8]
+def test_updates_that_may_be_skipped_are_over_all_starts_of_a_run(
+    world, tmp_path, quick_updates
+):
+    quick_updates(warm_start, "WarmStartLoss")
+    config = tiny_world.warm_start_config(
+        world, tmp_path, train_steps=8, checkpoint_period=4
+    )
+    check_skipping(warm_start.run, config)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("mode", "write_back"), [("blocking", False), ("rolling", True)]
+)
+def test_updates_of_realm_may_be_skipped_too(world, tmp_path, mode, write_back):
+    config = tiny_world.pretrain_config(
+        world, tmp_path, refresh_mode=mode, write_back=write_back
+    )
+    check_skipping(pretrain.run, config)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("run", "config_of"),
     [
-        pytest.param(
-            *(warm_start.run, tiny_world.warm_start_config), marks=pytest.mark.full
-        ),
+        (warm_start.run, tiny_world.warm_start_config),
         (finetune.run, tiny_world.finetune_config),
     ],
 )
@@ -135,24 +90,15 @@ def test_the_other_stages_keep_no_nan_either(world, tmp_path, run, config_of):
     assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
 
 
-def test_parameters_that_begin_as_nan_are_refused_by_name(world, tmp_path, corpus):
+def test_parameters_that_begin_as_nan_are_refused_by_name(world, tmp_path, monkeypatch):
     """As a run of an earlier version could leave them."""
-    source, folder = tmp_path / "source", tmp_path / "run"
-    config = tiny_world.warm_start_config(world, source)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage.FiniteUpdates, "require", lambda *_: None)
-        patch.setattr(stage.FiniteUpdates, "require_updates", lambda *_: None)
-        with poisoned(3):
-            assert warm_start.run(config, silent, NEVER)
-    damaged = restore_params(open_store(source)).tree
-    assert not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(damaged))
-    config = tiny_world.pretrain_config(world, folder, warm_start=str(source))
+
+    def damaged(params, *others):
+        return jax.tree.map(lambda leaf: leaf * np.nan, params)
+
+    monkeypatch.setattr(stage, "starting_params", damaged)
+    config = tiny_world.pretrain_config(world, tmp_path)
     with pytest.raises(BadInputError, match=r"after 0 updates, got NaN .*params/") as e:
         pretrain.run(config, silent, NEVER)
     assert "\n" not in str(e.value)
-    assert SnapshotSeries(open_store(folder), RETRIEVER_SERIES).steps() == []
-
-
-def test_a_negative_bound_is_refused(world, tmp_path):
-    with pytest.raises(BadInputError, match="skip_nonfinite_updates to be a whole"):
-        tiny_world.finetune_config(world, tmp_path, skip_nonfinite_updates=-1)
+    assert SnapshotSeries(open_store(tmp_path), RETRIEVER_SERIES).steps() == []

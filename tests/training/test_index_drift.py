@@ -1,6 +1,5 @@
 """How stale an index is: zero for a fresh one, and by a loop for another."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -8,23 +7,17 @@ from realm_jax.data.examples import Examples
 from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.index.searchers import DeviceSearcher, ScannSearcher, sampled_blocks
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
-from realm_jax.models.retriever import Retriever
-from realm_jax.training import initialization
 from realm_jax.training.index_drift import NEIGHBOURS, NUM_QUERIES, Probe, mean_kl
 from tests import tiny_world
 from tests.tiny_world import EMBED, LENGTHS
+from tests.training.loss_twins import draw
 
 
 @pytest.fixture(scope="module")
 def sample(corpus):
     """A probe, the parameters of now, and the embeddings that they give."""
     config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    params, _ = initialization.initial_params(
-        Retriever(config), KnowledgeEncoder(config.bert), LENGTHS, seed=3
-    )
-    params = jax.tree.map(
-        lambda x: 8 * np.asarray(x) if x.ndim > 1 else x, params["retriever"]
-    )
+    params = draw(corpus.vocabulary.size, KnowledgeEncoder)["retriever"]
     examples = Examples.open(corpus.directory / "examples" / "asked" / "train")
     queries = examples.batch(np.arange(min(NUM_QUERIES, len(examples))))["query_ids"]
     fresh = embed_blocks(

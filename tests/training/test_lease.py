@@ -12,7 +12,7 @@ import pytest
 
 from realm_jax.errors import BadInputError
 from realm_jax.storage import open_store
-from realm_jax.training import lease, pretrain, warm_start
+from realm_jax.training import lease, warm_start
 from realm_jax.training.lease import Lease
 from tests import tiny_world
 from tests.tiny_world import NEVER, silent
@@ -166,14 +166,14 @@ def foreign_holder(root, beat):
     store.write("lease/7.beat.json", beat.encode())
 
 
-@pytest.mark.parametrize("beat", ['{"beat": 3}', "\x00 no JSON"])
-def test_a_silent_trainer_of_another_machine_is_replaced(root, beat, monkeypatch):
-    foreign_holder(root, beat)
-    sleep = Sleep(monkeypatch)
-    held = Lease(open_store(root), stale_seconds=30.0)
-    assert sum(sleep.slept) == 30.0
-    held.require_held()
-    held.release()
+def test_a_silent_trainer_of_another_machine_is_replaced(tmp_path, monkeypatch):
+    for beat in ('{"beat": 3}', "\x00 no JSON"):
+        foreign_holder(tmp_path, beat)
+        sleep = Sleep(monkeypatch)
+        held = Lease(open_store(tmp_path), stale_seconds=30.0)
+        assert sum(sleep.slept) == 30.0
+        held.require_held()
+        held.release()
 
 
 def test_a_stage_refuses_and_saves_nothing(world, tmp_path, monkeypatch):
@@ -190,7 +190,9 @@ def test_a_stage_refuses_and_saves_nothing(world, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["lease"]
 
 
-def test_a_stage_that_was_replaced_saves_nothing_more(world, tmp_path):
+def test_a_stage_that_was_replaced_saves_nothing_more(world, tmp_path, quick_updates):
+    quick_updates(warm_start, "WarmStartLoss")
+
     def replace(step, total, values):
         if step == 2:
             wait_until((tmp_path / "checkpoints" / "1.json").exists)
@@ -205,46 +207,3 @@ def test_a_stage_that_was_replaced_saves_nothing_more(world, tmp_path):
     assert "1.json" in steps
     assert not steps & {"3.json", "4.json"}
     assert lease._STALE_SECONDS > 2 * lease._BEAT_SECONDS
-
-
-def files_of_trainers(folder):
-    """Contents by name, but for attempts, leases, and what the builder says."""
-    store = open_store(folder)
-    others = ("lease/", "jobs/index_builder", "index/data/", "retriever/data/")
-    names = [name for name in store.list() if not name.startswith(others)]
-    return {name: store.read(name) for name in names}
-
-
-@pytest.mark.parametrize(
-    ("mode", "log_period"), [("async", 1), ("async", 100), ("blocking", 100)]
-)
-def test_a_trainer_that_was_replaced_leaves_its_successors_files_alone(
-    world, corpus, tmp_path, monkeypatch, mode, log_period
-):
-    """At the next line of metrics, and at a publication or an index before that."""
-    # A successor comes only after silence, so that no sign of life is recent.
-    monkeypatch.setattr(lease, "_BEAT_SECONDS", 1e4)
-    found = []
-
-    def replace(step, total, values):
-        # Without a line it is the number of updates that are finished.
-        if step < 2 or found:
-            return
-        foreign_holder(tmp_path, '{"beat": 0}')
-        for name in ("metrics.jsonl", "jobs/trainer.json"):
-            open_store(tmp_path).write(name, b"of the successor")
-        found.append(files_of_trainers(tmp_path))
-
-    config = tiny_world.pretrain_config(
-        *(world, tmp_path),
-        refresh_mode=mode,
-        log_period=log_period,
-        checkpoint_period=100,
-    )
-    with (
-        tiny_world.builder_beside(config, corpus),
-        pytest.raises(BadInputError, match=r"elsewhere.* has taken over") as why,
-    ):
-        pretrain.run(config, replace, NEVER)
-    assert "\n" not in str(why.value)
-    assert files_of_trainers(tmp_path) == found[0]

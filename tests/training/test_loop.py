@@ -125,7 +125,10 @@ def log_losses(tmp_path, losses, *, every, extra=lambda step: {}, due=lambda: Fa
 
 def test_a_line_is_the_mean_since_the_line_before_and_the_last_step_has_one(tmp_path):
     losses = [(1.0, 1.0), (9.0, 3.0), (5.0, 1.0), (7.0, 2.0), (4.0, 1.0)]
-    lines, reports = log_losses(tmp_path, losses, every=2)
+    lines, reports = log_losses(
+        tmp_path, losses, every=2, extra=lambda step: {"index_step": step - 1}
+    )
+    assert [line["index_step"] for line in lines] == [1, 3, 4]
     assert [(line["step"], line["loss"]) for line in lines] == [
         (2, pytest.approx(10 / 4)),
         (4, pytest.approx(12 / 3)),
@@ -139,13 +142,6 @@ def test_a_line_is_the_mean_since_the_line_before_and_the_last_step_has_one(tmp_
         (4, 5, True),
         (5, 5, True),
     ]
-
-
-def test_extra_values_are_those_of_the_line(tmp_path):
-    lines, _ = log_losses(
-        tmp_path, [(1.0, 1.0)] * 4, every=2, extra=lambda step: {"index_step": step - 1}
-    )
-    assert [line["index_step"] for line in lines] == [1, 3]
 
 
 def test_a_line_that_is_due_between_two_is_the_mean_of_what_is_new(tmp_path):

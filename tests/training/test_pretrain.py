@@ -1,5 +1,4 @@
 import contextlib
-import json
 import shutil
 import threading
 
@@ -14,13 +13,12 @@ from realm_jax.index.follower import IndexFollower
 from realm_jax.index.heartbeat import read_heartbeat
 from realm_jax.index.manifest import DamagedSnapshotError
 from realm_jax.index.snapshot_writer import SnapshotWriter
-from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
+from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.manifests import seal, unseal
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
-from realm_jax.training import index_client, pretrain
+from realm_jax.training import index_client, lease, pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps, read_details
-from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.stage import Stage
 from realm_jax.types import NULL_BLOCK
 from tests import tiny_world
@@ -29,10 +27,12 @@ from tests.tiny_world import (
     LENGTHS,
     NEVER,
     assert_same_bits,
-    differing,
+    poisoned,
     read_item,
     silent,
 )
+from tests.training.test_finite import arrays_of
+from tests.training.test_lease import foreign_holder
 from tests.waiting import PATIENCE, wait_until
 
 
@@ -86,11 +86,10 @@ def test_blocking_refreshes_on_time_and_says_so(uninterrupted):
     measured = [line["step"] for line in lines if "recall_at_5" in line]
     assert measured == [1, 4, 7]
     assert all(np.isfinite(line["loss"]) for line in lines)
-    assert read_heartbeat(open_store(uninterrupted), TRAINER_ROLE).state == "finished"
-
-
-def test_the_index_in_use_is_of_the_parameters_of_its_step(uninterrupted, corpus):
+    for line in lines:
+        assert {type(value) for value in line.values()} <= {int, float, str}
     store = open_store(uninterrupted)
+    assert read_heartbeat(store, TRAINER_ROLE).state == "finished"
     assert read_details(store)[1]["index_step"] == 6
     assert SnapshotSeries(store, INDEX_SERIES).steps() == [3, 6]
 
@@ -114,6 +113,7 @@ def test_killed_between_steps_and_resumed_it_is_the_same_run(
     assert_same_run(tmp_path, uninterrupted)
 
 
+@pytest.mark.full
 def test_killed_while_embedding_and_resumed_it_is_the_same_run(
     world, uninterrupted, tmp_path, monkeypatch
 ):
@@ -136,7 +136,7 @@ def test_killed_while_embedding_and_resumed_it_is_the_same_run(
     assert_same_run(tmp_path, uninterrupted)
 
 
-def test_a_stop_leaves_a_checkpoint_that_goes_on(
+def test_a_stop_leaves_a_checkpoint_that_goes_on_with_the_index_of_each(
     world, stopped, uninterrupted, tmp_path
 ):
     folder = tmp_path / "run"
@@ -145,14 +145,7 @@ def test_a_stop_leaves_a_checkpoint_that_goes_on(
     assert finished_steps(store) == [4, 5]
     assert read_details(store)[1]["index_step"] == 3
     assert read_heartbeat(store, TRAINER_ROLE).state == "failed"
-    assert pretrain.run(config_of(world, folder), silent, NEVER)
-    one, two = (states_of(path)[8] for path in (folder, uninterrupted))
-    assert_same_bits(one, two)
-
-
-def test_resumed_it_keeps_the_index_of_every_checkpoint(world, stopped, tmp_path):
-    shutil.copytree(stopped, tmp_path / "run")
-    store = open_store(tmp_path / "run")
+    # As if the checkpoint before were of another index.
     manifest = unseal(store.read("checkpoints/4.json"))
     manifest["details"]["index_step"] = 0
     store.write("checkpoints/4.json", seal(manifest))
@@ -162,8 +155,10 @@ def test_resumed_it_keeps_the_index_of_every_checkpoint(world, stopped, tmp_path
         extra = read_heartbeat(store, TRAINER_ROLE).extra
         kept.append((step, extra["kept_index_steps"]))
 
-    assert pretrain.run(config_of(world, tmp_path / "run"), report, NEVER)
+    assert pretrain.run(config_of(world, folder), report, NEVER)
     assert kept[0] == (6, [0, 3])
+    one, two = (states_of(path)[8] for path in (folder, uninterrupted))
+    assert_same_bits(one, two)
 
 
 def test_a_stop_while_embedding_leaves_no_index_and_no_checkpoint(world, tmp_path):
@@ -177,22 +172,31 @@ def test_a_stop_while_embedding_leaves_no_index_and_no_checkpoint(world, tmp_pat
     assert store.list("index/data")  # The shard that the next run goes on from.
 
 
-@pytest.mark.parametrize("steps", [4, pytest.param(5, marks=pytest.mark.full)])
-def test_what_was_found_ahead_is_read_after_a_resume_too(world, tmp_path, steps):
-    """At a checkpoint, and between two, where stopping makes one."""
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert pretrain.run(config_of(world, whole, searcher="scann"), silent, NEVER)
-    stop, report = tiny_world.stop_after(steps)
-    assert not pretrain.run(config_of(world, parts, searcher="scann"), report, stop)
-    assert pretrain.run(config_of(world, parts, searcher="scann"), silent, NEVER)
-    store = open_store(whole), open_store(parts)
-    assert_same_bits(*(read_item(s, 8, "params") for s in store))
-    # It is not what a search at its own step finds.
-    beside = tmp_path / "beside"
-    config = config_of(world, beside, searcher="scann", search_ahead=False)
-    assert pretrain.run(config, silent, NEVER)
-    other = read_item(open_store(beside), 8, "params")
-    assert differing(read_item(store[0], 8, "params"), other)
+@pytest.mark.full
+def test_what_was_found_ahead_is_read_after_a_resume_too(world, tmp_path):
+    """Between two checkpoints, where stopping makes one."""
+    whole, parts, beside = (
+        config_of(world, tmp_path / name, searcher="scann", **changes)
+        for name, changes in {
+            "whole": {},
+            "parts": {},
+            "beside": {"search_ahead": False, "train_steps": 4},
+        }.items()
+    )
+    assert pretrain.run(whole, silent, NEVER)
+    stop, report = tiny_world.stop_after(5)
+    assert not pretrain.run(parts, report, stop)
+    assert pretrain.run(parts, silent, NEVER)
+    stores = (open_store(config.model_dir) for config in (whole, parts))
+    assert_same_bits(*(read_item(store, 8, "params") for store in stores))
+    # It is not what a search at its own step finds, but for the first.
+    assert pretrain.run(beside, silent, NEVER)
+    ahead, live = (
+        [line["loss"] for line in lines_of(config.model_dir)][:4]
+        for config in (whole, beside)
+    )
+    assert ahead[0] == live[0]
+    assert ahead != live
 
 
 def test_the_index_of_the_checkpoint_damaged_is_refused_by_name(
@@ -285,101 +289,40 @@ def test_async_without_a_builder_gives_up_in_one_line_and_may_be_tried_again(
     assert "look at the log of the index builder" in line
 
 
-def test_a_start_of_another_seed_does_not_search_what_the_last_one_left(
-    world, tmp_path
-):
-    with pytest.raises(Killed):
-        pretrain.run(config_of(world, tmp_path), kill_after(1), NEVER)
-    assert SnapshotSeries(open_store(tmp_path), INDEX_SERIES).steps() == [0]
-    with pytest.raises(BadInputError, match="another run"):
-        pretrain.run(config_of(world, tmp_path, seed=1), silent, NEVER)
+def test_settings_that_do_not_go_together_are_refused(world):
+    from_index = {
+        "frozen": ("retriever/document_tower",),
+        "embeddings_from_index": True,
+    }
+    for settings, said in (
+        ({"num_candidates": 1}, "NUM_CANDIDATES"),
+        ({"num_candidates": 2, "own_block": True}, "at least 3"),
+        (
+            from_index | {"frozen": ("retriever/query_tower",)},
+            'expected "retriever/document_tower"',
+        ),
+        (from_index | {"searcher": "scann"}, 'expected SEARCHER="device"'),
+        (
+            from_index | {"refresh_mode": "rolling"},
+            "got 'device' with REFRESH_MODE='rolling'",
+        ),
+    ):
+        with pytest.raises(BadInputError, match=said):
+            config_of(world, "nowhere", **settings)
 
 
-def test_a_frozen_retriever_stays_to_the_last_bit(world, uninterrupted, tmp_path):
-    config = config_of(
-        world,
-        tmp_path,
-        refresh_mode="off",
-        train_steps=2,
-        frozen=("retriever",),
-        warm_start=str(uninterrupted),
-    )
-    assert pretrain.run(config, silent, NEVER)
-    before, after = (
-        restore_params(open_store(folder)).tree for folder in (uninterrupted, tmp_path)
-    )
-    changed = differing(before, after)
-    assert changed
-    assert all(name.startswith("reader/") for name in changed)
-
-
-@pytest.mark.full
-def test_embeddings_of_a_frozen_document_tower_may_come_from_the_index(
-    world, uninterrupted, tmp_path
-):
-    """The same run but for rounding, with fewer operations a step."""
-    runs = {}
-    for from_index in (False, True):
-        folder = tmp_path / str(from_index)
-        config = config_of(
-            world,
-            folder,
-            refresh_mode="off",
-            train_steps=4,
-            frozen=("retriever/document_tower",),
-            embeddings_from_index=from_index,
-            own_block=True,
-            normalization="batch",
-            # With dropout a computed embedding is not that of the index.
-            models=tiny_world.models(dropout=0.0),
-            warm_start=str(uninterrupted),
-        )
-        assert pretrain.run(config, silent, NEVER)
-        runs[from_index] = restore_params(open_store(folder)).tree, lines_of(folder)
-    (_, lines), (taken, lines_taken) = runs[False], runs[True]
-    start = restore_params(open_store(uninterrupted)).tree
-    moved = differing(start, taken)
-    assert any(name.startswith("retriever/query_tower") for name in moved)
-    assert not any(name.startswith("retriever/document_tower") for name in moved)
-    for name in ("loss", "gradient_norm", "null_retrieval", "share_of_batch"):
-        one, other = ([line[name] for line in run] for run in (lines, lines_taken))
-        assert one[0] == pytest.approx(other[0], rel=1e-5)
-        assert one == pytest.approx(other, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("setting", "said"),
-    [
-        ({"frozen": ("retriever/query_tower",)}, 'expected "retriever/document_tower"'),
-        ({"searcher": "scann"}, 'expected SEARCHER="device"'),
-        ({"refresh_mode": "rolling"}, "got 'device' with REFRESH_MODE='rolling'"),
-    ],
-)
-def test_embeddings_of_an_index_that_is_not_exact_are_refused(
-    world, tmp_path, setting, said
-):
-    frozen = {"frozen": ("retriever/document_tower",), "embeddings_from_index": True}
-    with pytest.raises(BadInputError, match=said):
-        config_of(world, tmp_path, **(frozen | setting))
-
-
-@pytest.mark.parametrize("searcher", ["device", "scann"])
 def test_candidate_0_is_the_null_document_of_every_step(
-    world, corpus, tmp_path, monkeypatch, searcher
+    world, corpus, tmp_path, monkeypatch
 ):
     seen = []
 
     def look(stage, loss, inputs_at, **others):
         for step in range(2):
             inputs = inputs_at(step, stage.state)
-            if searcher == "device":
-                found = loss.candidates(stage.state.params["retriever"], inputs)
-            else:
-                found = inputs.candidates
-            seen.append((inputs.batch, jax.device_get(found)))
+            seen.append((inputs.batch, jax.device_get(inputs.candidates)))
 
     monkeypatch.setattr(Stage, "train", look)
-    config = config_of(world, tmp_path, refresh_mode="off", searcher=searcher)
+    config = config_of(world, tmp_path, refresh_mode="off", searcher="scann")
     pretrain.run(config, silent, NEVER)
     cls, sep = corpus.vocabulary.cls, corpus.vocabulary.sep
     assert len(seen) == 2
@@ -396,22 +339,84 @@ def test_candidate_0_is_the_null_document_of_every_step(
             np.testing.assert_array_equal(joined, expected)
 
 
+def files_of_trainers(folder):
+    """Contents by name, but for attempts, leases, and what the builder says."""
+    store = open_store(folder)
+    others = ("lease/", "jobs/index_builder", "index/data/", "retriever/data/")
+    names = [name for name in store.list() if not name.startswith(others)]
+    return {name: store.read(name) for name in names}
+
+
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("mode", "log_period"),
     [
-        ({"num_candidates": 1}, "NUM_CANDIDATES"),
-        ({"refresh_mode": "sometimes"}, "REFRESH_MODE"),
-        ({"marginalization": "per_word"}, "marginalization"),
-        ({"normalization": "corpus"}, "normalization"),
-        ({"num_candidates": 2, "own_block": True}, "at least 3"),
+        pytest.param("async", 1, marks=pytest.mark.full),
+        ("async", 100),
+        ("blocking", 100),
     ],
 )
-def test_wrong_settings_are_named_before_anything_runs(changes, named, world):
-    with pytest.raises(BadInputError, match=named):
-        config_of(world, "nowhere", **changes)
+def test_a_trainer_that_was_replaced_leaves_its_successors_files_alone(
+    world, corpus, tmp_path, monkeypatch, mode, log_period
+):
+    """At the next line of metrics, and at a publication or an index before that."""
+    # A successor comes only after silence, so that no sign of life is recent.
+    monkeypatch.setattr(lease, "_BEAT_SECONDS", 1e4)
+    found = []
+
+    def replace(step, total, values):
+        # Without a line it is the number of updates that are finished.
+        if step < 2 or found:
+            return
+        foreign_holder(tmp_path, '{"beat": 0}')
+        for name in ("metrics.jsonl", "jobs/trainer.json"):
+            open_store(tmp_path).write(name, b"of the successor")
+        found.append(files_of_trainers(tmp_path))
+
+    config = tiny_world.pretrain_config(
+        *(world, tmp_path),
+        refresh_mode=mode,
+        log_period=log_period,
+        checkpoint_period=100,
+    )
+    with (
+        tiny_world.builder_beside(config, corpus),
+        pytest.raises(BadInputError, match=r"elsewhere.* has taken over") as why,
+    ):
+        pretrain.run(config, replace, NEVER)
+    assert "\n" not in str(why.value)
+    assert files_of_trainers(tmp_path) == found[0]
 
 
-def test_metrics_are_plain_json(uninterrupted):
-    text = (uninterrupted / "metrics.jsonl").read_text()
-    for line in text.splitlines():
-        assert {type(v) for v in json.loads(line).values()} <= {int, float, str}
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "blocking",
+        *(pytest.param(m, marks=pytest.mark.full) for m in ("off", "async", "rolling")),
+    ],
+)
+def test_nothing_of_a_nan_is_kept_and_the_run_goes_on_before_it(
+    world, corpus, uninterrupted, tmp_path, capsys, mode
+):
+    """Update 5 of 8 is bad; the next line of metrics would come at the end."""
+    config = tiny_world.pretrain_config(
+        world, tmp_path, refresh_mode=mode, log_period=100
+    )
+    with poisoned(5), tiny_world.builder_beside(config, corpus):
+        assert guard(lambda stop: pretrain.run(config, silent, stop)) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: expected finite")
+    assert "gradient_norm of nan at update 5" in line
+    assert "SKIP_NONFINITE_UPDATES=1" in line
+    store = open_store(tmp_path)
+    assert finished_steps(store) == [4]
+    assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
+    for series in (RETRIEVER_SERIES, INDEX_SERIES):
+        assert max(SnapshotSeries(store, series).steps(), default=0) <= 3
+    seen = []
+    with tiny_world.builder_beside(config, corpus):
+        assert pretrain.run(config, lambda step, *_: seen.append(step), NEVER)
+    assert finished_steps(store) == [4, 8]
+    assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
+    if mode == "blocking":
+        runs = (open_store(folder) for folder in (uninterrupted, tmp_path))
+        assert_same_bits(*(read_item(run, 8, "params") for run in runs))

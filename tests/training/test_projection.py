@@ -47,7 +47,8 @@ def test_embeddings_keep_the_most_variance(corpus, config):
     bert = dataclasses.replace(config.bert, vocab_size=corpus.vocabulary.size)
     config = dataclasses.replace(config, bert=bert)
     ids = np.zeros((1, 8), np.int32)
-    params = Retriever(config).init(jax.random.key(0), ids, ids, ids)["params"]
+    init = jax.jit(Retriever(config).init)
+    params = init(jax.random.key(0), ids, ids, ids)["params"]
     fitted = fit_projection(params, config, corpus, EMBED)
     blocks = np.arange(corpus.num_blocks)
     embeddings = embed_blocks(
@@ -59,11 +60,9 @@ def test_embeddings_keep_the_most_variance(corpus, config):
     variances = np.diagonal(covariance)
     np.testing.assert_allclose(covariance, np.diag(variances), atol=1e-4)
     ids, segments = corpus.document_ids(blocks, EMBED.document_length)
-    pooled = (
-        Bert(bert)
-        .apply({"params": params["document_tower"]["bert"]}, ids, segments)
-        .pooled
-    )
+    pooled = jax.jit(Bert(bert).apply)(
+        {"params": params["document_tower"]["bert"]}, ids, segments
+    ).pooled
     largest = np.linalg.eigvalsh(np.cov(np.asarray(pooled).T))[::-1][:4]
     np.testing.assert_allclose(variances, largest, rtol=1e-3)
     # Both towers speak of the same directions.
@@ -101,7 +100,7 @@ def test_a_stage_fits_it_to_weights_and_keeps_that_of_an_earlier_stage(
 ):
     weights = tmp_path / "weights"
     encoder = published(weights, corpus.vocabulary.size)
-    from_weights = {"warm_start": str(weights), "train_steps": 1}
+    from_weights = {"warm_start": str(weights), "train_steps": 0}
     drawn = started(world, tmp_path / "drawn", **from_weights)
     fitted = started(world, tmp_path / "fitted", projection="pca", **from_weights)
     for tower in ("query_tower", "document_tower"):
@@ -117,9 +116,3 @@ def test_a_stage_fits_it_to_weights_and_keeps_that_of_an_earlier_stage(
         world, tmp_path / "later", projection="pca", warm_start=first.model_dir
     )
     tiny_world.assert_same_bits(later, fitted)
-
-
-def test_a_projection_that_is_no_choice_is_one_line(world, tmp_path):
-    with pytest.raises(BadInputError, match="random, pca, got 'svd'") as error:
-        tiny_world.warm_start_config(world, tmp_path, projection="svd")
-    assert "\n" not in str(error.value)

@@ -3,7 +3,6 @@
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 
 from realm_jax.training.reader_documents import (
     choose_retrieved,
@@ -18,15 +17,13 @@ QUERY, JOINED = 9, 13
 REST = JOINED, np.zeros(100, bool)
 
 
-@pytest.mark.parametrize(
-    "shares", [(0.5, 0.2, 0.3), (0.0, 0.25, 0.75), (0.6, 0.4 - 1e-7, 0.0), (0, 0, 1)]
-)
-def test_kinds_are_drawn_in_their_shares(shares):
-    kinds = np.concatenate([draw_kinds(shares, 3, step, 1000) for step in range(30)])
-    found = np.bincount(kinds, minlength=3) / len(kinds)
-    # Three standard deviations of 30,000 draws.
-    np.testing.assert_allclose(found, shares, atol=0.009)
-    assert all(found[place] == 0 for place in range(3) if not shares[place])
+def test_kinds_are_drawn_in_their_shares():
+    for shares in ((0.5, 0.2, 0.3), (0.0, 0.25, 0.75), (0.6, 0.4 - 1e-7, 0.0)):
+        kinds = [draw_kinds(shares, 3, step, 1000) for step in range(30)]
+        found = np.bincount(np.concatenate(kinds), minlength=3) / 30_000
+        # Three standard deviations.
+        np.testing.assert_allclose(found, shares, atol=0.009)
+        assert all(found[place] == 0 for place in range(3) if not shares[place])
 
 
 def test_the_kind_of_a_row_depends_on_nothing_but_seed_step_and_row():
@@ -93,7 +90,7 @@ def slowly(bodies, neighbours, sentence, span, source):
 pieces = st.sampled_from([5, 6, 7])
 
 
-@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.settings(max_examples=100)
 @hypothesis.given(
     bodies=st.lists(st.lists(pieces, max_size=16), min_size=4, max_size=4),
     neighbours=st.permutations([-1, 0, 1, 2, 3]),
@@ -117,26 +114,6 @@ def test_retrieved_documents_equal_those_of_a_loop(
     assert (int(block[0]), bool(found[0])) == expected
 
 
-def test_the_best_block_with_the_answer_comes_before_better_ones_without():
-    bodies = [
-        [20, 21, 22],  # 0: neither
-        [30, 11, 40, 12],  # 1: the answer's pieces, not as a run
-        [50, 11, 12],  # 2: the answer
-        [11, 12, 60],  # 3: the answer, found later
-        [10, 11, 12, 13],  # 4: the sentence itself
-    ]
-    batch = masked([10, 11, 12, 13], range(1, 3), source=3)
-    for neighbours, expected in {
-        (4, 0, 1, 2, 3): (2, True),
-        (4, 3, 1, 0, -1): (1, False),
-        (4, 3, -1, -1, -1): (-1, False),
-    }.items():
-        block, found = choose_retrieved(
-            Bodies(bodies), np.array([neighbours]), batch, *REST
-        )
-        assert (block[0], found[0]) == expected
-
-
 def test_of_spans_that_are_masked_together_the_drawn_one_is_the_answer():
     sentence = [10, 11, 12, 13, 14]
     together = masked(sentence, [3, 0, 1], source=-1)
@@ -145,13 +122,9 @@ def test_of_spans_that_are_masked_together_the_drawn_one_is_the_answer():
     assert (block[0], found[0]) == (1, True)
 
 
-def test_an_answer_that_is_cut_off_is_none():
-    # Two special pieces, four of the sentence and a last [SEP] leave six.
-    bodies = [[20, 20, 20, 20, 20, 11, 12], [20, 20, 20, 20, 11, 12]]
-    batch = masked([10, 11, 12, 13], range(1, 3), source=-1)
-    block, found = choose_retrieved(Bodies(bodies), np.array([[0, 1]]), batch, *REST)
-    assert (block[0], found[0]) == (1, True)
-    block, found = choose_retrieved(Bodies(bodies), np.array([[0]]), batch, *REST)
+def test_without_a_scored_mask_nothing_is_an_answer():
+    batch = masked([10, 11], [], source=-1)
+    block, found = choose_retrieved(Bodies([[20]]), np.array([[0]]), batch, *REST)
     assert (block[0], found[0]) == (0, False)
 
 
@@ -163,12 +136,6 @@ def test_an_answer_that_is_the_beginning_of_a_word_is_none():
         Bodies(bodies), np.array([[0, 1]]), batch, JOINED, continues_word
     )
     assert (block[0], found[0]) == (1, True)
-
-
-def test_without_a_scored_mask_nothing_is_an_answer():
-    batch = masked([10, 11], [], source=-1)
-    block, found = choose_retrieved(Bodies([[20]]), np.array([[0]]), batch, *REST)
-    assert (block[0], found[0]) == (0, False)
 
 
 @hypothesis.given(

@@ -12,6 +12,8 @@ from realm_jax.training.stage import Stage
 from tests import tiny_world
 from tests.tiny_world import NEVER, assert_same_bits, differing, silent
 
+pytestmark = pytest.mark.full
+
 SCORER = ("span_dense", "span_norm", "span_output")
 MODELS = dataclasses.replace(tiny_world.models(), span_scorer=True)
 
@@ -41,7 +43,6 @@ def params_of(config):
     return restore_params(open_store(config.model_dir)).tree
 
 
-@pytest.mark.full
 def test_the_warm_start_trains_it(world, configs, tmp_path):
     started, _ = configs
     config = dataclasses.replace(started, model_dir=str(tmp_path))
@@ -52,23 +53,20 @@ def test_the_warm_start_trains_it(world, configs, tmp_path):
     assert {name.split("/")[0] for name in changed} == set(SCORER)
 
 
-def test_realm_hands_it_on_as_it_is(configs):
+def test_realm_hands_it_on_as_it_is_to_fine_tuning(world, configs, tmp_path):
     started, trained = map(params_of, configs)
     assert_same_bits(scorer_of(started), scorer_of(trained))
     assert differing(started["reader"]["bert"], trained["reader"]["bert"])
-
-
-def test_fine_tuning_begins_with_it(world, configs, tmp_path):
-    _, trained = configs
-    config = tiny_world.finetune_config(world, tmp_path, warm_start=trained.model_dir)
+    config = tiny_world.finetune_config(
+        world, tmp_path, warm_start=configs[1].model_dir
+    )
     stage = Stage(config.stage.name, config, config.make_reader)
-    assert_same_bits(scorer_of(stage.state.params), scorer_of(params_of(trained)))
+    assert_same_bits(scorer_of(stage.state.params), scorer_of(trained))
     stage.close()
 
 
-@pytest.mark.parametrize("stage", [warm_start, pretrain])
-def test_a_run_with_one_does_not_go_on_without(configs, stage):
-    config = configs[0 if stage is warm_start else 1]
-    without = dataclasses.replace(config, models=tiny_world.models())
-    with pytest.raises(BadInputError, match="span_scorer"):
-        stage.run(without, silent, NEVER)
+def test_a_run_with_one_does_not_go_on_without(configs):
+    for stage, config in zip((warm_start, pretrain), configs, strict=True):
+        without = dataclasses.replace(config, models=tiny_world.models())
+        with pytest.raises(BadInputError, match="span_scorer"):
+            stage.run(without, silent, NEVER)

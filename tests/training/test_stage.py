@@ -1,48 +1,60 @@
-import dataclasses
+import pathlib
+import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from bench.invented_world import WorldConfig
 from realm_jax import manifests
 from realm_jax.data.examples import write_examples
 from realm_jax.errors import BadInputError
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
-from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.storage import open_store
 from realm_jax.training import pretrain, warm_start
 from realm_jax.training.checkpoint_manifests import finished_steps, read_details
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.stage import Stage, open_examples
-from realm_jax.training.stage_config import require_one_of
 from realm_jax.training.step import FunctionLoss
 from tests import tiny_world
 from tests.tiny_world import NEVER, differing, silent
+from tests.training.conftest import quick_loss
+
+
+@pytest.fixture(scope="module")
+def done(world, tmp_path_factory):
+    """Model directory of a warm start of three updates."""
+    folder = tmp_path_factory.mktemp("done")
+    with mock.patch.object(warm_start, "WarmStartLoss", quick_loss):
+        config = tiny_world.warm_start_config(world, folder)
+        assert warm_start.run(config, silent, NEVER)
+    return folder
 
 
 def files_of(folder):
     return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"models": tiny_world.models(hidden=32)}, "model"),
-        ({"models": tiny_world.models(shared=True)}, "model"),
-        ({"batch_size": 8}, "batch_size"),
-        ({"task": "stated"}, "task"),
-        ({"seed": 1}, "seed"),
-        ({"spans": "all"}, "spans"),
-    ],
-)
-def test_a_run_of_other_settings_is_refused_and_left_alone(
-    world, uninterrupted, changes, named
+def test_another_run_or_fewer_updates_are_refused_and_files_left_alone(
+    world, other_world, done
 ):
-    config = tiny_world.pretrain_config(world, uninterrupted, **changes)
-    before = files_of(uninterrupted)
-    with pytest.raises(BadInputError, match=f"a run with {named} "):
+    before = files_of(done)
+    for changes, named in (
+        ({"models": tiny_world.models(hidden=32)}, "a run with model "),
+        ({"batch_size": 8}, "a run with batch_size "),
+        ({"task": "asked"}, "a run with task "),
+        ({"seed": 1}, "a run with seed "),
+        ({"spans": "all"}, "a run with spans "),
+        ({"corpus": other_world.corpus}, "a run with corpus_fingerprint "),
+        ({"train_steps": 2}, r"TRAIN_STEPS of at least 3, .* got 2"),
+    ):
+        config = tiny_world.warm_start_config(world, done, **changes)
+        with pytest.raises(BadInputError, match=named) as error:
+            warm_start.run(config, silent, NEVER)
+        assert "\n" not in str(error.value)
+    config = tiny_world.pretrain_config(world, done)
+    with pytest.raises(BadInputError, match="a run with stage 'pretrain'"):
         pretrain.run(config, silent, NEVER)
-    assert files_of(uninterrupted) == before
+    assert files_of(done) == before
 
 
 def without_spans(folder):
@@ -53,7 +65,10 @@ def without_spans(folder):
         path.write_bytes(manifests.seal(manifest))
 
 
-def test_a_run_that_was_begun_with_every_span_goes_on_with_every_span(world, tmp_path):
+def test_a_run_that_was_begun_with_every_span_goes_on_with_every_span(
+    world, tmp_path, quick_updates
+):
+    quick_updates(warm_start, "WarmStartLoss")
     stop, report = tiny_world.stop_after(2)
     config = tiny_world.warm_start_config(world, tmp_path, spans="all")
     assert not warm_start.run(config, report, stop)
@@ -63,87 +78,41 @@ def test_a_run_that_was_begun_with_every_span_goes_on_with_every_span(world, tmp
         warm_start.run(drawn, silent, NEVER)
     assert "with spans 'one_per_sentence'" in str(caught.value)
     assert "has 'all'; use another MODEL_DIR" in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert warm_start.run(config, silent, NEVER)
-
-
-def test_questions_have_no_spans_that_a_resumed_run_must_keep(world, tmp_path):
+    # Questions have no spans that a resumed run must keep.
     order = tiny_world.finetune_config(world, tmp_path).data_order()
     assert "seed" in order
     assert "spans" not in order
 
 
-@pytest.mark.parametrize(
-    "config_of",
-    [
-        tiny_world.warm_start_config,
-        tiny_world.pretrain_config,
-        tiny_world.finetune_config,
-    ],
-)
-def test_spans_that_are_no_choice_are_one_line(world, tmp_path, config_of):
-    with pytest.raises(BadInputError, match="all, together, got 'some'") as e:
-        config_of(world, tmp_path, spans="some")
-    assert "\n" not in str(e.value)
-
-
-@pytest.mark.parametrize(("spans", "kept"), [("all", 6), ("one_per_sentence", 2)])
 def test_a_batch_has_one_span_of_a_sentence_unless_all_are_asked_for(
-    world, corpus, tmp_path, spans, kept
+    world, corpus, tmp_path
 ):
     ids = {"query_ids": np.arange(6), "sentence_id": np.array([4, 4, 4, 4, 4, 9])}
     metadata = {"corpus_fingerprint": corpus.fingerprint}
     examples = write_examples(tmp_path / "set", [ids], metadata)
-    config = tiny_world.warm_start_config(
-        world, tmp_path / "run", batch_size=kept, spans=spans
-    )
-    stage = Stage("spans", config, KnowledgeEncoder)
-    for step in range(4):
-        batch = stage.batch(examples, step)
-        assert batch.keys() == {"query_ids"}
-        rows = sorted(batch["query_ids"])
-        assert rows == list(range(6)) if spans == "all" else rows[0] < 5 == rows[1]
-    stage.close()
+    for spans, kept in (("all", 6), ("one_per_sentence", 2)):
+        config = tiny_world.warm_start_config(
+            world, tmp_path / spans, batch_size=kept, spans=spans
+        )
+        stage = Stage("spans", config, KnowledgeEncoder)
+        for step in range(4):
+            batch = stage.batch(examples, step)
+            assert batch.keys() == {"query_ids"}
+            rows = sorted(batch["query_ids"])
+            assert rows == list(range(6)) if spans == "all" else rows[0] < 5 == rows[1]
+        stage.close()
 
 
-def test_a_run_of_another_corpus_is_refused(world, uninterrupted, tmp_path):
-    # The same vocabulary and so the same model, but other blocks.
-    other = tiny_world.make(tmp_path, dataclasses.replace(tiny_world.WORLD, seed=1))
-    config = tiny_world.pretrain_config(other, uninterrupted)
-    with pytest.raises(BadInputError, match="a run with corpus_fingerprint "):
-        pretrain.run(config, silent, NEVER)
-
-
-def test_a_run_of_another_stage_is_refused(world, uninterrupted):
-    config = tiny_world.warm_start_config(world, uninterrupted)
-    with pytest.raises(BadInputError, match="a run with stage 'warm_start'"):
-        warm_start.run(config, silent, NEVER)
-
-
-def test_a_run_that_is_done_trains_no_more(world, uninterrupted):
-    before = (uninterrupted / "metrics.jsonl").read_bytes()
-    checkpoint = read_details(open_store(uninterrupted))
-    config = tiny_world.pretrain_config(world, uninterrupted)
+def test_a_run_that_is_done_trains_no_more(world, done):
+    before = files_of(done)
+    config = tiny_world.warm_start_config(world, done)
 
     def report(step, total, values):
         raise AssertionError("trained")
 
-    assert pretrain.run(config, report, NEVER)
-    assert (uninterrupted / "metrics.jsonl").read_bytes() == before
-    assert read_details(open_store(uninterrupted)) == checkpoint
-
-
-def test_fewer_updates_than_are_done_are_refused_and_nothing_is_published(
-    world, uninterrupted
-):
-    before = files_of(uninterrupted)
-    config = tiny_world.pretrain_config(world, uninterrupted, train_steps=7)
-    with pytest.raises(
-        BadInputError, match=r"TRAIN_STEPS of at least 8, .* got 7"
-    ) as e:
-        pretrain.run(config, silent, NEVER)
-    assert "\n" not in str(e.value)
-    assert files_of(uninterrupted) == before
+    assert warm_start.run(config, report, NEVER)
+    assert files_of(done) == before
 
 
 def test_each_checkpoint_is_saved_and_described_once(world, tmp_path):
@@ -178,45 +147,34 @@ def test_each_checkpoint_is_saved_and_described_once(world, tmp_path):
     ("make", "sources", "warned"),
     [
         (tiny_world.pretrain_config, {}, ["retriever", "reader"]),
-        (tiny_world.pretrain_config, {"warm_start"}, []),
         (tiny_world.pretrain_config, {"reader_warm_start"}, ["retriever"]),
-        (tiny_world.finetune_config, {"retriever_warm_start"}, ["reader"]),
         (tiny_world.warm_start_config, {"reader_warm_start"}, []),
     ],
 )
 def test_random_models_are_warned_of_but_in_a_warm_start(
-    world, uninterrupted, tmp_path, caplog, make, sources, warned
+    world, done, tmp_path, caplog, make, sources, warned
 ):
-    config = make(world, tmp_path, **dict.fromkeys(sources, str(uninterrupted)))
+    config = make(world, tmp_path, **dict.fromkeys(sources, str(done)))
     stage = Stage("started", config, KnowledgeEncoder)
     stage.close()
     messages = [record.getMessage() for record in caplog.records]
     said = [line for line in messages if "from random parameters" in line]
     assert [line.split()[1] for line in said] == warned
-    before = restore_params(open_store(uninterrupted)).tree
+    before = restore_params(open_store(done)).tree
     for model in ("retriever", "reader"):
         has_source = bool({"warm_start", f"{model}_warm_start"} & set(sources))
         assert has_source != bool(differing(stage.state.params[model], before[model]))
 
 
-@pytest.mark.parametrize("task", ["nothing", ""])
-def test_an_unknown_task_is_bad_input(corpus, task):
-    with pytest.raises(BadInputError, match="realm prepare"):
-        open_examples(corpus, task, "train")
-
-
-def test_examples_of_another_corpus_are_bad_input(corpus, tmp_path):
-    other = tiny_world.make(tmp_path, WorldConfig(12, 6, 20, 12, seed=1))
-    examples = tmp_path / "corpus" / "examples" / "asked" / "train"
-    assert other.corpus
-    moved = corpus.directory / "examples" / "foreign" / "train"
-    moved.parent.mkdir()
-    examples.rename(moved)
+def test_unknown_examples_and_those_of_another_corpus_are_bad_input(
+    corpus, other_world
+):
+    for task in ("nothing", ""):
+        with pytest.raises(BadInputError, match="realm prepare"):
+            open_examples(corpus, task, "train")
+    shutil.copytree(
+        pathlib.Path(other_world.corpus, "examples/asked"),
+        corpus.directory / "examples/foreign",
+    )
     with pytest.raises(BadInputError, match="corpus_fingerprint"):
         open_examples(corpus, "foreign", "train")
-
-
-def test_a_setting_outside_its_choices_is_named():
-    require_one_of("marginalization", "per_span", Marginalization)
-    with pytest.raises(BadInputError, match="per_token, per_span, got 'spans'"):
-        require_one_of("marginalization", "spans", Marginalization)

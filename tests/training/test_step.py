@@ -3,10 +3,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from realm_jax.metrics import means as means_lib
 from realm_jax.training.optimizers import OptimizerConfig, make_optimizer
-from realm_jax.training.state import create_state
+from realm_jax.training.partitioning import MeshConfig, make_mesh
+from realm_jax.training.state import create_state, place_state
 from realm_jax.training.step import FunctionLoss, make_step
 
 
@@ -26,7 +28,8 @@ def start():
 
 
 def test_steps_equal_gradient_descent_written_out():
-    step, state = make_step(noisy_quadratic, optax.sgd(0.1)), start()
+    step, first = make_step(noisy_quadratic, optax.sgd(0.1)), start()
+    state = first
     w, x = np.array([3.0, -1.0]), np.array([1.0, 1.0])
     for done in range(3):
         gradient = w - x
@@ -38,6 +41,7 @@ def test_steps_equal_gradient_descent_written_out():
         w = w - 0.1 * gradient
         np.testing.assert_allclose(state.params["w"], w, rtol=1e-5)
         assert int(state.step) == done + 1
+    assert first.params["w"].is_deleted()
 
 
 def test_the_gradient_norm_of_each_model_is_its_own():
@@ -104,14 +108,7 @@ def test_each_step_draws_its_own_numbers_and_a_resumed_one_the_same():
     np.testing.assert_array_equal(resumed.key, state.key)
 
 
-def test_the_state_given_is_consumed():
-    step, state = make_step(noisy_quadratic, optax.sgd(0.1)), start()
-    step(state, jnp.zeros(2))
-    assert state.params["w"].is_deleted()
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_step_that_is_skipped_changes_the_step_alone(bad):
+def test_a_step_that_is_skipped_changes_the_step_alone():
     optimizer = optax.adam(0.1)
     step = make_step(noisy_quadratic, optimizer, skip_nonfinite=True)
     state = create_state({"w": jnp.asarray([3.0, -1.0])}, optimizer, seed=7)
@@ -119,8 +116,57 @@ def test_a_step_that_is_skipped_changes_the_step_alone(bad):
     assert means_lib.compute(found)["skipped_updates"] == 0.0
     assert means_lib.compute(found)["loss"] == pytest.approx(0.5 * (2.0**2 + 2.0**2))
     before = jax.tree.map(np.array, (state.params, state.optimizer_state))
-    state, found = step(state, jnp.asarray([bad, 1.0]))
-    after = (state.params, state.optimizer_state)
-    jax.tree.map(np.testing.assert_array_equal, before, after)
-    assert int(state.step) == 2
-    assert means_lib.compute(found) == {"skipped_updates": 1.0}
+    for done, bad in ((2, np.nan), (3, np.inf)):
+        state, found = step(state, jnp.asarray([bad, 1.0]))
+        after = (state.params, state.optimizer_state)
+        jax.tree.map(np.testing.assert_array_equal, before, after)
+        assert int(state.step) == done
+        assert means_lib.compute(found) == {"skipped_updates": 1.0}
+
+
+def make_params():
+    return {
+        "retriever": {"dense": {"kernel": jnp.ones((2, 4)), "bias": jnp.ones(4)}},
+        "reader": {"norm": {"scale": jnp.ones(3)}},
+    }
+
+
+def test_a_state_starts_at_nothing_done_and_with_a_key_of_its_seed():
+    optimizer = make_optimizer(OptimizerConfig())
+    states = [create_state(make_params(), optimizer, seed) for seed in (0, 0, 1)]
+    assert [int(state.step) for state in states] == [0, 0, 0]
+    same, again, other = (np.asarray(state.key) for state in states)
+    np.testing.assert_array_equal(same, again)
+    assert (same != other).any()
+
+
+def test_moments_lie_where_their_parameters_lie():
+    config = OptimizerConfig(clip="per_model", retriever_rate=0.1)
+    params = make_params()
+    optimizer = make_optimizer(config, frozen=("reader",))
+    mesh = make_mesh(MeshConfig())
+    # One device holds everything; the shardings differ nevertheless.
+    spec = {
+        "retriever": {
+            "dense": {"kernel": PartitionSpec("fsdp", "model"), "bias": PartitionSpec()}
+        },
+        "reader": {"norm": {"scale": PartitionSpec("model")}},
+    }
+    shardings = jax.tree.map(
+        lambda part: NamedSharding(mesh, part),
+        spec,
+        is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+    )
+    state = create_state(params, optimizer, 0)
+    placed = place_state(state, shardings, mesh)
+    jax.tree.map(np.testing.assert_array_equal, placed, state)
+    kernels = {
+        leaf.sharding.spec
+        for leaf in jax.tree.leaves((placed.params, placed.optimizer_state))
+        if leaf.shape == (2, 4)
+    }
+    moments = [leaf for leaf in jax.tree.leaves(placed.optimizer_state) if leaf.ndim]
+    assert kernels == {PartitionSpec("fsdp", "model")}
+    # Two moments of kernel and bias each, none of what is frozen.
+    assert sorted(leaf.shape for leaf in moments) == [(2, 4), (2, 4), (4,), (4,)]
+    assert placed.step.sharding.spec == placed.key.sharding.spec == PartitionSpec()

@@ -7,19 +7,16 @@ from realm_jax.errors import BadInputError
 from realm_jax.index.searchers import make_searcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
-from realm_jax.training.initialization import initial_params
 from realm_jax.training.zero_shot_recall import HeldOutQuestions, search_questions
 from tests import tiny_world
 from tests.tiny_world import LENGTHS
+from tests.training.loss_twins import draw
 
 
 @pytest.fixture(scope="module")
 def tower(corpus):
     config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    params, _ = initial_params(
-        Retriever(config), KnowledgeEncoder(config.bert), LENGTHS, seed=0
-    )
-    return config, jax.tree.map(lambda x: 8 * x if x.ndim > 1 else x, params)
+    return config, draw(corpus.vocabulary.size, KnowledgeEncoder)["retriever"]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +29,7 @@ def scores_one_by_one(tower, ids, embeddings):
     config, params = tower
     embed = jax.jit(
         lambda ids: Retriever(config).apply(
-            {"params": params["retriever"]}, ids, method="embed_queries"
+            {"params": params}, ids, method="embed_queries"
         )
     )
     return np.stack([np.asarray(embed(row[None]))[0] @ embeddings.T for row in ids])
@@ -51,8 +48,7 @@ def test_any_number_of_questions_is_searched_as_if_one_by_one(
     ]
     assert len(ids) == 72  # More than a batch, less than two.
     found = search_questions(
-        tower[0],
-        tower[1]["retriever"],
+        *tower,
         make_searcher("device", embeddings),
         ids,
         corpus.num_blocks + 1,
@@ -75,7 +71,7 @@ def test_recall_is_that_of_the_blocks_that_hold_the_answer(
 ):
     held_out = HeldOutQuestions(corpus, world.questions, "dev", LENGTHS.query)
     searcher = make_searcher("device", embeddings)
-    recall = held_out.recall(tower[0], tower[1]["retriever"], searcher, k=5)
+    recall = held_out.recall(*tower, searcher, k=5)
     bodies = [corpus.text(block).body.split() for block in range(corpus.num_blocks)]
     scores = scores_one_by_one(tower, held_out.ids, embeddings)
     expected = [
@@ -84,6 +80,8 @@ def test_recall_is_that_of_the_blocks_that_hold_the_answer(
     ]
     np.testing.assert_array_equal(recall, expected)
     assert 0 < recall.mean() < 1
+    with pytest.raises(BadInputError, match="nobody"):
+        HeldOutQuestions(corpus, world.questions, "nobody", LENGTHS.query)
 
 
 def test_no_block_is_read_that_was_not_retrieved(
@@ -101,16 +99,8 @@ def test_no_block_is_read_that_was_not_retrieved(
     held_out = HeldOutQuestions(corpus, world.questions, "dev", LENGTHS.query)
     assert read == []
     searcher = make_searcher("device", embeddings)
-    params = tower[1]["retriever"]
-    found = search_questions(tower[0], params, searcher, held_out.ids, 2)
-    recalls = held_out.recalls(tower[0], params, searcher, (1, 2))
+    found = search_questions(*tower, searcher, held_out.ids, 2)
+    recalls = held_out.recalls(*tower, searcher, (1, 2))
     assert read == np.unique(found.ids).tolist()
     assert len(read) < corpus.num_blocks
-    np.testing.assert_array_equal(
-        recalls[1], held_out.recall(tower[0], params, searcher, 1)
-    )
-
-
-def test_a_split_nobody_wrote_is_an_error(world, corpus):
-    with pytest.raises(BadInputError, match="nobody"):
-        HeldOutQuestions(corpus, world.questions, "nobody", LENGTHS.query)
+    np.testing.assert_array_equal(recalls[1], held_out.recall(*tower, searcher, 1))
