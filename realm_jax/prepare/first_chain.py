@@ -41,8 +41,12 @@ _VISITS, _BATCH = 50 * 8 / 352, 8
 _FEWEST_STEPS, _MOST_STEPS = 20, 2000
 # With fewer, exact match on dev is too noisy to choose a checkpoint by.
 _ENOUGH_TO_CHOOSE = 1000
-# English and Hindi in MiniLM's vocabulary have 0 to 2 %, Japanese has 30 %, Thai 67 %.
-_MOST_UNKNOWN = 0.05
+MOST_UNKNOWN = 0.05
+"""Share of [UNK] above which a vocabulary is not used for a text.
+
+English and Hindi in MiniLM's have 0 to 2 %, Japanese has 30 %, Thai 67 %.
+"""
+
 _SHARES = {"train": 0.7, "dev": 0.1, "test": 0.2}
 
 
@@ -57,6 +61,7 @@ class TextSize:
       untitled: number of documents without a title.
       titles: those of the documents that were read, as `normalise_title` makes them.
       alphabet: number of different characters in them.
+      held_out: number of documents to hold out if a twentieth of them is as many.
     """
 
     documents: int
@@ -65,12 +70,15 @@ class TextSize:
     untitled: int = 0
     titles: frozenset[str] = frozenset()
     alphabet: int = 0
+    held_out: int = 0
 
     @property
     def validation_fraction(self) -> float:
         """Share of the articles that is held out."""
-        is_little = self.documents < _FEW_DOCUMENTS
-        return _VALIDATION_OF_FEW if is_little else VALIDATION_FRACTION
+        if self.documents < _FEW_DOCUMENTS:
+            return _VALIDATION_OF_FEW
+        wanted = round(self.held_out / self.documents, 4)
+        return max(VALIDATION_FRACTION, min(_VALIDATION_OF_FEW, wanted))
 
     @property
     def blocks(self) -> int:
@@ -224,9 +232,9 @@ def require_known(share: float, path: str) -> None:
     Raises:
       BadInputError: too many of the wordpieces are [UNK].
     """
-    if share > _MOST_UNKNOWN:
+    if share > MOST_UNKNOWN:
         raise BadInputError(
-            f"expected a vocabulary that has at least {1 - _MOST_UNKNOWN:.0%} of the "
+            f"expected a vocabulary that has at least {1 - MOST_UNKNOWN:.0%} of the "
             f"text's wordpieces, got {path}, in which {share:.1%} are [UNK]; give "
             "--weights='' to train a vocabulary on the text, or --weights=FOLDER of a "
             "BERT of its language"
@@ -351,7 +359,7 @@ class FirstChain:
             source=self.source,
             questions=self.questions.path if self.questions else "",
             stages=json.dumps(self._stages()),
-            settings="\n".join(self._settings()),
+            settings="\n".join(self.settings()),
         )
 
     def _stages(self) -> list[str]:
@@ -360,7 +368,7 @@ class FirstChain:
         stages = ["prepare", "warm-start", "pretrain"]
         return [*stages, "finetune", "evaluate"] if self.questions else stages
 
-    def _settings(self) -> Iterator[str]:
+    def settings(self) -> Iterator[str]:
         """Yields the lines that differ from those of the chain that is included."""
         if self.start:
             yield f"WEIGHTS = {self.start.model_dir!r}"
@@ -375,7 +383,7 @@ class FirstChain:
                 yield "# Marks of its script are no accents."
                 yield "prepare/STRIP_ACCENTS = False"
         yield ""
-        if self.text.documents < _FEW_DOCUMENTS:
+        if self.text.validation_fraction != VALIDATION_FRACTION:
             yield "# Of so few documents more are held out to measure on."
             yield f"prepare/VALIDATION_FRACTION = {self.text.validation_fraction}"
         if self.masks.kind != "salient" and not self.start:
