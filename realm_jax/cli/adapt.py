@@ -52,6 +52,11 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
         raise BadInputError(
             "expected --queries beside --qrels, got none; give the file of the queries"
         )
+    if "://" in flags.output:
+        raise BadInputError(
+            f"expected a local folder as --output, got {flags.output}; adapt to one, "
+            "and copy what it exports"
+        )
     chain, queries = _plan(flags, stop)
     path = pathlib.Path(chain.root, CHAIN_NAME)
     _write_chain(path, chain.gin_file())
@@ -96,7 +101,7 @@ def _plan(
     if flags.queries:
         queries = read_judgements(flags.queries, flags.qrels, survey.ids)
     chain = adapt_chain.AdaptChain(
-        root=flags.output,
+        root=flags.output.rstrip("/"),
         name=corpus_name(pathlib.Path(flags.output)),
         source=flags.text,
         text=text,

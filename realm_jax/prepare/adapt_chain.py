@@ -168,7 +168,8 @@ class AdaptChain(FirstChain):
         text, *others = super().description()
         questions = next(line for line in others if line.startswith("questions"))
         others.remove(questions)
-        return [text, *self.survey.description(), *others]
+        found = [text, *self.survey.description(), *others]
+        return [line.removesuffix(" (--masks gives others)") for line in found]
 
     def _model(self) -> str:
         return (
