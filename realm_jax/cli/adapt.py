@@ -96,7 +96,11 @@ def _plan(
     text = first_chain.measure_text(flags.text, sample)
     text = adapt_chain.require_enough(flags.text, text, survey)
     unknown = sample.unknown_share(vocabulary)
-    _require_known(unknown, weights)
+    first_chain.require_known(
+        unknown,
+        f"{weights}/vocab.txt",
+        "the text to `realm init`, for a model from nothing",
+    )
     queries = []
     if flags.queries:
         queries = read_judgements(flags.queries, flags.qrels, survey.ids)
@@ -123,18 +127,6 @@ def _require_weights(weights: str) -> str:
             "`make data`, or give --weights=FOLDER of a BERT"
         )
     return weights
-
-
-def _require_known(unknown: float, weights: str) -> None:
-    from realm_jax.prepare.first_chain import MOST_UNKNOWN
-
-    if unknown > MOST_UNKNOWN:
-        raise BadInputError(
-            f"expected a vocabulary that has at least {1 - MOST_UNKNOWN:.0%} of the "
-            f"text's wordpieces, got that of {weights}, in which {unknown:.1%} are "
-            "[UNK]; give --weights=FOLDER of an encoder of the text's language, or "
-            "train one from nothing with `realm init`"
-        )
 
 
 def _write_chain(path: pathlib.Path, text: str) -> None:

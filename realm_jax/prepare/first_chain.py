@@ -41,12 +41,8 @@ _VISITS, _BATCH = 50 * 8 / 352, 8
 _FEWEST_STEPS, _MOST_STEPS = 20, 2000
 # With fewer, exact match on dev is too noisy to choose a checkpoint by.
 _ENOUGH_TO_CHOOSE = 1000
-MOST_UNKNOWN = 0.05
-"""Share of [UNK] above which a vocabulary is not used for a text.
-
-English and Hindi in MiniLM's have 0 to 2 %, Japanese has 30 %, Thai 67 %.
-"""
-
+# English and Hindi in MiniLM's vocabulary have 0 to 2 %, Japanese has 30 %, Thai 67 %.
+_MOST_UNKNOWN = 0.05
 _SHARES = {"train": 0.7, "dev": 0.1, "test": 0.2}
 
 
@@ -61,7 +57,7 @@ class TextSize:
       untitled: number of documents without a title.
       titles: those of the documents that were read, as `normalise_title` makes them.
       alphabet: number of different characters in them.
-      held_out: number of documents to hold out if a twentieth of them is as many.
+      held_out: number of documents to hold out, at most a twentieth of them.
     """
 
     documents: int
@@ -222,22 +218,26 @@ def find_weights(folder: str | None) -> str:
     return folder
 
 
-def require_known(share: float, path: str) -> None:
+def require_known(
+    share: float,
+    path: str,
+    otherwise: str = "--weights='' to train a vocabulary on the text",
+) -> None:
     """Requires that a vocabulary has what a text is made of.
 
     Args:
       share: share of [UNK] in the text.
       path: the vocabulary.
+      otherwise: what may be given instead of other weights.
 
     Raises:
       BadInputError: too many of the wordpieces are [UNK].
     """
-    if share > MOST_UNKNOWN:
+    if share > _MOST_UNKNOWN:
         raise BadInputError(
-            f"expected a vocabulary that has at least {1 - MOST_UNKNOWN:.0%} of the "
+            f"expected a vocabulary that has at least {1 - _MOST_UNKNOWN:.0%} of the "
             f"text's wordpieces, got {path}, in which {share:.1%} are [UNK]; give "
-            "--weights='' to train a vocabulary on the text, or --weights=FOLDER of a "
-            "BERT of its language"
+            f"{otherwise}, or --weights=FOLDER of a BERT of its language"
         )
 
 

@@ -193,7 +193,7 @@ class TestRefused:
             (["東京は日本の首都である。" * 60] * 9, ["9 documents", "are empty"]),
             (
                 [f"東京{i}は日本の首都である。" * 90 for i in range(90)],
-                ["are [UNK]", "of the text's language", "`realm init`"],
+                ["are [UNK]", "of its language", "`realm init`"],
             ),
         ],
     )
