@@ -63,8 +63,10 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     for line in chain.description():
         print(line, flush=True)
     code = _run_chain(path, stop)
-    if code or stop.is_set():
-        return code or None
+    if stop.is_set():
+        return None
+    if code:
+        return code
     report = _measured(chain, queries, stop)
     export = _exported(chain.root, report["exported"], stop)
     from realm_jax.evaluation.adapt_report import summary
@@ -104,6 +106,8 @@ def _plan(
     queries = []
     if flags.queries:
         queries = read_judgements(flags.queries, flags.qrels, survey.ids)
+    else:
+        adapt_chain.require_measurable(flags.text, survey, vocabulary)
     chain = adapt_chain.AdaptChain(
         root=flags.output.rstrip("/"),
         name=corpus_name(pathlib.Path(flags.output)),
@@ -163,12 +167,9 @@ def _measured(
     Raises:
       StoppedError: asked to stop; nothing was written.
     """
-    import json
-
     from realm_jax.data.blocks import BlockStore
     from realm_jax.evaluation import adapt_report, adaptation
     from realm_jax.evaluation.searching import PretrainedRetriever
-    from realm_jax.storage import open_store
 
     began = time.monotonic()
     corpus = BlockStore.open(f"{chain.root}/corpus")
@@ -184,28 +185,25 @@ def _measured(
     found = adapt_report.read_report(chain.root)
     if found is not None and found["of"] == of:
         return found
-    query_length = after.models.lengths.query
-    probes = [adaptation.sentences_probe(corpus, chain.task)]
-    if queries:
-        probes.append(adaptation.queries_probe(corpus, queries, query_length))
-    measured = adaptation.measure(
-        before, after, corpus, list(filter(None, probes)), stop, Notes("adapt")
-    )
-    usage = max(
-        resource.getrusage(who).ru_maxrss
-        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+    length = after.models.lengths.query
+    probes = [adaptation.queries_probe(corpus, queries, length)] if queries else []
+    if sentences := adaptation.sentences_probe(corpus, chain.task):
+        probes.append(sentences)
+    measured = adaptation.measure(before, after, corpus, probes, stop, Notes("adapt"))
+    seconds, size = time.monotonic() - began, _largest_process()
     report = adapt_report.make_report(
-        measured,
-        chain.root,
-        of,
-        seconds=time.monotonic() - began,
-        bytes=1024 * usage,
+        measured, chain.root, of, seconds=seconds, bytes=size
     )
+    # An earlier one may be of another stage.
     shutil.rmtree(f"{chain.root}/{EXPORT_NAME}", ignore_errors=True)
-    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-    open_store(chain.root).write(adapt_report.NAME, text.encode())
+    adapt_report.write_report(chain.root, report)
     return report
+
+
+def _largest_process() -> int:
+    """Returns the bytes that this process, or one of the chain, has needed at most."""
+    users = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return 1024 * max(resource.getrusage(user).ru_maxrss for user in users)
 
 
 def _exported(root: str, stage: str, stop: threading.Event) -> str:

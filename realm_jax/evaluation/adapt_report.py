@@ -1,6 +1,7 @@
 """Reads and writes adapt.json: what `realm adapt` has measured and exported."""
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -72,6 +73,12 @@ def read_report(folder: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return report
+
+
+def write_report(folder: str, report: Mapping[str, Any]) -> None:
+    """Writes adapt.json of a chain."""
+    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
+    open_store(folder).write(NAME, text.encode())
 
 
 def summary(report: Mapping[str, Any], folder: str, export: str) -> list[str]:

@@ -89,13 +89,12 @@ def sentences_probe(corpus: BlockStore, task: str) -> Probe | None:
     examples = open_examples(corpus, task, "validation")
     starts = examples.sentence_starts
     rows = np.arange(len(examples)) if starts is None else np.asarray(starts[:-1])
+    rows = _spread(rows, 2 * _MAX_SENTENCES)
     own = examples.batch(rows)["source_block"]
     around = [_around(corpus, int(block)) for block in own]
-    kept = np.flatnonzero([bool(blocks) for blocks in around])
+    kept = _spread(np.flatnonzero(list(map(bool, around))), _MAX_SENTENCES)
     if not len(kept):
         return None
-    count = min(len(kept), _MAX_SENTENCES)
-    kept = kept[np.linspace(0, len(kept) - 1, count).astype(int)]
     ids = examples.batch(rows[kept])["query_ids"]
     relevant = [around[i] for i in kept]
     copies = [_copies(corpus, int(own[i])) for i in kept]
@@ -112,6 +111,12 @@ def sentences_probe(corpus: BlockStore, task: str) -> Probe | None:
     marks = (0, vocabulary.cls, vocabulary.sep, vocabulary.mask)
     texts = [vocabulary.decode(row[~np.isin(row, marks)]) for row in ids]
     return Probe(SENTENCES, texts, ids, judge)
+
+
+def _spread(rows: np.ndarray, count: int) -> np.ndarray:
+    """Returns so many of the rows at most, evenly spread."""
+    places = np.linspace(0, len(rows) - 1, min(count, len(rows)))
+    return rows[places.astype(int)]
 
 
 def _around(corpus: BlockStore, own: int) -> list[int]:

@@ -9,12 +9,13 @@ from typing import Any
 
 from realm_jax.data.documents import Document
 from realm_jax.data.records import BadRecord
+from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.manifests import parse_json
 from realm_jax.models.bert import BertConfig
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.documents.source import read_all
-from realm_jax.prepare.first_chain import FirstChain, TextSize
+from realm_jax.prepare.first_chain import CHUNK_LENGTH, FirstChain, TextSize
 from realm_jax.weights import bert as bert_weights
 
 _FEWEST_BLOCKS = 100
@@ -46,11 +47,13 @@ class Survey:
       ids: the ids of its documents.
       empty: number of documents without text.
       duplicates: number of documents whose text is that of another one.
+      longest: the longest text.
     """
 
     ids: frozenset[str]
     empty: int
     duplicates: int
+    longest: str
 
     @classmethod
     def read(cls, source: str, stop: threading.Event) -> "Survey":
@@ -61,7 +64,7 @@ class Survey:
           StoppedError: asked to stop.
         """
         ids, texts = set(), set()
-        documents = empty = 0
+        documents, empty, longest = 0, 0, ""
         for record in read_all(open_source(source)):
             if stop.is_set():
                 raise StoppedError("stopped; nothing was written")
@@ -73,8 +76,9 @@ class Survey:
             ids.add(record.source_id)
             empty += not record.text.strip()
             texts.add(hash(record.text.strip()))
+            longest = max(longest, record.text, key=len)
         distinct = len(texts - {hash("")})
-        return cls(frozenset(ids), empty, documents - empty - distinct)
+        return cls(frozenset(ids), empty, documents - empty - distinct, longest)
 
     def description(self) -> list[str]:
         """Returns a line if there is something to say."""
@@ -96,13 +100,27 @@ def require_enough(source: str, size: TextSize, survey: Survey) -> TextSize:
     share = 1.0 - useless / max(size.documents, 1)
     if share * size.blocks < _FEWEST_BLOCKS:
         raise BadInputError(
-            f"expected text for at least {_FEWEST_BLOCKS} blocks of 96 wordpieces, "
-            f"some 40,000 characters, in {source}, got {size.documents:,} documents "
-            f"with {size.characters:,} characters, of which {useless:,} are empty or "
-            "copies; an encoder learns nothing from so little, so use it as it is, or "
+            f"expected text for at least {_FEWEST_BLOCKS} blocks of {CHUNK_LENGTH} "
+            f"wordpieces, some 40,000 characters, in {source}, got "
+            f"{size.documents:,} documents with {size.characters:,} characters, of "
+            f"which {useless:,} are empty or copies; an encoder learns nothing from so little, so use it as it is, or "
             "give more text"
         )
     return dataclasses.replace(size, held_out=_HELD_OUT)
+
+
+def require_measurable(source: str, survey: Survey, vocabulary: WordPiece) -> None:
+    """Requires a document that is longer than a block, where there are no queries.
+
+    Raises:
+      BadInputError: nothing would tell whether the encoder has become better.
+    """
+    if len(vocabulary.ids_batch([survey.longest])[0]) < CHUNK_LENGTH:
+        raise BadInputError(
+            f"expected documents longer than a block of {CHUNK_LENGTH} wordpieces in "
+            f"{source}, whose sentences can look for its others, got shorter ones "
+            "alone; give queries to measure with, by --queries and --qrels"
+        )
 
 
 def read_encoder(folder: str, vocab_size: int) -> BertConfig:

@@ -28,7 +28,9 @@ from realm_jax.weights.tensors import weights_file
 _MINILM = pathlib.Path(".cache/data/minilm-l6")
 _CHECKOUT = pathlib.Path(__file__).parents[2]
 
-_CHUNK_LENGTH = 96
+CHUNK_LENGTH = 96
+"""Wordpieces of a block, as gin/runs/quickstart.gin has them."""
+
 # Of English, about; a block is rarely full, for it holds whole sentences.
 _CHARACTERS_PER_PIECE = 4.5
 _FULL = 0.8
@@ -80,7 +82,7 @@ class TextSize:
     def blocks(self) -> int:
         """Approximate number of blocks."""
         pieces = self.characters / _CHARACTERS_PER_PIECE
-        return max(self.documents, round(pieces / (_FULL * _CHUNK_LENGTH)))
+        return max(self.documents, round(pieces / (_FULL * CHUNK_LENGTH)))
 
 
 def measure_text(source: str, sample: TextSample) -> TextSize:
@@ -106,7 +108,7 @@ def measure_text(source: str, sample: TextSample) -> TextSize:
     )
     if not documents or size.blocks < _FEWEST_BLOCKS:
         raise BadInputError(
-            f"expected text for at least {_FEWEST_BLOCKS} blocks of {_CHUNK_LENGTH} "
+            f"expected text for at least {_FEWEST_BLOCKS} blocks of {CHUNK_LENGTH} "
             f"wordpieces in {source}, got {len(documents)} documents with {characters} "
             "characters; a retriever needs something to choose from"
         )

@@ -141,7 +141,7 @@ def test_the_chain_fits_text_and_encoder(text, encoder, planning, capsys):
 )
 def test_two_hundred_articles_are_held_out_where_they_are_a_twentieth(documents, share):
     size = TextSize(documents, 1000 * documents, is_estimate=False)
-    size = require_enough("a.jsonl", size, Survey(frozenset(), 0, 0))
+    size = require_enough("a.jsonl", size, Survey(frozenset(), 0, 0, ""))
     assert size.validation_fraction == share
 
 
@@ -202,6 +202,10 @@ class TestRefused:
         line = refused(planned(encoder))
         for word in words:
             assert word in line
+
+    def test_text_without_blocks_to_look_for(self, text, encoder, refused):
+        write_articles([f"Town{i} burnt down in {1200 + i}." for i in range(200)])
+        assert "by --queries and --qrels" in refused(planned(encoder))
 
     def test_files_that_are_no_text(self, text, encoder, refused):
         docs = text / "docs"
