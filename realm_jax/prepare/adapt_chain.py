@@ -103,8 +103,8 @@ def require_enough(source: str, size: TextSize, survey: Survey) -> TextSize:
             f"expected text for at least {_FEWEST_BLOCKS} blocks of {CHUNK_LENGTH} "
             f"wordpieces, some 40,000 characters, in {source}, got "
             f"{size.documents:,} documents with {size.characters:,} characters, of "
-            f"which {useless:,} are empty or copies; an encoder learns nothing from so little, so use it as it is, or "
-            "give more text"
+            f"which {useless:,} are empty or copies; an encoder learns nothing from so "
+            "little, so use it as it is, or give more text"
         )
     return dataclasses.replace(size, held_out=_HELD_OUT)
 
