@@ -19,6 +19,7 @@ TRAINING = [
     "jax>=0.10",
     "jaxtyping",
     "jinja2",
+    "markdown-it-py",
     "markupsafe",
     "matplotlib",
     "numpy",

@@ -49,6 +49,7 @@ class StageSpec:
 
 
 INIT = StageSpec("init", "write a chain file for a text of your own")
+ADAPT = StageSpec("adapt", "adapt an encoder to a text, measure and export it")
 PREPARE = StageSpec(
     "prepare",
     "turn a corpus into blocks, tagged spans and examples",
@@ -110,7 +111,7 @@ TASKS = StageSpec(
 STAGES = {
     spec.command: spec
     for spec in (
-        *(INIT, PREPARE, UPDATE_CORPUS, WARM_START, PRETRAIN, BUILD_INDEX),
+        *(INIT, ADAPT, PREPARE, UPDATE_CORPUS, WARM_START, PRETRAIN, BUILD_INDEX),
         *(FINETUNE, EVALUATE, COMPARE, ASK, SEARCH, EXPORT, TASKS),
     )
 }

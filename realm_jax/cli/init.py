@@ -74,7 +74,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         )
     chain = first_chain.FirstChain(
         root=os.fspath(folder),
-        name=flags.name or _name_of(folder),
+        name=flags.name or corpus_name(folder),
         source=flags.source,
         text=text,
         masks=masks,
@@ -168,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _name_of(folder: pathlib.Path) -> str:
+def corpus_name(folder: pathlib.Path) -> str:
     """Returns the folder's name as that of a corpus."""
     name = re.sub(r"\W+", "_", folder.resolve().name).strip("_").lower()
     return name if name and not name[0].isdigit() else f"corpus_{name}"

@@ -7,7 +7,8 @@ same blocks and questions.
 
 import logging
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -18,6 +19,9 @@ from realm_jax.data.normalisation import answer_tokens
 from realm_jax.data.questions import Question
 from realm_jax.evaluation.comparisons import BM25, RANDOM_BLOCKS, recall_name
 from realm_jax.metrics.retrieval import recall_at_k, relevant_blocks
+
+if TYPE_CHECKING:
+    import bm25s
 
 # Anserini's, which DPR and its successors compare with.
 _K1, _B = 0.9, 0.4
@@ -133,17 +137,10 @@ def bm25_neighbours(
     Returns:
       Block ids, -1 where no further block shares a word with the question.
     """
-    # Its import tries JAX out, which only an evaluation should pay for.
-    import bm25s
-
-    # It asks for its debug messages to be shown.
-    logging.getLogger("bm25s").setLevel(logging.WARNING)
     found = np.full((len(questions), k), -1, np.int64)
-    words = _words_of_blocks(corpus)
-    if not any(words):
+    index = _bm25_index(corpus)
+    if index is None:
         return found
-    index = bm25s.BM25(method="lucene", k1=_K1, b=_B, backend="numpy")
-    index.index(words, show_progress=False)
     ids, scores = index.retrieve(
         [answer_tokens(question) for question in questions],
         k=min(k, corpus.num_blocks),
@@ -152,6 +149,40 @@ def bm25_neighbours(
     )
     found[:, : ids.shape[1]] = np.where(scores > 0.0, ids, -1)
     return found
+
+
+def bm25_scorer(
+    corpus: BlockStore,
+) -> Callable[[Sequence[str]], Float[np.ndarray, "question block"]]:
+    """Returns what gives the BM25 scores of all blocks; see `bm25_neighbours`.
+
+    A block that shares no word with a question has a score of -inf.
+    """
+    index = _bm25_index(corpus)
+
+    def scores(questions: Sequence[str]) -> Float[np.ndarray, "question block"]:
+        found = np.zeros((len(questions), corpus.num_blocks), np.float32)
+        for row, question in zip(found, questions, strict=True):
+            if index is not None and (words := answer_tokens(question)):
+                row[:] = index.get_scores(words)
+        return np.where(found > 0.0, found, -np.inf)
+
+    return scores
+
+
+def _bm25_index(corpus: BlockStore) -> "bm25s.BM25 | None":
+    """Returns the words of all blocks, counted; None if there are none."""
+    # Its import tries JAX out, which only an evaluation should pay for.
+    import bm25s
+
+    # It asks for its debug messages to be shown.
+    logging.getLogger("bm25s").setLevel(logging.WARNING)
+    words = _words_of_blocks(corpus)
+    if not any(words):
+        return None
+    index = bm25s.BM25(method="lucene", k1=_K1, b=_B, backend="numpy")
+    index.index(words, show_progress=False)
+    return index
 
 
 def _words_of_blocks(corpus: BlockStore) -> list[list[str]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from realm_jax import __version__
 from realm_jax.data.blocks import BlockStore
+from realm_jax.evaluation.adapt_report import table_rows
 from realm_jax.evaluation.recorded import parent, within
 from realm_jax.evaluation.report import JSON_NAME
 from realm_jax.manifests import parse_json
@@ -81,7 +82,12 @@ def model_card(
         "## Corpus and recipe",
         _table(("", ""), _facts(name, model_dir, run, config, corpus)),
     ]
-    if rows := [*_report_rows(model_dir, corpus), *_training_rows(model_dir, run)]:
+    rows = [
+        *table_rows(parent(model_dir), corpus.fingerprint),
+        *_report_rows(model_dir, corpus),
+        *_training_rows(model_dir, run),
+    ]
+    if rows:
         parts += ["## Measured", _table(("questions", "retriever", "result"), rows)]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 

@@ -28,7 +28,9 @@ from realm_jax.weights.tensors import weights_file
 _MINILM = pathlib.Path(".cache/data/minilm-l6")
 _CHECKOUT = pathlib.Path(__file__).parents[2]
 
-_CHUNK_LENGTH = 96
+CHUNK_LENGTH = 96
+"""Wordpieces of a block, as gin/runs/quickstart.gin has them."""
+
 # Of English, about; a block is rarely full, for it holds whole sentences.
 _CHARACTERS_PER_PIECE = 4.5
 _FULL = 0.8
@@ -60,6 +62,7 @@ class TextSize:
       titles: those of the documents that were read, as `normalise_title` makes them.
       alphabet: number of different characters in them.
       characters_per_piece: mean length of a wordpiece.
+      held_out: number of documents to hold out, at most a twentieth of them.
     """
 
     documents: int
@@ -69,18 +72,21 @@ class TextSize:
     titles: frozenset[str] = frozenset()
     alphabet: int = 0
     characters_per_piece: float = _CHARACTERS_PER_PIECE
+    held_out: int = 0
 
     @property
     def validation_fraction(self) -> float:
         """Share of the articles that is held out."""
-        is_little = self.documents < _FEW_DOCUMENTS
-        return _VALIDATION_OF_FEW if is_little else VALIDATION_FRACTION
+        if self.documents < _FEW_DOCUMENTS:
+            return _VALIDATION_OF_FEW
+        wanted = round(self.held_out / self.documents, 4)
+        return max(VALIDATION_FRACTION, min(_VALIDATION_OF_FEW, wanted))
 
     @property
     def blocks(self) -> int:
         """Approximate number of blocks."""
         pieces = self.characters / self.characters_per_piece
-        return max(self.documents, round(pieces / (_FULL * _CHUNK_LENGTH)))
+        return max(self.documents, round(pieces / (_FULL * CHUNK_LENGTH)))
 
 
 def measure_text(source: str, sample: TextSample) -> TextSize:
@@ -106,7 +112,7 @@ def measure_text(source: str, sample: TextSample) -> TextSize:
     )
     if not documents or size.blocks < _FEWEST_BLOCKS:
         raise BadInputError(
-            f"expected text for at least {_FEWEST_BLOCKS} blocks of {_CHUNK_LENGTH} "
+            f"expected text for at least {_FEWEST_BLOCKS} blocks of {CHUNK_LENGTH} "
             f"wordpieces in {source}, got {len(documents)} documents with {characters} "
             "characters; a retriever needs something to choose from"
         )
@@ -218,20 +224,22 @@ def find_weights(folder: str | None) -> str:
     return folder
 
 
-def require_known(fit: VocabularyFit, path: str) -> None:
+def require_known(
+    fit: VocabularyFit,
+    path: str,
+    otherwise: str = "--weights='' to train a vocabulary on the text",
+) -> None:
     """Requires that a vocabulary has what a text is made of.
 
     Args:
       fit: how well it fits the text.
       path: the vocabulary.
+      otherwise: what may be given instead of other weights.
 
     Raises:
       BadInputError: too many wordpieces are [UNK], or too many words single letters.
     """
-    advice = (
-        "give --weights='' to train a vocabulary on the text, or --weights=FOLDER of a "
-        "BERT of its language"
-    )
+    advice = f"give {otherwise}, or --weights=FOLDER of a BERT of its language"
     if fit.unknown > _MOST_UNKNOWN:
         raise BadInputError(
             f"expected a vocabulary that has at least {1 - _MOST_UNKNOWN:.0%} of the "
@@ -366,7 +374,7 @@ class FirstChain:
             source=self.source,
             questions=self.questions.path if self.questions else "",
             stages=json.dumps(self._stages()),
-            settings="\n".join(self._settings()),
+            settings="\n".join(self.settings()),
         )
 
     def _stages(self) -> list[str]:
@@ -375,7 +383,7 @@ class FirstChain:
         stages = ["prepare", "warm-start", "pretrain"]
         return [*stages, "finetune", "evaluate"] if self.questions else stages
 
-    def _settings(self) -> Iterator[str]:
+    def settings(self) -> Iterator[str]:
         """Yields the lines that differ from those of the chain that is included."""
         if self.start:
             yield f"WEIGHTS = {self.start.model_dir!r}"
@@ -390,7 +398,7 @@ class FirstChain:
                 yield "# Marks of its script are no accents."
                 yield "prepare/STRIP_ACCENTS = False"
         yield ""
-        if self.text.documents < _FEW_DOCUMENTS:
+        if self.text.validation_fraction != VALIDATION_FRACTION:
             yield "# Of so few documents more are held out to measure on."
             yield f"prepare/VALIDATION_FRACTION = {self.text.validation_fraction}"
         if self.masks.kind != "salient" and not self.start:

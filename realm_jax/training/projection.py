@@ -72,7 +72,7 @@ def fit_projection(
     count = min(NUM_SAMPLED, corpus.num_blocks)
     sample = np.linspace(0, corpus.num_blocks - 1, count).astype(np.int64)
     documents = retriever["tower" if config.shared else DOCUMENT_TOWER]
-    features = _features(documents["bert"], config, corpus, sample, embed)
+    features = document_features(documents["bert"], config, corpus, sample, embed)
     mean = features.mean(axis=0, dtype=np.float64)
     kernel = principal_components(features - mean, config.projection_size)
     projection = {
@@ -100,7 +100,7 @@ def principal_components(
     return vectors * np.sign(vectors[largest, np.arange(vectors.shape[1])])
 
 
-def _features(
+def document_features(
     bert: PyTree,
     config: RetrieverConfig,
     corpus: BlockStore,
@@ -108,8 +108,23 @@ def _features(
     embed: EmbedConfig,
 ) -> Float[np.ndarray, "block embed"]:
     """Returns the inputs of the document tower's projection for these blocks."""
+    plain, params = unprojected(bert, config)
+    return embed_blocks(
+        document_embedder(plain), place_locally(params), corpus, block_ids, embed
+    )
+
+
+def unprojected(
+    bert: PyTree, config: RetrieverConfig
+) -> tuple[RetrieverConfig, PyTree]:
+    """Returns the retriever whose embeddings are the features of an encoder.
+
+    Args:
+      bert: parameters of the encoder.
+      config: a retriever with this encoder.
+    """
     hidden = config.bert.hidden_size
-    unprojected = dataclasses.replace(
+    plain = dataclasses.replace(
         config,
         projection_size=hidden,
         layer_norm=False,
@@ -117,11 +132,4 @@ def _features(
         shared=True,
     )
     identity = {"kernel": np.eye(hidden, dtype=np.float32), "bias": np.zeros(hidden)}
-    params = {"tower": {"bert": bert, "projection": identity}}
-    return embed_blocks(
-        document_embedder(unprojected),
-        place_locally(params),
-        corpus,
-        block_ids,
-        embed,
-    )
+    return plain, {"tower": {"bert": bert, "projection": identity}}

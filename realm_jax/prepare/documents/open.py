@@ -3,11 +3,13 @@
 import re
 from collections.abc import Callable
 
+from etils import epath
+
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.documents.cc_news import cc_news
 from realm_jax.prepare.documents.lines import json_lines
 from realm_jax.prepare.documents.source import SHARD_BYTES, DocumentSource
-from realm_jax.prepare.documents.text import TextFolder
+from realm_jax.prepare.documents.text import AnyTextFolder, TextFolder
 from realm_jax.prepare.documents.wikiextractor import wikiextractor
 
 _KIND = re.compile(r"([A-Za-z_]\w*):(?!//)(.*)", re.DOTALL)
@@ -18,13 +20,14 @@ def open_source(spec: str, *, shard_bytes: int = SHARD_BYTES) -> DocumentSource:
     """Opens a source of documents.
 
     Args:
-      spec: JSON lines by their suffix, `articles.jsonl` or `articles.jsonl.gz`, or
-        `kind:what`:
+      spec: JSON lines by their suffix, `articles.jsonl` or `articles.jsonl.gz`, a
+        folder, which is one of the kind `folder`, or `kind:what`:
 
         | kind | what |
         |---|---|
         | `json` | a file or a pattern of files, JSON lines |
         | `text` | a folder of *.txt |
+        | `folder` | a folder of *.txt, *.md and *.markdown, plain or .gz |
         | `wikiextractor` | the folder that WikiExtractor wrote with --json |
         | `tfds` | a prepared dataset, `wikipedia/20190301.en` or with `@/data/dir` |
         | `realm_wikipedia` | a pattern of TFRecords, the annotated Wikipedia of REALM |
@@ -61,6 +64,7 @@ def _realm_wikipedia(what: str, *, shard_bytes: int) -> DocumentSource:
 _OPENERS: dict[str, Callable[..., DocumentSource]] = {
     "json": json_lines,
     "text": TextFolder,
+    "folder": AnyTextFolder,
     "wikiextractor": wikiextractor,
     "tfds": _tfds,
     "realm_wikipedia": _realm_wikipedia,
@@ -79,9 +83,11 @@ def _parse(spec: str) -> tuple[str, str]:
             )
         return kind, what
     if not _JSON_LINES.search(spec):
+        if spec and epath.Path(spec).expanduser().is_dir():
+            return "folder", spec
         raise BadInputError(
-            "expected JSON lines (.jsonl, .jsonl.gz) or kind:path with a kind out of "
-            f"{kinds}, got {spec!r}; put the kind before it, or convert a file of "
-            "another kind to JSON lines."
+            "expected JSON lines (.jsonl, .jsonl.gz), a folder of text, or kind:path "
+            f"with a kind out of {kinds}, got {spec!r}; put the kind before it, or "
+            "convert a file of another kind to JSON lines."
         )
     return "json", spec

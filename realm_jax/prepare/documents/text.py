@@ -1,6 +1,10 @@
-"""Reads a folder of plain text, where each file *.txt at any depth is a document."""
+"""Reads a folder of text, where each file at any depth is a document.
+
+A plain file is one *.txt. A folder of any text has Markdown too, and either gzipped.
+"""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
@@ -9,7 +13,12 @@ from etils import epath
 from realm_jax.data.documents import MAX_RECORD_BYTES, Document, Record, too_long
 from realm_jax.data.records import RecordError, decode
 from realm_jax.prepare.documents import files
+from realm_jax.prepare.documents.markdown import read_markdown
 from realm_jax.prepare.documents.source import SHARD_BYTES, Piece, Shard, pack
+
+_TEXT = re.compile(r"\.txt\Z")
+_TEXT_OR_MARKDOWN = re.compile(r"\.(?:txt|md|markdown)(?:\.gz)?\Z")
+_MARKDOWN = re.compile(r"\.(?:md|markdown)(?:\.gz)?\Z")
 
 
 class TextFolder:
@@ -17,6 +26,10 @@ class TextFolder:
 
     The title is the file's name without `.txt`, the source id its path in the folder.
     """
+
+    _kind = "text"
+    _described = "text files (*.txt)"
+    _suffix = _TEXT
 
     def __init__(
         self,
@@ -37,7 +50,7 @@ class TextFolder:
         """
         self._root = epath.Path(folder).expanduser()
         self._paths: Sequence[epath.Path] = files.find_below(
-            folder, "text files (*.txt)", lambda name: name.endswith(".txt")
+            folder, self._described, lambda name: bool(self._suffix.search(name))
         )
         self._shard_bytes = shard_bytes
         self._max_file_bytes = max_file_bytes
@@ -49,7 +62,7 @@ class TextFolder:
             for path in self._paths
             for part in (self._source_id(path), files.sha256(path))
         ]
-        return files.combined_sha256("text", parts)
+        return files.combined_sha256(self._kind, parts)
 
     def prepare_shards(self, scratch: epath.PathLike) -> None:
         """Does nothing: files are read whole."""
@@ -74,14 +87,41 @@ class TextFolder:
                 yield error.record
 
     def _document(self, piece: Piece) -> Document:
-        content = b"".join(files.read_range(piece))
+        content = self._content(piece)
         text = decode(content, "text", piece.name).removeprefix("\ufeff")
         # Universal newlines, so that an empty line ends a paragraph on every system.
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         source_id = self._source_id(epath.Path(piece.path))
-        return Document(PurePosixPath(source_id).stem, text, source_id)
+        name = PurePosixPath(self._suffix.sub("", source_id)).name
+        if not _MARKDOWN.search(source_id):
+            return Document(name, text, source_id)
+        title, text = read_markdown(text)
+        return Document(title or name, text, source_id)
+
+    def _content(self, piece: Piece) -> bytes:
+        if not files.is_compressed(piece.path):
+            return b"".join(files.read_range(piece))
+        content = b""
+        for chunk in files.unpack(piece.path, piece.name):
+            content += chunk
+            if len(content) > self._max_file_bytes:
+                raise RecordError(
+                    *too_long(piece.name, len(content), self._max_file_bytes)
+                )
+        return content
 
     def _source_id(self, path: epath.Path) -> str:
         name = os.fspath(path.relative_to(self._root))
         # File names may hold bytes that are not UTF-8.
         return os.fsencode(name).decode(errors="replace")
+
+
+class AnyTextFolder(TextFolder):
+    """The files `*.txt`, `*.md` and `*.markdown` below a folder, plain or `.gz`.
+
+    The title of Markdown is its first heading, if it has one (`read_markdown`).
+    """
+
+    _kind = "folder"
+    _described = "text or Markdown (*.txt, *.md, *.markdown, also .gz)"
+    _suffix = _TEXT_OR_MARKDOWN

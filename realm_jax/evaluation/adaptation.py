@@ -1,0 +1,280 @@
+"""Measures what REALM made of an encoder, and which of the two is to be used.
+
+Two measures, of the encoder before REALM and after it, beside BM25 and the encoder at
+its own width, without a projection:
+
+- sentences: a masked sentence of a held-out article finds the blocks of the article
+  around its own. Its own block, and copies of it, are not ranked.
+- queries: with judgements, which nothing is trained on. A document is ranked by the
+  best of its blocks.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float, Int, PyTree
+
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.features import query_row
+from realm_jax.data.judgements import JudgedQuery
+from realm_jax.errors import StoppedError
+from realm_jax.evaluation.baselines import bm25_scorer
+from realm_jax.evaluation.comparisons import BM25, Comparison, compare, recall_name
+from realm_jax.evaluation.searching import PretrainedRetriever
+from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.manifest import EMBEDDINGS
+from realm_jax.metrics import ranking
+from realm_jax.models.retriever import DOCUMENT_TOWER, RetrieverConfig
+from realm_jax.training.projection import document_features, unprojected
+from realm_jax.training.stage import open_examples
+from realm_jax.training.zero_shot_recall import embed_questions
+
+BEFORE, AFTER = "before REALM", "after REALM"
+ENCODER = "the encoder without a projection"
+SENTENCES, QUERIES = "held-out sentences", "queries"
+_SENTENCE_RECALLS = (1, 5, 20)
+_QUERY_RECALLS = (1, 5, 20, 100)
+_MAX_SENTENCES = 1000
+# Blocks on either side of a sentence's own; a whole book would always be found.
+_AROUND = 4
+_BATCH = 64
+_BLOCKS_AT_A_TIME = 4096
+
+Scores = Float[np.ndarray, "query block"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """Texts to search with, and the judgement of what they find.
+
+    Attributes:
+      name: `SENTENCES` or `QUERIES`.
+      texts: the texts, as words for BM25.
+      ids: int32 [query, length], `[CLS] x [SEP]`.
+      judge: maps the scores of all blocks for some of the texts, and their numbers, to
+        metrics with one value for each.
+    """
+
+    name: str
+    texts: Sequence[str]
+    ids: Int[np.ndarray, "query length"]
+    judge: Callable[[Scores, range], Mapping[str, np.ndarray]]
+
+    def measure(
+        self, search: Callable[["Probe", range], Scores], stop: threading.Event
+    ) -> dict[str, np.ndarray]:
+        """Returns the metrics of what gives scores to all blocks.
+
+        Raises:
+          StoppedError: asked to stop.
+        """
+        parts = []
+        for start in range(0, len(self.texts), _BATCH):
+            if stop.is_set():
+                raise StoppedError("stopped; what was measured is measured again")
+            rows = range(start, min(start + _BATCH, len(self.texts)))
+            parts.append(self.judge(search(self, rows), rows))
+        return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+
+
+def sentences_probe(corpus: BlockStore, task: str) -> Probe | None:
+    """Returns the held-out sentences whose article has other blocks, if there are any.
+
+    Args:
+      corpus: the blocks.
+      task: the task of masked sentences.
+    """
+    examples = open_examples(corpus, task, "validation")
+    starts = examples.sentence_starts
+    rows = np.arange(len(examples)) if starts is None else np.asarray(starts[:-1])
+    rows = _spread(rows, 2 * _MAX_SENTENCES)
+    own = examples.batch(rows)["source_block"]
+    around = [_around(corpus, int(block)) for block in own]
+    kept = _spread(np.flatnonzero(list(map(bool, around))), _MAX_SENTENCES)
+    if not len(kept):
+        return None
+    ids = examples.batch(rows[kept])["query_ids"]
+    relevant = [around[i] for i in kept]
+    copies = [_copies(corpus, int(own[i])) for i in kept]
+
+    def judge(scores: Scores, of: range) -> dict[str, np.ndarray]:
+        ranks = ranking.rank_of_best(
+            scores, relevant[of.start : of.stop], copies[of.start : of.stop]
+        )
+        return {
+            recall_name(k): (ranks <= k).astype(np.float64) for k in _SENTENCE_RECALLS
+        }
+
+    vocabulary = corpus.vocabulary
+    marks = (0, vocabulary.cls, vocabulary.sep, vocabulary.mask)
+    texts = [vocabulary.decode(row[~np.isin(row, marks)]) for row in ids]
+    return Probe(SENTENCES, texts, ids, judge)
+
+
+def _spread(rows: np.ndarray, count: int) -> np.ndarray:
+    """Returns so many of the rows at most, evenly spread."""
+    places = np.linspace(0, len(rows) - 1, min(count, len(rows)))
+    return rows[places.astype(int)]
+
+
+def _around(corpus: BlockStore, own: int) -> list[int]:
+    """Returns the blocks of the same article next to one, without copies of it."""
+    first, last = max(0, own - _AROUND), min(corpus.num_blocks, own + _AROUND + 1)
+    near = np.arange(first, last)
+    sources = [text.source_id for text in corpus.texts(near)]
+    hashes = corpus.content_hashes
+    return [
+        int(block)
+        for block, source in zip(near, sources, strict=True)
+        if source == sources[own - first]
+        and not np.array_equal(hashes[block], hashes[own])
+    ]
+
+
+def _copies(corpus: BlockStore, own: int) -> list[int]:
+    """Returns a block and those with the same title and text."""
+    same = (corpus.content_hashes == corpus.content_hashes[own]).all(axis=1)
+    return np.flatnonzero(same).tolist()
+
+
+def queries_probe(
+    corpus: BlockStore, queries: Sequence[JudgedQuery], query_length: int
+) -> Probe:
+    """Returns queries that are judged by the documents of the blocks they find.
+
+    Args:
+      corpus: the blocks.
+      queries: queries with a relevant document each.
+      query_length: longest query in wordpieces; the rest is cut.
+    """
+    numbers: dict[str, int] = {}
+    document_of = np.empty(corpus.num_blocks, np.int64)
+    for start in range(0, corpus.num_blocks, _BLOCKS_AT_A_TIME):
+        blocks = np.arange(start, min(start + _BLOCKS_AT_A_TIME, corpus.num_blocks))
+        for block, text in zip(blocks, corpus.texts(blocks), strict=True):
+            document_of[block] = numbers.setdefault(text.source_id, len(numbers))
+    # A document without text has no block, and is never found.
+    for query in queries:
+        for document in query.grades:
+            numbers.setdefault(document, len(numbers))
+    judged = [
+        {numbers[document]: grade for document, grade in query.grades.items()}
+        for query in queries
+    ]
+
+    def judge(scores: Scores, of: range) -> dict[str, np.ndarray]:
+        documents = ranking.best_of_groups(scores, document_of)
+        found = ranking.best_first(documents, max(_QUERY_RECALLS))
+        some = judged[of.start : of.stop]
+        return {
+            "nDCG@10": ranking.ndcg(found, some, 10),
+            "MRR@10": ranking.reciprocal_rank(found, some, 10),
+            **{recall_name(k): ranking.recall(found, some, k) for k in _QUERY_RECALLS},
+        }
+
+    vocabulary = corpus.vocabulary
+    texts = [query.text for query in queries]
+    ids = np.stack(
+        [
+            query_row(pieces, query_length, vocabulary)
+            for pieces in vocabulary.ids_batch(texts)
+        ]
+    )
+    return Probe(QUERIES, texts, ids, judge)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """A retriever with the embeddings of all blocks.
+
+    Attributes:
+      config: its configuration.
+      params: its parameters.
+      blocks: an embedding of each block.
+    """
+
+    config: RetrieverConfig
+    params: PyTree
+    blocks: Float[np.ndarray, "block projection"]
+
+    def __call__(self, probe: Probe, rows: range) -> Scores:
+        """Returns the scores of all blocks for some texts."""
+        ids = probe.ids[rows.start : rows.stop]
+        queries = embed_questions(self.config, self.params, ids, batch_size=_BATCH)
+        return queries @ self.blocks.T
+
+
+def measure(
+    before: PretrainedRetriever,
+    after: PretrainedRetriever,
+    corpus: BlockStore,
+    probes: Sequence[Probe],
+    stop: threading.Event,
+    note: Callable[[str], None] = lambda text: None,
+) -> dict[str, Comparison]:
+    """Measures an encoder before and after REALM.
+
+    Args:
+      before: the retriever that REALM began with.
+      after: the one that it made.
+      corpus: the blocks.
+      probes: what to search with.
+      stop: ends it.
+      note: called with a sentence before it begins.
+
+    Returns:
+      The name of each probe, and its results: rows for `BEFORE` and `AFTER` with their
+      differences, and baselines.
+
+    Raises:
+      StoppedError: asked to stop; indexes that were made are kept.
+    """
+    if not probes:
+        return {}
+    note(f"measuring {' and '.join(f'{len(p.texts):,} {p.name}' for p in probes)}")
+    found: dict[str, dict[str, dict[str, np.ndarray]]] = {p.name: {} for p in probes}
+
+    def add(label: str, search: Callable[[Probe, range], Scores]) -> None:
+        for probe in probes:
+            found[probe.name][label] = probe.measure(search, stop)
+
+    bm25 = bm25_scorer(corpus)
+    add(BM25, lambda probe, rows: bm25(probe.texts[rows.start : rows.stop]))
+    add(ENCODER, _without_projection(before, corpus))
+    add(BEFORE, _with_index(before, corpus, stop, donor=after.model_dir))
+    add(AFTER, _with_index(after, corpus, stop))
+    return {
+        name: compare(
+            {label: of[label] for label in (BEFORE, AFTER)},
+            {label: of[label] for label in (BM25, ENCODER)},
+        )
+        for name, of in found.items()
+    }
+
+
+def _with_index(
+    model: PretrainedRetriever,
+    corpus: BlockStore,
+    stop: threading.Event,
+    donor: str = "",
+) -> Dense:
+    """Returns a retriever with the index of its run, which is made if it is missing."""
+    source = dataclasses.replace(model.source(corpus), donors=[donor] if donor else [])
+    params = model.run.tree["retriever"]
+    manifest = source.load_or_build(model.run.step, params, stop).manifest
+    rows = np.asarray(source.series.read_array(manifest, EMBEDDINGS), np.float32)
+    return Dense(source.config, params, rows)
+
+
+def _without_projection(model: PretrainedRetriever, corpus: BlockStore) -> Dense:
+    """Returns the encoder as it was published, searched by the cosine."""
+    config = model.models.retriever_config(corpus.vocabulary.size)
+    tower = model.run.tree["retriever"]["tower" if config.shared else DOCUMENT_TOWER]
+    embed = EmbedConfig().at_length(model.models.lengths.document)
+    blocks = np.arange(corpus.num_blocks)
+    rows = document_features(tower["bert"], config, corpus, blocks, embed)
+    config, params = unprojected(tower["bert"], config)
+    # The length of a query does not change the order of what it finds.
+    return Dense(config, params, rows / np.linalg.norm(rows, axis=1, keepdims=True))

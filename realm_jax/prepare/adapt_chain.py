@@ -1,0 +1,213 @@
+"""Chooses the chain of `realm adapt`: an encoder and a text, without a question."""
+
+import dataclasses
+import json
+import pathlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from realm_jax.data.documents import Document
+from realm_jax.data.records import BadRecord
+from realm_jax.data.wordpiece import WordPiece
+from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.manifests import parse_json
+from realm_jax.models.bert import BertConfig
+from realm_jax.prepare.documents.open import open_source
+from realm_jax.prepare.documents.source import read_all
+from realm_jax.prepare.first_chain import CHUNK_LENGTH, FirstChain, TextSize
+from realm_jax.weights import bert as bert_weights
+
+_FEWEST_BLOCKS = 100
+_HELD_OUT = 200
+# As many updates as an index on two cores takes, and a tenth of them to warm up.
+_REFRESH_PERIOD = 40
+_WARMUP_STEPS = 5
+# As gin/models/minilm_l6.gin has them.
+_SIZES_OF_MINILM = {
+    "hidden_size": 384,
+    "num_layers": 6,
+    "num_heads": 12,
+    "mlp_size": 1536,
+    "max_positions": 512,
+    "num_segments": 2,
+    "activation": "gelu",
+    "layer_norm_epsilon": 1e-12,
+}
+_PROJECTION = 128
+_POOLING = pathlib.Path("1_Pooling", "config.json")
+_MEAN = "pooling_mode_mean_tokens"
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """What a text consists of, by a look at every document.
+
+    Attributes:
+      ids: the ids of its documents.
+      empty: number of documents without text.
+      duplicates: number of documents whose text is that of another one.
+      longest: the longest text.
+    """
+
+    ids: frozenset[str]
+    empty: int
+    duplicates: int
+    longest: str
+
+    @classmethod
+    def read(cls, source: str, stop: threading.Event) -> "Survey":
+        """Reads a text.
+
+        Raises:
+          BadInputError: a record of it cannot be read.
+          StoppedError: asked to stop.
+        """
+        ids, texts = set(), set()
+        documents, empty, longest = 0, 0, ""
+        for record in read_all(open_source(source)):
+            if stop.is_set():
+                raise StoppedError("stopped; nothing was written")
+            if isinstance(record, BadRecord):
+                raise BadInputError(f"{record.where}: {record.reason}")
+            if not isinstance(record, Document):
+                continue
+            documents += 1
+            ids.add(record.source_id)
+            empty += not record.text.strip()
+            texts.add(hash(record.text.strip()))
+            longest = max(longest, record.text, key=len)
+        distinct = len(texts - {hash("")})
+        return cls(frozenset(ids), empty, documents - empty - distinct, longest)
+
+    def description(self) -> list[str]:
+        """Returns a line if there is something to say."""
+        if not self.empty + self.duplicates:
+            return []
+        return [
+            f"of the documents, {self.empty:,} have no text and {self.duplicates:,} "
+            "have that of another one"
+        ]
+
+
+def require_enough(source: str, size: TextSize, survey: Survey) -> TextSize:
+    """Returns the size of a text, with more of it held out than by default.
+
+    Raises:
+      BadInputError: it is too small to adapt an encoder to.
+    """
+    useless = survey.empty + survey.duplicates
+    share = 1.0 - useless / max(size.documents, 1)
+    if share * size.blocks < _FEWEST_BLOCKS:
+        raise BadInputError(
+            f"expected text for at least {_FEWEST_BLOCKS} blocks of {CHUNK_LENGTH} "
+            f"wordpieces, some 40,000 characters, in {source}, got "
+            f"{size.documents:,} documents with {size.characters:,} characters, of "
+            f"which {useless:,} are empty or copies; an encoder learns nothing from so "
+            "little, so use it as it is, or give more text"
+        )
+    return dataclasses.replace(size, held_out=_HELD_OUT)
+
+
+def require_measurable(source: str, survey: Survey, vocabulary: WordPiece) -> None:
+    """Requires a document that is longer than a block, where there are no queries.
+
+    Raises:
+      BadInputError: nothing would tell whether the encoder has become better.
+    """
+    if len(vocabulary.ids_batch([survey.longest])[0]) < CHUNK_LENGTH:
+        raise BadInputError(
+            f"expected documents longer than a block of {CHUNK_LENGTH} wordpieces in "
+            f"{source}, whose sentences can look for its others, got shorter ones "
+            "alone; give queries to measure with, by --queries and --qrels"
+        )
+
+
+def read_encoder(folder: str, vocab_size: int) -> BertConfig:
+    """Reads the configuration of an encoder, and its weights to try them out.
+
+    Args:
+      folder: the encoder.
+      vocab_size: size of its vocabulary.
+
+    Raises:
+      BadInputError: it is no BERT, or none whose embeddings are the mean of its
+        features.
+    """
+    config = bert_weights.config_from_json(folder)
+    path = pathlib.Path(folder) / bert_weights.CONFIG_FILE
+    kind = parse_json(path.read_bytes()).get("model_type", "bert")
+    if kind != "bert":
+        raise BadInputError(
+            f'expected an encoder of the type "bert" in {path}, got {kind!r}; give the '
+            "folder of a BERT, such as MiniLM's, which `make data` fetches"
+        )
+    pooling = pathlib.Path(folder) / _POOLING
+    if pooling.exists() and not parse_json(pooling.read_bytes()).get(_MEAN):
+        raise BadInputError(
+            f"expected {_MEAN} in {pooling}, got another pooling; give a sentence "
+            "encoder that takes the mean of its features, as MiniLM does"
+        )
+    config = dataclasses.replace(config, vocab_size=vocab_size)
+    bert_weights.load_bert(folder, config, needs_pooler=False)
+    return config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaptChain(FirstChain):
+    """A chain that ends with a retriever, from an encoder of any size.
+
+    Attributes:
+      survey: what the text consists of.
+      bert: the encoder.
+      updates: updates of REALM.
+    """
+
+    survey: Survey
+    bert: BertConfig
+    updates: int
+
+    @property
+    def task(self) -> str:
+        """The task of masked sentences."""
+        return f"{self.name}_{self.masks.kind}"
+
+    def settings(self) -> Iterator[str]:
+        """Yields the lines that differ from those of the quickstart."""
+        yield from super().settings()
+        yield ""
+        yield f"pretrain/TRAIN_STEPS = {self.updates}"
+        yield f"pretrain/REFRESH_PERIOD = {min(self.updates, _REFRESH_PERIOD)}"
+        yield f"pretrain/WARMUP_STEPS = {min(self.updates, _WARMUP_STEPS)}"
+        yield from self._sizes()
+
+    def description(self) -> list[str]:
+        """Returns what was found, and what follows from it, a line each."""
+        text, *others = super().description()
+        questions = next(line for line in others if line.startswith("questions"))
+        others.remove(questions)
+        found = [text, *self.survey.description(), *others]
+        return [line.removesuffix(" (--masks gives others)") for line in found]
+
+    def _model(self) -> str:
+        return (
+            f"{self.bert.num_layers} layers of {self.bert.hidden_size}, from "
+            f"{self.weights}; {self.updates} updates of REALM (--updates gives others)"
+        )
+
+    def _sizes(self) -> Iterator[str]:
+        """Yields the sizes of an encoder that is not of MiniLM's."""
+        sizes: dict[str, Any] = {
+            name: getattr(self.bert, name) for name in _SIZES_OF_MINILM
+        }
+        if sizes == _SIZES_OF_MINILM:
+            return
+        yield ""
+        yield f"SCAN_UNROLL = {self.bert.num_layers}"
+        yield "from realm_jax.models import bert"
+        yield "from realm_jax.models import retriever"
+        yield "bert.BertConfig:"
+        for name, value in sizes.items():
+            yield f"    {name} = {json.dumps(value)}"
+        features = min(_PROJECTION, self.bert.hidden_size)
+        yield f"retriever.RetrieverConfig.projection_size = {features}"

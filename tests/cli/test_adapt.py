@@ -1,0 +1,331 @@
+"""`realm adapt`: a text and an encoder become a measured and exported retriever."""
+
+import json
+import os
+import pathlib
+import signal
+import string
+import threading
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.cli import adapt, configuration
+from realm_jax.cli.main import main
+from realm_jax.data.judgements import JudgedQuery
+from realm_jax.data.wordpiece import SPECIAL_PIECES
+from realm_jax.evaluation import adapt_report, adaptation
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.prepare.adapt_chain import Survey, require_enough
+from realm_jax.prepare.first_chain import TextSize
+from realm_jax.stages import STAGES
+from realm_jax.storage import open_store
+from realm_jax.training.checkpoint_manifests import finished_steps
+from realm_jax.weights import bert as bert_weights
+from tests import tiny_run
+from tests.waiting import wait_until
+from tpu_launch import local
+from tpu_launch.chain import ChainCommands
+
+QUERIES = [
+    {"_id": f"q{i}", "text": f"Which river is near Town{i}?"} for i in range(0, 60, 7)
+]
+
+
+def make_encoder(folder):
+    """Writes a BERT of random weights, whose pieces are letters and digits."""
+    folder.mkdir()
+    letters = string.ascii_lowercase + string.digits
+    pieces = [*SPECIAL_PIECES, *letters, *string.punctuation]
+    pieces += [f"##{c}" for c in letters]
+    (folder / "vocab.txt").write_text("\n".join(pieces))
+    config = BertConfig(len(pieces), 16, 1, 2, 32, 128, activation="gelu")
+    ids = np.ones((1, 4), np.int32)
+    retriever = Retriever(RetrieverConfig(config, 8, pooling="mean"))
+    params = jax.jit(retriever.init)(jax.random.key(0), ids, ids, ids)["params"]
+    tower = jax.tree.map(np.asarray, params["tower"]["bert"])
+    bert_weights.save_bert(folder / "model.safetensors", tower, config)
+    bert_weights.save_config(folder, config)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weights") / "encoder"
+    make_encoder(folder)
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    """A folder with articles.jsonl, queries.jsonl and qrels.tsv."""
+    monkeypatch.chdir(tmp_path)
+    tiny_run.make_inputs(tmp_path, num_articles=150)
+    write_judgements(tmp_path)
+    return tmp_path
+
+
+def write_judgements(folder):
+    lines = [json.dumps(query) + "\n" for query in QUERIES]
+    (folder / "queries.jsonl").write_text("".join(lines))
+    rows = [f"{query['_id']}\ttown-{query['_id'][1:]}\t1\n" for query in QUERIES]
+    header = "query-id\tcorpus-id\tscore\n"
+    (folder / "qrels.tsv").write_text(header + "".join(rows))
+
+
+def write_articles(texts):
+    lines = [json.dumps({"title": f"t{i}", "text": t}) for i, t in enumerate(texts)]
+    pathlib.Path("articles.jsonl").write_text("\n".join(lines))
+
+
+def planned(encoder, *words, text="articles.jsonl"):
+    """The arguments of a run that is planned and not made."""
+    return ["adapt", str(text), "--output=runs/my", f"--weights={encoder}", *words]
+
+
+@pytest.fixture
+def planning(monkeypatch):
+    """The chain files that would be run; running one gives 7."""
+    seen = []
+
+    def run(path, stop):
+        seen.append(path)
+        return 7
+
+    monkeypatch.setattr(adapt, "_run_chain", run)
+    return seen
+
+
+def configs(chain):
+    """Returns the configuration of each stage of a chain file."""
+    parser = configuration.make_parser("chain", "")
+    configuration.parse_chain(parser, [f"--gin_file={chain}"])
+    commands = ChainCommands(configuration.configured(local.Chain), [str(chain)])
+    found = {}
+    for stage in commands.stages:
+        words = commands.main(stage)[1:]
+        configuration.parse(parser, words, stage.command)
+        config = STAGES[stage.command].load_config()
+        found[stage.command] = configuration.configured(config)
+    return found
+
+
+def test_the_chain_fits_text_and_encoder(text, encoder, planning, capsys):
+    assert main(planned(encoder, "--updates=60")) == 7
+    said = capsys.readouterr().out
+    assert "text: 150 documents" in said
+    assert "1 layers of 16" in said
+    assert "questions" not in said
+    found = configs(*planning)
+    assert list(found) == ["prepare", "warm-start", "pretrain"]
+    assert found["warm-start"].pairs_task == ""
+    assert found["warm-start"].warm_start == str(encoder)
+    pretrain = found["pretrain"]
+    assert (pretrain.train_steps, pretrain.refresh_period) == (60, 40)
+    assert pretrain.refresh_mode == "async"
+    retriever = pretrain.models.retriever_config(9)
+    expected = BertConfig(9, 16, 1, 2, 32, 128, activation="gelu")
+    for name in ("hidden_size", "num_layers", "num_heads", "mlp_size", "activation"):
+        assert getattr(retriever.bert, name) == getattr(expected, name)
+    assert (retriever.projection_size, retriever.pooling) == (16, "mean")
+    # The same command goes on; one with other settings would train on something else.
+    assert main(planned(encoder, "--updates=60")) == 7
+    assert main(planned(encoder)) == 2
+    assert "another --output" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("documents", "share"), [(300, 0.05), (1398, 0.05), (8000, 0.025), (100_000, 0.01)]
+)
+def test_two_hundred_articles_are_held_out_where_they_are_a_twentieth(documents, share):
+    size = TextSize(documents, 1000 * documents, is_estimate=False)
+    size = require_enough("a.jsonl", size, Survey(frozenset(), 0, 0, ""))
+    assert size.validation_fraction == share
+
+
+@pytest.mark.usefixtures("planning")
+def test_a_document_may_be_a_book_and_others_empty_or_copies(text, encoder, capsys):
+    book = " ".join(f"Town{i % 90} lies in Hill{i % 70}, {i}." for i in range(20_000))
+    write_articles([book, "", "  ", *["Town1 burnt down in 1700."] * 4])
+    assert main(planned(encoder)) == 7
+    said = capsys.readouterr().out
+    assert "2 have no text and 3 have that of another one" in said
+
+
+def test_a_folder_of_markdown(text, encoder, planning):
+    docs = text / "docs"
+    docs.mkdir()
+    for line in (text / "articles.jsonl").read_text().splitlines():
+        article = json.loads(line)
+        page = f"# {article['title']}\n\n```\ncode()\n```\n\n{article['text']}\n"
+        (docs / f"{article['id']}.md").write_text(page)
+    (docs / "logo.png").write_bytes(bytes(range(256)))
+    assert main(planned(encoder, text="docs")) == 7
+    assert configs(*planning)["prepare"].source == "docs"
+
+
+class TestRefused:
+    @pytest.fixture(autouse=True)
+    def _nothing_runs(self, planning):
+        yield
+        assert planning == []
+        assert not pathlib.Path("runs").exists()
+
+    @pytest.fixture
+    def refused(self, capsys):
+        def refused(arguments):
+            assert main(arguments) == 2
+            [line] = capsys.readouterr().err.splitlines()
+            assert line.startswith("error: ")
+            assert "; " in line
+            return line
+
+        return refused
+
+    @pytest.mark.parametrize(
+        ("texts", "words"),
+        [
+            (["Graz burnt down in 1585."] * 10, ["10 documents", "use it as it is"]),
+            (["Graz burnt down in 1585. " * 40] * 200, ["199 are empty or copies"]),
+            ([""] * 30, ["got 30 documents with 80 characters"]),
+            (["東京は日本の首都である。" * 60] * 9, ["9 documents", "are empty"]),
+            (
+                [f"東京{i}は日本の首都である。" * 90 for i in range(90)],
+                ["are [UNK]", "of its language", "`realm init`"],
+            ),
+        ],
+    )
+    def test_text_that_teaches_nothing(self, texts, words, text, encoder, refused):
+        write_articles(texts)
+        line = refused(planned(encoder))
+        for word in words:
+            assert word in line
+
+    def test_text_without_blocks_to_look_for(self, text, encoder, refused):
+        write_articles([f"Town{i} burnt down in {1200 + i}." for i in range(200)])
+        assert "by --queries and --qrels" in refused(planned(encoder))
+
+    def test_files_that_are_no_text(self, text, encoder, refused):
+        docs = text / "docs"
+        docs.mkdir()
+        (docs / "logo.png").write_bytes(b"\x89PNG")
+        assert "*.md" in refused(planned(encoder, text="docs"))
+        (docs / "logo.txt").write_bytes(b"\x89PNG")
+        assert "logo.txt: expected the text in UTF-8" in refused(
+            planned(encoder, text="docs")
+        )
+        assert "a folder of text" in refused(planned(encoder, text="docs/logo.png"))
+        pathlib.Path("articles.jsonl").write_text('{"title": "Graz"}\n')
+        assert "articles.jsonl, line 1" in refused(planned(encoder))
+
+    def test_an_encoder_of_another_kind(self, text, encoder, tmp_path, refused):
+        other = tmp_path / "other"
+        make_encoder(other)
+        config = json.loads((other / "config.json").read_text())
+        (other / "config.json").write_text(json.dumps(config | {"model_type": "mpnet"}))
+        assert "got 'mpnet'" in refused(planned(other))
+        (other / "config.json").write_text(json.dumps(config | {"hidden_size": 12}))
+        assert "encoder" in refused(planned(other))
+        (other / "config.json").write_text(json.dumps(config))
+        (other / "1_Pooling").mkdir()
+        pooling = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+        (other / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+        assert "another pooling" in refused(planned(other))
+        assert "vocab.txt" in refused(planned(tmp_path))
+
+    def test_no_encoder(self, text, monkeypatch, refused):
+        monkeypatch.setattr("realm_jax.prepare.first_chain.find_weights", lambda f: "")
+        line = refused(["adapt", "articles.jsonl", "--output=runs/my"])
+        assert "`make data`" in line
+
+    def test_judgements_of_something_else(self, text, encoder, refused):
+        given = ["--queries=queries.jsonl", "--qrels=qrels.tsv"]
+        assert "--queries beside" in refused(planned(encoder, given[1]))
+        assert "--qrels=FILE" in refused(planned(encoder, given[0]))
+        with open("qrels.tsv", "a") as file:
+            file.write("q0\ttown-999\t1\n")
+        assert "'town-999'" in refused(planned(encoder, *given))
+
+
+JUDGED = [
+    JudgedQuery(q["_id"], q["text"], {f"town-{q['_id'][1:]}": 1}) for q in QUERIES
+]
+
+
+@pytest.fixture
+def chain(finished, tmp_path):
+    """A copy of a chain that is done, as far as measuring needs to know it."""
+    root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start", "pretrain")
+    return types.SimpleNamespace(root=str(root), task="towns_salient")
+
+
+def test_what_was_measured_is_written_exported_and_not_measured_again(
+    chain, monkeypatch
+):
+    stop = threading.Event()
+    report = adapt._measured(chain, JUDGED, stop)
+    assert set(report["measured"]) == {adaptation.SENTENCES, adaptation.QUERIES}
+    written = json.loads((pathlib.Path(chain.root) / adapt_report.NAME).read_text())
+    assert written == report
+    of_queries = report["measured"][adaptation.QUERIES]
+    labels = [row["label"] for row in of_queries["baselines"] + of_queries["rows"]]
+    assert labels == ["BM25", adaptation.ENCODER, adaptation.BEFORE, adaptation.AFTER]
+    [bm25, *_] = of_queries["baselines"]
+    # Nothing but the name of the town tells articles apart, and it is in the query.
+    assert bm25["metrics"]["MRR@10"]["mean"] == 1.0
+    assert bm25["metrics"]["MRR@10"]["count"] == len(QUERIES)
+    monkeypatch.setattr(adaptation, "measure", None)
+    assert adapt._measured(chain, JUDGED, stop) == report
+    export = adapt._exported(chain.root, "pretrain", stop)
+    card = (pathlib.Path(export) / "README.md").read_text()
+    assert f"| {len(QUERIES)} queries | BM25 | nDCG@10 100.0 " in card
+    assert "| queries | gained by REALM, in points | nDCG@10 " in card
+    lines = adapt_report.summary(report, chain.root, export)
+    assert [line.partition(":")[0] for line in lines] == ["gained", "cost", "export"]
+    assert "warm start 60 updates" in lines[1]
+    # Other queries are measured.
+    with pytest.raises(TypeError):
+        adapt._measured(chain, JUDGED[:3], stop)
+
+
+@pytest.mark.full
+def test_one_command_stopped_once(tmp_path):
+    """By Ctrl-C, in the middle of its training; then it goes on to its end."""
+    make_encoder(tmp_path / "encoder")
+    tiny_run.make_inputs(tmp_path, num_articles=150)
+    write_judgements(tmp_path)
+    root = tmp_path / "run"
+    words = [
+        *("realm_jax.cli.main", "adapt", str(tmp_path / "articles.jsonl")),
+        *(f"--output={root}", f"--weights={tmp_path / 'encoder'}", "--updates=8"),
+        *(f"--queries={tmp_path / 'queries.jsonl'}", f"--qrels={tmp_path}/qrels.tsv"),
+    ]
+    process = tiny_run.start(words)
+    warm_start = root / "warm_start"
+    wait_until(
+        lambda: process.poll() is not None or (warm_start / "lease").exists(),
+        seconds=240,
+    )
+    os.killpg(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 128 + signal.SIGINT, said
+    assert "Traceback" not in said
+    assert "run the same command again to go on" in said
+    process = tiny_run.start(words)
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    gained, cost, export = said.splitlines()[-3:]
+    assert gained.startswith(f"gained: nDCG@10 of {len(QUERIES)} queries ")
+    assert "warm start 180 updates in" in cost
+    assert "REALM 8 updates in" in cost
+    assert str(root / "export") in export
+    assert finished_steps(open_store(root / "pretrain"))[-1] == 8
+    assert (root / "export" / "embeddings.npy").exists()
+    process = tiny_run.start(
+        ["realm_jax.cli.main", "search", str(root), "Town3", "--json"]
+    )
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    assert json.loads(said.splitlines()[-1])["documents"]

@@ -1,0 +1,73 @@
+"""Queries with judgements, as BEIR and others have them."""
+
+import gzip
+import json
+
+import pytest
+
+from realm_jax.data.judgements import JudgedQuery, read_judgements
+from realm_jax.errors import BadInputError
+
+DOCUMENTS = {"d1", "d2", "d3"}
+BEIR = [{"_id": "q1", "text": "wings", "metadata": {}}, {"_id": "q2", "text": "heat"}]
+QRELS = "query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td2\t0\nq2\td3\t0\n"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, content):
+        if not isinstance(content, str):
+            content = "".join(json.dumps(line) + "\n" for line in content)
+        (tmp_path / name).write_text(content)
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_beirs_files(write, tmp_path):
+    queries, qrels = write("queries.jsonl", BEIR), write("test.tsv", QRELS)
+    # Of the second no document is relevant.
+    expected = [JudgedQuery("q1", "wings", {"d1": 2, "d2": 0})]
+    assert read_judgements(queries, qrels, DOCUMENTS) == expected
+    zipped = tmp_path / "queries.jsonl.gz"
+    zipped.write_bytes(gzip.compress((tmp_path / "queries.jsonl").read_bytes()))
+    assert read_judgements(str(zipped), qrels, DOCUMENTS) == expected
+
+
+@pytest.mark.parametrize(
+    "qrels", ["q1 0 d1 2\nq1 0 d2 0\n", "q1\t0\td1\t2\nq1\t0\td2\t0\n\n"]
+)
+def test_the_columns_of_trec_eval(write, qrels):
+    queries = write("queries.jsonl", BEIR)
+    [query] = read_judgements(queries, write("qrels.txt", qrels), DOCUMENTS)
+    assert query.grades == {"d1": 2, "d2": 0}
+
+
+def test_relevant_documents_beside_the_queries(write):
+    lines = [{"id": 7, "question": "Wings?", "gold_ids": ["d1", "d3"]}]
+    [query] = read_judgements(write("q.jsonl", lines), "", DOCUMENTS)
+    assert query == JudgedQuery("7", "Wings?", {"d1": 1, "d3": 1})
+
+
+@pytest.mark.parametrize(
+    ("queries", "qrels", "words"),
+    [
+        (BEIR, "q1\td9\t1\nq1\td1\t1\n", ["1 of 2", "'d9'", "documents of the text"]),
+        (BEIR, "q9\td1\t1\n", ["1 of 1", "'q9'", "queries of"]),
+        (BEIR, "q1\td1\t0\n", ["a relevant document", "2 queries"]),
+        (BEIR, "q1\td1\t1\nq1\td2\tyes\n", ["qrels.tsv:2", "a whole number"]),
+        (BEIR, "q1\td1\t1\nq1 d2\n", ["qrels.tsv:2", "2 fields"]),
+        (BEIR, "", ["--qrels=FILE", "'gold_ids'"]),
+        ([BEIR[0], BEIR[0]], QRELS, ["queries.jsonl:2", "'q1'"]),
+        ([{"_id": "q1", "title": "wings"}], QRELS, ["queries.jsonl:1", "'question'"]),
+        ([{"id": "q1", "question": "w", "gold_ids": "d1"}], "", ["a list of ids"]),
+        ("", QRELS, ["expected queries", "got none"]),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(write, queries, qrels, words):
+    path = write("queries.jsonl", queries)
+    given = write("qrels.tsv", qrels) if qrels else ""
+    with pytest.raises(BadInputError) as error:
+        read_judgements(path, given, DOCUMENTS)
+    for word in words:
+        assert word in str(error.value)
