@@ -210,14 +210,14 @@ def _largest_process() -> int:
 def _exported(root: str, stage: str, stop: threading.Event) -> str:
     """Exports the retriever of a stage, unless it was; returns the folder."""
     from realm_jax.evaluation.export import export_retriever
-    from realm_jax.evaluation.recorded import Given
+    from realm_jax.evaluation.recorded import Overrides
 
     folder = os.path.join(root, EXPORT_NAME)
     if not os.path.isdir(folder):
         export_retriever(
             f"{root}/{stage}",
             folder,
-            Given(),
+            Overrides(),
             embeddings=True,
             stop=stop,
             note=Notes("adapt"),

@@ -90,7 +90,7 @@ class TextSample:
         return VocabularyFit(
             unknown=unknown / max(count, 1),
             spelled=spelled / max(words.total(), 1),
-            characters_per_piece=sum(map(len, texts)) / max(count, 1),
+            characters_per_piece=max(sum(map(len, texts)), 1) / max(count, 1),
         )
 
 

@@ -1,5 +1,6 @@
 """`realm adapt`: a text and an encoder become a measured and exported retriever."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -36,11 +37,16 @@ QUERIES = [
 
 
 def make_encoder(folder):
-    """Writes a BERT of random weights, whose pieces are letters and digits."""
+    """Writes a BERT of random weights, whose pieces are letters, pairs and digits."""
     folder.mkdir()
-    letters = string.ascii_lowercase + string.digits
-    pieces = [*SPECIAL_PIECES, *letters, *string.punctuation]
-    pieces += [f"##{c}" for c in letters]
+    letters = string.ascii_lowercase
+    known = [
+        *letters,
+        *string.digits,
+        *map("".join, itertools.product(letters, letters)),
+    ]
+    pieces = [*SPECIAL_PIECES, *string.punctuation, *known]
+    pieces += [f"##{piece}" for piece in known]
     (folder / "vocab.txt").write_text("\n".join(pieces))
     config = BertConfig(len(pieces), 16, 1, 2, 32, 128, activation="gelu")
     ids = np.ones((1, 4), np.int32)

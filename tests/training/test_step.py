@@ -44,7 +44,7 @@ def test_steps_equal_gradient_descent_written_out():
     assert first.params["w"].is_deleted()
 
 
-def test_the_gradient_norm_of_each_model_is_its_own():
+def test_the_norms_of_each_model_are_its_own():
     params = {"retriever": {"w": jnp.asarray([3.0, 4.0])}, "reader": jnp.asarray(12.0)}
 
     @FunctionLoss
@@ -60,6 +60,9 @@ def test_the_gradient_norm_of_each_model_is_its_own():
             "gradient_norm": 13.0,
             "gradient_norm_retriever": 5.0,
             "gradient_norm_reader": 12.0,
+            "update_norm": 1.3,
+            "update_norm_retriever": 0.5,
+            "update_norm_reader": 1.2,
         }
     )
 
