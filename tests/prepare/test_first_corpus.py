@@ -76,7 +76,7 @@ def test_a_source_that_is_no_json_lines_is_named(refuse, folder):
         (folder / name).write_bytes(content)
         refuse(said, SOURCE=name)
     (folder / "texts").mkdir()
-    refuse("got 'texts'; put the kind before it", SOURCE="texts")
+    refuse(r"\(\*.txt, .*\) below texts, found no such file", SOURCE="texts")
     said = r"at texts, got a folder; name the files in it, such as texts/\*"
     refuse(said, SOURCE="json:texts")
 

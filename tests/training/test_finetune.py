@@ -75,6 +75,8 @@ def test_the_document_tower_stays_to_the_last_bit_and_the_rest_trains(
     assert [line["step"] for line in lines] == [1, 2, 3]
     for line in lines:
         assert np.isfinite(line["loss"])
+        assert line["learning_rate"] == pytest.approx(1e-2)
+        assert line["update_norm"] > 0
         # All blocks are retrieved, so every answer is among them.
         assert line["answer_retrieved"] == 1.0
         assert 0 <= line["answer_read"] <= 1
