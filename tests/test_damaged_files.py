@@ -5,8 +5,10 @@ of manifests that are malformed and sealed all the same, only malformed ones are
 """
 
 import dataclasses
+import functools
 import itertools
 import json
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -351,6 +353,24 @@ def test_sound_json_of_another_form_is_refused_in_one_line(json_kinds, data):
     else:
         changed = json.dumps(body).encode()
     read_or_refuse(kind, changed)
+
+
+def test_values_that_do_not_fit_are_refused_under_a_checksum_that_does(kinds):
+    for name, keys, value in (
+        ("corpus.json", ["blocks_per_text_file"], 0),
+        ("corpus.json", ["vocabulary_fingerprint"], "f" * 64),
+        ("corpus.json", ["files"], {}),  # Of a version without a table of documents.
+        ("commit", ["arrays", EMBEDDINGS, "shape"], [23]),
+        ("zarr.json", ["shape"], [22, 4]),
+        ("checkpoint", ["files"], {"x": {"size": "9"}}),
+    ):
+        body = json.loads(kinds[name].path.read_bytes())
+        was_sealed = body.pop("crc32c", None) is not None
+        *path, last = keys
+        functools.reduce(operator.getitem, path, body)[last] = value
+        changed = seal(body) if was_sealed else json.dumps(body).encode()
+        found = read_or_refuse(kinds[name], changed)
+        assert isinstance(found, BadInputError), (name, keys)
 
 
 def test_deep_json_is_refused(json_kinds):

@@ -71,6 +71,7 @@ def test_the_first_file_that_is_not_as_it_was_is_named():
         (None, "b is missing"),
         (b"short", "b has 5 bytes, not 4"),
         (b"lost", "b is damaged (crc32c "),
+        (b"sold", "b is damaged (crc32c "),
     ):
         there = files | {
             "b": None if found is None else FileRecord.of(found),

@@ -166,7 +166,7 @@ def test_rows_and_arrays_that_do_not_fit_are_refused(series):
     for start, rows in (
         (16, ROWS[:8]),  # Beyond the end.
         (-8, ROWS[:8]),
-        (4, ROWS[:8]),  # Not from the beginning of a chunk.
+        (4, ROWS[:4]),  # Not from the beginning of a chunk.
         (0, ROWS[:7]),  # Not to the end of one.
         (0, ROWS[:8, :3]),
         (0, ROWS[:8].astype(np.float64)),
