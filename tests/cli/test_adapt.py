@@ -290,6 +290,15 @@ def test_what_was_measured_is_written_exported_and_not_measured_again(
         adapt._measured(chain, JUDGED[:3], stop)
 
 
+def test_all_are_computed_as_the_index_of_the_builder(chain, monkeypatch):
+    numerics = {"dtype": "float32", "products": "bfloat16"}
+    monkeypatch.setattr(adaptation, "_numerics", lambda model, corpus: numerics)
+    adapt._measured(chain, [], threading.Event())
+    [commit] = pathlib.Path(chain.root, "warm_start", "index", "commits").iterdir()
+    bert = json.loads(commit.read_text())["metadata"]["retriever"]["bert"]
+    assert {name: bert[name] for name in numerics} == numerics
+
+
 @pytest.mark.full
 def test_one_command_stopped_once(tmp_path):
     """By Ctrl-C, in the middle of its training; then it goes on to its end."""
