@@ -240,11 +240,11 @@ def measure(
         for probe in probes:
             found[probe.name][label] = probe.measure(search, stop)
 
-    bm25 = bm25_scorer(corpus)
+    bm25, numerics = bm25_scorer(corpus), _numerics(after, corpus)
     add(BM25, lambda probe, rows: bm25(probe.texts[rows.start : rows.stop]))
-    add(ENCODER, _without_projection(before, corpus))
-    add(BEFORE, _with_index(before, corpus, stop, donor=after.model_dir))
-    add(AFTER, _with_index(after, corpus, stop))
+    add(ENCODER, _without_projection(before, corpus, numerics))
+    add(BEFORE, _with_index(before, corpus, numerics, stop, donor=after.model_dir))
+    add(AFTER, _with_index(after, corpus, numerics, stop))
     return {
         name: compare(
             {label: of[label] for label in (BEFORE, AFTER)},
@@ -254,23 +254,50 @@ def measure(
     }
 
 
+def _numerics(model: PretrainedRetriever, corpus: BlockStore) -> dict[str, str]:
+    """Returns how the index of a run was computed, as all are to be.
+
+    A difference between float32 and bfloat16 would be taken for one of training, and
+    rows of this index would not be those of another.
+    """
+    series = model.source(corpus).series
+    if model.run.step not in series.steps():
+        return {}
+    bert = series.read_manifest(model.run.step).metadata["retriever"]["bert"]
+    return {name: bert[name] for name in ("dtype", "products")}
+
+
+def _computed(config: RetrieverConfig, numerics: Mapping[str, str]) -> RetrieverConfig:
+    return dataclasses.replace(
+        config, bert=dataclasses.replace(config.bert, **numerics)
+    )
+
+
 def _with_index(
     model: PretrainedRetriever,
     corpus: BlockStore,
+    numerics: Mapping[str, str],
     stop: threading.Event,
     donor: str = "",
 ) -> Dense:
     """Returns a retriever with the index of its run, which is made if it is missing."""
-    source = dataclasses.replace(model.source(corpus), donors=[donor] if donor else [])
+    source = model.source(corpus)
+    source = dataclasses.replace(
+        source,
+        config=_computed(source.config, numerics),
+        donors=[donor] if donor else [],
+    )
     params = model.run.tree["retriever"]
     manifest = source.load_or_build(model.run.step, params, stop).manifest
     rows = np.asarray(source.series.read_array(manifest, EMBEDDINGS), np.float32)
     return Dense(source.config, params, rows)
 
 
-def _without_projection(model: PretrainedRetriever, corpus: BlockStore) -> Dense:
+def _without_projection(
+    model: PretrainedRetriever, corpus: BlockStore, numerics: Mapping[str, str]
+) -> Dense:
     """Returns the encoder as it was published, searched by the cosine."""
-    config = model.models.retriever_config(corpus.vocabulary.size)
+    config = _computed(model.models.retriever_config(corpus.vocabulary.size), numerics)
     tower = model.run.tree["retriever"]["tower" if config.shared else DOCUMENT_TOWER]
     embed = EmbedConfig().at_length(model.models.lengths.document)
     blocks = np.arange(corpus.num_blocks)

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pathlib
+import shutil
 import signal
 import string
 import threading
@@ -294,6 +295,17 @@ def test_what_was_measured_is_written_exported_and_not_measured_again(
     # Other queries are measured.
     with pytest.raises(TypeError):
         adapt._measured(chain, JUDGED[:3], stop)
+
+
+def test_all_are_computed_as_the_index_of_the_builder(chain, monkeypatch):
+    numerics = {"dtype": "float32", "products": "bfloat16"}
+    monkeypatch.setattr(adaptation, "_numerics", lambda model, corpus: numerics)
+    index = pathlib.Path(chain.root, "warm_start", "index")
+    shutil.rmtree(index)  # That of the chain's evaluation.
+    adapt._measured(chain, [], threading.Event())
+    [commit] = (index / "commits").iterdir()
+    bert = json.loads(commit.read_text())["metadata"]["retriever"]["bert"]
+    assert {name: bert[name] for name in numerics} == numerics
 
 
 @pytest.mark.full
