@@ -78,7 +78,7 @@ test-full: $(ENV_STAMP) $(DATA_STAMP) $(COMPILER_STAMP) ## Run all tests but tho
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) --hypothesis-profile=full -m "not soak"
 
 soak: $(ENV_STAMP) ## Kill builder and trainer many times, damage every file (long).
-	$(BIN)/python -m pytest tests/soak tests/index/test_index_damage.py tests/index/test_builder_races.py tests/index/test_busy_bucket.py tests/index/test_suspended_builder.py --durations=0
+	$(BIN)/python -m pytest tests/soak tests/index/test_index_damage.py tests/index/test_builder_races.py tests/index/test_busy_bucket.py --durations=0
 
 peers: $(PEERS_STAMP) ## Install what the benches compare with (PyTorch and transformers, 6 GB).
 
