@@ -15,8 +15,12 @@ from realm_jax.storage import open_store
 
 NAME = "adapt.json"
 
-# The probe that decides is the first that was measured, by this metric.
-_DECIDED_BY = {adaptation.QUERIES: "nDCG@10", adaptation.SENTENCES: "recall@5"}
+# What REALM must not make worse: of the first probe that was measured. The first metric
+# of a probe is the one that is printed.
+_METRICS = {
+    adaptation.QUERIES: ("nDCG@10", "MRR@10"),
+    adaptation.SENTENCES: ("recall@5",),
+}
 _FIELDS = {"of": dict, "exported": str, "measured": dict, "cost": dict}
 _GIB = 1 << 30
 
@@ -24,16 +28,19 @@ _GIB = 1 << 30
 def decide(measured: Mapping[str, Comparison]) -> StageSpec:
     """Returns the stage whose retriever is to be used.
 
-    That of REALM, unless it has made the encoder worse, by an interval below zero, or
-    nothing could be measured.
+    That of REALM, unless it has made the encoder worse by the whole interval of a
+    metric, or nothing could be measured. Where there are queries, they decide.
     """
-    for probe, metric in _DECIDED_BY.items():
+    for probe, metrics in _METRICS.items():
         if probe in measured:
-            gain = measured[probe].find_change(
-                adaptation.BEFORE, adaptation.AFTER, metric
-            )
-            assert gain is not None
-            return PRETRAIN if gain.high >= 0.0 else WARM_START
+            for metric in metrics:
+                gain = measured[probe].find_change(
+                    adaptation.BEFORE, adaptation.AFTER, metric
+                )
+                assert gain is not None
+                if gain.high < 0.0:
+                    return WARM_START
+            return PRETRAIN
     return WARM_START
 
 
@@ -88,7 +95,7 @@ def summary(report: Mapping[str, Any], folder: str, export: str) -> list[str]:
     what = "the retriever after REALM" if kept else "the encoder as it was"
     why = ""
     if not kept:
-        why = ", for REALM made it worse" if gained else ", for nothing was measured"
+        why = f", for {_losses(report['measured']) or 'nothing was measured'}"
     run = folder if kept else f"{folder}/{WARM_START.name}"
     unknown = "not known, for no article that was held out has two blocks"
     return [
@@ -99,16 +106,12 @@ def summary(report: Mapping[str, Any], folder: str, export: str) -> list[str]:
 
 
 def _gained(probe: str, comparison: Mapping[str, Any]) -> str:
-    metric = _DECIDED_BY[probe]
+    metric = _METRICS[probe][0]
     rows = {
         row["label"]: Interval(**row["metrics"][metric])
         for row in (*comparison["baselines"], *comparison["rows"])
     }
-    [gain] = [
-        Interval(**difference["interval"])
-        for difference in comparison["differences"]
-        if difference["metric"] == metric
-    ]
+    gain = _change(comparison, metric)
     before, after, bm25 = (
         f"{100 * rows[label].mean:.1f}"
         for label in (adaptation.BEFORE, adaptation.AFTER, BM25)
@@ -117,6 +120,28 @@ def _gained(probe: str, comparison: Mapping[str, Any]) -> str:
         f"{metric} of {gain.count:,} {probe} {before} -> {after} "
         f"({_points(gain)}; BM25 {bm25})"
     )
+
+
+def _losses(measured: Mapping[str, Any]) -> str:
+    """Returns what decided that REALM made the encoder worse, "" if nothing did."""
+    probe = next((probe for probe in _METRICS if probe in measured), None)
+    if probe is None:
+        return ""
+    lost = [
+        f"{metric} {_points(change)}"
+        for metric in _METRICS[probe]
+        if (change := _change(measured[probe], metric)).high < 0.0
+    ]
+    return f"REALM made it worse: {', '.join(lost)} of the {probe}"
+
+
+def _change(comparison: Mapping[str, Any], metric: str) -> Interval:
+    [change] = [
+        Interval(**difference["interval"])
+        for difference in comparison["differences"]
+        if difference["metric"] == metric
+    ]
+    return change
 
 
 def _points(gain: Interval) -> str:

@@ -85,11 +85,17 @@ def test_queries_are_judged_by_the_best_block_of_a_document(blocks):
     )
 
 
-def results(probe, metric, before, after):
-    """The measurement of one metric, as `measure` returns it."""
-    values = {adaptation.BEFORE: before, adaptation.AFTER: after}
-    named = {label: {metric: np.array(array)} for label, array in values.items()}
-    baselines = {BM25: {metric: np.array(before)}}
+def results(probe, before, after, **others):
+    """The measurement of a probe, as `measure` returns it."""
+    values = {
+        metric: {adaptation.BEFORE: before, adaptation.AFTER: after}
+        for metric in adapt_report._METRICS[probe]
+    } | others
+    named = {
+        label: {metric: np.array(of[label]) for metric, of in values.items()}
+        for label in (adaptation.BEFORE, adaptation.AFTER)
+    }
+    baselines = {BM25: named[adaptation.BEFORE]}
     return {probe: compare(named, baselines, resamples=200)}
 
 
@@ -102,12 +108,19 @@ EITHER = ([0.1, 0.9, 0.5], [0.9, 0.1, 0.5])
     ("values", "stage"), [(BETTER, PRETRAIN), (EITHER, PRETRAIN), (WORSE, WARM_START)]
 )
 def test_an_interval_below_zero_gives_the_encoder_as_it_was(values, stage):
-    assert adapt_report.decide(results("queries", "nDCG@10", *values)) is stage
-    sentences = results("held-out sentences", "recall@5", *values)
+    assert adapt_report.decide(results("queries", *values)) is stage
+    sentences = results("held-out sentences", *values)
     assert adapt_report.decide(sentences) is stage
     # Where there are queries, they decide.
-    queries = results("queries", "nDCG@10", *BETTER)
-    assert adapt_report.decide(sentences | queries) is PRETRAIN
+    assert adapt_report.decide(sentences | results("queries", *BETTER)) is PRETRAIN
+
+
+def test_one_metric_of_the_queries_that_falls_is_enough():
+    worse = dict(zip((adaptation.BEFORE, adaptation.AFTER), WORSE, strict=True))
+    assert (
+        adapt_report.decide(results("queries", *EITHER, **{"MRR@10": worse}))
+        is WARM_START
+    )
 
 
 def test_so_does_a_text_that_nothing_can_be_measured_on():
@@ -116,7 +129,7 @@ def test_so_does_a_text_that_nothing_can_be_measured_on():
 
 def test_three_lines_say_what_happened(tmp_path):
     made = adapt_report.make_report(
-        results("queries", "nDCG@10", *WORSE),
+        results("queries", *WORSE),
         str(tmp_path),
         {},
         seconds=90,
@@ -127,9 +140,10 @@ def test_three_lines_say_what_happened(tmp_path):
     assert gained.endswith("; BM25 53.3)")
     assert cost == "cost: measuring 1.5 min, 2.0 GiB in the largest process"
     assert export.startswith(
-        "export: runs/my/export is the encoder as it was, for REALM made it worse; "
+        "export: runs/my/export is the encoder as it was, for REALM made it worse: "
+        "nDCG@10 -33.3 ["
     )
-    assert "realm search runs/my/warm_start" in export
+    assert " of the queries; try realm search runs/my/warm_start" in export
     nothing = adapt_report.make_report({}, str(tmp_path), {}, seconds=0, bytes=0)
     gained, _, export = adapt_report.summary(nothing, "runs/my", "runs/my/export")
     assert "no article that was held out has two blocks" in gained
