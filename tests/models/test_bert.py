@@ -251,7 +251,7 @@ def test_initial_kernels_differ_by_layer_and_have_the_range_asked_for():
 
 def test_impossible_configurations_and_sequences_are_refused(config, params):
     for change, message in {
-        ("num_heads", 5): "num_heads to divide hidden_size 12, got 5",
+        ("num_heads", 5): "to divide hidden_size 12, got 5",
         ("activation", "relu"): "to be one of gelu_tanh, gelu, got 'relu'",
         ("dtype", "float16"): "to be one of float32, bfloat16, got 'float16'",
         ("remat", "auto"): "to be one of none, attention, dots, full, got 'auto'",

@@ -1,9 +1,11 @@
 import dataclasses
 
+import jax
 import pytest
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.training import pretrain
+from realm_jax.training.step import FunctionLoss
 from tests import tiny_world
 
 
@@ -50,3 +52,16 @@ def stopped(world, tmp_path_factory):
     with tiny_world.traced_once():
         assert not pretrain.run(config, report, stop)
     return model_dir
+
+
+@pytest.fixture
+def quick_updates(monkeypatch):
+    """Has a stage's updates change nothing, which is quick to compile."""
+
+    def replace(stage, name):
+        def nothing(params, inputs, key):
+            return 0.0 * sum(leaf.sum() for leaf in jax.tree.leaves(params)), {}
+
+        monkeypatch.setattr(stage, name, lambda *models: FunctionLoss(nothing))
+
+    return replace

@@ -60,12 +60,18 @@ def assert_same(found, expected):
         )
 
 
-def test_the_candidates_are_the_same(both):
+def test_the_candidates_and_the_loss_are_the_same(both):
     on_host, within, params, index, batch = both
     of_step = (0, params["retriever"], index, lambda step: batch)
-    expected, inputs = on_host(*of_step).candidates, within(*of_step)
+    given, inputs = on_host(*of_step), within(*of_step)
+    expected = given.candidates
     assert_same(jax.jit(within.loss.candidates)(params["retriever"], inputs), expected)
     assert (np.asarray(expected.block_ids)[:, 1:] >= 0).all()
+    found, wanted = (
+        float(jax.jit(search.loss)(params, of_search, KEY)[0])
+        for search, of_search in ((within, inputs), (on_host, given))
+    )
+    assert found == pytest.approx(wanted, rel=1e-4)
 
 
 def first_pieces(corpus):
@@ -101,6 +107,7 @@ def test_with_own_blocks_the_candidates_are_the_same(both, corpus):
     assert expected.valid[:, -1].any()
 
 
+@pytest.mark.full
 def test_loss_and_gradient_are_the_same(both):
     on_host, within, params, index, batch = both
 

@@ -17,6 +17,7 @@ from realm_jax.storage import open_store
 from realm_jax.training import checkpoints
 from realm_jax.training.checkpoint_manifests import (
     HOLDS_INDEX,
+    find_damage,
     finished_steps,
     read_details,
 )
@@ -164,7 +165,10 @@ def test_a_flipped_bit_in_any_file_is_named_and_the_one_before_is_used(
     assert sound.step == newest
     for path in [*files, *[manifest] * 8]:
         with flipped_bit(path):
-            caplog.clear()
+            problem = find_damage(store, newest)
+            assert str(path.relative_to(tmp_path)) in problem
+    for path in (files[0], manifest):
+        with flipped_bit(path):
             restored = checkpoints.restore_params(store)
             assert restored.step == before, path
             assert str(path.relative_to(tmp_path)) in caplog.text

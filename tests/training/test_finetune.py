@@ -11,20 +11,19 @@ from bench.invented_world import WorldConfig
 from realm_jax.data.examples import write_examples
 from realm_jax.data.questions import question_examples, read_questions
 from realm_jax.errors import BadInputError
-from realm_jax.index.builder import BuilderConfig, IndexBuilder
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.snapshots import SnapshotSeries
+from realm_jax.index.source import IndexSource
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanReader, span_bounds
 from realm_jax.storage import open_store
-from realm_jax.training import finetune, pretrain
+from realm_jax.training import finetune, warm_start
 from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.search_ahead import SearchAhead
 from realm_jax.training.stage import Stage
-from realm_jax.training.step import FunctionLoss
 from tests import tiny_world
 from tests.tiny_world import (
     EMBED,
@@ -127,6 +126,12 @@ def test_blocks_found_ahead_are_those_of_parameters_one_update_old(
     assert found[0] == live[0]
     assert found != live
     assert found == stale
+    # After a resume, too: a checkpoint has them.
+    parts = dataclasses.replace(config, model_dir=str(tmp_path / "parts"))
+    stop, report = tiny_world.stop_after(2)
+    assert not finetune.run(parts, report, stop)
+    assert losses_of(parts) == found
+    assert_same_bits(params_of(parts.model_dir), params_of(config.model_dir))
 
 
 def losses_of_stale_searches(monkeypatch, config, folder, age):
@@ -150,10 +155,6 @@ def test_what_was_found_ahead_of_another_number_of_blocks_is_not_used(world, tmp
     more = tiny_world.finetune_config(world, tmp_path, num_read=5)
     assert finetune.run(more, silent, NEVER)
     assert list(read_metrics(str(tmp_path)))[-1]["answer_retrieved"] == 1.0
-
-
-def _sum(tree):
-    return sum(leaf.sum() for leaf in jax.tree.leaves(tree))
 
 
 def test_questions_blocks_and_answers_belong_together(
@@ -202,18 +203,13 @@ def test_a_corpus_of_fewer_blocks_than_are_read_has_empty_slots(tmp_path, monkey
 
 
 def test_a_shared_tower_trains_over_the_index_it_started_with(
-    world, tmp_path, monkeypatch
+    world, tmp_path, quick_updates
 ):
     models = tiny_world.models(shared=True)
     config = tiny_world.finetune_config(world, tmp_path, models=models)
     assert finetune.frozen_parameters(config) == ()
     stop, report = tiny_world.stop_after(2)
-    # An update that is quick to compile.
-    monkeypatch.setattr(
-        finetune,
-        "FinetuneLoss",
-        lambda *models: FunctionLoss(lambda params, *_: (0.0 * _sum(params), {})),
-    )
+    quick_updates(finetune, "FinetuneLoss")
     assert not finetune.run(config, report, stop)
     shutil.rmtree(tmp_path / "index")
     # Its tower may have moved, so that index cannot be made again.
@@ -236,15 +232,16 @@ def test_a_frozen_tower_makes_a_lost_index_again_to_the_last_bit(
     )
 
 
-def test_after_pre_training_no_document_is_embedded_again(
+def test_after_another_stage_no_document_is_embedded_again(
     world, corpus, tmp_path, monkeypatch
 ):
-    before = tmp_path / "pretrain"
-    began = tiny_world.pretrain_config(world, before, train_steps=1)
-    assert pretrain.run(began, silent, NEVER)
+    before = tmp_path / "before"
+    started = tiny_world.warm_start_config(world, before, train_steps=0)
+    assert warm_start.run(started, silent, NEVER)
     # As the builder beside it ends: with the index of the last retriever.
-    builder = BuilderConfig(embed=EMBED, patience_seconds=0.1)
-    assert IndexBuilder(open_store(before), corpus, builder).run(NEVER)
+    models = started.models.retriever_config(corpus.vocabulary.size)
+    source = IndexSource(open_store(before), corpus, models, EMBED, "device")
+    source.build(1, params_of(before)["retriever"])
     embedded = tiny_world.count_embedded(monkeypatch)
     config = tiny_world.finetune_config(
         world, tmp_path / "finetune", warm_start=str(before)

@@ -13,7 +13,6 @@ from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, stage, warm_start
 from realm_jax.training.checkpoint_manifests import finished_steps
-from realm_jax.training.checkpoints import restore_params
 from tests import tiny_world
 from tests.tiny_world import (
     NEVER,
@@ -55,6 +54,7 @@ def test_nothing_of_a_nan_is_kept_and_the_run_goes_on_before_it(
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("error: expected finite")
     assert "gradient_norm of nan at update 5" in line
+    assert "SKIP_NONFINITE_UPDATES=1" in line
     store = open_store(tmp_path)
     assert finished_steps(store) == [4]
     assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
@@ -74,7 +74,7 @@ def test_nothing_of_a_nan_is_kept_and_the_run_goes_on_before_it(
     ("mode", "write_back"),
     [("blocking", False), pytest.param("rolling", True, marks=pytest.mark.full)],
 )
-def test_updates_that_may_be_skipped_are_and_the_metrics_say_so(
+def test_updates_that_may_be_skipped_are_over_all_starts_of_a_run(
     world, tmp_path, mode, write_back
 ):
     config = tiny_world.pretrain_config(
@@ -82,47 +82,30 @@ def test_updates_that_may_be_skipped_are_and_the_metrics_say_so(
         tmp_path,
         refresh_mode=mode,
         write_back=write_back,
-        skip_nonfinite_updates=2,
-    )
-    with poisoned(5, 7):
-        assert pretrain.run(config, silent, NEVER)
-    lines = list(read_metrics(str(tmp_path)))
-    skipped = [line["step"] for line in lines if line["skipped_updates"]]
-    assert skipped == [5, 7]
-    assert ["loss" in line for line in lines] == [s not in (5, 7) for s in range(1, 9)]
-    assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
-
-
-def test_no_more_are_skipped_than_may_be_over_all_starts_of_a_run(world, tmp_path):
-    config = tiny_world.pretrain_config(
-        world, tmp_path, skip_nonfinite_updates=1, log_period=2
+        skip_nonfinite_updates=1,
     )
     stop, report = tiny_world.stop_after(6)
     with poisoned(5, 7):
         assert not pretrain.run(config, report, stop)
         with pytest.raises(BadInputError, match=r"at most 1 .* number 2 at update 7"):
             pretrain.run(config, silent, NEVER)
-    # It ends with the line of metrics that shows it.
-    assert [line["step"] for line in read_metrics(str(tmp_path))] == [2, 4, 6, 8]
-    assert finished_steps(open_store(tmp_path)) == [4, 6]
+        # It ends with the line of metrics that shows it.
+        lines = list(read_metrics(str(tmp_path)))
+        assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7]
+        assert finished_steps(open_store(tmp_path)) == [4, 6]
+        more = dataclasses.replace(config, skip_nonfinite_updates=2)
+        assert pretrain.run(more, silent, NEVER)
+    lines = list(read_metrics(str(tmp_path)))
+    assert [line["step"] for line in lines if line["skipped_updates"]] == [5, 7]
+    assert ["loss" in line for line in lines] == [s not in (5, 7) for s in range(1, 9)]
+    assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
 
 
-def test_a_run_that_met_a_nan_goes_on_with_the_option(world, tmp_path):
-    config = tiny_world.pretrain_config(world, tmp_path)
-    again = dataclasses.replace(config, skip_nonfinite_updates=2)
-    with poisoned(5), pytest.raises(BadInputError, match="SKIP_NONFINITE_UPDATES=1"):
-        pretrain.run(config, silent, NEVER)
-    with poisoned(5, 7):
-        assert pretrain.run(again, silent, NEVER)
-    assert finished_steps(open_store(tmp_path)) == [4, 8]
-
-
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("run", "config_of"),
     [
-        pytest.param(
-            *(warm_start.run, tiny_world.warm_start_config), marks=pytest.mark.full
-        ),
+        (warm_start.run, tiny_world.warm_start_config),
         (finetune.run, tiny_world.finetune_config),
     ],
 )
@@ -134,19 +117,15 @@ def test_the_other_stages_keep_no_nan_either(world, tmp_path, run, config_of):
     assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
 
 
-def test_parameters_that_begin_as_nan_are_refused_by_name(world, tmp_path, corpus):
+def test_parameters_that_begin_as_nan_are_refused_by_name(world, tmp_path, monkeypatch):
     """As a run of an earlier version could leave them."""
-    source, folder = tmp_path / "source", tmp_path / "run"
-    config = tiny_world.warm_start_config(world, source)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage.FiniteUpdates, "require", lambda *_: None)
-        patch.setattr(stage.FiniteUpdates, "require_updates", lambda *_: None)
-        with poisoned(3):
-            assert warm_start.run(config, silent, NEVER)
-    damaged = restore_params(open_store(source)).tree
-    assert not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(damaged))
-    config = tiny_world.pretrain_config(world, folder, warm_start=str(source))
+
+    def damaged(params, *others):
+        return jax.tree.map(lambda leaf: leaf * np.nan, params)
+
+    monkeypatch.setattr(stage, "starting_params", damaged)
+    config = tiny_world.pretrain_config(world, tmp_path)
     with pytest.raises(BadInputError, match=r"after 0 updates, got NaN .*params/") as e:
         pretrain.run(config, silent, NEVER)
     assert "\n" not in str(e.value)
-    assert SnapshotSeries(open_store(folder), RETRIEVER_SERIES).steps() == []
+    assert SnapshotSeries(open_store(tmp_path), RETRIEVER_SERIES).steps() == []

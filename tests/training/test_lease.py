@@ -12,7 +12,7 @@ import pytest
 
 from realm_jax.errors import BadInputError
 from realm_jax.storage import open_store
-from realm_jax.training import lease, pretrain, warm_start
+from realm_jax.training import lease, warm_start
 from realm_jax.training.lease import Lease
 from tests import tiny_world
 from tests.tiny_world import NEVER, silent
@@ -205,51 +205,3 @@ def test_a_stage_that_was_replaced_saves_nothing_more(world, tmp_path):
     assert "1.json" in steps
     assert not steps & {"3.json", "4.json"}
     assert lease._STALE_SECONDS > 2 * lease._BEAT_SECONDS
-
-
-def files_of_trainers(folder):
-    """Contents by name, but for attempts, leases, and what the builder says."""
-    store = open_store(folder)
-    others = ("lease/", "jobs/index_builder", "index/data/", "retriever/data/")
-    names = [name for name in store.list() if not name.startswith(others)]
-    return {name: store.read(name) for name in names}
-
-
-@pytest.mark.parametrize(
-    ("mode", "log_period"),
-    [
-        pytest.param("async", 1, marks=pytest.mark.full),
-        ("async", 100),
-        ("blocking", 100),
-    ],
-)
-def test_a_trainer_that_was_replaced_leaves_its_successors_files_alone(
-    world, corpus, tmp_path, monkeypatch, mode, log_period
-):
-    """At the next line of metrics, and at a publication or an index before that."""
-    # A successor comes only after silence, so that no sign of life is recent.
-    monkeypatch.setattr(lease, "_BEAT_SECONDS", 1e4)
-    found = []
-
-    def replace(step, total, values):
-        # Without a line it is the number of updates that are finished.
-        if step < 2 or found:
-            return
-        foreign_holder(tmp_path, '{"beat": 0}')
-        for name in ("metrics.jsonl", "jobs/trainer.json"):
-            open_store(tmp_path).write(name, b"of the successor")
-        found.append(files_of_trainers(tmp_path))
-
-    config = tiny_world.pretrain_config(
-        *(world, tmp_path),
-        refresh_mode=mode,
-        log_period=log_period,
-        checkpoint_period=100,
-    )
-    with (
-        tiny_world.builder_beside(config, corpus),
-        pytest.raises(BadInputError, match=r"elsewhere.* has taken over") as why,
-    ):
-        pretrain.run(config, replace, NEVER)
-    assert "\n" not in str(why.value)
-    assert files_of_trainers(tmp_path) == found[0]

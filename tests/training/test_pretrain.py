@@ -17,7 +17,7 @@ from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.manifests import seal, unseal
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
-from realm_jax.training import index_client, pretrain
+from realm_jax.training import index_client, lease, pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps, read_details
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.stage import Stage
@@ -32,6 +32,7 @@ from tests.tiny_world import (
     read_item,
     silent,
 )
+from tests.training.test_lease import foreign_holder
 from tests.waiting import PATIENCE, wait_until
 
 
@@ -171,6 +172,7 @@ def test_a_stop_while_embedding_leaves_no_index_and_no_checkpoint(world, tmp_pat
     assert store.list("index/data")  # The shard that the next run goes on from.
 
 
+@pytest.mark.full
 def test_what_was_found_ahead_is_read_after_a_resume_too(world, tmp_path):
     """Between two checkpoints, where stopping makes one."""
     whole, parts, beside = (
@@ -287,6 +289,7 @@ def test_async_without_a_builder_gives_up_in_one_line_and_may_be_tried_again(
     assert "look at the log of the index builder" in line
 
 
+@pytest.mark.full
 def test_a_frozen_retriever_stays_to_the_last_bit(world, uninterrupted, tmp_path):
     config = config_of(
         world,
@@ -367,14 +370,13 @@ def test_candidate_0_is_the_null_document_of_every_step(
     seen = []
 
     def look(stage, loss, inputs_at, **others):
-        candidates = jax.jit(loss.candidates)
         for step in range(2):
             inputs = inputs_at(step, stage.state)
-            found = candidates(stage.state.params["retriever"], inputs)
-            seen.append((inputs.batch, jax.device_get(found)))
+            seen.append((inputs.batch, jax.device_get(inputs.candidates)))
 
     monkeypatch.setattr(Stage, "train", look)
-    pretrain.run(config_of(world, tmp_path, refresh_mode="off"), silent, NEVER)
+    config = config_of(world, tmp_path, refresh_mode="off", searcher="scann")
+    pretrain.run(config, silent, NEVER)
     cls, sep = corpus.vocabulary.cls, corpus.vocabulary.sep
     assert len(seen) == 2
     for batch, found in seen:
@@ -388,3 +390,51 @@ def test_candidate_0_is_the_null_document_of_every_step(
             pieces = [*query[query != 0], sep]
             expected = np.pad(pieces, (0, LENGTHS.joined - len(pieces)))
             np.testing.assert_array_equal(joined, expected)
+
+
+def files_of_trainers(folder):
+    """Contents by name, but for attempts, leases, and what the builder says."""
+    store = open_store(folder)
+    others = ("lease/", "jobs/index_builder", "index/data/", "retriever/data/")
+    names = [name for name in store.list() if not name.startswith(others)]
+    return {name: store.read(name) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("mode", "log_period"),
+    [
+        pytest.param("async", 1, marks=pytest.mark.full),
+        ("async", 100),
+        ("blocking", 100),
+    ],
+)
+def test_a_trainer_that_was_replaced_leaves_its_successors_files_alone(
+    world, corpus, tmp_path, monkeypatch, mode, log_period
+):
+    """At the next line of metrics, and at a publication or an index before that."""
+    # A successor comes only after silence, so that no sign of life is recent.
+    monkeypatch.setattr(lease, "_BEAT_SECONDS", 1e4)
+    found = []
+
+    def replace(step, total, values):
+        # Without a line it is the number of updates that are finished.
+        if step < 2 or found:
+            return
+        foreign_holder(tmp_path, '{"beat": 0}')
+        for name in ("metrics.jsonl", "jobs/trainer.json"):
+            open_store(tmp_path).write(name, b"of the successor")
+        found.append(files_of_trainers(tmp_path))
+
+    config = tiny_world.pretrain_config(
+        *(world, tmp_path),
+        refresh_mode=mode,
+        log_period=log_period,
+        checkpoint_period=100,
+    )
+    with (
+        tiny_world.builder_beside(config, corpus),
+        pytest.raises(BadInputError, match=r"elsewhere.* has taken over") as why,
+    ):
+        pretrain.run(config, replace, NEVER)
+    assert "\n" not in str(why.value)
+    assert files_of_trainers(tmp_path) == found[0]

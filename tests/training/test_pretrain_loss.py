@@ -86,13 +86,14 @@ def test_normalised_over_the_batch_the_loss_adds_the_share_of_the_own_candidates
     loss = PretrainLoss(retriever, reader, normalization=Normalization.BATCH)
     of_batch, batch_means = jax.jit(loss)(params, inputs, KEY)
     candidates = inputs.candidates
-    bound = retriever.bind({"params": params["retriever"]})
+    embeddings = jax.jit(retriever.apply)(
+        {"params": params["retriever"]},
+        inputs.batch.query_ids,
+        candidates.document_ids,
+        candidates.document_segment_ids,
+    )
     log_share = log_share_of_batch(
-        *bound(
-            inputs.batch.query_ids,
-            candidates.document_ids,
-            candidates.document_segment_ids,
-        ),
+        *embeddings,
         candidates.block_ids,
         inputs.batch.source_block,
         candidates.valid,

@@ -53,7 +53,10 @@ def without_spans(folder):
         path.write_bytes(manifests.seal(manifest))
 
 
-def test_a_run_that_was_begun_with_every_span_goes_on_with_every_span(world, tmp_path):
+def test_a_run_that_was_begun_with_every_span_goes_on_with_every_span(
+    world, tmp_path, quick_updates
+):
+    quick_updates(warm_start, "WarmStartLoss")
     stop, report = tiny_world.stop_after(2)
     config = tiny_world.warm_start_config(world, tmp_path, spans="all")
     assert not warm_start.run(config, report, stop)

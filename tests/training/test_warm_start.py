@@ -3,7 +3,6 @@ import functools
 import shutil
 
 import flax.traverse_util
-import jax
 import numpy as np
 import pytest
 
@@ -20,7 +19,6 @@ from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.stage import Stage
-from realm_jax.training.step import FunctionLoss
 from realm_jax.training.step_timing import Part
 from realm_jax.training.warm_start import ReaderMixture
 from tests import tiny_world
@@ -353,7 +351,7 @@ def test_sentences_without_a_block_can_be_read_with_what_is_retrieved(
 
 
 def test_a_lost_index_is_made_again_only_of_a_retriever_that_stayed(
-    world, reader_alone, tmp_path, monkeypatch
+    world, reader_alone, tmp_path, monkeypatch, quick_updates
 ):
     folder = tmp_path / "alone"
     shutil.copytree(reader_alone, folder)
@@ -365,17 +363,7 @@ def test_a_lost_index_is_made_again_only_of_a_retriever_that_stayed(
         one.read_array(one.latest(), EMBEDDINGS),
         two.read_array(two.latest(), EMBEDDINGS),
     )
-    # An update that is quick to compile.
-    monkeypatch.setattr(
-        warm_start,
-        "WarmStartLoss",
-        lambda *models: FunctionLoss(
-            lambda params, *_: (
-                0.0 * sum(leaf.sum() for leaf in jax.tree.leaves(params)),
-                {},
-            )
-        ),
-    )
+    quick_updates(warm_start, "WarmStartLoss")
     both = reader_config(world, tmp_path / "both", pairs_task="pairs")
     stop, report = tiny_world.stop_after(2)
     assert not warm_start.run(both, report, stop)
