@@ -32,13 +32,13 @@ class KilledError(Exception):
 
 
 def config_of(world, folder, **changes):
-    """Six updates, measured after every second."""
+    """Six updates, measured after every second; one program in all tests."""
     values = {
         "train_steps": 6,
+        "batch_size": 12,
         "questions": world.questions,
         "evaluation_period": 2,
         "checkpoint_period": 4,
-        "optimizer": hosts_program.smooth,
     }
     return tiny_world.finetune_config(world, folder, **(values | changes))
 
@@ -73,10 +73,7 @@ def opened(config, corpus, checkpoint=Which.BEST):
 def trained(world, tmp_path_factory):
     """A run that measured itself, at a rate at which it learns something."""
     folder = tmp_path_factory.mktemp("trained")
-    config = config_of(
-        world, folder, train_steps=40, evaluation_period=10, batch_size=12
-    )
-    config = dataclasses.replace(config, optimizer=tiny_world.optimizer)
+    config = config_of(world, folder, train_steps=40, evaluation_period=10)
     assert finetune.run(config, silent, NEVER)
     return config
 
@@ -215,7 +212,9 @@ def test_several_devices_and_processes_choose_as_one_does(
     with groups.started(arguments, num_processes, devices) as group:
         group.wait()
     del settings["mesh"]
-    alone = config_of(world, tmp_path / "alone", **settings)
+    alone = config_of(
+        world, tmp_path / "alone", optimizer=hosts_program.smooth, **settings
+    )
     assert finetune.run(alone, silent, NEVER)
     found, expected = (measured_at(tmp_path / name) for name in ("several", "alone"))
     assert list(found) == list(expected) == [2, 4]
