@@ -73,7 +73,7 @@ def opened(config, corpus, checkpoint=Which.BEST):
 def trained(world, tmp_path_factory):
     """A run that measured itself, at a rate at which it learns something."""
     folder = tmp_path_factory.mktemp("trained")
-    config = config_of(world, folder, train_steps=40, evaluation_period=10)
+    config = config_of(world, folder, train_steps=35, evaluation_period=10)
     assert finetune.run(config, silent, NEVER)
     return config
 
@@ -81,7 +81,7 @@ def trained(world, tmp_path_factory):
 def test_it_is_the_exact_match_of_evaluation(world, corpus, trained):
     dev = read_questions(world.questions, "dev")
     found = measured_at(trained.model_dir)
-    assert list(found) == [10, 20, 30, 40]
+    assert list(found) == [10, 20, 30, 35]
     checked = 0
     for which in Which:
         model = opened(trained, corpus, which)
