@@ -129,12 +129,3 @@ def test_alone_in_a_batch_the_candidates_are_all_there_is():
     )(jnp.asarray(arrays["query_embeddings"]))
     assert float(value) == 0.0
     np.testing.assert_array_equal(gradient, np.zeros((1, 8)))
-
-
-def test_over_the_batch_all_queries_cannot_move_to_the_same_documents():
-    """Over the own candidates alone, the step below costs nothing; here it does."""
-    arrays = batch_of_candidates()
-    towards = arrays["document_embeddings"][3, 1]
-    moved = {**arrays, "query_embeddings": arrays["query_embeddings"] + towards}
-    before, after = (np.asarray(share_of_batch(a)) for a in (arrays, moved))
-    assert (after[:3] < before[:3]).all()

@@ -118,23 +118,6 @@ def test_the_best_is_kept_opened_and_named(world, corpus, tmp_path):
     assert chosen_checkpoint(str(tmp_path), 8) == ChosenCheckpoint(8, 0.5, 10, 0.4)
 
 
-@pytest.mark.full
-def test_a_best_one_stays_while_newer_ones_come_and_go(world, corpus, tmp_path):
-    config = config_of(world, tmp_path, train_steps=12)
-    with scripted([0.2, 0.1, 0.1, 0.1, 0.1, 0.1]):
-        assert finetune.run(config, silent, NEVER)
-    assert scores_of(tmp_path) == {2: 0.2, 8: 0.1, 12: 0.1}
-    best = opened(config, corpus)
-    assert best.run.step == 2
-    with scripted([0.3]):
-        assert finetune.run(
-            config_of(world, tmp_path / "two", train_steps=2), silent, NEVER
-        )
-    assert_same_bits(
-        best.run.tree, read_item(open_store(tmp_path / "two"), 2, "params")
-    )
-
-
 def test_killed_and_resumed_it_is_the_same_run(world, tmp_path):
     def kill(step, total, values):
         if step == 3:
