@@ -70,35 +70,45 @@ def test_nothing_of_a_nan_is_kept_and_the_run_goes_on_before_it(
         assert_same_bits(*(read_item(run, 8, "params") for run in runs))
 
 
-@pytest.mark.parametrize(
-    ("mode", "write_back"),
-    [("blocking", False), pytest.param("rolling", True, marks=pytest.mark.full)],
-)
-def test_updates_that_may_be_skipped_are_over_all_starts_of_a_run(
-    world, tmp_path, mode, write_back
-):
-    config = tiny_world.pretrain_config(
-        world,
-        tmp_path,
-        refresh_mode=mode,
-        write_back=write_back,
-        skip_nonfinite_updates=1,
-    )
+def check_skipping(run, config):
+    """Of eight updates 5 and 7 are bad; at first one may be skipped, then two."""
+    config = dataclasses.replace(config, skip_nonfinite_updates=1)
+    more = dataclasses.replace(config, skip_nonfinite_updates=2)
     stop, report = tiny_world.stop_after(6)
     with poisoned(5, 7):
-        assert not pretrain.run(config, report, stop)
+        assert not run(config, report, stop)
         with pytest.raises(BadInputError, match=r"at most 1 .* number 2 at update 7"):
-            pretrain.run(config, silent, NEVER)
+            run(config, silent, NEVER)
         # It ends with the line of metrics that shows it.
-        lines = list(read_metrics(str(tmp_path)))
+        lines = list(read_metrics(config.model_dir))
         assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7]
-        assert finished_steps(open_store(tmp_path)) == [4, 6]
-        more = dataclasses.replace(config, skip_nonfinite_updates=2)
-        assert pretrain.run(more, silent, NEVER)
-    lines = list(read_metrics(str(tmp_path)))
+        assert finished_steps(open_store(config.model_dir)) == [4, 6]
+        assert run(more, silent, NEVER)
+    lines = list(read_metrics(config.model_dir))
     assert [line["step"] for line in lines if line["skipped_updates"]] == [5, 7]
     assert ["loss" in line for line in lines] == [s not in (5, 7) for s in range(1, 9)]
-    assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
+    assert all(np.isfinite(array).all() for array in arrays_of(config.model_dir))
+
+
+def test_updates_that_may_be_skipped_are_over_all_starts_of_a_run(
+    world, tmp_path, quick_updates
+):
+    quick_updates(warm_start, "WarmStartLoss")
+    config = tiny_world.warm_start_config(
+        world, tmp_path, train_steps=8, checkpoint_period=4
+    )
+    check_skipping(warm_start.run, config)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("mode", "write_back"), [("blocking", False), ("rolling", True)]
+)
+def test_updates_of_realm_may_be_skipped_too(world, tmp_path, mode, write_back):
+    config = tiny_world.pretrain_config(
+        world, tmp_path, refresh_mode=mode, write_back=write_back
+    )
+    check_skipping(pretrain.run, config)
 
 
 @pytest.mark.full
