@@ -190,7 +190,9 @@ def test_a_stage_refuses_and_saves_nothing(world, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["lease"]
 
 
-def test_a_stage_that_was_replaced_saves_nothing_more(world, tmp_path):
+def test_a_stage_that_was_replaced_saves_nothing_more(world, tmp_path, quick_updates):
+    quick_updates(warm_start, "WarmStartLoss")
+
     def replace(step, total, values):
         if step == 2:
             wait_until((tmp_path / "checkpoints" / "1.json").exists)
