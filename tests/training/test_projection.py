@@ -47,7 +47,8 @@ def test_embeddings_keep_the_most_variance(corpus, config):
     bert = dataclasses.replace(config.bert, vocab_size=corpus.vocabulary.size)
     config = dataclasses.replace(config, bert=bert)
     ids = np.zeros((1, 8), np.int32)
-    params = Retriever(config).init(jax.random.key(0), ids, ids, ids)["params"]
+    init = jax.jit(Retriever(config).init)
+    params = init(jax.random.key(0), ids, ids, ids)["params"]
     fitted = fit_projection(params, config, corpus, EMBED)
     blocks = np.arange(corpus.num_blocks)
     embeddings = embed_blocks(
@@ -59,11 +60,9 @@ def test_embeddings_keep_the_most_variance(corpus, config):
     variances = np.diagonal(covariance)
     np.testing.assert_allclose(covariance, np.diag(variances), atol=1e-4)
     ids, segments = corpus.document_ids(blocks, EMBED.document_length)
-    pooled = (
-        Bert(bert)
-        .apply({"params": params["document_tower"]["bert"]}, ids, segments)
-        .pooled
-    )
+    pooled = jax.jit(Bert(bert).apply)(
+        {"params": params["document_tower"]["bert"]}, ids, segments
+    ).pooled
     largest = np.linalg.eigvalsh(np.cov(np.asarray(pooled).T))[::-1][:4]
     np.testing.assert_allclose(variances, largest, rtol=1e-3)
     # Both towers speak of the same directions.
