@@ -15,7 +15,6 @@ from realm_jax.objectives.retrieval import Normalization, log_share_of_batch
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from tests.training.loss_twins import (
     KEY,
-    gradient_of,
     make,
     padding_in,
     pretrain_inputs,
@@ -108,18 +107,6 @@ def test_normalised_over_the_batch_the_loss_adds_the_share_of_the_own_candidates
     assert batch_means.pop("loss") == pytest.approx(expected, rel=1e-5)
     del means["loss"]
     assert batch_means == pytest.approx(means, rel=1e-5)
-
-
-def test_the_pretrain_gradient_reaches_both_towers_and_the_reader(corpus):
-    retriever, reader, params = make(corpus, KnowledgeEncoder)
-    gradient = gradient_of(
-        PretrainLoss(retriever, reader), params, pretrain_inputs(corpus)
-    )
-    untouched = {name for name, size in gradient.items() if size == 0.0}
-    # The reader has no use for the pooler of its encoder.
-    assert untouched == {"reader/bert/pooler/kernel", "reader/bert/pooler/bias"}
-    for tower in ("query_tower", "document_tower"):
-        assert gradient[f"retriever/{tower}/bert/token_embedding/embedding"] > 1e-5
 
 
 def test_dropout_only_with_a_key(corpus):

@@ -3,6 +3,7 @@ import functools
 import shutil
 
 import flax.traverse_util
+import jax
 import numpy as np
 import pytest
 
@@ -239,9 +240,8 @@ def test_a_mixture_stopped_and_resumed_ends_at_the_same_bits(
 def embeddings(params, corpus, method, *ids):
     """By the model itself, one call for all rows."""
     config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    return np.asarray(
-        Retriever(config).apply({"params": params["retriever"]}, *ids, method=method)
-    )
+    embed = functools.partial(Retriever(config).apply, method=method)
+    return np.asarray(jax.jit(embed)({"params": params["retriever"]}, *ids))
 
 
 def pieces(row):

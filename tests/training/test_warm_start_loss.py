@@ -17,7 +17,6 @@ from tests.tiny_world import LENGTHS
 from tests.training.loss_twins import (
     KEY,
     embed,
-    gradient_of,
     make,
     padding_in,
     read,
@@ -162,12 +161,3 @@ def test_a_warm_start_of_one_model_computes_nothing_of_the_other(corpus):
         assert found[f"{trained}_loss"] == pytest.approx(of_one, rel=1e-5)
         expected = {name for name in of_both if name.startswith(words)}
         assert found.keys() == expected | {"loss", "padding_share"}
-
-
-def test_the_warm_start_gradient_reaches_both_towers_and_the_reader(corpus):
-    retriever, reader, params = make(corpus, KnowledgeEncoder)
-    gradient = gradient_of(
-        WarmStartLoss(retriever, reader), params, warm_start_inputs(corpus)
-    )
-    untouched = {name for name, size in gradient.items() if size == 0.0}
-    assert untouched == {"reader/bert/pooler/kernel", "reader/bert/pooler/bias"}
