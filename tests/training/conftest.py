@@ -55,15 +55,17 @@ def stopped(world, tmp_path_factory):
     return model_dir
 
 
+def quick_loss(*models):
+    """A loss whose updates change nothing, and are quick to compile."""
+    return FunctionLoss(_nothing)
+
+
+def _nothing(params, inputs, key):
+    zero = 0.0 * sum(leaf.sum() for leaf in jax.tree.leaves(params))
+    return zero, {"loss": mean_of(zero, 1.0)}
+
+
 @pytest.fixture
 def quick_updates(monkeypatch):
-    """Has a stage's updates change nothing, which is quick to compile."""
-
-    def replace(stage, name):
-        def nothing(params, inputs, key):
-            zero = 0.0 * sum(leaf.sum() for leaf in jax.tree.leaves(params))
-            return zero, {"loss": mean_of(zero, 1.0)}
-
-        monkeypatch.setattr(stage, name, lambda *models: FunctionLoss(nothing))
-
-    return replace
+    """Has a stage train with `quick_loss` instead of its loss of this name."""
+    return lambda stage, name: monkeypatch.setattr(stage, name, quick_loss)

@@ -1,7 +1,6 @@
 import contextlib
 import pathlib
 import random
-import shutil
 import subprocess
 import sys
 
@@ -151,10 +150,9 @@ def test_an_index_that_is_padded_for_other_devices_keeps_its_blocks(store, rows)
 
 
 def test_a_flipped_bit_in_any_file_is_named_and_the_one_before_is_used(
-    uninterrupted, tmp_path, caplog
+    store, tmp_path, caplog
 ):
-    shutil.copytree(uninterrupted / "checkpoints", tmp_path / "checkpoints")
-    store = open_store(tmp_path)
+    save(store, 4, 8)
     before, newest = finished_steps(store)
     folder = tmp_path / "checkpoints"
     manifest = folder / f"{newest}.json"
@@ -174,7 +172,7 @@ def test_a_flipped_bit_in_any_file_is_named_and_the_one_before_is_used(
             assert str(path.relative_to(tmp_path)) in caplog.text
             step, details = read_details(store)
             assert step == (before if path == manifest else newest)
-            assert details["index_step"] == {4: 3, 8: 6}[step]
+            assert details["index_step"] == step - 1
     again = checkpoints.restore_params(store)
     jax.tree.map(np.testing.assert_array_equal, again.tree, sound.tree)
 

@@ -6,9 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.cli.main import guard
 from realm_jax.errors import BadInputError
-from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
+from realm_jax.index.snapshots import RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, stage, warm_start
@@ -16,7 +15,6 @@ from realm_jax.training.checkpoint_manifests import finished_steps
 from tests import tiny_world
 from tests.tiny_world import (
     NEVER,
-    assert_same_bits,
     poisoned,
     read_item,
     silent,
@@ -33,41 +31,6 @@ def arrays_of(folder):
             for item in ("params", "rest")
         ]
     )
-
-
-@pytest.mark.parametrize(
-    "mode",
-    [
-        "blocking",
-        *(pytest.param(m, marks=pytest.mark.full) for m in ("off", "async", "rolling")),
-    ],
-)
-def test_nothing_of_a_nan_is_kept_and_the_run_goes_on_before_it(
-    world, corpus, uninterrupted, tmp_path, capsys, mode
-):
-    """Update 5 of 8 is bad; the next line of metrics would come at the end."""
-    config = tiny_world.pretrain_config(
-        world, tmp_path, refresh_mode=mode, log_period=100
-    )
-    with poisoned(5), tiny_world.builder_beside(config, corpus):
-        assert guard(lambda stop: pretrain.run(config, silent, stop)) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("error: expected finite")
-    assert "gradient_norm of nan at update 5" in line
-    assert "SKIP_NONFINITE_UPDATES=1" in line
-    store = open_store(tmp_path)
-    assert finished_steps(store) == [4]
-    assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
-    for series in (RETRIEVER_SERIES, INDEX_SERIES):
-        assert max(SnapshotSeries(store, series).steps(), default=0) <= 3
-    seen = []
-    with tiny_world.builder_beside(config, corpus):
-        assert pretrain.run(config, lambda step, *_: seen.append(step), NEVER)
-    assert finished_steps(store) == [4, 8]
-    assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
-    if mode == "blocking":
-        runs = (open_store(folder) for folder in (uninterrupted, tmp_path))
-        assert_same_bits(*(read_item(run, 8, "params") for run in runs))
 
 
 def check_skipping(run, config):

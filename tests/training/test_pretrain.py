@@ -13,13 +13,12 @@ from realm_jax.index.follower import IndexFollower
 from realm_jax.index.heartbeat import read_heartbeat
 from realm_jax.index.manifest import DamagedSnapshotError
 from realm_jax.index.snapshot_writer import SnapshotWriter
-from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
+from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.manifests import seal, unseal
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training import index_client, lease, pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps, read_details
-from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.stage import Stage
 from realm_jax.types import NULL_BLOCK
 from tests import tiny_world
@@ -28,10 +27,11 @@ from tests.tiny_world import (
     LENGTHS,
     NEVER,
     assert_same_bits,
-    differing,
+    poisoned,
     read_item,
     silent,
 )
+from tests.training.test_finite import arrays_of
 from tests.training.test_lease import foreign_holder
 from tests.waiting import PATIENCE, wait_until
 
@@ -289,59 +289,6 @@ def test_async_without_a_builder_gives_up_in_one_line_and_may_be_tried_again(
     assert "look at the log of the index builder" in line
 
 
-@pytest.mark.full
-def test_a_frozen_retriever_stays_to_the_last_bit(world, uninterrupted, tmp_path):
-    config = config_of(
-        world,
-        tmp_path,
-        refresh_mode="off",
-        train_steps=2,
-        frozen=("retriever",),
-        warm_start=str(uninterrupted),
-    )
-    assert pretrain.run(config, silent, NEVER)
-    before, after = (
-        restore_params(open_store(folder)).tree for folder in (uninterrupted, tmp_path)
-    )
-    changed = differing(before, after)
-    assert changed
-    assert all(name.startswith("reader/") for name in changed)
-
-
-@pytest.mark.full
-def test_embeddings_of_a_frozen_document_tower_may_come_from_the_index(
-    world, uninterrupted, tmp_path
-):
-    """The same run but for rounding, with fewer operations a step."""
-    runs = {}
-    for from_index in (False, True):
-        folder = tmp_path / str(from_index)
-        config = config_of(
-            world,
-            folder,
-            refresh_mode="off",
-            train_steps=4,
-            frozen=("retriever/document_tower",),
-            embeddings_from_index=from_index,
-            own_block=True,
-            normalization="batch",
-            # With dropout a computed embedding is not that of the index.
-            models=tiny_world.models(dropout=0.0),
-            warm_start=str(uninterrupted),
-        )
-        assert pretrain.run(config, silent, NEVER)
-        runs[from_index] = restore_params(open_store(folder)).tree, lines_of(folder)
-    (_, lines), (taken, lines_taken) = runs[False], runs[True]
-    start = restore_params(open_store(uninterrupted)).tree
-    moved = differing(start, taken)
-    assert any(name.startswith("retriever/query_tower") for name in moved)
-    assert not any(name.startswith("retriever/document_tower") for name in moved)
-    for name in ("loss", "gradient_norm", "null_retrieval", "share_of_batch"):
-        one, other = ([line[name] for line in run] for run in (lines, lines_taken))
-        assert one[0] == pytest.approx(other[0], rel=1e-5)
-        assert one == pytest.approx(other, rel=1e-3)
-
-
 def test_settings_that_do_not_go_together_are_refused(world):
     from_index = {
         "frozen": ("retriever/document_tower",),
@@ -438,3 +385,38 @@ def test_a_trainer_that_was_replaced_leaves_its_successors_files_alone(
         pretrain.run(config, replace, NEVER)
     assert "\n" not in str(why.value)
     assert files_of_trainers(tmp_path) == found[0]
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "blocking",
+        *(pytest.param(m, marks=pytest.mark.full) for m in ("off", "async", "rolling")),
+    ],
+)
+def test_nothing_of_a_nan_is_kept_and_the_run_goes_on_before_it(
+    world, corpus, uninterrupted, tmp_path, capsys, mode
+):
+    """Update 5 of 8 is bad; the next line of metrics would come at the end."""
+    config = tiny_world.pretrain_config(
+        world, tmp_path, refresh_mode=mode, log_period=100
+    )
+    with poisoned(5), tiny_world.builder_beside(config, corpus):
+        assert guard(lambda stop: pretrain.run(config, silent, stop)) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: expected finite")
+    assert "gradient_norm of nan at update 5" in line
+    assert "SKIP_NONFINITE_UPDATES=1" in line
+    store = open_store(tmp_path)
+    assert finished_steps(store) == [4]
+    assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
+    for series in (RETRIEVER_SERIES, INDEX_SERIES):
+        assert max(SnapshotSeries(store, series).steps(), default=0) <= 3
+    seen = []
+    with tiny_world.builder_beside(config, corpus):
+        assert pretrain.run(config, lambda step, *_: seen.append(step), NEVER)
+    assert finished_steps(store) == [4, 8]
+    assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
+    if mode == "blocking":
+        runs = (open_store(folder) for folder in (uninterrupted, tmp_path))
+        assert_same_bits(*(read_item(run, 8, "params") for run in runs))

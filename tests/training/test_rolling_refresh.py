@@ -19,11 +19,20 @@ from realm_jax.storage import open_store
 from realm_jax.training import initialization, pretrain, rolling_refresh
 from realm_jax.training.candidate_search import DeviceSearch
 from realm_jax.training.checkpoint_manifests import finished_steps
+from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.partitioning import MeshConfig, make_mesh
 from realm_jax.training.pretrain_loss import PretrainLoss
 from realm_jax.training.rolling_refresh import Renewal
 from tests import tiny_world
-from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, read_item, silent
+from tests.tiny_world import (
+    EMBED,
+    LENGTHS,
+    NEVER,
+    assert_same_bits,
+    differing,
+    read_item,
+    silent,
+)
 
 pytestmark = pytest.mark.full
 
@@ -176,3 +185,57 @@ def test_a_scann_index_cannot_be_renewed(world, tmp_path):
     for changes in ({}, {"refresh_mode": "off", "write_back": True}):
         with pytest.raises(BadInputError, match='expected SEARCHER="device"'):
             config_of(world, tmp_path, searcher="scann", **changes)
+
+
+def test_a_frozen_retriever_stays_to_the_last_bit(world, uninterrupted, tmp_path):
+    config = config_of(
+        world,
+        tmp_path,
+        refresh_mode="off",
+        train_steps=2,
+        frozen=("retriever",),
+        warm_start=str(uninterrupted),
+    )
+    assert pretrain.run(config, silent, NEVER)
+    before, after = (
+        restore_params(open_store(folder)).tree for folder in (uninterrupted, tmp_path)
+    )
+    changed = differing(before, after)
+    assert changed
+    assert all(name.startswith("reader/") for name in changed)
+
+
+def test_embeddings_of_a_frozen_document_tower_may_come_from_the_index(
+    world, uninterrupted, tmp_path
+):
+    """The same run but for rounding, with fewer operations a step."""
+    runs = {}
+    for from_index in (False, True):
+        folder = tmp_path / str(from_index)
+        config = config_of(
+            world,
+            folder,
+            refresh_mode="off",
+            train_steps=4,
+            frozen=("retriever/document_tower",),
+            embeddings_from_index=from_index,
+            own_block=True,
+            normalization="batch",
+            # With dropout a computed embedding is not that of the index.
+            models=tiny_world.models(dropout=0.0),
+            warm_start=str(uninterrupted),
+        )
+        assert pretrain.run(config, silent, NEVER)
+        runs[from_index] = (
+            restore_params(open_store(folder)).tree,
+            list(read_metrics(str(folder))),
+        )
+    (_, lines), (taken, lines_taken) = runs[False], runs[True]
+    start = restore_params(open_store(uninterrupted)).tree
+    moved = differing(start, taken)
+    assert any(name.startswith("retriever/query_tower") for name in moved)
+    assert not any(name.startswith("retriever/document_tower") for name in moved)
+    for name in ("loss", "gradient_norm", "null_retrieval", "share_of_batch"):
+        one, other = ([line[name] for line in run] for run in (lines, lines_taken))
+        assert one[0] == pytest.approx(other[0], rel=1e-5)
+        assert one == pytest.approx(other, rel=1e-3)
