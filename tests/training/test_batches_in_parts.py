@@ -55,21 +55,16 @@ def assert_close(found, expected):
     assert found[1] == pytest.approx(expected[1], rel=1e-5, abs=1e-6)
 
 
-def names(tree):
-    return set(flax.traverse_util.flatten_dict(tree, sep="/"))
+# A number added to every key, or to every logit: rounding alone decides.
+CHANGE_NO_SOFTMAX = ("attention/key/bias", "span_output/bias")
 
 
-def untouched(gradient):
-    """Parameters without a gradient, but for those that change no softmax."""
-    flat = flax.traverse_util.flatten_dict(jax.device_get(gradient), sep="/")
+def without_gradient(tree):
+    """Parameters without one, of those that it is asked of; and all of those."""
+    flat = flax.traverse_util.flatten_dict(jax.device_get(tree), sep="/")
     assert all(np.isfinite(value).all() for value in flat.values())
-    # A number added to every key, or to every logit: rounding alone decides.
-    rounding = ("attention/key/bias", "span_output/bias")
-    return {
-        name
-        for name, value in flat.items()
-        if not np.any(value) and not name.endswith(rounding)
-    }
+    asked = {name for name in flat if not name.endswith(CHANGE_NO_SOFTMAX)}
+    return {name for name in asked if not np.any(flat[name])}, asked
 
 
 # No reader has a use for the pooler of its encoder.
@@ -82,10 +77,11 @@ def test_microbatches_and_packed_documents_are_the_same_loss_and_gradient(
     corpus, stage
 ):
     whole = gradient_and_means(corpus, stage)
+    untouched, every = without_gradient(whole[0])
     # All of fine-tuning's documents are embedded beforehand.
-    documents = {name for name in names(whole[0]) if "/document_tower/" in name}
+    documents = {name for name in every if "/document_tower/" in name}
     assert documents
-    assert untouched(whole[0]) == POOLER | (documents if stage == "finetune" else set())
+    assert untouched == POOLER | (documents if stage == "finetune" else set())
     assert_close(gradient_and_means(corpus, stage, microbatches=3), whole)
     microbatches = 3 if stage == "pretrain" else 1
     packed = gradient_and_means(
