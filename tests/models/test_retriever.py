@@ -30,7 +30,9 @@ def test_an_embedding_is_the_pooled_vector_projected_and_normalised(
     config, inputs, random_params
 ):
     epsilon = 1e-3
-    settings = RetrieverConfig(config, projection_size=6, layer_norm_epsilon=epsilon)
+    settings = RetrieverConfig(
+        config, projection_size=6, layer_norm_epsilon=epsilon, temperature=4.0
+    )
     params = random_params(Retriever(settings), *inputs)
     for leaf in ("kernel", "bias"):  # A variance near the epsilon, so that it counts.
         params["tower"]["projection"][leaf] *= 0.02
@@ -49,7 +51,8 @@ def test_an_embedding_is_the_pooled_vector_projected_and_normalised(
     variance = (projected**2).mean(-1, keepdims=True)
     norm = tower["projection_norm"]
     expected = projected / np.sqrt(variance + epsilon) * norm["scale"] + norm["bias"]
-    np.testing.assert_allclose(embeddings[1], expected, atol=1e-4)
+    # Two embeddings share the temperature of their product.
+    np.testing.assert_allclose(embeddings[1], expected / 2, atol=1e-4)
 
 
 def test_mean_pooling_takes_every_wordpiece_and_no_padding(
