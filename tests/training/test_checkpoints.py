@@ -12,6 +12,7 @@ import pytest
 
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import EmbeddingTable
+from realm_jax.manifests import seal
 from realm_jax.storage import open_store
 from realm_jax.training import checkpoints
 from realm_jax.training.checkpoint_manifests import (
@@ -175,6 +176,9 @@ def test_a_flipped_bit_in_any_file_is_named_and_the_one_before_is_used(
             assert details["index_step"] == step - 1
     again = checkpoints.restore_params(store)
     jax.tree.map(np.testing.assert_array_equal, again.tree, sound.tree)
+    # One that is sealed, and no table of files.
+    manifest.write_bytes(seal({"details": {}, "files": {"params/x": 3}}))
+    assert f"{newest}.json is damaged" in find_damage(store, newest)
 
 
 _RNG = random.Random(0)
