@@ -33,7 +33,8 @@ from realm_jax.index.embed import EmbedConfig, document_embedder, embed_blocks
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
-from realm_jax.training.initialization import Lengths, initial_params
+from realm_jax.training.initialization import initial_params
+from realm_jax.types import Lengths
 from realm_jax.weights.bert import load_bert
 
 _MINILM = pathlib.Path(".cache/data/minilm-l6")

@@ -35,7 +35,8 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.training import finetune
 from realm_jax.training.finetune import FinetuneConfig
-from realm_jax.training.initialization import Lengths, ModelFactory
+from realm_jax.training.initialization import ModelFactory
+from realm_jax.types import Lengths
 
 _WORDS = 30_000
 _BODY = 280

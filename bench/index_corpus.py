@@ -25,7 +25,8 @@ from realm_jax.index.snapshots import RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.storage import open_store
-from realm_jax.training.initialization import Lengths, initial_params, warm_start_params
+from realm_jax.training.initialization import initial_params, warm_start_params
+from realm_jax.types import Lengths
 from realm_jax.weights.bert import config_from_json
 from realm_jax.weights.tensors import weights_file
 

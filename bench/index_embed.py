@@ -16,7 +16,8 @@ from realm_jax.index.embed import EmbedConfig, EmbedFn, document_embedder, embed
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
-from realm_jax.training.initialization import Lengths, initial_params
+from realm_jax.training.initialization import initial_params
+from realm_jax.types import Lengths
 
 # As in gin/models: hidden size, layers, heads, MLP; and the number of blocks to embed.
 MODELS = {

@@ -32,8 +32,9 @@ from realm_jax.index.snapshots import RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.storage import Store, open_store
 from realm_jax.training import pretrain, refresh
-from realm_jax.training.initialization import Lengths, ModelFactory
+from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.optimizers import OptimizerConfig
+from realm_jax.types import Lengths
 
 # As in the quickstart.
 LENGTHS = Lengths(query=64, document=96, joined=128)

@@ -12,6 +12,7 @@ import threading
 import jax
 import numpy as np
 
+from realm_jax.answering.search import search_questions
 from realm_jax.data.block_writer import Block, write_blocks
 from realm_jax.data.blocks import BlockStore, BlockText
 from realm_jax.data.examples import Examples, write_examples
@@ -33,11 +34,10 @@ from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.storage import open_store
 from realm_jax.training import pretrain, warm_start
 from realm_jax.training.checkpoints import restore_params
-from realm_jax.training.initialization import Lengths, ModelFactory
+from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
-from realm_jax.training.zero_shot_recall import search_questions
-from realm_jax.types import PretrainBatch
+from realm_jax.types import Lengths, PretrainBatch
 
 LENGTHS = Lengths(query=10, document=28, joined=34)
 MAX_MASKS = 2

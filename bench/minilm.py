@@ -10,10 +10,11 @@ from realm_jax.index.searchers import Searcher
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
-from realm_jax.training.initialization import Lengths, ModelFactory
+from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.masked_spans import HeldOutSpans, MaskedSpans
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
+from realm_jax.types import Lengths
 
 LENGTHS = Lengths(query=64, document=96, joined=112)
 NUM_CANDIDATES = 5

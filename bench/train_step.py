@@ -53,14 +53,14 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.objectives.masked_lm import Marginalization
 from realm_jax.prepare.examples import examples_folder
-from realm_jax.training.initialization import Lengths, initial_params
+from realm_jax.training.initialization import initial_params
 from realm_jax.training.optimizers import OptimizerConfig, make_optimizer
 from realm_jax.training.packed_lengths import choose_packed_lengths
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.training.state import create_state
 from realm_jax.training.step import make_step
-from realm_jax.types import NULL_BLOCK, Candidates, Neighbours, PretrainBatch
+from realm_jax.types import NULL_BLOCK, Candidates, Lengths, Neighbours, PretrainBatch
 from realm_jax.weights.bert import save_bert, save_masked_lm
 
 _VOCABULARY, _CANDIDATES, _MASKS = 30_522, 8, 10

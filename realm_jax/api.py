@@ -24,69 +24,18 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from jaxtyping import Float
 
+from realm_jax.answering.answers import Answer, Document
+from realm_jax.answering.reader import Answerer
+from realm_jax.answering.search import CorpusSearch
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.ask import require_question
 from realm_jax.evaluation.recorded import Overrides
 from realm_jax.evaluation.searching import open_retriever
 from realm_jax.index.searchers import Searcher
-from realm_jax.training import answering
-from realm_jax.types import NULL_BLOCK
 
 Path = str | os.PathLike[str]
-SearchT = TypeVar("SearchT", bound=answering.CorpusSearch)
-
-
-@dataclasses.dataclass(frozen=True)
-class Document:
-    """A block of the corpus that was retrieved for a text.
-
-    Attributes:
-      block_id: number of the block in the corpus.
-      title: title of its article.
-      source_id: id of the article.
-      text: the block's body.
-      score: f(x, z), the inner product of the two embeddings.
-    """
-
-    block_id: int
-    title: str
-    source_id: str
-    text: str
-    score: float
-
-
-@dataclasses.dataclass(frozen=True)
-class ReadDocument(Document):
-    """A block that was read for a question.
-
-    Attributes:
-      probability: p(document | question), among the blocks that were read.
-      answer_probability: p(answer | document, question), over all its mentions.
-      places: [start, end) of each mention, in characters of `text`.
-    """
-
-    probability: float
-    answer_probability: float
-    places: Sequence[tuple[int, int]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """The answer to a question, with its sources.
-
-    Attributes:
-      question: the question, without surrounding white space.
-      text: the answer, in the characters of the document; "" if nothing was found.
-      probability: p(answer | question): the sum of `probability * answer_probability`
-        over all blocks that were read, including those not in `documents`.
-      documents: the best of the blocks that were read, by `score`, best first.
-    """
-
-    question: str
-    text: str
-    probability: float
-    documents: Sequence[ReadDocument]
+SearchT = TypeVar("SearchT", bound=CorpusSearch)
 
 
 class Model:
@@ -99,11 +48,11 @@ class Model:
       num_read: number of blocks read per question; 0 without a reader.
     """
 
-    def __init__(self, search: answering.CorpusSearch):
+    def __init__(self, search: CorpusSearch):
         """Use `load`."""
         self._search = search
         self.corpus = search.corpus
-        is_read = isinstance(search, answering.Answerer)
+        is_read = isinstance(search, Answerer)
         self.num_read = search.num_read if is_read else 0
 
     @overload
@@ -134,7 +83,7 @@ class Model:
           BadInputError: a question is no text, empty or endless, or k is out of range;
             or the model is not fine-tuned.
         """
-        if not isinstance(self._search, answering.Answerer):
+        if not isinstance(self._search, Answerer):
             raise BadInputError(
                 "expected a fine-tuned model to answer with, got one without a reader, "
                 "which can search and embed; fine-tune it with `realm finetune`"
@@ -144,13 +93,8 @@ class Model:
         # An empty list would make a batch of a shape the models cannot take.
         found = _sized(self._search, texts).answer(texts) if texts else []
         answers = [
-            Answer(
-                question=text,
-                text=answer.text,
-                probability=answer.marginal,
-                documents=[_read_document(d) for d in answer.documents[:k]],
-            )
-            for text, answer in zip(texts, found, strict=True)
+            dataclasses.replace(answer, documents=answer.documents[:k])
+            for answer in found
         ]
         return answers[0] if single else answers
 
@@ -208,7 +152,7 @@ class Model:
         search = _sized(self._search, checked)
         found = search.search(search.question_ids(checked), k)
         documents = [
-            self._documents(ids, scores)
+            search.documents(ids, scores)
             for ids, scores in zip(found.ids, found.scores, strict=True)
         ]
         return documents[0] if single else documents
@@ -231,16 +175,6 @@ class Model:
                 f"got one of {searcher.num_blocks}; make it of this corpus's index"
             )
         return Model(dataclasses.replace(self._search, searcher=searcher))
-
-    def _documents(self, ids: Any, scores: Any) -> list[Document]:
-        real = np.flatnonzero(np.asarray(ids) != NULL_BLOCK)
-        texts = self.corpus.texts(ids[real])
-        return [
-            Document(
-                int(ids[i]), text.title, text.source_id, text.body, float(scores[i])
-            )
-            for i, text in zip(real, texts, strict=True)
-        ]
 
 
 def load(
@@ -341,16 +275,3 @@ def _require_within(k: int, most: int, where: str) -> int:
             f"expected k from 1 to {most}, the blocks {where}, got {k!r}; change it"
         )
     return int(k)
-
-
-def _read_document(document: answering.ReadDocument) -> ReadDocument:
-    return ReadDocument(
-        block_id=document.block_id,
-        title=document.title,
-        source_id=document.source_id,
-        text=document.body,
-        score=document.score,
-        probability=document.probability,
-        answer_probability=document.answer_probability,
-        places=document.places,
-    )

@@ -18,6 +18,7 @@ Dimension names, used in every jaxtyping annotation of the package:
   answer      answers of a question
 """
 
+import dataclasses
 from typing import TypeAlias
 
 import flax.struct
@@ -25,10 +26,31 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
+from realm_jax.ranges import require_ranges, whole
+
 Array: TypeAlias = jax.Array | np.ndarray
 
 NULL_BLOCK = -1
 """Block id of the null document."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """Padded lengths of a run, in wordpieces (the paper's as defaults).
+
+    Attributes:
+      query: `[CLS] x [SEP]`.
+      document: `[CLS] title [SEP] body [SEP]`, the embedder's input.
+      joined: `[CLS] x [SEP] body [SEP]`, the reader's input.
+    """
+
+    query: int = 96
+    document: int = 288
+    joined: int = 384
+
+    def __post_init__(self):
+        # [CLS], [SEP] and a wordpiece between them.
+        require_ranges(self, query=whole(3), document=whole(3), joined=whole(3))
 
 
 @flax.struct.dataclass

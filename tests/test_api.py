@@ -11,6 +11,7 @@ import pytest
 
 import realm_jax
 from realm_jax import storage
+from realm_jax.answering.reader import Answerer
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.ask import AnswerService, AskConfig
 from realm_jax.evaluation.loading import recorded_config
@@ -20,7 +21,6 @@ from realm_jax.manifests import seal, unseal
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.training import finetune, initialization, warm_start
-from realm_jax.training.answering import Answerer
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.finetune import ANSWERING
 from tests import tiny_world as tiny
@@ -152,13 +152,13 @@ def test_answers_are_those_of_the_trained_model_and_of_realm_ask(
         answer, (expected,) = model.answer(question), answerer.answer([question])
         asked = service.answer(question).answer
         assert answer.text == expected.text == asked.text
-        assert answer.probability == pytest.approx(expected.marginal, rel=1e-6)
-        assert asked.marginal == pytest.approx(expected.marginal, rel=1e-6)
+        assert answer.probability == pytest.approx(expected.probability, rel=1e-6)
+        assert asked.probability == pytest.approx(expected.probability, rel=1e-6)
         assert len(answer.documents) == NUM_READ
         for document, other in zip(answer.documents, expected.documents, strict=True):
             found = (document.block_id, document.title, document.source_id)
             assert found == (other.block_id, other.title, other.source_id)
-            assert (document.text, document.places) == (other.body, other.places)
+            assert (document.text, document.places) == (other.text, other.places)
             for name in ("score", "probability", "answer_probability"):
                 value = getattr(document, name)
                 assert value == pytest.approx(getattr(other, name), rel=1e-5)

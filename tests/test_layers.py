@@ -16,11 +16,11 @@ PACKAGES = ("realm_jax", "tasks", "tpu_launch")
 LAYERS = (
     (
         *("axes", "chips", "errors", "extras", "hardware", "manifests"),
-        *("multihost", "ranges", "rendezvous", "settings", "stages"),
+        *("multihost", "placement", "ranges", "rendezvous", "settings", "stages"),
         *("storage", "types"),
     ),
     ("data", "metrics", "models", "objectives"),
-    ("index", "prepare", "weights"),
+    ("answering", "index", "prepare", "weights"),
     ("training", "evaluation", "tasks"),
     ("api", "cli", "tpu_launch"),
 )

@@ -46,13 +46,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from realm_jax.answering.answers import Answer, ReadDocument
 from realm_jax.cli import activation, configuration, recorded_run, rematerialization
 from realm_jax.cli.standard_input import Notes, each_line, is_terminal
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation import ask, recorded
 from realm_jax.extras import require_extra
 from realm_jax.metrics.curves import made_at
-from realm_jax.training.answering import Answer, ReadDocument
 
 _note = Notes("ask")
 
@@ -190,7 +190,7 @@ class _Screen:
         version = reply.version.describe()
         console.print(
             Text(
-                f"p(y|x) {answer.marginal:.3f}; index "
+                f"p(y|x) {answer.probability:.3f}; index "
                 f"made {made_at(version['index_step'])}, corpus "
                 f"{version['fingerprint'][:12]}",
                 style="dim",
@@ -205,7 +205,7 @@ def _source(document: ReadDocument, answer: Answer) -> Text:
     text = Text()
     text.append(document.title, "bold")
     text.append(f" ({document.source_id})\n", "dim")
-    passage = Text(document.body)
+    passage = Text(document.text)
     for start, end in document.places:
         passage.stylize("bold green" if answer.text else "", start, end)
     text.append_text(passage)

@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from realm_jax.api import Document, Model
+from realm_jax.answering.answers import Document
+from realm_jax.api import Model
 from realm_jax.cli import configuration, recorded_run
 from realm_jax.cli.standard_input import Notes, each_line, is_terminal
 from realm_jax.evaluation.ask import require_question
@@ -78,17 +79,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _print_json(query: str, documents: Sequence[Document]) -> None:
-    found = [
-        {
-            "block": document.block_id,
-            "title": document.title,
-            "source_id": document.source_id,
-            "passage": document.text,
-            "score": document.score,
-        }
-        for document in documents
-    ]
-    line = {"query": query, "documents": found}
+    line = {"query": query, "documents": [one.as_json() for one in documents]}
     print(json.dumps(line, ensure_ascii=False), flush=True)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
+from realm_jax.answering.search import embed_questions
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.features import query_row
 from realm_jax.data.judgements import JudgedQuery
@@ -29,7 +30,6 @@ from realm_jax.metrics import ranking
 from realm_jax.models.retriever import DOCUMENT_TOWER, RetrieverConfig
 from realm_jax.training.projection import document_features, unprojected
 from realm_jax.training.stage import open_examples
-from realm_jax.training.zero_shot_recall import embed_questions
 
 BEFORE, AFTER = "before REALM", "after REALM"
 ENCODER = "the encoder without a projection"

@@ -19,6 +19,8 @@ from types import TracebackType
 from typing import Any
 
 from realm_jax import ranges
+from realm_jax.answering.answers import Answer
+from realm_jax.answering.reader import Answerer
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.versions import newest_version
 from realm_jax.errors import BadInputError, StoppedError
@@ -31,7 +33,6 @@ from realm_jax.index.searchers import SEARCHERS
 from realm_jax.index.source import LoadedIndex
 from realm_jax.metrics.curves import made_at
 from realm_jax.stages import PRETRAIN
-from realm_jax.training.answering import Answer, Answerer
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.initialization import describe
@@ -175,19 +176,8 @@ class Reply:
             "question": self.question,
             "note": self.note,
             "answer": self.answer.text,
-            "marginal": self.answer.marginal,
-            "documents": [
-                {
-                    "block": document.block_id,
-                    "title": document.title,
-                    "source_id": document.source_id,
-                    "passage": document.body,
-                    "answer_at": [list(place) for place in document.places],
-                    "document_probability": document.probability,
-                    "answer_probability": document.answer_probability,
-                }
-                for document in self.answer.documents
-            ],
+            "marginal": self.answer.probability,
+            "documents": [document.as_json() for document in self.answer.documents],
             "version": self.version.describe(),
             "seconds": round(self.seconds, 3),
         }

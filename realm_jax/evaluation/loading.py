@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxtyping import PyTree
 
+from realm_jax.answering.reader import Answerer
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
 from realm_jax.index.builder import RETRIEVER_CRC32C
@@ -23,7 +24,6 @@ from realm_jax.index.source import FIRST_STEP, IndexSource, LoadedIndex
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.stages import FINETUNE
 from realm_jax.storage import open_store
-from realm_jax.training.answering import Answerer
 from realm_jax.training.checkpoint_manifests import (
     Which,
     all_details,
@@ -32,12 +32,8 @@ from realm_jax.training.checkpoint_manifests import (
 )
 from realm_jax.training.checkpoints import Restored, restore_params
 from realm_jax.training.finetune import ANSWERING, FinetuneConfig
-from realm_jax.training.initialization import (
-    Lengths,
-    ModelFactory,
-    describe,
-    described_models,
-)
+from realm_jax.training.initialization import ModelFactory, describe, described_models
+from realm_jax.types import Lengths
 
 _log = logging.getLogger(__name__)
 

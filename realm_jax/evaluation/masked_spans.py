@@ -11,9 +11,8 @@ from realm_jax.evaluation.report_data import ExampleDocument, MaskedExample
 from realm_jax.index.searchers import Searcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
-from realm_jax.training.initialization import Lengths
 from realm_jax.training.masked_spans import HeldOutSpans, MaskedSpans
-from realm_jax.types import NULL_BLOCK
+from realm_jax.types import NULL_BLOCK, Lengths
 
 _SNIPPET = 240
 

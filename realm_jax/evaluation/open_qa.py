@@ -3,64 +3,37 @@
 import dataclasses
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
-from realm_jax.data.blocks import BlockStore
+from realm_jax.answering.answers import Answer
+from realm_jax.answering.reader import Answerer
 from realm_jax.data.questions import Question
 from realm_jax.evaluation.report_data import AnsweredQuestion
 from realm_jax.metrics.answers import token_f1
 from realm_jax.metrics.retrieval import recall_at_k, relevant_blocks
-from realm_jax.training.answering import Answer, Answerer
 from realm_jax.training.dev_exact_match import is_correct
 
 _CONTEXT_CHARACTERS = 160
 
 
 @dataclasses.dataclass(frozen=True)
-class RetrievedDocument:
-    """A block found for a question.
-
-    Attributes:
-      block_id: id of the block.
-      title: title of its article.
-      score: f(x, z), the inner product.
-      relevant: whether it answers the question (`relevant_blocks`).
-    """
-
-    block_id: int
-    title: str
-    score: float
-    relevant: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The answer to a question, with its source and score.
+    """The answer to a question whose right answers are known.
 
     Attributes:
       question: the question with its reference answers.
-      answer: the original characters of the best span; empty if there was none.
+      answer: the answer, with the blocks that were read.
       correct: whether the answer is correct by `metrics.answers.is_right`.
       f1: `metrics.answers.token_f1`; None if the answers are patterns.
-      log_probability: log p(z, span|x) of the best span; -inf if there was none.
-      block_id: the block that contains it; -1 if there was none.
-      start: first character of the answer in the block's body.
-      end: one past its last character.
-      documents: the blocks that were read, best first.
     """
 
     question: Question
-    answer: str
+    answer: Answer
     correct: bool
     f1: float | None
-    log_probability: float
-    block_id: int
-    start: int
-    end: int
-    documents: Sequence[RetrievedDocument]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,34 +78,32 @@ def evaluate_open_qa(
     Raises:
       BadInputError: a block's text does not match its stored wordpieces.
     """
-    question_ids = answerer.question_ids([q.question for q in questions])
+    asked = [question.question for question in questions]
+    question_ids = answerer.question_ids(asked)
     found = answerer.search(question_ids, max(answerer.num_read, *recall_at))
     ids = np.asarray(found.ids)
     relevant = relevant_blocks(answerer.corpus, questions, among=ids)
-    answers = answerer.read(question_ids, found)
-    predictions = [
-        _predict(question, answer, blocks)
-        for question, answer, blocks in zip(questions, answers, relevant, strict=True)
-    ]
+    answers = answerer.read(asked, question_ids, found)
+    predictions = [_predict(*pair) for pair in zip(questions, answers, strict=True)]
     return OpenQaEvaluation(
         predictions, {k: recall_at_k(ids, relevant, k) for k in recall_at}
     )
 
 
-def answered_question(corpus: BlockStore, prediction: Prediction) -> AnsweredQuestion:
+def answered_question(prediction: Prediction) -> AnsweredQuestion:
     """Returns a prediction with the text around its answer, for the report."""
-    title = before = after = ""
-    if prediction.block_id >= 0:
-        text = corpus.text(prediction.block_id)
-        title = text.title
-        before = _last_words(text.body[: prediction.start])
-        after = _first_words(text.body[prediction.end :])
+    answer, title, before, after = prediction.answer, "", "", ""
+    for document in answer.documents:
+        if document.block_id == answer.block_id:
+            title = document.title
+            before = _last_words(document.text[: answer.start])
+            after = _first_words(document.text[answer.end :])
     return AnsweredQuestion(
-        question=prediction.question.question,
+        question=answer.question,
         references=prediction.question.answers,
-        answer=prediction.answer,
+        answer=answer.text,
         correct=prediction.correct,
-        probability=math.exp(prediction.log_probability),
+        probability=math.exp(answer.log_probability),
         title=title,
         before=before,
         after=after,
@@ -140,7 +111,7 @@ def answered_question(corpus: BlockStore, prediction: Prediction) -> AnsweredQue
 
 
 def sample_answers(
-    corpus: BlockStore, predictions: Sequence[Prediction], count: int, seed: int = 0
+    predictions: Sequence[Prediction], count: int, seed: int = 0
 ) -> list[AnsweredQuestion]:
     """Draws example answers, half of them correct and half wrong, if possible."""
     order = np.random.default_rng(seed).permutation(len(predictions))
@@ -148,7 +119,7 @@ def sample_answers(
     wrong = [predictions[i] for i in order if not predictions[i].correct]
     num_wrong = min(len(wrong), max(count // 2, count - len(right)))
     chosen = right[: count - num_wrong] + wrong[:num_wrong]
-    return [answered_question(corpus, prediction) for prediction in chosen]
+    return [answered_question(prediction) for prediction in chosen]
 
 
 def predictions_as_lines(
@@ -167,14 +138,14 @@ def predictions_as_lines(
                 "id": prediction.question.id,
                 "question": prediction.question.question,
                 "topic": prediction.question.topic,
-                "prediction": prediction.answer,
+                "prediction": prediction.answer.text,
                 "answers": list(prediction.question.answers),
                 "correct": prediction.correct,
                 "f1": prediction.f1,
-                "block": prediction.block_id,
-                "start": prediction.start,
-                "end": prediction.end,
-                "retrieved": [d.block_id for d in prediction.documents],
+                "block": prediction.answer.block_id,
+                "start": prediction.answer.start,
+                "end": prediction.answer.end,
+                "retrieved": [d.block_id for d in prediction.answer.documents],
                 "measured": {
                     label: {name: float(array[row]) for name, array in values.items()}
                     for label, values in measured.items()
@@ -187,26 +158,13 @@ def predictions_as_lines(
     )
 
 
-def _predict(
-    question: Question, answer: Answer, relevant: Collection[int]
-) -> Prediction:
-    documents = [
-        RetrievedDocument(d.block_id, d.title, d.score, d.block_id in relevant)
-        for d in answer.documents
-    ]
-    return Prediction(
-        question=question,
-        answer=answer.text,
-        correct=is_correct(answer, question),
-        f1=None
+def _predict(question: Question, answer: Answer) -> Prediction:
+    f1 = (
+        None
         if question.answers_are_patterns
-        else token_f1(answer.text, question.answers),
-        log_probability=answer.log_probability,
-        block_id=answer.block_id,
-        start=answer.start,
-        end=answer.end,
-        documents=documents,
+        else token_f1(answer.text, question.answers)
     )
+    return Prediction(question, answer, is_correct(answer, question), f1)
 
 
 def _last_words(text: str) -> str:

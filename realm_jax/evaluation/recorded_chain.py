@@ -19,7 +19,8 @@ from realm_jax.evaluation.run import EvaluateConfig
 from realm_jax.stages import EVALUATE, FINETUNE, PRETRAIN, WARM_START
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import QUESTIONS, read_details
-from realm_jax.training.initialization import Lengths, described_models
+from realm_jax.training.initialization import described_models
+from realm_jax.types import Lengths
 
 # What stages must have in common to be measured together.
 _SHARED = ("model", "lengths", "corpus_fingerprint", "vocabulary_fingerprint")

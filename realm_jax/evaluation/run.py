@@ -261,7 +261,7 @@ class _Evaluation:
             examples=masked_examples(masked, self._corpus, _NUM_EXAMPLES)
             if masked
             else (),
-            questions=sample_answers(self._corpus, answered.predictions, _NUM_ANSWERS),
+            questions=sample_answers(answered.predictions, _NUM_ANSWERS),
             best_checkpoint=provenance.best_checkpoint(config.pretrained),
             finetuned_checkpoint=provenance.chosen_checkpoint(
                 config.finetuned.model_dir, finetuned.run.step

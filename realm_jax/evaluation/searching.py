@@ -5,6 +5,7 @@ import threading
 
 from jaxtyping import PyTree
 
+from realm_jax.answering.search import CorpusSearch
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.ask import AskConfig, open_model
 from realm_jax.evaluation.loading import (
@@ -26,7 +27,6 @@ from realm_jax.index.searchers import SEARCHERS
 from realm_jax.index.source import IndexSource, LoadedIndex
 from realm_jax.stages import FINETUNE
 from realm_jax.storage import open_store
-from realm_jax.training.answering import CorpusSearch
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.checkpoints import Restored
 from realm_jax.training.initialization import ModelFactory

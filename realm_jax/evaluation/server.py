@@ -30,11 +30,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 from markupsafe import Markup, escape
 
+from realm_jax.answering.answers import ReadDocument
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.ask import AnswerService, Reply
 from realm_jax.evaluation.findings import duration
 from realm_jax.evaluation.templates import page_environment
-from realm_jax.training.answering import ReadDocument
 
 _LARGEST_REQUEST = 1 << 16
 _GOODBYE_SECONDS = 2.0
@@ -353,10 +353,10 @@ def _marked(document: ReadDocument) -> Markup:
     for start, stop in document.places:
         if start < end:
             continue  # Occurrences of an answer can overlap.
-        pieces.append(escape(document.body[end:start]))
-        pieces.append(Markup("<mark>{}</mark>").format(document.body[start:stop]))
+        pieces.append(escape(document.text[end:start]))
+        pieces.append(Markup("<mark>{}</mark>").format(document.text[start:stop]))
         end = stop
-    return Markup("").join([*pieces, escape(document.body[end:])])
+    return Markup("").join([*pieces, escape(document.text[end:])])
 
 
 def _no_port(host: str, port: int, error: OSError) -> BadInputError:

@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import PyTree
 
 from realm_jax import multihost
+from realm_jax.answering.search import search_questions
 from realm_jax.data.examples import Examples
 from realm_jax.errors import BadInputError
 from realm_jax.index.answer_labels import AnswerLabels
 from realm_jax.index.searchers import Searcher
 from realm_jax.models.retriever import RetrieverConfig
-from realm_jax.training.zero_shot_recall import search_questions
 from realm_jax.types import QuestionBatch
 
 _MOST_QUESTIONS = 256

@@ -29,11 +29,10 @@ from realm_jax.metrics.means import Means
 from realm_jax.models.retriever import Retriever
 from realm_jax.training import flops
 from realm_jax.training.host_search import BatchAt
-from realm_jax.training.initialization import Lengths
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Loss
-from realm_jax.types import NULL_BLOCK, Array, Candidates, PretrainBatch
+from realm_jax.types import NULL_BLOCK, Array, Candidates, Lengths, PretrainBatch
 
 
 @flax.struct.dataclass

@@ -13,6 +13,8 @@ import numpy as np
 from jaxtyping import Float
 
 from realm_jax import multihost
+from realm_jax.answering.answers import Answer
+from realm_jax.answering.reader import Answerer
 from realm_jax.data.questions import (
     Question,
     questions_fingerprint,
@@ -20,7 +22,6 @@ from realm_jax.data.questions import (
 )
 from realm_jax.errors import BadInputError
 from realm_jax.metrics.answers import is_right
-from realm_jax.training.answering import Answer, Answerer
 from realm_jax.training.checkpoint_manifests import DEV_EXACT_MATCH, all_details
 from realm_jax.training.checkpoints import KeptCheckpoints
 from realm_jax.training.stage import CheckpointDetails, Stage

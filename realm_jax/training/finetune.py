@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from realm_jax import multihost, ranges
+from realm_jax.answering.reader import Answerer
 from realm_jax.errors import BadInputError
 from realm_jax.index.answer_labels import AnswerLabels
 from realm_jax.index.candidates import question_candidates
@@ -27,7 +28,6 @@ from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.stages import FINETUNE, StageSpec
 from realm_jax.storage import absolute_url
 from realm_jax.training.answer_coverage import require_answers
-from realm_jax.training.answering import Answerer
 from realm_jax.training.checkpoint_manifests import QUESTIONS
 from realm_jax.training.dev_exact_match import DevExactMatch, read_dev_questions
 from realm_jax.training.finetune_loss import FinetuneInputs, FinetuneLoss

@@ -13,11 +13,10 @@ from jax.sharding import Mesh
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index.candidates import num_neighbours, pretrain_candidates
 from realm_jax.index.own_blocks import own_candidates
-from realm_jax.training.initialization import Lengths
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.training.search_ahead import SearchAhead
 from realm_jax.training.step_timing import Stopwatch
-from realm_jax.types import Neighbours, PretrainBatch
+from realm_jax.types import Lengths, Neighbours, PretrainBatch
 
 BatchAt = Callable[[int], PretrainBatch]
 """Maps the number of updates done to this process's batch of the next update."""

@@ -23,34 +23,16 @@ from realm_jax.models.retriever import (
     RetrieverConfig,
 )
 from realm_jax.models.span_reader import SpanReader
-from realm_jax.ranges import require_ranges, whole
+from realm_jax.ranges import require_ranges
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import Which, read_details
 from realm_jax.training.checkpoints import restore_params
+from realm_jax.types import Lengths
 from realm_jax.weights import bert as bert_weights
 from realm_jax.weights.tensors import weights_file
 
 # Settings that do not change the meaning of the parameters.
 _FREE = (*SETTINGS_OF_TRAINING, "dtype", "products")
-
-
-@dataclasses.dataclass(frozen=True)
-class Lengths:
-    """Padded lengths of a run, in wordpieces (the paper's as defaults).
-
-    Attributes:
-      query: `[CLS] x [SEP]`.
-      document: `[CLS] title [SEP] body [SEP]`, the embedder's input.
-      joined: `[CLS] x [SEP] body [SEP]`, the reader's input.
-    """
-
-    query: int = 96
-    document: int = 288
-    joined: int = 384
-
-    def __post_init__(self):
-        # [CLS], [SEP] and a wordpiece between them.
-        require_ranges(self, query=whole(3), document=whole(3), joined=whole(3))
 
 
 def _no_sizes(**settings: Any) -> BertConfig:

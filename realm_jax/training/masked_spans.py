@@ -24,10 +24,9 @@ from realm_jax.index.searchers import Searcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.masked_lm import Marginalization
-from realm_jax.training.initialization import Lengths
-from realm_jax.training.partitioning import place_share, whole_batches
+from realm_jax.placement import place_share, whole_batches
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
-from realm_jax.types import Array, Candidates, PretrainBatch
+from realm_jax.types import Array, Candidates, Lengths, PretrainBatch
 
 _BATCH = 8
 

@@ -5,8 +5,8 @@ from jaxtyping import Int
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import AnyFeature
-from realm_jax.training.initialization import Lengths
 from realm_jax.training.packed_updates import PackedLengths
+from realm_jax.types import Lengths
 
 _SAMPLED = 4096
 _BATCHES = 64

@@ -11,7 +11,7 @@ import numpy as np
 from flax.linen import partitioning as flax_partitioning
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Int, PyTree
+from jaxtyping import PyTree
 
 from realm_jax import axes, ranges
 from realm_jax.errors import BadInputError
@@ -167,64 +167,3 @@ def place(tree: PyTree, shardings: PyTree) -> PyTree:
         )
 
     return jax.tree.map(place_leaf, tree, shardings)
-
-
-def local_rows(mesh: Mesh, batch_size: int) -> Int[np.ndarray, " row"]:
-    """Returns the rows of a batch that this process's devices hold, in order.
-
-    Raises:
-      BadInputError: the batch does not split evenly over the devices.
-    """
-    num_parts = mesh.shape["data"] * mesh.shape["fsdp"]
-    if batch_size % num_parts:
-        raise BadInputError(
-            f"expected a batch size that {num_parts} (data x fsdp of the mesh) divides,"
-            f" got {batch_size}; change BATCH_SIZE or MeshConfig"
-        )
-    sharding = NamedSharding(mesh, axes.partition_spec("batch"))
-    indices = sharding.addressable_devices_indices_map((batch_size,)).values()
-    every = np.arange(batch_size)
-    return np.unique(np.concatenate([every[index] for index in indices if index]))
-
-
-def place_batch(mesh: Mesh, inputs: PyTree) -> PyTree:
-    """Splits the leading axis of every host array over the batch's mesh axes.
-
-    Args:
-      mesh: the mesh.
-      inputs: the `local_rows` of the batch. Arrays already on the devices, such as an
-        index, are left where they are.
-    """
-    sharding = NamedSharding(mesh, axes.partition_spec("batch"))
-
-    def place_rows(array: jax.Array | np.ndarray) -> jax.Array:
-        if isinstance(array, jax.Array):
-            return array
-        return jax.make_array_from_process_local_data(sharding, array)
-
-    return jax.tree.map(place_rows, inputs)
-
-
-def place_share(mesh: Mesh | None, inputs: PyTree) -> PyTree:
-    """Places this process's share of rows that every process holds.
-
-    Args:
-      mesh: the mesh; None leaves the rows on the host.
-      inputs: host arrays with a leading axis of one length, that of the whole batch.
-
-    Raises:
-      BadInputError: the batch does not split evenly over the devices.
-    """
-    if mesh is None:
-        return inputs
-    (batch_size,) = {len(array) for array in jax.tree.leaves(inputs)}
-    rows = local_rows(mesh, batch_size)
-    return place_batch(
-        mesh, jax.tree.map(lambda array: np.asarray(array)[rows], inputs)
-    )
-
-
-def whole_batches(mesh: Mesh | None, batch_size: int) -> int:
-    """Returns the least batch size from `batch_size` on that a mesh splits evenly."""
-    num_parts = 1 if mesh is None else axes.num_batch_shards(mesh.shape)
-    return -(-batch_size // num_parts) * num_parts

@@ -22,7 +22,7 @@ from realm_jax.index.embed import query_embedder
 from realm_jax.index.searchers import DeviceSearcher, Searcher
 from realm_jax.index.source import LoadedIndex
 from realm_jax.models.retriever import RetrieverConfig
-from realm_jax.training.partitioning import local_rows, place_batch
+from realm_jax.placement import local_rows, place_batch
 from realm_jax.training.step_timing import Part, Stopwatch
 from realm_jax.types import Array, Neighbours
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from realm_jax import axes, multihost
+from realm_jax import axes, multihost, placement
 from realm_jax.data.batch_order import Spans
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import AnyFeature, Examples
@@ -217,7 +217,7 @@ class Stage(Generic[ReaderT]):
         self.require_divisible(size)
         spans = Spans(config.spans)
         rows = examples.step_rows(step, batch_size=size, seed=config.seed, spans=spans)
-        rows = rows[partitioning.local_rows(self._mesh, size)]
+        rows = rows[placement.local_rows(self._mesh, size)]
         if spans is Spans.TOGETHER:
             return examples.together(rows)
         return examples.batch(rows)
@@ -234,7 +234,7 @@ class Stage(Generic[ReaderT]):
                 f"expected a batch size that microbatches ({parts}) divides, got "
                 f"{batch_size}; change one of them"
             )
-        partitioning.local_rows(self._mesh, batch_size // parts)
+        placement.local_rows(self._mesh, batch_size // parts)
 
     def packed_lengths(
         self, query_ids: AnyFeature, *, num_documents: int, num_joined: int
@@ -321,7 +321,7 @@ class Stage(Generic[ReaderT]):
             self.save(step, state, checkpoint_details)
 
         def inputs_on_devices(step: int, state: TrainState) -> Any:
-            inputs = partitioning.place_batch(self._mesh, inputs_at(step, state))
+            inputs = placement.place_batch(self._mesh, inputs_at(step, state))
             accounting.see(state, inputs)
             return inputs
 

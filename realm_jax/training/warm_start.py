@@ -22,9 +22,9 @@ from realm_jax.index.searchers import SEARCHERS
 from realm_jax.index.source import LoadedIndex
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.span_reader import MAX_SPAN
+from realm_jax.placement import local_rows, place_batch
 from realm_jax.stages import WARM_START, StageSpec
 from realm_jax.training.loop import Report
-from realm_jax.training.partitioning import local_rows, place_batch
 from realm_jax.training.reader_documents import (
     KINDS,
     DocumentKind,

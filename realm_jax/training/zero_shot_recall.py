@@ -5,13 +5,12 @@ can be compared with each other and with those of another (zero-shot recall, REA
 section 4.3).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from realm_jax import multihost
+from realm_jax.answering.search import search_questions
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.questions import (
     MAX_ANSWER_LENGTH,
@@ -19,71 +18,9 @@ from realm_jax.data.questions import (
     question_examples,
     read_questions,
 )
-from realm_jax.index.embed import query_embedder
 from realm_jax.index.searchers import Searcher
 from realm_jax.metrics.retrieval import recall_at_k, relevant_blocks
 from realm_jax.models.retriever import RetrieverConfig
-from realm_jax.types import Neighbours
-
-_BATCH = 64
-
-
-def search_questions(
-    config: RetrieverConfig,
-    params: PyTree,
-    searcher: Searcher,
-    question_ids: np.ndarray,
-    k: int,
-    *,
-    batch_size: int = _BATCH,
-) -> Neighbours:
-    """Embeds and searches any number of questions, in batches of one shape.
-
-    Args:
-      config: configuration of the retriever.
-      params: parameters of the retriever.
-      searcher: the index.
-      question_ids: int32 [question, query].
-      k: neighbours per question.
-      batch_size: questions per batch.
-    """
-    found = [
-        jax.device_get(searcher.search(queries, k))
-        for queries in _embedded_batches(config, params, question_ids, batch_size)
-    ]
-    return jax.tree.map(
-        lambda *parts: np.concatenate(parts)[: len(question_ids)], *found
-    )
-
-
-def embed_questions(
-    config: RetrieverConfig,
-    params: PyTree,
-    question_ids: np.ndarray,
-    *,
-    batch_size: int = _BATCH,
-) -> Float[np.ndarray, "question projection"]:
-    """Embeds at least one question, in batches of one shape.
-
-    Args:
-      config: configuration of the retriever.
-      params: parameters of the retriever.
-      question_ids: int32 [question, query].
-      batch_size: questions per batch.
-    """
-    parts = list(_embedded_batches(config, params, question_ids, batch_size))
-    return np.concatenate(parts)[: len(question_ids)]
-
-
-def _embedded_batches(
-    config: RetrieverConfig, params: PyTree, question_ids: np.ndarray, batch_size: int
-) -> Iterator[Float[np.ndarray, "batch projection"]]:
-    """Yields the embeddings of each batch; the last one is padded."""
-    embed = query_embedder(config)
-    for start in range(0, len(question_ids), batch_size):
-        rows = question_ids[start : start + batch_size]
-        padded = np.pad(rows, ((0, batch_size - len(rows)), (0, 0)))
-        yield multihost.fetch(embed(params, padded))
 
 
 class HeldOutQuestions:

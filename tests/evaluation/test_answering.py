@@ -92,6 +92,7 @@ def test_answers_equal_a_loop_over_blocks_and_spans_of_whole_words(
         log_probability, block, start, end = best
         assert [d.block_id for d in answer.documents] == order.tolist()
         assert (answer.block_id, answer.start, answer.end) == (block, start, end)
+        assert answer.question == QUESTIONS[row]
         assert answer.text == corpus.text(block).body[start:end]
         assert answer.log_probability == pytest.approx(log_probability, abs=1e-4)
         pieces = tuple(corpus.vocabulary.encode(answer.text).ids.tolist())
@@ -105,10 +106,10 @@ def test_answers_equal_a_loop_over_blocks_and_spans_of_whole_words(
             assert document.answer_probability == pytest.approx(expected, abs=1e-5)
             assert list(document.places) == places
             text = corpus.text(document.block_id)
-            found = (document.title, document.body, document.source_id)
+            found = (document.title, document.text, document.source_id)
             assert found == (text.title, text.body, text.source_id)
             marginal += share * expected
-        assert answer.marginal == pytest.approx(marginal, abs=1e-5)
+        assert answer.probability == pytest.approx(marginal, abs=1e-5)
         several += sum(len(document.places) for document in answer.documents) > 1
     assert several  # Answers that stand in one place alone would test little.
 
@@ -139,7 +140,7 @@ def test_asked_alone_or_with_others_the_answer_is_the_same(models, corpus, embed
             other.block_id,
             other.start,
         )
-        assert one.marginal == pytest.approx(other.marginal, abs=1e-5)
+        assert one.probability == pytest.approx(other.probability, abs=1e-5)
 
 
 def test_what_fits_of_a_question_is_what_is_read(models, corpus):

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from realm_jax.answering.search import search_questions
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.documents import Document
 from realm_jax.data.questions import question_examples, read_questions
@@ -27,7 +28,6 @@ from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
 from realm_jax.training.checkpoint_manifests import read_details, write_manifest
 from realm_jax.training.checkpoints import restore_params
-from realm_jax.training.zero_shot_recall import search_questions
 from tests import tiny_world
 from tests.corpus_builder import build_corpus
 from tests.tiny_world import EMBED, LENGTHS, NEVER, silent

@@ -4,10 +4,9 @@ import re
 
 import numpy as np
 
+from realm_jax.answering.reader import Answerer
 from realm_jax.objectives.open_qa import AnswerMarginalization
-from realm_jax.training.answering import Answerer
-from realm_jax.training.initialization import Lengths
-from realm_jax.types import Neighbours
+from realm_jax.types import Lengths, Neighbours
 
 LENGTHS = Lengths(query=16, document=56, joined=64)
 NUM_READ = 3

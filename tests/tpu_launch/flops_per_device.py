@@ -8,10 +8,11 @@ import jax
 from realm_jax.data.corpus_size import CorpusSize
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import RetrieverConfig
-from realm_jax.training.initialization import Lengths, ModelFactory
+from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.partitioning import MeshConfig, make_mesh
 from realm_jax.training.pretrain import PretrainConfig
+from realm_jax.types import Lengths
 from tpu_launch.planner import programs
 
 # Unrolled: of a loop the compiler counts one turn.

@@ -13,10 +13,11 @@ from realm_jax.hardware import HardwareConfig
 from realm_jax.index.searchers import DeviceConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import RetrieverConfig
-from realm_jax.training.initialization import Lengths, ModelFactory
+from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.pretrain import PretrainConfig
+from realm_jax.types import Lengths
 from tpu_launch.planner import commands, devices, memory, programs
 from tpu_launch.planner.devices import Setting
 from tpu_launch.slices import parse

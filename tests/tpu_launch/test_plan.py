@@ -18,11 +18,12 @@ from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import DeviceConfig
 from realm_jax.models.bert import REMAT, BertConfig
 from realm_jax.models.retriever import RetrieverConfig
-from realm_jax.training.initialization import Lengths, ModelFactory
+from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
+from realm_jax.types import Lengths
 from tests import tiny_run, tiny_world
 from tpu_launch import __main__ as tpu_launch
 from tpu_launch.cancellation import unless_stopped

@@ -8,10 +8,10 @@ from realm_jax.models.bert import Bert, BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.training import flops
-from realm_jax.training.initialization import Lengths, initial_params
+from realm_jax.training.initialization import initial_params
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.training.state import create_state
-from realm_jax.types import Candidates, PretrainBatch
+from realm_jax.types import Candidates, Lengths, PretrainBatch
 
 BATCH, LENGTH, VOCABULARY = 4, 24, 100
 

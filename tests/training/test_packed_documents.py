@@ -9,8 +9,8 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models import packing
 from realm_jax.training import finetune, pretrain, warm_start
-from realm_jax.training.initialization import Lengths
 from realm_jax.training.packed_lengths import choose_packed_lengths
+from realm_jax.types import Lengths
 from tests import tiny_world
 from tests.tiny_world import LENGTHS, NEVER, silent
 

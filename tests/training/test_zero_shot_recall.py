@@ -2,12 +2,13 @@ import jax
 import numpy as np
 import pytest
 
+from realm_jax.answering.search import search_questions
 from realm_jax.data.questions import question_examples, read_questions
 from realm_jax.errors import BadInputError
 from realm_jax.index.searchers import make_searcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
-from realm_jax.training.zero_shot_recall import HeldOutQuestions, search_questions
+from realm_jax.training.zero_shot_recall import HeldOutQuestions
 from tests import tiny_world
 from tests.tiny_world import LENGTHS
 from tests.training.loss_twins import draw

@@ -1,0 +1,1 @@
+"""Search and answers over a corpus, by a model that is trained already."""

@@ -1,0 +1,155 @@
+"""Finds the blocks of a corpus that are nearest to a text, by an index of them."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int, PyTree
+
+from realm_jax import multihost
+from realm_jax.answering.answers import Document
+from realm_jax.data.blocks import BlockStore
+from realm_jax.data.features import query_row
+from realm_jax.index.embed import query_embedder
+from realm_jax.index.searchers import Searcher
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.types import NULL_BLOCK, Lengths, Neighbours
+
+_BATCH = 64
+
+
+def search_questions(
+    config: RetrieverConfig,
+    params: PyTree,
+    searcher: Searcher,
+    question_ids: np.ndarray,
+    k: int,
+    *,
+    batch_size: int = _BATCH,
+) -> Neighbours:
+    """Embeds and searches any number of questions, in batches of one shape.
+
+    Args:
+      config: configuration of the retriever.
+      params: parameters of the retriever.
+      searcher: the index.
+      question_ids: int32 [question, query].
+      k: neighbours per question.
+      batch_size: questions per batch.
+    """
+    found = [
+        jax.device_get(searcher.search(queries, k))
+        for queries in _embedded_batches(config, params, question_ids, batch_size)
+    ]
+    return jax.tree.map(
+        lambda *parts: np.concatenate(parts)[: len(question_ids)], *found
+    )
+
+
+def embed_questions(
+    config: RetrieverConfig,
+    params: PyTree,
+    question_ids: np.ndarray,
+    *,
+    batch_size: int = _BATCH,
+) -> Float[np.ndarray, "question projection"]:
+    """Embeds at least one question, in batches of one shape.
+
+    Args:
+      config: configuration of the retriever.
+      params: parameters of the retriever.
+      question_ids: int32 [question, query].
+      batch_size: questions per batch.
+    """
+    parts = list(_embedded_batches(config, params, question_ids, batch_size))
+    return np.concatenate(parts)[: len(question_ids)]
+
+
+def _embedded_batches(
+    config: RetrieverConfig, params: PyTree, question_ids: np.ndarray, batch_size: int
+) -> Iterator[Float[np.ndarray, "batch projection"]]:
+    """Yields the embeddings of each batch; the last one is padded."""
+    embed = query_embedder(config)
+    for start in range(0, len(question_ids), batch_size):
+        rows = question_ids[start : start + batch_size]
+        padded = np.pad(rows, ((0, batch_size - len(rows)), (0, 0)))
+        yield multihost.fetch(embed(params, padded))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorpusSearch:
+    """A retriever with a corpus and its index, which find blocks for a text.
+
+    Attributes:
+      retriever: the towers; the query tower is used.
+      params: {"retriever": ...}, and what else the model has.
+      corpus: the blocks.
+      searcher: the index of this corpus.
+      lengths: padded lengths, as in training.
+      batch_size: questions that are searched at once; the last batch is padded, so that
+        a single shape is compiled.
+    """
+
+    retriever: RetrieverConfig
+    params: PyTree
+    corpus: BlockStore
+    searcher: Searcher
+    lengths: Lengths
+    batch_size: int = 8
+
+    def question_ids(
+        self, questions: Sequence[str]
+    ) -> Int[np.ndarray, "question query"]:
+        """Returns `[CLS] question [SEP]`; longer questions are truncated."""
+        vocabulary, length = self.corpus.vocabulary, self.lengths.query
+        encoded = vocabulary.encode_batch(questions)
+        return np.stack([query_row(e.ids, length, vocabulary) for e in encoded])
+
+    def part_that_fits(self, question: str) -> str:
+        """Returns the part of a question that the model reads, in most cases all."""
+        encoding = self.corpus.vocabulary.encode(question)
+        room = self.lengths.query - 2
+        if len(encoding.ids) <= room:
+            return question
+        return question[: int(encoding.offsets[room - 1, 1])]
+
+    def embed(
+        self, question_ids: Int[np.ndarray, "question query"]
+    ) -> Float[np.ndarray, "question projection"]:
+        """Returns the embedding of each question, on the host."""
+        return embed_questions(
+            self.retriever,
+            self.params["retriever"],
+            question_ids,
+            batch_size=self.batch_size,
+        )
+
+    def search(
+        self, question_ids: Int[np.ndarray, "question query"], k: int
+    ) -> Neighbours:
+        """Returns the k best blocks of each question, on the host."""
+        found = search_questions(
+            self.retriever,
+            self.params["retriever"],
+            self.searcher,
+            question_ids,
+            k,
+            batch_size=self.batch_size,
+        )
+        return Neighbours(np.asarray(found.ids), np.asarray(found.scores))
+
+    def documents(
+        self, block_ids: Int[np.ndarray, " k"], scores: Float[np.ndarray, " k"]
+    ) -> list[Document]:
+        """Returns what `search` found for one question, with texts; fewer than k blocks
+        where an approximate searcher found fewer."""
+        found = np.flatnonzero(block_ids != NULL_BLOCK)
+        texts = self.corpus.texts(block_ids[found])
+        return [
+            Document(
+                *(int(block_ids[i]), text.title, text.source_id, text.body),
+                score=float(scores[i]),
+            )
+            for i, text in zip(found, texts, strict=True)
+        ]
