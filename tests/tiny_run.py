@@ -252,11 +252,11 @@ def write_chain(
         of_pretrain = others if stage == "pretrain" else {}
         text += f"    bindings = {bindings(stage, root, **of_pretrain)!r}\n"
         if stage == "pretrain":
-            beside = bindings("build-index", root, **others)
+            companion = bindings("build-index", root, **others)
             text += f"    processes = {processes}\n"
-            text += '    beside = "build-index"\n'
-            text += f"    beside_gin_files = {gin_files('build-index')!r}\n"
-            text += f"    beside_bindings = {beside!r}\n"
+            text += '    companion = "build-index"\n'
+            text += f"    companion_gin_files = {gin_files('build-index')!r}\n"
+            text += f"    companion_bindings = {companion!r}\n"
     path = root / "chain.gin"
     path.write_text(text)
     return path

@@ -38,8 +38,9 @@ class Stage:
       processes: number of processes that run it together, like the hosts of a slice.
       devices: simulated CPU devices of each process; with a single process and a single
         device it runs on the actual devices.
-      beside: "build-index", which then runs as a separate job until this one has ended
-        and its last index is built; or "". The other attributes are of that command.
+      companion: "build-index", which then runs as a job of its own until this one has
+        ended and its last index is built; or "". The other attributes are of that
+        command.
     """
 
     command: str
@@ -47,25 +48,25 @@ class Stage:
     bindings: Sequence[str] = ()
     processes: int = 1
     devices: int = 1
-    beside: str = ""
-    beside_gin_files: Sequence[str] = ()
-    beside_bindings: Sequence[str] = ()
-    beside_processes: int = 1
-    beside_devices: int = 1
+    companion: str = ""
+    companion_gin_files: Sequence[str] = ()
+    companion_bindings: Sequence[str] = ()
+    companion_processes: int = 1
+    companion_devices: int = 1
 
     def __post_init__(self):
-        numbers = ("processes", "devices", "beside_processes", "beside_devices")
+        numbers = ("processes", "devices", "companion_processes", "companion_devices")
         ranges.require_ranges(self, **dict.fromkeys(numbers, ranges.whole(1)))
-        if self.beside not in ("", BUILD_INDEX.command):
+        if self.companion not in ("", BUILD_INDEX.command):
             raise BadInputError(
                 f"expected {BUILD_INDEX.command!r} or nothing beside {self.command}, "
-                f"got {self.beside!r}"
+                f"got {self.companion!r}"
             )
 
     @property
     def is_launched(self) -> bool:
         """True if it has more than one process, and so needs a launcher."""
-        return bool(self.beside) or self.processes > 1
+        return bool(self.companion) or self.processes > 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,9 +130,9 @@ class Chain:
             return stage
         return dataclasses.replace(
             stage,
-            beside=BUILD_INDEX.command,
-            beside_gin_files=[self.hardware, _run_file(BUILD_INDEX)],
-            beside_bindings=self._bindings(PRETRAIN, _BUILDER),
+            companion=BUILD_INDEX.command,
+            companion_gin_files=[self.hardware, _run_file(BUILD_INDEX)],
+            companion_bindings=self._bindings(PRETRAIN, _BUILDER),
         )
 
     def _bindings(self, spec: StageSpec, macros: Mapping[str, str]) -> list[str]:
@@ -193,7 +194,7 @@ class ChainCommands:
         self._macros: set[str] = set()
         unread = set(passed_on)
         for stage in self.stages:
-            unread -= {*self.main(stage), *self.beside(stage)}
+            unread -= {*self.main(stage), *self.companion(stage)}
         for argument in unread:
             name = values.name_of(argument.removeprefix("--gin."))
             reason = "no stage reads it, or the file of a stage overrides it"
@@ -207,12 +208,12 @@ class ChainCommands:
         """Returns the arguments of `realm` for a stage itself."""
         return self._arguments(stage.command, stage.gin_files, stage.bindings)
 
-    def beside(self, stage: Stage) -> list[str]:
+    def companion(self, stage: Stage) -> list[str]:
         """Returns the arguments of `realm` for the command beside it; [] for none."""
-        if not stage.beside:
+        if not stage.companion:
             return []
-        files, bindings = stage.beside_gin_files, stage.beside_bindings
-        return self._arguments(stage.beside, files, bindings)
+        files, bindings = stage.companion_gin_files, stage.companion_bindings
+        return self._arguments(stage.companion, files, bindings)
 
     def _arguments(
         self, command: str, gin_files: Sequence[str], bindings: Sequence[str]

@@ -113,7 +113,10 @@ class Runner:
         """Prints the commands of `run`, without executing them."""
         for number, stage in enumerate(self._stages, start=1):
             print(f"# stage {number}: {stage.command}")
-            for arguments in (self._commands.main(stage), self._commands.beside(stage)):
+            for arguments in (
+                self._commands.main(stage),
+                self._commands.companion(stage),
+            ):
                 if arguments:
                     print(shlex.join(_program(arguments)), end="\n\n")
 
@@ -188,8 +191,8 @@ class Runner:
         roles = {
             TRAINER: (self._commands.main(stage), stage.processes, stage.devices),
             BUILDER: (
-                *(self._commands.beside(stage), stage.beside_processes),
-                stage.beside_devices,
+                *(self._commands.companion(stage), stage.companion_processes),
+                stage.companion_devices,
             ),
         }
         return {

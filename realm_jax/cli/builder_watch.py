@@ -57,7 +57,7 @@ class BuilderWatch:
             # If the store is unavailable, skip one poll and do not fail the job.
             with contextlib.suppress(BadInputError, UnavailableStoreError):
                 builder = read_heartbeat(self._store, BUILDER_ROLE)
-                self._progress.beside(share_built(builder))
+                self._progress.show_builder(share_built(builder))
                 if self._misses(builder):
                     self._remind()
 

@@ -71,7 +71,7 @@ class StageProgress:
         self._console = console or Console()
         self._values: dict[str, float] = {}
         self._what = _STARTING
-        self._beside: float | None = None
+        self._builder_share: float | None = None
         self._bar: _TwoLines | None = None
         self._task: TaskID | None = None
         self._last_line = time.monotonic()
@@ -136,9 +136,9 @@ class StageProgress:
             self._last_line = time.monotonic()
             self._print(self._line(done, total))
 
-    def beside(self, share: float | None) -> None:
+    def show_builder(self, share: float | None) -> None:
         """Shows the share of the next index that is built; None hides it."""
-        self._beside = share
+        self._builder_share = share
         if self._bar is not None or self._what != _STARTING or share is None:
             return
         if time.monotonic() - self._last_line >= _LINE_SECONDS:
@@ -175,7 +175,7 @@ class StageProgress:
     def _second_line(self) -> str:
         if self._stop is not None and self._stop.is_set():
             return _STOPPING
-        built = "" if self._beside is None else f"{self._beside:.0%}"
+        built = "" if self._builder_share is None else f"{self._builder_share:.0%}"
         if self._what == _STARTING and built:
             return f"waiting for the first index, {built} built"
         built = built and f"next {built}"

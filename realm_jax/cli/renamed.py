@@ -25,18 +25,28 @@ RENAMED = {
     "from tpu_launch.planner import corpus_size": (
         "from realm_jax.data import corpus_size"
     ),
-    "another_corpus": "allow_corpus_mismatch",
     "ANOTHER_CORPUS": "ALLOW_CORPUS_MISMATCH",
+    # Settings.
+    "another_corpus": "allow_corpus_mismatch",
+    "beside": "companion",
+    "beside_gin_files": "companion_gin_files",
+    "beside_bindings": "companion_bindings",
+    "beside_processes": "companion_processes",
+    "beside_devices": "companion_devices",
 }
 
-# A setting may follow the class that has it, any other name stands alone.
-_OLD = "|".join(
-    rf"(?<![\w.]){re.escape(old)}(?!\w)" for old in RENAMED if old != "another_corpus"
-)
+
+def _pattern(old: str) -> str:
+    """Matches a name; a setting may follow the class that has it, no other name may."""
+    is_setting = old.islower() and old.isidentifier()
+    return rf"(?<!\w){'' if is_setting else '(?<![.])'}{re.escape(old)}(?!\w)"
+
+
+_OLD = "|".join(map(_pattern, RENAMED))
 # Text and comments are matched first, so that names in them, such as a path's, stay.
 _TOKEN = re.compile(
     r'"""[\s\S]*?"""|\'\'\'[\s\S]*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#.*'
-    rf"|(?P<old>{_OLD}|(?<!\w)another_corpus(?!\w))"
+    rf"|(?P<old>{_OLD})"
 )
 _log = logging.getLogger(__name__)
 

@@ -11,9 +11,8 @@ two rules of where words end, and each is used where it can be:
 - Of blocks, `words.continues_word`, by wordpieces alone, for thousands of blocks a
   question. A hyphen, an apostrophe or a comma separates words here: "Jean-Paul" holds
   the answer "Paul", though no span in it is right. So it is for recall
-  (`metrics.answers.has_answer`), which also passes over articles and punctuation (the
-  answer "the Beatles" is found in "Beatles sang"), and splits no script without spaces,
-  where a block's label is any run of the answer's characters.
+  (`metrics.answers.has_answer`), which also passes over articles and punctuation: the
+  answer "the Beatles" is found in "Beatles sang".
 
 For patterns there is one rule, `metrics.answers.has_pattern`. ORQA's own is looser: a
 span is any run of the answer's wordpieces, a block any text with the answer's

@@ -12,6 +12,8 @@ import re
 import string
 import unicodedata
 
+from realm_jax.data.words import UNSPACED, split_unspaced
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -62,10 +64,17 @@ def answer_tokens(text: str) -> list[str]:
 
     A word is a run of letters, numbers and marks, as in DPR's tokenizer. Unlike in
     `normalise_answer`, punctuation separates words: "1914–1918" contains the answer
-    "1914", and "Newton's" the answer "Newton".
+    "1914", and "Newton's" the answer "Newton". Where words have no spaces between them,
+    `words.split_unspaced` divides them; DPR's has a sentence of Chinese for a word.
     """
     words = _lowered(text).translate(_WORDS_AND_SPACES).split()
+    if not text.isascii():
+        words = [part for word in words for part in _parts(word)]
     return [word for word in words if word not in ("a", "an", "the")]
+
+
+def _parts(word: str) -> list[str]:
+    return split_unspaced(word) if UNSPACED.search(word) else [word]
 
 
 def normalise_title(title: str) -> str:

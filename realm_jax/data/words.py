@@ -62,6 +62,9 @@ _RANGES = (
     (_UNSPACED, "\U00020000", "\U0003ffff"),
 )
 
+UNSPACED = re.compile("[" + "".join(f"{a}-{b}" for _, a, b in _RANGES) + "]")
+"""Matches a character of a script that does not put a space between all words."""
+
 # Of the kinds of characters, one each. A period joins only what is followed by a small
 # letter, because the space after a sentence is sometimes missing.
 _JOINED = re.compile(
@@ -145,6 +148,30 @@ def continues_word(pieces: Sequence[str]) -> Bool[np.ndarray, " piece"]:
         ],
         bool,
     )
+
+
+def split_unspaced(run: str) -> list[str]:
+    """Splits a run of letters, numbers and marks where words end without a space.
+
+    A character of a script without spaces is a word; a run of Katakana, or of other
+    letters, is one. Korean words may end before any syllable and begin at none but the
+    first, so each later syllable is marked: "한국의" gives "한", "##국", "##의".
+
+    Args:
+      run: a part of a text without spaces and punctuation.
+    """
+    kinds, is_mark = _kinds_of(run)
+    words: list[str] = []
+    before = _OTHER
+    for character, kind, mark in zip(run, kinds, is_mark[:-1].tolist(), strict=True):
+        spaced = before in _SPACED and kind in _SPACED
+        katakana = before == kind == _KATAKANA
+        if mark or katakana or (spaced and kind != _HANGUL):
+            words[-1] += character
+        else:
+            words.append(f"##{character}" if spaced else character)
+        before = kind
+    return words
 
 
 def word_edges(text: str) -> WordEdges:

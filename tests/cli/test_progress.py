@@ -154,9 +154,9 @@ class PolledProgress(StageProgress):
 
     looks = 0
 
-    def beside(self, share):
+    def show_builder(self, share):
         self.looks += 1
-        super().beside(share)
+        super().show_builder(share)
 
 
 def follow(tmp_path, console):

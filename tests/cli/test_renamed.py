@@ -48,6 +48,11 @@ def test_old_names_mean_the_new_ones_and_each_is_said_once_a_file(
     assert "--gin.ANOTHER_CORPUS" in told
 
 
+def test_settings_of_a_class_and_of_a_block_are_replaced():
+    old = "local.Stage.beside_devices = 2\nlocal.Stage:\n    beside = 'build-index'"
+    assert renamed.current(old, "mine.gin") == old.replace("beside", "companion")
+
+
 def test_names_of_today_and_their_like_are_left_alone():
     text = (
         "from realm_jax import multihost\nmultihost.HostsConfig.pod = True\n"
@@ -63,6 +68,7 @@ def test_text_and_comments_are_left_alone(caplog):
         "CORPUS = 'hosts.HostsConfig'  # beside another_corpus",
         'NOTE = "a \\" another_corpus"',
         'NOTE = """\nANOTHER_CORPUS\n"""',
+        "chain.Stage.companion = 'build-index'  # beside it",
     ):
         caplog.clear()
         assert renamed.current(text, "mine.gin") == text

@@ -3,10 +3,11 @@ import re
 import signal
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from realm_jax.data.normalisation import answer_tokens
+from realm_jax.data.words import word_edges
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.metrics import pattern_bound
 from realm_jax.metrics.answers import (
@@ -175,6 +176,12 @@ def test_has_answer():
         ("He left in 1981.", ["98"], False),
         ("Battle of the Bulge", ["battle of bulge"], True),
         ("a café", ["cafe\u0301"], True),
+        ("他是北京大学的学生。", ["北京大学"], True),
+        ("東京は日本の首都です", ["日本", "大阪"], True),
+        ("アメリカ合衆国", ["メリカ"], False),
+        ("กรุงเทพมหานครเป็นเมืองหลวง", ["เมืองหลวง"], True),
+        ("한국의 수도는 서울이다", ["서울"], True),
+        ("대한국의 수도", ["한국"], False),
         ("Washington, D.C.", ["Washington D.C."], True),
         ("anything", ["the", "?!"], False),
         ("anything", [], False),
@@ -205,3 +212,20 @@ def test_an_answer_set_apart_in_a_text_is_found(before, answer, after):
     assert has_answer(f"{before} | {answer} | {after}", [answer]) == bool(
         answer_tokens(answer)
     )
+
+
+unspaced = st.lists(st.sampled_from([*"北京アイกข한국x1 ", "กั"])).map(
+    lambda characters: " ".join("".join(characters).split())
+)
+
+
+@given(unspaced, unspaced)
+def test_without_spaces_an_answer_is_where_words_of_the_text_begin_and_end(
+    text, answer
+):
+    """The rule by which spans are given as answers."""
+    edges = word_edges(text)
+    starts = [i for i in range(len(text)) if text.startswith(answer, i)]
+    found = [i for i in starts if edges.begins[i] and edges.ends[i + len(answer)]]
+    assume(answer_tokens(answer))
+    assert has_answer(text, [answer]) == bool(found)

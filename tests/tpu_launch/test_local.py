@@ -235,9 +235,9 @@ local.Stage:
     command = "build-index"
     gin_files = {files!r}
     bindings = {tiny_run.bindings("build-index", root)!r}
-    beside = "build-index"
-    beside_gin_files = {files!r}
-    beside_bindings = {tiny_run.bindings("build-index", root, CORPUS="nowhere")!r}
+    companion = "build-index"
+    companion_gin_files = {files!r}
+    companion_bindings = {tiny_run.bindings("build-index", root, CORPUS="nowhere")!r}
 """
     )
     launcher = tiny_run.launch(chain)
