@@ -112,7 +112,10 @@ def _facts(
     yield "updates", f"{run.step:,} of {details.get('train_steps', run.step):,}"
     for start in read_starts(open_store(model_dir))[-1:]:
         settings = start.settings
-        yield "examples per update", str(settings.get("batch_size", "not recorded"))
+        # A warm start without pairs trains the reader alone, in batches of its own.
+        alone = settings.get("pairs_task") == ""
+        size = settings.get("reader_batch_size" if alone else "batch_size")
+        yield "examples per update", "not recorded" if size is None else str(size)
         # Its folder alone: a card may be published.
         began = PurePosixPath(settings.get("warm_start") or "").name
         yield "began with", began or "random parameters"
