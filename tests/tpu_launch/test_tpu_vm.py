@@ -84,10 +84,10 @@ def test_two_at_once_ask_for_one(world, vm, said, monkeypatch):
 
 
 def test_what_was_created_although_the_answer_was_lost(world, vm, said):
-    world.fault = lambda method, path: "lost" if method == "POST" else ""
+    world.faults = {"POST": "lost"}
     with pytest.raises(NotReadyError, match="answer was lost"):
         vm.up(RUN, said.append)
-    world.fault = lambda method, path: ""
+    world.faults = {}
     vm.up(RUN, said.append)
     assert alive(world) == BOTH
     assert len(world.created) == 2
@@ -105,7 +105,7 @@ REFUSALS = {
 
 def test_what_the_service_refuses(world, vm, said):
     for fault, (error, message) in REFUSALS.items():
-        world.fault = lambda method, path, fault=fault: fault * (method == "POST")
+        world.faults = {"POST": fault}
         with pytest.raises(error, match=message) as raised:
             vm.up(RUN, said.append)
         assert "\n" not in str(raised.value)

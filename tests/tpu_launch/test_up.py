@@ -208,14 +208,14 @@ def test_what_is_over_is_not_created_again(
 
 
 def test_no_access_is_not_now_and_what_was_said_is_found_again(world, said, model_dir):
-    world.fault = lambda method, path: "403"
+    world.faults = {"GET": "403"}
     code, _, err = said(line("--yes", model_dir=model_dir))
     assert code == os.EX_TEMPFAIL
     assert "expected access to Cloud TPU" in err
     code, out, _ = said(["status", f'--gin.MODEL_DIR="{model_dir}"', "--once"])
     assert code == 0
     assert "tpu_vm: expected access to Cloud TPU" in out
-    world.fault = lambda method, path: ""
+    world.faults = {}
     assert said(line("--yes", model_dir=model_dir))[0] == 0
     assert len(world.resources) == 2
 
@@ -226,7 +226,7 @@ def test_what_does_not_fit_is_launched_by_force_only(world, said, planned):
         code, out, err = said(line(*arguments))
         assert (code, out) == (2, "")
         assert "got memory: too much; change that" in err
-    assert world.requests == []
+    assert world.num_requests == 0
     code, out, _ = said(line("--dry_run", "--force"))
     assert code == 0
     assert len(commands(out)) == 2
@@ -249,7 +249,7 @@ def test_who_does_not_agree_pays_nothing(world, said, monkeypatch, model_dir):
         with pytest.raises(StoppedError, match="nothing was created"):
             up._ask(stop)
     os.close(controller)
-    assert world.requests == []
+    assert world.num_requests == 0
     assert not records.find_record(open_store(model_dir))
 
 
