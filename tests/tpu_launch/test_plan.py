@@ -16,51 +16,20 @@ from realm_jax.errors import StoppedError
 from realm_jax.hardware import HardwareConfig
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import DeviceConfig
-from realm_jax.models.bert import REMAT, BertConfig
-from realm_jax.models.retriever import RetrieverConfig
-from realm_jax.training.initialization import Lengths, ModelFactory
-from realm_jax.training.optimizers import OptimizerConfig
+from realm_jax.models.bert import REMAT
+from realm_jax.training.initialization import Lengths
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
 from tests import tiny_run, tiny_world
+from tests.tpu_launch.planning import BFLOAT16, PAPER, TINY, on, stage
 from tpu_launch import __main__ as tpu_launch
 from tpu_launch.cancellation import unless_stopped
 from tpu_launch.planner import commands, costs, devices, memory, programs
-from tpu_launch.planner.devices import DeviceMemory, Setting
+from tpu_launch.planner.devices import DeviceMemory
 from tpu_launch.slices import parse
 
 GIB = 1 << 30
-PAPER = CorpusSize()
-TINY = {"hidden_size": 128, "num_layers": 2, "num_heads": 2, "mlp_size": 512}
-TOWERS = functools.partial(RetrieverConfig, shared=False)
-BFLOAT16 = DeviceConfig("bfloat16", approximate=True)
-
-
-def base(vocab_size, **changes):
-    sizes = {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "mlp_size": 3072}
-    settings = {"dropout_rate": 0.1, "dtype": "bfloat16", **sizes, **changes}
-    return BertConfig(vocab_size=vocab_size, **settings)
-
-
-def stage(kind=PretrainConfig, *, bert=None, lengths=None, **changes):
-    encoder = functools.partial(base, **(bert or {}))
-    models = ModelFactory(encoder, TOWERS, lengths or Lengths())
-    settings = {
-        "model_dir": "m",
-        "corpus": "c",
-        "task": "t",
-        "train_steps": 200_000,
-        "batch_size": 512,
-        "models": models,
-        "optimizer": OptimizerConfig,
-    }
-    return kind(**(settings | changes))
-
-
-def on(trainer, builder="", corpus=PAPER, **changes):
-    hardware = HardwareConfig(trainer, builder=builder, **changes)
-    return Setting(corpus, hardware, False, lambda text: None)
 
 
 def plan(config, setting, command="pretrain"):
@@ -312,7 +281,7 @@ def test_a_host_has_the_examples_of_its_tasks():
         config = stage(WarmStartConfig, task=task, pairs_task=pairs_task)
         examples = commands._examples(on("v4-64"), 288, config)
         assert examples.value / size == pytest.approx(sentences)
-    models = ModelFactory(functools.partial(base, **TINY), TOWERS)
+    models = stage(bert=TINY).models
     builder = commands.build_index(models, EmbedConfig(), on("v4-64", "v4-16"))
     names = [line.name for line in builder.sections["a host"]]
     assert names[:2] == ["the corpus on its disk", "on its disk, in all"]
