@@ -34,7 +34,8 @@ from realm_jax.training.checkpoint_manifests import (
 from realm_jax.training.masked_spans import HeldOutSpans
 from realm_jax.training.stage import Stage
 from tests import tiny_world
-from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, read_item, silent
+from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, silent
+from tests.training.runs import Killed, kill_after, lines_of, state_of
 
 pytestmark = pytest.mark.full
 
@@ -49,25 +50,9 @@ NAMES = {
 }
 
 
-class Killed(BaseException):
-    """Ends a run as a kill would: nothing catches it."""
-
-
 def config_of(world, folder, **changes):
     changes = {"held_out_examples": 12, **changes}
     return tiny_world.pretrain_config(world, folder, **changes)
-
-
-def lines_of(folder):
-    """The lines of metrics by step, without what a clock says."""
-    return {
-        line["step"]: {
-            name: value
-            for name, value in line.items()
-            if not name.endswith(("_seconds", "_second"))
-        }
-        for line in read_metrics(str(folder))
-    }
 
 
 def utilities_of(folder):
@@ -86,14 +71,6 @@ def scripted(utilities, seen=None):
         return types.SimpleNamespace(means=lambda: means)
 
     return mock.patch.object(HeldOutSpans, "fill_in", fill_in)
-
-
-def kill_after(steps):
-    def report(step, total, values):
-        if step == steps:
-            raise Killed
-
-    return report
 
 
 @pytest.fixture(scope="module")
@@ -121,11 +98,7 @@ def measured(world, tmp_path_factory):
 
 
 def test_measuring_changes_no_bit_of_training(measured, uninterrupted):
-    folder, *_ = measured
-    for item in ("params", "rest"):
-        assert_same_bits(
-            *(read_item(open_store(path), 8, item) for path in (folder, uninterrupted))
-        )
+    assert_same_bits(state_of(measured[0], 8), state_of(uninterrupted, 8))
 
 
 def test_every_index_and_the_end_are_measured_and_compiled_for_once(measured, corpus):
@@ -237,9 +210,7 @@ def test_killed_and_resumed_it_is_the_same_run_with_the_same_best(
         assert pretrain.run(config_of(world, parts), silent, NEVER)
     assert utilities_of(whole) == utilities_of(parts) == {3: 0.5, 4: None, 8: 0.2}
     for step in (3, 4, 8):
-        for item in ("params", "rest"):
-            stores = open_store(whole), open_store(parts)
-            assert_same_bits(*(read_item(s, step, item) for s in stores))
+        assert_same_bits(state_of(whole, step), state_of(parts, step))
     expected, found = lines_of(whole), lines_of(parts)
     # A run that starts again measures its first index again.
     again = found[resumes_from + 1]

@@ -23,12 +23,9 @@ from realm_jax.training.checkpoint_manifests import (
 )
 from realm_jax.training.dev_exact_match import DevExactMatch, read_dev_questions
 from tests import groups, tiny_world
-from tests.tiny_world import EMBED, NEVER, assert_same_bits, read_item, silent
+from tests.tiny_world import EMBED, NEVER, assert_same_bits, silent
 from tests.training import hosts_program
-
-
-class KilledError(Exception):
-    """Stands for a kill."""
+from tests.training.runs import Killed, kill_after, state_of
 
 
 def config_of(world, folder, **changes):
@@ -100,8 +97,7 @@ def test_measuring_changes_no_bit_of_training(world, tmp_path):
         assert finetune.run(
             config_of(world, folder, questions=questions), silent, NEVER
         )
-    for item in ("params", "rest"):
-        assert_same_bits(*(read_item(open_store(f), 6, item) for f in folders))
+    assert_same_bits(*(state_of(folder, 6) for folder in folders))
     assert measured_at(folders[0]).keys() == {2, 4, 6}
     assert measured_at(folders[1]) == {}
     assert scores_of(folders[1]) == {4: None, 6: None}
@@ -119,14 +115,10 @@ def test_the_best_is_kept_opened_and_named(world, corpus, tmp_path):
 
 
 def test_killed_and_resumed_it_is_the_same_run(world, tmp_path):
-    def kill(step, total, values):
-        if step == 3:
-            raise KilledError
-
     whole, parts = (config_of(world, tmp_path / name) for name in ("whole", "parts"))
     assert finetune.run(whole, silent, NEVER)
-    with pytest.raises(KilledError):
-        finetune.run(parts, kill, NEVER)
+    with pytest.raises(Killed):
+        finetune.run(parts, kill_after(3), NEVER)
     assert finetune.run(parts, silent, NEVER)
     assert measured_at(parts.model_dir) == measured_at(whole.model_dir)
     assert scores_of(parts.model_dir) == scores_of(whole.model_dir)

@@ -20,19 +20,16 @@ from realm_jax.models.span_reader import SpanReader, span_bounds
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, warm_start
 from realm_jax.training.checkpoint_manifests import finished_steps
-from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.search_ahead import SearchAhead
-from realm_jax.training.stage import Stage
 from tests import tiny_world
-from tests.tiny_world import (
-    EMBED,
-    LENGTHS,
-    NEVER,
-    assert_same_bits,
-    differing,
-    silent,
-)
+from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, differing, silent
+from tests.training.runs import inputs_of, params_of
+
+
+def first_inputs(monkeypatch, config):
+    """The inputs of the first update, which is not made."""
+    return inputs_of(monkeypatch, finetune, config)[0]
 
 
 @pytest.fixture(scope="module")
@@ -40,22 +37,6 @@ def fine_tuned(world, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finetune")
     assert finetune.run(tiny_world.finetune_config(world, folder), silent, NEVER)
     return folder
-
-
-def params_of(folder):
-    return restore_params(open_store(folder)).tree
-
-
-def inputs_of(monkeypatch, config):
-    """The inputs of the first update, which is not made."""
-    seen = []
-    monkeypatch.setattr(
-        Stage,
-        "train",
-        lambda stage, loss, inputs_at, **others: seen.append(inputs_at(0, stage.state)),
-    )
-    finetune.run(config, silent, NEVER)
-    return seen[0]
 
 
 def test_the_document_tower_stays_to_the_last_bit_and_the_rest_trains(
@@ -96,18 +77,6 @@ def test_its_index_is_that_of_the_tower_it_keeps(fine_tuned, corpus):
     np.testing.assert_allclose(found, embeddings, atol=1e-4)
 
 
-def test_stopped_and_resumed_it_ends_at_the_same_bits(world, fine_tuned, tmp_path):
-    config = tiny_world.finetune_config(world, tmp_path)
-    stop, report = tiny_world.stop_after(2)
-    assert not finetune.run(config, report, stop)
-    (commit,) = (tmp_path / "index/commits").iterdir()
-    before = commit.read_bytes()
-    assert finetune.run(config, silent, NEVER)
-    assert commit.read_bytes() == before
-    assert_same_bits(params_of(tmp_path), params_of(fine_tuned))
-    assert finetune.run(config, silent, NEVER)
-
-
 def losses_of(config):
     assert finetune.run(config, silent, NEVER)
     return [line["loss"] for line in read_metrics(config.model_dir)]
@@ -132,7 +101,10 @@ def test_blocks_found_ahead_are_those_of_parameters_one_update_old(
     parts = dataclasses.replace(config, model_dir=str(tmp_path / "parts"))
     stop, report = tiny_world.stop_after(2)
     assert not finetune.run(parts, report, stop)
+    (commit,) = (tmp_path / "parts/index/commits").iterdir()
+    before = commit.read_bytes()
     assert losses_of(parts) == found
+    assert commit.read_bytes() == before
     assert_same_bits(params_of(parts.model_dir), params_of(config.model_dir))
 
 
@@ -163,7 +135,7 @@ def test_questions_blocks_and_answers_belong_together(
     world, corpus, tmp_path, monkeypatch
 ):
     config = tiny_world.finetune_config(world, tmp_path)
-    inputs = inputs_of(monkeypatch, config)
+    inputs = first_inputs(monkeypatch, config)
     assert inputs.block_embeddings.shape == (4, 24, 8)
     assert inputs.joined_ids.shape == (4, 2, LENGTHS.joined)
     assert inputs.block_valid.all()
@@ -196,7 +168,7 @@ def test_a_corpus_of_fewer_blocks_than_are_read_has_empty_slots(tmp_path, monkey
     config = tiny_world.finetune_config(
         small, tmp_path / "run", num_retrieved=50, num_read=5
     )
-    inputs = inputs_of(monkeypatch, config)
+    inputs = first_inputs(monkeypatch, config)
     assert inputs.joined_ids.shape[1] == 5
     np.testing.assert_array_equal(
         inputs.block_valid, [[True, True, False, False, False]] * 4
@@ -226,7 +198,7 @@ def test_a_frozen_tower_makes_a_lost_index_again_to_the_last_bit(
     shutil.copytree(fine_tuned, folder)
     shutil.rmtree(folder / "index")
     longer = tiny_world.finetune_config(world, folder, train_steps=4)
-    inputs_of(monkeypatch, longer)
+    first_inputs(monkeypatch, longer)
     one, two = (SnapshotSeries(open_store(f), "index") for f in (folder, fine_tuned))
     np.testing.assert_array_equal(
         one.read_array(one.latest(), EMBEDDINGS),
@@ -248,7 +220,7 @@ def test_after_another_stage_no_document_is_embedded_again(
     config = tiny_world.finetune_config(
         world, tmp_path / "finetune", warm_start=str(before)
     )
-    inputs_of(monkeypatch, config)
+    first_inputs(monkeypatch, config)
     assert sum(embedded) == 0
     one, two = (
         SnapshotSeries(open_store(folder), "index")
@@ -261,37 +233,13 @@ def test_after_another_stage_no_document_is_embedded_again(
     # One of another stage that did not embed this retriever is of no use.
     one.forget(1)
     shutil.rmtree(config.model_dir)
-    inputs_of(monkeypatch, config)
+    first_inputs(monkeypatch, config)
     assert sum(embedded) == corpus.num_blocks
-
-
-def test_the_index_of_a_run_with_another_tower_is_not_searched(
-    world, tmp_path, monkeypatch
-):
-    inputs_of(monkeypatch, tiny_world.finetune_config(world, tmp_path))
-    again = tiny_world.finetune_config(world, tmp_path)
-    inputs_of(monkeypatch, again)
-    other = tiny_world.finetune_config(world, tmp_path, seed=1)
-    with pytest.raises(BadInputError, match="another run"):
-        finetune.run(other, silent, NEVER)
 
 
 def test_no_more_can_be_read_than_is_retrieved(world):
     with pytest.raises(BadInputError, match="num_read"):
         tiny_world.finetune_config(world, "nowhere", num_read=25)
-
-
-def with_patterns(world, corpus, task):
-    """The same questions, with patterns that match what their answers are."""
-    questions = [
-        dataclasses.replace(
-            q,
-            answers=tuple(re.escape(a) for a in q.answers),
-            answers_are_patterns=True,
-        )
-        for q in read_questions(world.questions, "train")
-    ]
-    with_questions(corpus, task, questions)
 
 
 def with_questions(corpus, task, questions):
@@ -307,11 +255,19 @@ def with_questions(corpus, task, questions):
 def test_patterns_are_learned_from_as_the_answers_they_match(
     world, corpus, tmp_path, monkeypatch
 ):
-    with_patterns(world, corpus, "patterns")
-    exact = inputs_of(
+    questions = [
+        dataclasses.replace(
+            q,
+            answers=tuple(re.escape(a) for a in q.answers),
+            answers_are_patterns=True,
+        )
+        for q in read_questions(world.questions, "train")
+    ]
+    with_questions(corpus, "patterns", questions)
+    exact = first_inputs(
         monkeypatch, tiny_world.finetune_config(world, tmp_path / "exact")
     )
-    found = inputs_of(
+    found = first_inputs(
         monkeypatch,
         tiny_world.finetune_config(world, tmp_path / "found", task="patterns"),
     )
@@ -336,15 +292,6 @@ def test_how_many_questions_can_be_learned_from_is_said_first(
     with_questions(corpus, "half", [*lost[:half], *asked[half:]])
     with caplog.at_level(logging.INFO, "realm_jax.training.answer_coverage"):
         config = tiny_world.finetune_config(world, tmp_path, task="half")
-        inputs_of(monkeypatch, config)
+        first_inputs(monkeypatch, config)
     share = 100 * (len(asked) - half) / len(asked)
     assert f"{share:.1f}% of {len(asked)} questions have an answer" in caplog.text
-
-
-@pytest.mark.full
-def test_a_run_on_patterns_ends(world, corpus, tmp_path):
-    with_patterns(world, corpus, "whole_run")
-    config = tiny_world.finetune_config(world, tmp_path, task="whole_run")
-    assert finetune.run(config, silent, NEVER)
-    lines = list(read_metrics(str(tmp_path)))
-    assert [line["answer_retrieved"] for line in lines] == [1.0, 1.0, 1.0]

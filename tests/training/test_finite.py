@@ -13,24 +13,8 @@ from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, stage, warm_start
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tests import tiny_world
-from tests.tiny_world import (
-    NEVER,
-    poisoned,
-    read_item,
-    silent,
-)
-
-
-def arrays_of(folder):
-    """Every array of every checkpoint."""
-    store = open_store(folder)
-    return jax.tree.leaves(
-        [
-            read_item(store, step, item)
-            for step in finished_steps(store)
-            for item in ("params", "rest")
-        ]
-    )
+from tests.tiny_world import NEVER, poisoned, silent
+from tests.training.runs import arrays_of
 
 
 def check_skipping(run, config):

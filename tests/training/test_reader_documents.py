@@ -68,17 +68,17 @@ def runs(pieces, size):
     return [tuple(pieces[i : i + size]) for i in range(len(pieces) - size + 1)]
 
 
-def slowly(bodies, neighbours, sentence, span, source):
+def slowly(bodies, neighbours, sentence, span, source, joined=JOINED):
     """Returns (block, whether it holds the answer), by loops."""
     size = min(4, len(sentence))
     wanted = set(runs(sentence, size))
     answer = tuple(sentence[place] for place in span)
-    seen = JOINED - 1 - (len(sentence) + 2)
+    seen = joined - 1 - (len(sentence) + 2)
     useful, usable = [], []
     for block in neighbours:
         if block in (-1, source):
             continue
-        repeated = wanted & set(runs(bodies[block][:JOINED], size))
+        repeated = wanted & set(runs(bodies[block][:joined], size))
         if len(repeated) / len(wanted) >= 0.8:
             continue
         usable.append(block)

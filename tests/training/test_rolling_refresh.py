@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.errors import BadInputError
 from realm_jax.index import device_search
 from realm_jax.index.device_search import Precision
 from realm_jax.index.embed import document_embedder, embed_blocks
@@ -19,20 +18,12 @@ from realm_jax.storage import open_store
 from realm_jax.training import initialization, pretrain, rolling_refresh
 from realm_jax.training.candidate_search import DeviceSearch
 from realm_jax.training.checkpoint_manifests import finished_steps
-from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.partitioning import MeshConfig, make_mesh
 from realm_jax.training.pretrain_loss import PretrainLoss
 from realm_jax.training.rolling_refresh import Renewal
 from tests import tiny_world
-from tests.tiny_world import (
-    EMBED,
-    LENGTHS,
-    NEVER,
-    assert_same_bits,
-    differing,
-    read_item,
-    silent,
-)
+from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, differing, silent
+from tests.training.runs import params_of, state_of
 
 pytestmark = pytest.mark.full
 
@@ -130,11 +121,6 @@ def config_of(world, folder, **changes):
     return tiny_world.pretrain_config(world, folder, **(settings | changes))
 
 
-def state_of(folder):
-    store = open_store(folder)
-    return {item: read_item(store, 8, item) for item in ("params", "rest", "index")}
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -150,7 +136,7 @@ def test_stopped_and_resumed_it_is_the_same_run(world, tmp_path, settings):
     stop, report = tiny_world.stop_after(5)
     assert not pretrain.run(config_of(world, parted, **settings), report, stop)
     assert pretrain.run(config_of(world, parted, **settings), silent, NEVER)
-    assert_same_bits(state_of(whole), state_of(parted))
+    assert_same_bits(*(state_of(folder, 8, "index") for folder in (whole, parted)))
 
 
 def operations_of(line):
@@ -181,30 +167,6 @@ def test_a_run_may_go_on_rolling_and_back(world, stopped, tmp_path):
     assert finished_steps(open_store(folder))[-1] == 8
 
 
-def test_a_scann_index_cannot_be_renewed(world, tmp_path):
-    for changes in ({}, {"refresh_mode": "off", "write_back": True}):
-        with pytest.raises(BadInputError, match='expected SEARCHER="device"'):
-            config_of(world, tmp_path, searcher="scann", **changes)
-
-
-def test_a_frozen_retriever_stays_to_the_last_bit(world, uninterrupted, tmp_path):
-    config = config_of(
-        world,
-        tmp_path,
-        refresh_mode="off",
-        train_steps=2,
-        frozen=("retriever",),
-        warm_start=str(uninterrupted),
-    )
-    assert pretrain.run(config, silent, NEVER)
-    before, after = (
-        restore_params(open_store(folder)).tree for folder in (uninterrupted, tmp_path)
-    )
-    changed = differing(before, after)
-    assert changed
-    assert all(name.startswith("reader/") for name in changed)
-
-
 def test_embeddings_of_a_frozen_document_tower_may_come_from_the_index(
     world, uninterrupted, tmp_path
 ):
@@ -226,13 +188,9 @@ def test_embeddings_of_a_frozen_document_tower_may_come_from_the_index(
             warm_start=str(uninterrupted),
         )
         assert pretrain.run(config, silent, NEVER)
-        runs[from_index] = (
-            restore_params(open_store(folder)).tree,
-            list(read_metrics(str(folder))),
-        )
-    (_, lines), (taken, lines_taken) = runs[False], runs[True]
-    start = restore_params(open_store(uninterrupted)).tree
-    moved = differing(start, taken)
+        runs[from_index] = list(read_metrics(str(folder)))
+    lines, lines_taken = runs[False], runs[True]
+    moved = differing(params_of(uninterrupted), params_of(tmp_path / "True"))
     assert any(name.startswith("retriever/query_tower") for name in moved)
     assert not any(name.startswith("retriever/document_tower") for name in moved)
     for name in ("loss", "gradient_norm", "null_retrieval", "share_of_batch"):

@@ -12,10 +12,10 @@ from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training import pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps
-from realm_jax.training.checkpoints import restore_params
 from tests import groups, tiny_world
-from tests.tiny_world import assert_same_bits, read_item
+from tests.tiny_world import assert_same_bits
 from tests.training import hosts_program
+from tests.training.runs import params_of, state_of
 
 pytestmark = pytest.mark.full
 
@@ -122,12 +122,8 @@ def test_processes_train_as_one_does(
     # The best one is the same, and those that it left room for.
     assert finished_steps(store) == finished_steps(open_store(expected))
     assert finished_steps(store)[-1] == steps
-    one, other = (
-        restore_params(open_store(path)).tree for path in (expected, tmp_path)
-    )
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), one, other
-    )
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    jax.tree.map(close, params_of(expected), params_of(tmp_path))
     used = [
         [line["index_step"] for line in read_metrics(str(path))]
         for path in (expected, tmp_path)
@@ -174,9 +170,7 @@ def test_one_that_is_asked_to_stop_stops_all_and_nothing_is_lost(world, tmp_path
         if changes:
             stopped = finished_steps(open_store(folder))[-1]
             assert 5 <= stopped < 8
-    stores = open_store(whole), open_store(parts)
-    for item in ("params", "rest"):
-        assert_same_bits(*(read_item(store, 8, item) for store in stores))
+    assert_same_bits(state_of(whole, 8), state_of(parts, 8))
 
 
 def test_a_gradient_that_is_not_finite_ends_all_after_the_same_update(world, tmp_path):

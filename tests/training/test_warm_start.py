@@ -16,14 +16,14 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import span_bounds
 from realm_jax.storage import open_store
 from realm_jax.training import warm_start
-from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.optimizers import OptimizerConfig
-from realm_jax.training.stage import Stage
 from realm_jax.training.step_timing import Part
 from realm_jax.training.warm_start import ReaderMixture
 from tests import tiny_world
 from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, differing, silent
+from tests.training.runs import inputs_of, params_of
+from tests.training.test_reader_documents import slowly
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +31,6 @@ def uninterrupted(world, tmp_path_factory):
     folder = tmp_path_factory.mktemp("warm_start")
     assert warm_start.run(tiny_world.warm_start_config(world, folder), silent, NEVER)
     return folder
-
-
-def params_of(folder):
-    return restore_params(open_store(folder)).tree
 
 
 def drawn_params(corpus):
@@ -70,18 +66,10 @@ def test_its_metrics_tell_both_losses_and_how_fast_it_was(uninterrupted):
         assert "model_flops_utilization" not in line
 
 
-def test_stopped_and_resumed_it_ends_at_the_same_bits(world, uninterrupted, tmp_path):
-    config = tiny_world.warm_start_config(world, tmp_path)
-    stop, report = tiny_world.stop_after(2)
-    assert not warm_start.run(config, report, stop)
-    assert warm_start.run(config, silent, NEVER)
-    assert_same_bits(params_of(tmp_path), params_of(uninterrupted))
-
-
 def test_the_span_scorer_is_shown_every_masked_span(world, tmp_path, monkeypatch):
     models = dataclasses.replace(tiny_world.models(), span_scorer=True)
     config = tiny_world.warm_start_config(world, tmp_path, models=models, pairs_task="")
-    (inputs,) = inputs_of(monkeypatch, config)
+    (inputs,) = inputs_of(monkeypatch, warm_start, config)
     reading = inputs.reading
     starts, ends = span_bounds(LENGTHS.joined)
     for row, answers in enumerate(reading.span_is_answer):
@@ -105,7 +93,7 @@ def test_unmasked_wordpieces_are_predicted_where_they_stand(
     config = tiny_world.warm_start_config(
         world, tmp_path, score_unmasked=True, reader_batch_size=6
     )
-    inputs = inputs_of(monkeypatch, config, 2)
+    inputs = inputs_of(monkeypatch, warm_start, config, 2)
     assert inputs[0].pairs.query_ids.shape[0] == 4
     first, second = (one.reading for one in inputs)
     assert first.joined_ids.shape == (6, LENGTHS.joined)
@@ -118,7 +106,7 @@ def test_unmasked_wordpieces_are_predicted_where_they_stand(
     np.testing.assert_array_equal(there, targets.ids[scored])
     assert (second.unmasked.positions != targets.positions).any()
     (without,) = inputs_of(
-        monkeypatch, dataclasses.replace(config, score_unmasked=False)
+        monkeypatch, warm_start, dataclasses.replace(config, score_unmasked=False)
     )
     assert without.reading.unmasked is None
     np.testing.assert_array_equal(without.reading.joined_ids, first.joined_ids)
@@ -134,19 +122,6 @@ def test_another_order_of_examples_is_not_resumed(world, uninterrupted):
         config = tiny_world.warm_start_config(world, uninterrupted, **changed)
         with pytest.raises(BadInputError, match=next(iter(changed))):
             warm_start.run(config, silent, NEVER)
-
-
-def inputs_of(monkeypatch, config, steps=1):
-    """The inputs of the first updates, which are not made."""
-    seen = []
-
-    def train(stage, loss, inputs_at, **others):
-        seen.extend(inputs_at(step, stage.state) for step in range(steps))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Stage, "train", train)
-        warm_start.run(config, silent, NEVER)
-    return seen
 
 
 # 20 of the 24 blocks of the tiny world.
@@ -248,26 +223,13 @@ def pieces(row):
     return [int(piece) for piece in row if piece]
 
 
-def holds(body, answer):
-    size = len(answer)
-    return any(body[i : i + size] == answer for i in range(len(body) - size + 1))
-
-
-def repeats(body, sentence):
-    """Whether a body has 80 % of the sentence's runs of four."""
-    wanted, present = (
-        {tuple(ids[i : i + 4]) for i in range(len(ids) - 3)} for ids in (sentence, body)
-    )
-    return len(wanted & present) >= 0.8 * len(wanted)
-
-
 def test_every_row_is_joined_with_a_document_of_its_kind(
     world, corpus, tmp_path, monkeypatch
 ):
     config = reader_config(
         world, tmp_path, reader_batch_size=24, mixture=EVERY_BLOCK, train_steps=2
     )
-    seen = inputs_of(monkeypatch, config, steps=2)
+    seen = inputs_of(monkeypatch, warm_start, config, steps=2)
     every = np.arange(corpus.num_blocks)
     bodies = [pieces(row) for row in corpus.body_ids(every, LENGTHS.document)]
     params = drawn_params(corpus)
@@ -296,22 +258,22 @@ def test_every_row_is_joined_with_a_document_of_its_kind(
                 assert body == (bodies[source] if kind == 0 else [])
                 assert not reading.has_answer[i]
                 continue
-            answer = pieces(batch.mask_ids[i])
             sentence = list(query)
-            for position, piece in zip(batch.mask_positions[i], answer, strict=False):
-                sentence[position] = piece
-            usable = [
-                block
-                for block in every
-                if block != source and not repeats(bodies[block], sentence[1:-1])
-            ]
-            useful = [block for block in usable if holds(bodies[block], answer)]
-            assert reading.has_answer[i] == bool(useful)
-            eligible = useful or usable
-            assert bodies.index(body) in eligible
+            masked = [place for place in batch.mask_positions[i] if place]
+            for position, piece in zip(masked, batch.mask_ids[i], strict=False):
+                sentence[position] = int(piece)
             scores = documents @ queries[i]
-            best = max(scores[block] for block in eligible)
-            assert scores[bodies.index(body)] == pytest.approx(best, abs=1e-4)
+            block, has_answer = slowly(
+                bodies,
+                np.argsort(-scores),
+                sentence[1:-1],
+                [position - 1 for position in masked],
+                source,
+                LENGTHS.joined,
+            )
+            assert reading.has_answer[i] == has_answer
+            found = bodies.index(body)
+            assert scores[found] == pytest.approx(scores[block], abs=1e-4)
     assert all(counted.values())
     found = np.concatenate([inputs.reading.has_answer for inputs in seen])
     assert 0 < found.sum() < counted[2]
@@ -323,7 +285,7 @@ def test_what_is_read_where_no_neighbour_holds_the_answer_is_a_choice(
     for instead in ("own", "null"):
         mixture = ReaderMixture(0, 0, 1, num_retrieved=2, without_answer=instead)
         config = reader_config(world, tmp_path, reader_batch_size=16, mixture=mixture)
-        (inputs,) = inputs_of(monkeypatch, config)
+        (inputs,) = inputs_of(monkeypatch, warm_start, config)
         reading = inputs.reading
         (without,) = np.nonzero(~reading.has_answer)
         assert len(without)
@@ -341,7 +303,7 @@ def test_sentences_without_a_block_can_be_read_with_what_is_retrieved(
 ):
     mixture = ReaderMixture(0, 0.5, 0.5)
     config = reader_config(world, tmp_path, task="asked", mixture=mixture)
-    (inputs,) = inputs_of(monkeypatch, config)
+    (inputs,) = inputs_of(monkeypatch, warm_start, config)
     assert (inputs.reading.batch.source_block == -1).all()
     falls_back = ReaderMixture(0, 0.5, 0.5, without_answer="own")
     for own in (falls_back, ReaderMixture()):
@@ -357,7 +319,7 @@ def test_a_lost_index_is_made_again_only_of_a_retriever_that_stayed(
     shutil.copytree(reader_alone, folder)
     shutil.rmtree(folder / "index")
     longer = reader_config(world, folder, reader_batch_size=8, train_steps=4)
-    inputs_of(monkeypatch, longer)
+    inputs_of(monkeypatch, warm_start, longer)
     one, two = (SnapshotSeries(open_store(f), "index") for f in (folder, reader_alone))
     np.testing.assert_array_equal(
         one.read_array(one.latest(), EMBEDDINGS),
