@@ -47,18 +47,6 @@ def gradient_of_the_likelihood(scores, log_likelihood):
     return jax.grad(log_marginal)(scores)
 
 
-def test_worked_example_of_the_paper():
-    """f = [2, 1, 0], p(y|z1,x) = .6 and p(y|x) = .5 give r(z1) = .133."""
-    scores = jnp.array([[2.0, 1.0, 0.0]])
-    p = np.exp([2.0, 1.0, 0.0]) / np.exp([2.0, 1.0, 0.0]).sum()
-    np.testing.assert_allclose(p, [0.665, 0.245, 0.090], atol=5e-4)
-    # Any two likelihoods that make the marginal one half will do.
-    rest = (0.5 - 0.6 * p[0]) / p[1:].sum()
-    log_likelihood = jnp.log(jnp.array([[0.6, rest, rest]]))
-    gradient = gradient_of_the_likelihood(scores, log_likelihood)
-    assert float(gradient[0, 0]) == pytest.approx(0.133, abs=5e-4)
-
-
 def test_the_gradient_is_that_of_the_paper():
     """r(z) = [p(y|z,x) / p(y|x) - 1] p(z|x) (REALM, section 3.3), in float64."""
     rng = np.random.default_rng(1)
