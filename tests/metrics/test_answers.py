@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.data.normalisation import answer_tokens
-from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.errors import StoppedError
 from realm_jax.metrics import pattern_bound
 from realm_jax.metrics.answers import (
     compile_pattern,
@@ -19,6 +19,7 @@ from realm_jax.metrics.answers import (
     regex_match,
     token_f1,
 )
+from tests.refused import refused
 
 
 def test_exact_match():
@@ -117,7 +118,7 @@ def test_a_pattern_that_backtracks_without_end_is_named(monkeypatch):
     before = signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGINT)
     pattern, text = r"(a+)+\Z", "a" * 60 + "b"
     for search in (has_pattern, regex_match):
-        with pytest.raises(BadInputError, match=re.escape(repr(pattern))):
+        with refused(re.escape(repr(pattern))):
             search(text, ["b", pattern])
     assert (signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGINT)) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)

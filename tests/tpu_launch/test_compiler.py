@@ -6,9 +6,9 @@
 import pytest
 
 from realm_jax.data.corpus_size import CorpusSize
-from realm_jax.errors import BadInputError
 from realm_jax.training.initialization import Lengths
 from realm_jax.training.partitioning import MeshConfig
+from tests.refused import refused
 from tests.tpu_launch.planning import BFLOAT16, TINY, on, stage
 from tpu_launch.planner import commands, devices, memory, programs
 from tpu_launch.slices import parse
@@ -101,5 +101,5 @@ def test_only_data_leaves_a_slice():
     assert dict(mesh.shape) == {"data": 4, "fsdp": 4, "model": 1}
     for part, slice_index in ((mesh.devices[:2], 0), (mesh.devices[2:], 1)):
         assert {device.slice_index for device in part.flat} == {slice_index}
-    with pytest.raises(BadInputError, match="multiple of the 2 slices"):
+    with refused("multiple of the 2 slices"):
         memory.compiler_mesh(machines, MeshConfig(data=1, fsdp=16), num_slices=2)

@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.errors import BadInputError
 from realm_jax.index.snapshots import RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, stage, warm_start
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tests import tiny_world
+from tests.refused import refused
 from tests.tiny_world import NEVER, poisoned, silent
 from tests.training.runs import arrays_of
 
@@ -24,7 +24,7 @@ def check_skipping(run, config):
     stop, report = tiny_world.stop_after(6)
     with poisoned(5, 7):
         assert not run(config, report, stop)
-        with pytest.raises(BadInputError, match=r"at most 1 .* number 2 at update 7"):
+        with refused(r"at most 1 .* number 2 at update 7"):
             run(config, silent, NEVER)
         # It ends with the line of metrics that shows it.
         lines = list(read_metrics(config.model_dir))
@@ -68,7 +68,7 @@ def test_updates_of_realm_may_be_skipped_too(world, tmp_path, mode, write_back):
 )
 def test_the_other_stages_keep_no_nan_either(world, tmp_path, run, config_of):
     config = config_of(world, tmp_path, checkpoint_period=1, log_period=100)
-    with poisoned(3), pytest.raises(BadInputError, match="at update 3;"):
+    with poisoned(3), refused("at update 3;"):
         run(config, silent, NEVER)
     assert finished_steps(open_store(tmp_path)) == [1, 2]
     assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
@@ -82,7 +82,6 @@ def test_parameters_that_begin_as_nan_are_refused_by_name(world, tmp_path, monke
 
     monkeypatch.setattr(stage, "starting_params", damaged)
     config = tiny_world.pretrain_config(world, tmp_path)
-    with pytest.raises(BadInputError, match=r"after 0 updates, got NaN .*params/") as e:
+    with refused(r"after 0 updates, got NaN .*params/"):
         pretrain.run(config, silent, NEVER)
-    assert "\n" not in str(e.value)
     assert SnapshotSeries(open_store(tmp_path), RETRIEVER_SERIES).steps() == []

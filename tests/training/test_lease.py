@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from realm_jax.errors import BadInputError
 from realm_jax.storage import open_store
 from realm_jax.training import lease, warm_start
 from realm_jax.training.lease import Lease
 from tests import tiny_world
+from tests.refused import refused
 from tests.tiny_world import NEVER, silent
 from tests.waiting import Clock, wait_until
 
@@ -92,7 +92,7 @@ def holders(root):
 def test_a_second_trainer_is_refused_and_the_first_goes_on(holders, root):
     first = holders()
     assert first.line() == "held"
-    with pytest.raises(BadInputError, match=f"process {first.process.pid} on .* at wo"):
+    with refused(f"process {first.process.pid} on .* at wo"):
         Lease(open_store(root))
     assert first.ask() == "still held"
     assert first.ask("lately") == "held lately"
@@ -184,7 +184,7 @@ def test_a_stage_refuses_and_saves_nothing(world, tmp_path, monkeypatch):
 
     foreign_holder(tmp_path, '{"beat": 0}')
     sleep = Sleep(monkeypatch, beat)
-    with pytest.raises(BadInputError, match=r"process 1 on elsewhere\) is at work"):
+    with refused(r"process 1 on elsewhere\) is at work"):
         warm_start.run(tiny_world.warm_start_config(world, tmp_path), silent, NEVER)
     assert len(sleep.slept) == 8
     assert [path.name for path in tmp_path.iterdir()] == ["lease"]
@@ -201,7 +201,7 @@ def test_a_stage_that_was_replaced_saves_nothing_more(world, tmp_path, quick_upd
     config = tiny_world.warm_start_config(
         world, tmp_path, train_steps=4, checkpoint_period=1
     )
-    with pytest.raises(BadInputError, match=r"elsewhere.* has taken over"):
+    with refused(r"elsewhere.* has taken over"):
         warm_start.run(config, replace, NEVER)
     steps = {path.name for path in (tmp_path / "checkpoints").glob("*.json")}
     assert "1.json" in steps

@@ -15,6 +15,7 @@ from realm_jax.data.examples import Examples
 from realm_jax.errors import BadInputError
 from realm_jax.training import finetune, pretrain, warm_start
 from tests import tiny_world
+from tests.refused import refused
 from tests.tiny_world import NEVER, silent
 
 RUNS = pathlib.Path(__file__).parents[2] / "gin" / "runs"
@@ -47,9 +48,8 @@ def test_a_stage_names_the_damaged_file(own_world, tmp_path):
             sound = path.read_bytes()
             flip_a_bit(path)
             config = make_config(own_world, tmp_path / stage.__name__)
-            with pytest.raises(BadInputError, match=rf"{path.name} is dam") as caught:
+            with refused(rf"{path.name} is dam"):
                 stage.run(config, silent, NEVER)
-            assert "\n" not in str(caught.value)
             path.write_bytes(sound)
     assert not list(tmp_path.glob("*/checkpoints/*"))
 
@@ -76,7 +76,7 @@ def test_a_user_may_save_the_time(own_world, tmp_path):
     path = pathlib.Path(own_world.corpus, "hashes.npy")
     flip_a_bit(path)
     config = tiny_world.warm_start_config(own_world, tmp_path / "run", train_steps=0)
-    with pytest.raises(BadInputError, match=r"hashes\.npy is damaged"):
+    with refused(r"hashes\.npy is damaged"):
         warm_start.run(config, silent, NEVER)
     unverified = dataclasses.replace(config, verify_files=False)
     assert warm_start.run(unverified, silent, NEVER)
@@ -102,7 +102,7 @@ def test_blocks_end_where_the_wordpieces_do(own_world):
     data = bytearray(path.read_bytes())
     data[-8] ^= 1  # The lowest byte of the last offset.
     path.write_bytes(bytes(data))
-    with pytest.raises(BadInputError, match=r"expected blocks from 0 to \d+ in .*offs"):
+    with refused(r"expected blocks from 0 to \d+ in .*offs"):
         BlockStore.open(own_world.corpus)
 
 

@@ -3,12 +3,12 @@ import numpy as np
 import pytest
 
 from realm_jax.data.questions import question_examples, read_questions
-from realm_jax.errors import BadInputError
 from realm_jax.index.searchers import make_searcher
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.zero_shot_recall import HeldOutQuestions, search_questions
 from tests import tiny_world
+from tests.refused import refused
 from tests.tiny_world import LENGTHS
 from tests.training.loss_twins import draw
 
@@ -80,7 +80,7 @@ def test_recall_is_that_of_the_blocks_that_hold_the_answer(
     ]
     np.testing.assert_array_equal(recall, expected)
     assert 0 < recall.mean() < 1
-    with pytest.raises(BadInputError, match="nobody"):
+    with refused("nobody"):
         HeldOutQuestions(corpus, world.questions, "nobody", LENGTHS.query)
 
 
