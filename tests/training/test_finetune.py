@@ -63,20 +63,6 @@ def test_the_document_tower_stays_to_the_last_bit_and_the_rest_trains(
         assert 0 <= line["answer_read"] <= 1
 
 
-def test_its_index_is_that_of_the_tower_it_keeps(fine_tuned, corpus):
-    series = SnapshotSeries(open_store(fine_tuned), "index")
-    assert series.steps() == [0]
-    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    ids, segments = corpus.document_ids(np.arange(corpus.num_blocks), LENGTHS.document)
-    embeddings = jax.jit(
-        lambda params, *row: Retriever(config).apply(
-            {"params": params}, *row, method="embed_documents"
-        )
-    )(params_of(fine_tuned)["retriever"], ids, segments)
-    found = series.read_array(series.latest(), EMBEDDINGS)
-    np.testing.assert_allclose(found, embeddings, atol=1e-4)
-
-
 def losses_of(config):
     assert finetune.run(config, silent, NEVER)
     return [line["loss"] for line in read_metrics(config.model_dir)]

@@ -232,35 +232,27 @@ def test_a_store_that_is_away_neither_ends_training_nor_hides_an_error(
     assert "503" in caplog.text
 
 
-def test_what_another_job_commits_is_taken(source, params):
+def test_what_another_job_commits_and_is_not_refused_is_to_come_and_taken(
+    source, params
+):
     with IndexClient(source, NEVER) as client:
         assert client.take() is None
         client.publish(2, params)
         client.follow(newer_than=0)
         source.build(0, params)
+        assert not client.has_newer()
         source.build(2, params)
+        assert client.has_newer()
         assert client.wait(PATIENCE).manifest.step == 2
+        assert not client.has_newer()
+        source.build(3, louder(params))  # It is of nothing that was published.
+        wait_until(lambda: not client.has_newer())
         assert client.take() is None
     # After a resume it is an index from before that.
     with IndexClient(source, NEVER) as client:
         client.forget_after(3)
         client.follow(newer_than=0)
         assert client.wait(PATIENCE).manifest.step == 2
-
-
-def test_an_index_that_is_committed_and_not_refused_is_to_come(source, params):
-    client = IndexClient(source, NEVER)
-    client.publish(2, params)
-    client.follow(newer_than=1)
-    with client:
-        assert not client.has_newer()
-        source.build(2, params)
-        assert client.has_newer()
-        taken = client.wait(PATIENCE)
-        assert not client.has_newer()
-        source.build(3, louder(params))  # It is of nothing that was published.
-        wait_until(lambda: not client.has_newer())
-    assert taken.manifest.step == 2
 
 
 def test_an_index_of_a_lost_run_or_another_length_is_refused_until_it_is_made_anew(

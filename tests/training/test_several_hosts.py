@@ -13,9 +13,8 @@ from realm_jax.storage import open_store
 from realm_jax.training import pretrain
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tests import groups, tiny_world
-from tests.tiny_world import assert_same_bits
 from tests.training import hosts_program
-from tests.training.runs import params_of, state_of
+from tests.training.runs import params_of
 
 pytestmark = pytest.mark.full
 
@@ -159,18 +158,6 @@ def test_all_processes_swap_at_the_same_step(world, tmp_path):
     committed = SnapshotSeries(open_store(tmp_path), INDEX_SERIES).steps()
     assert set(used) <= set(committed)
     assert committed[-1] == 30
-
-
-def test_one_that_is_asked_to_stop_stops_all_and_nothing_is_lost(world, tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    runs = [(whole, {}), (parts, {"stop_last_after": 5}), (parts, {})]
-    for folder, changes in runs:
-        with groups.started(trainer(world, folder, **changes), num_processes=2) as job:
-            job.wait()
-        if changes:
-            stopped = finished_steps(open_store(folder))[-1]
-            assert 5 <= stopped < 8
-    assert_same_bits(state_of(whole, 8), state_of(parts, 8))
 
 
 def test_a_gradient_that_is_not_finite_ends_all_after_the_same_update(world, tmp_path):
