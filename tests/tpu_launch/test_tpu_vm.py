@@ -94,18 +94,15 @@ def test_what_was_created_although_the_answer_was_lost(world, vm, said):
     assert len(world.created) == 2
 
 
-REFUSALS = {
-    "401": (NotReadyError, "gcloud auth application-default login"),
-    "403": (NotReadyError, "roles/tpu.admin"),
-    "quota": (NotReadyError, "TPUV4sPerProjectPerZone"),
-    "500": (NotReadyError, "Internal error"),
-    "503": (NotReadyError, "unavailable"),
-    "400": (BadInputError, "correct project, zone, machines or network"),
-}
-
-
 def test_what_the_service_refuses(world, vm, said):
-    for fault, (error, message) in REFUSALS.items():
+    for fault, error, message in (
+        ("401", NotReadyError, "gcloud auth application-default login"),
+        ("403", NotReadyError, "roles/tpu.admin"),
+        ("quota", NotReadyError, "TPUV4sPerProjectPerZone"),
+        ("500", NotReadyError, "Internal error"),
+        ("503", NotReadyError, "unavailable"),
+        ("400", BadInputError, "correct project, zone, machines or network"),
+    ):
         world.faults = {"POST": fault}
         with pytest.raises(error, match=message) as raised:
             vm.up(RUN, said.append)
@@ -146,8 +143,8 @@ def test_what_is_asked_for(world, said):
         [spec] = body["tpu"]["nodeSpec"]
         assert spec["multisliceParams"]["nodeCount"] == 2
         node = spec["node"]
-        assert node["acceleratorType"] == "v5litepod-64"
-        assert node["runtimeVersion"] == "v2-alpha-tpuv5-lite"
+        machines = node["acceleratorType"], node["runtimeVersion"]
+        assert machines == ("v5litepod-64", "v2-alpha-tpuv5-lite")
         assert node["serviceAccount"]["email"] == "w@p"
         assert node["networkConfig"] == {"network": "net"}
         assert ("spot" in body) == (provisioning == "spot")

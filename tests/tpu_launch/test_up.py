@@ -19,21 +19,20 @@ from tpu_launch.planner.figures import Line, Plan, Unit
 from tpu_launch.run import TRAINER, run_id
 
 MODEL_DIR = "gs://bucket/my/pretrain"
+MACROS = {
+    "CORPUS": "/data/my/corpus",
+    "TASK": "my_salient",
+    "WARM_START": "gs://bucket/my/warm_start",
+    "PROJECT": "p",
+    "ZONE": "us-central2-b",
+}
 FETCHED = ("gs://bucket/my/corpus", "/data/my/corpus")
 FETCH = '--gin.hardware.LaunchConfig.fetch={"gs://bucket/my/corpus": "/data/my/corpus"}'
 
 
 def line(*more, model_dir=MODEL_DIR, run_file="pretrain", **macros):
     files = ("models/tiny", f"runs/{run_file}", "hardware/v5litepod_64")
-    macros = {
-        "MODEL_DIR": model_dir,
-        "CORPUS": "/data/my/corpus",
-        "TASK": "my_salient",
-        "WARM_START": "gs://bucket/my/warm_start",
-        "PROJECT": "p",
-        "ZONE": "us-central2-b",
-        **macros,
-    }
+    macros = {"MODEL_DIR": model_dir, **MACROS, **macros}
     return [
         *("up", "--backend=tpu_vm"),
         *(f"--gin_file=gin/{file}.gin" for file in files),
@@ -270,15 +269,6 @@ def test_gin_files_go_along_wherever_they_lie(said, monkeypatch, tmp_path, shipp
     assert shipped["of/mine.gin"] == tmp_path / "of" / "mine.gin"
 
 
-def test_gke_refuses_before_anything_is_created(said, model_dir):
-    arguments = line("--backend=gke", "--yes", model_dir=model_dir)
-    arguments += ['--gin.hardware.HardwareConfig.trainer="v2-128"']
-    code, _, err = said(arguments)
-    assert code == 2
-    assert "of v3 to TPU7x for the trainer on GKE, got v2-128" in err
-    assert not records.find_record(open_store(model_dir))
-
-
 def launch_config(setting):
     return f"--gin.hardware.LaunchConfig.{setting}"
 
@@ -305,6 +295,10 @@ BAD_LINES = [
     (line('--gin.hardware.HardwareConfig.trainer="v4-65"'), "got 'v4-65'"),
     (line("--gin.hardware.HardwareConfig.trainer_slices=0"), "trainer_slices"),
     (line("--backend=magic"), "invalid choice: 'magic'"),
+    (
+        line("--backend=gke", '--gin.hardware.HardwareConfig.trainer="v2-128"'),
+        "of v3 to TPU7x for the trainer on GKE, got v2-128",
+    ),
     (line("--gin_file={elsewhere}"), "mine.gin, which looks like a secret"),
     (line("--gin_file={including}"), "files that workers find included in"),
     (line(launch_config("builder_gin_files=['no.gin']")), "a gin file at no.gin"),

@@ -1,9 +1,11 @@
 """What a TPU VM's worker says in the model directory, and what it hears there."""
 
 import http.client
+import io
 import os
 import threading
 import time
+from unittest import mock
 
 import pytest
 from jax._src.clusters import cloud_tpu_cluster
@@ -12,7 +14,6 @@ from realm_jax.index.heartbeat import Heartbeat
 from realm_jax.index.snapshots import RETRIEVER_SERIES
 from realm_jax.storage import open_store
 from tests.refused import refused
-from tests.waiting import wait_until
 from tpu_launch import records, worker
 from tpu_launch.processes import Command, Pace
 from tpu_launch.run import BUILDER, TRAINER
@@ -119,38 +120,16 @@ def test_logs_are_kept_short_in_the_model_directory(store, log):
     assert set(kept.splitlines()) == {b"0123456789"}
 
 
-class Answer:
-    def __init__(self, data):
-        self._data = data
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def read(self):
-        return self._data
-
-
 def test_a_preemption_is_heard_whatever_the_server_answers(monkeypatch):
     gone = http.client.RemoteDisconnected("gone"), http.client.IncompleteRead(b"")
-    told = Answer(b"FALSE"), Answer(b"TRUE\n")
-    answers = iter([OSError("refused"), *gone, *told])
-
-    def ask(path, seconds):
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
+    told = io.BytesIO(b"FALSE"), io.BytesIO(b"TRUE\n")
+    ask = mock.Mock(side_effect=[OSError("refused"), *gone, *told])
     monkeypatch.setattr(worker, "open_metadata", ask)
     monkeypatch.setattr(worker, "_RETRY_SECONDS", 0.0)
     stop = threading.Event()
-    thread = threading.Thread(target=worker.await_preemption, args=(stop,))
-    thread.start()
-    wait_until(stop.is_set)
-    thread.join()
+    worker.await_preemption(stop)
+    assert stop.is_set()
+    assert ask.call_count == 5
 
 
 TPU_ENV = """ACCELERATOR_TYPE: 'v4-16'
@@ -205,12 +184,10 @@ def test_what_is_missing_is_named(place, stop):
         ("tpu-env", TPU_ENV.replace("'2'", "'3'"), "MEGASCALE_SLICE_ID"),
         ("tpu-env", TPU_ENV.replace("10.0.0.1:8080", ""), "COORDINATOR_ADDRESS"),
     ):
-        kept = place.pop(name)
-        if value is not None:
-            place[name] = value
-        with refused(named):
+        with pytest.MonkeyPatch.context() as patch, refused(named):
+            patch.delitem(place, name)
+            place.update({name: value} if value else {})
             find_place(3, 2, stop)
-        place[name] = kept
 
 
 def test_no_metadata_server(stop, monkeypatch):

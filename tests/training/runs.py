@@ -1,12 +1,18 @@
 """How tests end runs of stages, and what they look at afterwards."""
 
 import jax
+import numpy as np
 
+from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.metrics.metrics_file import read_metrics
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.checkpoints import restore_params
+from realm_jax.training.initialization import initial_params
 from realm_jax.training.stage import Stage
+from tests import tiny_world
 from tests.tiny_world import NEVER, read_item, silent
 
 
@@ -64,3 +70,18 @@ def inputs_of(monkeypatch, stage, config, steps=1):
         patch.setattr(Stage, "train", train)
         stage.run(config, silent, NEVER)
     return seen
+
+
+def drawn_params(corpus, make_reader=KnowledgeEncoder):
+    """What a stage of the tiny world draws with its seed."""
+    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    models = Retriever(config), make_reader(config.bert)
+    return initial_params(*models, tiny_world.LENGTHS, seed=0)[0]
+
+
+def embeddings_of(retriever_params, corpus):
+    """The embeddings of all blocks."""
+    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    blocks = np.arange(corpus.num_blocks)
+    embed = document_embedder(config)
+    return embed_blocks(embed, retriever_params, corpus, blocks, tiny_world.EMBED)

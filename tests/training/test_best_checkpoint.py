@@ -15,7 +15,6 @@ from realm_jax.evaluation.loading import open_finished
 from realm_jax.evaluation.masked_spans import evaluate_masked_spans
 from realm_jax.evaluation.provenance import best_checkpoint
 from realm_jax.evaluation.report_data import BestCheckpoint
-from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.index.searchers import make_searcher
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.metrics.metrics_file import read_metrics
@@ -34,8 +33,8 @@ from realm_jax.training.masked_spans import HeldOutSpans
 from realm_jax.training.stage import Stage
 from tests import tiny_world
 from tests.refused import refused
-from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, silent
-from tests.training.runs import Killed, kill_after, lines_of, state_of
+from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, silent
+from tests.training.runs import Killed, embeddings_of, kill_after, lines_of, state_of
 
 pytestmark = pytest.mark.full
 
@@ -114,13 +113,7 @@ def test_every_index_and_the_end_are_measured_and_compiled_for_once(measured, co
     for step, tree, encoder in zip(
         measured_at, params, [*params[:3], params[2]], strict=True
     ):
-        embeddings = embed_blocks(
-            document_embedder(config),
-            encoder["retriever"],
-            corpus,
-            np.arange(corpus.num_blocks),
-            EMBED,
-        )
+        embeddings = embeddings_of(encoder["retriever"], corpus)
         expected = evaluate_masked_spans(
             Retriever(config),
             KnowledgeEncoder(config.bert),

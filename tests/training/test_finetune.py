@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import logging
 import re
 import shutil
@@ -14,17 +15,15 @@ from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.index.source import IndexSource
 from realm_jax.metrics.metrics_file import read_metrics
-from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanReader, span_bounds
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, warm_start
 from realm_jax.training.checkpoint_manifests import finished_steps
-from realm_jax.training.initialization import initial_params
 from realm_jax.training.search_ahead import SearchAhead
 from tests import tiny_world
 from tests.refused import refused
 from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, differing, silent
-from tests.training.runs import inputs_of, params_of
+from tests.training.runs import drawn_params, inputs_of, params_of
 
 
 def first_inputs(monkeypatch, config):
@@ -42,10 +41,7 @@ def fine_tuned(world, tmp_path_factory):
 def test_the_document_tower_stays_to_the_last_bit_and_the_rest_trains(
     fine_tuned, corpus
 ):
-    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    drawn, _ = initial_params(
-        Retriever(config), SpanReader(config.bert, 3), LENGTHS, seed=0
-    )
+    drawn = drawn_params(corpus, functools.partial(SpanReader, max_span=3))
     changed = differing(drawn, params_of(fine_tuned))
     assert not [name for name in changed if "/document_tower/" in name]
     for part in ("retriever/query_tower/bert/", "retriever/query_tower/projection/"):

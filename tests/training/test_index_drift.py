@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from realm_jax.data.examples import Examples
-from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.index.searchers import DeviceSearcher, ScannSearcher, sampled_blocks
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.training.index_drift import NEIGHBOURS, NUM_QUERIES, Probe, mean_kl
 from tests import tiny_world
-from tests.tiny_world import EMBED, LENGTHS
+from tests.tiny_world import LENGTHS
 from tests.training.loss_twins import draw
+from tests.training.runs import embeddings_of
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +20,7 @@ def sample(corpus):
     params = draw(corpus.vocabulary.size, KnowledgeEncoder)["retriever"]
     examples = Examples.open(corpus.directory / "examples" / "asked" / "train")
     queries = examples.batch(np.arange(min(NUM_QUERIES, len(examples))))["query_ids"]
-    fresh = embed_blocks(
-        document_embedder(config), params, corpus, np.arange(corpus.num_blocks), EMBED
-    )
+    fresh = embeddings_of(params, corpus)
     return Probe(corpus, config, queries, LENGTHS.document), params, fresh
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from realm_jax.index import device_search
 from realm_jax.index.device_search import Precision
-from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
@@ -22,8 +21,8 @@ from realm_jax.training.partitioning import MeshConfig, make_mesh
 from realm_jax.training.pretrain_loss import PretrainLoss
 from realm_jax.training.rolling_refresh import Renewal
 from tests import tiny_world
-from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, differing, silent
-from tests.training.runs import params_of, state_of
+from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, differing, silent
+from tests.training.runs import embeddings_of, params_of, state_of
 
 pytestmark = pytest.mark.full
 
@@ -39,13 +38,7 @@ def tower(corpus):
         loss.retriever, loss.reader, LENGTHS, seed=3
     )
     search = DeviceSearch(loss, corpus, LENGTHS, 4, MESH, False)
-    whole = embed_blocks(
-        document_embedder(config),
-        params["retriever"],
-        corpus,
-        np.arange(corpus.num_blocks),
-        EMBED,
-    )
+    whole = embeddings_of(params["retriever"], corpus)
     return search, params, whole
 
 

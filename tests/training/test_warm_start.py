@@ -10,19 +10,17 @@ import pytest
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.metrics.metrics_file import read_metrics
-from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import span_bounds
 from realm_jax.storage import open_store
 from realm_jax.training import warm_start
-from realm_jax.training.initialization import initial_params
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.step_timing import Part
 from realm_jax.training.warm_start import ReaderMixture
 from tests import tiny_world
 from tests.refused import refused
 from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, differing, silent
-from tests.training.runs import inputs_of, params_of
+from tests.training.runs import drawn_params, embeddings_of, inputs_of, params_of
 from tests.training.test_reader_documents import slowly
 
 
@@ -31,14 +29,6 @@ def uninterrupted(world, tmp_path_factory):
     folder = tmp_path_factory.mktemp("warm_start")
     assert warm_start.run(tiny_world.warm_start_config(world, folder), silent, NEVER)
     return folder
-
-
-def drawn_params(corpus):
-    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    drawn, _ = initial_params(
-        Retriever(config), KnowledgeEncoder(config.bert), LENGTHS, seed=0
-    )
-    return drawn
 
 
 def test_it_trains_towers_and_reader_from_what_the_seed_draws(uninterrupted, corpus):
@@ -208,13 +198,6 @@ def test_a_mixture_stopped_and_resumed_ends_at_the_same_bits(
     assert_same_bits(params_of(tmp_path), params_of(reader_alone))
 
 
-def embeddings(params, corpus, method, *ids):
-    """By the model itself, one call for all rows."""
-    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    embed = functools.partial(Retriever(config).apply, method=method)
-    return np.asarray(jax.jit(embed)({"params": params["retriever"]}, *ids))
-
-
 def pieces(row):
     return [int(piece) for piece in row if piece]
 
@@ -229,17 +212,16 @@ def test_every_row_is_joined_with_a_document_of_its_kind(
     every = np.arange(corpus.num_blocks)
     bodies = [pieces(row) for row in corpus.body_ids(every, LENGTHS.document)]
     params = drawn_params(corpus)
-    documents = embeddings(
-        params,
-        corpus,
-        "embed_documents",
-        *corpus.document_ids(every, LENGTHS.document),
+    towers = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    embed_queries = jax.jit(
+        functools.partial(Retriever(towers).apply, method="embed_queries")
     )
+    documents = embeddings_of(params["retriever"], corpus)
     counted = {0: 0, 1: 0, 2: 0}
     for inputs in seen:
         assert inputs.pairs is None
         reading, batch = inputs.reading, inputs.reading.batch
-        queries = embeddings(params, corpus, "embed_queries", batch.query_ids)
+        queries = embed_queries({"params": params["retriever"]}, batch.query_ids)
         for i, kind in enumerate(reading.kind):
             query, joined = pieces(batch.query_ids[i]), pieces(reading.joined_ids[i])
             assert joined[: len(query)] == query
