@@ -1,5 +1,7 @@
 """The masked-LM head against numpy in float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,16 +19,20 @@ def params(config, joined, random_params):
     return random_params(KnowledgeEncoder(config), *joined, POSITIONS)
 
 
+def apply(module, params, *inputs, method="__call__"):
+    apply = functools.partial(module.apply, method=method)
+    return jax.jit(apply)({"params": params}, *inputs)
+
+
 @pytest.fixture(scope="module")
 def logits(config, params, joined):
-    module = KnowledgeEncoder(config)
-    return jax.jit(module.apply)({"params": params}, *joined, POSITIONS)
+    return apply(KnowledgeEncoder(config), params, *joined, POSITIONS)
 
 
 def test_logits_are_the_tied_head_at_the_masked_positions(
     config, params, joined, logits
 ):
-    sequence = jax.jit(Bert(config).apply)({"params": params["bert"]}, *joined)[0]
+    sequence = apply(Bert(config), params["bert"], *joined).sequence
     sequence = np.asarray(sequence, np.float64)
     table = np.asarray(params["bert"]["token_embedding"]["embedding"], np.float64)
     for row, positions in enumerate(POSITIONS):
@@ -43,11 +49,8 @@ def test_logits_are_the_tied_head_at_the_masked_positions(
 
 def test_log_probs_are_those_of_the_masked_wordpieces(config, params, joined, logits):
     mask_ids = np.array([[4, 0, 39], [7, 7, 1], [20, 0, 0], [3, 8, 12]], np.int32)
-    found = jax.jit(
-        lambda p: KnowledgeEncoder(config).apply(
-            {"params": p}, *joined, POSITIONS, mask_ids, method="token_log_probs"
-        )
-    )(params)
+    inputs = *joined, POSITIONS, mask_ids
+    found = apply(KnowledgeEncoder(config), params, *inputs, method="token_log_probs")
     probabilities = np.exp(np.asarray(logits, np.float64))
     probabilities /= probabilities.sum(-1, keepdims=True)
     for row in range(4):
@@ -61,16 +64,9 @@ def test_masks_of_an_example_serve_all_its_candidates(config, params, joined):
     ids, segment_ids = (x.reshape(2, 2, -1) for x in joined)
     positions, mask_ids = POSITIONS[:2, None], np.array([[[1, 2, 3]], [[4, 5, 6]]])
 
-    @jax.jit
-    def log_probs(positions, mask_ids):
-        return KnowledgeEncoder(config).apply(
-            {"params": params},
-            ids,
-            segment_ids,
-            positions,
-            mask_ids,
-            method="token_log_probs",
-        )
+    def log_probs(*masks):
+        module, inputs = KnowledgeEncoder(config), (ids, segment_ids, *masks)
+        return apply(module, params, *inputs, method="token_log_probs")
 
     found = log_probs(positions, mask_ids)
     repeated = log_probs(np.repeat(positions, 2, 1), np.repeat(mask_ids, 2, 1))
@@ -82,21 +78,12 @@ def test_its_span_scorer_is_the_span_readers(config, joined, random_params):
     """The same parameters under the same names give the same scores, of one pass."""
     module = KnowledgeEncoder(config, span_scorer=True)
     params = random_params(module, *joined, POSITIONS)
-    mask_ids = np.full_like(POSITIONS, 7)
-    tokens, spans = jax.jit(
-        lambda p: module.apply(
-            {"params": p}, *joined, POSITIONS, mask_ids, method="tokens_and_spans"
-        )
-    )(params)
+    inputs = *joined, POSITIONS, np.full_like(POSITIONS, 7)
+    tokens, spans = apply(module, params, *inputs, method="tokens_and_spans")
     names = ("bert", "span_dense", "span_norm", "span_output")
-    expected = jax.jit(SpanReader(config).apply)(
-        {"params": {name: params[name] for name in names}}, *joined
-    )
+    of_scorer = {name: params[name] for name in names}
+    expected = apply(SpanReader(config), of_scorer, *joined)
     np.testing.assert_allclose(spans.logits, expected.logits, atol=1e-5)
     np.testing.assert_array_equal(spans.valid, expected.valid)
-    alone = jax.jit(
-        lambda p: module.apply(
-            {"params": p}, *joined, POSITIONS, mask_ids, method="token_log_probs"
-        )
-    )(params)
+    alone = apply(module, params, *inputs, method="token_log_probs")
     np.testing.assert_allclose(tokens, alone, atol=1e-5)

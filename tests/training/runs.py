@@ -4,6 +4,8 @@ import jax
 import numpy as np
 
 from realm_jax.index.embed import document_embedder, embed_blocks
+from realm_jax.index.manifest import EMBEDDINGS
+from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
@@ -70,6 +72,12 @@ def inputs_of(monkeypatch, stage, config, steps=1):
         patch.setattr(Stage, "train", train)
         stage.run(config, silent, NEVER)
     return seen
+
+
+def index_of(folder):
+    """The embeddings of the newest index."""
+    series = SnapshotSeries(open_store(folder), INDEX_SERIES)
+    return series.read_array(series.latest(), EMBEDDINGS)
 
 
 def drawn_params(corpus, make_reader=KnowledgeEncoder):

@@ -11,7 +11,6 @@ import pytest
 from bench.invented_world import WorldConfig
 from realm_jax.data.examples import write_examples
 from realm_jax.data.questions import question_examples, read_questions
-from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.index.source import IndexSource
 from realm_jax.metrics.metrics_file import read_metrics
@@ -23,7 +22,7 @@ from realm_jax.training.search_ahead import SearchAhead
 from tests import tiny_world
 from tests.refused import refused
 from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, differing, silent
-from tests.training.runs import drawn_params, inputs_of, params_of
+from tests.training.runs import drawn_params, index_of, inputs_of, params_of
 
 
 def first_inputs(monkeypatch, config):
@@ -181,11 +180,7 @@ def test_a_frozen_tower_makes_a_lost_index_again_to_the_last_bit(
     shutil.rmtree(folder / "index")
     longer = tiny_world.finetune_config(world, folder, train_steps=4)
     first_inputs(monkeypatch, longer)
-    one, two = (SnapshotSeries(open_store(f), "index") for f in (folder, fine_tuned))
-    np.testing.assert_array_equal(
-        one.read_array(one.latest(), EMBEDDINGS),
-        two.read_array(two.latest(), EMBEDDINGS),
-    )
+    np.testing.assert_array_equal(*map(index_of, (folder, fine_tuned)))
 
 
 def test_after_another_stage_no_document_is_embedded_again(
@@ -204,16 +199,9 @@ def test_after_another_stage_no_document_is_embedded_again(
     )
     first_inputs(monkeypatch, config)
     assert sum(embedded) == 0
-    one, two = (
-        SnapshotSeries(open_store(folder), "index")
-        for folder in (before, config.model_dir)
-    )
-    np.testing.assert_array_equal(
-        two.read_array(two.read_manifest(0), EMBEDDINGS),
-        one.read_array(one.read_manifest(1), EMBEDDINGS),
-    )
+    np.testing.assert_array_equal(*map(index_of, (before, config.model_dir)))
     # One of another stage that did not embed this retriever is of no use.
-    one.forget(1)
+    SnapshotSeries(open_store(before), "index").forget(1)
     shutil.rmtree(config.model_dir)
     first_inputs(monkeypatch, config)
     assert sum(embedded) == corpus.num_blocks

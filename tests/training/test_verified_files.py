@@ -18,7 +18,7 @@ from tests import tiny_world
 from tests.refused import refused
 from tests.tiny_world import NEVER, silent
 
-RUNS = pathlib.Path(__file__).parents[2] / "gin" / "runs"
+GIN = pathlib.Path(__file__).parents[2] / "gin"
 
 
 @pytest.fixture
@@ -82,19 +82,18 @@ def test_a_user_may_save_the_time(own_world, tmp_path):
     assert warm_start.run(unverified, silent, NEVER)
 
 
+def realm(command, model_dir, corpus, *files, **macros):
+    """Runs a command; returns its exit code."""
+    macros |= {"MODEL_DIR": model_dir, "CORPUS": corpus}
+    words = [f"--gin_file={GIN / file}.gin" for file in files]
+    return main([command, *words, *(f"--gin.{n}={v}" for n, v in macros.items())])
+
+
 def test_the_index_builder_names_the_damaged_file(own_world, tmp_path, capfd):
     flip_a_bit(pathlib.Path(own_world.corpus, "ids.npy"))
-    code = main(
-        [
-            "build-index",
-            f"--gin_file={RUNS / 'build_index.gin'}",
-            f"--gin.MODEL_DIR={tmp_path / 'model'}",
-            f"--gin.CORPUS={own_world.corpus}",
-        ]
-    )
-    said = capfd.readouterr().err.strip().splitlines()
-    assert code == 2
-    assert "ids.npy is damaged" in said[-1]
+    places = tmp_path / "model", own_world.corpus
+    assert realm("build-index", *places, "runs/build_index") == 2
+    assert "ids.npy is damaged" in capfd.readouterr().err.strip().splitlines()[-1]
 
 
 def test_blocks_end_where_the_wordpieces_do(own_world):
@@ -115,16 +114,9 @@ def test_a_stage_says_how_far_the_reading_of_a_large_corpus_is(
     for name in ("realm_jax", store_files.__name__):
         monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
     flip_a_bit(pathlib.Path(own_world.corpus, "ids.npy"))
-    macros = {"CORPUS": own_world.corpus, "TASK": "stated"}
-    macros["MODEL_DIR"] = tmp_path / "model"
-    code = main(
-        [
-            *("warm-start", f"--gin_file={RUNS.parent / 'models' / 'tiny.gin'}"),
-            f"--gin_file={RUNS / 'warm_start.gin'}",
-            *(f"--gin.{name}={value}" for name, value in macros.items()),
-        ]
-    )
-    assert code == 2
+    places = tmp_path / "model", own_world.corpus
+    files = "models/tiny", "runs/warm_start"
+    assert realm("warm-start", *places, *files, TASK="stated") == 2
     said = [record.getMessage() for record in caplog.records]
     lines = [line for line in said if line.endswith(f"GiB of {own_world.corpus}")]
     of_corpus = json.loads(pathlib.Path(own_world.corpus, "corpus.json").read_text())

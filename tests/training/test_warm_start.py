@@ -7,12 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.index.manifest import EMBEDDINGS
-from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import span_bounds
-from realm_jax.storage import open_store
 from realm_jax.training import warm_start
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.step_timing import Part
@@ -20,7 +17,13 @@ from realm_jax.training.warm_start import ReaderMixture
 from tests import tiny_world
 from tests.refused import refused
 from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, differing, silent
-from tests.training.runs import drawn_params, embeddings_of, inputs_of, params_of
+from tests.training.runs import (
+    drawn_params,
+    embeddings_of,
+    index_of,
+    inputs_of,
+    params_of,
+)
 from tests.training.test_reader_documents import slowly
 
 
@@ -298,11 +301,7 @@ def test_a_lost_index_is_made_again_only_of_a_retriever_that_stayed(
     shutil.rmtree(folder / "index")
     longer = reader_config(world, folder, reader_batch_size=8, train_steps=4)
     inputs_of(monkeypatch, warm_start, longer)
-    one, two = (SnapshotSeries(open_store(f), "index") for f in (folder, reader_alone))
-    np.testing.assert_array_equal(
-        one.read_array(one.latest(), EMBEDDINGS),
-        two.read_array(two.latest(), EMBEDDINGS),
-    )
+    np.testing.assert_array_equal(*map(index_of, (folder, reader_alone)))
     quick_updates(warm_start, "WarmStartLoss")
     both = reader_config(world, tmp_path / "both", pairs_task="pairs")
     stop, report = tiny_world.stop_after(2)
