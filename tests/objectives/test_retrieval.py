@@ -1,3 +1,5 @@
+"""Retrieval and the inverse cloze task against loops in float64."""
+
 import math
 
 import jax
@@ -6,6 +8,7 @@ import numpy as np
 import pytest
 
 from realm_jax.objectives import retrieval
+from realm_jax.objectives.inverse_cloze import inverse_cloze
 from realm_jax.objectives.masked_lm import Marginalization, marginal_likelihood
 
 
@@ -117,3 +120,30 @@ def test_alone_in_a_batch_the_candidates_are_all_there_is():
     )(jnp.asarray(arrays["query_embeddings"]))
     assert float(value) == 0.0
     np.testing.assert_array_equal(gradient, np.zeros((1, 8)))
+
+
+def slow_inverse_cloze(queries, documents, blocks):
+    total, correct = 0.0, 0
+    for i in range(len(queries)):
+        scores = {
+            j: float(np.dot(queries[i], documents[j]))
+            for j in range(len(documents))
+            if j == i or blocks[j] != blocks[i]
+        }
+        total -= scores[i] - math.log(sum(math.exp(s) for s in scores.values()))
+        correct += scores[i] >= max(scores.values())
+    return total, correct
+
+
+def test_inverse_cloze_equals_a_loop_in_float64():
+    queries, documents = np.random.default_rng(3).normal(size=(2, 5, 6))
+    for blocks in ([0, 1, 2, 3, 4], [7, 7, 2, 7, 2], [1, 1, 1, 1, 1]):
+        got = inverse_cloze(
+            jnp.asarray(queries, jnp.float32),
+            jnp.asarray(documents, jnp.float32),
+            jnp.asarray(blocks),
+        )
+        total, correct = slow_inverse_cloze(queries, documents, blocks)
+        assert float(got.loss_total) == pytest.approx(total, abs=1e-4)
+        assert float(got.correct) == correct
+        assert float(got.count) == 5

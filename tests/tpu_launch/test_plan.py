@@ -23,6 +23,7 @@ from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
 from tests import tiny_run, tiny_world
 from tests.tpu_launch.planning import BFLOAT16, PAPER, TINY, on, stage
+from tests.training.test_flops import encoding
 from tpu_launch import __main__ as tpu_launch
 from tpu_launch.cancellation import unless_stopped
 from tpu_launch.planner import commands, costs, devices, memory, programs
@@ -305,21 +306,8 @@ def test_what_a_host_cannot_hold_is_said():
 def test_warm_start_counts_both_losses():
     tasks = {"task": "my_salient", "pairs_task": "my_ict"}
     config = stage(WarmStartConfig, bert={"remat": "none"}, batch_size=4096, **tasks)
-    # 4,096 pairs of 96 and 288 wordpieces, and 512 sentences joined in 384: by the
-    # parameters of BERT-base's layers, attention, and thrice for the gradient. Of the
-    # last layer keys and values everywhere, all else at [CLS] and at 10 masks.
-    width = 768
-
-    def layer(length, read):
-        weights = 2 * length * width**2 + 10 * read * width**2
-        return weights + 2 * read * length * width
-
-    def forward(count, length, read):
-        return 2 * count * (11 * layer(length, length) + layer(length, read))
-
-    expected = 3 * (
-        forward(4096, 96, 1) + forward(4096, 288, 1) + forward(512, 384, 10)
-    )
+    # 4,096 pairs of 96 and 288 wordpieces, and 512 sentences joined in 384.
+    expected = encoding(4096, 96, 1) + encoding(4096, 288, 1) + encoding(512, 384, 10)
     needs = plan(config, on("v3-64"), "warm-start").figure(
         "an update", "the model needs"
     )
