@@ -60,6 +60,7 @@ def test_models_are_sharded_as_the_axis_table_says():
         timeout=300,
     )
     assert result.returncode == 0, result.stderr
+    assert result.stdout == "sharded as meant\n"
     # The partitioner's word for bringing a split array together on every device.
     assert "full rematerialization" not in result.stderr
 
@@ -77,6 +78,7 @@ def main():
     check_retriever(mesh, ids, segments)
     check_packing(mesh, ids, segments)
     check_constraint(mesh)
+    print("sharded as meant")
 
 
 def check_reader(mesh, ids, segments, positions):

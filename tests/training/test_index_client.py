@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import threading
@@ -325,32 +326,23 @@ def test_patience_begins_with_the_first_sign_of_life_of_a_builder(
     assert said in str(e.value)
 
 
-def test_it_is_waited_for_as_long_as_blocks_are_embedded(source, params, monkeypatch):
-    builder = Heartbeat(source.model_store, BUILDER_ROLE)
-    waited = Clock(tick=1.0)
-    done = []
+def test_it_is_waited_for_as_long_as_blocks_are_embedded(source, monkeypatch):
+    """That is as long as the follower is told of progress: see its own tests."""
 
-    def look():
-        """A second passes, in which the builder embeds a block, until it is done."""
-        if len(done) == 40:
-            return waited.seconds
-        done.append(len(done))
-        builder.beat(2, activity="embedding", blocks_done=len(done), num_blocks=999)
-        if len(done) == 40:
-            source.build(2, params)
-        return waited.monotonic()
+    def told(self, seconds, problem, stop, progress):
+        problem()
+        return progress()
 
-    ticking = types.SimpleNamespace(monotonic=look)
+    monkeypatch.setattr(follower.IndexFollower, "wait_for_first", told)
+    builder, seen = Heartbeat(source.model_store, BUILDER_ROLE), []
     with IndexClient(source, NEVER) as client:
-        client.publish(2, params)
         client.follow(newer_than=-1)
-        with monkeypatch.context() as patched:
-            patched.setattr(follower, "time", ticking)
-            assert client.wait(15.0).manifest.step == 2
-        # Alive, but it gets no further.
-        monkeypatch.setattr(follower, "time", waited)
-        with pytest.raises(NotReadyError, match=r"none came within 15 s"):
-            client.wait(15.0)
+        for step, done in ((2, 1), (2, 2), (2, 2), (3, 2)):
+            builder.beat(step, activity="embedding", blocks_done=done, num_blocks=999)
+            seen.append(client.wait(15.0))
+    assert [one == other for one, other in itertools.pairwise(seen)] == [
+        *(False, True, False)
+    ]
 
 
 def test_a_builder_that_fell_silent_is_named(source, caplog, clock):
