@@ -234,11 +234,7 @@ def test_attention_weights_that_are_kept_need_no_random_numbers(
 
 def test_initial_kernels_differ_by_layer_and_have_the_range_asked_for():
     config = BertConfig(
-        vocab_size=8,
-        hidden_size=64,
-        num_layers=3,
-        num_heads=2,
-        mlp_size=128,
+        vocab_size=8, hidden_size=64, num_layers=3, num_heads=2, mlp_size=128
     )
     ids = np.ones((1, 2), np.int32)
     tree = jax.jit(Bert(config).init)(jax.random.key(0), ids, ids)["params"]

@@ -25,11 +25,7 @@ from tests.refused import refused
 BATCH = PartitionSpec(("data", "fsdp"))
 
 CONFIG = BertConfig(
-    vocab_size=16,
-    hidden_size=8,
-    num_layers=2,
-    num_heads=2,
-    mlp_size=16,
+    vocab_size=16, hidden_size=8, num_layers=2, num_heads=2, mlp_size=16
 )
 # What the placement of each kind of parameter should be on the mesh of `main`.
 EXPECTED_SPECS = {
@@ -166,8 +162,7 @@ def make_parameters(mesh, module, *inputs):
     shapes = jax.eval_shape(module.init, jax.random.key(0), *inputs)
     rng = np.random.default_rng(1)
     params = jax.tree.map(
-        lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32),
-        shapes["params"],
+        lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32), shapes["params"]
     )
     return params, partitioning.parameter_shardings(mesh, shapes["params_axes"])
 

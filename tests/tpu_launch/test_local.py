@@ -170,10 +170,7 @@ def _kill_one_of_four(run: "_Run", launcher: subprocess.Popen[str]) -> float:
     # Only what the group of before cannot have written counts.
     _wait(launcher, all_are_new)
     written, resumes = run.metrics_time(), run.checkpoint()
-    _wait(
-        launcher,
-        lambda: run.metrics_time() != written and run.last_step() > resumes,
-    )
+    _wait(launcher, lambda: run.metrics_time() != written and run.last_step() > resumes)
     return time.monotonic() - killed
 
 

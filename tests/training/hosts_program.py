@@ -82,20 +82,12 @@ def main(what: str, world: str, model_dir: str, changes: str) -> None:
     )
     if what == "finetune":
         config = tiny_world.finetune_config(
-            found,
-            model_dir,
-            questions=found.questions,
-            optimizer=smooth,
-            **settings,
+            found, model_dir, questions=found.questions, optimizer=smooth, **settings
         )
         finetune.run(config, tiny_world.silent, stop)
         return
     config = tiny_world.pretrain_config(
-        found,
-        model_dir,
-        questions=found.questions,
-        optimizer=smooth,
-        **settings,
+        found, model_dir, questions=found.questions, optimizer=smooth, **settings
     )
     seen = pathlib.Path(model_dir, f"index_of_steps-{multihost.number()}.jsonl")
 

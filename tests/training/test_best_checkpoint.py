@@ -240,10 +240,7 @@ def test_the_best_of_a_run_that_measured_nothing_is_one_clear_line(
     world, uninterrupted, tmp_path
 ):
     config = config_of(
-        world,
-        tmp_path,
-        warm_start=str(uninterrupted),
-        warm_start_checkpoint="best",
+        world, tmp_path, warm_start=str(uninterrupted), warm_start_checkpoint="best"
     )
     with refused(r"steps 4, 8 has one; pretrain with held_out_examples"):
         pretrain.run(config, silent, NEVER)

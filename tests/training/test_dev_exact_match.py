@@ -15,11 +15,7 @@ from realm_jax.evaluation.report_data import ChosenCheckpoint
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training import finetune
-from realm_jax.training.checkpoint_manifests import (
-    DEV_EXACT_MATCH,
-    Which,
-    all_details,
-)
+from realm_jax.training.checkpoint_manifests import DEV_EXACT_MATCH, Which, all_details
 from realm_jax.training.dev_exact_match import DevExactMatch, read_dev_questions
 from tests import groups, tiny_world
 from tests.refused import refused
@@ -171,12 +167,7 @@ def test_fewer_questions_are_spread_over_the_file(world):
 def test_several_devices_and_processes_choose_as_one_does(
     world, tmp_path, num_processes, devices, mesh
 ):
-    settings = {
-        "mesh": mesh,
-        "batch_size": 8,
-        "train_steps": 4,
-        "evaluation_period": 2,
-    }
+    settings = {"mesh": mesh, "batch_size": 8, "train_steps": 4, "evaluation_period": 2}
     folder = world.corpus.removesuffix("/corpus")
     arguments = [
         *(hosts_program.__name__, "finetune", folder, str(tmp_path / "several")),

@@ -227,9 +227,7 @@ def test_patterns_are_learned_from_as_the_answers_they_match(
 ):
     questions = [
         dataclasses.replace(
-            q,
-            answers=tuple(re.escape(a) for a in q.answers),
-            answers_are_patterns=True,
+            q, answers=tuple(re.escape(a) for a in q.answers), answers_are_patterns=True
         )
         for q in read_questions(world.questions, "train")
     ]

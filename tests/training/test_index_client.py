@@ -16,10 +16,7 @@ from realm_jax.errors import NotReadyError, StoppedError
 from realm_jax.index import follower, heartbeat
 from realm_jax.index.builder import BUILDER_ROLE, TRAINER_ROLE, collect_garbage
 from realm_jax.index.heartbeat import Heartbeat, Listener, read_heartbeat
-from realm_jax.index.manifest import (
-    AlreadyCommittedError,
-    MismatchedSnapshotError,
-)
+from realm_jax.index.manifest import AlreadyCommittedError, MismatchedSnapshotError
 from realm_jax.index.retrievers import load_retriever
 from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.index.source import IndexSource

@@ -119,10 +119,7 @@ def test_any_number_of_questions_is_searched_as_if_one_by_one(
     ]
     assert len(ids) == 72  # More than a batch, less than two.
     found = search_questions(
-        *tower,
-        make_searcher("device", embeddings),
-        ids,
-        corpus.num_blocks + 1,
+        *tower, make_searcher("device", embeddings), ids, corpus.num_blocks + 1
     )
     scores = scores_one_by_one(tower, ids, embeddings)
     assert found.ids.shape == (72, corpus.num_blocks + 1)

@@ -107,10 +107,7 @@ def test_normalised_over_the_batch_the_loss_adds_the_share_of_the_own_candidates
         candidates.document_segment_ids,
     )
     log_share = log_share_of_batch(
-        *embeddings,
-        candidates.block_ids,
-        inputs.batch.source_block,
-        candidates.valid,
+        *embeddings, candidates.block_ids, inputs.batch.source_block, candidates.valid
     )
     # The third sentence has nothing to score.
     expected = float(of_candidates) - float(log_share[:2].mean())
@@ -194,9 +191,7 @@ def test_a_reader_with_a_span_scorer_also_selects_the_masked_span(corpus):
     answers = answers.reshape(3, -1)
     loss = jax.jit(WarmStartLoss(retriever, reader))
     value, means = loss(
-        params,
-        WarmStartInputs(None, reading.replace(span_is_answer=answers)),
-        KEY,
+        params, WarmStartInputs(None, reading.replace(span_is_answer=answers)), KEY
     )
     of_questions = SpanReader(reader.config)
     names = ("bert", "span_dense", "span_norm", "span_output")

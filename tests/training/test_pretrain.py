@@ -20,14 +20,7 @@ from realm_jax.training.checkpoint_manifests import finished_steps, read_details
 from realm_jax.types import NULL_BLOCK
 from tests import tiny_world
 from tests.refused import refused
-from tests.tiny_world import (
-    EMBED,
-    LENGTHS,
-    NEVER,
-    assert_same_bits,
-    poisoned,
-    silent,
-)
+from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, poisoned, silent
 from tests.training.runs import (
     Killed,
     arrays_of,

@@ -58,11 +58,7 @@ def steps_in(data):
 
 @pytest.mark.parametrize(
     ("first", "total", "profiled"),
-    [
-        (100, 140, range(111, 121)),
-        (0, 15, range(6, 16)),
-        (7, 8, range(8, 9)),
-    ],
+    [(100, 140, range(111, 121)), (0, 15, range(6, 16)), (7, 8, range(8, 9))],
 )
 def test_ten_steps_are_profiled_or_the_last_there_are(tmp_path, first, total, profiled):
     (name,) = run(tmp_path, total, first=first)

@@ -105,10 +105,7 @@ def test_retrieved_documents_equal_those_of_a_loop(
     start = min(start, len(sentence) - 1)
     span = range(start, min(start + size, len(sentence)))
     block, found = choose_retrieved(
-        Bodies(bodies),
-        np.array([neighbours]),
-        masked(sentence, span, source),
-        *REST,
+        Bodies(bodies), np.array([neighbours]), masked(sentence, span, source), *REST
     )
     expected = slowly(bodies, neighbours, sentence, span, source)
     assert (int(block[0]), bool(found[0])) == expected

@@ -53,9 +53,7 @@ def test_after_a_period_every_row_is_new(tower, period, at_once):
     search, params, whole = tower
     embed = jax.jit(
         functools.partial(
-            rolling_refresh.embed_slice,
-            search.loss,
-            Renewal(period, False, at_once),
+            rolling_refresh.embed_slice, search.loss, Renewal(period, False, at_once)
         )
     )
     index = table_of(np.full_like(whole, 7.0))
@@ -74,12 +72,7 @@ def test_rows_in_eight_bits_get_their_codes(tower):
     search, params, whole = tower
     index = table_of(np.zeros_like(whole), Precision.INT8)
     index = rolling_refresh.embed_slice(
-        search.loss,
-        Renewal(1, False, 64),
-        index,
-        search._tokens,
-        params,
-        jnp.int32(0),
+        search.loss, Renewal(1, False, 64), index, search._tokens, params, jnp.int32(0)
     )
     expected = table_of(whole, Precision.INT8)
     codes = np.asarray(index.codes, int)[: len(whole)]
@@ -116,11 +109,7 @@ def config_of(world, folder, **changes):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        {"write_back": True},
-        {"write_back": True, "refresh_mode": "blocking"},
-    ],
+    [{}, {"write_back": True}, {"write_back": True, "refresh_mode": "blocking"}],
     ids=str,
 )
 def test_stopped_and_resumed_it_is_the_same_run(world, tmp_path, settings):
