@@ -32,7 +32,7 @@ def test_log_probs_equal_a_loop_in_float64():
             assert float(got[row, k]) == pytest.approx(want, abs=1e-4)
 
 
-def gradient_of_the_likelihood(scores, log_likelihood):
+def gradient_of_the_likelihood(scores, log_likelihood, marginalization):
     """What training gives f(x, z) when it ascends log p(y|x)."""
 
     def log_marginal(scores):
@@ -44,22 +44,23 @@ def gradient_of_the_likelihood(scores, log_likelihood):
             log_retrieval,
             log_likelihood[..., None],
             jnp.ones((len(scores), 1)),
-            Marginalization.PER_SPAN,
+            marginalization,
         ).loss_total
 
     return jax.grad(log_marginal)(scores)
 
 
-def test_the_gradient_is_that_of_the_paper():
+# One mask alone is a span.
+@pytest.mark.parametrize("marginalization", Marginalization)
+def test_the_gradient_is_that_of_the_paper(marginalization):
     """r(z) = [p(y|z,x) / p(y|x) - 1] p(z|x) (REALM, section 3.3), in float64."""
     rng = np.random.default_rng(1)
     scores, likelihood = rng.normal(size=(4, 6)), rng.uniform(0.01, 1, (4, 6))
     p = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
     marginal = (p * likelihood).sum(axis=-1, keepdims=True)
     want = (likelihood / marginal - 1) * p
-    got = gradient_of_the_likelihood(
-        jnp.asarray(scores, jnp.float32), jnp.log(jnp.asarray(likelihood, jnp.float32))
-    )
+    scores, likelihood = (jnp.asarray(x, jnp.float32) for x in (scores, likelihood))
+    got = gradient_of_the_likelihood(scores, jnp.log(likelihood), marginalization)
     np.testing.assert_allclose(got, want, atol=1e-6)
     # A softmax's gradient moves mass, it makes none.
     np.testing.assert_allclose(got.sum(axis=-1), np.zeros(4), atol=1e-6)
