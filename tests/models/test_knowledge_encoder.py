@@ -1,8 +1,5 @@
 """The masked-LM head against numpy in float64."""
 
-import functools
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +7,7 @@ import pytest
 from realm_jax.models.bert import Bert
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.span_reader import SpanReader
+from tests.models.conftest import apply
 
 POSITIONS = np.array([[1, 2, 3], [3, 1, 0], [1, 0, 0], [5, 5, 2]], np.int32)
 
@@ -17,11 +15,6 @@ POSITIONS = np.array([[1, 2, 3], [3, 1, 0], [1, 0, 0], [5, 5, 2]], np.int32)
 @pytest.fixture(scope="module")
 def params(config, joined, random_params):
     return random_params(KnowledgeEncoder(config), *joined, POSITIONS)
-
-
-def apply(module, params, *inputs, method="__call__"):
-    apply = functools.partial(module.apply, method=method)
-    return jax.jit(apply)({"params": params}, *inputs)
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from realm_jax.models import layers
+from tests.models.conftest import apply
 from tests.refused import refused
-
-
-def apply(module, params, *inputs):
-    return jax.jit(module.apply)({"params": params}, *inputs)
 
 
 def test_parameter_is_float32_and_records_its_axes():
@@ -41,9 +38,7 @@ def test_attend_of_bfloat16_sums_in_float32():
     table = rng.normal(size=(6, 64)).astype(np.float32)
     x = jnp.asarray(rng.normal(size=(3, 64)), jnp.bfloat16)
     embedding = layers.Embedding(6, 64, "vocab", dtype=jnp.dtype("bfloat16"))
-    result = jax.jit(lambda p: embedding.apply(p, x, method="attend"))(
-        {"params": {"embedding": table}}
-    )
+    result = apply(embedding, {"embedding": table}, x, method="attend")
     rounded = np.asarray(jnp.asarray(table, jnp.bfloat16), np.float64)
     assert result.dtype == jnp.float32
     np.testing.assert_allclose(result, np.asarray(x, np.float64) @ rounded.T, atol=1e-4)

@@ -1,6 +1,5 @@
 """The span reader against a loop over spans, and which spans count."""
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +7,7 @@ from hypothesis import strategies as st
 
 from realm_jax.models.bert import Bert
 from realm_jax.models.span_reader import SpanReader, span_bounds, span_validity
+from tests.models.conftest import apply
 
 MAX_SPAN = 4
 
@@ -21,8 +21,8 @@ def test_scores_are_those_of_a_loop_over_spans(config, params, joined):
     epsilon = 1.0
     module = SpanReader(config, max_span=MAX_SPAN, layer_norm_epsilon=epsilon)
     ids, segment_ids = (x.reshape(2, 2, -1) for x in joined)
-    scores = jax.jit(module.apply)({"params": params}, ids, segment_ids)
-    sequence = jax.jit(Bert(config).apply)({"params": params["bert"]}, *joined)[0]
+    scores = apply(module, params, ids, segment_ids)
+    sequence = apply(Bert(config), params["bert"], *joined).sequence
     dense, norm = params["span_dense"], params["span_norm"]
     halves = np.asarray(sequence, np.float64) @ dense["kernel"] + dense["bias"]
 

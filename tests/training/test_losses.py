@@ -298,22 +298,16 @@ def test_finetune_loss_equals_its_twin(corpus, marginalization):
         reader_loss.append(-math.log(right) if any(right_spans) else None)
     assert reader_loss[0] is not None
     assert reader_loss[1] is None
-    assert means_lib.compute(means) == pytest.approx(
-        {
-            "loss": (sum(retriever_loss) + reader_loss[0]) / 2,
-            "retriever_loss": sum(retriever_loss) / 2,
-            "reader_loss": reader_loss[0],
-            "answer_retrieved": 1.0,
-            "answer_read": 0.5,
-            "padding_share": padding_in(
-                inputs.questions.question_ids, inputs.joined_ids
-            ),
-        },
-        rel=1e-4,
-    )
-    assert float(value) == pytest.approx(
-        (sum(retriever_loss) + reader_loss[0]) / 2, rel=1e-4
-    )
+    expected = {
+        "loss": (sum(retriever_loss) + reader_loss[0]) / 2,
+        "retriever_loss": sum(retriever_loss) / 2,
+        "reader_loss": reader_loss[0],
+        "answer_retrieved": 1.0,
+        "answer_read": 0.5,
+        "padding_share": padding_in(inputs.questions.question_ids, inputs.joined_ids),
+    }
+    assert means_lib.compute(means) == pytest.approx(expected, rel=1e-4)
+    assert float(value) == pytest.approx(expected["loss"], rel=1e-4)
 
 
 def test_a_question_without_any_document_gives_no_nan(corpus):
