@@ -11,8 +11,6 @@ import pytest
 from realm_jax.cli.main import main
 from realm_jax.data import store_files
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.examples import Examples
-from realm_jax.errors import BadInputError
 from realm_jax.training import finetune, pretrain, warm_start
 from tests import tiny_world
 from tests.refused import refused
@@ -52,24 +50,6 @@ def test_a_stage_names_the_damaged_file(own_world, tmp_path):
                 stage.run(config, silent, NEVER)
             path.write_bytes(sound)
     assert not list(tmp_path.glob("*/checkpoints/*"))
-
-
-def test_every_file_of_a_corpus_and_of_examples_is_read(own_world):
-    corpus = pathlib.Path(own_world.corpus)
-    examples = corpus / "examples" / "stated" / "train"
-    of_corpus = json.loads((corpus / "corpus.json").read_text())["files"]
-    assert {"ids.npy", "offsets.npy", "title_lengths.npy", "hashes.npy"} <= {*of_corpus}
-    for folder, names, reopen in (
-        (corpus, of_corpus, BlockStore.open),
-        (examples, [p.name for p in examples.glob("*.npy")], Examples.open),
-    ):
-        for name in names:
-            sound = (folder / name).read_bytes()
-            flip_a_bit(folder / name)
-            with pytest.raises(BadInputError):
-                reopen(folder, verify=True)
-            (folder / name).write_bytes(sound)
-        reopen(folder, verify=True)
 
 
 def test_a_user_may_save_the_time(own_world, tmp_path):
