@@ -360,12 +360,8 @@ PAPERS = [*plan_line("runs/pretrain_paper", "hardware/v4_64"), *REQUIRED]
 
 @pytest.fixture
 def run(capsys):
-    def run(*arguments):
-        code = tpu_launch.main(arguments)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+    """Runs a command; returns its exit code, and what it printed."""
+    return lambda *arguments: (tpu_launch.main(arguments), *capsys.readouterr())
 
 
 @pytest.fixture
@@ -411,24 +407,23 @@ def test_every_run_file_plans_for_every_hardware_file(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("chain", ["quickstart", "from_nothing"])
-def test_a_chain_is_planned_stage_by_stage(chain, run):
-    code, out, err = run(*plan_line(f"runs/{chain}"))
-    assert code == 0, err
-    assert all(f"{command} on " in out for command in tiny_run.CHAIN)
-
-
-@pytest.mark.full
-def test_the_papers_run_in_one_table(run):
-    code, out, err = run(*PAPERS)
-    assert code == 0, err
-    for words in (
+def test_chains_and_the_papers_run_are_planned_in_tables(run):
+    words = [f"{command} on " for command in tiny_run.CHAIN]
+    paper = (
         "pretrain on v4-64 (data x fsdp x model: 32 x 1 x 1), index builder on v4-16",
         *("13,353,718", "645.6 PFLOP", "1,291.8 TFLOP", "there is on its disk"),
         # docs/pods.md says these two.
         *("25.1 GiB", "2.1 GiB"),
+    )
+    for line, expected in (
+        (plan_line("runs/quickstart"), words),
+        (plan_line("runs/from_nothing"), words),
+        (PAPERS, paper),
     ):
-        assert words in out.replace("\n", " "), out
+        code, out, err = run(*line)
+        assert code == 0, err
+        for part in expected:
+            assert part in out.replace("\n", " "), out
 
 
 @pytest.mark.full
