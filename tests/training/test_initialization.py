@@ -24,7 +24,7 @@ from realm_jax.training.initialization import (
     warm_start_params,
 )
 from realm_jax.training.state import create_state
-from realm_jax.weights.bert import save_bert, save_masked_lm
+from realm_jax.weights.bert import save_bert, save_config, save_masked_lm
 from tests import tiny_world
 from tests.refused import refused
 from tests.tiny_world import LENGTHS, assert_same_bits, differing
@@ -89,24 +89,12 @@ def earlier(tmp_path_factory):
 
 def save_published(folder, params, config, *, with_head=False):
     """Writes the reader's encoder as MiniLM comes: model.safetensors, config.json."""
-    bert = config.bert
-    path = folder / "model.safetensors"
+    path, reader = folder / "model.safetensors", params["reader"]
     if with_head:
-        save_masked_lm(path, params["reader"], bert)
+        save_masked_lm(path, reader, config.bert)
     else:
-        save_bert(path, params["reader"]["bert"], bert)
-    described = {
-        "vocab_size": bert.vocab_size,
-        "hidden_size": bert.hidden_size,
-        "num_hidden_layers": bert.num_layers,
-        "num_attention_heads": bert.num_heads,
-        "intermediate_size": bert.mlp_size,
-        "max_position_embeddings": bert.max_positions,
-        "type_vocab_size": bert.num_segments,
-        "hidden_act": "gelu_new",
-        "layer_norm_eps": bert.layer_norm_epsilon,
-    }
-    (folder / "config.json").write_text(json.dumps(described))
+        save_bert(path, reader["bert"], config.bert)
+    save_config(folder, config.bert)
 
 
 def test_parameters_are_a_function_of_the_seed():
