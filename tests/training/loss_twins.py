@@ -149,6 +149,15 @@ def surprise(logits, token):
     return -math.log(softmax(list(logits))[int(token)])
 
 
+def surprises(reader, params, reading, positions, ids, places):
+    """Of the wordpieces at these rows and slots, one sequence after the other."""
+    found = []
+    for i, m in places:
+        row = reading.joined_ids[i], reading.joined_segment_ids[i], positions[i]
+        found.append(surprise(read_one(reader, params, *row)[m], ids[i, m]))
+    return found
+
+
 def padding_in(*arrays):
     """The share of zeros, one number after the other."""
     numbers = [int(number) for array in arrays for number in np.ravel(array)]

@@ -31,7 +31,7 @@ from tests.training.loss_twins import (
     pretrain_inputs,
     read_one,
     softmax,
-    surprise,
+    surprises,
     twin_of_pretrain,
     warm_start_inputs,
 )
@@ -160,11 +160,9 @@ def test_warm_start_loss_equals_its_twin(corpus):
         others = [j for j in range(3) if pairs.block_ids[j] != pairs.block_ids[i]]
         scores = [float(query @ documents[j]) for j in [i, *others]]
         terms.append(-math.log(softmax(scores)[0]))
-    tokens = []
-    for i, m in ((0, 0), (0, 1), (1, 0)):
-        row = reading.joined_ids[i], reading.joined_segment_ids[i]
-        logits = read_one(reader, params, *row, reading.batch.mask_positions[i])
-        tokens.append(surprise(logits[m], reading.batch.mask_ids[i, m]))
+    places = ((0, 0), (0, 1), (1, 0))
+    of_masks = reading.batch.mask_positions, reading.batch.mask_ids
+    tokens = surprises(reader, params, reading, *of_masks, places)
     found = means_lib.compute(means)
     assert found["retriever_loss"] == pytest.approx(sum(terms) / 3, rel=1e-4)
     assert found["reader_loss"] == pytest.approx(sum(tokens) / 3, rel=1e-4)
@@ -229,11 +227,8 @@ def test_a_reader_that_also_predicts_what_is_not_masked(corpus):
     value, means = loss(
         params, WarmStartInputs(None, reading.replace(unmasked=unmasked)), KEY
     )
-    seen = []
-    for i, m in ((1, 1), (2, 0), (2, 1)):
-        row = reading.joined_ids[i], reading.joined_segment_ids[i]
-        logits = read_one(reader, params, *row, positions[i])
-        seen.append(surprise(logits[m], unmasked.ids[i, m]))
+    places = ((1, 1), (2, 0), (2, 1))
+    seen = surprises(reader, params, reading, positions, unmasked.ids, places)
     plain, of_masked = loss(params, WarmStartInputs(None, reading), KEY)
     found, of_masked = means_lib.compute(means), means_lib.compute(of_masked)
     assert found["reader_loss_unmasked"] == pytest.approx(sum(seen) / 3, rel=1e-4)
