@@ -112,7 +112,7 @@ def test_a_pattern_that_backtracks_without_end_is_named(monkeypatch):
     pattern, text = r"(a+)+\Z", "a" * 60 + "b"
     for search in (has_pattern, regex_match):
         with refused(re.escape(repr(pattern))):
-            search(text, ["b", pattern])
+            search(text, [pattern, "b"])
     assert (signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGINT)) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
