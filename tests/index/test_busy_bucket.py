@@ -20,10 +20,8 @@ from realm_jax.training.lease import Lease
 from tests.dropping_proxy import REFUSALS
 from tests.index.tiny_builder import (
     CONFIG,
-    index_series,
+    assert_one_sound_index,
     publish,
-    read_embeddings,
-    slow_embeddings,
 )
 from tests.training.test_checkpoints import make_state
 
@@ -99,12 +97,7 @@ def make_indexes(store, blocks, retriever_at):
 def check_indexes(store, blocks, retriever_at):
     retriever = retriever_at(3)
     assert load_retriever(store, 3).params_crc32c() == retriever.params_crc32c()
-    assert index_series(store).steps() == [3]
-    attempt = index_series(store).read_manifest(3).attempt
-    folders = {name.split("/")[2] for name in store.list("index/data")}
-    assert folders == {f"3-{attempt}"}
-    expected = slow_embeddings(retriever, blocks)
-    np.testing.assert_allclose(read_embeddings(store, 3), expected, atol=2e-5)
+    assert_one_sound_index(store, retriever, blocks)
 
 
 def hold_lease(store):

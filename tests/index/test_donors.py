@@ -14,7 +14,6 @@ from realm_jax.index import builder, embedding_cache
 from realm_jax.index.manifest import EMBEDDINGS, DamagedSnapshotError
 from realm_jax.index.retrievers import (
     TrainedRetriever,
-    load_retriever,
     publish_retriever,
 )
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
@@ -195,13 +194,3 @@ def test_the_builder_copies_from_where_the_published_retriever_says(
     count, commit = blocks.num_blocks, donor.url("index/commits/5.json")
     assert f"{count} of {count} blocks copied from {commit}" in caplog.text
     np.testing.assert_array_equal(read_embeddings(store, 0), read_embeddings(donor, 5))
-
-
-def test_the_same_retriever_with_other_donors_is_published_once(
-    blocks, store, retriever
-):
-    first = given(retriever, "/runs/before")
-    one = publish_retriever(store, first, blocks.fingerprint)
-    again = given(retriever, "/moved/before")
-    assert publish_retriever(store, again, blocks.fingerprint) == one
-    assert load_retriever(store, retriever.step).donors == ("/runs/before",)

@@ -57,6 +57,18 @@ def read_embeddings(store, step):
     return series.read_array(manifest, EMBEDDINGS)
 
 
+def assert_one_sound_index(store, retriever, blocks):
+    """Only the index of this retriever is left, and of other attempts nothing is."""
+    step = retriever.step
+    assert index_series(store).steps() == [step]
+    np.testing.assert_allclose(
+        read_embeddings(store, step), slow_embeddings(retriever, blocks), atol=2e-5
+    )
+    attempt = index_series(store).read_manifest(step).attempt
+    folders = {name.split("/")[2] for name in store.list("index/data")}
+    assert folders == {f"{step}-{attempt}"}
+
+
 def random_params(config, seed=1):
     """Parameters of the right shapes; to initialise would be to compile."""
     ids = jax.ShapeDtypeStruct((1, 8), np.int32)
