@@ -75,17 +75,6 @@ def test_nine_of_ten_sentences_are_removed(small_store):
     assert removed / total == pytest.approx(0.9, abs=5 * (0.09 / total) ** 0.5)
 
 
-def test_what_is_removed_does_not_depend_on_how_blocks_are_grouped(small_store):
-    blocks = np.arange(small_store.num_blocks)
-    whole = inverse_cloze_examples(small_store, blocks, seed=3)
-    parts = [
-        inverse_cloze_examples(small_store, part, seed=3)
-        for part in (blocks[:5], blocks[5:6], blocks[6:])
-    ]
-    for name, array in whole.items():
-        np.testing.assert_array_equal(array, np.concatenate([p[name] for p in parts]))
-
-
 def test_a_lone_sentence_cannot_be_removed_and_a_long_one_is_divided(small_store):
     short = small_store.vocabulary.encode("Ilm is a river.")
     assert take_sentence(short, (0, 15), remove=True) is None
