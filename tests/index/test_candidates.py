@@ -136,18 +136,6 @@ def test_share_of_grams_equals_sets_of_tuples(sentence, bodies):
 
 
 @hypothesis.given(
-    sentence=st.lists(st.integers(5, 119_546), min_size=1, max_size=10),
-    before=pieces,
-    after=pieces,
-)
-def test_a_block_that_repeats_the_sentence_is_always_trivial(sentence, before, after):
-    store = MemoryStore([before + sentence + after])
-    batch = masked_sentence(sentence, masked=[len(sentence) - 1])
-    found = build(store, [0], batch, num_candidates=2, joined_length=40)
-    np.testing.assert_array_equal(found.valid, [[True, False]])
-
-
-@hypothesis.given(
     rows=st.lists(st.lists(st.integers(-1, 9), min_size=5, max_size=5), min_size=1),
     dropped=st.integers(0, 2**5 - 1),
     num_candidates=st.integers(2, 8),

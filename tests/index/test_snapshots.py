@@ -27,6 +27,7 @@ from tests.index.snapshot_files import (
     LAYOUTS,
     ROWS,
     Killed,
+    begin,
     data_files,
     flip,
     lengthen,
@@ -34,6 +35,7 @@ from tests.index.snapshot_files import (
     no_fixture_check,
     remove,
     truncate,
+    write_rows,
     write_snapshot,
 )
 from tests.index.tiny_builder import IN_A_BUCKET, IN_BOTH
@@ -73,9 +75,8 @@ def test_reads_any_slice_like_numpy(series, start, stop):
 
 
 def test_nothing_is_seen_before_the_commit(series):
-    writer = series.begin(7, corpus_fingerprint=CORPUS)
-    writer.create_array(EMBEDDINGS, ROWS.shape)
-    writer.write_rows(EMBEDDINGS, 0, ROWS)
+    writer = begin(series)
+    write_rows(writer)
     assert series.steps() == []
     assert series.latest() is None
     with pytest.raises(MissingObjectError):
@@ -114,8 +115,7 @@ def test_the_second_commit_of_a_step_is_refused(series):
 @no_fixture_check
 def test_commits_only_when_every_row_was_written(tmp_path_factory, ranges):
     series = SnapshotSeries(open_store(tmp_path_factory.mktemp("s")), "index")
-    writer = series.begin(1, corpus_fingerprint=CORPUS)
-    writer.create_array(EMBEDDINGS, (13, 4), chunk_rows=5)
+    writer = begin(series, 1, (13, 4), chunk_rows=5)
     written = np.zeros(13, bool)
     for first, last in ranges:
         rows = slice(5 * first, min(5 * max(first, last), 13))
@@ -166,8 +166,7 @@ def test_parameters_come_back_as_they_were(series):
 
 
 def test_rows_and_arrays_that_do_not_fit_are_refused(series):
-    writer = series.begin(7, corpus_fingerprint=CORPUS)
-    writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
+    writer = begin(series)
     for start, rows in (
         (16, ROWS[:8]),  # Beyond the end.
         (-8, ROWS[:8]),
@@ -216,22 +215,6 @@ def test_a_lost_chunk_of_zeros_is_an_error_too(series):
         series.read_array(manifest, EMBEDDINGS)
 
 
-@IN_A_BUCKET
-def test_a_bucket_verifies_too(series):
-    manifest = write_snapshot(series)
-    name = f"index/data/7-{manifest.attempt}/embeddings/c/1/0"
-    data = bytearray(series.store.read(name))
-    data[5] ^= 1
-    series.store.write(name, bytes(data))
-    with pytest.raises(DamagedSnapshotError, match="embeddings/c/1/0"):
-        series.verify(manifest)
-    with pytest.raises(DamagedSnapshotError, match="embeddings/c/1/0"):
-        series.read_array(manifest, EMBEDDINGS)
-    np.testing.assert_array_equal(
-        series.read_array(manifest, EMBEDDINGS, slice(0, 8)), ROWS[:8]
-    )
-
-
 def test_another_file_is_no_manifest(series):
     write_snapshot(series, 7)
     of_step_7 = series.store.read("index/commits/7.json")
@@ -248,10 +231,8 @@ def test_what_changed_before_the_commit_is_not_committed(series):
     flip(path)
     with pytest.raises(DamagedSnapshotError, match=str(path)):
         writer.commit()
-    writer = series.begin(8, corpus_fingerprint=CORPUS)
-    writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
-    for start in (0, 8, 16):
-        writer.write_rows(EMBEDDINGS, start, ROWS[start : start + 8])
+    writer = begin(series, 8)
+    write_rows(writer)
     data_files(series)[2].unlink()
     with pytest.raises(DamagedSnapshotError, match="2 of its 3 chunks"):
         writer.commit()
@@ -274,16 +255,14 @@ def test_resumes_the_newest_attempt_of_the_same_settings(series):
     assert resumed.attempt != newest.attempt
     resumed.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
     assert resumed.completed_rows(EMBEDDINGS) == [(8, 16)]
-    resumed.write_rows(EMBEDDINGS, 0, ROWS[:8])
-    resumed.write_rows(EMBEDDINGS, 16, ROWS[16:])
+    write_rows(resumed, (0, 16))
     manifest = resumed.commit()
     series.verify(manifest)
     np.testing.assert_array_equal(series.read_array(manifest, EMBEDDINGS), ROWS)
 
 
 def test_an_attempt_deleted_under_its_writer_is_missing_not_bad_input(series):
-    writer = series.begin(7, corpus_fingerprint=CORPUS)
-    writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
+    writer = begin(series)
     stop = threading.Event()
 
     def delete():
@@ -328,8 +307,7 @@ def test_killed_anywhere_it_resumes_to_the_same_snapshot(tmp_path):
         writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=8)
         writer.write_file("scann/assets.bin", b"assets of step 7")
         done = {start for start, _ in writer.completed_rows(EMBEDDINGS)}
-        for start in {0, 8, 16} - done:
-            writer.write_rows(EMBEDDINGS, start, ROWS[start : start + 8])
+        write_rows(writer, {0, 8, 16} - done)
         manifest = writer.commit()
         series.verify(manifest)
         np.testing.assert_array_equal(series.read_array(manifest, EMBEDDINGS), ROWS)
@@ -338,15 +316,14 @@ def test_killed_anywhere_it_resumes_to_the_same_snapshot(tmp_path):
 @IN_A_BUCKET
 def test_several_hosts_write_one_array(series):
     rows = np.arange(120, dtype=np.float32).reshape(60, 2)
-    first = series.begin(7, corpus_fingerprint=CORPUS)
+    first = begin(series, 7, rows.shape)
     errors = []
 
     def host(index):
         try:
             writer = series.join(7, first.attempt)
             writer.create_array(EMBEDDINGS, rows.shape, chunk_rows=8)
-            for start in range(index * 8, 60, 24):
-                writer.write_rows(EMBEDDINGS, start, rows[start : start + 8])
+            write_rows(writer, range(index * 8, 60, 24), rows)
         except Exception as error:
             errors.append(error)
 
@@ -356,15 +333,13 @@ def test_several_hosts_write_one_array(series):
     for thread in hosts:
         thread.join()
     assert not errors
-    first.create_array(EMBEDDINGS, rows.shape, chunk_rows=8)
     manifest = first.commit()
     series.verify(manifest)
     np.testing.assert_array_equal(series.read_array(manifest, EMBEDDINGS), rows)
 
 
 def test_a_full_disk_leaves_a_resumable_attempt(series, tmp_path):
-    writer = series.begin(7, corpus_fingerprint=CORPUS)
-    writer.create_array(EMBEDDINGS, (2000, 4), chunk_rows=1000)
+    writer = begin(series, 7, (2000, 4), chunk_rows=1000)
     rows = np.ones((1000, 4), np.float32)
     writer.write_rows(EMBEDDINGS, 0, rows)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
