@@ -10,6 +10,8 @@ import pytest
 
 from realm_jax import settings
 from realm_jax.cli.main import main
+from realm_jax.cli.progress import StageProgress
+from realm_jax.cli.starts import StartRecord
 from realm_jax.errors import BadInputError
 from realm_jax.stages import STAGES
 from realm_jax.storage import open_store
@@ -181,3 +183,19 @@ def test_a_damaged_record_is_bad_input(tmp_path):
             settings.read_starts(open_store(tmp_path))
         assert str(path) in str(error.value)
         assert "delete the file" in str(error.value)
+
+
+def test_a_damaged_record_does_not_end_what_starts_later(tmp_path, capsys):
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        model_dir: str = str(tmp_path)
+
+    damaged = write(tmp_path, "pretrain-0001.json")
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    progress = StageProgress("pretrain")
+    StartRecord("pretrain", Config(), [], progress)
+    progress(1, 2)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "expected a record of a start in" in said
+    damaged.unlink()
+    assert [start.command for start in starts(tmp_path)] == ["pretrain"]

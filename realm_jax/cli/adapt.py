@@ -52,6 +52,11 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
         raise BadInputError(
             "expected --queries beside --qrels, got none; give the file of the queries"
         )
+    if flags.updates < 1:
+        raise BadInputError(
+            f"expected at least 1 as --updates, got {flags.updates}; give a number of "
+            "updates, or leave it out"
+        )
     if "://" in flags.output:
         raise BadInputError(
             f"expected a local folder as --output, got {flags.output}; adapt to one, "

@@ -7,6 +7,7 @@ import gin
 
 from realm_jax import __version__, multihost
 from realm_jax.cli.progress import StageProgress
+from realm_jax.errors import BadInputError
 from realm_jax.settings import Start, changes, new_start, read_starts, write_start
 from realm_jax.storage import open_store
 
@@ -72,7 +73,12 @@ class StartRecord:
         )
 
     def _say_changes(self, start: Start, effect: str = "") -> None:
-        starts = read_starts(open_store(self._config.model_dir))
+        try:
+            starts = read_starts(open_store(self._config.model_dir))
+        except BadInputError as error:
+            # What an earlier start recorded decides nothing.
+            self._progress.note(str(error))
+            return
         earlier = [one for one in starts if one.command == self._command]
         if not earlier:
             return

@@ -254,7 +254,7 @@ class _Handlers:
             if request.headers.get("Sec-Fetch-Site") == "cross-site":
                 return _refuse(
                     "expected a question from this page, got one from another site; "
-                    f"open {request.url.origin()} and ask there",
+                    f"open http://{request.host} and ask there",
                     403,
                 )
             try:

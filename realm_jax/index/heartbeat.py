@@ -1,12 +1,12 @@
 """Reads and writes heartbeats, the last status of each job in `jobs/<role>.json`.
 
 The trainer and the index builder read each other's heartbeat for liveness, progress,
-and the snapshots in use, which garbage collection keeps.
+and the snapshots in use, which garbage collection keeps. So it has its own crc32c: one
+whose bits have changed counts as unreadable.
 """
 
 import contextlib
 import dataclasses
-import json
 import os
 import socket
 import threading
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
 
 from realm_jax.errors import BadInputError
-from realm_jax.manifests import parse_json, require_fields
+from realm_jax.manifests import require_fields, seal, unseal
 from realm_jax.storage import MissingObjectError, Store
 
 State = Literal["running", "finished", "failed"]
@@ -147,8 +147,7 @@ class Heartbeat:
             extra=extra,
         )
         now = time.monotonic()
-        text = json.dumps(dataclasses.asdict(status), indent=2) + "\n"
-        self._store.write(_name(self._role), text.encode())
+        self._store.write(_name(self._role), seal(dataclasses.asdict(status)))
         self._last_step, self._last_said, self._last_time = step, (state, extra), now
 
 
@@ -156,15 +155,16 @@ def read_heartbeat(store: Store, role: str) -> JobStatus | None:
     """Returns the last heartbeat of a job, None if there is none.
 
     Raises:
-      DamagedHeartbeatError: the file is not a heartbeat.
+      DamagedHeartbeatError: the file is not a heartbeat, or not as it was written.
     """
     name = _name(role)
     try:
-        text = store.read(name)
+        data = store.read(name)
     except MissingObjectError:
         return None
     try:
-        values = parse_json(text)
+        # Earlier releases wrote no checksum.
+        values = unseal(data, required=False)
         require_fields(values, _FIELDS)
         # A job of another release may say more.
         status = JobStatus(**{name: values[name] for name in _FIELDS})

@@ -242,6 +242,11 @@ class TestRefused:
         assert "another pooling" in refused(planned(other))
         assert "vocab.txt" in refused(planned(tmp_path))
 
+    def test_no_update(self, encoder, refused):
+        for updates in ("0", "-1"):
+            line = refused(planned(encoder, f"--updates={updates}"))
+            assert f"at least 1 as --updates, got {updates}" in line
+
     def test_no_encoder(self, text, monkeypatch, refused):
         monkeypatch.setattr("realm_jax.prepare.first_chain.find_weights", lambda f: "")
         line = refused(["adapt", "articles.jsonl", "--output=runs/my"])

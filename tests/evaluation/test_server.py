@@ -408,6 +408,13 @@ def test_a_page_of_others_cannot_have_a_question_answered_by_its_address(served)
     code, _, text = served.request(path="/?question=who", headers=headers)
     assert code == 403
     assert "another site" in require_one_line(text)
+    # Its port may be none.
+    for host in ("localhost:who", "localhost:99999999"):
+        code, _, text = served.request(
+            path="/?question=who", headers={**headers, "Host": host}
+        )
+        assert code == 403
+        assert f"open http://{host} and" in require_one_line(text)
     assert served.respondent.asked == []
     # A link to the page itself costs nothing.
     assert served.request(path="/", headers=headers)[0] == 200

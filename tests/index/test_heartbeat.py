@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import json
 import os
@@ -12,7 +13,7 @@ from realm_jax.index import builder, heartbeat
 from realm_jax.index.build import IndexBuild
 from realm_jax.index.builder import IndexBuilder
 from realm_jax.index.heartbeat import Heartbeat, Listener, read_heartbeat
-from realm_jax.storage import UnavailableStoreError
+from realm_jax.storage import UnavailableStoreError, open_store
 from tests.index.tiny_builder import IN_BOTH, SCANN, publish
 from tests.refused import refused
 from tests.waiting import Clock, wait_until
@@ -43,8 +44,9 @@ def test_another_job_hears_what_was_said(store):
     )
     assert began <= status.time <= time.time()
     assert read_heartbeat(store, "index_builder") is None
-    # What a job of another release says besides is ignored.
+    # A job of another release may say more, and gives no checksum.
     said = json.loads(store.read("jobs/trainer.json"))
+    del said["crc32c"]
     store.write("jobs/trainer.json", json.dumps({**said, "chips": 8}).encode())
     assert read_heartbeat(store, "trainer") == status
 
@@ -90,6 +92,23 @@ def test_another_file_is_no_heartbeat(store):
     Heartbeat(store, "trainer").beat(1, "asleep")
     with refused("asleep"):
         read_heartbeat(store, "trainer")
+
+
+def test_whichever_bit_changes_nothing_else_is_read(tmp_path):
+    """Garbage collection would delete what a changed number no longer names."""
+    store, path = open_store(tmp_path), tmp_path / "jobs/trainer.json"
+    Heartbeat(store, "trainer").beat(40, index_step=20, kept_index_steps=[10, 20])
+    said, sound = read_heartbeat(store, "trainer"), path.read_bytes()
+    read = []
+    for bit in range(8 * len(sound)):
+        changed = bytearray(sound)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        with contextlib.suppress(BadInputError):
+            read.append(read_heartbeat(store, "trainer"))
+    # Those in the name of the checksum, as if there were none.
+    assert read
+    assert all(status == said for status in read)
 
 
 def test_a_builder_that_trains_for_long_is_not_taken_for_gone(
