@@ -71,6 +71,9 @@ def save(folder: pathlib.Path, parts, *, given=None, **settings) -> None:
     model.save(str(folder))
     model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
     prompts = [{}, {}]
+    if "passage" in settings.get("prompts", {}):
+        # `encode_document` finds the empty "document" of every encoder first.
+        prompts[1] = {"prompt_name": "passage"}
     if given:
         prompts = [{"prompt": prompt} for prompt in given.values()]
     queries = model.encode_query(TEXTS, **prompts[0])

@@ -52,6 +52,7 @@ _ACTIVATIONS: dict[Any, Literal["identity", "tanh"]] = {
     "torch.nn.modules.linear.Identity": "identity",
     "torch.nn.modules.activation.Tanh": "tanh",
 }
+_QUERY_PROMPTS = ("query",)
 # In the order in which `encode_document` looks for them.
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 
@@ -287,19 +288,25 @@ def _dense(folder: pathlib.Path, hidden_size: int) -> DenseLayer:
 
 
 def _prompts(root: pathlib.Path) -> tuple[str, str]:
-    """Returns the prompts of queries and of documents, as `encode` chooses them."""
+    """Returns the prompts of queries and of documents.
+
+    Newer versions of sentence-transformers save empty ones for "query" and "document"
+    with every encoder; an empty one is none. The default is for both kinds, unless its
+    name says that it is for one.
+    """
     path = root / _PROMPTS_FILE
     values = _optional_fields(path)
     prompts = values.get("prompts") or {}
     if not isinstance(prompts, dict):
         raise _refusal(path, "prompts", "texts by their names", repr(prompts))
-    default = prompts.get(values.get("default_prompt_name"))
+    default = values.get("default_prompt_name")
+    if default in (*_QUERY_PROMPTS, *_DOCUMENT_PROMPTS):
+        default = None
 
-    def first_of(*names: str) -> str:
-        found = [prompts[name] for name in names if name in prompts]
-        return str((found[0] if found else default) or "")
+    def first_of(*names: Any) -> str:
+        return next((str(prompts[name]) for name in names if prompts.get(name)), "")
 
-    return first_of("query"), first_of(*_DOCUMENT_PROMPTS)
+    return first_of(*_QUERY_PROMPTS, default), first_of(*_DOCUMENT_PROMPTS, default)
 
 
 def _require_lowercase(root: pathlib.Path, settings: Mapping[str, Any]) -> None:

@@ -65,7 +65,7 @@ def test_a_tower_is_what_sentence_transformers_makes_of_its_folder(
     words = vocabulary(lowercase, tmp_path_factory.getbasetemp())
     activation = "gelu" if lowercase else "gelu_tanh"
     bert = BertConfig(words.size, 16, 2, 2, 20, LENGTH, activation=activation)
-    config = RetrieverConfig(bert, projection_size=6, **settings)
+    config = RetrieverConfig(bert, **({"projection_size": 6} | settings))
     retriever = Retriever(config)
     ids, documents, segments = towers_inputs(words)
     shapes = jax.eval_shape(
@@ -75,10 +75,9 @@ def test_a_tower_is_what_sentence_transformers_makes_of_its_folder(
     # projection makes the LayerNorm's epsilon count.
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype("f4") / 4, shapes)
-    projection = params["tower"]["projection"]
-    projection["kernel"], projection["bias"] = (
-        projection[name] * np.float32(0.02) for name in ("kernel", "bias")
-    )
+    if projection := params["tower"].get("projection"):
+        for name in ("kernel", "bias"):
+            projection[name] *= np.float32(0.02)
     save_sentence_encoder(folder, params["tower"], config, words, max_length=LENGTH)
     queries, found = jax.jit(retriever.apply)(
         {"params": params}, ids, documents, segments
