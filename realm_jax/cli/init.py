@@ -108,19 +108,23 @@ def _trained_model(run: str) -> "TrainedModel":
     """
     from realm_jax.evaluation.loading import require_finished
     from realm_jax.evaluation.recorded import find_corpus, find_model
+    from realm_jax.models.retriever import OF_SENTENCE_ENCODERS
     from realm_jax.prepare.first_chain import TrainedModel
     from realm_jax.stages import FINETUNE
 
     model_dir = find_model(run)
     corpus, _ = find_corpus(model_dir, option="a run whose corpus is there")
     _, details = require_finished(model_dir, FINETUNE.name, {})
-    bert = details["model"]["bert"]
-    found = (bert["num_layers"], bert["hidden_size"])
-    if found != _MINILM_SIZE:
+    model = details["model"]
+    found = (model["bert"]["num_layers"], model["bert"]["hidden_size"])
+    # Without a projection or with a prompt it is another model, of any size.
+    others = sorted(set(OF_SENTENCE_ENCODERS) & model.keys())
+    if found != _MINILM_SIZE or others:
+        settings = f" with {', '.join(others)}" if others else ""
         raise BadInputError(
             f"expected a model of the quickstart's size (6 layers of 384) in "
-            f"{model_dir}, got {found[0]} of {found[1]}; write the chain file of "
-            "another one by hand, as gin/runs/quickstart.gin is"
+            f"{model_dir}, got {found[0]} of {found[1]}{settings}; write the chain "
+            "file of another one by hand, as gin/runs/quickstart.gin is"
         )
     return TrainedModel(model_dir, f"{corpus}/vocab.txt")
 

@@ -18,6 +18,7 @@ from realm_jax.stages import EVALUATE
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import score_of
 from realm_jax.training.checkpoints import Restored
+from realm_jax.weights.published_encoder import prompt_text
 from realm_jax.weights.sentence_encoder import has_length_1
 
 # Of tasks that are named for the corpus, as `prepare` names them.
@@ -138,7 +139,7 @@ def _facts(
     prefixes = {"query": config.query_prefix, "document": config.document_prefix}
     for kind, prefix in prefixes.items():
         if prefix:
-            yield f"{kind} prompt", f"`{corpus.vocabulary.decode(prefix)} `"
+            yield f"{kind} prompt", f"`{prompt_text(prefix, corpus.vocabulary)}`"
 
 
 def _report_rows(model_dir: str, corpus: BlockStore) -> Iterator[tuple[str, str, str]]:

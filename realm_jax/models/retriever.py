@@ -40,7 +40,7 @@ SETTINGS_OF_TRAINING = (
 )
 """Settings of retriever and encoder that do not change embeddings."""
 
-_OF_SENTENCE_ENCODERS = (
+OF_SENTENCE_ENCODERS = (
     "dense_activation",
     "dense_size",
     "document_prefix",
@@ -48,6 +48,8 @@ _OF_SENTENCE_ENCODERS = (
     "projected",
     "query_prefix",
 )
+"""Settings of the retriever that a published sentence encoder may need."""
+
 _DENSE_ACTIVATIONS = {"identity": lambda x: x, "tanh": jnp.tanh}
 # As torch.nn.functional.normalize has it.
 _SMALLEST_LENGTH = 1e-12
@@ -146,7 +148,7 @@ class RetrieverConfig:
         settings = dataclasses.asdict(self)
         for field in dataclasses.fields(self):
             value = settings[field.name]
-            if field.name in _OF_SENTENCE_ENCODERS and value == field.default:
+            if field.name in OF_SENTENCE_ENCODERS and value == field.default:
                 del settings[field.name]
             elif isinstance(value, tuple):
                 settings[field.name] = list(value)

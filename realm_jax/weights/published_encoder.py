@@ -8,12 +8,14 @@ of each text, are in `config_sentence_transformers.json`. A folder without
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import PyTree
 
+from realm_jax.data.tokenizer_files import CONFIG_FILE as TOKENIZER_CONFIG
 from realm_jax.data.tokenizer_files import read_settings
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
@@ -25,6 +27,7 @@ from realm_jax.weights.tensors import read_tensors
 MODULES_FILE = "modules.json"
 _PROMPTS_FILE = "config_sentence_transformers.json"
 _INPUT_FILE = "sentence_bert_config.json"
+_MAX_LENGTH = "model_max_length"
 
 _USABLE = "a BERT with [CLS] or mean pooling, such as MiniLM, bge, e5 or gte"
 # What follows the Transformer in modules.json.
@@ -144,7 +147,10 @@ def read_sentence_encoder(
     modules = _modules(root)
     settings = _optional_fields(root / _INPUT_FILE)
     _require_lowercase(root, settings)
-    max_length = settings.get("max_seq_length")
+    # Newer versions say it in the tokenizer's settings.
+    max_length = settings.get(
+        "max_seq_length", _optional_fields(root / TOKENIZER_CONFIG).get(_MAX_LENGTH)
+    )
     if not isinstance(max_length, int | None):
         path = root / _INPUT_FILE
         raise _refusal(path, "max_seq_length", "a whole number", repr(max_length))
@@ -191,6 +197,13 @@ def prompt_pieces(prompt: str, vocabulary: WordPiece) -> tuple[int, ...]:
             "trained with"
         )
     return tuple(pieces)
+
+
+def prompt_text(pieces: Sequence[int], vocabulary: WordPiece) -> str:
+    """Returns a prompt of these wordpieces: `prompt_pieces` gives them again."""
+    # A punctuation mark is a word of its own, with or without a space before it.
+    text = re.sub(r" (?=[:;,.?!])", "", vocabulary.decode(pieces))
+    return f"{text} " if text else ""
 
 
 def load_dense(encoder: SentenceEncoder) -> PyTree:

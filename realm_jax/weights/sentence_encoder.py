@@ -36,6 +36,7 @@ from jaxtyping import PyTree
 from realm_jax.data.wordpiece import CLS, MASK, PAD, SEP, UNK, WordPiece
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.weights import bert
+from realm_jax.weights.published_encoder import prompt_text
 from realm_jax.weights.tensors import SAFETENSORS_FILE
 
 # Of torch.nn.LayerNorm.
@@ -137,7 +138,7 @@ def _prompts(
     if not any(prefixes.values()):
         return {}
     return {
-        name: f"{vocabulary.decode(prefix)} " if prefix else ""
+        name: prompt_text(prefix, vocabulary)
         for name, prefix in prefixes.items()
         if reads in (None, name)
     }

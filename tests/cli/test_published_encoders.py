@@ -1,6 +1,6 @@
 """`--weights` takes sentence encoders as sentence-transformers saves them.
 
-The folders and embeddings of `published_encoders.zip` were made by
+The folders and embeddings of `published_encoders.tar.xz` were made by
 `bench/peers/published_encoders.py` with sentence-transformers itself.
 """
 
@@ -8,7 +8,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
-import zipfile
+import tarfile
 
 import jax
 import numpy as np
@@ -24,14 +24,14 @@ from realm_jax.errors import BadInputError
 from realm_jax.models.retriever import Retriever
 from realm_jax.stages import STAGES
 from realm_jax.training.initialization import warm_start_params
-from realm_jax.weights.published_encoder import prompt_pieces
+from realm_jax.weights.published_encoder import prompt_pieces, prompt_text
 from realm_jax.weights.sentence_encoder import save_sentence_encoder, scale_of_export
 from tests import tiny_run
 from tests.weights.sentence_encoder_twin import encode, read_json
 from tpu_launch import local
 from tpu_launch.chain import ChainCommands
 
-ARCHIVE = pathlib.Path(__file__).with_name("published_encoders.zip")
+ARCHIVE = pathlib.Path(__file__).with_name("published_encoders.tar.xz")
 LENGTH = 64
 FOUND = {
     "gte": "8 wide, mean pooling, not normalised; kept",
@@ -48,8 +48,8 @@ FOUND = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("published")
-    with zipfile.ZipFile(ARCHIVE) as archive:
-        archive.extractall(root)
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(root, filter="data")
     return root
 
 
@@ -85,8 +85,9 @@ def started(folder, config, vocabulary, inputs):
     init = Retriever(config).init
     shapes = jax.eval_shape(init, jax.random.key(0), *inputs)["params"]
     nothing = jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), shapes)
-    params = {"retriever": nothing}
-    return warm_start_params(params, str(folder), config, vocabulary)["retriever"]
+    params = {"retriever": nothing, "reader": {}}
+    source = {"retriever_source": str(folder)}
+    return warm_start_params(params, "", config, vocabulary, **source)["retriever"]
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -201,7 +202,9 @@ INPUT = "sentence_bert_config.json"
     [
         (lambda f: changed(f, "config.json", model_type="xlm-roberta"),
          ["'xlm-roberta'", "'bert'"]),
-        (lambda f: changed(f, "config.json", max_position_embeddings=64), ["shape"]),
+        (lambda f: changed(f, "config.json", max_position_embeddings=64),
+         ["112 positions"]),
+        (lambda f: changed(f, "config.json", intermediate_size=16), ["shape"]),
         (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
          ["model.safetensors", "pytorch_model.bin"]),
         (lambda f: changed(f, POOLING, pooling_mode="lasttoken"), ["lasttoken"]),
@@ -266,5 +269,8 @@ def test_a_prompt_has_the_wordpieces_that_it_has_in_front_of_any_text(folders):
         for text in ("town", "is the", "?", ""):
             together = vocabulary.encode(prompt + text).ids.tolist()
             assert together == pieces + vocabulary.encode(text).ids.tolist()
+        again = prompt_text(pieces, vocabulary)
+        assert list(prompt_pieces(again, vocabulary)) == pieces
+    assert prompt_text(prompt_pieces("query: ", vocabulary), vocabulary) == "query: "
     with pytest.raises(BadInputError, match="ends with a space"):
         prompt_pieces("query", vocabulary)

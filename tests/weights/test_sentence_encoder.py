@@ -93,7 +93,7 @@ def test_prompts_are_in_its_folder(reads, tmp_path):
     words = vocabulary(True, tmp_path)
     bert = BertConfig(words.size, 16, 1, 2, 20, LENGTH + 9)
     ids = towers_inputs(words)
-    prompts = {"query": "The query: ", "document": "A town: "}
+    prompts = {"query": "The river; ", "document": "A town, "}
     config = RetrieverConfig(
         bert,
         projection_size=16,
