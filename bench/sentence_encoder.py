@@ -3,7 +3,8 @@
     python -m bench.sentence_encoder --weights .cache/data/minilm-l6 --output DIR
     python bench/peers/sentence_encoder.py DIR   # where sentence-transformers is
 
-The projection is random; both ways of pooling are written, a folder for each.
+A folder is written for each: both ways of pooling with a random projection, and MiniLM
+at its own width, normalised and with prompts, as e5 has them.
 """
 
 import argparse
@@ -18,7 +19,8 @@ from realm_jax.data.layout import document_inputs, from_lists
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.weights.bert import config_from_json, load_bert
-from realm_jax.weights.sentence_encoder import save_sentence_encoder
+from realm_jax.weights.published_encoder import prompt_pieces
+from realm_jax.weights.sentence_encoder import save_sentence_encoder, scale_of_export
 
 LENGTH = 64
 TEXTS = (
@@ -42,11 +44,23 @@ def main() -> None:
     arguments = parser.parse_args()
     bert = config_from_json(arguments.weights)
     words = WordPiece.load(arguments.weights / "vocab.txt")
-    for config in (
-        RetrieverConfig(bert, pooling="mean"),
-        RetrieverConfig(bert, pooling="cls", temperature=8.0, layer_norm_epsilon=1e-3),
-    ):
-        folder = arguments.output / config.pooling
+    for name, config in {
+        "mean": RetrieverConfig(bert, pooling="mean"),
+        "cls": RetrieverConfig(
+            bert, pooling="cls", temperature=8.0, layer_norm_epsilon=1e-3
+        ),
+        "own_width": RetrieverConfig(
+            bert,
+            projection_size=bert.hidden_size,
+            pooling="mean",
+            normalize=True,
+            projected=False,
+            temperature=0.05,
+            query_prefix=prompt_pieces("query: ", words),
+            document_prefix=prompt_pieces("passage: ", words),
+        ),
+    }.items():
+        folder = arguments.output / name
         folder.mkdir(parents=True)
         pieces = [words.encode(text).ids for text in TEXTS]
         ids = np.stack([query_row(row, LENGTH, words) for row in pieces])
@@ -64,7 +78,8 @@ def main() -> None:
             {"params": {"tower": tower}}, ids, *documents
         )
         (folder / "inputs.json").write_text(json.dumps([TEXTS, PAIRS]))
-        np.savez(folder / "expected.npz", texts=queries, pairs=found)
+        scale = scale_of_export(config)
+        np.savez(folder / "expected.npz", texts=queries * scale, pairs=found * scale)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,16 @@ class Range(NamedTuple):
             self.advice,
         )
 
+    def each(self) -> "Range":
+        """Returns the range of tuples, or lists, of such values."""
+        return Range(
+            f"a tuple, each of it {self.words}",
+            lambda values: (
+                isinstance(values, (tuple, list)) and all(map(self.contains, values))
+            ),
+            self.advice,
+        )
+
 
 def whole(least: int, most: int | None = None) -> Range:
     """Returns the range of the whole numbers from `least` to `most`, both included."""

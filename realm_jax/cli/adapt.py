@@ -29,7 +29,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from realm_jax.cli import configuration, recorded_run
+from realm_jax.cli import configuration, encoder_flags, recorded_run
 from realm_jax.cli.init import CHAIN_NAME, corpus_name
 from realm_jax.cli.standard_input import Notes
 from realm_jax.errors import BadInputError
@@ -38,6 +38,7 @@ from realm_jax.stages import PRETRAIN, WARM_START
 if TYPE_CHECKING:
     from realm_jax.data.judgements import JudgedQuery
     from realm_jax.prepare.adapt_chain import AdaptChain
+    from realm_jax.prepare.encoder_start import EncoderStart
 
 EXPORT_NAME = "export"
 # As the quickstart, whose figures are known.
@@ -91,13 +92,11 @@ def _plan(
       StoppedError: asked to stop.
     """
     from realm_jax.data.judgements import read_judgements
-    from realm_jax.data.tokenizer_files import load_vocabulary
     from realm_jax.prepare import adapt_chain, first_chain
     from realm_jax.prepare.text_sample import TextSample, choose_masks
 
-    weights = _require_weights(first_chain.find_weights(flags.weights))
-    vocabulary = load_vocabulary(f"{weights}/vocab.txt")
-    bert = adapt_chain.read_encoder(weights, vocabulary.size)
+    encoder = _require_encoder(encoder_flags.read_start(flags))
+    vocabulary = encoder.vocabulary
     sample = TextSample.read(flags.text, stop)
     survey = adapt_chain.Survey.read(flags.text, stop)
     text = first_chain.measure_text(flags.text, sample)
@@ -106,7 +105,7 @@ def _plan(
     text = adapt_chain.require_enough(flags.text, text, survey)
     first_chain.require_known(
         fit,
-        f"{weights}/vocab.txt",
+        encoder.vocabulary_file,
         "the text to `realm init`, for a model from nothing",
     )
     queries = []
@@ -121,22 +120,21 @@ def _plan(
         text=text,
         masks=choose_masks(sample, text.validation_fraction),
         questions=None,
-        weights=weights,
+        encoder=encoder,
         fit=fit,
         survey=survey,
-        bert=bert,
         updates=flags.updates,
     )
     return chain, queries
 
 
-def _require_weights(weights: str) -> str:
-    if not weights:
+def _require_encoder(encoder: "EncoderStart | None") -> "EncoderStart":
+    if encoder is None:
         raise BadInputError(
             "expected an encoder to adapt, found none; fetch MiniLM's weights with "
             "`make data`, or give --weights=FOLDER of a BERT"
         )
-    return weights
+    return encoder
 
 
 def _write_chain(path: pathlib.Path, text: str) -> None:
@@ -251,11 +249,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="their judgements: query, document and grade, tab-separated",
     )
-    parser.add_argument(
-        "--weights",
-        metavar="FOLDER",
-        help="the encoder, a BERT; by default MiniLM's, which `make data` fetches",
-    )
+    encoder_flags.add(parser, "by default MiniLM's, which `make data` fetches")
     parser.add_argument(
         "--updates",
         type=recorded_run.whole_number,

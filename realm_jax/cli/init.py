@@ -22,7 +22,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from realm_jax.cli import configuration
+from realm_jax.cli import configuration, encoder_flags
 from realm_jax.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -52,21 +52,21 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
     masks = choose_masks(sample, text.validation_fraction, flags.masks)
     questions = flags.questions and first_chain.Questions.read(flags.questions)
     start = _trained_model(flags.start) if flags.start else None
-    weights = "" if start else first_chain.find_weights(flags.weights)
-    vocabulary = f"{weights}/vocab.txt" if weights else start and start.vocabulary
+    encoder = None if start else encoder_flags.read_start(flags)
+    file = encoder.vocabulary_file if encoder else start and start.vocabulary
     fit = None
-    if vocabulary:
-        fit = sample.fit(load_vocabulary(vocabulary))
+    if file:
+        fit = sample.fit(encoder.vocabulary if encoder else load_vocabulary(file))
         try:
-            first_chain.require_known(fit, vocabulary)
+            first_chain.require_known(fit, file)
             text = dataclasses.replace(
                 text, characters_per_piece=fit.characters_per_piece
             )
         except BadInputError:
             if start or flags.weights is not None:
                 raise
-            weights = ""
-    if not (weights or start):
+            encoder = None
+    if not (encoder or start):
         require_pairs(sample)
     if questions and questions.are_new:
         questions = dataclasses.replace(
@@ -79,7 +79,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         text=text,
         masks=masks,
         questions=questions or None,
-        weights=weights,
+        encoder=encoder,
         start=start,
         fit=fit,
     )
@@ -108,19 +108,23 @@ def _trained_model(run: str) -> "TrainedModel":
     """
     from realm_jax.evaluation.loading import require_finished
     from realm_jax.evaluation.recorded import find_corpus, find_model
+    from realm_jax.models.retriever import OF_SENTENCE_ENCODERS
     from realm_jax.prepare.first_chain import TrainedModel
     from realm_jax.stages import FINETUNE
 
     model_dir = find_model(run)
     corpus, _ = find_corpus(model_dir, option="a run whose corpus is there")
     _, details = require_finished(model_dir, FINETUNE.name, {})
-    bert = details["model"]["bert"]
-    found = (bert["num_layers"], bert["hidden_size"])
-    if found != _MINILM_SIZE:
+    model = details["model"]
+    found = (model["bert"]["num_layers"], model["bert"]["hidden_size"])
+    # Without a projection or with a prompt it is another model, of any size.
+    others = sorted(set(OF_SENTENCE_ENCODERS) & model.keys())
+    if found != _MINILM_SIZE or others:
+        settings = f" with {', '.join(others)}" if others else ""
         raise BadInputError(
             f"expected a model of the quickstart's size (6 layers of 384) in "
-            f"{model_dir}, got {found[0]} of {found[1]}; write the chain file of "
-            "another one by hand, as gin/runs/quickstart.gin is"
+            f"{model_dir}, got {found[0]} of {found[1]}{settings}; write the chain "
+            "file of another one by hand, as gin/runs/quickstart.gin is"
         )
     return TrainedModel(model_dir, f"{corpus}/vocab.txt")
 
@@ -152,11 +156,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--name", default="", help="of the corpus; by default that of the folder"
     )
-    parser.add_argument(
-        "--weights",
-        metavar="FOLDER",
-        help="BERT weights to start from, such as MiniLM's, which `make data` fetches "
-        "and which are found by themselves; '' for none",
+    encoder_flags.add(
+        parser,
+        "by default MiniLM's, if `make data` has fetched it; '' for none",
     )
     parser.add_argument(
         "--start",

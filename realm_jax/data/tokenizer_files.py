@@ -3,7 +3,8 @@
 Weights say in `tokenizer_config.json` how their tokenizer reads text, or in the
 normalizer of `tokenizer.json`, and a corpus says it in `corpus.json`. The first file
 that has one of the settings decides; those it leaves out have BERT's defaults, as in
-`transformers`.
+`transformers`. The vocabulary is in `vocab.txt` or, where there is none, as in folders
+that newer versions of `transformers` have written, in `tokenizer.json`.
 """
 
 import os
@@ -43,7 +44,7 @@ def load_vocabulary(
     strip_accents: bool | None = None,
     tokenize_chinese_chars: bool | None = None,
 ) -> WordPiece:
-    """Reads `vocab.txt`, to be used as the files beside it say.
+    """Reads `vocab.txt` or `tokenizer.json`, to be used as the files beside it say.
 
     Without such files BERT's defaults hold, but a vocabulary that has pieces with a
     capital is cased.
@@ -70,9 +71,9 @@ def load_vocabulary(
     file, said = read_settings(Path(path).parent)
     settings: dict[str, Any] = given | said
     if "lowercase" not in settings:
-        pieces = WordPiece.load(path).pieces
+        pieces = _load(path).pieces
         settings["lowercase"] = not any("A" <= piece[:1] <= "Z" for piece in pieces)
-    vocabulary = WordPiece.load(path, **settings)
+    vocabulary = _load(path, **settings)
     for name, value in given.items():
         found = vocabulary.settings[name]
         if found != value:
@@ -81,6 +82,34 @@ def load_vocabulary(
                 f"the corpus without that setting and with VOCABULARY={path}"
             )
     return vocabulary
+
+
+def vocabulary_file(folder: str | os.PathLike[str]) -> Path | None:
+    """Returns the path of the vocabulary in a folder, None if there is none."""
+    paths = (Path(folder) / name for name in (blocks.VOCABULARY_FILE, TOKENIZER_FILE))
+    return next((path for path in paths if path.exists()), None)
+
+
+def _load(path: str | os.PathLike[str], **settings: Any) -> WordPiece:
+    path = Path(path)
+    if path.name != TOKENIZER_FILE:
+        return WordPiece.load(path, **settings)
+    try:
+        model = parse_json(path.read_bytes())["model"]
+        if model.get("type", "WordPiece") != "WordPiece":
+            raise ValueError(f"its model is {model['type']}")
+        if model.get("continuing_subword_prefix", "##") != "##":
+            raise ValueError("its words are not continued by ##")
+        ids = model["vocab"]
+        pieces = sorted(ids, key=ids.__getitem__)
+        if [ids[piece] for piece in pieces] != list(range(len(pieces))):
+            raise ValueError("its ids are not 0, 1, 2, ...")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInputError(
+            f"expected BERT's vocabulary in {path}, got another one ({error!r}); give "
+            "a folder with vocab.txt, or with the tokenizer.json of a BERT"
+        ) from error
+    return WordPiece(pieces, **settings)
 
 
 def read_settings(

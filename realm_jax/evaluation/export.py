@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from jaxtyping import PyTree
@@ -31,7 +32,7 @@ from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER
 from realm_jax.stages import FINETUNE
 from realm_jax.storage import sync_tree
-from realm_jax.weights.sentence_encoder import save_sentence_encoder
+from realm_jax.weights.sentence_encoder import save_sentence_encoder, scale_of_export
 
 EMBEDDINGS_NAME = "embeddings.npy"
 IDS_NAME = "ids.jsonl"
@@ -39,6 +40,10 @@ CARD_NAME = "README.md"
 
 # Key of the parameters of a retriever with one tower.
 _TOWER = "tower"
+_READS: dict[str, Literal["query", "document"]] = {
+    "query": "query",
+    "document": "document",
+}
 _CHUNK = 4096
 
 
@@ -86,13 +91,19 @@ def export_retriever(
             folder.mkdir(parents=True)
             length = lengths.query if name == "query" else lengths.document
             save_sentence_encoder(
-                folder, tower, config, corpus.vocabulary, max_length=length
+                folder,
+                tower,
+                config,
+                corpus.vocabulary,
+                max_length=length,
+                reads=_READS.get(name),
             )
         card = model_card(
             model.model_dir, model.run, config, corpus, two_towers=len(towers) > 1
         )
         (partial / CARD_NAME).write_text(card)
         if rows is not None:
+            rows = rows * np.float32(scale_of_export(config))
             np.save(partial / EMBEDDINGS_NAME, rows)
             _write_ids(partial / IDS_NAME, corpus)
         sync_tree(partial)

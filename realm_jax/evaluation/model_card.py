@@ -18,6 +18,8 @@ from realm_jax.stages import EVALUATE
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import score_of
 from realm_jax.training.checkpoints import Restored
+from realm_jax.weights.published_encoder import prompt_text
+from realm_jax.weights.sentence_encoder import has_length_1
 
 # Of tasks that are named for the corpus, as `prepare` names them.
 _TASKS = ("ict", "salient", "questions")
@@ -77,8 +79,8 @@ def model_card(
     parts = [
         f"{_HEADER}# Retriever of {name}",
         f"Trained with realm_jax (exported by version {__version__}). Scores are inner "
-        "products of the embeddings, which are not normalised to length 1.",
-        _TWO_TOWERS if two_towers else _ONE_TOWER,
+        f"products of the embeddings, which are {_length(config)}.",
+        _usage(config, two_towers),
         "## Corpus and recipe",
         _table(("", ""), _facts(name, model_dir, run, config, corpus)),
     ]
@@ -90,6 +92,20 @@ def model_card(
     if rows:
         parts += ["## Measured", _table(("questions", "retriever", "result"), rows)]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def _length(config: RetrieverConfig) -> str:
+    return f"{'' if has_length_1(config) else 'not '}normalised to length 1"
+
+
+def _usage(config: RetrieverConfig, two_towers: bool) -> str:
+    """Returns the program for a reader of the card."""
+    if two_towers:
+        return _TWO_TOWERS
+    if not (config.query_prefix or config.document_prefix):
+        return _ONE_TOWER
+    queries = _ONE_TOWER.replace('encode(["', 'encode_query(["')
+    return queries.replace('encode([("', 'encode_document([("')
 
 
 def _facts(
@@ -123,6 +139,10 @@ def _facts(
         yield "version", f"{start.version}, commit {start.commit or 'not recorded'}"
     yield "encoder", f"BERT, {bert.num_layers} layers of {bert.hidden_size}"
     yield "embedding", f"{config.projection_size} features, pooling {config.pooling}"
+    prefixes = {"query": config.query_prefix, "document": config.document_prefix}
+    for kind, prefix in prefixes.items():
+        if prefix:
+            yield f"{kind} prompt", f"`{prompt_text(prefix, corpus.vocabulary)}`"
 
 
 def _report_rows(model_dir: str, corpus: BlockStore) -> Iterator[tuple[str, str, str]]:

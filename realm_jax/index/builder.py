@@ -253,7 +253,7 @@ def _metadata(retriever: TrainedRetriever, config: BuilderConfig) -> dict[str, A
     """Returns the metadata that must agree for shards to belong to one index."""
     metadata = {
         RETRIEVER_CRC32C: retriever.params_crc32c(),
-        "retriever": dataclasses.asdict(retriever.config),
+        "retriever": retriever.config.recorded(),
         "vocabulary_fingerprint": retriever.vocabulary_fingerprint,
         "embed": dataclasses.asdict(config.embed),
     }

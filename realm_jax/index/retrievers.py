@@ -95,7 +95,7 @@ def publish_retriever(
     """
     series = SnapshotSeries(store, RETRIEVER_SERIES)
     metadata = {
-        "config": dataclasses.asdict(retriever.config),
+        "config": retriever.config.recorded(),
         "vocabulary_fingerprint": retriever.vocabulary_fingerprint,
         PARAMS_CRC32C: retriever.params_crc32c(),
     }
@@ -179,10 +179,11 @@ def check_reads(
             "on, or prepare this one with its vocabulary."
         )
     bert = retriever.config.bert
-    if bert.vocab_size < vocabulary.size or bert.max_positions < document_length:
+    length = document_length + len(retriever.config.document_prefix)
+    if bert.vocab_size < vocabulary.size or bert.max_positions < length:
         raise MismatchedSnapshotError(
             f"expected a retriever of at least {vocabulary.size} wordpieces and "
-            f"{document_length} positions, that of step {retriever.step} has "
+            f"{length} positions, that of step {retriever.step} has "
             f"{bert.vocab_size} and {bert.max_positions}; enlarge the model or shorten "
             "the documents."
         )

@@ -330,9 +330,19 @@ class Bert(nn.Module):
         packed_length: int | None = None,
     ) -> Float[Array, "batch embed"]:
         """Returns the output of the tanh pooler on [CLS]; arguments as `__call__`."""
+        return self._pool(self.first(ids, segment_ids, deterministic, packed_length))
+
+    def first(
+        self,
+        ids: Int[Array, "batch length"],
+        segment_ids: Int[Array, "batch length"],
+        deterministic: bool = True,
+        packed_length: int | None = None,
+    ) -> Float[Array, "batch embed"]:
+        """Returns the last hidden state of [CLS]; arguments as `__call__`."""
         first = jnp.zeros((len(ids), 1), jnp.int32)
         x = self.encode_positions(ids, segment_ids, first, deterministic, packed_length)
-        return self._pool(x[:, 0])
+        return x[:, 0]
 
     def token_logits(self, x: Float[Array, "... embed"]) -> Float[Array, "... vocab"]:
         """Returns float32 inner products with every token embedding."""

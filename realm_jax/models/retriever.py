@@ -3,12 +3,16 @@
 p(z|x) is the softmax over candidates of Embed_input(x) . Embed_doc(z), a raw inner
 product (Guu et al. 2020, section 3.2). Each embedding is BERT's pooled [CLS], or the
 mean over its wordpieces, followed by a projection, a LayerNorm and, in training,
-dropout.
+dropout. A tower that starts as a published sentence encoder also has what that one
+has: a dense layer, embeddings of length 1, words in front of a text (`prefix`), and,
+if it keeps its width, no projection.
 """
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
@@ -36,6 +40,20 @@ SETTINGS_OF_TRAINING = (
 )
 """Settings of retriever and encoder that do not change embeddings."""
 
+OF_SENTENCE_ENCODERS = (
+    "dense_activation",
+    "dense_size",
+    "document_prefix",
+    "normalize",
+    "projected",
+    "query_prefix",
+)
+"""Settings of the retriever that a published sentence encoder may need."""
+
+_DENSE_ACTIVATIONS = {"identity": lambda x: x, "tanh": jnp.tanh}
+# As torch.nn.functional.normalize has it.
+_SMALLEST_LENGTH = 1e-12
+
 
 @dataclass(frozen=True)
 class RetrieverConfig:
@@ -44,13 +62,20 @@ class RetrieverConfig:
     Attributes:
       bert: the encoder of each tower.
       projection_size: features of an embedding.
-      pooling: "cls", BERT's pooled first position (REALM, ORQA), or "mean", the mean
-        over the last layer's wordpieces (Sentence-BERT, and so the MiniLM weights),
-        which learns much faster from random initialisation.
+      pooling: "cls", BERT's pooled first position (REALM, ORQA); "cls_state", the first
+        position of the last layer as it is (bge); or "mean", the mean over the last
+        layer's wordpieces (Sentence-BERT, and so the MiniLM weights), which learns much
+        faster from random initialisation.
+      dense_size: features of the dense layer that a sentence encoder has after pooling;
+        None if it has none.
+      dense_activation: activation of that layer.
+      normalize: whether a sentence encoder's features are divided by their length.
+      projected: whether a projection follows, with its LayerNorm. Without one an
+        embedding is the features, and `projection_size` is their number.
       shared: whether queries and documents share one tower (the authors' code) or have
         two (the paper's W_input and W_doc).
-      layer_norm: whether to normalise embeddings. Without it training tends to
-        collapse.
+      layer_norm: whether to normalise projected embeddings. Without it training tends
+        to collapse.
       layer_norm_epsilon: 1e-12 in the published embedder, 1e-3 in ORQA's.
       temperature: p(z|x) is the softmax of f(x, z) / temperature; 1.0 in the paper.
         Normalised embeddings of 128 features have inner products of up to 128, so that
@@ -58,30 +83,76 @@ class RetrieverConfig:
         gradient. Both towers' embeddings are divided by its square root, so that inner
         products of indexed embeddings need no further scaling.
       projection_dropout: dropout of the normalised embedding in training.
+      query_prefix: wordpieces that the query tower reads between [CLS] and a query,
+        such as those of "query: ". They are added to the padded length.
+      document_prefix: likewise for documents.
     """
 
     bert: BertConfig
     projection_size: int = 128
-    pooling: Literal["cls", "mean"] = "cls"
+    pooling: Literal["cls", "cls_state", "mean"] = "cls"
+    dense_size: int | None = None
+    dense_activation: Literal["identity", "tanh"] = "identity"
+    normalize: bool = False
+    projected: bool = True
     shared: bool = True
     layer_norm: bool = True
     layer_norm_epsilon: float = 1e-12
     temperature: float = 1.0
     projection_dropout: float = 0.1
+    query_prefix: tuple[int, ...] = ()
+    document_prefix: tuple[int, ...] = ()
 
     def __post_init__(self):
+        pieces = ranges.whole(1).each()
         ranges.require_ranges(
             self,
             projection_size=ranges.whole(1),
+            dense_size=ranges.whole(1).or_none(),
             layer_norm_epsilon=ranges.POSITIVE,
             temperature=ranges.POSITIVE,
             projection_dropout=ranges.SHARE_BELOW_1,
+            query_prefix=pieces,
+            document_prefix=pieces,
         )
-        if self.pooling not in ("cls", "mean"):
+        for name in ("query_prefix", "document_prefix"):
+            # JSON has lists, which have no hash.
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name, known in (
+            ("pooling", ("cls", "cls_state", "mean")),
+            ("dense_activation", tuple(_DENSE_ACTIVATIONS)),
+        ):
+            if getattr(self, name) not in known:
+                raise BadInputError(
+                    f"expected {name} to be one of {', '.join(known)}, got "
+                    f"{getattr(self, name)!r}. Correct the model configuration."
+                )
+        if not self.projected and self.projection_size != self.features:
             raise BadInputError(
-                f"expected pooling to be one of cls, mean, got {self.pooling!r}. "
+                f"expected projection_size to be {self.features}, the encoder's "
+                f"features, where projected is False, got {self.projection_size}. "
                 "Correct the model configuration."
             )
+
+    @property
+    def features(self) -> int:
+        """Number of features before a projection."""
+        return self.dense_size or self.bert.hidden_size
+
+    def recorded(self) -> dict[str, Any]:
+        """Returns the settings as JSON.
+
+        Those that a sentence encoder alone has are left out where it is none, as in
+        the records of older versions.
+        """
+        settings = dataclasses.asdict(self)
+        for field in dataclasses.fields(self):
+            value = settings[field.name]
+            if field.name in OF_SENTENCE_ENCODERS and value == field.default:
+                del settings[field.name]
+            elif isinstance(value, tuple):
+                settings[field.name] = list(value)
+        return settings
 
 
 class Tower(nn.Module):
@@ -101,28 +172,51 @@ class Tower(nn.Module):
         config, leading = self.config, ids.shape[:-1]
         ids = ids.reshape(-1, ids.shape[-1])
         segment_ids = segment_ids.reshape(ids.shape)
-        bert = Bert(config.bert, name="bert")
-        if config.pooling == "mean":
-            encoded = bert(ids, segment_ids, deterministic, packed_length)
-            pooled = _mean(encoded.sequence, ids != PAD_ID)
-        else:
-            pooled = bert.pooled(ids, segment_ids, deterministic, packed_length)
-        embedding = layers.Dense(
-            features=(config.projection_size,),
-            kernel_axes=("embed", "projection"),
-            stddev=config.bert.initializer_range,
-            name="projection",
-        )(pooled)
-        if config.layer_norm:
-            embedding = layers.LayerNorm(
-                config.layer_norm_epsilon, name="projection_norm"
+        embedding = self._features(ids, segment_ids, deterministic, packed_length)
+        if config.projected:
+            embedding = self._dense(
+                config.projection_size, ("embed", "projection"), "projection"
             )(embedding)
+            if config.layer_norm:
+                embedding = layers.LayerNorm(
+                    config.layer_norm_epsilon, name="projection_norm"
+                )(embedding)
         embedding = embedding * config.temperature**-0.5
         embedding = nn.Dropout(config.projection_dropout)(
             embedding, deterministic=deterministic
         )
         embedding = layers.constrain(embedding, "batch", "projection")
         return embedding.reshape(*leading, config.projection_size)
+
+    def _features(
+        self,
+        ids: Int[Array, "batch length"],
+        segment_ids: Int[Array, "batch length"],
+        deterministic: bool,
+        packed_length: int | None,
+    ) -> Float[Array, "batch embed"]:
+        """Returns what a published sentence encoder takes for its embedding."""
+        config = self.config
+        bert = Bert(config.bert, name="bert")
+        arguments = (ids, segment_ids, deterministic, packed_length)
+        match config.pooling:
+            case "mean":
+                features = _mean(bert(*arguments).sequence, ids != PAD_ID)
+            case "cls_state":
+                features = bert.first(*arguments)
+            case "cls":
+                features = bert.pooled(*arguments)
+        if config.dense_size is not None:
+            dense = self._dense(config.dense_size, ("embed", None), "dense")
+            features = _DENSE_ACTIVATIONS[config.dense_activation](dense(features))
+        features = features.astype(jnp.float32)
+        return _to_length_1(features) if config.normalize else features
+
+    def _dense(
+        self, features: int, kernel_axes: tuple[str, str | None], name: str
+    ) -> layers.Dense:
+        stddev = self.config.bert.initializer_range
+        return layers.Dense((features,), kernel_axes, stddev, name=name)
 
 
 def _mean(
@@ -131,6 +225,22 @@ def _mean(
     weights = mask.astype(x.dtype)
     count = jnp.maximum(weights.sum(axis=1, keepdims=True), 1)
     return jnp.einsum("bl,ble->be", weights / count, x)
+
+
+def _to_length_1(x: Float[Array, "batch embed"]) -> Float[Array, "batch embed"]:
+    square = jnp.sum(x * x, axis=-1, keepdims=True)
+    # Not the norm, whose gradient at zero is not a number.
+    return x * jax.lax.rsqrt(jnp.maximum(square, _SMALLEST_LENGTH**2))
+
+
+def _with_prefix(
+    prefix: tuple[int, ...], row: Int[Array, "... length"]
+) -> Int[Array, "... longer"]:
+    """Inserts wordpieces, or their segments, after the first position of each row."""
+    inserted = jnp.broadcast_to(
+        jnp.array(prefix, row.dtype), (*row.shape[:-1], len(prefix))
+    )
+    return jnp.concatenate([row[..., :1], inserted, row[..., 1:]], axis=-1)
 
 
 class Retriever(nn.Module):
@@ -163,13 +273,15 @@ class Retriever(nn.Module):
     def embed_queries(
         self, ids: Int[Array, "... query"], deterministic: bool = True
     ) -> Float[Array, "... projection"]:
-        """Embeds `[CLS] x [SEP]`.
+        """Embeds `[CLS] x [SEP]`, with the configuration's prefix before x.
 
         Args:
           ids: wordpieces, 0 where padded.
           deterministic: disables dropout; otherwise an rng named "dropout" is needed.
         """
         tower = self.tower if self.config.shared else self.query_tower
+        if prefix := self.config.query_prefix:
+            ids = _with_prefix(prefix, ids)
         return tower(ids, jnp.zeros_like(ids), deterministic)
 
     def embed_documents(
@@ -179,7 +291,7 @@ class Retriever(nn.Module):
         deterministic: bool = True,
         packed_length: int | None = None,
     ) -> Float[Array, "... projection"]:
-        """Embeds `[CLS] title [SEP] body [SEP]`.
+        """Embeds `[CLS] title [SEP] body [SEP]`, with its prefix before the title.
 
         Args:
           ids: wordpieces, 0 where padded.
@@ -188,4 +300,9 @@ class Retriever(nn.Module):
           packed_length: wordpieces of a row that two documents share; see `Bert`.
         """
         tower = self.tower if self.config.shared else self.document_tower
+        if prefix := self.config.document_prefix:
+            ids = _with_prefix(prefix, ids)
+            segment_ids = _with_prefix((0,) * len(prefix), segment_ids)
+            if packed_length is not None:
+                packed_length += 2 * len(prefix)
         return tower(ids, segment_ids, deterministic, packed_length)

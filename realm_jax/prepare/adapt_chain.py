@@ -1,42 +1,22 @@
 """Chooses the chain of `realm adapt`: an encoder and a text, without a question."""
 
 import dataclasses
-import json
-import pathlib
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 from realm_jax.data.documents import Document
 from realm_jax.data.records import BadRecord
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.manifests import parse_json
-from realm_jax.models.bert import BertConfig
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.documents.source import read_all
 from realm_jax.prepare.first_chain import CHUNK_LENGTH, FirstChain, TextSize
-from realm_jax.weights import bert as bert_weights
 
 _FEWEST_BLOCKS = 100
 _HELD_OUT = 200
 # As many updates as an index on two cores takes, and a tenth of them to warm up.
 _REFRESH_PERIOD = 40
 _WARMUP_STEPS = 5
-# As gin/models/minilm_l6.gin has them.
-_SIZES_OF_MINILM = {
-    "hidden_size": 384,
-    "num_layers": 6,
-    "num_heads": 12,
-    "mlp_size": 1536,
-    "max_positions": 512,
-    "num_segments": 2,
-    "activation": "gelu",
-    "layer_norm_epsilon": 1e-12,
-}
-_PROJECTION = 128
-_POOLING = pathlib.Path("1_Pooling", "config.json")
-_MEAN = "pooling_mode_mean_tokens"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,48 +103,16 @@ def require_measurable(source: str, survey: Survey, vocabulary: WordPiece) -> No
         )
 
 
-def read_encoder(folder: str, vocab_size: int) -> BertConfig:
-    """Reads the configuration of an encoder, and its weights to try them out.
-
-    Args:
-      folder: the encoder.
-      vocab_size: size of its vocabulary.
-
-    Raises:
-      BadInputError: it is no BERT, or none whose embeddings are the mean of its
-        features.
-    """
-    config = bert_weights.config_from_json(folder)
-    path = pathlib.Path(folder) / bert_weights.CONFIG_FILE
-    kind = parse_json(path.read_bytes()).get("model_type", "bert")
-    if kind != "bert":
-        raise BadInputError(
-            f'expected an encoder of the type "bert" in {path}, got {kind!r}; give the '
-            "folder of a BERT, such as MiniLM's, which `make data` fetches"
-        )
-    pooling = pathlib.Path(folder) / _POOLING
-    if pooling.exists() and not parse_json(pooling.read_bytes()).get(_MEAN):
-        raise BadInputError(
-            f"expected {_MEAN} in {pooling}, got another pooling; give a sentence "
-            "encoder that takes the mean of its features, as MiniLM does"
-        )
-    config = dataclasses.replace(config, vocab_size=vocab_size)
-    bert_weights.load_bert(folder, config, needs_pooler=False)
-    return config
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptChain(FirstChain):
-    """A chain that ends with a retriever, from an encoder of any size.
+    """A chain that ends with a retriever.
 
     Attributes:
       survey: what the text consists of.
-      bert: the encoder.
       updates: updates of REALM.
     """
 
     survey: Survey
-    bert: BertConfig
     updates: int
 
     @property
@@ -179,7 +127,6 @@ class AdaptChain(FirstChain):
         yield f"pretrain/TRAIN_STEPS = {self.updates}"
         yield f"pretrain/REFRESH_PERIOD = {min(self.updates, _REFRESH_PERIOD)}"
         yield f"pretrain/WARMUP_STEPS = {min(self.updates, _WARMUP_STEPS)}"
-        yield from self._sizes()
 
     def description(self) -> list[str]:
         """Returns what was found, and what follows from it, a line each."""
@@ -190,24 +137,6 @@ class AdaptChain(FirstChain):
         return [line.removesuffix(" (--masks gives others)") for line in found]
 
     def _model(self) -> str:
-        return (
-            f"{self.bert.num_layers} layers of {self.bert.hidden_size}, from "
-            f"{self.weights}; {self.updates} updates of REALM (--updates gives others)"
-        )
-
-    def _sizes(self) -> Iterator[str]:
-        """Yields the sizes of an encoder that is not of MiniLM's."""
-        sizes: dict[str, Any] = {
-            name: getattr(self.bert, name) for name in _SIZES_OF_MINILM
-        }
-        if sizes == _SIZES_OF_MINILM:
-            return
-        yield ""
-        yield f"SCAN_UNROLL = {self.bert.num_layers}"
-        yield "from realm_jax.models import bert"
-        yield "from realm_jax.models import retriever"
-        yield "bert.BertConfig:"
-        for name, value in sizes.items():
-            yield f"    {name} = {json.dumps(value)}"
-        features = min(_PROJECTION, self.bert.hidden_size)
-        yield f"retriever.RetrieverConfig.projection_size = {features}"
+        assert self.encoder is not None
+        updates = f"{self.updates} updates of REALM (--updates gives others)"
+        return f"{self.encoder.model}; {updates}"

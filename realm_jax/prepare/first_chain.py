@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import math
-import pathlib
 import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,14 +18,9 @@ from realm_jax.data.questions import (
     write_questions,
 )
 from realm_jax.data.splits import VALIDATION_FRACTION, stable_uniform
-from realm_jax.data.tokenizer_files import read_settings
 from realm_jax.errors import BadInputError
+from realm_jax.prepare.encoder_start import EncoderStart
 from realm_jax.prepare.text_sample import Masks, TextSample, VocabularyFit
-from realm_jax.weights.tensors import weights_file
-
-# Where `make data` puts MiniLM's weights, below a checkout.
-_MINILM = pathlib.Path(".cache/data/minilm-l6")
-_CHECKOUT = pathlib.Path(__file__).parents[2]
 
 CHUNK_LENGTH = 96
 """Wordpieces of a block, as gin/runs/quickstart.gin has them."""
@@ -198,32 +192,6 @@ def _is_mark(character: str) -> bool:
     return unicodedata.category(character).startswith("M")
 
 
-def find_weights(folder: str | None) -> str:
-    """Returns the weights to start from.
-
-    Args:
-      folder: a folder with weights, "" for none, None for MiniLM's if they are there.
-
-    Raises:
-      BadInputError: the folder has no weights with a vocabulary, or those of another
-        tokenizer than BERT's.
-    """
-    if folder is None:
-        for root in (pathlib.Path(), _CHECKOUT):
-            if weights_file(str(root / _MINILM)) is not None:
-                return str(root / _MINILM)
-        return ""
-    if folder and not (
-        weights_file(folder) is not None and pathlib.Path(folder, "vocab.txt").exists()
-    ):
-        raise BadInputError(
-            f"expected weights and vocab.txt in {folder}, found none; give the folder "
-            "of a published BERT, or --weights='' to start from nothing"
-        )
-    read_settings(folder)
-    return folder
-
-
 def require_known(
     fit: VocabularyFit,
     path: str,
@@ -277,9 +245,9 @@ class FirstChain:
       text: size of the text.
       masks: what is masked in it.
       questions: questions of one's own, or None.
-      weights: folder of BERT weights, or "".
+      encoder: published weights to start with, or None.
       start: a model to go on from instead, or None.
-      fit: how well the vocabulary of `weights` or `start` fits the text; if there are
+      fit: how well the vocabulary of `encoder` or `start` fits the text; if there are
         neither, that of weights which were passed over for it, or None.
     """
 
@@ -289,7 +257,7 @@ class FirstChain:
     text: TextSize
     masks: Masks
     questions: Questions | None
-    weights: str = ""
+    encoder: EncoderStart | None = None
     start: TrainedModel | None = None
     fit: VocabularyFit | None = None
 
@@ -335,6 +303,8 @@ class FirstChain:
                 )
             ):
                 lines.append(f"warning: {unknown}")
+        if self.encoder:
+            lines.append(f"encoder: {self.encoder.description}")
         return [*lines, f"model: {self._model()}"]
 
     def _vocabulary(self) -> str:
@@ -344,19 +314,19 @@ class FirstChain:
         known = f"{self.fit.unknown:.1%} of the text is [UNK]"
         if self.fit.spelled >= 0.01:
             known += f", {self.fit.spelled:.0%} of its words are spelled in letters"
-        if self.weights or self.start:
+        if self.encoder or self.start:
             return f"that of the model, {known}"
         return f"{trained}; in MiniLM's {known}"
 
     def _model(self) -> str:
         if self.start:
             return f"goes on from {self.start.model_dir}"
-        if not self.weights:
+        if not self.encoder:
             return (
                 "BERT-tiny from nothing, which learns to retrieve but hardly to read; "
                 "for more give --weights (`make data` fetches MiniLM's)"
             )
-        model = f"MiniLM's size, from {self.weights}"
+        model = self.encoder.model
         if self.text.documents < _FEW_DOCUMENTS:
             model += (
                 "; so few documents teach a reader little, --start=runs/quickstart "
@@ -366,7 +336,7 @@ class FirstChain:
 
     def gin_file(self) -> str:
         """Returns the chain file."""
-        base = "quickstart" if self.weights or self.start else "from_nothing"
+        base = "quickstart" if self.encoder or self.start else "from_nothing"
         return _FILE.format(
             base=base,
             root=self.root,
@@ -389,9 +359,8 @@ class FirstChain:
             yield f"WEIGHTS = {self.start.model_dir!r}"
             yield f"VOCABULARY = {self.start.vocabulary!r}"
             yield 'evaluate/MASKED_TASK = ""'
-        elif self.weights:
-            yield f"WEIGHTS = {self.weights!r}"
-            yield f"VOCABULARY = {self.weights + '/vocab.txt'!r}"
+        elif self.encoder:
+            yield from self.encoder.settings()
         else:
             yield f"VOCABULARY_SIZE = {self._vocabulary_size()}"
             if self.fit:
@@ -433,7 +402,7 @@ class FirstChain:
         if self.start:
             # Without questions the corpus is all that is needed.
             return questions or [self.masks.kind]
-        pairs = [] if self.weights else ["ict"]
+        pairs = [] if self.encoder else ["ict"]
         return [*pairs, self.masks.kind, *questions]
 
     def _finetune_steps(self) -> int:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from realm_jax.data.tokenizer_files import load_vocabulary
+from realm_jax.data.tokenizer_files import load_vocabulary, vocabulary_file
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.models.bert import BertConfig
@@ -29,6 +29,7 @@ from realm_jax.training.checkpoint_manifests import Which, read_details
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.types import Lengths
 from realm_jax.weights import bert as bert_weights
+from realm_jax.weights.published_encoder import load_dense, read_sentence_encoder
 from realm_jax.weights.tensors import weights_file
 
 # Settings that do not change the meaning of the parameters.
@@ -216,8 +217,8 @@ def _from_source(
     folder = pathlib.Path(source)
     if weights_file(folder) is not None:
         started = _with_weights(params, folder, config)
-        if (folder / "vocab.txt").exists():
-            theirs = load_vocabulary(folder / "vocab.txt", **vocabulary.settings)
+        if (file := vocabulary_file(folder)) is not None:
+            theirs = load_vocabulary(file, **vocabulary.settings)
             _require_vocabulary(theirs.fingerprint, vocabulary, source)
         return started
     restored = restore_params(open_store(source), checkpoint)
@@ -245,6 +246,8 @@ def _with_weights(
     params: PyTree, folder: pathlib.Path, config: RetrieverConfig
 ) -> PyTree:
     """Copies published weights into every matching part of the models."""
+    if "retriever" in params and config.dense_size is not None:
+        params = {**params, "retriever": _with_dense(params["retriever"], folder)}
     # Only "cls" pooling uses a pooler; one missing from the weights stays random.
     needs_pooler = "retriever" in params and config.pooling == "cls"
     if "head_dense" not in params.get("reader", {}):
@@ -258,6 +261,20 @@ def _with_weights(
         logging.info("no masked-LM head in %s; the reader's is a new one", folder)
     started = _with_bert(params, loaded["bert"])
     return {**started, "reader": started["reader"] | jax.tree.map(jnp.asarray, head)}
+
+
+def _with_dense(towers: PyTree, folder: pathlib.Path) -> PyTree:
+    """Copies the dense layer of a sentence encoder into every tower."""
+    found = load_dense(read_sentence_encoder(str(folder)))
+    for tower in towers.values():
+        expected, received = tower["dense"]["kernel"].shape, found["kernel"].shape
+        if expected != received:
+            raise BadInputError(
+                f"expected a Dense of {expected} in {folder}, got {received}; use the "
+                "settings that `realm init` writes for these weights"
+            )
+    dense = jax.tree.map(jnp.asarray, found)
+    return {name: {**tower, "dense": dense} for name, tower in towers.items()}
 
 
 def _require_vocabulary(found: str | None, expected: WordPiece, source: str) -> None:
@@ -333,7 +350,7 @@ def describe(config: RetrieverConfig) -> dict[str, Any]:
     Settings of training and computation (dropout, precision, rematerialisation) may
     change from one run to the next.
     """
-    described = dataclasses.asdict(config)
+    described = config.recorded()
     for name in _FREE:
         described.pop(name, None)
         described["bert"].pop(name, None)

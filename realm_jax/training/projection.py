@@ -62,17 +62,16 @@ def fit_projection(
     Raises:
       BadInputError: the encoder has fewer features than the projection.
     """
-    hidden = config.bert.hidden_size
-    if config.projection_size > hidden:
+    if config.projection_size > config.features:
         raise BadInputError(
-            f"expected a projection_size of at most {hidden}, the encoder's features, "
-            f'for projection="pca", got {config.projection_size}; lower it or choose '
-            '"random"'
+            f"expected a projection_size of at most {config.features}, the encoder's "
+            f'features, for projection="pca", got {config.projection_size}; lower it '
+            'or choose "random"'
         )
     count = min(NUM_SAMPLED, corpus.num_blocks)
     sample = np.linspace(0, corpus.num_blocks - 1, count).astype(np.int64)
     documents = retriever["tower" if config.shared else DOCUMENT_TOWER]
-    features = document_features(documents["bert"], config, corpus, sample, embed)
+    features = document_features(documents, config, corpus, sample, embed)
     mean = features.mean(axis=0, dtype=np.float64)
     kernel = principal_components(features - mean, config.projection_size)
     projection = {
@@ -101,35 +100,34 @@ def principal_components(
 
 
 def document_features(
-    bert: PyTree,
+    tower: PyTree,
     config: RetrieverConfig,
     corpus: BlockStore,
     block_ids: np.ndarray,
     embed: EmbedConfig,
 ) -> Float[np.ndarray, "block embed"]:
     """Returns the inputs of the document tower's projection for these blocks."""
-    plain, params = unprojected(bert, config)
+    plain, params = unprojected(tower, config)
     return embed_blocks(
         document_embedder(plain), place_locally(params), corpus, block_ids, embed
     )
 
 
 def unprojected(
-    bert: PyTree, config: RetrieverConfig
+    tower: PyTree, config: RetrieverConfig
 ) -> tuple[RetrieverConfig, PyTree]:
     """Returns the retriever whose embeddings are the features of an encoder.
 
     Args:
-      bert: parameters of the encoder.
-      config: a retriever with this encoder.
+      tower: parameters of a tower.
+      config: a retriever with such towers.
     """
-    hidden = config.bert.hidden_size
     plain = dataclasses.replace(
         config,
-        projection_size=hidden,
-        layer_norm=False,
+        projection_size=config.features,
+        projected=False,
         temperature=1.0,
         shared=True,
     )
-    identity = {"kernel": np.eye(hidden, dtype=np.float32), "bias": np.zeros(hidden)}
-    return plain, {"tower": {"bert": bert, "projection": identity}}
+    kept = {name: tower[name] for name in ("bert", "dense") if name in tower}
+    return plain, {"tower": kept}

@@ -46,7 +46,8 @@ def starting_params(
     source = config.retriever_source
     # The checkpoint of an earlier stage already has a projection.
     if (
-        config.projection == Projection.RANDOM.value
+        not retriever_config.projected
+        or config.projection == Projection.RANDOM.value
         or not source
         or weights_file(source) is None
     ):

@@ -4,22 +4,30 @@
     config.json, model.safetensors     the encoder, as a BertModel of transformers
     sentence_bert_config.json          its longest input, in wordpieces
     tokenizer.json, vocab.txt          this package's tokenizer, and its vocabulary
+    config_sentence_transformers.json  the prompts, as text
     1_Pooling/config.json              [CLS] or the mean over the wordpieces
-    2_Dense/ ...                       BERT's tanh pooler, if [CLS] is pooled
-    2_Dense/ or 3_Dense/               the projection
-    3_LayerNorm/ or 4_LayerNorm/       the LayerNorm of the embedding, if there is one
+    Dense                              BERT's tanh pooler, if [CLS] is pooled by it
+    Dense                              the dense layer of the encoder it started with
+    Normalize                          if that encoder has it
+    Dense                              the projection, if there is one
+    LayerNorm                          of the projection, if there is one
 
-Scores are inner products ("dot"). Two things have no setting there and are folded into
-weights, which leaves the embeddings as they are: the temperature, and the epsilon of
-the LayerNorm, which is torch's 1e-5. LN(x; epsilon) = LN(s x; s^2 epsilon) for any
-s > 0, so the projection is scaled by s = sqrt(1e-5 / epsilon).
+Folders of modules are numbered, `2_Dense`. Scores are inner products ("dot"). Two
+things have no setting there and are folded into weights, which leaves the embeddings as
+they are: the temperature, and the epsilon of the LayerNorm, which is torch's 1e-5.
+LN(x; epsilon) = LN(s x; s^2 epsilon) for any s > 0, so the projection is scaled by
+s = sqrt(1e-5 / epsilon).
+
+A tower without a projection has no weights to fold the temperature into. It is left
+out: the embeddings are those of an encoder of the kind it started as, of length 1 if
+that one normalises, and those of the tower times `scale_of_export`.
 """
 
 import json
 import math
 import pathlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import safetensors.numpy
@@ -28,6 +36,7 @@ from jaxtyping import PyTree
 from realm_jax.data.wordpiece import CLS, MASK, PAD, SEP, UNK, WordPiece
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.weights import bert
+from realm_jax.weights.published_encoder import prompt_text
 from realm_jax.weights.tensors import SAFETENSORS_FILE
 
 # Of torch.nn.LayerNorm.
@@ -51,19 +60,26 @@ def save_sentence_encoder(
     vocabulary: WordPiece,
     *,
     max_length: int,
+    reads: Literal["query", "document"] | None = None,
 ) -> None:
     """Writes a tower so that `SentenceTransformer(folder).encode` gives its embeddings.
 
     A text is encoded as `[CLS] x [SEP]`, a pair (title, body) as a document, with its
-    segments.
+    segments. Prompts, if there are any, are chosen by `encode_query` and
+    `encode_document`; by `encode`, too, where the tower reads but one of the two.
 
     Args:
       folder: an empty folder.
       tower: parameters of `models.retriever.Tower`.
       config: its configuration.
       vocabulary: its tokenizer.
-      max_length: longest input in wordpieces, [CLS] and [SEP] included.
+      max_length: longest input in wordpieces, [CLS] and [SEP] included, but without a
+        prompt.
+      reads: what the tower reads; None is both.
     """
+    prompts = _prompts(config, vocabulary, reads)
+    prefix = config.query_prefix if reads == "query" else config.document_prefix
+    max_length += len(prefix)
     bert.save_bert(folder / SAFETENSORS_FILE, tower["bert"], config.bert)
     bert.save_config(folder, config.bert)
     _save_tokenizer(folder, vocabulary, max_length)
@@ -96,8 +112,36 @@ def save_sentence_encoder(
     )
     _write_json(
         folder / "config_sentence_transformers.json",
-        {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "dot"},
+        {
+            "prompts": prompts,
+            "default_prompt_name": reads if prompts else None,
+            "similarity_fn_name": "cosine" if has_length_1(config) else "dot",
+        },
     )
+
+
+def has_length_1(config: RetrieverConfig) -> bool:
+    """Returns whether exported embeddings have length 1."""
+    return config.normalize and not config.projected
+
+
+def scale_of_export(config: RetrieverConfig) -> float:
+    """Returns what a tower's embeddings are multiplied by in its export."""
+    return 1.0 if config.projected else math.sqrt(config.temperature)
+
+
+def _prompts(
+    config: RetrieverConfig, vocabulary: WordPiece, reads: str | None
+) -> dict[str, str]:
+    """Returns the prompts by the names of `encode_query` and `encode_document`."""
+    prefixes = {"query": config.query_prefix, "document": config.document_prefix}
+    if not any(prefixes.values()):
+        return {}
+    return {
+        name: prompt_text(prefix, vocabulary)
+        for name, prefix in prefixes.items()
+        if reads in (None, name)
+    }
 
 
 class _Module(NamedTuple):
@@ -111,7 +155,7 @@ class _Module(NamedTuple):
 def _modules(tower: PyTree, config: RetrieverConfig) -> list[_Module]:
     pooling = {
         "word_embedding_dimension": config.bert.hidden_size,
-        "pooling_mode_cls_token": config.pooling == "cls",
+        "pooling_mode_cls_token": config.pooling != "mean",
         "pooling_mode_mean_tokens": config.pooling == "mean",
         "pooling_mode_max_tokens": False,
         "pooling_mode_mean_sqrt_len_tokens": False,
@@ -119,6 +163,13 @@ def _modules(tower: PyTree, config: RetrieverConfig) -> list[_Module]:
     modules = [_Module("Pooling", pooling, {})]
     if config.pooling == "cls":
         modules.append(_dense(tower["bert"]["pooler"], _TANH))
+    if config.dense_size is not None:
+        activation = _TANH if config.dense_activation == "tanh" else _IDENTITY
+        modules.append(_dense(tower["dense"], activation))
+    if config.normalize:
+        modules.append(_Module("Normalize", {}, {}))
+    if not config.projected:
+        return modules
     scale = config.temperature**-0.5
     if not config.layer_norm:
         return [*modules, _dense(tower["projection"], _IDENTITY, scale)]

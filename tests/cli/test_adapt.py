@@ -10,8 +10,6 @@ import string
 import threading
 import types
 
-import jax
-import numpy as np
 import pytest
 
 from realm_jax.cli import adapt, configuration
@@ -20,14 +18,13 @@ from realm_jax.data.judgements import JudgedQuery
 from realm_jax.data.wordpiece import SPECIAL_PIECES
 from realm_jax.evaluation import adapt_report, adaptation
 from realm_jax.models.bert import BertConfig
-from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.prepare.adapt_chain import Survey, require_enough
 from realm_jax.prepare.first_chain import TextSize
 from realm_jax.stages import STAGES
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import finished_steps
-from realm_jax.weights import bert as bert_weights
 from tests import tiny_run
+from tests.tiny_encoder import write_bert
 from tests.waiting import wait_until
 from tpu_launch import local
 from tpu_launch.chain import ChainCommands
@@ -39,7 +36,6 @@ QUERIES = [
 
 def make_encoder(folder):
     """Writes a BERT of random weights, whose pieces are letters, pairs and digits."""
-    folder.mkdir()
     letters = string.ascii_lowercase
     known = [
         *letters,
@@ -48,14 +44,7 @@ def make_encoder(folder):
     ]
     pieces = [*SPECIAL_PIECES, *string.punctuation, *known]
     pieces += [f"##{piece}" for piece in known]
-    (folder / "vocab.txt").write_text("\n".join(pieces))
-    config = BertConfig(len(pieces), 16, 1, 2, 32, 128, activation="gelu")
-    ids = np.ones((1, 4), np.int32)
-    retriever = Retriever(RetrieverConfig(config, 8, pooling="mean"))
-    params = jax.jit(retriever.init)(jax.random.key(0), ids, ids, ids)["params"]
-    tower = jax.tree.map(np.asarray, params["tower"]["bert"])
-    bert_weights.save_bert(folder / "model.safetensors", tower, config)
-    bert_weights.save_config(folder, config)
+    write_bert(folder, pieces)
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +113,7 @@ def test_the_chain_fits_text_and_encoder(text, encoder, planning, capsys):
     said = capsys.readouterr().out
     assert "text: 150 documents" in said
     assert "1 layers of 16" in said
+    assert "encoder: 16 wide, mean pooling, not normalised (no modules.json" in said
     assert "questions" not in said
     found = configs(*planning)
     assert list(found) == ["prepare", "warm-start", "pretrain"]
@@ -239,7 +229,7 @@ class TestRefused:
         (other / "1_Pooling").mkdir()
         pooling = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
         (other / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-        assert "another pooling" in refused(planned(other))
+        assert "modules.json beside 1_Pooling" in refused(planned(other))
         assert "vocab.txt" in refused(planned(tmp_path))
 
     def test_no_update(self, encoder, refused):
@@ -248,7 +238,9 @@ class TestRefused:
             assert f"at least 1 as --updates, got {updates}" in line
 
     def test_no_encoder(self, text, monkeypatch, refused):
-        monkeypatch.setattr("realm_jax.prepare.first_chain.find_weights", lambda f: "")
+        monkeypatch.setattr(
+            "realm_jax.prepare.encoder_start.find_weights", lambda f: ""
+        )
         line = refused(["adapt", "articles.jsonl", "--output=runs/my"])
         assert "`make data`" in line
 

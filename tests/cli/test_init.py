@@ -15,6 +15,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.prepare.first_chain import Questions
 from realm_jax.stages import STAGES
 from tests import tiny_run
+from tests.tiny_encoder import write_bert
 
 ARTICLE = '{"title": "Graz", "text": "Graz burnt down."}'
 
@@ -43,13 +44,10 @@ def init(*more):
 
 
 def make_vocabulary(folder, characters, words=()):
-    """Writes a vocab.txt of characters and words, and empty files for weights."""
-    folder.mkdir(exist_ok=True)
-    for name in ("model.safetensors", "config.json"):
-        (folder / name).write_text("")
+    """Writes weights with a vocab.txt of characters and words."""
     inner = [f"##{c}" for c in characters]
     pieces = [*SPECIAL_PIECES, *characters, *string.punctuation, *inner, *words]
-    (folder / "vocab.txt").write_text("\n".join(pieces))
+    write_bert(folder, pieces)
 
 
 def words_of_the_text():
@@ -190,7 +188,7 @@ def test_a_vocabulary_that_lacks_the_script_is_not_used(
     write_articles([f"東京は{'日本の首都である。' * 12}" for _ in range(20)])
     refuse([*INIT, f"--weights={weights}"], "are [UNK]", "--weights=''")
     # Weights that are only found, not asked for, are passed over.
-    monkeypatch.setattr("realm_jax.prepare.first_chain._MINILM", weights)
+    monkeypatch.setattr("realm_jax.prepare.encoder_start._MINILM", weights)
     assert init() == 0
     assert "trained on the text; in MiniLM's" in capsys.readouterr().out
     (_, config), *_ = commands("runs/my")

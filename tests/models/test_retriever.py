@@ -1,13 +1,15 @@
 """The towers: what an embedding is, which parameters make it, where gradients go."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.models.bert import Bert
+from realm_jax.errors import BadInputError
+from realm_jax.models.bert import Bert, BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from tests.models.conftest import apply
 from tests.refused import refused
@@ -75,8 +77,94 @@ def test_mean_pooling_takes_every_wordpiece_and_no_padding(
         # Without layer norm the projection is the embedding.
         expected = np.float64(states)[row != 0].mean(0) @ kernel + bias
         np.testing.assert_allclose(embedding, expected, atol=1e-4)
-    with refused("cls, mean"):
+    with refused("cls, cls_state, mean"):
         RetrieverConfig(config, pooling="max")
+
+
+def test_without_a_projection_an_embedding_is_that_of_a_sentence_encoder(
+    config, inputs, random_params
+):
+    settings = RetrieverConfig(
+        config,
+        projection_size=7,
+        pooling="cls_state",
+        dense_size=7,
+        dense_activation="tanh",
+        normalize=True,
+        projected=False,
+        temperature=0.25,
+    )
+    params = random_params(Retriever(settings), *inputs)
+    tower = params["tower"]
+    assert tower.keys() == {"bert", "dense"}
+    _, embeddings = embed(settings, params, inputs)
+    _, documents, segments = inputs
+    sequence = jax.jit(Bert(config).apply)(
+        {"params": tower["bert"]}, documents[1], segments[1]
+    ).sequence
+    kernel = np.float64(tower["dense"]["kernel"])
+    expected = np.tanh(np.float64(sequence)[:, 0] @ kernel + tower["dense"]["bias"])
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    # Two embeddings share the temperature of their product.
+    np.testing.assert_allclose(embeddings[1], expected * 2, atol=1e-4)
+    with pytest.raises(BadInputError, match="projection_size to be 7"):
+        dataclasses.replace(settings, projection_size=6)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls_state"])
+def test_a_prefix_is_read_as_if_it_stood_in_the_text(
+    config, inputs, random_params, pooling
+):
+    plain = RetrieverConfig(config, projection_size=6, pooling=pooling)
+    prompted = dataclasses.replace(plain, query_prefix=(3,), document_prefix=(5, 7))
+    queries, documents, segments = inputs
+    documents = documents.copy()
+    documents[0, 0, 1:] = 0  # Shorter than the prefix.
+    params = random_params(Retriever(plain), *inputs)
+    found = embed(prompted, params, (queries, documents, segments))
+
+    def inserted(rows, pieces):
+        """One by one, with what is added at the end of each cut off by padding."""
+        flat = rows.reshape(-1, rows.shape[-1])
+        longer = [[row[0], *pieces, *row[1:]] for row in flat.tolist()]
+        return np.array(longer, np.int32).reshape(*rows.shape[:-1], -1)
+
+    by_hand = (
+        inserted(queries, [3]),
+        inserted(documents, [5, 7]),
+        inserted(segments, [0, 0]),
+    )
+    for one, other in zip(found, embed(plain, params, by_hand), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    # In rows that two documents share, too.
+    length = documents.shape[-1]
+    packed = jax.jit(
+        lambda params: Retriever(prompted).apply(
+            {"params": params},
+            documents.reshape(-1, length),
+            segments.reshape(-1, length),
+            packed_length=2 * length - 3,
+            method=Retriever.embed_documents,
+        )
+    )(params)
+    np.testing.assert_allclose(packed.reshape(found[1].shape), found[1], atol=1e-5)
+
+
+def test_the_record_of_a_retriever_makes_it_again(config):
+    settings = RetrieverConfig(
+        config, projection_size=5, dense_size=5, projected=False, query_prefix=(3, 4)
+    )
+    recorded = json.loads(json.dumps(settings.recorded()))
+    assert recorded == settings.recorded()
+    bert = BertConfig(**recorded.pop("bert"))
+    again = RetrieverConfig(bert, **recorded)
+    assert again == settings
+    assert hash(again) == hash(settings)
+    # Records of other retrievers are as they were before there were such settings.
+    assert RetrieverConfig(config).recorded().keys() == {
+        *("bert", "projection_size", "pooling", "shared", "layer_norm"),
+        *("layer_norm_epsilon", "temperature", "projection_dropout"),
+    }
 
 
 def test_a_shared_tower_embeds_queries_as_documents_of_segment_0(

@@ -21,7 +21,7 @@ def read_weights(folder):
     return {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
 
 
-def encode(folder, inputs):
+def encode(folder, inputs, prompt=""):
     """Embeds texts, and pairs (title, body), one at a time."""
     folder = pathlib.Path(folder)
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -34,7 +34,8 @@ def encode(folder, inputs):
     config, weights = read_json(folder / "config.json"), read_weights(folder)
     rows = []
     for text in inputs:
-        pieces = tokenizer.encode(*([text] if isinstance(text, str) else text))
+        first, *rest = [text] if isinstance(text, str) else text
+        pieces = tokenizer.encode(prompt + first, *rest)
         x = bert(weights, config, pieces.ids, pieces.type_ids)
         for kind, module in zip(kinds[1:], modules[1:], strict=True):
             x = MODULES[kind](folder / module["path"], x)
@@ -112,4 +113,13 @@ def module_layer_norm(folder, x):
     return layer_norm(x, weights["norm.weight"], weights["norm.bias"], 1e-5)
 
 
-MODULES = {"Pooling": pooling, "Dense": dense, "LayerNorm": module_layer_norm}
+def normalize(folder, x):
+    return x / max(np.linalg.norm(x), 1e-12)
+
+
+MODULES = {
+    "Pooling": pooling,
+    "Dense": dense,
+    "Normalize": normalize,
+    "LayerNorm": module_layer_norm,
+}
