@@ -412,7 +412,7 @@ def test_no_cluster_is_one_line(tmp_path, monkeypatch):
     path = tmp_path / "config"
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(path))
     for text in ("", "{", "clusters: []"):
-        with refused("a cluster in the kubeconfig, got none"):
+        with pytest.raises(BadInputError, match="in the kubeconfig, got none"):
             Gke("default").state(RUN.id)
         path.write_text(text)
     with serve(Cluster()) as api:

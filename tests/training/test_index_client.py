@@ -243,7 +243,7 @@ def test_what_another_job_commits_and_is_not_refused_is_to_come_and_taken(
         assert client.has_newer()
         assert client.wait(PATIENCE).manifest.step == 2
         assert not client.has_newer()
-        source.build(3, louder(params))  # It is of nothing that was published.
+        source.build(4, louder(params))  # It is of nothing that was published.
         wait_until(lambda: not client.has_newer())
         assert client.take() is None
     # After a resume it is an index from before that.

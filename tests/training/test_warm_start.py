@@ -214,6 +214,7 @@ def test_every_row_is_joined_with_a_document_of_its_kind(
         assert inputs.pairs is None
         reading, batch = inputs.reading, inputs.reading.batch
         queries = embed_queries({"params": params["retriever"]}, batch.query_ids)
+        queries = np.asarray(queries)
         for i, kind in enumerate(reading.kind):
             query, joined = pieces(batch.query_ids[i]), pieces(reading.joined_ids[i])
             assert joined[: len(query)] == query
