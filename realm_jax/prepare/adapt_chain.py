@@ -143,7 +143,7 @@ def read_encoder(folder: str, vocab_size: int) -> BertConfig:
             "folder of a BERT, such as MiniLM's, which `make data` fetches"
         )
     pooling = pathlib.Path(folder) / _POOLING
-    if pooling.exists() and not parse_json(pooling.read_bytes()).get(_MEAN):
+    if pooling.exists() and not _takes_the_mean(pooling):
         raise BadInputError(
             f"expected {_MEAN} in {pooling}, got another pooling; give a sentence "
             "encoder that takes the mean of its features, as MiniLM does"
@@ -151,6 +151,15 @@ def read_encoder(folder: str, vocab_size: int) -> BertConfig:
     config = dataclasses.replace(config, vocab_size=vocab_size)
     bert_weights.load_bert(folder, config, needs_pooler=False)
     return config
+
+
+def _takes_the_mean(pooling: pathlib.Path) -> bool:
+    """Returns whether a file says so; one that is malformed does not."""
+    try:
+        said = parse_json(pooling.read_bytes())
+    except ValueError:
+        return False
+    return isinstance(said, dict) and bool(said.get(_MEAN))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

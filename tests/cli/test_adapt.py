@@ -243,8 +243,9 @@ class TestRefused:
         (other / "config.json").write_text(json.dumps(config))
         (other / "1_Pooling").mkdir()
         pooling = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
-        (other / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-        assert "another pooling" in refused(planned(other))
+        for written in (json.dumps(pooling), "[]", "[" * 60_000, ""):
+            (other / "1_Pooling" / "config.json").write_text(written)
+            assert "another pooling" in refused(planned(other))
         assert "vocab.txt" in refused(planned(tmp_path))
 
     def test_no_update(self, encoder, refused):
