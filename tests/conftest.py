@@ -45,7 +45,6 @@ _LONGEST = (
     "test_plan",
     "test_prepare",
     "test_ask",
-    "test_users_tasks",
 )
 
 

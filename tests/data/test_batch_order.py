@@ -87,22 +87,6 @@ def test_sentences_of_one_span_are_in_the_order_of_examples(count, step, seed):
     np.testing.assert_array_equal(rows, expected)
 
 
-def test_draws_that_follow_each_other_are_independent():
-    """Neighbours in epoch, sentence or seed agree as often as chance has it."""
-    count, one = 4_000, np.array([0, 4])
-    rows = sentence_rows(np.arange(count + 1) * 4, 0, batch_size=count, seed=0)
-    seeds = [sentence_rows(one, 0, batch_size=1, seed=i) for i in range(count)]
-    for along, drawn in {
-        # One sentence: a batch is so many epochs.
-        "epoch": sentence_rows(one, 0, batch_size=count, seed=0),
-        "sentence": np.sort(rows) % 4,
-        "seed": np.concatenate(seeds),
-    }.items():
-        pairs = np.bincount(drawn[:-1] * 4 + drawn[1:], minlength=16)
-        # Chi-squared with 15 degrees of freedom is above 49 once in 50,000 times.
-        assert ((pairs - count / 16) ** 2 / (count / 16)).sum() < 49, along
-
-
 def test_orders_and_draws_stay_what_they_were():
     # A resumed run counts on it, whatever NumPy was installed in between.
     assert shuffled(8, 7, 2).tolist() == [6, 7, 4, 0, 1, 5, 3, 2]

@@ -151,12 +151,6 @@ def test_ids_and_lengths_out_of_range_are_refused(store):
         store.joined_ids(np.array([[CLS, SEP, 0]]), np.array([[0]]), 3)
 
 
-def test_same_blocks_same_bytes(own_store, tmp_path):
-    write(tmp_path / "again")
-    for path in own_store.iterdir():
-        assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
-
-
 def test_fingerprint_follows_content_but_not_spans(own_store, tmp_path):
     def fingerprint(name, change):
         changed = [make_block(number) for number in range(4)]
@@ -195,14 +189,8 @@ def test_info_counts(own_store):
     assert info["vocabulary_fingerprint"] == WORDPIECE.fingerprint
 
 
-FILES = [
-    "ids.npy",
-    "offsets.npy",
-    "title_lengths.npy",
-    "hashes.npy",
-    "texts-00000.array_record",
-    "vocab.txt",
-]
+ARRAYS = ("ids.npy", "offsets.npy", "title_lengths.npy", "hashes.npy")
+FILES = (*ARRAYS, "texts-00000.array_record", "vocab.txt")
 
 
 def test_a_truncated_missing_or_flipped_file_is_named(own_store):

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from realm_jax.data.chunking import divide
-from realm_jax.data.corpus import chunk_each, settings_fingerprint
+from realm_jax.data.corpus import chunk_each
 from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import PreAnnotated, RuleTagger, Span
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from tests.corpus_builder import build_corpus
-from tests.refused import refused
 
 DOCUMENTS = [
     Document(
@@ -67,16 +66,6 @@ def test_bodies_are_the_documents_without_what_lies_between_blocks(store):
     store.verify()
 
 
-def test_wordpieces_are_those_of_title_and_body(store, vocabulary):
-    assert store.vocabulary.pieces == vocabulary.pieces
-    for block_id, text in enumerate(store.texts(range(store.num_blocks))):
-        title, body = vocabulary.encode(text.title), vocabulary.encode(text.body)
-        expected = [vocabulary.cls, *title.ids, vocabulary.sep, *body.ids]
-        ids, _ = store.document_ids(block_id, len(expected) + 1)
-        assert ids.tolist() == [*expected, vocabulary.sep]
-        assert len(expected) < 32 or len(text.sentences) == 1
-
-
 def test_spans_stand_where_the_tagger_saw_them(store):
     texts = store.texts(range(store.num_blocks))
     spans = [span for text in texts for span in quoted(text.body, text.spans)]
@@ -104,47 +93,6 @@ def test_given_spans_are_kept_if_a_sentence_holds_them(tmp_path, vocabulary):
     assert found == [("Cities", "Paris"), ("Cities", "Vienna"), ("Plain", "Rome")]
     without = build(tmp_path / "d", vocabulary, tagger=PreAnnotated())
     assert (without.info["num_spans"], without.info["tagger"]) == (0, "given")
-
-
-def test_same_input_same_bytes(store, tmp_path, vocabulary):
-    again = build(tmp_path / "c", vocabulary, iter(DOCUMENTS))
-    assert again.fingerprint == store.fingerprint
-    for path in store.directory.iterdir():
-        assert path.read_bytes() == (again.directory / path.name).read_bytes()
-
-
-def test_the_blocks_of_a_document_do_not_depend_on_those_beside_it(vocabulary):
-    together = chunk_each(DOCUMENTS, vocabulary, RuleTagger(), 32).blocks
-    assert sum(map(len, together)) > len(DOCUMENTS)
-    for document, blocks in zip(DOCUMENTS, together, strict=True):
-        [alone] = chunk_each([document], vocabulary, RuleTagger(), 32).blocks
-        for one, other in zip(blocks, alone, strict=True):
-            assert one.text == other.text
-            assert one.title_ids.tolist() == other.title_ids.tolist()
-            assert one.body_ids.tolist() == other.body_ids.tolist()
-
-
-def test_info_tells_whether_a_store_is_the_one_wanted(tmp_path, vocabulary):
-    settings = {"vocabulary": vocabulary, "chunk_length": 32, "source": "abc"}
-    store = build(tmp_path / "c", vocabulary, source="abc")
-    wanted = settings_fingerprint(**settings, tagger_name=RuleTagger.name)
-    assert store.info["settings_fingerprint"] == wanted
-    for change in ({"chunk_length": 33}, {"source": "abd"}, {"tagger_name": "given"}):
-        other = settings | {"tagger_name": RuleTagger.name} | change
-        assert settings_fingerprint(**other) != wanted
-
-
-def test_what_fails_leaves_nothing(tmp_path, vocabulary):
-    class Failing(RuleTagger):
-        def tag(self, texts):
-            raise RuntimeError("boom")
-
-    for documents in ([], [DOCUMENTS[1]]):
-        with refused("got no block at all"):
-            build(tmp_path / "c", vocabulary, documents)
-    with pytest.raises(RuntimeError, match="boom"):
-        build(tmp_path / "c", vocabulary, tagger=Failing())
-    assert list(tmp_path.iterdir()) == []
 
 
 WORDS = ["Fermat", "was", "born. ", "He ", "found! ", "1607", *"é𝒳\u200b", "\n\n"]

@@ -35,12 +35,9 @@ def test_reads_what_was_written(examples):
     for name, array in examples.batch(rows).items():
         assert array.dtype == expected[name].dtype
         np.testing.assert_array_equal(array, expected[name][rows])
-
-
-def test_any_reader_of_npy_files_understands_them(examples):
-    for name, expected in make_batch(0, 11).items():
+        # Any reader of npy files understands them.
         read = np.load(examples.directory / f"{name}.npy", allow_pickle=False)
-        np.testing.assert_array_equal(read, expected)
+        np.testing.assert_array_equal(read, expected[name])
     # Here they are mapped, not read.
     mapped = examples.features["ids"]
     while mapped.base is not None and not isinstance(mapped, np.memmap):
@@ -57,14 +54,6 @@ def test_same_examples_same_bytes(tmp_path):
     for name in names:
         first, second = one.directory / name, two.directory / name
         assert first.read_bytes() == second.read_bytes()
-
-
-def test_a_resumed_run_sees_what_it_would_have_seen(examples):
-    stream = examples.batches(batch_size=4, seed=3)
-    expected = [next(stream)["ids"] for _ in range(12)]
-    for start in (0, 1, 2, 7, 11):
-        resumed = next(examples.batches(batch_size=4, seed=3, start_step=start))
-        np.testing.assert_array_equal(resumed["ids"], expected[start])
 
 
 def test_batches_that_hosts_cannot_share_are_refused(examples):

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from realm_jax.data.judgements import JudgedQuery, read_judgements
-from realm_jax.errors import BadInputError
+from tests.refused import refused
 
 DOCUMENTS = {"d1", "d2", "d3"}
 BEIR = [{"_id": "q1", "text": "wings", "metadata": {}}, {"_id": "q2", "text": "heat"}]
@@ -50,24 +50,22 @@ def test_relevant_documents_beside_the_queries(write):
 
 
 @pytest.mark.parametrize(
-    ("queries", "qrels", "words"),
+    ("queries", "qrels", "message"),
     [
-        (BEIR, "q1\td9\t1\nq1\td1\t1\n", ["1 of 2", "'d9'", "documents of the text"]),
-        (BEIR, "q9\td1\t1\n", ["1 of 1", "'q9'", "queries of"]),
-        (BEIR, "q1\td1\t0\n", ["a relevant document", "2 queries"]),
-        (BEIR, "q1\td1\t1\nq1\td2\tyes\n", ["qrels.tsv:2", "a whole number"]),
-        (BEIR, "q1\td1\t1\nq1 d2\n", ["qrels.tsv:2", "2 fields"]),
-        (BEIR, "", ["--qrels=FILE", "'gold_ids'"]),
-        ([BEIR[0], BEIR[0]], QRELS, ["queries.jsonl:2", "'q1'"]),
-        ([{"_id": "q1", "title": "wings"}], QRELS, ["queries.jsonl:1", "'question'"]),
-        ([{"id": "q1", "question": "w", "gold_ids": "d1"}], "", ["a list of ids"]),
-        ("", QRELS, ["expected queries", "got none"]),
+        (BEIR, "q1\td9\t1\nq1\td1\t1\n", "documents of the text .* 1 of 2 .*'d9'"),
+        (BEIR, "q9\td1\t1\n", "queries of .* 1 of 1 .*'q9'"),
+        (BEIR, "q1\td1\t0\n", "a relevant document.*for 2 queries"),
+        (BEIR, "q1\td1\t1\nq1\td2\tyes\n", "qrels.tsv:2.*a whole number"),
+        (BEIR, "q1\td1\t1\nq1 d2\n", "qrels.tsv:2.*2 fields"),
+        (BEIR, "", "--qrels=FILE.*'gold_ids'"),
+        ([BEIR[0], BEIR[0]], QRELS, "queries.jsonl:2.*'q1'"),
+        ([{"_id": "q1", "title": "wings"}], QRELS, "queries.jsonl:1.*'question'"),
+        ([{"id": "q1", "question": "w", "gold_ids": "d1"}], "", "a list of ids"),
+        ("", QRELS, "expected queries.*got none"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(write, queries, qrels, words):
+def test_what_does_not_belong_together_is_refused(write, queries, qrels, message):
     path = write("queries.jsonl", queries)
     given = write("qrels.tsv", qrels) if qrels else ""
-    with pytest.raises(BadInputError) as error:
+    with refused(message):
         read_judgements(path, given, DOCUMENTS)
-    for word in words:
-        assert word in str(error.value)

@@ -48,12 +48,12 @@ def plain(text):
 
 def test_dates_and_marked_names_are_those_a_reader_marks():
     for text, dates, marked in SENTENCES:
-        assert tuple(text[start:end] for start, end in find_dates(text)) == dates
+        assert [text[start:end] for start, end in find_dates(text)] == dates
         [spans] = RuleTagger().tag([text])
         found = {"DATE": [], "NAME": [], "NUMBER": []}
         for start, end, label in spans:
             found[label].append(text[start:end])
-        assert tuple(found["DATE"]) == dates
+        assert found["DATE"] == dates
         assert sorted(found["NAME"] + found["NUMBER"]) == sorted(marked)
 
 

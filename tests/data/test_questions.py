@@ -4,6 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realm_jax.data.documents import Document
+from realm_jax.data.question_titles import describe_unknown_titles, unknown_titles
 from realm_jax.data.questions import (
     MAX_PATTERN_LENGTH,
     Question,
@@ -15,6 +17,9 @@ from realm_jax.data.questions import (
     require_patterns_fit,
     write_questions,
 )
+from realm_jax.data.salient_spans import RuleTagger
+from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
+from tests.corpus_builder import build_corpus
 from tests.refused import refused
 
 FIRST = {
@@ -190,3 +195,34 @@ def test_a_pattern_that_does_not_fit_is_refused(small_store):
         with refused(r"at most 10 char.* question 'p'; raise"):
             question_examples(asked, small_store.vocabulary, max_pattern_length=10)
     require_patterns_fit([pattern_question("Feb(ruary)")], 10)
+
+
+def asked(*titles):
+    return [Question(str(i), i, "?", ("x",), "test", t) for i, t in enumerate(titles)]
+
+
+def test_unknown_articles_are_counted_and_a_few_are_named():
+    questions = asked("graz", "Wien_", None, "A", "A", "B", "C", "D", "E")
+    line = describe_unknown_titles(questions, {"Graz", "Wien"}) or ""
+    assert line.startswith("6 of 8 questions with a title name an article")
+    assert ": 'A', 'B', 'C' and 2 more;" in line
+    assert describe_unknown_titles(questions[:3], {"Graz", "Wien"}) is None
+
+
+def test_a_corpus_says_which_articles_it_has(tmp_path):
+    documents = [
+        Document(title, "It burnt down. " * 5, title) for title in ("Čerkov", "R & B")
+    ]
+    vocabulary = WordPiece([*SPECIAL_PIECES, "it", "burnt", "down", "."])
+    corpus = build_corpus(
+        documents,
+        tmp_path / "corpus",
+        vocabulary=vocabulary,
+        tagger=RuleTagger(),
+        chunk_length=9,
+    )
+    assert corpus.num_blocks > len(documents)
+    known = asked("C\u030cerkov", "R_&amp;_B", " r  & B")
+    assert unknown_titles(corpus, known) is None
+    assert "1 of 4" in (unknown_titles(corpus, [*known, *asked("Q")]) or "")
+    assert unknown_titles(None, asked(None)) is None  # pyright: ignore

@@ -17,14 +17,10 @@ from realm_jax.data.random_masking import (
     random_token_examples,
     span_length,
 )
-from tests.refused import refused
+from tests.data.test_masking import TEXTS
 
 DRAWS = (draw_tokens, draw_spans)
 MAKERS = (random_token_examples, random_span_examples)
-TEXTS = st.text(
-    st.one_of(st.characters(codec="utf-8"), st.sampled_from("ab cé.İß\u0301 漢𝔸\n")),
-    max_size=60,
-)
 SENTENCES = st.lists(
     st.sampled_from(["Ansk", "burnt", "unbelievably", "bells", "1507", ",", "각", "é"]),
     max_size=60,
@@ -120,9 +116,8 @@ def test_hides_some_pieces_and_scores_them(
         lambda seed: np.random.default_rng(seed).random(160).tolist()
     ),
 )
-@hypothesis.example(
-    word_lengths=[1, 9], uniforms=[0.9, 0.0] * 80
-)  # One word must be left.
+# One word must be left.
+@hypothesis.example(word_lengths=[1, 9], uniforms=[0.9, 0.0] * 80)
 def test_spans_are_disjoint_and_stop_at_fifteen_per_cent(word_lengths, uniforms):
     spans = choose_spans(word_lengths, iter(uniforms))
     covered = [word for span in spans for word in span]
@@ -193,9 +188,7 @@ def test_the_draw_depends_on_nothing_but_its_key(small_store):
 
 
 @pytest.mark.parametrize("make_examples", MAKERS)
-def test_every_sentence_has_an_example_whatever_the_sharding(
-    small_store, make_examples
-):
+def test_every_sentence_has_an_example(small_store, make_examples):
     blocks = np.arange(small_store.num_blocks)
 
     def make(blocks, **options):
@@ -208,10 +201,6 @@ def test_every_sentence_has_an_example_whatever_the_sharding(
     assert len(whole["query_ids"]) == sum(sentences)
     assert whole["source_block"].tolist() == np.repeat(blocks, sentences).tolist()
     assert (np.diff(whole["sentence_id"]) > 0).all()
-    parts = {int(block): make(np.array([block])) for block in reversed(blocks)}
-    for name, array in whole.items():
-        alone = np.concatenate([parts[int(block)][name] for block in blocks])
-        np.testing.assert_array_equal(array, alone)
     assert {n: (a.shape[1:], a.dtype) for n, a in whole.items()} == {
         name: (spec.shape, spec.dtype) for name, spec in sentence_specs(48, 4).items()
     }
@@ -219,26 +208,19 @@ def test_every_sentence_has_an_example_whatever_the_sharding(
     other = make(blocks, seed=6)
     assert (whole["query_ids"] != other["query_ids"]).any(axis=-1).mean() > 0.5
     np.testing.assert_array_equal(whole["source_block"], other["source_block"])
-    with refused(r"got 2 and 10"):
-        make_examples(small_store, blocks[:1], query_length=2)
-    with refused("another corpus"):
-        make_examples(small_store, np.array([small_store.num_blocks]))
 
 
-def test_what_is_beyond_the_scored_masks_is_hidden_too(small_store):
+@pytest.mark.parametrize("draw", DRAWS)
+def test_what_is_scored_is_not_always_the_first_of_the_sentence(small_store, draw):
     vocabulary = small_store.vocabulary
     body = "Ansk is a town on the river Brel, and it was founded by Karel. " * 3
-    place = (vocabulary.encode(body), (0, len(body)))
-    options = {"vocabulary": vocabulary, "max_masks": 2}
-    for draw in DRAWS:
-        firsts = []
-        for seed in range(20):
-            example = make_random_example(*place, draw, key=(seed,), **options)
-            assert example is not None
-            masked = np.flatnonzero(example["query_ids"] == vocabulary.mask)
-            assert len(masked) > 4
-            assert example["mask_weights"].sum() == 2
-            assert set(example["mask_positions"]) <= set(masked)
-            firsts.append(set(example["mask_positions"]) == set(masked[:2]))
-        # Not always the first of the sentence.
-        assert not all(firsts)
+    place = (vocabulary.encode(body), (0, len(body)), draw)
+    firsts = []
+    for seed in range(20):
+        example = make_random_example(
+            *place, key=(seed,), vocabulary=vocabulary, max_masks=2
+        )
+        assert example is not None
+        masked = np.flatnonzero(example["query_ids"] == vocabulary.mask)
+        firsts.append(set(example["mask_positions"]) == set(masked[:2]))
+    assert not all(firsts)

@@ -134,14 +134,6 @@ def test_features_are_indexed_like_arrays(small_store, kind, tmp_path):
         np.testing.assert_array_equal(feature, whole[name])
         np.testing.assert_array_equal(feature[3], whole[name][3])
         np.testing.assert_array_equal(feature[2:9], whole[name][2:9])
-    # A person understands the manifest.
-    info = json.loads((examples.directory / "examples.json").read_text())
-    assert info["layout"]["rows"] == "sentences"
-    assert "wordpieces [first, end) of the body of a block" in info["layout"]["about"]
-    others = ["sentence_starts"] if "sentence_starts" in info else []
-    stored = {path.stem for path in examples.directory.glob("*.npy")}
-    assert stored == {*info["arrays"], *others}
-    assert info["features"]["query_ids"] == {"dtype": "int32", "shape": [QUERY]}
 
 
 def test_a_row_is_a_few_bytes(small_store, tmp_path):

@@ -11,6 +11,7 @@ from realm_jax.index import build as attempt
 from realm_jax.index.retrievers import TrainedRetriever
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.storage import open_store
+from tests.data.conftest import small_store
 from tests.dropping_proxy import dropping_proxy
 from tests.index.tiny_builder import (
     NUM_BLOCKS,
@@ -19,6 +20,8 @@ from tests.index.tiny_builder import (
     end_builders,
     random_params,
 )
+
+__all__ = ["small_store"]
 
 
 @pytest.fixture

@@ -1,17 +1,16 @@
 """Random blocks and sentences, for candidates made on the host and on devices."""
 
-import tempfile
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from realm_jax.data.block_writer import Block, write_blocks
-from realm_jax.data.blocks import BlockStore, BlockText
+from realm_jax.data.blocks import BlockStore
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.index import candidates, device_tokens
 from realm_jax.index.device_tokens import DocumentLayout
 from realm_jax.types import Neighbours, PretrainBatch
+from tests.index.memory_store import MemoryStore
 
 NUM_CANDIDATES = 4
 WORDPIECE = WordPiece([*SPECIAL_PIECES, *(f"w{i}" for i in range(9))])
@@ -24,22 +23,17 @@ class World(NamedTuple):
     layout: DocumentLayout
 
 
-def make(seed, num_blocks=23, batch_size=6, lengths=(14, 20), query_length=12) -> World:
+def make(seed, num_blocks=23, batch_size=6) -> World:
     """Few different wordpieces, so that sentences are repeated by chance, too."""
     rng = np.random.default_rng(seed)
-    document, joined = lengths
+    document, joined, query_length = 14, 20, 12
 
     def pieces(low, high):
         return rng.integers(5, 14, rng.integers(low, high), np.int32)
 
     titles = [pieces(0, document + 3) for _ in range(num_blocks)]
     bodies = [pieces(1, joined + 6) for _ in range(num_blocks)]
-    text = BlockText("", "", "", [], [])
-    blocks = (Block(t, b, text) for t, b in zip(titles, bodies, strict=True))
-    with tempfile.TemporaryDirectory() as folder:
-        store = write_blocks(
-            f"{folder}/store", blocks, vocabulary=WORDPIECE, chunk_length=document
-        )
+    store = MemoryStore(bodies, titles, WORDPIECE)
     query_ids = np.zeros((batch_size, query_length), np.int32)
     positions = np.zeros((batch_size, 3), np.int32)
     mask_ids = np.zeros((batch_size, 3), np.int32)

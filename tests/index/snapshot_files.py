@@ -18,12 +18,23 @@ no_fixture_check = settings(
 )
 
 
+def begin(series, step=7, shape=ROWS.shape, chunk_rows=8):
+    """Begins an attempt that has one array, and nothing in it."""
+    writer = series.begin(step, corpus_fingerprint=CORPUS)
+    writer.create_array(EMBEDDINGS, shape, chunk_rows=chunk_rows)
+    return writer
+
+
+def write_rows(writer, starts=(0, 8, 16), rows=ROWS):
+    for start in starts:
+        writer.write_rows(EMBEDDINGS, start, rows[start : start + 8])
+
+
 def write_snapshot(series, step=7, rows=ROWS, **metadata):
     writer = series.begin(step, corpus_fingerprint=CORPUS, metadata=metadata)
     writer.create_array(EMBEDDINGS, rows.shape, rows.dtype.name, chunk_rows=8)
     writer.write_file("scann/assets.bin", b"assets of step %d" % step)
-    for start in range(0, len(rows), 8):
-        writer.write_rows(EMBEDDINGS, start, rows[start : start + 8])
+    write_rows(writer, range(0, len(rows), 8), rows)
     return writer.commit()
 
 
@@ -55,12 +66,15 @@ class Killed(BaseException):
     pass
 
 
-class MortalStore:
-    """A store whose process dies before one of its writes or deletions."""
+class SteppedStore:
+    """A store that calls `pause` before one of its operations, the first being 0."""
 
-    def __init__(self, store, lives):
+    def __init__(self, store, at, pause, operations):
         self._store = store
-        self.lives = lives
+        self._at = at
+        self._pause = pause
+        self._operations = operations
+        self.done = 0
 
     def delete_folder(self, folder):
         # One by one, as in a bucket.
@@ -69,13 +83,22 @@ class MortalStore:
 
     def __getattr__(self, name):
         method = getattr(self._store, name)
-        if name not in ("write", "create", "delete"):
+        if name not in self._operations:
             return method
 
-        def mortal(*args):
-            if self.lives == 0:
-                raise Killed
-            self.lives -= 1
+        def stepped(*args):
+            if self.done == self._at:
+                self._pause()
+            self.done += 1
             return method(*args)
 
-        return mortal
+        return stepped
+
+
+def mortal(store, lives):
+    """A store whose process dies before one of its writes or deletions."""
+
+    def die():
+        raise Killed
+
+    return SteppedStore(store, lives, die, ("create", "delete", "write"))

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from realm_jax.data.answer_spans import answer_spans, answer_starts
-from realm_jax.data.documents import Document
+from realm_jax.data.answer_spans import answer_starts
 from realm_jax.data.questions import Question, question_examples
-from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
 from realm_jax.data.words import continues_word, piece_edges
 from realm_jax.errors import BadInputError
@@ -20,40 +18,14 @@ from realm_jax.index.answer_labels import AnswerLabels
 from realm_jax.index.candidates import question_candidates
 from realm_jax.metrics.answers import has_answer, has_pattern, is_right
 from realm_jax.types import Neighbours, QuestionBatch
-from tests.corpus_builder import build_corpus
 
 MAX_SPAN = 4
 QUERY_LENGTH = 16
-TOWNS = ("Ansk", "Brel", "Čudo", "Dorm", "Écluse", "서울")
-FLAGS = re.IGNORECASE | re.MULTILINE
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    """An article a town, in blocks of one or two sentences."""
-    folder = tmp_path_factory.mktemp("labels")
-    documents = [
-        Document(
-            title=town,
-            text=(
-                f"{town} was founded in {1191 + i} by Karel. It lies on the Hult.\n"
-                f"Its {10 + i} mills burnt down in February {1500 + i}, as was written "
-                f"down. The {town} of today is known for its bells."
-            ),
-            source_id=town,
-        )
-        for i, town in enumerate(TOWNS)
-    ]
-    vocabulary = WordPiece.train(
-        [document.text for document in documents], 250, folder / "vocab.txt"
-    )
-    return build_corpus(
-        documents,
-        folder / "corpus",
-        vocabulary=vocabulary,
-        tagger=RuleTagger(),
-        chunk_length=40,
-    )
+def corpus(small_store):
+    return small_store
 
 
 def batch_of(corpus, *asked):
@@ -65,7 +37,10 @@ def batch_of(corpus, *asked):
         for i, (answers, regex) in enumerate(asked)
     ]
     arrays = question_examples(
-        questions, corpus.vocabulary, query_length=QUERY_LENGTH, max_pattern_length=40
+        questions,
+        corpus.vocabulary,
+        query_length=QUERY_LENGTH,
+        max_pattern_length=40,
     )
     return QuestionBatch(**arrays)
 
@@ -86,24 +61,6 @@ def everything(corpus, rows):
     return np.tile(np.arange(corpus.num_blocks, dtype=np.int32), (rows, 1))
 
 
-def marked_texts(corpus, candidates, spans, row):
-    """The characters of the marked spans of each block that is read."""
-    found = {}
-    spans = spans[row].reshape(*candidates.joined_ids.shape[1:], MAX_SPAN)
-    for item, block in enumerate(candidates.block_ids[row]):
-        if block < 0:
-            assert not spans[item].any()
-            continue
-        body = corpus.text(int(block)).body
-        offsets = corpus.vocabulary.encode(body).offsets
-        start = int(np.argmax(candidates.joined_segment_ids[row, item]))
-        found[int(block)] = {
-            body[offsets[first - start, 0] : offsets[first - start + width, 1]]
-            for first, width in zip(*np.nonzero(spans[item]), strict=True)
-        }
-    return found
-
-
 def test_blocks_are_labelled_one_by_one(corpus):
     """An answer neither extends into the next block nor beyond the chunk length."""
     bodies = [row[row != 0] for row in corpus.body_ids(everything(corpus, 1)[0], 99)]
@@ -112,7 +69,7 @@ def test_blocks_are_labelled_one_by_one(corpus):
     answer_ids[1, 0, :3], answer_ids[1, 1, :1] = bodies[3][-3:], bodies[5][0]
     answer_ids[2, 0, :2] = bodies[2][-2:]
     questions = batch_of(corpus, *[(("Hult",), False)] * 4)
-    questions = questions.replace(answer_ids=answer_ids)
+    questions = questions.replace(answer_ids=answer_ids, answer_texts=None)
     continues = continues_word(corpus.vocabulary.pieces)
     block_ids = np.array([[1, 0, 2, -1, 3], [3, -1, 5, 0, 3], [2, 2, 1, 0, 4], [0] * 5])
     for length in (40, 7):
@@ -128,58 +85,23 @@ def test_blocks_are_labelled_one_by_one(corpus):
     assert not found[[0, 3]].any()
 
 
-def test_labels_agree_with_evaluation_about_the_beginnings_of_words(corpus):
-    answers = [("mill",), ("bell",), ("1191",), ("119",), ("Kare",), ("Hult", "Karel")]
-    questions = batch_of(corpus, *((answer, False) for answer in answers))
-    block_ids = everything(corpus, len(answers))
-    labels = AnswerLabels(corpus, MAX_SPAN)
-    found = labels.blocks(questions, block_ids)
-    candidates = candidates_of(corpus, questions, block_ids)
-    spans = labels.spans(questions, candidates)
-    for row, answer in enumerate(answers):
-        held = [has_answer(corpus.text(block).body, answer) for block in block_ids[row]]
-        assert found[row].tolist() == held
-        assert spans[row].any(axis=-1).tolist() == held
-    assert not found[[0, 1, 3, 4]].any()
-    assert found[[2, 5]].any(axis=-1).all()
-    continues = continues_word(corpus.vocabulary.pieces)
-    expected = answer_spans(
-        candidates.joined_ids, questions.answer_ids, continues, MAX_SPAN
-    )
-    np.testing.assert_array_equal(spans[[2, 5]], expected[[2, 5]])
-
-
 def test_patterns_are_labelled_in_the_text(corpus):
-    asked = [
-        ((r"150[0-2]", "feb"), True),
-        (("Hult",), False),
-        ((r"\b11\b|ten",), True),
-        (("écluse|서울",), True),
-    ]
-    questions = batch_of(corpus, *asked)
+    cases = (
+        ((r"153[0-2]", "feb"), True, ("1531", "February")),
+        (("Hult",), False, ("Hult",)),
+        # "then" holds no "hen", and "1600" no "16".
+        ((r"\b16\b|hen",), True, ("16 February",)),
+        (("élan|čudo",), True, ("Élan", "Čudo")),
+    )
+    questions = batch_of(corpus, *((asked, regex) for asked, regex, _ in cases))
     labels = AnswerLabels(corpus, MAX_SPAN)
-    block_ids = everything(corpus, len(asked))
+    block_ids = everything(corpus, len(cases))
     blocks = labels.blocks(questions, block_ids)
     bodies = [corpus.text(block).body for block in block_ids[0]]
-    assert blocks[0].tolist() == ["February" in body for body in bodies]
-    assert blocks[1].tolist() == ["Hult" in body for body in bodies]
-    # "written" holds no "ten", and "1191" no "11".
-    assert blocks[2].tolist() == ["Its 11 mills" in body for body in bodies]
-    towns = ["Écluse" in body or "서울" in body for body in bodies]
-    assert blocks[3].tolist() == towns
-    candidates = candidates_of(corpus, questions, block_ids)
-    spans = labels.spans(questions, candidates)
-    for row, pattern in {
-        0: r"150[0-2]|feb",
-        2: r"\b11\b|ten",
-        3: "écluse|서울",
-    }.items():
-        for block, texts in marked_texts(corpus, candidates, spans, row).items():
-            assert bool(texts) == blocks[row, block]
-            assert all(re.match(pattern, text, FLAGS) for text in texts)
-    for block, texts in marked_texts(corpus, candidates, spans, 0).items():
-        years = set(re.findall("150[0-2]", bodies[block]))
-        assert {text for text in texts if text[0] == "1"} == years
+    for found, (_, _, held) in zip(blocks, cases, strict=True):
+        assert found.tolist() == [any(part in body for part in held) for body in bodies]
+    spans = labels.spans(questions, candidates_of(corpus, questions, block_ids))
+    np.testing.assert_array_equal(spans.any(axis=-1), blocks)
 
 
 def test_spans_end_where_the_joined_row_does(corpus):
@@ -260,7 +182,7 @@ def test_texts_are_read_only_of_what_has_the_wordpieces_and_none_twice(corpus):
     without = QuestionBatch(exact.question_ids, exact.answer_ids, exact.question_index)
     for questions, read in ((without, []), (exact, [0])):
         assert labels.blocks(questions, [[0, 1]]).tolist() == [[True, False]]
-        labels.spans(questions, candidates_of(corpus, questions, [[1, 3]]))
+        labels.spans(questions, candidates_of(corpus, questions, [[1, 5]]))
         assert store.read == read
     store.read.clear()
     # Of blocks with an answer that are read, texts decide where words end.
@@ -274,11 +196,6 @@ def test_texts_are_read_only_of_what_has_the_wordpieces_and_none_twice(corpus):
     fresh = AnswerLabels(corpus, MAX_SPAN)
     np.testing.assert_array_equal(first, fresh.blocks(asked, [[4, 0, 2]]))
     np.testing.assert_array_equal(second, fresh.blocks(asked, [[0, 3, 4]]))
-    # Another question has other matches.
-    other = batch_of(corpus, (("Karel",), True))
-    np.testing.assert_array_equal(
-        labels.blocks(other, [[0, 3, 4]]), fresh.blocks(other, [[0, 3, 4]])
-    )
 
 
 def test_the_questions_asked_last_are_those_that_are_remembered(corpus):
@@ -415,30 +332,22 @@ def test_a_pattern_is_found_labelled_and_answered_by_one_rule(body, answer):
 
 
 def test_a_part_of_a_word_makes_a_block_right_but_no_span():
-    for body, answer, is_span in (
-        ("Jean-Paul sang", "Paul", False),
-        ("Jean-Paul sang", "Jean-Paul", True),
-        ("O'Neill sang", "Neill", False),
-        ("1,234 ships", "234", False),
-        ("Paul's ship", "Paul", True),
+    """And accents and vowel signs count, even where the wordpieces lack them."""
+    for body, answer, is_held, is_span in (
+        ("Jean-Paul sang", "Paul", True, False),
+        ("Jean-Paul sang", "Jean-Paul", True, True),
+        ("O'Neill sang", "Neill", True, False),
+        ("1,234 ships", "234", True, False),
+        ("Paul's ship", "Paul", True, True),
+        ("Paul, tén", "te\u0301n", True, True),
+        ("Paul, te\u0301n", "tén", True, True),
+        ("Pa\u00adul sang", "Paul", True, True),
+        ("Paul sang", "Pa\u200bul", True, True),
+        ("Paul, tén", "ten", False, False),
+        ("Paul, ten", "tén", False, False),
+        ("Paul, माला", "माला", True, True),
+        ("Paul, माला", "मेला", False, False),  # Both are [UNK] here.
     ):
         block, right = labelled(body, answer, are_patterns=False)
-        assert block
-        assert has_answer(body, [answer])
-        assert bool(right) == is_span, (body, answer)
-
-
-def test_labels_recall_and_exact_match_agree():
-    for body, answer, is_same in (
-        ("Paul, tén", "te\u0301n", True),
-        ("Paul, te\u0301n", "tén", True),
-        ("Pa\u00adul sang", "Paul", True),
-        ("Paul sang", "Pa\u200bul", True),
-        ("Paul, tén", "ten", False),
-        ("Paul, ten", "tén", False),
-        ("Paul, माला", "माला", True),
-        ("Paul, माला", "मेला", False),  # Both are [UNK] here.
-    ):
-        block, right = labelled(body, answer, are_patterns=False)
-        found = (block, bool(right), has_answer(body, [answer]))
-        assert found == (is_same,) * 3, (body, answer)
+        found = (block, has_answer(body, [answer]), bool(right))
+        assert found == (is_held, is_held, is_span), (body, answer)

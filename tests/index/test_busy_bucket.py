@@ -20,10 +20,8 @@ from realm_jax.training.lease import Lease
 from tests.dropping_proxy import REFUSALS
 from tests.index.tiny_builder import (
     CONFIG,
-    index_series,
+    assert_one_sound_index,
     publish,
-    read_embeddings,
-    slow_embeddings,
 )
 from tests.training.test_checkpoints import make_state
 
@@ -73,14 +71,14 @@ def test_every_operation_of_a_store_takes_effect_once(store, proxy, refusals):
     assert len(kinds) == 4 * len(refusals)
 
 
-def save_checkpoints(store):
+def save_checkpoints(store, *_):
     checkpointer = checkpoints.Checkpointer(store, keep=1)
     for step in (1, 2):
         checkpointer.save(make_state(step), {"index_step": step - 1})
     checkpointer.close()
 
 
-def check_checkpoint(store):
+def check_checkpoint(store, *_):
     assert finished_steps(store) == [2]
     restored = checkpoints.restore_state(store, make_state())
     assert restored.step == 2
@@ -99,15 +97,10 @@ def make_indexes(store, blocks, retriever_at):
 def check_indexes(store, blocks, retriever_at):
     retriever = retriever_at(3)
     assert load_retriever(store, 3).params_crc32c() == retriever.params_crc32c()
-    assert index_series(store).steps() == [3]
-    attempt = index_series(store).read_manifest(3).attempt
-    folders = {name.split("/")[2] for name in store.list("index/data")}
-    assert folders == {f"3-{attempt}"}
-    expected = slow_embeddings(retriever, blocks)
-    np.testing.assert_allclose(read_embeddings(store, 3), expected, atol=2e-5)
+    assert_one_sound_index(store, retriever, blocks)
 
 
-def hold_lease(store):
+def hold_lease(store, *_):
     held = Lease(store)
     held.require_held()
     for step in range(3):
@@ -117,7 +110,7 @@ def hold_lease(store):
     held.release()
 
 
-def check_lease(store):
+def check_lease(store, *_):
     assert store.list("lease") == []
     assert read_heartbeat(store, builder.TRAINER_ROLE).step == 2
 
@@ -141,32 +134,21 @@ WAYS = [REFUSALS[(2 * SEED + 1) % 6], REFUSALS[(2 * SEED + 4) % 6]]
 
 
 @pytest.mark.parametrize("refusal", WAYS, ids=str)
-def test_a_checkpoint_is_committed_once(store, proxy, refusal):
-    refuse_commits(proxy, ["checkpoints/1.json", "checkpoints/2.json"], refusal)
-    save_checkpoints(store)
-    assert len(proxy.refused) == 3  # Two are written, one is deleted.
-    check_checkpoint(store)
-
-
-@pytest.mark.parametrize("refusal", WAYS, ids=str)
-def test_retriever_and_index_are_committed_once(
-    store, proxy, refusal, blocks, retriever_at
-):
-    series = ("retriever/commits/", "index/commits/")
-    names = [*series, "progress/attempt.json"]
-    refuse_commits(proxy, names, refusal)
-    make_indexes(store, blocks, retriever_at)
-    assert {kind.kind for kind, _ in proxy.refused} == {"create", "delete"}
-    assert len(proxy.refused) == 6
-    check_indexes(store, blocks, retriever_at)
-
-
-@pytest.mark.parametrize("refusal", WAYS, ids=str)
-def test_lease_and_heartbeat_survive(store, proxy, refusal):
-    refuse_commits(proxy, ["lease/1.json", "lease/1.beat", "jobs/trainer"], refusal)
-    hold_lease(store)
-    assert len(proxy.refused) == 5
-    check_lease(store)
+def test_everything_is_committed_once(store, proxy, refusal, blocks, retriever_at):
+    checkpoints_ = ["checkpoints/1.json", "checkpoints/2.json"]
+    indexes = ["retriever/commits/", "index/commits/", "progress/attempt.json"]
+    lease = ["lease/1.json", "lease/1.beat", "jobs/trainer"]
+    for names, requests, work, check in (
+        # Two are written, one is deleted.
+        (checkpoints_, 3, save_checkpoints, check_checkpoint),
+        (indexes, 6, make_indexes, check_indexes),
+        (lease, 5, hold_lease, check_lease),
+    ):
+        proxy.refused.clear()
+        refuse_commits(proxy, names, refusal)
+        work(store, blocks, retriever_at)
+        assert len(proxy.refused) == requests
+        check(store, blocks, retriever_at)
 
 
 @pytest.mark.soak

@@ -1,6 +1,10 @@
-"""Rows are copied from an index by the same document tower, wherever one lies."""
+"""Rows are copied from an index by the same document tower, wherever one lies.
+
+Of another version of the corpus, too: then only what changed is embedded.
+"""
 
 import dataclasses
+import json
 import logging
 import re
 import threading
@@ -9,16 +13,20 @@ import flax.traverse_util
 import numpy as np
 import pytest
 
+from realm_jax.data.documents import Document
+from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.index import build as attempt
 from realm_jax.index import builder, embedding_cache
 from realm_jax.index.manifest import EMBEDDINGS, DamagedSnapshotError
 from realm_jax.index.retrievers import (
     TrainedRetriever,
-    load_retriever,
     publish_retriever,
 )
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
+from realm_jax.prepare import update_corpus
+from realm_jax.prepare.update_corpus import UpdateConfig
 from realm_jax.storage import open_store
+from tests.corpus_builder import build_corpus
 from tests.index import tiny_builder
 from tests.index.tiny_builder import (
     IN_A_BUCKET,
@@ -197,11 +205,84 @@ def test_the_builder_copies_from_where_the_published_retriever_says(
     np.testing.assert_array_equal(read_embeddings(store, 0), read_embeddings(donor, 5))
 
 
-def test_the_same_retriever_with_other_donors_is_published_once(
-    blocks, store, retriever
+def town(i, mayor):
+    text = f"Word{i} word1 word2 word3. Word4 word{i} is word{mayor}."
+    return {"id": f"town-{i}", "title": f"word{i}", "text": text}
+
+
+TOWNS = [town(i, 5) for i in range(30)]
+# As between two snapshots of Wikipedia (REALM, section 4.5): one has another mayor, one
+# is gone, one is new.
+CHANGED = [town(11, 6), {"id": "town-3", "deleted": True}, town(30, 7)]
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory):
+    """A corpus, and what `realm update-corpus` makes of it."""
+    folder = tmp_path_factory.mktemp("versions")
+    old = build_corpus(
+        [Document(r["title"], r["text"], r["id"]) for r in TOWNS],
+        folder / "old",
+        vocabulary=VOCABULARY,
+        tagger=RuleTagger(),
+        chunk_length=24,
+    )
+    changes = folder / "changes.jsonl"
+    changes.write_text("".join(f"{json.dumps(change)}\n" for change in CHANGED))
+    config = UpdateConfig(str(old.directory), str(changes), str(folder / "new"))
+    return old, update_corpus.run(config).store
+
+
+def read(store, corpus, step=5):
+    series = embedding_cache.index_series(store, corpus.fingerprint)
+    return series.read_array(series.read_manifest(step), EMBEDDINGS)
+
+
+def test_only_what_changed_is_embedded(versions, store, retriever, embedded):
+    old, new = versions
+    build(old, store, retriever)
+    embedded.clear()
+    build(new, store, retriever)
+    fresh = num_unknown(new, old)
+    assert 0 < fresh < new.num_blocks / 3
+    assert sum(embedded) == fresh + 1  # The sample that is compared.
+    whole = slow_embeddings(retriever, new)
+    np.testing.assert_allclose(read(store, new), whole, atol=2e-5)
+    # The index that checkpoints are bound to is what it was.
+    assert SnapshotSeries(store, INDEX_SERIES).steps() == [5]
+    assert len(read(store, old)) == old.num_blocks
+
+
+def num_unknown(new, old):
+    """How many blocks of the newer version the older one has not."""
+    keys = [each.content_hashes.view("V16").ravel() for each in (new, old)]
+    return np.count_nonzero(~np.isin(*keys))
+
+
+def test_rows_of_another_version_are_used_and_those_of_the_same_come_first(
+    versions, store, donor, retriever, embedded
 ):
-    first = given(retriever, "/runs/before")
-    one = publish_retriever(store, first, blocks.fingerprint)
-    again = given(retriever, "/moved/before")
-    assert publish_retriever(store, again, blocks.fingerprint) == one
-    assert load_retriever(store, retriever.step).donors == ("/runs/before",)
+    old, new = versions
+    build(old, donor, retriever)
+    embedded.clear()
+    build(new, store, given(retriever, donor.url()))
+    assert sum(embedded) == num_unknown(new, old) + 1
+    third = open_store(f"{donor.url()}-third")
+    build(old, third, retriever)  # Nearer and newer, but not all of it.
+    embedded.clear()
+    build(new, third, given(retriever, store.url()))
+    assert sum(embedded) == 1
+
+
+def test_an_attempt_that_was_begun_without_hashes_goes_on(versions, store, retriever):
+    old, _ = versions
+    stop = threading.Event()
+    stop.set()
+    assert builder.build_once(retriever, old, store, CONFIG, stop=stop) is None
+    for name in store.list("index/data"):
+        if embedding_cache.HASHES in name:
+            store.delete(name)
+    manifest = build(old, store, retriever)
+    series = embedding_cache.index_series(store, old.fingerprint)
+    found = series.read_array(manifest, embedding_cache.HASHES)
+    np.testing.assert_array_equal(found, old.content_hashes)

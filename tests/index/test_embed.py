@@ -9,11 +9,12 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.errors import BadInputError
 from realm_jax.index import embed
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
+from tests.index.memory_store import MemoryStore
 from tests.index.tiny_builder import random_params
+from tests.refused import refused
 
 CONFIG = RetrieverConfig(
     BertConfig(
@@ -31,32 +32,14 @@ CONFIG = RetrieverConfig(
 EMBED = embed.EmbedConfig(document_length=40, batch_size=4, shard_blocks=10)
 
 
-class RandomStore:
+def random_store(num_blocks):
     """Blocks of random wordpieces; 5 to 60 pieces with title and specials."""
-
-    def __init__(self, num_blocks):
-        generator = np.random.default_rng(0)
-        self.num_blocks = num_blocks
-        self.titles = generator.integers(0, 4, num_blocks)
-        self.bodies = generator.integers(2, 55, num_blocks)
-        self.pieces = generator.integers(5, 50, (num_blocks, 64))
-
-    def title_lengths(self, block_ids):
-        return np.where(block_ids < 0, 0, self.titles[block_ids])
-
-    def body_lengths(self, block_ids):
-        return np.where(block_ids < 0, 0, self.bodies[block_ids])
-
-    def document_ids(self, block_ids, length):
-        ids = np.zeros((len(block_ids), length), np.int32)
-        segments = np.zeros_like(ids)
-        for row, block in enumerate(block_ids):
-            title = 0 if block < 0 else self.titles[block]
-            body = 0 if block < 0 else min(self.bodies[block], length - 3 - title)
-            size = 3 + title + body
-            ids[row, :size] = 2 if block < 0 else self.pieces[block, :size]
-            segments[row, 2 + title : size] = 1
-        return ids, segments
+    generator = np.random.default_rng(0)
+    titles, bodies = (
+        [generator.integers(5, 50, length) for length in generator.integers(*lengths)]
+        for lengths in ((0, 4, num_blocks), (2, 55, num_blocks))
+    )
+    return MemoryStore(bodies, titles)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +67,7 @@ def embed_all(params, store, config):
 
 
 def test_shards_hold_the_embeddings_of_each_document_in_order(params):
-    store = RandomStore(23)
+    store = random_store(23)
     first, again = (embed_all(params, store, EMBED) for _ in range(2))
     assert {start: len(rows) for start, rows in first.items()} == {0: 10, 10: 10, 20: 3}
     for start, rows in first.items():
@@ -99,7 +82,7 @@ def test_shards_hold_the_embeddings_of_each_document_in_order(params):
 
 
 def test_any_blocks_in_any_order_the_null_document_included(params):
-    store = RandomStore(23)
+    store = random_store(23)
     block_ids = np.array([7, -1, 22, 7, 0])
     found = embed.embed_blocks(
         embed.document_embedder(CONFIG), params, store, block_ids, EMBED
@@ -115,7 +98,7 @@ def test_few_shapes_are_compiled_and_once():
         shapes.add(ids.shape)
         return np.zeros((len(ids), 8), np.float32)
 
-    store = RandomStore(300)
+    store = random_store(300)
     embed.embed_blocks(count, None, store, np.arange(300), EMBED)
     assert shapes == {(4, 24), (4, 32), (4, 40)}
     same = dataclasses.replace(CONFIG)
@@ -138,5 +121,5 @@ def test_shard_ranges_cover_every_block_once(num_blocks, shard_blocks):
 
 
 def test_nonsense_sizes_are_bad_input():
-    with pytest.raises(BadInputError, match=r"shard_blocks to be .*, got 0"):
+    with refused(r"shard_blocks to be .*, got 0"):
         embed.EmbedConfig(shard_blocks=0)

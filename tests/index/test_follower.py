@@ -242,20 +242,6 @@ def test_a_failure_of_load_reaches_the_trainer(series):
             follower.take()
 
 
-def test_waits_for_the_first(series):
-    asked = []
-
-    def problem():
-        asked.append(follower.ready())
-        if len(asked) == 3:
-            publish(series, 3)
-        return ""
-
-    with follow(series) as follower:
-        assert follower.wait_for_first(PATIENCE, problem).manifest.step == 3
-    assert asked[:3] == [False] * 3
-
-
 def test_waits_no_longer_than_told_nor_for_a_dead_builder(series):
     damage(series, publish(series, 1))
     with follow(series) as follower:

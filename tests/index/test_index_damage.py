@@ -58,18 +58,15 @@ def remove(store, name):
 DAMAGES = (flip, truncate, remove)
 
 
-def load(series, manifest):
-    searcher = load_assets(series, manifest)
-    assert searcher is not None
-    return searcher, series.read_array(manifest, EMBEDDINGS)
-
-
 def follow(series, blocks):
     expected = Expectation(blocks.fingerprint, dimension=8, count=blocks.num_blocks)
 
     def load_manifest(manifest):
         series.verify(manifest, expected)
-        return LoadedIndex(load(series, manifest), manifest)
+        searcher = load_assets(series, manifest)
+        assert searcher is not None
+        series.read_array(manifest, EMBEDDINGS)
+        return LoadedIndex(searcher, manifest)
 
     return IndexFollower(series, load_manifest, poll_seconds=0.01, newer_than=1)
 
@@ -223,10 +220,8 @@ def test_a_retriever_damaged_after_its_index_was_made_does_not_end_the_job(
     builder.build_once(retriever_at(1), blocks, store, CONFIG)
     flip(store, f"{RETRIEVER_SERIES}/commits/1.json")
     made = index_series(store).read_manifest(1)
-    thread, stop = run_in_thread(store, blocks)
+    run_in_thread(store, blocks)
     publish(store, blocks, retriever_at(2))
     wait_until(lambda: 2 in index_series(store).steps())
     assert SnapshotSeries(store, RETRIEVER_SERIES).latest_step() == 2
     assert index_series(store).read_manifest(1) == made
-    stop.set()
-    thread.join(PATIENCE)

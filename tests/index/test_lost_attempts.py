@@ -3,7 +3,6 @@
 import json
 import threading
 
-import numpy as np
 import pytest
 
 from realm_jax.index import builder
@@ -12,14 +11,14 @@ from realm_jax.index.embedding_cache import HASHES
 from realm_jax.index.heartbeat import Heartbeat, Listener
 from realm_jax.index.snapshots import EMBEDDINGS
 from realm_jax.storage import MissingObjectError
-from tests.index.snapshot_files import CORPUS, ROWS, write_snapshot
+from tests.index.snapshot_files import CORPUS, write_rows, write_snapshot
+from tests.index.snapshot_files import begin as begin_attempt
 from tests.index.tiny_builder import (
     CONFIG,
     RETRIEVER,
+    assert_embedded,
     index_series,
     publish,
-    read_embeddings,
-    slow_embeddings,
 )
 
 
@@ -45,8 +44,7 @@ def assert_built(store, blocks, retriever, step=3):
     job = builder.IndexBuilder(store, blocks, CONFIG)
     Heartbeat(store, builder.TRAINER_ROLE).beat(step, "finished")
     assert job.run(threading.Event())
-    expected = slow_embeddings(retriever, blocks)
-    np.testing.assert_allclose(read_embeddings(store, step), expected, atol=2e-5)
+    assert_embedded(store, retriever, blocks)
 
 
 def test_an_attempt_with_an_unreadable_header_is_absent(series):
@@ -178,15 +176,13 @@ def test_an_attempt_that_was_collected_is_begun_anew(store, blocks, retriever_at
     )
     assert (len(deleted), len(deleted_later)) == (2, 1)
     assert manifest is not None
-    expected = slow_embeddings(retriever_at(3), blocks)
-    np.testing.assert_allclose(read_embeddings(store, 3), expected, atol=2e-5)
+    assert_embedded(store, retriever_at(3), blocks)
 
 
 def test_no_commit_names_an_attempt_whose_collection_has_begun(series):
     """The header goes first, and may be all that is gone."""
-    writer = series.begin(7, corpus_fingerprint=CORPUS)
-    writer.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=32)
-    writer.write_rows(EMBEDDINGS, 0, ROWS)
+    writer = begin_attempt(series)
+    write_rows(writer)
     series.store.delete(f"index/data/7-{writer.attempt}/progress/attempt.json")
     with pytest.raises(MissingObjectError, match="deleted"):
         writer.commit()

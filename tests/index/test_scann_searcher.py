@@ -1,17 +1,21 @@
 """ScaNN with a search that was chosen by measurement, against a sort in NumPy.
 
-The choice itself is compared with a count of all choices.
+The choice itself is compared with a count of all choices. Then what a builder makes for
+trainers that search with ScaNN.
 """
 
+import dataclasses
 import json
+import threading
 
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from realm_jax.errors import BadInputError
-from realm_jax.index import scann_tuning
+from realm_jax.index import builder, scann_assets, scann_tuning
+from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
+from realm_jax.index.scann_assets import RECALL, ScannAssets, load_assets
 from realm_jax.index.scann_searcher import LowRecallError, ScannConfig, ScannSearcher
 from realm_jax.index.scann_tuning import (
     Visit,
@@ -19,7 +23,16 @@ from realm_jax.index.scann_tuning import (
     tree_shape,
     usual_leaves,
 )
+from realm_jax.index.searchers import DeviceSearcher
 from tests.index.test_searchers import share_found, slow_neighbours
+from tests.index.tiny_builder import (
+    CONFIG,
+    SCANN,
+    index_series,
+    publish,
+    read_embeddings,
+)
+from tests.refused import refused
 
 NUM_BLOCKS, WIDTH, K = 5000, 32, 8
 TREE = ScannConfig(brute_force_below=0)
@@ -77,12 +90,11 @@ def test_harder_queries_get_the_recall_by_more_leaves(searcher, embeddings):
 
 
 def test_a_higher_recall_costs_more(searcher, embeddings):
-    queries = far_from_blocks(embeddings, 3)
-    little = tune(searcher, queries, embeddings, 0.6)
-    assert recall(searcher, queries, embeddings) >= 0.6
-    much = tune(searcher, queries, embeddings, 0.99)
-    assert recall(searcher, queries, embeddings) >= 0.99
-    assert much.leaves > little.leaves
+    queries, leaves = far_from_blocks(embeddings, 3), []
+    for wanted in (0.6, 0.99):
+        leaves.append(tune(searcher, queries, embeddings, wanted).leaves)
+        assert recall(searcher, queries, embeddings) >= wanted
+    assert leaves[0] < leaves[1]
 
 
 def test_the_choice_is_the_same_again_and_is_saved(searcher, embeddings, tmp_path):
@@ -108,10 +120,8 @@ def test_a_recall_out_of_reach_is_refused_by_the_name_of_its_setting(embeddings)
     config = ScannConfig(brute_force_below=0, searched_share=0.05, reordered=20)
     searcher = ScannSearcher(embeddings, step=7, config=config)
     before = searcher.visit
-    with pytest.raises(
-        LowRecallError,
-        match=r"finds 95\.0% of the 8 best blocks of step 7.*lower ScannConfig\.recall",
-    ):
+    message = r"finds 95\.0% of the 8 best blocks of step 7.*lower ScannConfig\.recall"
+    with pytest.raises(LowRecallError, match=message):
         tune(searcher, far_from_blocks(embeddings, 3), embeddings)
     assert searcher.visit == before
 
@@ -148,11 +158,8 @@ def test_a_searcher_of_version_0_1_is_loaded_as_it_searched(
     searcher.save(folder)
     about = json.loads((folder / "searcher.json").read_text())
     del about["visit"]
-    about["config"] = {
-        "brute_force_below": 0,
-        "searched_share": 0.5,
-        "reordered": 40,
-    }
+    settings = {"searched_share": 0.5, "reordered": 40}
+    about["config"] = {"brute_force_below": 0, **settings}
     (folder / "searcher.json").write_text(json.dumps(about))
     loaded = ScannSearcher.load(folder)
     # The square root of 5,000 is 70, and so many leaves such a tree had.
@@ -169,7 +176,7 @@ def test_settings_out_of_range_are_refused():
         ({"searched_share": 30}, "searched_share to be a share .*, or None, got 30"),
         ({"reordered": 0}, "reordered .* number of at least 1, or None, got 0"),
     ):
-        with pytest.raises(BadInputError, match=message):
+        with refused(message):
             ScannConfig(**settings)
 
 
@@ -238,22 +245,82 @@ def test_a_few_searches_are_enough():
 
 
 def test_a_tree_has_leaves_and_a_sample_to_train_them():
-    for num_blocks in (1, 2, 20_000, 13_353_728):
+    shares = {}
+    for num_blocks in (1, 2, 32_570, 1_000_000, 13_353_728):
         leaves, sample = tree_shape(num_blocks)
         assert 1 <= leaves <= num_blocks
         assert leaves <= sample <= num_blocks
         assert 1 <= usual_leaves(num_blocks) <= leaves
-
-
-def test_without_queries_the_share_that_is_visited_falls_with_the_size():
-    sizes = [32_570, 1_000_000, 13_353_728]
-    shares = [usual_leaves(size) / tree_shape(size)[0] for size in sizes]
+        shares[num_blocks] = usual_leaves(num_blocks) / leaves
     # 30 % was enough for 32,570 blocks of text (docs/benchmarks.md).
-    assert 0.29 < shares[0] < 0.31
-    assert shares == sorted(shares, reverse=True)
+    assert 0.29 < shares[32_570] < 0.31
+    # Without queries the share that is visited falls with the size.
+    assert shares[32_570] >= shares[1_000_000] >= shares[13_353_728]
 
 
 def test_share_found_counts_what_is_among_the_found():
     found = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
     exact = np.array([[4, 3, 2, 9], [0, 1, 2, 3]])
     assert scann_tuning.share_found(found, exact) == 3 / 8
+
+
+def test_scann_is_trained_judged_and_loaded_as_it_was(store, blocks, retriever_at):
+    manifest = builder.build_once(retriever_at(1), blocks, store, SCANN)
+    series = index_series(store)
+    assert manifest.metadata[RECALL] == 1.0
+    assert series.read_manifest(1).metadata[RECALL] == 1.0
+    series.verify(manifest)
+    loaded = load_assets(series, manifest)
+    embeddings = read_embeddings(store, 1)
+    queries = embeddings[::5] + np.float32(0.01)
+    found = loaded.search(queries, 4)
+    expected = DeviceSearcher(embeddings).search(queries, 4)
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_array_equal(loaded.sample(), DeviceSearcher(embeddings).sample())
+    # A second call finds it there.
+    again = builder.build_once(retriever_at(1), blocks, store, SCANN)
+    assert again.attempt == manifest.attempt
+    assert (
+        load_assets(series, builder.build_once(retriever_at(2), blocks, store, CONFIG))
+        is None
+    )
+
+
+def test_an_index_in_which_scann_finds_too_little_is_not_published(
+    store, blocks, retriever_at, monkeypatch
+):
+    config = dataclasses.replace(CONFIG, scann=ScannAssets(min_recall=1.0))
+    monkeypatch.setattr(scann_assets, "share_found", lambda found, exact: 0.5)
+    publish(store, blocks, retriever_at(1))
+    with pytest.raises(LowRecallError, match=r"100% of the 8 best .* it finds 50\.0%"):
+        builder.build_once(retriever_at(1), blocks, store, config)
+    assert index_series(store).steps() == []
+    assert not store.list("index/data")
+    Heartbeat(store, builder.TRAINER_ROLE).beat(0, "running")
+    job_config = dataclasses.replace(config, patience_seconds=0.2)
+    job = builder.IndexBuilder(store, blocks, job_config)
+    job.run(threading.Event())
+    status = read_heartbeat(store, builder.BUILDER_ROLE)
+    assert "raise ScannConfig" in status.extra["refused"]["1"]
+
+
+def test_the_choice_for_beginnings_of_blocks_is_loaded(store, blocks, retriever_at):
+    tree = ScannConfig(brute_force_below=0, recall=0.8)
+    scann = ScannAssets(tree, min_recall=0.5, num_queries=16)
+    config = dataclasses.replace(CONFIG, scann=scann)
+    manifest = builder.build_once(retriever_at(1), blocks, store, config)
+    assert manifest.metadata[RECALL] >= scann.min_recall
+    loaded = load_assets(index_series(store), manifest)
+    # 23 blocks, so 8 leaves.
+    assert 1 <= loaded.visit.leaves <= 8
+    assert loaded.config == scann.config
+    # Beginnings of blocks are asked for more than questions.
+    assets = ScannAssets(ScannConfig(recall=0.95))
+    assert 0.95 + 0.05 / 2 < assets.recall_of_beginnings() < 1
+    # A recall out of reach publishes no index.
+    tree = ScannConfig(brute_force_below=0, searched_share=0.01, recall=1.0)
+    config = dataclasses.replace(CONFIG, scann=ScannAssets(tree, num_queries=16))
+    with pytest.raises(LowRecallError, match=r"100\.0% .*lower ScannConfig\.recall"):
+        builder.build_once(retriever_at(2), blocks, store, config)
+    assert index_series(store).steps() == [1]
+    assert not any("/2-" in name for name in store.list("index/data"))

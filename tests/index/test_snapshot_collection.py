@@ -23,7 +23,10 @@ from tests.index.snapshot_files import (
     LAYOUTS,
     ROWS,
     Killed,
-    MortalStore,
+    SteppedStore,
+    begin,
+    mortal,
+    write_rows,
     write_snapshot,
 )
 from tests.index.tiny_builder import IN_A_BUCKET
@@ -36,7 +39,7 @@ def test_killed_amid_collection_no_commit_is_broken(tmp_path):
         series = SnapshotSeries(open_store(tmp_path / f"{lives}"), "index")
         for step in (1, 2):
             write_snapshot(series, step)
-        killer = SnapshotSeries(MortalStore(series.store, lives), "index")
+        killer = SnapshotSeries(mortal(series.store, lives), "index")
         try:
             killer.collect(keep=1)
             assert series.steps() == [2]
@@ -70,8 +73,7 @@ def test_collection_keeps_the_newest_and_what_is_in_use(series):
 
 def test_collection_keeps_attempts_that_are_being_written(series):
     write_snapshot(series, 1)
-    writer = series.begin(2, corpus_fingerprint=CORPUS)
-    writer.create_array(EMBEDDINGS, ROWS.shape)
+    writer = begin(series, 2)
     dead = series.begin(3, corpus_fingerprint=CORPUS)
     dead.write_file("x", b"1")
     for path in Path(series.store.url("index/data")).glob("3-*/progress/*"):
@@ -79,7 +81,7 @@ def test_collection_keeps_attempts_that_are_being_written(series):
     assert len(series.collect(keep=1, attempt_age_seconds=3600)) == 1
     with pytest.raises(MissingObjectError):
         series.join(3, dead.attempt)
-    writer.write_rows(EMBEDDINGS, 0, ROWS)
+    write_rows(writer)
     series.verify(writer.commit())
     assert series.steps() == [1, 2]
 
@@ -157,34 +159,6 @@ _OPERATIONS = (
 )
 
 
-class SteppedStore:
-    """A store that calls `pause` before one of its operations, the first being 0."""
-
-    def __init__(self, store, at, pause):
-        self._store = store
-        self._at = at
-        self._pause = pause
-        self.done = 0
-
-    def delete_folder(self, folder):
-        # One by one, as in a bucket.
-        for name in self._store.list(folder):
-            self.delete(name)
-
-    def __getattr__(self, name):
-        method = getattr(self._store, name)
-        if name not in _OPERATIONS:
-            return method
-
-        def stepped(*args):
-            if self.done == self._at:
-                self._pause()
-            self.done += 1
-            return method(*args)
-
-        return stepped
-
-
 def race(store, writer_stops, collector_stops, dies=False):
     """Stops the commit at an operation, collects up to another one, and goes on.
 
@@ -192,8 +166,7 @@ def race(store, writer_stops, collector_stops, dies=False):
       Whether the commit succeeded, and the numbers of operations done by both.
     """
     series = SnapshotSeries(store, "index")
-    begun = series.begin(7, corpus_fingerprint=CORPUS)
-    begun.create_array(EMBEDDINGS, ROWS.shape, chunk_rows=32)
+    begun = begin(series, chunk_rows=32)
     begun.write_rows(EMBEDDINGS, 0, ROWS)
     stopped, goes_on = threading.Event(), threading.Event()
     outcome = []
@@ -204,7 +177,7 @@ def race(store, writer_stops, collector_stops, dies=False):
         if dies:
             raise Killed
 
-    slow = SteppedStore(store, writer_stops, wait)
+    slow = SteppedStore(store, writer_stops, wait, _OPERATIONS)
     writer = SnapshotWriter(
         *(slow, "index"),
         step=7,
@@ -231,7 +204,7 @@ def race(store, writer_stops, collector_stops, dies=False):
 
     thread.start()
     assert stopped.wait(PATIENCE)
-    collector = SteppedStore(store, collector_stops, resume)
+    collector = SteppedStore(store, collector_stops, resume, _OPERATIONS)
     SnapshotSeries(collector, "index").collect(keep=2, attempt_age_seconds=0.0)
     resume()
     (committed,) = outcome

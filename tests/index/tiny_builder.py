@@ -57,6 +57,21 @@ def read_embeddings(store, step):
     return series.read_array(manifest, EMBEDDINGS)
 
 
+def assert_embedded(store, retriever, blocks):
+    found = read_embeddings(store, retriever.step)
+    np.testing.assert_allclose(found, slow_embeddings(retriever, blocks), atol=2e-5)
+
+
+def assert_one_sound_index(store, retriever, blocks):
+    """Only the index of this retriever is left, and of other attempts nothing is."""
+    step = retriever.step
+    assert index_series(store).steps() == [step]
+    assert_embedded(store, retriever, blocks)
+    attempt = index_series(store).read_manifest(step).attempt
+    folders = {name.split("/")[2] for name in store.list("index/data")}
+    assert folders == {f"{step}-{attempt}"}
+
+
 def random_params(config, seed=1):
     """Parameters of the right shapes; to initialise would be to compile."""
     ids = jax.ShapeDtypeStruct((1, 8), np.int32)
@@ -77,7 +92,9 @@ def embed_one(params, ids, segment_ids):
 
 def slow_embeddings(retriever, blocks):
     """Each document by itself, at the full length."""
-    documents = [blocks.document_ids(np.array([b]), 24) for b in range(NUM_BLOCKS)]
+    documents = [
+        blocks.document_ids(np.array([b]), 24) for b in range(blocks.num_blocks)
+    ]
     return np.concatenate([embed_one(retriever.params, *each) for each in documents])
 
 

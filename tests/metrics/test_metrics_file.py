@@ -14,10 +14,7 @@ from realm_jax.training.tensorboard import EventFile
 
 
 def test_means_are_of_terms_and_not_of_batches():
-    left = {
-        "loss": mean_of(jnp.asarray(6.0), 3.0),
-        "none": mean_of(jnp.zeros(()), 0.0),
-    }
+    left = {"loss": mean_of(jnp.asarray(6.0), 3.0), "none": mean_of(jnp.zeros(()), 0.0)}
     right = {
         "loss": mean_of(jnp.asarray(10.0), 1.0),
         "accuracy": mean_of(jnp.asarray(3.0), 4.0),

@@ -1,10 +1,19 @@
 """Encoders small enough to compile in a second, and inputs for them."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
 
 from realm_jax.models.bert import BertConfig
+
+
+def apply(module, params, *inputs, **options):
+    """Applies a module, compiled; options, such as `method`, are not traced."""
+    return jax.jit(functools.partial(module.apply, **options))(
+        {"params": params}, *inputs
+    )
 
 
 @pytest.fixture(scope="session")

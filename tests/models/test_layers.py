@@ -1,64 +1,26 @@
-"""Layers against numpy in float64, and the refusals of the parameter helper."""
+"""What layers round, and the refusals of axes; test_bert.py has what they compute."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from flax import linen as nn
 
-from realm_jax.errors import BadInputError
 from realm_jax.models import layers
-
-
-class OneParameter(nn.Module):
-    axis_names: tuple[str | None, ...]
-
-    @nn.compact
-    def __call__(self):
-        return layers.parameter(
-            self, "kernel", nn.initializers.ones, (2, 3), self.axis_names
-        )
-
-
-def apply(module, params, *inputs):
-    return jax.jit(module.apply)({"params": params}, *inputs)
+from tests.models.conftest import apply
+from tests.refused import refused
 
 
 def test_parameter_is_float32_and_records_its_axes():
-    variables = OneParameter(("embed", None)).init(jax.random.key(0))
+    x = jnp.ones((2, 3))
+    variables = layers.Dense((2,), ("embed", None)).init(jax.random.key(0), x)
     assert variables["params"]["kernel"].dtype == jnp.float32
     assert variables["params_axes"]["kernel_axes"].names == ("embed", None)
-    with pytest.raises(BadInputError, match="unknown logical axis 'embedding'"):
-        OneParameter(("embedding", None)).init(jax.random.key(0))
+    with refused("unknown logical axis 'embedding'"):
+        layers.Dense((2,), ("embedding", None)).init(jax.random.key(0), x)
     # Without a mesh, too.
-    with pytest.raises(BadInputError, match="unknown logical axis 'rows'"):
-        layers.constrain(jnp.ones((2, 3)), "rows", None)
-    with pytest.raises(BadInputError, match=r"each of the 2 dimensions of shape"):
-        layers.constrain(jnp.ones((2, 3)), "batch")
-
-
-def test_dense_contracts_and_makes_several_axes():
-    rng = np.random.default_rng(0)
-    for into, out, axes in (
-        ((3, 5), (6,), ("heads", "head_dim", "embed")),
-        ((5,), (3, 2), ("embed", "heads", "head_dim")),
-    ):
-        x = rng.normal(size=(2, 4, *into))
-        params = {"kernel": rng.normal(size=into + out), "bias": rng.normal(size=out)}
-        found = apply(layers.Dense(features=out, kernel_axes=axes), params, x)
-        expected = np.tensordot(x, params["kernel"], len(into)) + params["bias"]
-        np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-def test_layer_norm_is_that_of_numpy():
-    rng, epsilon = np.random.default_rng(0), 1e-3
-    x = 1e-2 * rng.normal(size=(5, 7)) + 1
-    params = {"scale": rng.normal(size=7), "bias": rng.normal(size=7)}
-    variance = x.var(axis=-1, keepdims=True)
-    normal = (x - x.mean(axis=-1, keepdims=True)) / np.sqrt(variance + epsilon)
-    expected = normal * params["scale"] + params["bias"]
-    result = apply(layers.LayerNorm(epsilon), params, x)
-    np.testing.assert_allclose(result, expected, atol=1e-4)
+    with refused("unknown logical axis 'rows'"):
+        layers.constrain(x, "rows", None)
+    with refused(r"each of the 2 dimensions of shape"):
+        layers.constrain(x, "batch")
 
 
 def test_layer_norm_of_bfloat16_is_computed_in_float32():
@@ -76,41 +38,10 @@ def test_attend_of_bfloat16_sums_in_float32():
     table = rng.normal(size=(6, 64)).astype(np.float32)
     x = jnp.asarray(rng.normal(size=(3, 64)), jnp.bfloat16)
     embedding = layers.Embedding(6, 64, "vocab", dtype=jnp.dtype("bfloat16"))
-    result = jax.jit(lambda p: embedding.apply(p, x, method="attend"))(
-        {"params": {"embedding": table}}
-    )
+    result = apply(embedding, {"embedding": table}, x, method="attend")
     rounded = np.asarray(jnp.asarray(table, jnp.bfloat16), np.float64)
     assert result.dtype == jnp.float32
     np.testing.assert_allclose(result, np.asarray(x, np.float64) @ rounded.T, atol=1e-4)
-
-
-def test_attention_is_that_of_a_loop_over_heads_and_positions():
-    rng = np.random.default_rng(0)
-    x, heads, head_dim = rng.normal(size=(2, 5, 6)), 2, 3
-    is_token = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool)
-    attention = layers.SelfAttention(num_heads=heads, stddev=1.0)
-    attends = is_token[:, None]
-    shapes = jax.eval_shape(attention.init, jax.random.key(0), x, attends)["params"]
-    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), shapes)
-
-    def project(name, vector, head):
-        kernel, bias = params[name]["kernel"], params[name]["bias"]
-        return vector @ kernel[:, head] + bias[head]
-
-    expected = np.zeros_like(x)
-    for row in range(2):
-        tokens = np.flatnonzero(is_token[row])
-        for position in range(5):
-            result = params["output"]["bias"].copy()
-            for head in range(heads):
-                query = project("query", x[row, position], head)
-                keys = [project("key", x[row, other], head) for other in tokens]
-                values = [project("value", x[row, other], head) for other in tokens]
-                weights = np.exp([query @ key / np.sqrt(head_dim) for key in keys])
-                gathered = (weights / weights.sum()) @ np.array(values)
-                result += gathered @ params["output"]["kernel"][head]
-            expected[row, position] = result
-    np.testing.assert_allclose(apply(attention, params, x, attends), expected, 1e-4)
 
 
 def test_a_rounded_product_is_that_of_rounded_operands_forward_and_backward():

@@ -1,3 +1,5 @@
+"""Retrieval and the inverse cloze task against loops in float64."""
+
 import math
 
 import jax
@@ -6,6 +8,7 @@ import numpy as np
 import pytest
 
 from realm_jax.objectives import retrieval
+from realm_jax.objectives.inverse_cloze import inverse_cloze
 from realm_jax.objectives.masked_lm import Marginalization, marginal_likelihood
 
 
@@ -29,7 +32,7 @@ def test_log_probs_equal_a_loop_in_float64():
             assert float(got[row, k]) == pytest.approx(want, abs=1e-4)
 
 
-def gradient_of_the_likelihood(scores, log_likelihood):
+def gradient_of_the_likelihood(scores, log_likelihood, marginalization):
     """What training gives f(x, z) when it ascends log p(y|x)."""
 
     def log_marginal(scores):
@@ -41,34 +44,23 @@ def gradient_of_the_likelihood(scores, log_likelihood):
             log_retrieval,
             log_likelihood[..., None],
             jnp.ones((len(scores), 1)),
-            Marginalization.PER_SPAN,
+            marginalization,
         ).loss_total
 
     return jax.grad(log_marginal)(scores)
 
 
-def test_worked_example_of_the_paper():
-    """f = [2, 1, 0], p(y|z1,x) = .6 and p(y|x) = .5 give r(z1) = .133."""
-    scores = jnp.array([[2.0, 1.0, 0.0]])
-    p = np.exp([2.0, 1.0, 0.0]) / np.exp([2.0, 1.0, 0.0]).sum()
-    np.testing.assert_allclose(p, [0.665, 0.245, 0.090], atol=5e-4)
-    # Any two likelihoods that make the marginal one half will do.
-    rest = (0.5 - 0.6 * p[0]) / p[1:].sum()
-    log_likelihood = jnp.log(jnp.array([[0.6, rest, rest]]))
-    gradient = gradient_of_the_likelihood(scores, log_likelihood)
-    assert float(gradient[0, 0]) == pytest.approx(0.133, abs=5e-4)
-
-
-def test_the_gradient_is_that_of_the_paper():
+# One mask alone is a span.
+@pytest.mark.parametrize("marginalization", Marginalization)
+def test_the_gradient_is_that_of_the_paper(marginalization):
     """r(z) = [p(y|z,x) / p(y|x) - 1] p(z|x) (REALM, section 3.3), in float64."""
     rng = np.random.default_rng(1)
     scores, likelihood = rng.normal(size=(4, 6)), rng.uniform(0.01, 1, (4, 6))
     p = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
     marginal = (p * likelihood).sum(axis=-1, keepdims=True)
     want = (likelihood / marginal - 1) * p
-    got = gradient_of_the_likelihood(
-        jnp.asarray(scores, jnp.float32), jnp.log(jnp.asarray(likelihood, jnp.float32))
-    )
+    scores, likelihood = (jnp.asarray(x, jnp.float32) for x in (scores, likelihood))
+    got = gradient_of_the_likelihood(scores, jnp.log(likelihood), marginalization)
     np.testing.assert_allclose(got, want, atol=1e-6)
     # A softmax's gradient moves mass, it makes none.
     np.testing.assert_allclose(got.sum(axis=-1), np.zeros(4), atol=1e-6)
@@ -129,3 +121,30 @@ def test_alone_in_a_batch_the_candidates_are_all_there_is():
     )(jnp.asarray(arrays["query_embeddings"]))
     assert float(value) == 0.0
     np.testing.assert_array_equal(gradient, np.zeros((1, 8)))
+
+
+def slow_inverse_cloze(queries, documents, blocks):
+    total, correct = 0.0, 0
+    for i in range(len(queries)):
+        scores = {
+            j: float(np.dot(queries[i], documents[j]))
+            for j in range(len(documents))
+            if j == i or blocks[j] != blocks[i]
+        }
+        total -= scores[i] - math.log(sum(math.exp(s) for s in scores.values()))
+        correct += scores[i] >= max(scores.values())
+    return total, correct
+
+
+def test_inverse_cloze_equals_a_loop_in_float64():
+    queries, documents = np.random.default_rng(3).normal(size=(2, 5, 6))
+    for blocks in ([0, 1, 2, 3, 4], [7, 7, 2, 7, 2], [1, 1, 1, 1, 1]):
+        got = inverse_cloze(
+            jnp.asarray(queries, jnp.float32),
+            jnp.asarray(documents, jnp.float32),
+            jnp.asarray(blocks),
+        )
+        total, correct = slow_inverse_cloze(queries, documents, blocks)
+        assert float(got.loss_total) == pytest.approx(total, abs=1e-4)
+        assert float(got.correct) == correct
+        assert float(got.count) == 5

@@ -1,20 +1,26 @@
-"""Making a block store: what stays of a run that failed, and what else stays."""
+"""Records to blocks: parts, counts, and what stays of a run that failed."""
 
 import dataclasses
 import gzip
+import json
 import sys
 
 import pytest
 
+from realm_jax.cli.prepare import summary as told
+from realm_jax.data.blocks import BlockStore
 from realm_jax.data.versions import PARENT_FILE
+from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare import blocks
+from realm_jax.prepare.block_parts import Summary
 from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks
+from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.fingerprints import package_code
 from realm_jax.prepare.scratch import Workers
 from realm_jax.prepare.vocabularies import VocabularyTraining
 from tests import tiny_run
-from tests.prepare.flipped_scratch import flip_a_bit_of_each
+from tests.prepare.folders import contents, flip_a_bit_of_each
 from tests.refused import refused
 
 HERE = Workers(1)
@@ -44,9 +50,9 @@ def test_a_scratch_folder_keeps_what_else_is_in_it(root):
     (scratch / "mine").mkdir(parents=True)
     (scratch / "mine" / "thesis.txt").write_text("years of work")
     (scratch / "corpus.txt").write_text("more of it")
-    before = files(scratch)
+    before = contents(scratch)
     prepare_blocks(config(root, scratch), workers=HERE)
-    assert files(scratch) == before
+    assert contents(scratch) == before
     assert (root / "corpus" / "corpus.json").exists()
 
 
@@ -89,28 +95,26 @@ def test_what_is_damaged_in_scratch_is_made_anew(root, monkeypatch, caplog):
     monkeypatch.setattr(blocks, "assemble", read_and_die)
     with refused("disk is full"):
         prepare_blocks(several, workers=HERE)
-    left = files(scratch)
-    kinds = {str(path.relative_to(scratch)).split("-")[0] for path in left}
+    left = contents(scratch)
+    kinds = {path.split("-")[0] for path in left}
     assert len(kinds) == 3, kinds
     for seed in range(2):
         damaged = flip_a_bit_of_each(scratch, seed)
         caplog.clear()
         with refused("disk is full"):
             prepare_blocks(several, workers=HERE)
-        assert files(scratch) == left
+        assert contents(scratch) == left
         for path in damaged:
             assert f"{path} is damaged and is made anew" in caplog.text
     monkeypatch.undo()
     flip_a_bit_of_each(scratch, seed=2)
     prepare_blocks(several, workers=HERE)
-    assert [path.read_bytes() for path in sorted((root / "corpus").iterdir())] == [
-        path.read_bytes() for path in sorted((root / "undisturbed").iterdir())
-    ]
+    assert contents(root / "corpus") == contents(root / "undisturbed")
 
 
 def test_a_corpus_of_other_settings_is_refused_by_their_names(root):
     store = prepare_blocks(config(root), workers=HERE)
-    before = files(root / "corpus")
+    before = contents(root / "corpus")
     (root / "other.jsonl").write_text('{"title": "a", "text": "b"}\n')
     other = {"source": str(root / "other.jsonl")}
     cased = {"vocabulary": VocabularyTraining(300, lowercase=False)}
@@ -128,15 +132,11 @@ def test_a_corpus_of_other_settings_is_refused_by_their_names(root):
             changed = dataclasses.replace(config(root), **changes)
             prepare_blocks(changed, lambda *line: told.append(line), workers=HERE)
     assert not told
-    assert files(root / "corpus") == before
+    assert contents(root / "corpus") == before
     # A version that update-corpus has made needs no source.
     (root / "corpus" / PARENT_FILE).write_text("{}")
     with refused(r'update-corpus has made, .* SOURCE=""'):
         prepare_blocks(dataclasses.replace(config(root), **other), workers=HERE)
-
-
-def files(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_one_part_is_made_without_beam_and_the_same(root, monkeypatch):
@@ -145,6 +145,91 @@ def test_one_part_is_made_without_beam_and_the_same(root, monkeypatch):
     monkeypatch.setitem(sys.modules, "realm_jax.prepare.beam_parts", None)
     prepare_blocks(config(root), workers=HERE)
     assert several.num_blocks > 60
-    assert [path.read_bytes() for path in sorted((root / "several").iterdir())] == [
-        path.read_bytes() for path in sorted((root / "corpus").iterdir())
-    ]
+    assert contents(root / "several") == contents(root / "corpus")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("make_blocks")
+    tiny_run.make_inputs(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def vocabulary(inputs):
+    texts = [json.loads(line)["text"] for line in lines_of(inputs)]
+    return WordPiece.train(texts, 300, inputs / "vocab.txt")
+
+
+def lines_of(inputs):
+    return (inputs / "articles.jsonl").read_text().splitlines()
+
+
+def build(folder, lines, vocabulary, *, max_bad_lines=0, shard_bytes=2000):
+    """Builds folder/corpus of these lines; every part is made as a worker makes it."""
+    folder.mkdir()
+    (folder / "lines.jsonl").write_text("\n".join(lines))
+    source = open_source(str(folder / "lines.jsonl"), shard_bytes=shard_bytes)
+    shards = source.shards()
+    names = blocks.part_names(len(shards))
+    make = blocks.MakeBlocks(
+        source,
+        dict(zip(names, shards, strict=True)),
+        vocabulary,
+        tagger="rules",
+        chunk_length=40,
+        max_bad_lines=max_bad_lines,
+    )
+    parts = [make(name, lambda: None) for name in names]
+    return blocks.assemble(
+        str(folder / "corpus"),
+        iter(parts),
+        vocabulary=vocabulary,
+        chunk_length=40,
+        max_bad_lines=max_bad_lines,
+        metadata={},
+    )
+
+
+def hashes(store: BlockStore):
+    texts = store.texts(range(store.num_blocks))
+    keys = [(text.title, text.body) for text in texts]
+    return dict(zip(keys, map(bytes, store.content_hashes), strict=True))
+
+
+def test_what_was_not_used_is_counted(inputs, vocabulary, tmp_path):
+    lines = lines_of(inputs)
+    lines[7:7] = ["no JSON"]
+    lines[30:30] = ['{"title": "", "text": "Nameless stands alone here."}']
+    lines += ['{"title": "Empty", "text": " "}', lines[0]]
+    store = build(tmp_path / "a", lines, vocabulary, max_bad_lines=1)
+    counts = Summary.from_json(store.info["summary"])
+    assert counts.documents == store.info["num_documents"] == 63
+    assert counts.without_text == counts.without_title == counts.bad_records == 1
+    [first] = counts.first_bad
+    assert first.where.endswith("line 8")
+    town = sum(text.title == "Town0" for text in store.texts(range(store.num_blocks)))
+    # The article that came twice.
+    assert store.info["num_duplicate_blocks"] * 2 == town > 0
+    said = " ".join(told(store.info))
+    for words in ("63 documents", "1 damaged", "1 without a title", "line 8"):
+        assert words in said
+
+
+def test_more_damage_than_can_be_borne_leaves_nothing(inputs, vocabulary, tmp_path):
+    lines = lines_of(inputs)
+    lines[3], lines[50] = "{}", "{}"
+    # In parts of their own, and in one.
+    for size in (2000, 1 << 20):
+        folder = tmp_path / str(size)
+        with refused(r"line 4: .*2 damaged.*max_bad_lines=1"):
+            build(folder, lines, vocabulary, max_bad_lines=1, shard_bytes=size)
+        assert [path.name for path in folder.iterdir()] == ["lines.jsonl"]
+
+
+def test_a_block_keeps_its_hash_when_others_come_and_go(inputs, vocabulary, tmp_path):
+    all_of_them = hashes(build(tmp_path / "a", lines_of(inputs), vocabulary))
+    fewer = hashes(build(tmp_path / "b", lines_of(inputs)[5:], vocabulary))
+    assert len(set(all_of_them.values())) == len(all_of_them)
+    assert fewer == {key: all_of_them[key] for key in fewer}
+    assert 0 < len(fewer) < len(all_of_them)

@@ -17,7 +17,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.manifests import seal, unseal
 from realm_jax.prepare import examples, existing, prepare
 from tests import tiny_run
-from tests.prepare.flipped_scratch import flip_a_bit_of_each
+from tests.prepare.folders import contents, flip_a_bit_of_each
 
 MODULE = """
 import functools
@@ -149,7 +149,7 @@ def test_a_mended_module_shares_no_part_with_the_one_that_crashed(
 def test_damaged_parts_of_examples_are_made_anew(root, realm, monkeypatch, few_blocks):
     monkeypatch.setattr(prepare, "_FEW_BLOCKS", few_blocks)
     assert realm("--workers=1")[0] == 0
-    made = bytes_below(root / "corpus")
+    made = contents(root / "corpus")
     shutil.rmtree(root / "corpus" / "examples")
 
     def full_disk(*args, **kwargs):
@@ -163,11 +163,7 @@ def test_damaged_parts_of_examples_are_made_anew(root, realm, monkeypatch, few_b
     code, said = realm("--workers=1")
     assert code == 0, said
     assert said.count("is damaged and is made anew") == len(damaged)
-    assert bytes_below(root / "corpus") == made
-
-
-def bytes_below(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert contents(root / "corpus") == made
 
 
 def test_examples_are_not_kept_when_their_module_or_settings_change(root, realm):

@@ -55,21 +55,14 @@ def refuse(folder, capsys):
     return run
 
 
-def test_a_source_that_is_no_json_lines_is_named(refuse, folder):
+def test_a_source_or_questions_that_are_no_json_lines_are_named(refuse, folder):
     gzipped = gzip.compress(b"{}", mtime=0)
-    empty = b'{"title": "a", "text": ""}'
     for name, content, said in [
         ("a.jsonl", LATIN, "a.jsonl, line 1: expected the line in UTF-8, got the byte"),
         ("a.jsonl", gzipped, r"line 1: .*got gzipped data; .* in \.gz"),
         ("a.jsonl.gz", b"{}", r"a\.jsonl\.gz, but it is damaged.*correct the suffix"),
-        ("a.jsonl", b"", "a.jsonl, but it is empty"),
-        (
-            "a.jsonl",
-            b"\n\r\n",
-            "expected documents with text in a.jsonl, got 0 without",
-        ),
-        ("a.jsonl", empty, "in a.jsonl, got 1 without any"),
-        ("a.jsonl", b'{"title": "a"}', "a.jsonl, line 1: .*a string 'text'"),
+        ("a.jsonl", b"\n\r\n", "documents with text in a.jsonl, got 0 without"),
+        ("a.jsonl", b'{"title": "a", "text": ""}', "in a.jsonl, got 1 without any"),
         ("a.json", b'[\n{"title": "a"}]', r"a.json, line 1: .*JSON object, got \["),
         ("a.csv", b"title,text\n", "got 'a.csv'; .*convert a file of another kind"),
     ]:
@@ -79,17 +72,9 @@ def test_a_source_that_is_no_json_lines_is_named(refuse, folder):
     refuse(r"\(\*.txt, .*\) below texts, found no such file", SOURCE="texts")
     said = r"at texts, got a folder; name the files in it, such as texts/\*"
     refuse(said, SOURCE="json:texts")
-
-
-def test_questions_that_are_no_json_lines_are_named(refuse, folder):
     (folder / "articles.jsonl").write_text(json.dumps(ARTICLE))
-    for content, said in [
-        (LATIN, "q.jsonl:1: expected the line in UTF-8, got the byte 0xf6"),
-        (b"", "expected questions in q.jsonl, got none"),
-        (b'{"id": "1"}', "q.jsonl:1: expected 'question'"),
-    ]:
-        (folder / "q.jsonl").write_bytes(content)
-        refuse(said, QUESTIONS="q.jsonl")
+    (folder / "q.jsonl").write_bytes(b'{"id": "1"}')
+    refuse("q.jsonl:1: expected 'question'", QUESTIONS="q.jsonl")
 
 
 @pytest.mark.usefixtures("registry")
@@ -118,12 +103,6 @@ def test_twenty_articles_are_enough_without_any_setting(folder, capsys):
         assert store.vocabulary.unk not in store.vocabulary.encode(text).ids, text
     # Other settings are named before anything is said to be done.
     capsys.readouterr()
-    shorter = "--gin.prepare.PrepareConfig.chunk_length=100"
-    assert main([*arguments(folder), shorter]) == 2
-    said = capsys.readouterr()
-    assert "chunk_length: 288, not 100" in said.err
-    assert "done" not in said.out
-    # Of a corpus that is there, too.
     pieces = (folder / "corpus" / "vocab.txt").read_text()
     (folder / "vocab.txt").write_text(pieces + "more\n")
     for name, value in {"TAGGER": "given", "VOCABULARY": "vocab.txt"}.items():
@@ -169,21 +148,6 @@ def blocks_of_splits(corpus="corpus"):
         masked = Examples.open(f"{corpus}/examples/my_salient/{split}")
         found[split] = set(masked.features["source_block"][:].tolist())
     return found
-
-
-@pytest.mark.usefixtures("registry")
-def test_passages_without_titles_are_articles_of_their_own(folder):
-    passages = [
-        {"title": "", "text": f"Karl Huber founded mill {i} in {1100 + i}. It burnt."}
-        for i in range(30)
-    ]
-    (folder / "articles.jsonl").write_text("\n".join(map(json.dumps, passages)))
-    assert main(arguments(folder)) == 0
-    store = BlockStore.open("corpus")
-    assert store.info["num_documents"] == store.num_blocks == 30
-    assert len({store.text(block).source_id for block in range(30)}) == 30
-    blocks = blocks_of_splits()
-    assert (len(blocks["validation"]), len(blocks["train"])) == (1, 29)
 
 
 @pytest.mark.usefixtures("registry")

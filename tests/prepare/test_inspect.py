@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from realm_jax.data.splits import is_held_out
 from realm_jax.data.wordpiece import WordPiece
-from realm_jax.errors import BadInputError
 from realm_jax.manifests import seal, unseal
 from realm_jax.prepare import inspect
 from realm_jax.prepare.materialise import materialise
@@ -55,7 +54,7 @@ def test_summaries_list_every_task_with_its_splits_and_counts(store, towns):
     }
     corpora.register("whole", store.directory, validation_fraction=0.0)
     assert rows_of("whole_ict")["validation"] == "0 blocks"
-    with pytest.raises(BadInputError, match="got 'nothing'"):
+    with refused("got 'nothing'"):
         inspect.summaries(["nothing"])
 
 

@@ -1,17 +1,16 @@
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
 
 from realm_jax.data.examples import Examples
-from realm_jax.data.masking import pretrain_specs, salient_examples
+from realm_jax.data.features import SENTENCE_ID, int32
+from realm_jax.data.masking import pretrain_specs, salient_examples, sentence_specs
 from realm_jax.errors import BadInputError
 from realm_jax.prepare import materialise as materialise_module
 from realm_jax.prepare import seqio_tasks
 from realm_jax.prepare.materialise import materialise
+from realm_jax.prepare.tf_datasets import expand, restore_shapes
 from tests.refused import refused
 
 pytestmark = pytest.mark.usefixtures("towns")
@@ -38,20 +37,6 @@ def test_writes_an_epoch_in_order(tmp_path, store):
         "vocabulary_fingerprint": store.vocabulary.fingerprint,
         "settings_fingerprint": store.info["settings_fingerprint"],
     }
-
-
-@pytest.mark.full
-def test_reading_them_needs_no_tensorflow(tmp_path, store):
-    materialise("towns_ict", "train", tmp_path / "out")
-    program = (
-        "import sys; from realm_jax.data.blocks import BlockStore;"
-        "from realm_jax.data.examples import Examples;"
-        f"corpus = BlockStore.open({str(store.directory)!r});"
-        f"examples = Examples.open({str(tmp_path / 'out')!r}, corpus=corpus);"
-        "next(examples.batches(batch_size=4, seed=0));"
-        "sys.exit('tensorflow' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_a_mixture_is_written_like_a_task(tmp_path, store):
@@ -175,3 +160,31 @@ def test_any_task_of_fixed_shapes_is_written(tmp_path):
     assert examples.features["x"].tolist() == [[i, i * i] for i in range(6)]
     assert examples.features.keys() == {"x"}
     assert "corpus_fingerprint" not in Examples.open(tmp_path / "out").metadata
+
+
+def test_expands_in_order_and_may_make_nothing():
+    calls = []
+
+    def repeat(values):
+        calls.append(len(values))
+        rows = np.repeat(values, values % 3)
+        return {"x": np.stack([rows, rows * 2], axis=1), "y": rows}
+
+    dataset = tf.data.Dataset.from_tensor_slices(np.arange(10, dtype=np.int32))
+    specs = {"x": int32(2), "y": int32()}
+    examples = list(expand(dataset, repeat, specs, chunk_size=4).as_numpy_iterator())
+    expected = [i for i in range(10) for _ in range(i % 3)]
+    assert [int(example["y"]) for example in examples] == expected
+    assert [example["x"].tolist() for example in examples] == [
+        [i, 2 * i] for i in expected
+    ]
+    assert calls == [4, 4, 2]
+
+
+def test_a_cache_from_before_there_was_a_feature_is_refused():
+    specs = sentence_specs(40, 4)
+    arrays = {name: np.zeros((3, *s.shape), s.dtype) for name, s in specs.items()}
+    del arrays[SENTENCE_ID]
+    cached = tf.data.Dataset.from_tensor_slices(arrays)
+    with refused("lacks sentence_id; remove it and"):
+        restore_shapes(cached, None, specs)

@@ -1,8 +1,7 @@
 """Preparing a corpus with Beam: the same bytes however it is done."""
 
 import dataclasses
-import hashlib
-import pathlib
+import os
 import signal
 import subprocess
 import sys
@@ -14,38 +13,16 @@ from realm_jax.cli.main import main
 from realm_jax.prepare import beam_parts, prepare
 from realm_jax.storage import open_store
 from tests import tiny_run
+from tests.prepare.folders import contents
 from tests.refused import refused
 
 PREPARE = "prepare.PrepareConfig"
-
-
-def run(root, corpus, *flags, **macros):
-    """Runs `realm prepare` as a person would; returns what it said and its code."""
-    arguments = tiny_run.arguments("prepare", root, CORPUS=str(corpus), **macros)
-    done = subprocess.run(
-        [sys.executable, "-m", "realm_jax.cli.main", *arguments, *flags],
-        check=False,
-        cwd=tiny_run.ROOT,
-        env=tiny_run.environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    return done.returncode, done.stdout + done.stderr
 
 
 def run_here(root, corpus, *flags, **macros):
     """Returns the code of the same in this process: TensorFlow is imported once."""
     arguments = tiny_run.arguments("prepare", root, CORPUS=str(corpus), **macros)
     return main([*arguments, *flags])
-
-
-def contents(folder):
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(pathlib.Path(folder).rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.fixture(scope="session")
@@ -103,6 +80,7 @@ def test_the_bytes_do_not_depend_on_workers_parts_or_where_they_lie(
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("registry")
 def test_a_run_that_was_killed_goes_on_to_the_same_bytes(finished, inputs):
     parts = inputs / "three.parts"
     arguments = tiny_run.arguments("prepare", inputs, CORPUS=str(inputs / "three"))
@@ -116,25 +94,11 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(finished, inputs):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (inputs / "three" / "corpus.json").exists()
-    code, said = run(
-        inputs,
-        inputs / "three",
-        "--workers=1",
-        f"--gin.{PREPARE}.part_bytes=2000",
-    )
-    assert code == 0, said
+    assert main(arguments) == 0
     assert contents(inputs / "three") == contents(finished / "corpus")
 
 
-def test_what_is_wrong_is_said_before_anything_is_written(inputs, capsys):
-    lines = (inputs / "articles.jsonl").read_text().splitlines()
-    lines[7:7] = ["no JSON"]
-    (inputs / "damaged.jsonl").write_text("\n".join(lines))
-    source = {"SOURCE": str(inputs / "damaged.jsonl"), "QUESTIONS": ""}
-    assert run_here(inputs, inputs / "none", **source) == 2
-    said = capsys.readouterr().err
-    assert "damaged.jsonl, line 8" in said
-    assert "--max_bad_lines=0" in said
+def test_an_unknown_flag_is_named_before_anything_is_written(inputs, capsys):
     assert run_here(inputs, inputs / "none", "--wrokers=2") == 2
     assert "--wrokers=2" in capsys.readouterr().err
     assert not (inputs / "none").exists()
@@ -170,3 +134,31 @@ def test_examples_that_there_are_not_are_refused_before_any_work(tmp_path):
         with refused(line):
             prepare.run(changed, lambda *_: None)
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.full
+def test_prepare_beside_a_users_own_tasks(tmp_path):
+    tiny_run.make_inputs(tmp_path)
+    # Every user of SeqIO has a `tasks.py`; it stands in the way of nothing.
+    (tmp_path / "tasks.py").write_text(
+        "raise RuntimeError('the tasks of someone else')\n"
+    )
+    environment = tiny_run.environment()
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(tiny_run.ROOT)])
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "realm_jax.cli.main", "prepare"),
+            "--gin_file=gin/runs/prepare.gin",
+            "--gin.CORPUS='corpus'",
+            "--gin.SOURCE='articles.jsonl'",
+            "--gin.NAME='mine'",
+            "--gin.prepare.PrepareConfig.validation_fraction=0.1",
+        ],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "corpus" / "examples" / "mine_salient" / "train").is_dir()

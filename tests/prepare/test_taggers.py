@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from realm_jax.data.salient_spans import PreAnnotated, RuleTagger
+from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.prepare.taggers import tagger_by_name
 from realm_jax.weights.token_classification import CheckpointTagger
 from tests.refused import refused
@@ -15,7 +15,6 @@ from tests.weights.tiny_classifier import tensors_of_torch, write_checkpoint
 
 def test_names_of_the_taggers(tmp_path):
     assert isinstance(tagger_by_name("rules"), RuleTagger)
-    assert isinstance(tagger_by_name("given"), PreAnnotated)
     for name in ("flair", "", "checkpoint", "checkpoint:"):
         with refused(r"auto, spacy, rules, given or checkpoint:"):
             tagger_by_name(name)

@@ -1,6 +1,9 @@
 import itertools
 import json
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -17,19 +20,16 @@ from realm_jax.data.wordpiece import WordPiece
 from realm_jax.prepare import seqio_tasks
 from realm_jax.prepare.materialise import materialise
 from tasks import corpora
+from tests import tiny_run
 from tests.corpus_builder import build_corpus
 from tests.refused import refused
 from tests.seqio_fixtures import write_cache
 
 pytestmark = pytest.mark.usefixtures("towns")
 
-NAMES = (
-    "towns_blocks",
-    "towns_ict",
-    "towns_salient",
-    "towns_random_tokens",
-    "towns_random_spans",
-)
+KINDS = ("blocks", "ict", "salient", "random_tokens", "random_spans")
+NAMES = tuple(f"towns_{kind}" for kind in KINDS)
+LENGTHS = {"query_length": 32, "document_length": 40, "max_masks": 6}
 
 
 def load(name, split="train", **options):
@@ -94,10 +94,9 @@ def test_shards_are_a_partition():
 
 
 def test_random_masks_follow_the_seed_of_the_registration(store):
-    lengths = {"query_length": 32, "document_length": 40, "max_masks": 6}
     for name, seed in {"same": 0, "other": 1}.items():
         options = {"validation_fraction": 0.2, "seed": seed}
-        corpora.register(name, store.directory, **lengths, **options)
+        corpora.register(name, store.directory, **LENGTHS, **options)
     for kind in ("random_tokens", "random_spans"):
         first, same, other = (
             fingerprints(load(f"{name}_{kind}", "validation"))
@@ -129,8 +128,9 @@ class TownTagger:
 def test_a_tagger_given_at_registration_tags_anew(store):
     before = {path: path.read_bytes() for path in store.directory.iterdir()}
     tagger = TownTagger()
-    lengths = {"query_length": 32, "document_length": 40, "num_shards": 6}
-    corpora.register("retagged", store.directory, tagger=tagger, **lengths)
+    corpora.register(
+        "retagged", store.directory, tagger=tagger, num_shards=6, **LENGTHS
+    )
     assert tagger.batches == []
     examples = load("retagged_salient", shard_info=seqio.ShardInfo(0, 6))
     # The blocks of the one shard that was asked for, and no others.
@@ -165,11 +165,8 @@ def test_provenance_tells_other_spans_apart(store):
 
 def test_the_tagger_of_the_corpus_finds_the_same_spans_again(store):
     # Whatever the number of shards.
-    options = {"query_length": 32, "max_masks": 6, "document_length": 40}
-    corpora.register(
-        *("again", store.directory),
-        **(options | {"tagger": "rules", "num_shards": 17, "validation_fraction": 0.2}),
-    )
+    options = {"tagger": "rules", "num_shards": 17, "validation_fraction": 0.2}
+    corpora.register("again", store.directory, **LENGTHS, **options)
     for split in ("train", "validation"):
         again = fingerprints(load("again_salient", split))
         assert again == fingerprints(load("towns_salient", split))
@@ -272,19 +269,20 @@ def test_one_call_makes_a_corpus_of_documents(store, tmp_path):
 
 
 def test_sentences_of_one_corpus_over_the_blocks_of_another(store, tmp_path):
-    news = build_corpus(
-        [
-            Document(f"News {i}", f"Karel Dorm saw {i} mills in {1300 + i}.", f"n-{i}")
-            for i in range(40)
-        ],
-        tmp_path / "news",
-        vocabulary=store.vocabulary,
-        tagger=RuleTagger(),
-        chunk_length=40,
-    )
-    lengths = {"query_length": 32, "document_length": 40, "max_masks": 6}
+    documents = [
+        Document(f"News {i}", f"Karel Dorm saw {i} mills in {1300 + i}.", f"n-{i}")
+        for i in range(40)
+    ]
+
+    def build(name, vocabulary):
+        settings = {"tagger": RuleTagger(), "chunk_length": 40}
+        return build_corpus(
+            documents, tmp_path / name, vocabulary=vocabulary, **settings
+        )
+
+    news = build("news", store.vocabulary)
     searched = {"knowledge": store.directory, "validation_fraction": 0.2}
-    names = corpora.register("news", news.directory, **searched, **lengths)
+    names = corpora.register("news", news.directory, **searched, **LENGTHS)
     kinds = ("salient", "terms", "random_tokens", "random_spans")
     assert names == [f"news_{kind}" for kind in kinds]
     examples = materialise("news_salient", "train", tmp_path / "examples")
@@ -295,17 +293,59 @@ def test_sentences_of_one_corpus_over_the_blocks_of_another(store, tmp_path):
     assert examples.metadata["corpus_fingerprint"] == store.fingerprint
     settings = news.info["settings_fingerprint"]
     assert examples.metadata["settings_fingerprint"] == settings
-
-
-def test_sentences_in_another_vocabulary_are_refused(store, tmp_path):
-    texts = ["Karel Dorm saw many mills in 1300."] * 3
-    vocabulary = WordPiece.train(texts, 100, tmp_path / "vocab.txt")
-    build_corpus(
-        [Document("News", texts[0], "n")],
-        tmp_path / "news",
-        vocabulary=vocabulary,
-        tagger=RuleTagger(),
-        chunk_length=40,
-    )
+    texts = [document.text for document in documents]
+    build("other", WordPiece.train(texts, 100, tmp_path / "vocab.txt"))
     with refused("vocabulary"):
-        corpora.register("news", tmp_path / "news", knowledge=store.directory)
+        corpora.register("other", tmp_path / "other", knowledge=store.directory)
+
+
+_MODULE = """
+from tasks import corpora
+corpora.register(
+    "stored", {directory!r}, query_length=32, inverse_cloze_query_length=32,
+    document_length=40, max_masks=6, num_shards=3, validation_fraction=0.2,
+)
+"""
+
+
+@pytest.mark.full
+def test_seqios_own_tool_caches_the_tasks_of_a_corpus(store, tmp_path, monkeypatch):
+    (tmp_path / "my_towns.py").write_text(
+        _MODULE.format(directory=str(store.directory))
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "seqio.scripts.cache_tasks_main"),
+            "--module_import=my_towns",
+            "--tasks=stored_salient",
+            f"--output_cache_dir={tmp_path}/cache",
+            "--pipeline_options=--runner=DirectRunner",
+        ],
+        check=False,
+        cwd=tiny_run.ROOT,
+        env=tiny_run.environment() | {"PYTHONPATH": f"{tmp_path}{os.pathsep}."},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    __import__("my_towns")
+    seqio.add_global_cache_dirs([str(tmp_path / "cache")])
+    made = {
+        cached: materialise(
+            "stored_salient", "train", tmp_path / str(cached), use_cached=cached
+        )
+        for cached in (False, True)
+    }
+    # The tool shuffles what it writes.
+    without, cached = (
+        sorted(
+            fingerprints(
+                {name: array[row] for name, array in examples.features.items()}
+                for row in range(len(examples))
+            )
+        )
+        for examples in made.values()
+    )
+    assert cached == without != []

@@ -112,9 +112,7 @@ def test_sets_with_and_without_patterns_can_be_mixed(tmp_path, path, store):
     assert kinds == {(True, False), (False, True)}
 
 
-def test_a_missing_file_and_a_pattern_too_long_are_refused(tmp_path, store):
-    with refused("cannot be read"):
-        register_questions("who", tmp_path / "nowhere.jsonl", store.vocabulary)
+def test_a_pattern_that_is_too_long_is_refused(tmp_path, store):
     (tmp_path / "large2180-train.tsv").write_text("1\tfactoid\tWhen?\t17\\d3\n")
     trec = ("trec", tmp_path, store.vocabulary, "curated_trec")
     with refused("at most 4 characters"):

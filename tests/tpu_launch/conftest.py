@@ -1,12 +1,10 @@
 """A finished chain to launch again, and a service that has slices."""
 
-import http.server
-import threading
-
 import pytest
 
 from tests import compiled, tiny_run
-from tests.tpu_launch.fake_tpu import World, served
+from tests.tpu_launch.fake_tpu import World
+from tests.tpu_launch.serving import served
 
 
 @pytest.fixture(scope="session")
@@ -34,10 +32,8 @@ def planner_cache(tmp_path, monkeypatch):
 def world(monkeypatch):
     """A service of Cloud TPU, which the real client library finds."""
     world = World()
-    with served(world) as address:
-        monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", address)
-        monkeypatch.setenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "true")
-        monkeypatch.setattr("tpu_launch.up._DELETING_SECONDS", 0.0)
+    monkeypatch.setattr("tpu_launch.up._DELETING_SECONDS", 0.0)
+    with world.served(monkeypatch):
         yield world
 
 
@@ -46,24 +42,13 @@ def metadata():
     """Attributes of a machine; "host" is where they are served."""
     attributes = {}
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            folder, _, name = self.path.rpartition("/")
-            of_attributes = folder == "/computeMetadata/v1/instance/attributes"
-            known = of_attributes and name in attributes
-            ours = self.headers["Metadata-Flavor"] == "Google"
-            self.send_response((200 if known else 404) if ours else 403)
-            self.end_headers()
-            self.wfile.write(attributes.get(name, "not found").encode())
+    def answer(request, body):
+        folder, _, name = request.path.rpartition("/")
+        if request.headers["Metadata-Flavor"] != "Google":
+            return 403, ""
+        if folder == "/computeMetadata/v1/instance/attributes" and name in attributes:
+            return 200, attributes[name]
+        return 404, "not found"
 
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    attributes["host"] = f"127.0.0.1:{server.server_port}"
-    yield attributes
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(answer) as attributes["host"]:
+        yield attributes

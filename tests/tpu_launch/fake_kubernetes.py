@@ -9,16 +9,15 @@ import contextlib
 import copy
 import json
 import re
-import threading
-from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import jsonschema
 from kubernetes import client
 
 from tests.tpu_launch.schemas.make_schema import FILE
+from tests.tpu_launch.serving import served
 
 SCHEMA = jsonschema.Draft202012Validator(json.loads(FILE.read_text()))
 _RULE_NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
@@ -45,23 +44,21 @@ def require_valid(body: Mapping[str, Any]) -> None:
     jobs = {job["name"]: job for job in spec["replicatedJobs"]}
     rules = spec["failurePolicy"]["rules"]
     names = [rule["name"] for rule in rules]
-    targets = [*spec["successPolicy"]["targetReplicatedJobs"]]
-    for rule in rules:
-        targets += rule.get("targetReplicatedJobs", ())
+    targets = [*rules, spec["successPolicy"]]
     facts = {
-        "reasons": all(
-            _REASONS.issuperset(r.get("onJobFailureReasons", ())) for r in rules
-        ),
+        "reasons": _all_of(rules, "onJobFailureReasons") <= _REASONS,
         "actions": {rule["action"] for rule in rules} <= _ACTIONS,
         "names": len({*names}) == len(names) and all(map(_RULE_NAME.fullmatch, names)),
-        "targets": {*targets} <= jobs.keys(),
+        "targets": _all_of(targets, "targetReplicatedJobs") <= jobs.keys(),
         "labels": all(map(_LABEL.fullmatch, body["metadata"]["labels"].values())),
-        **{
-            name: _is_valid(body["metadata"]["name"], job) for name, job in jobs.items()
-        },
+        **{n: _is_valid(body["metadata"]["name"], job) for n, job in jobs.items()},
     }
     if wrong := [fact for fact, holds in facts.items() if not holds]:
         raise RefusedError(422, f"JobSet is invalid: {wrong}")
+
+
+def _all_of(rules: Sequence[Mapping[str, Any]], name: str) -> set[str]:
+    return {value for rule in rules for value in rule.get(name, ())}
 
 
 def _is_valid(jobset: str, job: Mapping[str, Any]) -> bool:
@@ -107,16 +104,22 @@ class Cluster:
         self.refusal: tuple[int, str, str] | None = None
         self.changes = 0
 
-    def answer(self, method: str, url: str, headers: Any, body: Any) -> Any:
-        """Returns the answer to a request: an object, or text."""
+    def answer(self, request: Any, body: Any) -> tuple[int, Any]:
+        """Returns status and body of the answer to a request: an object, or text."""
+        try:
+            return 200, self._answer(request, body)
+        except RefusedError as refused:
+            return refused.code, refused.body
+
+    def _answer(self, request: Any, body: Any) -> Any:
         if self.refusal:
             raise RefusedError(*self.refusal)
-        parts = urlsplit(url)
-        query = {key: value[0] for key, value in parse_qs(parts.query).items()}
+        parts, method = urlsplit(request.path), request.command
+        query = dict(parse_qsl(parts.query))
         match parts.path.split("/")[1:]:
             case ["apis", "jobset.x-k8s.io", "v1alpha2", _, namespace, "jobsets", name]:
                 if self.has_jobset and method == "PATCH":
-                    return self._apply(namespace, name, query, headers, body)
+                    return self._apply(namespace, name, query, request.headers, body)
                 if self.has_jobset:
                     return self._jobset(method, name, query)
             case ["apis", "kueue.x-k8s.io", "v1beta1", *_, "localqueues", name]:
@@ -142,10 +145,8 @@ class Cluster:
         assert (query["fieldManager"], query["fieldValidation"]) == ("realm", "Strict")
         require_valid(body)
         jobs = body["spec"]["replicatedJobs"]
-        if (
-            name in self.jobsets
-            and self.jobsets[name]["spec"]["replicatedJobs"] != jobs
-        ):
+        before = self.jobsets.get(name, body)
+        if before["spec"]["replicatedJobs"] != jobs:
             raise RefusedError(422, "spec.replicatedJobs: field is immutable")
         self.jobsets[name] = copy.deepcopy(body)
         self.changes += 1
@@ -166,35 +167,7 @@ class Cluster:
 @contextlib.contextmanager
 def serve(cluster: Cluster) -> Iterator[client.ApiClient]:
     """Serves a cluster; yields a client of it."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def _handle(self) -> None:
-            data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            body = json.loads(data) if data else None
-            try:
-                reply = cluster.answer(self.command, self.path, self.headers, body)
-                self.send_response(200)
-            except RefusedError as refused:
-                reply = refused.body
-                self.send_response(refused.code)
-            text = reply if isinstance(reply, str) else json.dumps(reply)
-            kind = "text/plain" if isinstance(reply, str) else "application/json"
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(text.encode())))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        do_GET = do_PATCH = do_DELETE = _handle  # noqa: N815
-
-        def log_message(self, format: str, *args: Any) -> None:
-            del format, args
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     configuration = client.Configuration()
-    configuration.host = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with served(cluster.answer) as address:
+        configuration.host = f"http://{address}"
         yield client.ApiClient(configuration)
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
-import http.server
-import json
 import re
-import threading
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+
+import pytest
+
+from tests.tpu_launch.serving import Answer, served
 
 _RESOURCE = re.compile(
     r"/v2/(projects/[^/]+/locations/([^/]+))/queuedResources(?:/(.+))?"
@@ -44,17 +45,36 @@ class Resource:
 class World:
     """The service and its resources, by name.
 
-    `fault` is asked for every request: a key of `_ANSWERS`, "lost" (it is done, and the
-    answer lost), or "". A resource that is being deleted is gone at the next listing.
+    `faults` are what befalls a request, by its method: a key of `_ANSWERS`, or "lost"
+    (it is done, and the answer lost). A resource that is being deleted is gone at the
+    next listing.
     """
 
-    fault: Callable[[str, str], str] = lambda method, path: ""
+    faults: dict[str, str] = dataclasses.field(default_factory=dict)
     resources: dict[str, Resource] = dataclasses.field(default_factory=dict)
     created: list[str] = dataclasses.field(default_factory=list)
-    requests: list = dataclasses.field(default_factory=list)
+    num_requests: int = 0
 
-    def answer(self, method, path, query, body):
-        """Returns status and JSON of a request, after doing what it asks for."""
+    @contextlib.contextmanager
+    def served(self, patch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Serves it where the client library looks for it."""
+        with served(self._answer) as address:
+            overrides = "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"
+            patch.setenv(overrides, f"http://{address}/")
+            patch.setenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "true")
+            yield
+
+    def _answer(self, request, body) -> Answer:
+        self.num_requests += 1
+        fault = self.faults.get(request.command, "")
+        if fault in _ANSWERS:
+            return _error(*_ANSWERS[fault])
+        url = urllib.parse.urlsplit(request.path)
+        query = dict(urllib.parse.parse_qsl(url.query))
+        done = self._do(request.command, url.path, query, body)
+        return None if fault == "lost" else done
+
+    def _do(self, method, path, query, body):
         match = _RESOURCE.fullmatch(path)
         if not match:
             return 200, {"name": path, "done": True}
@@ -87,54 +107,6 @@ class World:
                 n: r for n, r in self.resources.items() if r.state != "DELETING"
             }
         return page
-
-
-@contextlib.contextmanager
-def served(world: World) -> Iterator[str]:
-    """Yields the address of the service, such as http://127.0.0.1:1234/."""
-    handler = type("Handler", (_Handler,), {"world": world})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    world: World
-    protocol_version = "HTTP/1.1"
-    # Else an answer of two packets waits for the client's acknowledgement.
-    disable_nagle_algorithm = True
-
-    def _serve(self):
-        url = urllib.parse.urlsplit(self.path)
-        query = dict(urllib.parse.parse_qsl(url.query))
-        size = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(size)) if size else {}
-        kind = self.world.fault(self.command, url.path)
-        self.world.requests.append((self.command, url.path, query, body))
-        if kind in _ANSWERS:
-            status, answer = _error(*_ANSWERS[kind])
-        else:
-            status, answer = self.world.answer(self.command, url.path, query, body)
-        if kind == "lost":
-            self.close_connection = True
-            return
-        data = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    do_GET = do_POST = do_DELETE = _serve  # noqa: N815
-
-    def log_message(self, format, *args):
-        pass
 
 
 def _error(code, status, message):

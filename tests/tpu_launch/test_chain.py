@@ -8,6 +8,7 @@ from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
 from realm_jax.storage import open_store
 from tests import tiny_run
+from tests.refused import refused
 from tests.waiting import wait_until
 from tpu_launch import local, processes, records
 from tpu_launch.chain import ChainCommands
@@ -46,7 +47,7 @@ def test_a_setting_that_reaches_none_is_refused():
     ):
         name = binding.partition("=")[0]
         expected = f"^{name} has no effect on any.*{said}"
-        with pytest.raises(BadInputError, match=expected):
+        with refused(expected):
             commands(binding)
 
 

@@ -3,65 +3,36 @@
 `make tpu-compiler` fetches it. `python -m bench.tpu_compile` compiles the paper's run.
 """
 
-import functools
-
 import pytest
 
 from realm_jax.data.corpus_size import CorpusSize
-from realm_jax.errors import BadInputError
-from realm_jax.hardware import HardwareConfig
-from realm_jax.index.searchers import DeviceConfig
-from realm_jax.models.bert import BertConfig
-from realm_jax.models.retriever import RetrieverConfig
-from realm_jax.training.initialization import ModelFactory
-from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.partitioning import MeshConfig
-from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.types import Lengths
+from tests.refused import refused
+from tests.tpu_launch.planning import BFLOAT16, TINY, on, stage
 from tpu_launch.planner import commands, devices, memory, programs
-from tpu_launch.planner.devices import Setting
 from tpu_launch.slices import parse
 
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("planner_cache")]
 
 SLICES = ("v3-64", "v4-128", "v5litepod-64", "v5p-128", "v6e-64")
+SMALL = CorpusSize(1_000_000, 1000)
 
 
-def config(remat="full", **changes):
-    bert = functools.partial(
-        BertConfig,
-        hidden_size=128,
-        num_layers=2,
-        num_heads=2,
-        mlp_size=256,
-        dropout_rate=0.1,
-        dtype="bfloat16",
-        remat=remat,
+def config(remat="full", batch_size=64):
+    return stage(
+        bert=TINY | {"remat": remat},
+        lengths=Lengths(32, 64, 96),
+        train_steps=100,
+        batch_size=batch_size,
+        num_candidates=4,
+        device=BFLOAT16,
     )
-    settings = {
-        "model_dir": "m",
-        "corpus": "c",
-        "task": "t",
-        "train_steps": 100,
-        "batch_size": 64,
-        "num_candidates": 4,
-        "models": ModelFactory(bert, RetrieverConfig, Lengths(32, 64, 96)),
-        "optimizer": OptimizerConfig,
-        "device": DeviceConfig("bfloat16", approximate=True),
-    }
-    return PretrainConfig(**(settings | changes))
-
-
-def setting(name, **changes):
-    said = []
-    hardware = HardwareConfig(name, **changes)
-    return Setting(CorpusSize(1_000_000, 1000), hardware, True, said.append), said
 
 
 @pytest.mark.parametrize("name", SLICES)
 def test_embedding_and_search_compile_for_a_pod(name):
-    asked, _ = setting(name)
-    run = config()
+    asked, run = on(name, corpus=SMALL), config()
     host = memory.compiler_mesh(asked.trainer.one_host(), MeshConfig())
     towers = run.models.retriever_config(asked.corpus.vocab_size)
     function, arguments = programs.embedding(towers, 64, 32, host)
@@ -79,7 +50,8 @@ def test_embedding_and_search_compile_for_a_pod(name):
 
 @pytest.mark.parametrize("name", SLICES)
 def test_a_small_run_compiles_for_a_pod(name):
-    asked, said = setting(name)
+    said = []
+    asked = on(name, corpus=SMALL, compiles=True, say=said.append)
     plan = commands.training("pretrain", config(), asked)
     assert not plan.problems
     lines = {line.name: line for line in plan.sections["memory of a device"]}
@@ -95,7 +67,7 @@ def test_a_small_run_compiles_for_a_pod(name):
 
 
 def test_the_compiler_and_the_counting_agree_that_it_is_too_much():
-    asked, _ = setting("v2-8")
+    asked = on("v2-8", corpus=SMALL, compiles=True)
     found = devices.of_training(config("none", batch_size=64 * 128), asked)
     assert not found.fits
     assert found.temporaries.is_compiled
@@ -129,5 +101,5 @@ def test_only_data_leaves_a_slice():
     assert dict(mesh.shape) == {"data": 4, "fsdp": 4, "model": 1}
     for part, slice_index in ((mesh.devices[:2], 0), (mesh.devices[2:], 1)):
         assert {device.slice_index for device in part.flat} == {slice_index}
-    with pytest.raises(BadInputError, match="multiple of the 2 slices"):
+    with refused("multiple of the 2 slices"):
         memory.compiler_mesh(machines, MeshConfig(data=1, fsdp=16), num_slices=2)

@@ -2,9 +2,9 @@
 
 import dataclasses
 import hashlib
-import io
 import json
 import re
+import shutil
 import signal
 import subprocess
 import tarfile
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from kubernetes.config import kube_config
 
 from realm_jax.errors import BadInputError, NotReadyError
+from tests.refused import refused
 from tests.tpu_launch import launching
 from tests.tpu_launch.fake_kubernetes import Cluster, RefusedError, require_valid, serve
 from tpu_launch import gke, jobset
@@ -72,12 +73,9 @@ def test_the_cluster_accepts_what_is_printed():
             require_valid(body)
 
 
-def job_failure(job: dict[str, Any], container: str, code: int, condition: str):
-    """Reason and message of a Job's failure by a pod, as in pod_failure_policy.go.
-
-    None if the pod is replaced.
-    """
-    spec, pod = job["template"]["spec"], "default/realm-2-trainer-0-3-abcde"
+def becomes(body: dict[str, Any], role: str, container: str, code: int, condition: str):
+    """What becomes of a pod's end, as in Kubernetes' pod_failure_policy.go."""
+    spec, pod = job_of(body, role)["template"]["spec"], "default/realm-2-x-0-3-abcde"
     for index, rule in enumerate(spec["podFailurePolicy"]["rules"]):
         exits, conditions = rule.get("onExitCodes"), rule.get("onPodConditions", ())
         how = f"matching {rule['action']} rule at index {index}"
@@ -89,11 +87,13 @@ def job_failure(job: dict[str, Any], container: str, code: int, condition: str):
             message = f"Pod {pod} has condition {condition}"
         else:
             continue
-        failed = "PodFailurePolicy", f"{message} {how}"
-        return None if rule["action"] == "Ignore" else failed
+        if rule["action"] == "Ignore":
+            return REPLACED
+        return action(body, role, "PodFailurePolicy", f"{message} {how}")
     if spec.get("backoffLimitPerIndex", spec.get("backoffLimit", 6)):
-        return None
-    return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+        return REPLACED
+    message = "Job has reached the specified backoff limit"
+    return action(body, role, "BackoffLimitExceeded", message)
 
 
 def action(body: dict[str, Any], role: str, reason: str, message: str) -> str:
@@ -112,8 +112,6 @@ def action(body: dict[str, Any], role: str, reason: str, message: str) -> str:
 PREEMPTED = "DisruptionTarget"
 REPLACED = "the pod is replaced"
 UNCOUNTED = "RestartJobSetAndIgnoreMaxRestarts"
-
-
 BECOMES = {
     # Container, exit code, condition of the pod: what becomes of trainer and builder.
     ("realm", 2, ""): ("FailJobSet", "FailJobSet"),
@@ -133,11 +131,9 @@ BECOMES = {
 
 def test_exit_codes_are_the_contract():
     body = manifest(RUN)
-    for ended, becomes in BECOMES.items():
-        for role, expected in zip((TRAINER, BUILDER), becomes, strict=True):
-            failure = job_failure(job_of(body, role), *ended)
-            found = action(body, role, *failure) if failure else REPLACED
-            assert found == expected, (role, ended)
+    for ended, expected in BECOMES.items():
+        found = tuple(becomes(body, role, *ended) for role in (TRAINER, BUILDER))
+        assert found == expected, ended
 
 
 def test_what_ends_the_run():
@@ -207,7 +203,7 @@ def test_what_gke_lacks_is_refused():
         ({"builder": "cpu"}, "for the builder on GKE, got cpu"),
         ({"provisioning": "reserved"}, "name of a reservation, .* got none"),
     ):
-        with pytest.raises(BadInputError, match=said):
+        with refused(said):
             manifest(launching.run(**machines))
 
 
@@ -227,10 +223,10 @@ def test_arguments_arrive_as_they_are(text):
 @pytest.mark.full
 def test_a_pod_unpacks_the_code_and_becomes_the_command(tmp_path):
     """The scripts run, with a folder in place of /realm and programs that pretend."""
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz") as archive:
-        archive.add(__file__, "code.py")
-    right = hashlib.sha256(data.getvalue()).hexdigest()
+    archive = tmp_path / "code.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(__file__, "code.py")
+    right = hashlib.sha256(archive.read_bytes()).hexdigest()
     (tmp_path / "launch/bundles").mkdir(parents=True)
     programs = tmp_path / "code/.venv/bin"
     programs.mkdir(parents=True)
@@ -253,7 +249,7 @@ def test_a_pod_unpacks_the_code_and_becomes_the_command(tmp_path):
     )
     for digest, exit_code in ((right, 0), ("0" * 64, 1)):
         run = dataclasses.replace(run, code=digest)
-        (tmp_path / bundle_name(digest)).write_bytes(data.getvalue())
+        shutil.copy(archive, tmp_path / bundle_name(digest))
         fetching = start(pod_of(manifest(run), TRAINER)["initContainers"][0])
         fetching.communicate()
         assert fetching.returncode == exit_code
@@ -305,7 +301,7 @@ def test_a_second_up_changes_nothing(cluster, engine, said):
 
 def test_up_does_not_change_what_is_there(cluster, engine, said):
     engine.up(RUN, said.append)
-    with pytest.raises(BadInputError, match=r"settings with which JobSet .* `down`"):
+    with refused(r"settings with which JobSet .* `down`"):
         engine.up(launching.run(grace_seconds=5), said.append)
     end(cluster, "Failed", "it was bad")
     with pytest.raises(RunFailedError, match="has failed: it was bad; `down`"):
@@ -416,9 +412,7 @@ def test_no_cluster_is_one_line(tmp_path, monkeypatch):
     path = tmp_path / "config"
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(path))
     for text in ("", "{", "clusters: []"):
-        with pytest.raises(
-            BadInputError, match="a cluster in the kubeconfig, got none"
-        ):
+        with refused("a cluster in the kubeconfig, got none"):
             Gke("default").state(RUN.id)
         path.write_text(text)
     with serve(Cluster()) as api:

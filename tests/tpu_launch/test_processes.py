@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from realm_jax import errors
-from realm_jax.errors import BadInputError
+from tests.refused import refused
 from tests.waiting import wait_until
 from tpu_launch.processes import Command, Ended, Group, Pace, keep_running
 from tpu_launch.records import last_line
@@ -155,7 +155,7 @@ def test_who_is_asked_before_it_starts_does_not_start(tmp_path):
 def test_a_program_that_is_not_there_leaves_the_others_ended(tmp_path):
     there = command(tmp_path, "echo $$; sleep 600")
     missing = Command([str(tmp_path / "nothing")], {}, tmp_path / "1.log")
-    with pytest.raises(BadInputError, match="expected a program that can be run"):
+    with refused("expected a program that can be run"):
         run(there, missing)
     sleeping = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
     assert not [p for p in sleeping if p.info["cmdline"][-1:] == ["echo $$; sleep 600"]]

@@ -1,8 +1,8 @@
 """The programs that are planned are those that are run."""
 
 import dataclasses
+import itertools
 import json
-import os
 import subprocess
 import sys
 from unittest import mock
@@ -129,17 +129,37 @@ def test_a_corpus_is_measured(world):
     assert of_corpus(f"{world.corpus}/nothing") is None
 
 
+# Layers are unrolled: of a loop the compiler counts one turn.
+_OPERATIONS_OF_A_DEVICE = """
+import jax, json
+from realm_jax.data.corpus_size import CorpusSize
+from realm_jax.types import Lengths
+from realm_jax.training.partitioning import MeshConfig, make_mesh
+from tests.tpu_launch.planning import TINY, stage
+from tpu_launch.planner import programs
+
+bert = TINY | {"scan_unroll": 2, "dropout_rate": 0.0}
+config = stage(
+    bert=bert, lengths=Lengths(32, 64, 96), batch_size=16, num_candidates=4
+)
+counted = []
+for number in (2, 4, 8):
+    mesh = make_mesh(MeshConfig(), jax.devices()[:number])
+    made = programs.training(config, CorpusSize(4096, 500), mesh)
+    with jax.set_mesh(mesh):
+        compiled = made.step.lower(made.state, made.inputs).compile()
+    counted.append(compiled.cost_analysis()["flops"])
+print(json.dumps(counted))
+"""
+
+
 @pytest.mark.full
 def test_every_device_does_half_where_there_are_twice_as_many():
     """By the compiler's count of what one device of 2, 4 and 8 does."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.tpu_launch.flops_per_device"],
+    counted = subprocess.check_output(
+        [sys.executable, "-c", _OPERATIONS_OF_A_DEVICE],
         cwd=tiny_run.ROOT,
-        env=os.environ | tiny_run.ENVIRONMENT | {"JAX_NUM_CPU_DEVICES": "8"},
-        capture_output=True,
-        text=True,
-        check=True,
+        env=tiny_run.environment() | {"JAX_NUM_CPU_DEVICES": "8"},
     )
-    counted = json.loads(done.stdout)
-    for fewer, more in (("2", "4"), ("4", "8")):
-        assert counted[fewer] / counted[more] == pytest.approx(2, rel=0.05)
+    for fewer, more in itertools.pairwise(json.loads(counted)):
+        assert fewer / more == pytest.approx(2, rel=0.05)

@@ -8,9 +8,10 @@ import time
 import pytest
 from rich.console import Console
 
-from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.errors import StoppedError
 from realm_jax.index.heartbeat import Heartbeat
 from realm_jax.storage import open_store
+from tests.refused import refused
 from tpu_launch import __main__ as tpu_launch
 from tpu_launch import logs, records, status
 from tpu_launch.logs import MISSING, Tail, stored_lines
@@ -41,7 +42,7 @@ def test_what_is_no_record(store):
         for data in (b"{", b"[]", b'{"state": "asleep"}'):
             store.write("launch/run.json", kept)
             store.write(name, data)
-            with pytest.raises(BadInputError, match="delete the file"):
+            with refused("delete the file"):
                 status.read_status(store, 0.0)
         store.delete(name)
 

@@ -1,9 +1,7 @@
 """Names of accelerator types, as the documentation of Cloud TPU and GKE lists them."""
 
-import pytest
-
-from realm_jax.errors import BadInputError
 from realm_jax.hardware import HardwareConfig
+from tests.refused import refused
 from tpu_launch import slices
 
 # Chips, devices, hosts, topology, GB of a host, and label of its nodes on GKE.
@@ -61,7 +59,7 @@ REFUSED = {
 
 def test_what_does_not_exist_is_refused():
     for name, said in REFUSED.items():
-        with pytest.raises(BadInputError, match=said):
+        with refused(said):
             slices.parse(name)
 
 

@@ -1,5 +1,6 @@
 """The startup script of TPU VMs, from a bundle of this checkout to a command's end."""
 
+import functools
 import re
 import shlex
 import shutil
@@ -11,14 +12,13 @@ import pytest
 from realm_jax.storage import open_store
 from tests.tpu_launch import gcloud_parser, tpu_vm
 from tests.tpu_launch.fake_tpu import Resource
-from tests.tpu_launch.tpu_vm import NAME, TpuVm, script, shipped
+from tests.tpu_launch.tpu_vm import NAME, TpuVm
 from tests.waiting import wait_until
 from tpu_launch import records
-from tpu_launch.run import TRAINER, unread_examples
+from tpu_launch.run import unread_examples
 
 pytestmark = pytest.mark.full
 
-_HELP = ("tasks", "--help")
 _SAYS = "Lists what only the bundle has."
 
 
@@ -42,53 +42,26 @@ def checkout(tmp_path_factory):
 
 
 @pytest.fixture
-def model_dir(tmp_path):
-    return str(tmp_path / "model")
-
-
-@pytest.fixture
-def store(model_dir):
-    return open_store(model_dir)
-
-
-@pytest.fixture
-def server(metadata):
-    """Where the metadata of a slice of one worker are."""
+def make_vm(tmp_path, metadata):
+    """Makes machines with the metadata of a slice of one worker."""
     metadata |= {"agent-worker-number": "0", "worker-network-endpoints": "127.0.0.1"}
-    return metadata["host"]
+    return functools.partial(TpuVm, tmp_path / "vm", metadata["host"])
 
 
 @pytest.fixture
-def vm(tmp_path, server):
-    return TpuVm(tmp_path / "vm", server)
+def vm(make_vm, checkout):
+    vm = make_vm()
+    vm.ship(checkout)
+    return vm
 
 
-@pytest.fixture
-def told(checkout, store):
-    return shipped(checkout, store)
-
-
-def outcome(store):
-    return records.outcomes(store).get(TRAINER)
-
-
-def log(store):
-    return store.read(f"launch/logs/{NAME}/0.log").decode()
-
-
-def given_back(vm):
-    deletes = [words for words in vm.said("gcloud") if words[0] == "compute"]
-    assert all(words[4] == NAME for words in deletes)
-    return len(deletes)
-
-
-def test_a_worker_runs_the_code_of_the_bundle(vm, model_dir, store, told):
-    done = vm.boot(script(vm, model_dir, told, _HELP))
+def test_a_worker_runs_the_code_of_the_bundle(vm):
+    done = vm.boot()
     assert done.returncode == 0, done.stderr
-    assert _SAYS in log(store)
-    assert outcome(store).done
-    assert given_back(vm) == 1
-    home = vm.home / told
+    assert _SAYS in vm.log()
+    assert vm.outcome().done
+    assert vm.times_given_back() == 1
+    home = vm.home / vm.code
     assert vm.said("make") == [[f"--directory={home}", "env"]]
     [installed] = vm.said("uv")
     assert installed[:2] == ["pip", "install"]
@@ -96,72 +69,66 @@ def test_a_worker_runs_the_code_of_the_bundle(vm, model_dir, store, told):
     assert vm.said("apt-get") == []
 
 
-def test_a_worker_runs_what_was_installed_where_it_was_launched(
-    vm, model_dir, store, tmp_path
-):
-    code = tmp_path / "site-packages"
+def test_a_worker_runs_what_was_installed_where_it_was_launched(make_vm, tmp_path):
+    vm, code = make_vm(), tmp_path / "site-packages"
     for package in ("realm_jax", "tasks", "tpu_launch"):
         shutil.copytree(tpu_vm.ROOT / package, code / package)
     gin = code / "realm_jax" / "gin"
     shutil.copytree(tpu_vm.ROOT / "gin", gin)
     (gin / "runs" / "bundled.gin").write_text("no_such_thing.setting = 1\n")
     vm.makes_environments()
-    told = shipped(code, store)
-    command = ("pretrain", "--gin_file=realm_jax/gin/runs/bundled.gin")
-    assert vm.boot(script(vm, model_dir, told, command)).returncode == 2
-    assert "no_such_thing" in outcome(store).message
-    lock = vm.home / told / "tpu_launch/requirements.lock"
+    vm.ship(code)
+    text = vm.script("pretrain", "--gin_file=realm_jax/gin/runs/bundled.gin")
+    assert vm.boot(text).returncode == 2
+    assert "no_such_thing" in vm.outcome().message
+    lock = vm.home / vm.code / "tpu_launch/requirements.lock"
     assert lock.read_bytes() == (code / "tpu_launch" / lock.name).read_bytes()
-    words = ["pip", "install", "--no-deps", "--require-hashes", "--requirement"]
-    assert vm.said("pip") == [[*words[1:], str(lock)]]
+    words = ["install", "--no-deps", "--require-hashes", "--requirement"]
+    assert vm.said("pip") == [[*words, str(lock)]]
     assert vm.said("make") == []
 
 
-def test_another_boot_installs_nothing_and_runs_nothing_done(
-    vm, model_dir, store, told, tmp_path
-):
-    corpus = tmp_path / "corpus"
+def test_another_boot_installs_nothing_and_runs_nothing_done(vm, tmp_path):
+    corpus, disk = tmp_path / "corpus", tmp_path / "a disk"
     (corpus / "shards").mkdir(parents=True)
     (corpus / "meta.json").write_text("{}")
     (corpus / "shards" / "0").write_text("first")
-    disk = tmp_path / "a disk"
-    text = script(vm, model_dir, told, _HELP, {str(corpus): str(disk)})
+    text = vm.script(fetch={str(corpus): str(disk)})
     assert vm.boot(text).returncode == 0
     assert (disk / "meta.json").read_text() == "{}"
     assert (disk / "shards" / "0").read_text() == "first"
     (corpus / "shards" / "0").write_text("second")
-    said = log(store)
+    said = vm.log()
     done = vm.boot(text)
     assert done.returncode == 0, done.stderr
     assert "the work is done" in done.stdout
-    assert log(store) == said
+    assert vm.log() == said
     assert (disk / "shards" / "0").read_text() == "second"
     assert len(vm.said("make")) == len(vm.said("uv")) == 1
     copies = [words[1] for words in vm.said("gcloud") if words[0] == "storage"]
     assert copies == ["cp", "rsync", "rsync"]
 
 
-def test_bad_input_reaches_the_model_directory(vm, model_dir, store, told):
+def test_bad_input_reaches_the_model_directory(vm):
     """By a gin file that is nowhere but in the bundle."""
-    command = ("tasks", "--show=1")
-    done = vm.boot(script(vm, model_dir, told, command))
-    assert done.returncode == 2
-    found = outcome(store)
-    assert (found.done, found.code) == (False, 2)
-    assert "expected the name of a task to --show" in found.message
-    assert given_back(vm) == 1
-    records.forget_outcomes(store)
-    command = ("pretrain", "--gin_file=gin/runs/bundled.gin")
-    assert vm.boot(script(vm, model_dir, told, command)).returncode == 2
-    assert "no_such_thing" in outcome(store).message
+    for command, said in (
+        (("tasks", "--show=1"), "expected the name of a task to --show"),
+        (("pretrain", "--gin_file=gin/runs/bundled.gin"), "no_such_thing"),
+    ):
+        assert vm.boot(vm.script(*command)).returncode == 2
+        found = vm.outcome()
+        assert (found.done, found.code) == (False, 2)
+        assert said in found.message
+        records.forget_outcomes(vm.store)
+    assert vm.times_given_back() == 2
 
 
-def test_a_damaged_bundle_is_not_run(vm, model_dir, store, told):
-    [name] = store.list("launch/bundles")
-    data = bytearray(store.read(name))
+def test_a_damaged_bundle_is_not_run(vm):
+    [name] = vm.store.list("launch/bundles")
+    data = bytearray(vm.store.read(name))
     data[len(data) // 2] ^= 1
-    store.write(name, bytes(data))
-    done = vm.boot(script(vm, model_dir, told, _HELP))
+    vm.store.write(name, bytes(data))
+    done = vm.boot()
     assert done.returncode == 1
     assert "code.tar.gz: FAILED" in done.stdout
     # It may have been the copying.
@@ -169,67 +136,63 @@ def test_a_damaged_bundle_is_not_run(vm, model_dir, store, told):
     assert len(copies) == 5 + 1
     assert vm.said("make") == []
     # The run has failed, and costs nothing more.
-    assert "code or data could not be fetched" in outcome(store).message
-    assert given_back(vm) == 1
+    assert "code or data could not be fetched" in vm.outcome().message
+    assert vm.times_given_back() == 1
     assert not list(vm.home.glob("*/setup.py"))
 
 
-def test_a_worker_that_can_say_nothing_gives_the_slices_back(vm, told, tmp_path):
+def test_a_worker_that_can_say_nothing_gives_the_slices_back(vm, tmp_path):
     """Neither its code nor its word gets through."""
-    store = tmp_path / "gone" / "model"
-    done = vm.boot(script(vm, str(store), told, _HELP))
-    assert done.returncode == 1
-    assert not store.exists()
-    assert given_back(vm) == 1
+    vm.store = open_store(tmp_path / "gone" / "model")
+    assert vm.boot().returncode == 1
+    assert not (tmp_path / "gone" / "model").exists()
+    assert vm.times_given_back() == 1
 
 
-def test_a_worker_without_a_place_gives_the_slices_back(
-    vm, model_dir, store, told, metadata
-):
+def test_a_worker_without_a_place_gives_the_slices_back(vm, metadata):
     metadata.pop("agent-worker-number")
-    assert vm.boot(script(vm, model_dir, told, _HELP)).returncode == 2
-    assert "agent-worker-number" in outcome(store).message
-    assert given_back(vm) == 1
+    assert vm.boot().returncode == 2
+    assert "agent-worker-number" in vm.outcome().message
+    assert vm.times_given_back() == 1
 
 
-def test_what_fails_once_is_tried_again(vm, model_dir, store, told):
+def test_what_fails_once_is_tried_again(vm):
     vm.make_does('[ -e "$0".tried ] || { touch "$0".tried; exit 1; }\n')
-    done = vm.boot(script(vm, model_dir, told, _HELP))
+    done = vm.boot()
     assert done.returncode == 0, done.stderr
     assert (len(vm.said("make")), len(vm.said("sleep"))) == (2, 1 + 1)
-    assert outcome(store).done
+    assert vm.outcome().done
 
 
-def test_an_installation_that_was_killed_begins_anew(vm, model_dir, store, told):
-    home = vm.home / told
+def test_an_installation_that_was_killed_begins_anew(vm):
+    home = vm.home / vm.code
     half = home / ".venv" / "half"
     vm.make_does(
         f"mkdir {half.parent} || exit 0\ntouch {half}\nrm {home}/setup.py\n"
         "kill -s KILL $PPID\n"
     )
-    text = script(vm, model_dir, told, _HELP)
-    assert vm.boot(text).returncode == -9
+    assert vm.boot().returncode == -9
     assert half.exists()
     assert not (home / "setup.py").exists()
     vm.make_does()
-    done = vm.boot(text)
+    done = vm.boot()
     assert done.returncode == 0, done.stderr
     assert not half.exists()
     assert (home / "setup.py").exists()
-    assert outcome(store).done
+    assert vm.outcome().done
 
 
-def test_the_deadline_needs_nobody(vm, model_dir, store, told):
+def test_the_deadline_needs_nobody(vm):
     """Not even the worker, which ends by itself then."""
-    done = vm.boot(script(vm, model_dir, told, _HELP, deadline=1))
-    assert done.returncode == 1
-    assert outcome(store) is None
-    wait_until(lambda: given_back(vm) == 2)
+    assert vm.boot(vm.script(deadline=1)).returncode == 1
+    assert vm.outcome() is None
+    wait_until(lambda: vm.times_given_back() == 2)
 
 
-def test_what_the_image_lacks_is_installed(tmp_path, model_dir, told, server):
-    vm = TpuVm(tmp_path / "bare", server, is_bare=True)
-    done = vm.boot(script(vm, model_dir, told, _HELP))
+def test_what_the_image_lacks_is_installed(make_vm, checkout):
+    vm = make_vm(is_bare=True)
+    vm.ship(checkout)
+    done = vm.boot()
     assert done.returncode == 0, done.stderr
     lock = "--option=DPkg::Lock::Timeout=600"
     packages = ["make", "python3.11", "python3.11-venv"]
@@ -239,9 +202,9 @@ def test_what_the_image_lacks_is_installed(tmp_path, model_dir, told, server):
     ]
 
 
-def test_gcloud_knows_what_the_script_asks_of_it(tmp_path, vm, model_dir, told):
+def test_gcloud_knows_what_the_script_asks_of_it(tmp_path, vm):
     fetch, left_out = {"gs://bucket/a": "/b"}, {"gs://bucket/a": "examples/(?!(x)/)"}
-    text = script(vm, model_dir, told, _HELP, fetch, left_out).replace("\\\n", " ")
+    text = vm.script(fetch=fetch, left_out=left_out).replace("\\\n", " ")
     found = re.findall(r"gcloud [^;|\n]*", text)
     lines = [shlex.split(re.sub(r"\"\$home\"", "/home", line)) for line in found]
     assert len(lines) == 4
@@ -252,66 +215,57 @@ def test_gcloud_knows_what_the_script_asks_of_it(tmp_path, vm, model_dir, told):
 
 
 @pytest.mark.parametrize("gcloud", ["", "real"])
-def test_a_worker_of_a_bucket(vm, checkout, bucket, tmp_path, gcloud, world):
+def test_a_worker_of_a_bucket(make_vm, checkout, bucket, tmp_path, gcloud, world):
     """Bundle and state in a bucket, the corpus from another folder of it.
 
     Of the examples there only those of its own tasks.
     """
     if gcloud and not shutil.which("gcloud"):
         pytest.skip("needs gcloud")
+    vm = make_vm(f"{bucket}/startup{gcloud}/model")
     told_gcloud = vm.use_real_gcloud(tmp_path / "config") if gcloud else {}
     world.resources[NAME] = Resource({}, "z", "ACTIVE")
-    model_dir = f"{bucket}/startup{gcloud}/model"
-    store = open_store(model_dir)
-    folder = open_store(f"{bucket}/startup{gcloud}/corpora")
+    corpora, here = f"{bucket}/startup{gcloud}/corpora", tmp_path / "corpora"
     read = ("old,1/corpus.json", "old,1/shards/0", "old,1/examples/a.b/train/x")
     unread = ("a.b2/train/x", "aXb/x", "a/b", "c/examples/a.b/x")
     for name in (*read, *(f"old,1/examples/{one}" for one in unread)):
-        folder.write(name, b"text")
-    told = shipped(checkout, store)
-    fetch = {f"{bucket}/startup{gcloud}/corpora": str(tmp_path / "corpora")}
-    left_out = unread_examples(fetch, str(tmp_path / "corpora/old,1"), ["a.b", "d"])
-    text = script(vm, model_dir, told, _HELP, fetch, left_out)
-    done = vm.boot(text, **told_gcloud)
+        open_store(corpora).write(name, b"text")
+    vm.ship(checkout)
+    fetch = {corpora: str(here)}
+    left_out = unread_examples(fetch, str(here / "old,1"), ["a.b", "d"])
+    done = vm.boot(vm.script(fetch=fetch, left_out=left_out), **told_gcloud)
     assert done.returncode == 0, done.stderr
-    assert _SAYS in log(store)
-    copied = [path for path in (tmp_path / "corpora").rglob("*") if path.is_file()]
-    names = {str(path.relative_to(tmp_path / "corpora")) for path in copied}
-    assert names == set(read)
+    assert _SAYS in vm.log()
+    copied = [path for path in here.rglob("*") if path.is_file()]
+    assert {str(path.relative_to(here)) for path in copied} == set(read)
     assert {path.read_bytes() for path in copied} == {b"text"}
     if gcloud:
         assert world.resources[NAME].state == "DELETING"
 
 
 @pytest.mark.timeout(3600)
-def test_the_environment_is_made_from_the_lock_files(
-    tmp_path, model_dir, store, server
-):
+def test_the_environment_is_made_from_the_lock_files(tmp_path, make_vm):
     """Prints how long a worker takes to its first word: see docs/pods.md."""
-    vm = TpuVm(tmp_path / "vm", server, installs=True)
-    told = shipped(tpu_vm.ROOT, store)
-    text = script(vm, model_dir, told, ("pretrain", "--help"))
+    vm = make_vm(installs=True)
+    vm.ship(tpu_vm.ROOT)
+    text = vm.script("pretrain", "--help")
     nothing_cached = {"UV_CACHE_DIR": str(tmp_path / "cache"), "PIP_NO_CACHE_DIR": "1"}
     began = time.monotonic()
     try:
         done = vm.boot(text, **nothing_cached)
         print(f"\nfrom the boot to the end: {time.monotonic() - began:.0f} s")
         assert done.returncode == 0, done.stderr
-        assert outcome(store).done
-        assert "--gin_file" in log(store)
+        assert vm.outcome().done
+        assert "--gin_file" in vm.log()
         assert vm.said("apt-get") == []
-        home = vm.home / told
+        program = "import libtpu, jax, realm_jax; print(realm_jax.__file__)"
         found = subprocess.check_output(
-            [
-                home / ".venv" / "bin" / "python",
-                "-c",
-                "import libtpu, jax, realm_jax; print(realm_jax.__file__)",
-            ],
+            [vm.home / vm.code / ".venv" / "bin" / "python", "-c", program],
             cwd="/",
             env={"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"},
             text=True,
         )
-        assert found == f"{home}/realm_jax/__init__.py\n"
+        assert found == f"{vm.home / vm.code}/realm_jax/__init__.py\n"
         began = time.monotonic()
         assert vm.boot(text, **nothing_cached).returncode == 0
         print(f"another boot: {time.monotonic() - began:.0f} s")

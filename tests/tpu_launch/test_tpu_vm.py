@@ -5,6 +5,7 @@ import time
 import pytest
 
 from realm_jax.errors import BadInputError, NotReadyError
+from tests.refused import refused
 from tests.tpu_launch import launching
 from tests.tpu_launch.launching import ZONE
 from tpu_launch.run import BUILDER, TRAINER
@@ -67,7 +68,7 @@ def test_a_name_that_somebody_else_has(world, vm, said):
     vm.up(RUN, said.append)
     for one in world.resources.values():
         one.body["tpu"]["nodeSpec"][0]["node"]["labels"] = {"owner": "somebody"}
-    with pytest.raises(BadInputError, match=r"no queued resource .* but our own"):
+    with refused(r"no queued resource .* but our own"):
         vm.up(RUN, said.append)
 
 
@@ -84,28 +85,25 @@ def test_two_at_once_ask_for_one(world, vm, said, monkeypatch):
 
 
 def test_what_was_created_although_the_answer_was_lost(world, vm, said):
-    world.fault = lambda method, path: "lost" if method == "POST" else ""
+    world.faults = {"POST": "lost"}
     with pytest.raises(NotReadyError, match="answer was lost"):
         vm.up(RUN, said.append)
-    world.fault = lambda method, path: ""
+    world.faults = {}
     vm.up(RUN, said.append)
     assert alive(world) == BOTH
     assert len(world.created) == 2
 
 
-REFUSALS = {
-    "401": (NotReadyError, "gcloud auth application-default login"),
-    "403": (NotReadyError, "roles/tpu.admin"),
-    "quota": (NotReadyError, "TPUV4sPerProjectPerZone"),
-    "500": (NotReadyError, "Internal error"),
-    "503": (NotReadyError, "unavailable"),
-    "400": (BadInputError, "correct project, zone, machines or network"),
-}
-
-
 def test_what_the_service_refuses(world, vm, said):
-    for fault, (error, message) in REFUSALS.items():
-        world.fault = lambda method, path, fault=fault: fault * (method == "POST")
+    for fault, error, message in (
+        ("401", NotReadyError, "gcloud auth application-default login"),
+        ("403", NotReadyError, "roles/tpu.admin"),
+        ("quota", NotReadyError, "TPUV4sPerProjectPerZone"),
+        ("500", NotReadyError, "Internal error"),
+        ("503", NotReadyError, "unavailable"),
+        ("400", BadInputError, "correct project, zone, machines or network"),
+    ):
+        world.faults = {"POST": fault}
         with pytest.raises(error, match=message) as raised:
             vm.up(RUN, said.append)
         assert "\n" not in str(raised.value)
@@ -145,8 +143,8 @@ def test_what_is_asked_for(world, said):
         [spec] = body["tpu"]["nodeSpec"]
         assert spec["multisliceParams"]["nodeCount"] == 2
         node = spec["node"]
-        assert node["acceleratorType"] == "v5litepod-64"
-        assert node["runtimeVersion"] == "v2-alpha-tpuv5-lite"
+        machines = node["acceleratorType"], node["runtimeVersion"]
+        assert machines == ("v5litepod-64", "v2-alpha-tpuv5-lite")
         assert node["serviceAccount"]["email"] == "w@p"
         assert node["networkConfig"] == {"network": "net"}
         assert ("spot" in body) == (provisioning == "spot")
@@ -163,5 +161,5 @@ def test_what_is_asked_for(world, said):
 
 
 def test_what_cloud_tpu_lacks_is_refused():
-    with pytest.raises(BadInputError, match=r"Cloud TPU serves .* got tpu7x-128"):
+    with refused(r"Cloud TPU serves .* got tpu7x-128"):
         TpuVm("p", [ZONE], 0.0).describe(launching.run("tpu7x-128"))

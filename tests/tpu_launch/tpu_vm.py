@@ -11,10 +11,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from realm_jax.hardware import LaunchConfig
-from tpu_launch import slices, startup
+from realm_jax.storage import open_store
+from tpu_launch import records, slices, startup
 from tpu_launch.bundle import make_bundle
 from tpu_launch.run import TRAINER, Role, Run
 
@@ -107,16 +108,19 @@ done
 
 
 class TpuVm:
-    """A machine; `boot` runs its startup script to the end.
+    """A machine that is worker 0 of one; `boot` runs its startup script to the end.
 
     Attributes:
       home: where the script puts things.
+      store: the model directory.
+      code: checksum of the bundle that it runs.
     """
 
     def __init__(
         self,
         folder: pathlib.Path,
         metadata: str,
+        model_dir: str = "",
         *,
         is_bare: bool = False,
         installs: bool = False,
@@ -126,11 +130,13 @@ class TpuVm:
         Args:
           folder: of all that is on it; empty.
           metadata: address of its metadata server.
+          model_dir: the model directory; "" for one in the folder.
           is_bare: whether Python and make are yet to be installed.
           installs: whether all but `gcloud` and `apt-get` is this machine's, so that
             the environment is really made.
         """
-        self.home = folder / "home"
+        self.home, self.code = folder / "home", ""
+        self.store = open_store(model_dir or folder / "model")
         self._metadata = metadata
         self._folder, self._said = folder, folder / "said"
         self._path, self._to_install = folder / "bin", folder / "packages"
@@ -184,10 +190,43 @@ class TpuVm:
         words = [shlex.split(line) for line in lines]
         return [one[1:] for one in words if one[0] == program]
 
-    def boot(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Runs a script as a machine does that is worker 0 of one."""
+    def outcome(self) -> records.Outcome | None:
+        """What the model directory says of the end of the work."""
+        return records.outcomes(self.store).get(TRAINER)
+
+    def log(self) -> str:
+        return self.store.read(f"launch/logs/{NAME}/0.log").decode()
+
+    def times_given_back(self) -> int:
+        """How often the slices were deleted."""
+        deletes = [words for words in self.said("gcloud") if words[0] == "compute"]
+        assert all(words[4] == NAME for words in deletes)
+        return len(deletes)
+
+    def ship(self, checkout: pathlib.Path) -> None:
+        """Ships the bundle of a checkout, to run it from now on."""
+        bundle = make_bundle(checkout)
+        bundle.ship(self.store)
+        self.code = bundle.sha256
+
+    def script(
+        self,
+        *command: str,
+        fetch: Mapping[str, str] | None = None,
+        left_out: Mapping[str, str] | None = None,
+        deadline: int = DEADLINE,
+    ) -> str:
+        """Returns the startup script of a trainer, by default of `tasks --help`."""
+        config = LaunchConfig(project="p", zone="z", fetch=fetch or {})
+        machines, command = slices.parse("v4-8"), command or ("tasks", "--help")
+        role = Role(TRAINER, machines, 1, "spot", command, "z", left_out or {})
+        run = Run(RUN, self.store.url(), (role,), self.code, config)
+        return startup.startup_script(run, role, NAME, deadline, str(self.home))
+
+    def boot(self, script: str = "", **environment: str):
+        """Boots once; returns the process of the script, which has ended."""
         path = self._folder / "startup-script"
-        path.write_text(script)
+        path.write_text(script or self.script())
         path.chmod(0o755)
         kept = {n: v for n, v in os.environ.items() if n != "PYTHONPATH"}
         told = {
@@ -224,29 +263,3 @@ class TpuVm:
             )
         path.write_text(f"#!{program}\n{keep}{text}")
         path.chmod(0o755)
-
-
-def shipped(checkout: pathlib.Path, store) -> str:
-    """Ships the bundle of a checkout; returns its checksum."""
-    bundle = make_bundle(checkout)
-    bundle.ship(store)
-    return bundle.sha256
-
-
-def script(
-    vm: TpuVm,
-    model_dir: str,
-    code: str,
-    command: Sequence[str],
-    fetch: Mapping[str, str] | None = None,
-    left_out: Mapping[str, str] | None = None,
-    deadline: int = DEADLINE,
-) -> str:
-    """Returns the startup script of a trainer of one worker."""
-    config = LaunchConfig(project="p", zone="z", fetch=fetch or {})
-    role = Role(
-        *(TRAINER, slices.parse("v4-8"), 1, config.provisioning, tuple(command), "z"),
-        left_out or {},
-    )
-    run = Run(RUN, model_dir, (role,), code, config)
-    return startup.startup_script(run, role, NAME, deadline, str(vm.home))

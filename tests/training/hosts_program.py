@@ -4,8 +4,7 @@
         WORLD MODEL_DIR CHANGES
 
 WORLD is the folder of a world that is there, CHANGES are JSON settings of the run;
-`stop_last_after` is the update after which the last process is asked to stop, `bad` are
-updates whose gradient is NaN; `hangs_after` is the update after which the last process
+`bad` are updates whose gradient is NaN; after the update `hangs_after` the last process
 waits for its batch for ever.
 """
 
@@ -74,7 +73,6 @@ def main(what: str, world: str, model_dir: str, changes: str) -> None:
         blocks = BlockStore.open(f"{world}/corpus")
         IndexBuilder(open_store(model_dir), blocks, config).run(stop)
         return
-    stop_after = settings.pop("stop_last_after", None)
     bad = settings.pop("bad", [])
     hangs_after = settings.pop("hangs_after", None)
     settings["mesh"] = MeshConfig(**settings.get("mesh", {}))
@@ -84,28 +82,18 @@ def main(what: str, world: str, model_dir: str, changes: str) -> None:
     )
     if what == "finetune":
         config = tiny_world.finetune_config(
-            found,
-            model_dir,
-            questions=found.questions,
-            optimizer=smooth,
-            **settings,
+            found, model_dir, questions=found.questions, optimizer=smooth, **settings
         )
         finetune.run(config, tiny_world.silent, stop)
         return
     config = tiny_world.pretrain_config(
-        found,
-        model_dir,
-        questions=found.questions,
-        optimizer=smooth,
-        **settings,
+        found, model_dir, questions=found.questions, optimizer=smooth, **settings
     )
     seen = pathlib.Path(model_dir, f"index_of_steps-{multihost.number()}.jsonl")
 
     def report(step: int, total: int, values) -> None:
         with seen.open("a") as file:
             file.write(json.dumps([step, values["index_step"]]) + "\n")
-        if step == stop_after and multihost.number() == multihost.count() - 1:
-            stop.set()
 
     close = Stage.close
 

@@ -128,8 +128,14 @@ def _embed(retriever, params, method, *rows):
     return retriever.apply({"params": params}, *rows, method=method)
 
 
+def read_one(reader, params, *row):
+    """One sequence, alone: logits in float64, or those of spans and which are valid."""
+    found = _read(reader, params, *(np.asarray(part)[None] for part in row))
+    return jax.tree.map(lambda part: np.asarray(part, np.float64)[0], found)
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def read(reader, params, *rows):
+def _read(reader, params, *rows):
     return reader.apply({"params": params["reader"]}, *rows)
 
 
@@ -138,8 +144,18 @@ def softmax(scores):
     return [value / sum(exponentials) for value in exponentials]
 
 
-def token_probability(logits, token):
-    return softmax([float(value) for value in logits])[int(token)]
+def surprise(logits, token):
+    """The negative logarithm of a wordpiece's probability."""
+    return -math.log(softmax(list(logits))[int(token)])
+
+
+def surprises(reader, params, reading, positions, ids, places):
+    """Of the wordpieces at these rows and slots, one sequence after the other."""
+    found = []
+    for i, m in places:
+        row = reading.joined_ids[i], reading.joined_segment_ids[i], positions[i]
+        found.append(surprise(read_one(reader, params, *row)[m], ids[i, m]))
+    return found
 
 
 def padding_in(*arrays):
@@ -177,14 +193,10 @@ def twin_of_pretrain(retriever, reader, params, inputs):
         scored = [m for m in range(2) if batch.mask_weights[i, m]]
         tokens = []
         for z in real:
-            row = (
-                found.joined_ids[i, z][None],
-                found.joined_segment_ids[i, z][None],
-                batch.mask_positions[i][None],
-            )
-            logits = np.asarray(read(reader, params, *row), np.float64)[0]
+            row = found.joined_ids[i, z], found.joined_segment_ids[i, z]
+            logits = read_one(reader, params, *row, batch.mask_positions[i])
             tokens.append(
-                [token_probability(logits[m], batch.mask_ids[i, m]) for m in scored]
+                [math.exp(-surprise(logits[m], batch.mask_ids[i, m])) for m in scored]
             )
         examples.append((softmax(scores), tokens))
     return examples

@@ -11,12 +11,10 @@ import pytest
 
 from realm_jax import multihost
 from realm_jax.data.examples import Examples
-from realm_jax.errors import BadInputError
 from realm_jax.evaluation.loading import open_finished
 from realm_jax.evaluation.masked_spans import evaluate_masked_spans
 from realm_jax.evaluation.provenance import best_checkpoint
 from realm_jax.evaluation.report_data import BestCheckpoint
-from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.index.searchers import make_searcher
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.metrics.metrics_file import read_metrics
@@ -34,7 +32,9 @@ from realm_jax.training.checkpoint_manifests import (
 from realm_jax.training.masked_spans import HeldOutSpans
 from realm_jax.training.stage import Stage
 from tests import tiny_world
-from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, read_item, silent
+from tests.refused import refused
+from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, silent
+from tests.training.runs import Killed, embeddings_of, kill_after, lines_of, state_of
 
 pytestmark = pytest.mark.full
 
@@ -49,25 +49,9 @@ NAMES = {
 }
 
 
-class Killed(BaseException):
-    """Ends a run as a kill would: nothing catches it."""
-
-
 def config_of(world, folder, **changes):
     changes = {"held_out_examples": 12, **changes}
     return tiny_world.pretrain_config(world, folder, **changes)
-
-
-def lines_of(folder):
-    """The lines of metrics by step, without what a clock says."""
-    return {
-        line["step"]: {
-            name: value
-            for name, value in line.items()
-            if not name.endswith(("_seconds", "_second"))
-        }
-        for line in read_metrics(str(folder))
-    }
 
 
 def utilities_of(folder):
@@ -86,14 +70,6 @@ def scripted(utilities, seen=None):
         return types.SimpleNamespace(means=lambda: means)
 
     return mock.patch.object(HeldOutSpans, "fill_in", fill_in)
-
-
-def kill_after(steps):
-    def report(step, total, values):
-        if step == steps:
-            raise Killed
-
-    return report
 
 
 @pytest.fixture(scope="module")
@@ -121,11 +97,7 @@ def measured(world, tmp_path_factory):
 
 
 def test_measuring_changes_no_bit_of_training(measured, uninterrupted):
-    folder, *_ = measured
-    for item in ("params", "rest"):
-        assert_same_bits(
-            *(read_item(open_store(path), 8, item) for path in (folder, uninterrupted))
-        )
+    assert_same_bits(state_of(measured[0], 8), state_of(uninterrupted, 8))
 
 
 def test_every_index_and_the_end_are_measured_and_compiled_for_once(measured, corpus):
@@ -141,13 +113,7 @@ def test_every_index_and_the_end_are_measured_and_compiled_for_once(measured, co
     for step, tree, encoder in zip(
         measured_at, params, [*params[:3], params[2]], strict=True
     ):
-        embeddings = embed_blocks(
-            document_embedder(config),
-            encoder["retriever"],
-            corpus,
-            np.arange(corpus.num_blocks),
-            EMBED,
-        )
+        embeddings = embeddings_of(encoder["retriever"], corpus)
         expected = evaluate_masked_spans(
             Retriever(config),
             KnowledgeEncoder(config.bert),
@@ -208,7 +174,7 @@ def test_the_best_stays_with_its_index_while_newer_ones_come_and_go(world, tmp_p
     assert_same_bits(jax.device_get(started["last"]), seen[-1])
     damaged = next(p for p in (tmp_path / "checkpoints/3").rglob("*") if p.is_file())
     damaged.unlink()
-    with pytest.raises(BadInputError, match=r"of step 3.* is missing; .*last one"):
+    with refused(r"of step 3.* is missing; .*last one"):
         checkpoints.restore_params(store, Which.BEST)
 
 
@@ -237,9 +203,7 @@ def test_killed_and_resumed_it_is_the_same_run_with_the_same_best(
         assert pretrain.run(config_of(world, parts), silent, NEVER)
     assert utilities_of(whole) == utilities_of(parts) == {3: 0.5, 4: None, 8: 0.2}
     for step in (3, 4, 8):
-        for item in ("params", "rest"):
-            stores = open_store(whole), open_store(parts)
-            assert_same_bits(*(read_item(s, step, item) for s in stores))
+        assert_same_bits(state_of(whole, step), state_of(parts, step))
     expected, found = lines_of(whole), lines_of(parts)
     # A run that starts again measures its first index again.
     again = found[resumes_from + 1]
@@ -276,23 +240,17 @@ def test_the_best_of_a_run_that_measured_nothing_is_one_clear_line(
     world, uninterrupted, tmp_path
 ):
     config = config_of(
-        world,
-        tmp_path,
-        warm_start=str(uninterrupted),
-        warm_start_checkpoint="best",
+        world, tmp_path, warm_start=str(uninterrupted), warm_start_checkpoint="best"
     )
-    with pytest.raises(
-        BadInputError, match=r"steps 4, 8 has one; pretrain with held_out_examples"
-    ) as told:
+    with refused(r"steps 4, 8 has one; pretrain with held_out_examples"):
         pretrain.run(config, silent, NEVER)
-    assert "\n" not in str(told.value)
-    with pytest.raises(BadInputError, match="held_out_examples above 0"):
+    with refused("held_out_examples above 0"):
         open_finished(str(uninterrupted), "pretrain", {}, Which.BEST)
 
 
 def test_a_task_without_a_validation_split_is_not_measured(world, tmp_path, caplog):
     config = config_of(world, tmp_path, task="stated")
-    with pytest.raises(BadInputError, match="realm prepare"):
+    with refused("realm prepare"):
         pretrain.run(config, silent, NEVER)
     default = pretrain.PretrainConfig.held_out_examples
     config = dataclasses.replace(config, held_out_examples=default)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from realm_jax.data.examples import Examples
-from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.index.searchers import DeviceSearcher
 from realm_jax.index.source import LoadedIndex
 from realm_jax.metrics.means import compute
@@ -23,8 +22,9 @@ from realm_jax.training.pretrain_loss import PretrainLoss
 from realm_jax.training.step_timing import Part, Stopwatch
 from realm_jax.types import Neighbours, PretrainBatch
 from tests import tiny_world
-from tests.tiny_world import EMBED, LENGTHS
+from tests.tiny_world import LENGTHS
 from tests.training.loss_twins import draw
+from tests.training.runs import embeddings_of
 from tests.waiting import PATIENCE, Clock
 
 KEY = jax.random.key(5)
@@ -37,13 +37,7 @@ def both(corpus):
     config = tiny_world.models().retriever_config(corpus.vocabulary.size)
     params = draw(corpus.vocabulary.size, KnowledgeEncoder)
     mesh = make_mesh(MeshConfig())
-    embeddings = embed_blocks(
-        document_embedder(config),
-        params["retriever"],
-        corpus,
-        np.arange(corpus.num_blocks),
-        EMBED,
-    )
+    embeddings = embeddings_of(params["retriever"], corpus)
     index = LoadedIndex(DeviceSearcher(embeddings, mesh=mesh), None)
     loss = PretrainLoss(Retriever(config), KnowledgeEncoder(config.bert))
     on_host = HostSearch(loss, corpus, LENGTHS, NUM_CANDIDATES, mesh, 16, ahead=False)
@@ -142,27 +136,35 @@ class SlowSearcher:
         return Neighbours(ids, np.zeros(ids.shape, np.float32))
 
 
-def test_the_next_search_goes_on_while_a_step_runs(both, corpus):
+def searching(both, corpus, searcher, **options):
+    """A search on the host with this searcher: a function of step and index."""
     on_host, _, params, _, batch = both
+    settings = (corpus, LENGTHS, NUM_CANDIDATES, make_mesh(MeshConfig()), 16)
+    search = HostSearch(on_host.loss, *settings, **options)
+    first = LoadedIndex(searcher, types.SimpleNamespace(step=0))
+
+    def run(step, index=first):
+        search(step, params["retriever"], index, lambda step: batch)
+
+    return run, search.details
+
+
+def test_the_next_search_goes_on_while_a_step_runs(both, corpus):
     searcher = SlowSearcher()
-    manifest = types.SimpleNamespace(step=0)
-    index = LoadedIndex(searcher, manifest)
-    search = HostSearch(
-        on_host.loss, corpus, LENGTHS, NUM_CANDIDATES, make_mesh(MeshConfig()), 16
-    )
+    search, details = searching(both, corpus, searcher)
     searcher.may.set()
-    search(0, params["retriever"], index, lambda step: batch)
-    search.details()
+    search(0)
+    details()
     searcher.may.clear()
     searcher.asked.clear()
-    search(1, params["retriever"], index, lambda step: batch)
+    search(1)
     assert searcher.asked.wait(PATIENCE)  # Now the step would run.
     searcher.may.set()
-    assert search.details()["found_ahead"]["step"] == 2
+    assert details()["found_ahead"]["step"] == 2
     # With another index in use it is searched anew.
     other = LoadedIndex(SlowSearcher(), types.SimpleNamespace(step=5))
     other.searcher.may.set()
-    search(2, params["retriever"], other, lambda step: batch)
+    search(2, other)
     assert other.searcher.asked.is_set()
 
 
@@ -189,25 +191,20 @@ class LateStopwatch(Stopwatch):
 
 
 def test_only_what_is_left_of_a_search_is_waited_for(both, corpus):
-    on_host, _, params, _, batch = both
     searcher = SlowSearcher()
     stopwatch = LateStopwatch(Clock(), searcher)
-    index = LoadedIndex(searcher, types.SimpleNamespace(step=0))
-    search = HostSearch(
-        *(on_host.loss, corpus, LENGTHS, NUM_CANDIDATES, make_mesh(MeshConfig()), 16),
-        stopwatch=stopwatch,
-    )
+    search, details = searching(both, corpus, searcher, stopwatch=stopwatch)
 
     def waited(step):
         stopwatch.take()
-        search(step, params["retriever"], index, lambda step: batch)
+        search(step)
         return stopwatch.take()[Part.SEARCH]
 
     searcher.may.set()
     waited(0)
-    search.details()  # The one ahead is done: nothing is left to wait for.
+    details()  # The one ahead is done: nothing is left to wait for.
     searcher.may.clear()
     assert waited(1) == 0
     stopwatch.left = 7
     assert waited(2) == 7
-    search.details()
+    details()

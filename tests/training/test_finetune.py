@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import logging
 import re
 import shutil
@@ -10,29 +11,23 @@ import pytest
 from bench.invented_world import WorldConfig
 from realm_jax.data.examples import write_examples
 from realm_jax.data.questions import question_examples, read_questions
-from realm_jax.errors import BadInputError
-from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.snapshots import SnapshotSeries
 from realm_jax.index.source import IndexSource
 from realm_jax.metrics.metrics_file import read_metrics
-from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanReader, span_bounds
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, warm_start
 from realm_jax.training.checkpoint_manifests import finished_steps
-from realm_jax.training.checkpoints import restore_params
-from realm_jax.training.initialization import initial_params
 from realm_jax.training.search_ahead import SearchAhead
-from realm_jax.training.stage import Stage
 from tests import tiny_world
-from tests.tiny_world import (
-    EMBED,
-    LENGTHS,
-    NEVER,
-    assert_same_bits,
-    differing,
-    silent,
-)
+from tests.refused import refused
+from tests.tiny_world import EMBED, LENGTHS, NEVER, assert_same_bits, differing, silent
+from tests.training.runs import drawn_params, index_of, inputs_of, params_of
+
+
+def first_inputs(monkeypatch, config):
+    """The inputs of the first update, which is not made."""
+    return inputs_of(monkeypatch, finetune, config)[0]
 
 
 @pytest.fixture(scope="module")
@@ -42,29 +37,10 @@ def fine_tuned(world, tmp_path_factory):
     return folder
 
 
-def params_of(folder):
-    return restore_params(open_store(folder)).tree
-
-
-def inputs_of(monkeypatch, config):
-    """The inputs of the first update, which is not made."""
-    seen = []
-    monkeypatch.setattr(
-        Stage,
-        "train",
-        lambda stage, loss, inputs_at, **others: seen.append(inputs_at(0, stage.state)),
-    )
-    finetune.run(config, silent, NEVER)
-    return seen[0]
-
-
 def test_the_document_tower_stays_to_the_last_bit_and_the_rest_trains(
     fine_tuned, corpus
 ):
-    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    drawn, _ = initial_params(
-        Retriever(config), SpanReader(config.bert, 3), LENGTHS, seed=0
-    )
+    drawn = drawn_params(corpus, functools.partial(SpanReader, max_span=3))
     changed = differing(drawn, params_of(fine_tuned))
     assert not [name for name in changed if "/document_tower/" in name]
     for part in ("retriever/query_tower/bert/", "retriever/query_tower/projection/"):
@@ -80,32 +56,6 @@ def test_the_document_tower_stays_to_the_last_bit_and_the_rest_trains(
         # All blocks are retrieved, so every answer is among them.
         assert line["answer_retrieved"] == 1.0
         assert 0 <= line["answer_read"] <= 1
-
-
-def test_its_index_is_that_of_the_tower_it_keeps(fine_tuned, corpus):
-    series = SnapshotSeries(open_store(fine_tuned), "index")
-    assert series.steps() == [0]
-    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
-    ids, segments = corpus.document_ids(np.arange(corpus.num_blocks), LENGTHS.document)
-    embeddings = jax.jit(
-        lambda params, *row: Retriever(config).apply(
-            {"params": params}, *row, method="embed_documents"
-        )
-    )(params_of(fine_tuned)["retriever"], ids, segments)
-    found = series.read_array(series.latest(), EMBEDDINGS)
-    np.testing.assert_allclose(found, embeddings, atol=1e-4)
-
-
-def test_stopped_and_resumed_it_ends_at_the_same_bits(world, fine_tuned, tmp_path):
-    config = tiny_world.finetune_config(world, tmp_path)
-    stop, report = tiny_world.stop_after(2)
-    assert not finetune.run(config, report, stop)
-    (commit,) = (tmp_path / "index/commits").iterdir()
-    before = commit.read_bytes()
-    assert finetune.run(config, silent, NEVER)
-    assert commit.read_bytes() == before
-    assert_same_bits(params_of(tmp_path), params_of(fine_tuned))
-    assert finetune.run(config, silent, NEVER)
 
 
 def losses_of(config):
@@ -132,7 +82,10 @@ def test_blocks_found_ahead_are_those_of_parameters_one_update_old(
     parts = dataclasses.replace(config, model_dir=str(tmp_path / "parts"))
     stop, report = tiny_world.stop_after(2)
     assert not finetune.run(parts, report, stop)
+    (commit,) = (tmp_path / "parts/index/commits").iterdir()
+    before = commit.read_bytes()
     assert losses_of(parts) == found
+    assert commit.read_bytes() == before
     assert_same_bits(params_of(parts.model_dir), params_of(config.model_dir))
 
 
@@ -163,7 +116,7 @@ def test_questions_blocks_and_answers_belong_together(
     world, corpus, tmp_path, monkeypatch
 ):
     config = tiny_world.finetune_config(world, tmp_path)
-    inputs = inputs_of(monkeypatch, config)
+    inputs = first_inputs(monkeypatch, config)
     assert inputs.block_embeddings.shape == (4, 24, 8)
     assert inputs.joined_ids.shape == (4, 2, LENGTHS.joined)
     assert inputs.block_valid.all()
@@ -196,7 +149,7 @@ def test_a_corpus_of_fewer_blocks_than_are_read_has_empty_slots(tmp_path, monkey
     config = tiny_world.finetune_config(
         small, tmp_path / "run", num_retrieved=50, num_read=5
     )
-    inputs = inputs_of(monkeypatch, config)
+    inputs = first_inputs(monkeypatch, config)
     assert inputs.joined_ids.shape[1] == 5
     np.testing.assert_array_equal(
         inputs.block_valid, [[True, True, False, False, False]] * 4
@@ -215,7 +168,7 @@ def test_a_shared_tower_trains_over_the_index_it_started_with(
     assert not finetune.run(config, report, stop)
     shutil.rmtree(tmp_path / "index")
     # Its tower may have moved, so that index cannot be made again.
-    with pytest.raises(BadInputError, match="shared tower has trained"):
+    with refused("shared tower has trained"):
         finetune.run(config, silent, NEVER)
 
 
@@ -226,12 +179,8 @@ def test_a_frozen_tower_makes_a_lost_index_again_to_the_last_bit(
     shutil.copytree(fine_tuned, folder)
     shutil.rmtree(folder / "index")
     longer = tiny_world.finetune_config(world, folder, train_steps=4)
-    inputs_of(monkeypatch, longer)
-    one, two = (SnapshotSeries(open_store(f), "index") for f in (folder, fine_tuned))
-    np.testing.assert_array_equal(
-        one.read_array(one.latest(), EMBEDDINGS),
-        two.read_array(two.latest(), EMBEDDINGS),
-    )
+    first_inputs(monkeypatch, longer)
+    np.testing.assert_array_equal(*map(index_of, (folder, fine_tuned)))
 
 
 def test_after_another_stage_no_document_is_embedded_again(
@@ -248,50 +197,19 @@ def test_after_another_stage_no_document_is_embedded_again(
     config = tiny_world.finetune_config(
         world, tmp_path / "finetune", warm_start=str(before)
     )
-    inputs_of(monkeypatch, config)
+    first_inputs(monkeypatch, config)
     assert sum(embedded) == 0
-    one, two = (
-        SnapshotSeries(open_store(folder), "index")
-        for folder in (before, config.model_dir)
-    )
-    np.testing.assert_array_equal(
-        two.read_array(two.read_manifest(0), EMBEDDINGS),
-        one.read_array(one.read_manifest(1), EMBEDDINGS),
-    )
+    np.testing.assert_array_equal(*map(index_of, (before, config.model_dir)))
     # One of another stage that did not embed this retriever is of no use.
-    one.forget(1)
+    SnapshotSeries(open_store(before), "index").forget(1)
     shutil.rmtree(config.model_dir)
-    inputs_of(monkeypatch, config)
+    first_inputs(monkeypatch, config)
     assert sum(embedded) == corpus.num_blocks
 
 
-def test_the_index_of_a_run_with_another_tower_is_not_searched(
-    world, tmp_path, monkeypatch
-):
-    inputs_of(monkeypatch, tiny_world.finetune_config(world, tmp_path))
-    again = tiny_world.finetune_config(world, tmp_path)
-    inputs_of(monkeypatch, again)
-    other = tiny_world.finetune_config(world, tmp_path, seed=1)
-    with pytest.raises(BadInputError, match="another run"):
-        finetune.run(other, silent, NEVER)
-
-
 def test_no_more_can_be_read_than_is_retrieved(world):
-    with pytest.raises(BadInputError, match="num_read"):
+    with refused("num_read"):
         tiny_world.finetune_config(world, "nowhere", num_read=25)
-
-
-def with_patterns(world, corpus, task):
-    """The same questions, with patterns that match what their answers are."""
-    questions = [
-        dataclasses.replace(
-            q,
-            answers=tuple(re.escape(a) for a in q.answers),
-            answers_are_patterns=True,
-        )
-        for q in read_questions(world.questions, "train")
-    ]
-    with_questions(corpus, task, questions)
 
 
 def with_questions(corpus, task, questions):
@@ -307,11 +225,17 @@ def with_questions(corpus, task, questions):
 def test_patterns_are_learned_from_as_the_answers_they_match(
     world, corpus, tmp_path, monkeypatch
 ):
-    with_patterns(world, corpus, "patterns")
-    exact = inputs_of(
+    questions = [
+        dataclasses.replace(
+            q, answers=tuple(re.escape(a) for a in q.answers), answers_are_patterns=True
+        )
+        for q in read_questions(world.questions, "train")
+    ]
+    with_questions(corpus, "patterns", questions)
+    exact = first_inputs(
         monkeypatch, tiny_world.finetune_config(world, tmp_path / "exact")
     )
-    found = inputs_of(
+    found = first_inputs(
         monkeypatch,
         tiny_world.finetune_config(world, tmp_path / "found", task="patterns"),
     )
@@ -329,22 +253,13 @@ def test_how_many_questions_can_be_learned_from_is_said_first(
     lost = [dataclasses.replace(q, answers=("nowhere at all",)) for q in asked]
     with_questions(corpus, "lost", lost)
     config = tiny_world.finetune_config(world, tmp_path, task="lost")
-    with pytest.raises(BadInputError, match=f"got none for {len(lost)} of {len(lost)}"):
+    with refused(f"got none for {len(lost)} of {len(lost)}"):
         finetune.run(config, silent, NEVER)
     assert not finished_steps(open_store(tmp_path))
     half = len(asked) // 2
     with_questions(corpus, "half", [*lost[:half], *asked[half:]])
     with caplog.at_level(logging.INFO, "realm_jax.training.answer_coverage"):
         config = tiny_world.finetune_config(world, tmp_path, task="half")
-        inputs_of(monkeypatch, config)
+        first_inputs(monkeypatch, config)
     share = 100 * (len(asked) - half) / len(asked)
     assert f"{share:.1f}% of {len(asked)} questions have an answer" in caplog.text
-
-
-@pytest.mark.full
-def test_a_run_on_patterns_ends(world, corpus, tmp_path):
-    with_patterns(world, corpus, "whole_run")
-    config = tiny_world.finetune_config(world, tmp_path, task="whole_run")
-    assert finetune.run(config, silent, NEVER)
-    lines = list(read_metrics(str(tmp_path)))
-    assert [line["answer_retrieved"] for line in lines] == [1.0, 1.0, 1.0]

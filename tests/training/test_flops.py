@@ -1,17 +1,10 @@
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from realm_jax.models.bert import Bert, BertConfig
-from realm_jax.models.knowledge_encoder import KnowledgeEncoder
-from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.training import flops
-from realm_jax.training.initialization import initial_params
-from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
-from realm_jax.training.state import create_state
-from realm_jax.types import Candidates, Lengths, PretrainBatch
 
 BATCH, LENGTH, VOCABULARY = 4, 24, 100
 
@@ -71,63 +64,6 @@ def test_a_gradient_costs_three_times_and_four_if_layers_are_computed_again():
     assert flops.count(jax.grad(again), params, ids) == pytest.approx(
         4 * forward, rel=0.01
     )
-
-
-def paper_update(query, document, joined):
-    """Loss, state and inputs of an update of the paper's size, as shapes."""
-    bert = BertConfig(30522, 768, 12, 12, 3072, max_positions=512)
-    retriever, reader = Retriever(RetrieverConfig(bert)), KnowledgeEncoder(bert)
-    lengths = Lengths(query, document, joined)
-
-    def begin():
-        params, _ = initial_params(retriever, reader, lengths, seed=0)
-        return create_state(params, optax.sgd(0.1), seed=0)
-
-    def ids(*dims):
-        return shape(512, *dims, dtype=jnp.int32)
-
-    batch = PretrainBatch(ids(query), ids(10), ids(10), shape(512, 10), ids())
-    candidates = Candidates(
-        *(ids(8), ids(8, document), ids(8, document), ids(8, joined), ids(8, joined)),
-        shape(512, 8, dtype=bool),
-    )
-    inputs = PretrainInputs(batch, candidates)
-    state = jax.eval_shape(begin)
-    return PretrainLoss(retriever, reader), state, inputs
-
-
-def encoding(sequences, length, read):
-    """BERT-base forwards and backwards: 6 operations a weight, 12 a pair of heads.
-
-    The last layer needs keys and values everywhere, all else where it is read.
-    """
-    keys_and_values, others = 2 * 768**2, 2 * 768**2 + 2 * 768 * 3072
-
-    def layer(positions):
-        weights = length * keys_and_values + positions * others
-        return 6 * weights + 12 * positions * length * 768
-
-    return sequences * (11 * layer(length) + layer(read))
-
-
-def test_an_update_of_the_paper_costs_what_its_encoders_do():
-    lengths = query, document, joined = 64, 288, 352
-    loss, state, inputs = paper_update(*lengths)
-    counted = loss.update_flops(state, inputs)
-    head = 6 * 512 * 8 * 10 * 30522 * 768
-    expected = (
-        encoding(512, query, 1)
-        + encoding(512 * 7, document, 1)
-        + encoding(512, 3, 1)
-        + encoding(512 * 7, joined, 10)
-        + encoding(512, query + 1, 10)
-        + head
-    )
-    assert counted == pytest.approx(expected, rel=0.01)
-    # It would be 1,453 with all of every last layer and a null document that is as long
-    # as the others: reader 791, documents 639, queries 17 and head 6. The null document
-    # saves 161 of that, the last layers 89.
-    assert counted == pytest.approx(1203e12, rel=0.01)
 
 
 def test_loops_count_as_often_as_they_run_and_devices_all():

@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import threading
@@ -15,10 +16,7 @@ from realm_jax.errors import NotReadyError, StoppedError
 from realm_jax.index import follower, heartbeat
 from realm_jax.index.builder import BUILDER_ROLE, TRAINER_ROLE, collect_garbage
 from realm_jax.index.heartbeat import Heartbeat, Listener, read_heartbeat
-from realm_jax.index.manifest import (
-    AlreadyCommittedError,
-    MismatchedSnapshotError,
-)
+from realm_jax.index.manifest import AlreadyCommittedError, MismatchedSnapshotError
 from realm_jax.index.retrievers import load_retriever
 from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.index.source import IndexSource
@@ -232,35 +230,27 @@ def test_a_store_that_is_away_neither_ends_training_nor_hides_an_error(
     assert "503" in caplog.text
 
 
-def test_what_another_job_commits_is_taken(source, params):
+def test_what_another_job_commits_and_is_not_refused_is_to_come_and_taken(
+    source, params
+):
     with IndexClient(source, NEVER) as client:
         assert client.take() is None
         client.publish(2, params)
         client.follow(newer_than=0)
         source.build(0, params)
+        assert not client.has_newer()
         source.build(2, params)
+        assert client.has_newer()
         assert client.wait(PATIENCE).manifest.step == 2
+        assert not client.has_newer()
+        source.build(3, louder(params))  # It is of nothing that was published.
+        wait_until(lambda: not client.has_newer())
         assert client.take() is None
     # After a resume it is an index from before that.
     with IndexClient(source, NEVER) as client:
         client.forget_after(3)
         client.follow(newer_than=0)
         assert client.wait(PATIENCE).manifest.step == 2
-
-
-def test_an_index_that_is_committed_and_not_refused_is_to_come(source, params):
-    client = IndexClient(source, NEVER)
-    client.publish(2, params)
-    client.follow(newer_than=1)
-    with client:
-        assert not client.has_newer()
-        source.build(2, params)
-        assert client.has_newer()
-        taken = client.wait(PATIENCE)
-        assert not client.has_newer()
-        source.build(3, louder(params))  # It is of nothing that was published.
-        wait_until(lambda: not client.has_newer())
-    assert taken.manifest.step == 2
 
 
 def test_an_index_of_a_lost_run_or_another_length_is_refused_until_it_is_made_anew(
@@ -333,32 +323,23 @@ def test_patience_begins_with_the_first_sign_of_life_of_a_builder(
     assert said in str(e.value)
 
 
-def test_it_is_waited_for_as_long_as_blocks_are_embedded(source, params, monkeypatch):
-    builder = Heartbeat(source.model_store, BUILDER_ROLE)
-    waited = Clock(tick=1.0)
-    done = []
+def test_it_is_waited_for_as_long_as_blocks_are_embedded(source, monkeypatch):
+    """That is as long as the follower is told of progress: see its own tests."""
 
-    def look():
-        """A second passes, in which the builder embeds a block, until it is done."""
-        if len(done) == 40:
-            return waited.seconds
-        done.append(len(done))
-        builder.beat(2, activity="embedding", blocks_done=len(done), num_blocks=999)
-        if len(done) == 40:
-            source.build(2, params)
-        return waited.monotonic()
+    def told(self, seconds, problem, stop, progress):
+        problem()
+        return progress()
 
-    ticking = types.SimpleNamespace(monotonic=look)
+    monkeypatch.setattr(follower.IndexFollower, "wait_for_first", told)
+    builder, seen = Heartbeat(source.model_store, BUILDER_ROLE), []
     with IndexClient(source, NEVER) as client:
-        client.publish(2, params)
         client.follow(newer_than=-1)
-        with monkeypatch.context() as patched:
-            patched.setattr(follower, "time", ticking)
-            assert client.wait(15.0).manifest.step == 2
-        # Alive, but it gets no further.
-        monkeypatch.setattr(follower, "time", waited)
-        with pytest.raises(NotReadyError, match=r"none came within 15 s"):
-            client.wait(15.0)
+        for step, done in ((2, 1), (2, 2), (2, 2), (3, 2)):
+            builder.beat(step, activity="embedding", blocks_done=done, num_blocks=999)
+            seen.append(client.wait(15.0))
+    assert [one == other for one, other in itertools.pairwise(seen)] == [
+        *(False, True, False)
+    ]
 
 
 def test_a_builder_that_fell_silent_is_named(source, caplog, clock):

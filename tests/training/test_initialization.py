@@ -13,7 +13,6 @@ import safetensors.numpy
 
 from realm_jax.data.tokenizer_files import load_vocabulary
 from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
-from realm_jax.errors import BadInputError
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanReader
@@ -25,8 +24,9 @@ from realm_jax.training.initialization import (
     warm_start_params,
 )
 from realm_jax.training.state import create_state
-from realm_jax.weights.bert import save_bert, save_masked_lm
+from realm_jax.weights.bert import save_bert, save_config, save_masked_lm
 from tests import tiny_world
+from tests.refused import refused
 from tests.tiny_world import LENGTHS, assert_same_bits, differing
 
 VOCABULARY = WordPiece([*SPECIAL_PIECES, *(f"w{i}" for i in range(35))])
@@ -89,24 +89,12 @@ def earlier(tmp_path_factory):
 
 def save_published(folder, params, config, *, with_head=False):
     """Writes the reader's encoder as MiniLM comes: model.safetensors, config.json."""
-    bert = config.bert
-    path = folder / "model.safetensors"
+    path, reader = folder / "model.safetensors", params["reader"]
     if with_head:
-        save_masked_lm(path, params["reader"], bert)
+        save_masked_lm(path, reader, config.bert)
     else:
-        save_bert(path, params["reader"]["bert"], bert)
-    described = {
-        "vocab_size": bert.vocab_size,
-        "hidden_size": bert.hidden_size,
-        "num_hidden_layers": bert.num_layers,
-        "num_attention_heads": bert.num_heads,
-        "intermediate_size": bert.mlp_size,
-        "max_position_embeddings": bert.max_positions,
-        "type_vocab_size": bert.num_segments,
-        "hidden_act": "gelu_new",
-        "layer_norm_eps": bert.layer_norm_epsilon,
-    }
-    (folder / "config.json").write_text(json.dumps(described))
+        save_bert(path, reader["bert"], config.bert)
+    save_config(folder, config.bert)
 
 
 def test_parameters_are_a_function_of_the_seed():
@@ -200,7 +188,7 @@ def test_a_masked_lm_without_a_pooler_will_do_where_nothing_reads_one(tmp_path):
             found, encoder = params["reader"]["bert"], published["reader"]["bert"]
             assert_same_bits(found["layers"], encoder["layers"])
             assert_same_bits(found["pooler"], drawn["reader"]["bert"]["pooler"])
-        with pytest.raises(BadInputError, match=r"pooler\.dense\.weight is missing"):
+        with refused(r"pooler\.dense\.weight is missing"):
             started(drawn, str(tmp_path), config)
 
 
@@ -221,9 +209,9 @@ def test_a_stage_of_another_model_or_vocabulary_is_refused_by_name(earlier):
             "expected the model .*'num_heads': ",
         ),
     ):
-        with pytest.raises(BadInputError, match=named):
+        with refused(named):
             started(params, folder, other)
-    with pytest.raises(BadInputError, match="VOCABULARY"):
+    with refused("VOCABULARY"):
         started(drawn, folder, config, OTHER_WORDS)
 
 
@@ -231,12 +219,12 @@ def test_published_weights_of_other_shapes_or_another_tokenizer_are_refused(tmp_
     published, config = draw(3)
     save_published(tmp_path, published, config)
     larger = shapes(hidden=32)
-    with pytest.raises(BadInputError, match="1 layers of 32"):
+    with refused("1 layers of 32"):
         started(larger[0], str(tmp_path), larger[1])
     VOCABULARY.save(tmp_path / "vocab.txt")
     params, _ = shapes()
     started(params, str(tmp_path), config)
-    with pytest.raises(BadInputError, match="VOCABULARY"):
+    with refused("VOCABULARY"):
         started(params, str(tmp_path), config, OTHER_WORDS)
     for settings in (
         {"do_lower_case": False},
@@ -247,7 +235,7 @@ def test_published_weights_of_other_shapes_or_another_tokenizer_are_refused(tmp_
         same = load_vocabulary(tmp_path / "vocab.txt")
         assert same.fingerprint != VOCABULARY.fingerprint
         started(params, str(tmp_path), config, same)
-        with pytest.raises(BadInputError, match=r"=False as in .*tokenizer_config\.js"):
+        with refused(r"=False as in .*tokenizer_config\.js"):
             started(params, str(tmp_path), config)
 
 
@@ -285,7 +273,7 @@ def test_a_reader_may_come_from_a_stage_with_other_towers(earlier):
     config = dataclasses.replace(config, pooling="mean")
     params = started(drawn, "", config, reader_source=folder)
     assert_same_bits(params["reader"], before["reader"])
-    with pytest.raises(BadInputError, match=r"^RETRIEVER_WARM_START of retriever: "):
+    with refused(r"^RETRIEVER_WARM_START of retriever: "):
         started(drawn, "", config, retriever_source=folder)
 
 
@@ -298,14 +286,14 @@ def test_a_source_is_refused_with_its_macro_and_models(sources, tmp_path):
         named = f"^{model.upper()}_WARM_START of {model}: "
         for source in sources:
             wrong = {f"{model}_source": source}
-            with pytest.raises(BadInputError, match=named + ".*32"):
+            with refused(named + ".*32"):
                 started(larger, "", larger_config, **wrong)
-        with pytest.raises(BadInputError, match=named + ".*VOCABULARY"):
+        with refused(named + ".*VOCABULARY"):
             started(drawn, stage, config, **wrong)
-        with pytest.raises(BadInputError, match=named + ".*found neither"):
+        with refused(named + ".*found neither"):
             started(drawn, stage, config, **{f"{model}_source": str(missing)})
     named = "^WARM_START of retriever and reader: .*found neither"
-    with pytest.raises(BadInputError, match=named):
+    with refused(named):
         started(drawn, str(missing), config)
     assert not missing.exists()
 

@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from realm_jax.errors import BadInputError
 from realm_jax.storage import open_store
 from realm_jax.training import lease, warm_start
 from realm_jax.training.lease import Lease
 from tests import tiny_world
+from tests.refused import refused
 from tests.tiny_world import NEVER, silent
 from tests.waiting import Clock, wait_until
 
@@ -44,28 +44,24 @@ for line in sys.stdin:
 """
 
 
-class Holder:
+class Holder(subprocess.Popen):
     def __init__(self, folder):
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        program = [sys.executable, "-c", HOLDER, str(folder)]
+        super().__init__(program, text=True, **pipes)
 
     def line(self):
-        return self.process.stdout.readline().strip()
+        return self.stdout.readline().strip()
 
     def ask(self, what=""):
-        self.process.stdin.write(f"{what}\n")
-        self.process.stdin.flush()
+        self.stdin.write(f"{what}\n")
+        self.stdin.flush()
         return self.line()
 
     def end(self):
-        self.process.kill()
+        self.kill()
         with contextlib.suppress(BrokenPipeError):
-            self.process.communicate()
+            self.communicate()
 
 
 @pytest.fixture(params=["local", "gs"])
@@ -92,7 +88,7 @@ def holders(root):
 def test_a_second_trainer_is_refused_and_the_first_goes_on(holders, root):
     first = holders()
     assert first.line() == "held"
-    with pytest.raises(BadInputError, match=f"process {first.process.pid} on .* at wo"):
+    with refused(f"process {first.pid} on .* at wo"):
         Lease(open_store(root))
     assert first.ask() == "still held"
     assert first.ask("lately") == "held lately"
@@ -119,9 +115,9 @@ def test_the_next_trainer_does_not_wait_for_one_that_has_ended(holders, root, en
 def test_a_suspended_trainer_is_replaced_and_then_keeps_out(holders, root):
     first = holders()
     assert first.line() == "held"
-    first.process.send_signal(signal.SIGSTOP)
+    first.send_signal(signal.SIGSTOP)
     held = Lease(open_store(root), stale_seconds=1.0)
-    first.process.send_signal(signal.SIGCONT)
+    first.send_signal(signal.SIGCONT)
     assert first.ask("lately") == "lost"
     assert f"process {os.getpid()} on" in (said := first.ask())
     assert "has taken over" in said
@@ -136,7 +132,7 @@ def test_of_trainers_that_come_at_once_one_gets_in(holders):
     assert sorted(said) == ["", "", "held"]
     for holder, line in zip(started, said, strict=True):
         if not line:
-            assert "refused: expected no other trainer" in holder.process.stderr.read()
+            assert "refused: expected no other trainer" in holder.stderr.read()
 
 
 class Sleep(Clock):
@@ -184,7 +180,7 @@ def test_a_stage_refuses_and_saves_nothing(world, tmp_path, monkeypatch):
 
     foreign_holder(tmp_path, '{"beat": 0}')
     sleep = Sleep(monkeypatch, beat)
-    with pytest.raises(BadInputError, match=r"process 1 on elsewhere\) is at work"):
+    with refused(r"process 1 on elsewhere\) is at work"):
         warm_start.run(tiny_world.warm_start_config(world, tmp_path), silent, NEVER)
     assert len(sleep.slept) == 8
     assert [path.name for path in tmp_path.iterdir()] == ["lease"]
@@ -201,7 +197,7 @@ def test_a_stage_that_was_replaced_saves_nothing_more(world, tmp_path, quick_upd
     config = tiny_world.warm_start_config(
         world, tmp_path, train_steps=4, checkpoint_period=1
     )
-    with pytest.raises(BadInputError, match=r"elsewhere.* has taken over"):
+    with refused(r"elsewhere.* has taken over"):
         warm_start.run(config, replace, NEVER)
     steps = {path.name for path in (tmp_path / "checkpoints").glob("*.json")}
     assert "1.json" in steps

@@ -21,10 +21,10 @@ def start(step=0):
 class Recorder:
     """Step, inputs and hooks that write down who was called when."""
 
-    def __init__(self, stop_at=None):
+    def __init__(self, stop_at=None, stop_in_inputs_of=None):
         self.events = []
         self.stop = threading.Event()
-        self.stop_at = stop_at
+        self.stop_at, self.stop_in_inputs_of = stop_at, stop_in_inputs_of
 
     def step(self, state, inputs):
         self.events.append(("step", inputs))
@@ -33,6 +33,8 @@ class Recorder:
 
     def inputs_at(self, done, state):
         assert done == int(state.step)
+        if done == self.stop_in_inputs_of:
+            raise StoppedError("stopped")
         self.events.append(("inputs", done))
         return done
 
@@ -67,23 +69,9 @@ def test_the_order_of_a_step_never_changes():
     ]
 
 
-def test_a_stop_lets_the_step_finish_with_all_its_hooks():
-    recorder = Recorder(stop_at=2)
-    state = recorder.train(start(), total_steps=9)
-    assert int(state.step) == 2
-    assert recorder.events[-1] == ("save", 2)
-
-
-def test_a_stop_in_the_making_of_inputs_keeps_what_was_learned():
-    recorder = Recorder()
-    inputs_at = recorder.inputs_at
-
-    def stop_at_two(done, state):
-        if done == 2:
-            raise StoppedError("stopped")
-        return inputs_at(done, state)
-
-    recorder.inputs_at = stop_at_two
+@pytest.mark.parametrize("stops", [{"stop_at": 2}, {"stop_in_inputs_of": 2}], ids=str)
+def test_a_stop_keeps_what_was_learned_with_all_hooks(stops):
+    recorder = Recorder(**stops)
     state = recorder.train(start(), total_steps=9)
     assert int(state.step) == 2
     assert recorder.events[-1] == ("save", 2)

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.errors import BadInputError
 from realm_jax.index.embed import EmbedConfig, document_embedder, embed_blocks
 from realm_jax.models.bert import Bert, BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
@@ -16,6 +15,7 @@ from realm_jax.training.initialization import initial_params
 from realm_jax.training.projection import fit_projection, principal_components
 from realm_jax.training.stage import Stage
 from tests import tiny_world
+from tests.refused import refused
 from tests.training.test_initialization import save_published
 
 EMBED = EmbedConfig(document_length=24, batch_size=8)
@@ -74,7 +74,7 @@ def test_embeddings_keep_the_most_variance(corpus, config):
 
 def test_the_encoder_needs_as_many_features(corpus, config):
     wide = dataclasses.replace(config, projection_size=17)
-    with pytest.raises(BadInputError, match="at most 16, the encoder's features"):
+    with refused("at most 16, the encoder's features"):
         fit_projection({}, wide, corpus, EMBED)
 
 

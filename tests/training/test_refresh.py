@@ -1,10 +1,11 @@
+import itertools
 import json
 import types
 
 import numpy as np
 import pytest
 
-from realm_jax.errors import BadInputError, NotReadyError, StoppedError
+from realm_jax.errors import NotReadyError, StoppedError
 from realm_jax.index.source import Staleness
 from realm_jax.training.refresh import (
     ANY_AGE,
@@ -13,6 +14,7 @@ from realm_jax.training.refresh import (
     StalenessBound,
     WhenStale,
 )
+from tests.refused import refused
 
 
 class Index:
@@ -26,13 +28,18 @@ class Index:
 
 
 class RecordingClient:
-    """Answers like the model directory, and writes down what it was asked."""
+    """Answers like the model directory, and writes down what it was asked.
 
-    def __init__(self, on_disk=(), arrivals=()):
-        self.calls = []
-        self.on_disk = set(on_disk)
-        self.arrivals = dict(arrivals)
-        self.asked = -1
+    Attributes:
+      on_disk: steps of the indexes that are there.
+      arrivals: steps of those that come, by how often it was looked before.
+      waits: what each wait ends with: a step, or an error; after these the step of what
+        was published last.
+    """
+
+    def __init__(self, on_disk=(), arrivals=(), waits=()):
+        self.calls, self.looks = [], itertools.count()
+        self.on_disk, self.arrivals, self.waits = on_disk, dict(arrivals), [*waits]
 
     def build(self, step, params):
         self.calls.append(("build", step, params))
@@ -52,31 +59,36 @@ class RecordingClient:
         self.calls.append(("follow", newer_than))
 
     def wait(self, seconds):
+        published = [call[1] for call in self.calls if call[0] == "publish"]
         self.calls.append(("wait", seconds))
-        return Index(0)
+        end = self.waits.pop(0) if self.waits else published[-1]
+        if isinstance(end, Exception):
+            raise end
+        return Index(end)
 
     def has_newer(self):
-        return False
+        """Whether one is committed that has not been loaded yet."""
+        return bool(self.waits)
 
     def take(self):
-        self.asked += 1
-        arrived = self.arrivals.pop(self.asked, None)
+        arrived = self.arrivals.get(next(self.looks))
         return None if arrived is None else Index(arrived)
+
+
+def refresher_of(client, mode="rolling", period=3, on_swap=lambda *_: None, **others):
+    return Refresher(
+        RefreshMode(mode), period, client, wait_seconds=9.0, on_swap=on_swap, **others
+    )
 
 
 def run(mode, client, *, first=0, last=7, saved=None, period=3, bound=ANY_AGE):
     """Returns the index step that each update searched, and the swaps."""
     swaps = []
-    refresher = Refresher(
-        RefreshMode(mode),
-        period,
-        client,
-        wait_seconds=9.0,
-        on_swap=lambda step, params, index, old: swaps.append(
-            (step, index.manifest.step)
-        ),
-        bound=bound,
-    )
+
+    def on_swap(step, params, index, old):
+        swaps.append((step, index.manifest.step))
+
+    refresher = refresher_of(client, mode, period, on_swap, bound=bound)
     refresher.start(first, f"p{first}", saved)
     used = [
         refresher.before_step(step, f"p{step}").manifest.step
@@ -162,15 +174,8 @@ def rolled(embedded, step, num_devices, period=3):
         rows[start : start + count] = step
 
 
-def rolling(num_devices):
-    return Refresher(
-        RefreshMode.ROLLING,
-        3,
-        RecordingClient(),
-        wait_seconds=9.0,
-        on_swap=lambda *_: None,
-        slices=(num_devices, 3),
-    )
+def rolling(num_devices, client=None):
+    return refresher_of(client or RecordingClient(), slices=(num_devices, 3))
 
 
 @pytest.mark.parametrize("resumes", [{4: 1}, {5: 4, 6: 2}, {3: 4, 8: 1}], ids=str)
@@ -194,24 +199,14 @@ def test_no_row_is_older_than_rolling_says_on_whatever_devices_it_goes_on(resume
 
 
 def test_rolling_from_an_index_of_a_checkpoint_is_as_old_as_that_for_a_period():
-    refresher = rolling(1)
-    refresher._client.on_disk.add(3)
+    refresher = rolling(1, RecordingClient(on_disk={3}))
     refresher.start(5, "p5", 3)
     ages = [refresher.staleness(step)["index_age_steps"] for step in range(6, 10)]
     assert ages == [3, 4, 3, 3]
 
 
-class WaitingClient(RecordingClient):
-    """A builder that finishes each index when it is waited for."""
-
-    def wait(self, seconds):
-        self.calls.append(("wait", seconds))
-        published = [call[1] for call in self.calls if call[0] == "publish"]
-        return Index(published[-1])
-
-
 def test_beyond_the_bound_the_trainer_waits_for_what_it_published_last():
-    client = WaitingClient()
+    client = RecordingClient()
     used, swaps, refresher = run("async", client, last=9, bound=StalenessBound(4))
     # At 4 the index of 0 is too old, and 3 is the newest retriever; at 7 so is that.
     assert used == [0, 0, 0, 0, 3, 3, 3, 6, 6]
@@ -232,14 +227,7 @@ def test_beyond_the_bound_it_warns_once_an_index(caplog):
 
 def test_beyond_the_bound_it_stops_and_says_why_later():
     bound = StalenessBound(5, WhenStale.STOP)
-    refresher = Refresher(
-        RefreshMode.ASYNC,
-        3,
-        RecordingClient(),
-        wait_seconds=9.0,
-        on_swap=lambda *_: None,
-        bound=bound,
-    )
+    refresher = refresher_of(RecordingClient(), "async", bound=bound)
     refresher.start(0, "p0", None)
     for step in range(5):
         refresher.before_step(step, f"p{step}")
@@ -253,38 +241,22 @@ def test_beyond_the_bound_it_stops_and_says_why_later():
 
 
 def test_started_again_it_takes_what_was_committed_meanwhile_before_it_stops_anew():
-    class LoadingClient(WaitingClient):
-        """The newer index is committed, and not loaded yet."""
-
-        on_builder = 3
-
-        def has_newer(self):
-            return not any(call[0] == "wait" for call in self.calls)
-
-        def wait(self, seconds):
-            self.calls.append(("wait", seconds))
-            return Index(self.on_builder)
-
+    """The newer index is committed, and not loaded yet."""
     bound = StalenessBound(5, WhenStale.STOP)
-    client = LoadingClient(on_disk={0})
+    client = RecordingClient(on_disk={0}, waits=[3])
     used, swaps, _ = run("async", client, first=5, last=8, saved=0, bound=bound)
     assert used == [3, 3, 3]
     assert swaps == [(5, 0), (5, 3)]
 
 
 def test_waiting_in_vain_stops_too():
-    class DeadClient(RecordingClient):
-        def wait(self, seconds):
-            if any(call[0] == "wait" for call in self.calls):
-                raise NotReadyError("expected an index; the builder is gone")
-            return super().wait(seconds)
-
+    gone = NotReadyError("expected an index; the builder is gone")
     with pytest.raises(StoppedError, match="builder is gone"):
-        run("async", DeadClient(), bound=StalenessBound(3))
+        run("async", RecordingClient(waits=[0, gone]), bound=StalenessBound(3))
 
 
 def test_a_period_or_bound_that_cannot_be_is_refused():
-    with pytest.raises(BadInputError, match="REFRESH_PERIOD"):
+    with refused("REFRESH_PERIOD"):
         run("blocking", RecordingClient(), period=0)
-    with pytest.raises(BadInputError, match=r"at least REFRESH_PERIOD \(3\), got 2"):
+    with refused(r"at least REFRESH_PERIOD \(3\), got 2"):
         run("async", RecordingClient(), bound=StalenessBound(2))

@@ -8,10 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.errors import BadInputError
 from realm_jax.index import device_search
 from realm_jax.index.device_search import Precision
-from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
@@ -19,20 +17,12 @@ from realm_jax.storage import open_store
 from realm_jax.training import initialization, pretrain, rolling_refresh
 from realm_jax.training.candidate_search import DeviceSearch
 from realm_jax.training.checkpoint_manifests import finished_steps
-from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.partitioning import MeshConfig, make_mesh
 from realm_jax.training.pretrain_loss import PretrainLoss
 from realm_jax.training.rolling_refresh import Renewal
 from tests import tiny_world
-from tests.tiny_world import (
-    EMBED,
-    LENGTHS,
-    NEVER,
-    assert_same_bits,
-    differing,
-    read_item,
-    silent,
-)
+from tests.tiny_world import LENGTHS, NEVER, assert_same_bits, differing, silent
+from tests.training.runs import embeddings_of, params_of, state_of
 
 pytestmark = pytest.mark.full
 
@@ -48,13 +38,7 @@ def tower(corpus):
         loss.retriever, loss.reader, LENGTHS, seed=3
     )
     search = DeviceSearch(loss, corpus, LENGTHS, 4, MESH, False)
-    whole = embed_blocks(
-        document_embedder(config),
-        params["retriever"],
-        corpus,
-        np.arange(corpus.num_blocks),
-        EMBED,
-    )
+    whole = embeddings_of(params["retriever"], corpus)
     return search, params, whole
 
 
@@ -69,9 +53,7 @@ def test_after_a_period_every_row_is_new(tower, period, at_once):
     search, params, whole = tower
     embed = jax.jit(
         functools.partial(
-            rolling_refresh.embed_slice,
-            search.loss,
-            Renewal(period, False, at_once),
+            rolling_refresh.embed_slice, search.loss, Renewal(period, False, at_once)
         )
     )
     index = table_of(np.full_like(whole, 7.0))
@@ -90,12 +72,7 @@ def test_rows_in_eight_bits_get_their_codes(tower):
     search, params, whole = tower
     index = table_of(np.zeros_like(whole), Precision.INT8)
     index = rolling_refresh.embed_slice(
-        search.loss,
-        Renewal(1, False, 64),
-        index,
-        search._tokens,
-        params,
-        jnp.int32(0),
+        search.loss, Renewal(1, False, 64), index, search._tokens, params, jnp.int32(0)
     )
     expected = table_of(whole, Precision.INT8)
     codes = np.asarray(index.codes, int)[: len(whole)]
@@ -130,18 +107,9 @@ def config_of(world, folder, **changes):
     return tiny_world.pretrain_config(world, folder, **(settings | changes))
 
 
-def state_of(folder):
-    store = open_store(folder)
-    return {item: read_item(store, 8, item) for item in ("params", "rest", "index")}
-
-
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        {"write_back": True},
-        {"write_back": True, "refresh_mode": "blocking"},
-    ],
+    [{}, {"write_back": True}, {"write_back": True, "refresh_mode": "blocking"}],
     ids=str,
 )
 def test_stopped_and_resumed_it_is_the_same_run(world, tmp_path, settings):
@@ -150,7 +118,7 @@ def test_stopped_and_resumed_it_is_the_same_run(world, tmp_path, settings):
     stop, report = tiny_world.stop_after(5)
     assert not pretrain.run(config_of(world, parted, **settings), report, stop)
     assert pretrain.run(config_of(world, parted, **settings), silent, NEVER)
-    assert_same_bits(state_of(whole), state_of(parted))
+    assert_same_bits(*(state_of(folder, 8, "index") for folder in (whole, parted)))
 
 
 def operations_of(line):
@@ -181,30 +149,6 @@ def test_a_run_may_go_on_rolling_and_back(world, stopped, tmp_path):
     assert finished_steps(open_store(folder))[-1] == 8
 
 
-def test_a_scann_index_cannot_be_renewed(world, tmp_path):
-    for changes in ({}, {"refresh_mode": "off", "write_back": True}):
-        with pytest.raises(BadInputError, match='expected SEARCHER="device"'):
-            config_of(world, tmp_path, searcher="scann", **changes)
-
-
-def test_a_frozen_retriever_stays_to_the_last_bit(world, uninterrupted, tmp_path):
-    config = config_of(
-        world,
-        tmp_path,
-        refresh_mode="off",
-        train_steps=2,
-        frozen=("retriever",),
-        warm_start=str(uninterrupted),
-    )
-    assert pretrain.run(config, silent, NEVER)
-    before, after = (
-        restore_params(open_store(folder)).tree for folder in (uninterrupted, tmp_path)
-    )
-    changed = differing(before, after)
-    assert changed
-    assert all(name.startswith("reader/") for name in changed)
-
-
 def test_embeddings_of_a_frozen_document_tower_may_come_from_the_index(
     world, uninterrupted, tmp_path
 ):
@@ -226,13 +170,9 @@ def test_embeddings_of_a_frozen_document_tower_may_come_from_the_index(
             warm_start=str(uninterrupted),
         )
         assert pretrain.run(config, silent, NEVER)
-        runs[from_index] = (
-            restore_params(open_store(folder)).tree,
-            list(read_metrics(str(folder))),
-        )
-    (_, lines), (taken, lines_taken) = runs[False], runs[True]
-    start = restore_params(open_store(uninterrupted)).tree
-    moved = differing(start, taken)
+        runs[from_index] = list(read_metrics(str(folder)))
+    lines, lines_taken = runs[False], runs[True]
+    moved = differing(params_of(uninterrupted), params_of(tmp_path / "True"))
     assert any(name.startswith("retriever/query_tower") for name in moved)
     assert not any(name.startswith("retriever/document_tower") for name in moved)
     for name in ("loss", "gradient_norm", "null_retrieval", "share_of_batch"):

@@ -1,23 +1,30 @@
+"""What stages have in common: resuming, sources, gradients that are not finite."""
+
+import dataclasses
 import pathlib
 import shutil
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 
 from realm_jax import manifests
 from realm_jax.data.examples import write_examples
 from realm_jax.errors import BadInputError
+from realm_jax.index.snapshots import RETRIEVER_SERIES, SnapshotSeries
+from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.storage import open_store
-from realm_jax.training import pretrain, warm_start
+from realm_jax.training import finetune, pretrain, stage, warm_start
 from realm_jax.training.checkpoint_manifests import finished_steps, read_details
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.stage import Stage, open_examples
-from realm_jax.training.step import FunctionLoss
 from tests import tiny_world
-from tests.tiny_world import NEVER, differing, silent
+from tests.refused import refused
+from tests.tiny_world import NEVER, differing, poisoned, silent
 from tests.training.conftest import quick_loss
+from tests.training.runs import arrays_of
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +55,10 @@ def test_another_run_or_fewer_updates_are_refused_and_files_left_alone(
         ({"train_steps": 2}, r"TRAIN_STEPS of at least 3, .* got 2"),
     ):
         config = tiny_world.warm_start_config(world, done, **changes)
-        with pytest.raises(BadInputError, match=named) as error:
+        with refused(named):
             warm_start.run(config, silent, NEVER)
-        assert "\n" not in str(error.value)
     config = tiny_world.pretrain_config(world, done)
-    with pytest.raises(BadInputError, match="a run with stage 'pretrain'"):
+    with refused("a run with stage 'pretrain'"):
         pretrain.run(config, silent, NEVER)
     assert files_of(done) == before
 
@@ -126,12 +132,8 @@ def test_each_checkpoint_is_saved_and_described_once(world, tmp_path):
         described.append(step)
         return {"number": len(described)}
 
-    @FunctionLoss
-    def no_loss(params, inputs, key):
-        return 0.0 * params["reader"]["head_bias"].sum(), {}
-
     assert stage.train(
-        no_loss,
+        quick_loss(),
         lambda step, state: {},
         report=silent,
         stop=NEVER,
@@ -170,11 +172,81 @@ def test_unknown_examples_and_those_of_another_corpus_are_bad_input(
     corpus, other_world
 ):
     for task in ("nothing", ""):
-        with pytest.raises(BadInputError, match="realm prepare"):
+        with refused("realm prepare"):
             open_examples(corpus, task, "train")
     shutil.copytree(
         pathlib.Path(other_world.corpus, "examples/asked"),
         corpus.directory / "examples/foreign",
     )
-    with pytest.raises(BadInputError, match="corpus_fingerprint"):
+    with refused("corpus_fingerprint"):
         open_examples(corpus, "foreign", "train")
+
+
+def check_skipping(run, config):
+    """Of eight updates 5 and 7 are bad; at first one may be skipped, then two."""
+    config = dataclasses.replace(config, skip_nonfinite_updates=1)
+    more = dataclasses.replace(config, skip_nonfinite_updates=2)
+    stop, report = tiny_world.stop_after(6)
+    with poisoned(5, 7):
+        assert not run(config, report, stop)
+        with refused(r"at most 1 .* number 2 at update 7"):
+            run(config, silent, NEVER)
+        # It ends with the line of metrics that shows it.
+        lines = list(read_metrics(config.model_dir))
+        assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7]
+        assert finished_steps(open_store(config.model_dir)) == [4, 6]
+        assert run(more, silent, NEVER)
+    lines = list(read_metrics(config.model_dir))
+    assert [line["step"] for line in lines if line["skipped_updates"]] == [5, 7]
+    assert ["loss" in line for line in lines] == [s not in (5, 7) for s in range(1, 9)]
+    assert all(np.isfinite(array).all() for array in arrays_of(config.model_dir))
+
+
+def test_updates_that_may_be_skipped_are_over_all_starts_of_a_run(
+    world, tmp_path, quick_updates
+):
+    quick_updates(warm_start, "WarmStartLoss")
+    config = tiny_world.warm_start_config(
+        world, tmp_path, train_steps=8, checkpoint_period=4
+    )
+    check_skipping(warm_start.run, config)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("mode", "write_back"), [("blocking", False), ("rolling", True)]
+)
+def test_updates_of_realm_may_be_skipped_too(world, tmp_path, mode, write_back):
+    config = tiny_world.pretrain_config(
+        world, tmp_path, refresh_mode=mode, write_back=write_back
+    )
+    check_skipping(pretrain.run, config)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("run", "config_of"),
+    [
+        (warm_start.run, tiny_world.warm_start_config),
+        (finetune.run, tiny_world.finetune_config),
+    ],
+)
+def test_the_other_stages_keep_no_nan_either(world, tmp_path, run, config_of):
+    config = config_of(world, tmp_path, checkpoint_period=1, log_period=100)
+    with poisoned(3), refused("at update 3;"):
+        run(config, silent, NEVER)
+    assert finished_steps(open_store(tmp_path)) == [1, 2]
+    assert all(np.isfinite(array).all() for array in arrays_of(tmp_path))
+
+
+def test_parameters_that_begin_as_nan_are_refused_by_name(world, tmp_path, monkeypatch):
+    """As a run of an earlier version could leave them."""
+
+    def damaged(params, *others):
+        return jax.tree.map(lambda leaf: leaf * np.nan, params)
+
+    monkeypatch.setattr(stage, "starting_params", damaged)
+    config = tiny_world.pretrain_config(world, tmp_path)
+    with refused(r"after 0 updates, got NaN .*params/"):
+        pretrain.run(config, silent, NEVER)
+    assert SnapshotSeries(open_store(tmp_path), RETRIEVER_SERIES).steps() == []

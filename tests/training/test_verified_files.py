@@ -11,13 +11,12 @@ import pytest
 from realm_jax.cli.main import main
 from realm_jax.data import store_files
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.examples import Examples
-from realm_jax.errors import BadInputError
 from realm_jax.training import finetune, pretrain, warm_start
 from tests import tiny_world
+from tests.refused import refused
 from tests.tiny_world import NEVER, silent
 
-RUNS = pathlib.Path(__file__).parents[2] / "gin" / "runs"
+GIN = pathlib.Path(__file__).parents[2] / "gin"
 
 
 @pytest.fixture
@@ -47,54 +46,34 @@ def test_a_stage_names_the_damaged_file(own_world, tmp_path):
             sound = path.read_bytes()
             flip_a_bit(path)
             config = make_config(own_world, tmp_path / stage.__name__)
-            with pytest.raises(BadInputError, match=rf"{path.name} is dam") as caught:
+            with refused(rf"{path.name} is dam"):
                 stage.run(config, silent, NEVER)
-            assert "\n" not in str(caught.value)
             path.write_bytes(sound)
     assert not list(tmp_path.glob("*/checkpoints/*"))
-
-
-def test_every_file_of_a_corpus_and_of_examples_is_read(own_world):
-    corpus = pathlib.Path(own_world.corpus)
-    examples = corpus / "examples" / "stated" / "train"
-    of_corpus = json.loads((corpus / "corpus.json").read_text())["files"]
-    assert {"ids.npy", "offsets.npy", "title_lengths.npy", "hashes.npy"} <= {*of_corpus}
-    for folder, names, reopen in (
-        (corpus, of_corpus, BlockStore.open),
-        (examples, [p.name for p in examples.glob("*.npy")], Examples.open),
-    ):
-        for name in names:
-            sound = (folder / name).read_bytes()
-            flip_a_bit(folder / name)
-            with pytest.raises(BadInputError):
-                reopen(folder, verify=True)
-            (folder / name).write_bytes(sound)
-        reopen(folder, verify=True)
 
 
 def test_a_user_may_save_the_time(own_world, tmp_path):
     path = pathlib.Path(own_world.corpus, "hashes.npy")
     flip_a_bit(path)
     config = tiny_world.warm_start_config(own_world, tmp_path / "run", train_steps=0)
-    with pytest.raises(BadInputError, match=r"hashes\.npy is damaged"):
+    with refused(r"hashes\.npy is damaged"):
         warm_start.run(config, silent, NEVER)
     unverified = dataclasses.replace(config, verify_files=False)
     assert warm_start.run(unverified, silent, NEVER)
 
 
+def realm(command, model_dir, corpus, *files, **macros):
+    """Runs a command; returns its exit code."""
+    macros |= {"MODEL_DIR": model_dir, "CORPUS": corpus}
+    words = [f"--gin_file={GIN / file}.gin" for file in files]
+    return main([command, *words, *(f"--gin.{n}={v}" for n, v in macros.items())])
+
+
 def test_the_index_builder_names_the_damaged_file(own_world, tmp_path, capfd):
     flip_a_bit(pathlib.Path(own_world.corpus, "ids.npy"))
-    code = main(
-        [
-            "build-index",
-            f"--gin_file={RUNS / 'build_index.gin'}",
-            f"--gin.MODEL_DIR={tmp_path / 'model'}",
-            f"--gin.CORPUS={own_world.corpus}",
-        ]
-    )
-    said = capfd.readouterr().err.strip().splitlines()
-    assert code == 2
-    assert "ids.npy is damaged" in said[-1]
+    places = tmp_path / "model", own_world.corpus
+    assert realm("build-index", *places, "runs/build_index") == 2
+    assert "ids.npy is damaged" in capfd.readouterr().err.strip().splitlines()[-1]
 
 
 def test_blocks_end_where_the_wordpieces_do(own_world):
@@ -102,7 +81,7 @@ def test_blocks_end_where_the_wordpieces_do(own_world):
     data = bytearray(path.read_bytes())
     data[-8] ^= 1  # The lowest byte of the last offset.
     path.write_bytes(bytes(data))
-    with pytest.raises(BadInputError, match=r"expected blocks from 0 to \d+ in .*offs"):
+    with refused(r"expected blocks from 0 to \d+ in .*offs"):
         BlockStore.open(own_world.corpus)
 
 
@@ -115,16 +94,9 @@ def test_a_stage_says_how_far_the_reading_of_a_large_corpus_is(
     for name in ("realm_jax", store_files.__name__):
         monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
     flip_a_bit(pathlib.Path(own_world.corpus, "ids.npy"))
-    macros = {"CORPUS": own_world.corpus, "TASK": "stated"}
-    macros["MODEL_DIR"] = tmp_path / "model"
-    code = main(
-        [
-            *("warm-start", f"--gin_file={RUNS.parent / 'models' / 'tiny.gin'}"),
-            f"--gin_file={RUNS / 'warm_start.gin'}",
-            *(f"--gin.{name}={value}" for name, value in macros.items()),
-        ]
-    )
-    assert code == 2
+    places = tmp_path / "model", own_world.corpus
+    files = "models/tiny", "runs/warm_start"
+    assert realm("warm-start", *places, *files, TASK="stated") == 2
     said = [record.getMessage() for record in caplog.records]
     lines = [line for line in said if line.endswith(f"GiB of {own_world.corpus}")]
     of_corpus = json.loads(pathlib.Path(own_world.corpus, "corpus.json").read_text())

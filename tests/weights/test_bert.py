@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from realm_jax.errors import BadInputError
 from realm_jax.models.bert import Bert, BertConfig
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.weights import bert as weights
 from tests.refused import refused
+from tests.weights.tiny_classifier import edit_tensors
 
 MINILM = pathlib.Path(__file__).parents[2] / ".cache/data/minilm-l6"
 GOLDEN = pathlib.Path(__file__).parent / "minilm_golden.npz"
@@ -57,13 +57,6 @@ def folder(tmp_path, params):
     return tmp_path
 
 
-def edit_tensors(folder, edit):
-    path = folder / "model.safetensors"
-    tensors = safetensors.numpy.load_file(path)
-    edit(tensors)
-    safetensors.numpy.save_file(tensors, path)
-
-
 def test_minilm_computes_what_torch_computes():
     golden = np.load(GOLDEN)
     config = weights.config_from_json(MINILM)
@@ -93,29 +86,6 @@ def test_saving_and_loading_gives_the_same_parameters(folder, params):
     assert set(weights.load_masked_lm(folder, CONFIG)) == {"bert"}
 
 
-def test_saved_tensors_have_torch_names_and_shapes(folder, params):
-    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
-    # 5 of embeddings, 16 a layer, 2 of the pooler.
-    assert len(tensors) == 5 + 16 * CONFIG.num_layers + 2
-    assert tensors["encoder.layer.2.intermediate.dense.weight"].shape == (20, 12)
-    query = params["layers"]["attention"]["query"]
-    # torch computes x @ weight.T: row h * head_dim + d makes feature d of head h.
-    weight = tensors["encoder.layer.1.attention.self.query.weight"]
-    np.testing.assert_array_equal(weight[6 + 2], query["kernel"][1, :, 1, 2])
-    bias = tensors["encoder.layer.1.attention.self.query.bias"]
-    np.testing.assert_array_equal(bias[6 + 2], query["bias"][1, 1, 2])
-    # Kernels are turned: a weight read without that would have another product.
-    loaded = weights.load_bert(folder, CONFIG)
-    output = loaded["layers"]["attention"]["output"]["kernel"]
-    x = np.arange(12, dtype=np.float32)
-    np.testing.assert_allclose(
-        np.einsum("hd,hde->e", x.reshape(2, 6), output[0]),
-        tensors["encoder.layer.0.attention.output.dense.weight"] @ x,
-        rtol=1e-4,
-        atol=1e-4,
-    )
-
-
 def test_prefix_and_masked_lm_head_of_other_exports_are_accepted(folder, params):
     def as_masked_lm(tensors):
         for name in list(tensors):
@@ -133,14 +103,14 @@ def test_all_that_does_not_fit_is_named_in_one_line(folder):
         tensors["pooler.dense.bias"] = np.zeros(13, np.float32)
 
     edit_tensors(folder, damage)
-    with pytest.raises(BadInputError) as error:
-        weights.load_bert(folder, CONFIG)
-    message = str(error.value)
-    assert "encoder.layer.1.output.dense.weight is missing" in message
-    assert "encoder.layer.3.output.dense.bias is not known" in message
-    assert "pooler.dense.bias has shape (13,)" in message
-    assert "3 in all" in message
-    assert "\n" not in message
+    for said in (
+        r"encoder\.layer\.1\.output\.dense\.weight is missing",
+        r"encoder\.layer\.3\.output\.dense\.bias is not known",
+        r"pooler\.dense\.bias has shape \(13,\)",
+        "3 in all",
+    ):
+        with refused(said):
+            weights.load_bert(folder, CONFIG)
 
 
 def test_weights_of_another_configuration_are_refused(folder):

@@ -68,3 +68,11 @@ def write_checkpoint(folder, tensors):
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", "utf-8")
     return folder
+
+
+def edit_tensors(folder, edit):
+    """Changes the tensors of a checkpoint in place."""
+    path = folder / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    edit(tensors)
+    safetensors.numpy.save_file(tensors, path)

@@ -23,20 +23,7 @@ FINGERPRINTS = {
     "test" * 8: -4196240717365766262,
     "test" * 64: 3500507768004279527,
     "Q": 13816109650407654260,
-    "e#p8": 252499459662674074,
     "WW5": 6316074107149058620,
-    ",=": 1326014594494455617,
-    ")D<l91": 6440615040757739207,
-    "P9|0-Xg": 15614415556471156694,
-    "#cDR^sLO": 328147020574120176,
-    "&QEO\\": 673322083973757863,
-    "K6Pjv<>ad": 16506019169567922731,
-    "?c^6BkI#-SLw": 13133570674398037786,
-    "/dWQW6&i7h$1@": 11452602314494946942,
-    "y2=B@rsu:g9bWU": 2493222351070148393,
-    "5C $WnO2K@:(4#h": 2463546464490189,
-    "ZyzWj:&3hH78.WUCNW4e&Z ": 13218358187761524434,
-    "!/tU|0cMaw=/-Yg)m_*4UNvwB": 14890523890635468863,
     "wi=%v]GoIPI6zm[Rrgmq]7J?.|": 8222623341199956836,
     "F7479877-4690-4A44-AFC9-8FE987EA512F:some_other_id": 6862335115798125349,
 }
@@ -46,12 +33,6 @@ def test_dev_is_where_published_fingerprints_end_in_0():
     expected = [h % 2**64 % 100_000 % 10 == 0 for h in FINGERPRINTS.values()]
     assert any(expected)
     assert is_dev(list(FINGERPRINTS)).tolist() == expected
-
-
-def test_a_tenth_is_held_out_whatever_the_script():
-    questions = [f"где находится город {i}?" for i in range(20_000)]
-    # Four standard deviations of a binomial share.
-    assert is_dev(questions).mean() == pytest.approx(0.1, abs=0.0085)
 
 
 def write_lines(path, records):

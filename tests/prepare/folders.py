@@ -1,7 +1,16 @@
-"""Damages what a run that was killed left in its scratch folder."""
+"""Folders that `realm prepare` leaves: what is in them, and damage to it."""
 
 import pathlib
 import random
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+    """Returns the bytes of every file below a folder, by its path from there."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def flip_a_bit_of_each(scratch: pathlib.Path, seed: int) -> list[pathlib.Path]:

@@ -1,0 +1,95 @@
+"""How tests end runs of stages, and what they look at afterwards."""
+
+import jax
+import numpy as np
+
+from realm_jax.index.embed import document_embedder, embed_blocks
+from realm_jax.index.manifest import EMBEDDINGS
+from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
+from realm_jax.metrics.metrics_file import read_metrics
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever
+from realm_jax.storage import open_store
+from realm_jax.training.checkpoint_manifests import finished_steps
+from realm_jax.training.checkpoints import restore_params
+from realm_jax.training.initialization import initial_params
+from realm_jax.training.stage import Stage
+from tests import tiny_world
+from tests.tiny_world import NEVER, read_item, silent
+
+
+class Killed(BaseException):
+    """Ends a run as a kill would: nothing catches it."""
+
+
+def kill_after(steps):
+    """A report that kills the run."""
+
+    def report(step, total, values):
+        if step == steps:
+            raise Killed
+
+    return report
+
+
+def params_of(folder):
+    """The parameters of the newest checkpoint."""
+    return restore_params(open_store(folder)).tree
+
+
+def state_of(folder, step, *more):
+    """The arrays of a checkpoint: parameters, optimizer and key, and other items."""
+    store = open_store(folder)
+    return {item: read_item(store, step, item) for item in ("params", "rest", *more)}
+
+
+def arrays_of(folder):
+    """Every array of every checkpoint."""
+    steps = finished_steps(open_store(folder))
+    return jax.tree.leaves([state_of(folder, step) for step in steps])
+
+
+def lines_of(folder):
+    """The lines of metrics by step, without what a clock says."""
+    return {
+        line["step"]: {
+            name: value
+            for name, value in line.items()
+            if not name.endswith(("_seconds", "_second"))
+        }
+        for line in read_metrics(str(folder))
+    }
+
+
+def inputs_of(monkeypatch, stage, config, steps=1):
+    """The inputs of a stage's first updates, which are not made."""
+    seen = []
+
+    def train(self, loss, inputs_at, **others):
+        seen.extend(inputs_at(step, self.state) for step in range(steps))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stage, "train", train)
+        stage.run(config, silent, NEVER)
+    return seen
+
+
+def index_of(folder):
+    """The embeddings of the newest index."""
+    series = SnapshotSeries(open_store(folder), INDEX_SERIES)
+    return series.read_array(series.latest(), EMBEDDINGS)
+
+
+def drawn_params(corpus, make_reader=KnowledgeEncoder):
+    """What a stage of the tiny world draws with its seed."""
+    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    models = Retriever(config), make_reader(config.bert)
+    return initial_params(*models, tiny_world.LENGTHS, seed=0)[0]
+
+
+def embeddings_of(retriever_params, corpus):
+    """The embeddings of all blocks."""
+    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    blocks = np.arange(corpus.num_blocks)
+    embed = document_embedder(config)
+    return embed_blocks(embed, retriever_params, corpus, blocks, tiny_world.EMBED)
