@@ -176,7 +176,7 @@ def _measured(
     from realm_jax.evaluation.searching import PretrainedRetriever
 
     began = time.monotonic()
-    corpus = BlockStore.open(f"{chain.root}/corpus")
+    corpus = BlockStore.open(f"{chain.root}/corpus", verify=True)
     before, after = (
         PretrainedRetriever.open(f"{chain.root}/{stage.name}")
         for stage in (WARM_START, PRETRAIN)

@@ -88,7 +88,7 @@ def sentences_probe(corpus: BlockStore, task: str) -> Probe | None:
       corpus: the blocks.
       task: the task of masked sentences.
     """
-    examples = open_examples(corpus, task, "validation")
+    examples = open_examples(corpus, task, "validation", verify=True)
     starts = examples.sentence_starts
     rows = np.arange(len(examples)) if starts is None else np.asarray(starts[:-1])
     rows = _spread(rows, 2 * _MAX_SENTENCES)

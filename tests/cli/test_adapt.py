@@ -9,21 +9,26 @@ import signal
 import string
 import threading
 import types
+from typing import cast
 
 import pytest
 
 from realm_jax.cli import adapt, configuration
 from realm_jax.cli.main import main
+from realm_jax.data.documents import Document
 from realm_jax.data.judgements import JudgedQuery
-from realm_jax.data.wordpiece import SPECIAL_PIECES
+from realm_jax.data.salient_spans import RuleTagger
+from realm_jax.data.wordpiece import SPECIAL_PIECES, WordPiece
+from realm_jax.errors import BadInputError
 from realm_jax.evaluation import adapt_report, adaptation
 from realm_jax.models.bert import BertConfig
-from realm_jax.prepare.adapt_chain import Survey, require_enough
+from realm_jax.prepare.adapt_chain import AdaptChain, Survey, require_enough
 from realm_jax.prepare.first_chain import TextSize
 from realm_jax.stages import STAGES
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tests import tiny_run
+from tests.corpus_builder import build_corpus
 from tests.tiny_encoder import write_bert
 from tests.waiting import wait_until
 from tpu_launch import local
@@ -344,3 +349,20 @@ def test_one_command_stopped_once(tmp_path):
     said, _ = process.communicate(timeout=240)
     assert process.returncode == 0, said
     assert json.loads(said.splitlines()[-1])["documents"]
+
+
+def test_a_damaged_corpus_is_not_measured(tmp_path):
+    corpus = build_corpus(
+        [Document("town", "A town on the river.", "1")],
+        tmp_path / "corpus",
+        vocabulary=WordPiece([*SPECIAL_PIECES, "a", "town", "on", "the", "river", "."]),
+        tagger=RuleTagger(),
+        chunk_length=32,
+    )
+    path = corpus.directory / "hashes.npy"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    chain = cast(AdaptChain, types.SimpleNamespace(root=str(tmp_path)))
+    with pytest.raises(BadInputError, match=r"hashes\.npy is damaged"):
+        adapt._measured(chain, [], threading.Event())
