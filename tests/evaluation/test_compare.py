@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation.compare import compare_runs, read_run
-from realm_jax.evaluation.compare_page import (
+from realm_jax.evaluation.compare import (
+    compare_runs,
     comparison_json,
+    read_run,
     render_comparison,
     summary_lines,
     write_comparison,
@@ -255,8 +256,8 @@ def test_damaged_predictions_are_bad_input(tmp_path):
     for text, said in (
         ("", "expected predictions in"),
         ("[]\n", "expected a JSON object"),
-        ('{"id": "q0"}\n', "without a usable answers"),
-        (json.dumps(whole | {"correct": "yes"}), "usable correct"),
+        ('{"id": "q0"}\n', "it has no 'question'"),
+        (json.dumps(whole | {"correct": "yes"}), "its 'correct' is 'yes'"),
         (
             f"{json.dumps(whole)}\n{json.dumps(other)}",
             "the same figures of every question",
