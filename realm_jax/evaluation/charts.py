@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import matplotlib
 import numpy as np
 from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
@@ -90,7 +91,8 @@ class _Chart:
     Attributes:
       title: its title.
       caption: below it; {held_out_questions} becomes the questions with their split.
-      text: formats a value; where it is `percent`, no axis goes beyond 0 and 1.
+      text: formats a value; where it is `percent`, no axis goes beyond 0 and 1, unless
+        a value does.
       smooth: whether to draw a running mean over a pale line of the values.
       from_zero: whether the axis includes zero, which is then marked.
     """
@@ -261,18 +263,7 @@ def _line_chart(curve: Curve, chart: _Chart, swaps: Sequence[int]) -> Markup:
         axes.plot(steps, values, color=_SERIES, linewidth=1.8, clip_on=False, **style)
         for step in swaps:
             axes.axvline(step, 0.95, 1.0, color=_MUTED, linewidth=1.0)
-        axes.set_xlabel("step")
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        if len(steps) == 1:
-            axes.set_xticks(steps)
-        axes.yaxis.set_major_locator(MaxNLocator(4, integer=chart.text is _COUNT))
-        if chart.text is percent:
-            low, high = axes.get_ylim()
-            axes.set_ylim(max(low, 0.0), min(high, 1.0))
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        elif chart.text is _COUNT:
-            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        _number_axes(axes, chart, curve)
         axes.annotate(
             chart.text(float(values[-1])),
             (steps[-1], values[-1]),
@@ -290,6 +281,22 @@ def _line_chart(curve: Curve, chart: _Chart, swaps: Sequence[int]) -> Markup:
             f"{last} at step {steps[-1]:,}, between {least} and {most}"
         )
         return _as_inline_svg(figure, f"{curve.stage}-{curve.metric}", label)
+
+
+def _number_axes(axes: Axes, chart: _Chart, curve: Curve) -> None:
+    counts = StrMethodFormatter("{x:,.0f}")
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    if len(curve.steps) == 1:
+        axes.set_xticks(curve.steps)
+    axes.xaxis.set_major_formatter(counts)
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=chart.text is _COUNT))
+    if chart.text is _COUNT:
+        axes.yaxis.set_major_formatter(counts)
+    elif chart.text is percent:
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, 0.0), min(high, max(1.0, *curve.values)))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
 def recall_charts(comparison: Comparison, questions: str) -> list[RenderedChart]:

@@ -1,4 +1,4 @@
-"""Summarises the results of a run in sentences, one for each comparison."""
+"""Summarises the results of a run, in numbers and in sentences."""
 
 import itertools
 from collections.abc import Iterator
@@ -40,6 +40,36 @@ _NOT_FOUND = (
     "Check that the answers are spelled as in the text, that their articles are in the "
     "corpus, and that titles of questions are those of articles."
 )
+
+
+def tiles(data: ReportData) -> list[tuple[str, str, str]]:
+    """Returns title, value and details of each of the most important numbers."""
+    found = []
+    find, questions = data.comparison.find, data.run.questions
+    before, after = (
+        find(row, recall_name(5)) for row in (AFTER_WARM_START, AFTER_REALM)
+    )
+    if after:
+        detail = f"was {percent(before.mean)} before it" if before else span(after)
+        detail = f"of {after.count:,} {questions}; {detail}"
+        found.append(("Recall@5 after REALM", percent(after.mean), detail))
+    answered, f1 = (find(AFTER_FINETUNING, metric) for metric in (EXACT_MATCH, F1))
+    if answered:
+        detail = f"of {answered.count:,} {questions}; {span(answered)}"
+        detail += f"; F1 {percent(f1.mean)}" if f1 else ""
+        found.append(("Answered exactly", percent(answered.mean), detail))
+    if masked := data.masked_accuracy:
+        detail = (
+            f"of {masked.utility.count:,} sentences of the validation split; "
+            f"{percent(masked.null_only.mean)} without documents; utility "
+            f"{nats(masked.utility.mean)} nats"
+        )
+        right = percent(masked.with_retrieval.mean)
+        found.append(("Masked spans right", right, detail))
+    if refreshes := len(index_versions(data.curves)):
+        detail = f"of {data.run.corpus.num_blocks:,} blocks"
+        found.append(("Index versions used", str(refreshes), detail))
+    return found
 
 
 def verdicts(data: ReportData) -> list[Finding]:

@@ -121,16 +121,14 @@ def start(**changes):
 
 def with_control(before, control_before, exact_match=None, control_exact_match=None):
     """A chain and its control, by recall@5 and perhaps exact match."""
-    chain = {AFTER_REALM: {"recall@5": before}}
-    control = {AFTER_REALM: {"recall@5": control_before}}
+    chain = {AFTER_REALM: {"recall@5": hits(before)}}
+    control = {AFTER_REALM: {"recall@5": hits(control_before)}}
     if exact_match is not None:
-        chain[AFTER_FINETUNING] = {"exact match": exact_match}
-        control[AFTER_FINETUNING] = {"exact match": control_exact_match}
+        chain[AFTER_FINETUNING] = {"exact match": hits(exact_match)}
+        control[AFTER_FINETUNING] = {"exact match": hits(control_exact_match)}
+    times = StageTime("pretrain", 185.0, 200), StageTime("warm_start", 180.0, 1350)
     compared = compare_with_control(
-        chain,
-        control,
-        realm_time=StageTime("pretrain", 185.0, 200),
-        control_time=StageTime("warm_start", 180.0, 1350),
+        chain, control, realm_time=times[0], control_time=times[1]
     )
     return ReportData(run_info(), control=compared)
 
@@ -157,11 +155,8 @@ def worked_data():
 
 
 def empty_data():
-    return ReportData(
-        report_data.RunInfo(
-            "Empty", "now", report_data.CorpusInfo("c", 0, 0, ""), {}, {}, "m", {}
-        )
-    )
+    corpus = report_data.CorpusInfo("c", 0, 0, "")
+    return ReportData(report_data.RunInfo("Empty", "now", corpus, {}, {}, "m", {}))
 
 
 class Page(html.parser.HTMLParser):
@@ -207,7 +202,7 @@ def test_the_page_is_sound_and_loads_nothing():
         full_data(HOSTILE),
         worked_data(),
         empty_data(),
-        with_control(hits(0.5), hits(0.4), hits(0.2), hits(0.3)),
+        with_control(0.5, 0.4, 0.2, 0.3),
     ):
         text = render_html(data)
         page = Page(text)
@@ -442,7 +437,7 @@ def test_verdicts_follow_the_intervals():
             "(+1.0 points, 95% interval 0.0 to +3.0, 100",
         ),
         (
-            with_control(hits(1.0), hits(0.0), hits(0.3), hits(0.3)),
+            with_control(1.0, 0.0, 0.3, 0.3),
             Level.GOOD,
             "On the same 100 test questions, compared with the same chain without it, "
             "REALM gained 100.0 points of recall@5 before fine-tuning (95% interval "
@@ -450,12 +445,12 @@ def test_verdicts_follow_the_intervals():
             "points, 95% interval 0.0 to 0.0).",
         ),
         (
-            with_control(hits(0.6), hits(0.4), hits(0.1), hits(0.3)),
+            with_control(0.6, 0.4, 0.1, 0.3),
             Level.WARNING,
             "and lost 20.0 points of exact match (95% interval −",
         ),
         (
-            with_control(hits(0.41), hits(0.4)),
+            with_control(0.41, 0.4),
             Level.NEUTRAL,
             "REALM made no measurable difference to recall@5 before fine-tuning "
             "(+1.0 points, 95% interval 0.0 to +3.0).",
@@ -495,11 +490,10 @@ def test_a_control_is_compared_question_by_question():
 
 
 def test_the_page_says_what_realm_did():
-    data = with_control(hits(0.6), hits(0.4), hits(0.3), hits(0.25))
+    data = with_control(0.6, 0.4, 0.3, 0.25)
     assert "control" in Page(render_html(data)).ids
-    text = shown(data)
     require_parts(
-        text,
+        shown(data),
         "What REALM did",
         "With REALM Without REALM Difference, points",
         "Recall@5 before fine-tuning 60.0%",
@@ -511,7 +505,7 @@ def test_the_page_says_what_realm_did():
     )
     assert "What REALM did" not in render_html(full_data())
     control = json.loads(render_json(data))["control"]
-    figure = control["figures"][1]
+    _, figure = control["figures"]
     assert (figure["metric"], figure["moment"]) == ("exact match", "after fine-tuning")
     assert figure["difference"]["mean"] == pytest.approx(0.05)
     assert control["control_time"]["seconds"] == 180.0
@@ -519,26 +513,22 @@ def test_the_page_says_what_realm_did():
 
 
 def test_the_best_checkpoint_is_named_on_the_page_and_in_the_json():
-    for best, text in (
+    for checkpoint, said in (
         (
-            report_data.BestCheckpoint(400, 0.52, 1600, 0.49),
-            "Best held-out utility (validation split) +0.52 nats at step 400; the last "
-            "checkpoint, of step 1,600, has +0.49.",
+            (400, 0.52, 1600, 0.49),
+            "+0.52 nats at step 400; the last checkpoint, of step 1,600, has +0.49.",
         ),
+        ((400, 0.52, 1600), "+0.52 nats at step 400."),
         (
-            report_data.BestCheckpoint(400, 0.52, 1600),
-            "Best held-out utility (validation split) +0.52 nats at step 400.",
-        ),
-        (
-            report_data.BestCheckpoint(1600, -0.02, 1600, -0.02),
-            "Best held-out utility (validation split) −0.02 nats at step 1,600, the "
-            "last checkpoint.",
+            (1600, -0.02, 1600, -0.02),
+            "−0.02 nats at step 1,600, the last checkpoint.",
         ),
     ):
+        best = report_data.BestCheckpoint(*checkpoint)
         data = ReportData(run_info(), best_checkpoint=best)
         (finding,) = verdicts(data)
-        assert finding.text == text
-        assert text in render_html(data)
+        assert finding.text == f"Best held-out utility (validation split) {said}"
+        assert finding.text in render_html(data)
         found = json.loads(render_json(data))["best_checkpoint"]
         assert found == dataclasses.asdict(best)
 
