@@ -140,9 +140,7 @@ def read_run(place: str) -> EvaluatedRun:
 def compare_runs(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison:
     """Compares two runs by every metric that both have.
 
-    Args:
-      first: the run that the other is compared with.
-      second: the other run; its questions may be in another order.
+    The questions of the second may be in another order.
 
     Raises:
       BadInputError: they were not asked the same questions with the same answers.
@@ -180,14 +178,10 @@ def summary_lines(comparison: RunComparison) -> list[str]:
 
 
 def write_comparison(comparison: RunComparison, directory: str) -> None:
-    """Writes `compare.html` and `compare.json`, each atomically.
-
-    Args:
-      comparison: the two runs.
-      directory: a local folder or gs://.
+    """Writes `compare.html` and `compare.json` to a folder, local or gs://.
 
     Raises:
-      BadInputError: the directory cannot be written.
+      BadInputError: the folder cannot be written.
     """
     page, content = render_comparison(comparison), comparison_json(comparison)
     write_page(directory, _NAME, page=page, content=content)

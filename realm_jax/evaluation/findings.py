@@ -46,15 +46,13 @@ def tiles(data: ReportData) -> list[tuple[str, str, str]]:
     """Returns title, value and details of each of the most important numbers."""
     found = []
     find, questions = data.comparison.find, data.run.questions
-    before, after = (
-        find(row, recall_name(5)) for row in (AFTER_WARM_START, AFTER_REALM)
-    )
-    if after:
+    before = find(AFTER_WARM_START, recall_name(5))
+    if after := find(AFTER_REALM, recall_name(5)):
         detail = f"was {percent(before.mean)} before it" if before else span(after)
         detail = f"of {after.count:,} {questions}; {detail}"
         found.append(("Recall@5 after REALM", percent(after.mean), detail))
-    answered, f1 = (find(AFTER_FINETUNING, metric) for metric in (EXACT_MATCH, F1))
-    if answered:
+    f1 = find(AFTER_FINETUNING, F1)
+    if answered := find(AFTER_FINETUNING, EXACT_MATCH):
         detail = f"of {answered.count:,} {questions}; {span(answered)}"
         detail += f"; F1 {percent(f1.mean)}" if f1 else ""
         found.append(("Answered exactly", percent(answered.mean), detail))
@@ -194,8 +192,8 @@ def _best_checkpoint(best: BestCheckpoint) -> Finding:
 def _answers(data: ReportData) -> Iterator[Finding]:
     """Yields how many questions were answered, and why if none can be."""
     find, questions = data.comparison.find, data.run.questions
-    answered, f1 = (find(AFTER_FINETUNING, metric) for metric in (EXACT_MATCH, F1))
-    if answered:
+    f1 = find(AFTER_FINETUNING, F1)
+    if answered := find(AFTER_FINETUNING, EXACT_MATCH):
         and_f1 = f"; F1 {percent(f1.mean)} ({span(f1)})" if f1 else ""
         yield Finding(
             Level.NEUTRAL,

@@ -29,14 +29,10 @@ FORMAT_VERSION = 1
 
 
 def write_report(data: ReportData, directory: str) -> None:
-    """Writes `report.html` and `report.json`, each atomically.
-
-    Args:
-      data: the results.
-      directory: a local folder or gs://.
+    """Writes `report.html` and `report.json` to a folder, local or gs://.
 
     Raises:
-      BadInputError: the directory cannot be written.
+      BadInputError: the folder cannot be written.
     """
     write_page(directory, _NAME, page=render_html(data), content=render_json(data))
 
