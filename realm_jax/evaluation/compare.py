@@ -40,8 +40,13 @@ PREDICTIONS_NAME = "predictions.jsonl"
 _NAME = "compare"
 HTML_NAME = f"{_NAME}.html"
 _NUM_SHOWN = 20
-_FIELDS = {"id": str, "question": str, "answers": list}
-_FIELDS |= {"prediction": str, "correct": bool}
+_FIELDS = {
+    "id": str,
+    "question": str,
+    "answers": list,
+    "prediction": str,
+    "correct": bool,
+}
 
 
 @dataclasses.dataclass(frozen=True)
