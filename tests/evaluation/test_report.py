@@ -312,13 +312,14 @@ def test_what_needs_no_training_stands_beside_the_stages():
 
 
 def test_topics_stand_in_a_table_where_questions_have_them():
-    topics = ["rivers", "towns", None, "towns", "rivers", "towns"]
-    values = np.asarray([1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
+    topics = ["rivers", "towns", None, "towns", "rivers", "towns", "alps", "alps"]
+    values = np.asarray([1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
     rows = by_topic(topics, {"exact match": values})
     found = [(r.label, r.metrics["exact match"]) for r in rows]
-    expected = [("towns", 3), ("rivers", 2), ("without a topic", 1)]
+    expected = [("towns", 3), ("alps", 2), ("rivers", 2), ("without a topic", 1)]
     assert [(label, interval.count) for label, interval in found] == expected
-    assert [interval.mean for _, interval in found] == pytest.approx([1 / 3, 0.5, 1.0])
+    means = [interval.mean for _, interval in found]
+    assert means == pytest.approx([1 / 3, 0.0, 0.5, 1.0])
     text = shown(ReportData(run_info(), comparison=compare({}), topics=rows))
     assert "By topic" not in text  # It belongs to a comparison.
     data = dataclasses.replace(full_data(), topics=rows)
@@ -462,6 +463,8 @@ def test_verdicts_follow_the_intervals():
         (finding,) = verdicts(data)
         assert finding.level is level
         require_parts(finding.text, *parts)
+        if data.comparison.rows:
+            assert bool(finding.advice) == (level is Level.WARNING)
 
 
 def test_why_no_question_can_be_answered_is_said():
