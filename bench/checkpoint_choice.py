@@ -25,9 +25,9 @@ from bench.tables import table
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.questions import read_questions
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation.findings import percent, points
 from realm_jax.evaluation.loading import FinetunedModel, recorded_config
 from realm_jax.evaluation.open_qa import evaluate_open_qa
+from realm_jax.evaluation.templates import percent, points
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.metrics.retrieval import (
     bootstrap_interval,

@@ -182,7 +182,7 @@ def write_start(store: Store, start: Start) -> str:
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """Returns the settings that differ, each as "old -> new" by its dotted name."""
-    old, new = dict(_flat(before)), dict(_flat(now))
+    old, new = dict(flat(before)), dict(flat(now))
     return {
         name: f"{old.get(name, _NOT_SET)} -> {new.get(name, _NOT_SET)}"
         for name in {**old, **new}
@@ -190,10 +190,11 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]
     }
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields nested settings by dotted names, such as "optimizer.clip"."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

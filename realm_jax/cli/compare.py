@@ -23,15 +23,15 @@ from realm_jax.cli import configuration
 def main(argv: Sequence[str], stop: threading.Event) -> None:
     """Runs the command; it takes seconds, so `stop` changes nothing."""
     flags = _parser().parse_args(argv)
-    from realm_jax.evaluation import compare, compare_page
+    from realm_jax.evaluation import compare
 
     comparison = compare.compare_runs(
         compare.read_run(flags.first), compare.read_run(flags.second)
     )
-    compare_page.write_comparison(comparison, flags.output)
-    for line in compare_page.summary_lines(comparison):
+    compare.write_comparison(comparison, flags.output)
+    for line in compare.summary_lines(comparison):
         print(line)
-    print(f"the comparison is in {flags.output}/{compare_page.HTML_NAME}")
+    print(f"the comparison is in {flags.output}/{compare.HTML_NAME}")
 
 
 def _parser() -> argparse.ArgumentParser:

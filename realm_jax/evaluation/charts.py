@@ -1,9 +1,22 @@
-"""Draws the charts of a report: the curves of each stage, and recall after each."""
+"""Draws the charts of a report: the curves of each stage, and recall after each.
+
+They are inline SVG, which takes colours and fonts from the page around it. Matplotlib
+draws with placeholder colours, which are replaced by CSS variables, so that a picture
+is readable on a light and on a dark page. Text remains text.
+"""
 
 import dataclasses
-from collections.abc import Sequence
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+from xml.etree import ElementTree
 
+import matplotlib
+import numpy as np
 from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
 from realm_jax.evaluation.comparisons import (
     AFTER_FINETUNING,
@@ -13,22 +26,53 @@ from realm_jax.evaluation.comparisons import (
     Comparison,
     recall_name,
 )
-from realm_jax.evaluation.figures import (
-    DECIMALS,
-    PERCENT,
-    ValueFormat,
-    line_chart,
-    recall_chart,
-)
-from realm_jax.evaluation.findings import percent
+from realm_jax.evaluation.templates import nats, percent
 from realm_jax.metrics import curves as curves_lib
-from realm_jax.metrics.curves import Curve, find_curve, index_versions
+from realm_jax.metrics.curves import Curve
 from realm_jax.stages import title_of
 
-_NATS = ValueFormat(signed=True)
-_COUNT = ValueFormat(digits=0)
-_SECONDS = ValueFormat(digits=3)
-
+# Stand-ins for the colours of the page, by the names of their CSS variables.
+_COLOURS = {
+    "ink": "#010101",
+    "muted": "#020202",
+    "line": "#030303",
+    "series": "#040404",
+}
+_INK, _MUTED, _LINE, _SERIES = _COLOURS.values()
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "text.color": _INK,
+    "axes.labelcolor": _MUTED,
+    "axes.edgecolor": _LINE,
+    "axes.facecolor": "none",
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.ymargin": 0.12,
+    "figure.constrained_layout.use": True,
+    "figure.facecolor": "none",
+    "figure.figsize": (4.8, 2.1),
+    "grid.color": _LINE,
+    "grid.linewidth": 0.7,
+    "xtick.color": _LINE,
+    "ytick.color": _LINE,
+    "xtick.labelcolor": _MUTED,
+    "ytick.labelcolor": _MUTED,
+    "ytick.major.size": 0,
+}
+_MARKED_POINTS = 12
+# The height of a line of text, as a share of an axis from 0 to 1.
+_LINE_OF_TEXT = 0.1
+_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+_SVG = "http://www.w3.org/2000/svg"
+# The page is HTML, whose parser knows these two prefixes and no other.
+ElementTree.register_namespace("", _SVG)
+ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 
 _RECALLS_DRAWN = (1, 5)
 # What fits below an axis.
@@ -42,170 +86,132 @@ _SHORT_LABELS = {
 
 @dataclasses.dataclass(frozen=True)
 class _Chart:
-    """Presentation of a metric: its title, its caption and its axis.
+    """How a metric is drawn.
 
-    In a caption, {held_out_questions} becomes the questions with their split.
+    Attributes:
+      title: its title.
+      caption: below it; {held_out_questions} becomes the questions with their split.
+      text: formats a value; where it is `percent`, no axis goes beyond 0 and 1, unless
+        a value does.
+      smooth: whether to draw a running mean over a pale line of the values.
+      from_zero: whether the axis includes zero, which is then marked.
     """
 
-    metric: str
     title: str
     caption: str
-    value_format: ValueFormat = DECIMALS
-    smooth: bool = True
-    include_zero: bool = False
+    text: Callable[[float], str] = percent
+    smooth: bool = False
+    from_zero: bool = True
 
 
-_CHARTS = (
-    _Chart(
-        curves_lib.LOSS,
+_COUNT, _DECIMALS, _SECONDS = "{:,.0f}".format, "{:,.2f}".format, "{:,.3f}".format
+_CHARTS = {
+    curves_lib.LOSS: _Chart(
         "Loss",
         "Of training examples, the mean over the steps since the line before.",
+        _DECIMALS,
+        smooth=True,
+        from_zero=False,
     ),
-    _Chart(
-        curves_lib.UTILITY,
+    curves_lib.UTILITY: _Chart(
         "Retrieval utility, training sentences",
         "log p(y|x) − log p(y|null, x), in nats. At zero, documents do not help.",
-        value_format=_NATS,
-        include_zero=True,
+        nats,
+        smooth=True,
     ),
-    _Chart(
-        "held_out_utility",
+    curves_lib.HELD_OUT_UTILITY: _Chart(
         "Retrieval utility, held-out sentences",
         "The same in nats, without dropout, on sentences of the validation split: "
         "always the same ones, with every new index and at the end.",
-        value_format=_NATS,
-        smooth=False,
-        include_zero=True,
+        nats,
     ),
-    _Chart(
-        "held_out_accuracy",
+    "held_out_accuracy": _Chart(
         "Masked spans right, held-out sentences",
         "Validation split: share of the spans with every wordpiece right, over all "
         "documents.",
-        value_format=PERCENT,
-        smooth=False,
-        include_zero=True,
     ),
-    _Chart(
-        "held_out_null_accuracy",
+    "held_out_null_accuracy": _Chart(
         "The same without documents",
         "Validation split: share of the spans that are right given the null document "
         "alone.",
-        value_format=PERCENT,
-        smooth=False,
-        include_zero=True,
     ),
-    _Chart(
-        "held_out_null_retrieval",
+    "held_out_null_retrieval": _Chart(
         "Null document, held-out sentences",
         "Validation split: mean p(null|x), how much of the retrieval goes to no "
         "document at all.",
-        value_format=PERCENT,
-        smooth=False,
-        include_zero=True,
     ),
-    _Chart(
-        curves_lib.RECALL,
+    curves_lib.RECALL: _Chart(
         "Recall@5, held-out questions",
         "Always the same {held_out_questions}, searched whenever a new index came into "
         "use.",
-        value_format=PERCENT,
-        smooth=False,
+        from_zero=False,
     ),
-    _Chart(
-        curves_lib.INDEX_AGE_STEPS,
+    curves_lib.INDEX_AGE_STEPS: _Chart(
         "Age of the index",
         "In steps, since its retriever was trained. A tick at the top: a new index.",
-        value_format=_COUNT,
-        smooth=False,
-        include_zero=True,
+        _COUNT,
     ),
-    _Chart(
-        "index_drift",
+    "index_drift": _Chart(
         "Drift of the embeddings",
         "Distance of a block's embedding in the index from a fresh one, as a share of "
         "its length, when the index was replaced.",
-        value_format=PERCENT,
-        smooth=False,
-        include_zero=True,
     ),
-    _Chart(
-        "kept_neighbours",
+    "kept_neighbours": _Chart(
         "Neighbours that stayed",
         "Share of the first 8 blocks of a query that a new index finds, too.",
-        value_format=PERCENT,
-        smooth=False,
+        from_zero=False,
     ),
-    _Chart(
-        "same_neighbours",
+    "same_neighbours": _Chart(
         "Queries answered alike",
         "Share of the queries for which both indexes find the same first 8 blocks.",
-        value_format=PERCENT,
-        smooth=False,
+        from_zero=False,
     ),
-    _Chart(
-        "retrieval_kl",
+    "retrieval_kl": _Chart(
         "Divergence of p(z|x)",
         "KL of p(z|x) by the index from that by live embeddings, in nats, when the "
         "index was replaced.",
-        smooth=False,
-        include_zero=True,
+        _DECIMALS,
     ),
-    _Chart(
-        "index_search_seconds",
+    "index_search_seconds": _Chart(
         "Search",
         "Seconds to search an index for 32 queries, when it was replaced.",
-        value_format=_SECONDS,
-        smooth=False,
-        include_zero=True,
+        _SECONDS,
     ),
-    _Chart(
-        "index_swap_seconds",
+    "index_swap_seconds": _Chart(
         "Swap",
         "Seconds that training stood still for a new index to take its place; with "
         "blocking refreshes, for all of it to be made.",
-        value_format=_SECONDS,
-        smooth=False,
-        include_zero=True,
+        _SECONDS,
     ),
-    _Chart(
-        "builder_share",
+    "builder_share": _Chart(
         "Progress of the index builder",
         "How much of the next index was embedded.",
-        value_format=PERCENT,
-        smooth=False,
-        include_zero=True,
     ),
-    _Chart(
-        "in_batch_accuracy",
+    "in_batch_accuracy": _Chart(
         "Right block in the batch",
         "How often a training sentence ranks its own block first among those of its "
         "batch.",
-        value_format=PERCENT,
+        smooth=True,
+        from_zero=False,
     ),
-    _Chart(
-        "answer_read",
+    "answer_read": _Chart(
         "Answer among what is read",
         "Training questions with a right span in one of the blocks that are read.",
-        value_format=PERCENT,
+        smooth=True,
+        from_zero=False,
     ),
-    _Chart(
-        "dev_exact_match",
+    "dev_exact_match": _Chart(
         "Exact match, held-out questions",
         "Always the same questions, which are not trained on; the checkpoint that "
         "answers most of them is kept, evaluated and asked.",
-        value_format=PERCENT,
-        smooth=False,
+        from_zero=False,
     ),
-    _Chart(
-        "examples_per_second",
+    "examples_per_second": _Chart(
         "Speed",
         "Examples a second, whatever the time was spent on; the first steps compile.",
-        value_format=_COUNT,
-        smooth=False,
-        include_zero=True,
+        "{:,.1f}".format,
     ),
-)
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,38 +229,74 @@ def charts_by_stage(
     """Returns all charts that have data, by stage in the order the stages ran.
 
     Args:
-      curves: the curves of the run.
+      curves: the curves of the run; infinite values and NaN are left out.
       held_out_questions: what captions call the questions that pre-training searches.
     """
     stages: dict[str, list[RenderedChart]] = {}
-    swaps = [version.first_used for version in index_versions(curves)[1:]]
+    swaps = [version.first_used for version in curves_lib.index_versions(curves)[1:]]
     for stage in dict.fromkeys(curve.stage for curve in curves):
-        for chart in _CHARTS:
-            curve = curves_lib.measured(find_curve(curves, stage, chart.metric))
-            if not curve.steps:
-                continue
-            svg = line_chart(
-                curve,
-                _description(chart, curve),
-                value_format=chart.value_format,
-                smooth=chart.smooth,
-                include_zero=chart.include_zero,
-                swaps=swaps if chart.metric == curves_lib.INDEX_AGE_STEPS else (),
-            )
-            caption = chart.caption.format(held_out_questions=held_out_questions)
-            stages.setdefault(stage, []).append(
-                RenderedChart(chart.title, caption, Markup(svg))
-            )
+        for metric, chart in _CHARTS.items():
+            curve = curves_lib.measured(curves_lib.find_curve(curves, stage, metric))
+            if curve.steps:
+                is_age = metric == curves_lib.INDEX_AGE_STEPS
+                svg = _line_chart(curve, chart, swaps if is_age else ())
+                caption = chart.caption.format(held_out_questions=held_out_questions)
+                drawn = RenderedChart(chart.title, caption, svg)
+                stages.setdefault(stage, []).append(drawn)
     return stages
 
 
-def _description(chart: _Chart, curve: Curve) -> str:
-    show = chart.value_format.text
-    return (
-        f"{chart.title} of {title_of(curve.stage)}: {show(curve.values[0])} at step "
-        f"{curve.steps[0]:,}, {show(curve.values[-1])} at step {curve.steps[-1]:,}, "
-        f"between {show(min(curve.values))} and {show(max(curve.values))}"
-    )
+def _line_chart(curve: Curve, chart: _Chart, swaps: Sequence[int]) -> Markup:
+    """Draws one curve over steps; swaps are drawn as ticks at the top."""
+    steps, values = np.asarray(curve.steps), np.asarray(curve.values)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure()
+        axes = figure.add_subplot()
+        if chart.from_zero:
+            axes.axhline(0.0, color=_MUTED, linewidth=0.9, clip_on=False)
+        if chart.smooth:
+            axes.plot(steps, values, color=_SERIES, linewidth=0.8, alpha=0.35)
+            values = curves_lib.running_mean(values)
+        marked = len(steps) <= (1 if chart.smooth else _MARKED_POINTS)
+        style = {"marker": "o", "markersize": 4} if marked else {}
+        # A point at the edge of the axes is drawn whole.
+        axes.plot(steps, values, color=_SERIES, linewidth=1.8, clip_on=False, **style)
+        for step in swaps:
+            axes.axvline(step, 0.95, 1.0, color=_MUTED, linewidth=1.0)
+        _number_axes(axes, chart, curve)
+        axes.annotate(
+            chart.text(float(values[-1])),
+            (steps[-1], values[-1]),
+            xytext=(7, 0),
+            textcoords="offset points",
+            va="center",
+            weight="bold",
+        )
+        first, last, least, most = map(
+            chart.text,
+            (curve.values[0], curve.values[-1], min(curve.values), max(curve.values)),
+        )
+        label = (
+            f"{chart.title} of {title_of(curve.stage)}: {first} at step {steps[0]:,}, "
+            f"{last} at step {steps[-1]:,}, between {least} and {most}"
+        )
+        return _as_inline_svg(figure, f"{curve.stage}-{curve.metric}", label)
+
+
+def _number_axes(axes: Axes, chart: _Chart, curve: Curve) -> None:
+    counts = StrMethodFormatter("{x:,.0f}")
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    if len(curve.steps) == 1:
+        axes.set_xticks(curve.steps)
+    axes.xaxis.set_major_formatter(counts)
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=chart.text is _COUNT))
+    if chart.text is _COUNT:
+        axes.yaxis.set_major_formatter(counts)
+    elif chart.text is percent:
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, 0.0), min(high, max(1.0, *curve.values)))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
 def recall_charts(comparison: Comparison, questions: str) -> list[RenderedChart]:
@@ -264,26 +306,66 @@ def recall_charts(comparison: Comparison, questions: str) -> list[RenderedChart]
       comparison: the results.
       questions: what captions call the questions.
     """
-    charts = []
-    for k in _RECALLS_DRAWN if comparison.baselines else ():
-        metric = recall_name(k)
-        points = [
-            (_SHORT_LABELS.get(row.label, row.label), row.metrics[metric])
-            for row in comparison.rows
-            if metric in row.metrics
-        ]
-        references = [
-            (row.label, row.metrics[metric].mean) for row in comparison.baselines
-        ]
-        drawn = [*((name, interval.mean) for name, interval in points), *references]
-        label = ", ".join(f"{name} {percent(recall)}" for name, recall in drawn)
-        svg = recall_chart(f"stages-{metric}", points, references, f"{metric}: {label}")
-        charts.append(
-            RenderedChart(
-                f"Recall@{k}, {questions}",
-                "After each stage, with its 95% interval; dashed, what needs no "
-                "training.",
-                Markup(svg),
-            )
+    caption = "After each stage, with its 95% interval; dashed, what needs no training."
+    return [
+        RenderedChart(
+            f"Recall@{k}, {questions}",
+            caption,
+            _recall_chart(comparison, recall_name(k)),
         )
-    return charts
+        for k in (_RECALLS_DRAWN if comparison.baselines else ())
+    ]
+
+
+def _recall_chart(comparison: Comparison, metric: str) -> Markup:
+    stages = {
+        _SHORT_LABELS.get(row.label, row.label): row.metrics[metric]
+        for row in comparison.rows
+        if metric in row.metrics
+    }
+    means = {name: interval.mean for name, interval in stages.items()}
+    lines = {row.label: row.metrics[metric].mean for row in comparison.baselines}
+    below = [interval.mean - interval.low for interval in stages.values()]
+    above = [interval.high - interval.mean for interval in stages.values()]
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure()
+        axes = figure.add_subplot()
+        # Recall below the axis, where no line crosses the numbers.
+        names = [f"{name}\n{percent(mean)}" for name, mean in means.items()]
+        style = {"color": _SERIES, "marker": "o", "clip_on": False}
+        axes.errorbar(names, list(means.values()), [below, above], **style)
+        axes.set_ylim(0.0, 1.0)
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        place = -np.inf
+        for name, value in sorted(lines.items(), key=lambda line: line[1]):
+            axes.axhline(value, color=_MUTED, linestyle=(0, (4, 3)), clip_on=False)
+            # Names do not overlap.
+            place = max(value, place + _LINE_OF_TEXT)
+            across = axes.get_yaxis_transform()
+            text = f"{name} {percent(value)}"
+            axes.text(1.01, place, text, transform=across, va="center", color=_MUTED)
+        drawn = (
+            f"{name} {percent(recall)}" for name, recall in (means | lines).items()
+        )
+        return _as_inline_svg(
+            figure, f"stages-{metric}", f"{metric}: {', '.join(drawn)}"
+        )
+
+
+def _as_inline_svg(figure: Figure, salt: str, label: str) -> Markup:
+    buffer = io.StringIO()
+    # The salt keeps the ids of the charts of one page apart.
+    with matplotlib.rc_context({"svg.hashsalt": salt}):
+        figure.savefig(buffer, format="svg", metadata=_NO_METADATA)
+    svg = ElementTree.fromstring(buffer.getvalue())
+    svg.attrib |= {"role": "img", "aria-label": label}
+    # The page sets the size.
+    del svg.attrib["width"], svg.attrib["height"]
+    for group in svg.iter(f"{{{_SVG}}}g"):
+        # Groups are numbered alike in every chart, and nothing refers to them.
+        group.attrib.pop("id", None)
+    text = ElementTree.tostring(svg, encoding="unicode")
+    for name, stand_in in _COLOURS.items():
+        text = text.replace(stand_in, f"var(--{name})")
+    return Markup(text)

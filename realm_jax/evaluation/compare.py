@@ -1,21 +1,21 @@
 """Compares two evaluated runs question by question, and lists what they do differently.
 
 Any two evaluations of the same questions can be compared: other settings, another seed,
-another corpus, or a later version of this package. Nothing is measured again.
+another corpus, or a later version of this package. Nothing is measured again. The
+comparison is written as an HTML page and as JSON.
 """
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from realm_jax.data.records import json_object
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation.comparisons import AFTER_FINETUNING, EXACT_MATCH
-from realm_jax.evaluation.report import JSON_NAME
-from realm_jax.evaluation.report_data import RecordedStage
+from realm_jax.evaluation.comparisons import AFTER_FINETUNING, EXACT_MATCH, paired
+from realm_jax.evaluation.report import JSON_NAME as REPORT_NAME
 from realm_jax.evaluation.stage_settings import (
     NOT_RECORDED,
     SettingChange,
@@ -23,16 +23,23 @@ from realm_jax.evaluation.stage_settings import (
     changed_texts,
     flat_settings,
 )
-from realm_jax.metrics.retrieval import (
-    RESAMPLES,
-    Interval,
-    bootstrap_interval,
-    paired_bootstrap_difference,
+from realm_jax.evaluation.templates import (
+    as_json,
+    page_environment,
+    percent,
+    points,
+    span,
+    write_page,
 )
-from realm_jax.settings import start_of
+from realm_jax.manifests import require_fields
+from realm_jax.metrics.retrieval import Interval
+from realm_jax.settings import Start, start_of
 from realm_jax.storage import open_store
 
 PREDICTIONS_NAME = "predictions.jsonl"
+_NAME = "compare"
+HTML_NAME = f"{_NAME}.html"
+_NUM_SHOWN = 20
 _FIELDS = {
     "id": str,
     "question": str,
@@ -48,19 +55,17 @@ class EvaluatedRun:
 
     Attributes:
       place: folder or file that it was read from.
-      questions: id -> (question, right answers).
-      predictions: id -> (predicted text, whether it is right).
-      values: label -> metric -> one value per question, in the order of `questions`.
+      records: id -> line of the predictions.
+      values: label -> metric -> one value per question, in the order of `records`.
       facts: what the report says of corpus, machine and versions, flat.
-      recorded: what each stage recorded.
+      starts: stage -> what it recorded at its last start.
     """
 
     place: str
-    questions: Mapping[str, tuple[str, tuple[str, ...]]]
-    predictions: Mapping[str, tuple[str, bool]]
+    records: Mapping[str, Mapping[str, Any]]
     values: Mapping[str, Mapping[str, np.ndarray]]
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    recorded: Sequence[RecordedStage] = ()
+    starts: Mapping[str, Start] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +96,6 @@ class RunComparison:
     Attributes:
       first: where the first run was read from.
       second: the same of the second.
-      num_questions: number of questions that both were asked.
       figures: metrics that both have.
       settings: stage -> what differs; the stage "" has what the reports say.
       lost: questions that the first alone answers.
@@ -123,82 +127,87 @@ def read_run(place: str) -> EvaluatedRun:
     url = store.url(name)
     records = _read_predictions(store.read(name), url)
     report: dict[str, Any] = {}
-    if not is_file and store.exists(JSON_NAME):
-        report = json_object(store.read(JSON_NAME), store.url(JSON_NAME))
+    if not is_file and store.exists(REPORT_NAME):
+        report = json_object(store.read(REPORT_NAME), store.url(REPORT_NAME))
     return EvaluatedRun(
         place=place,
-        questions={r["id"]: (r["question"], tuple(r["answers"])) for r in records},
-        predictions={r["id"]: (r["prediction"], r["correct"]) for r in records},
+        records={record["id"]: record for record in records},
         values=_values_of(records, url),
         facts=_facts_of(report.get("run", {})),
-        recorded=[
-            RecordedStage(
-                stage["stage"],
-                [start_of(record, store.url(JSON_NAME)) for record in stage["starts"]],
-            )
+        starts={
+            stage["stage"]: start_of(stage["starts"][-1], store.url(REPORT_NAME))
             for stage in report.get("recorded", ())
-        ],
+            if stage["starts"]
+        },
     )
 
 
-def compare_runs(
-    first: EvaluatedRun,
-    second: EvaluatedRun,
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> RunComparison:
+def compare_runs(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison:
     """Compares two runs by every metric that both have.
 
-    Args:
-      first: the run that the other is compared with.
-      second: the other run; its questions may be in another order.
-      resamples: number of bootstrap resamples.
-      seed: seed of the bootstrap.
+    The questions of the second may be in another order.
 
     Raises:
       BadInputError: they were not asked the same questions with the same answers.
     """
     _require_same_questions(first, second)
-    place = {key: row for row, key in enumerate(second.questions)}
-    order = np.asarray([place[key] for key in first.questions])
+    place = {key: row for row, key in enumerate(second.records)}
+    order = np.asarray([place[key] for key in first.records])
     figures = [
-        _figure(label, metric, values, theirs[metric][order], resamples, seed)
+        ComparedFigure(label, metric, *paired(values, theirs[metric][order]))
         for label, ours in first.values.items()
         for theirs in (second.values.get(label, {}),)
         for metric, values in ours.items()
         if metric in theirs
     ]
+    lost, won = _changed_answers(first, second)
     return RunComparison(
         first=first.place,
         second=second.place,
-        num_questions=len(first.questions),
+        num_questions=len(first.records),
         figures=figures,
         settings=_changes(first, second),
-        lost=list(_changed_answers(first, second, right_in_first=True)),
-        won=list(_changed_answers(first, second, right_in_first=False)),
+        lost=lost,
+        won=won,
     )
 
 
-def _figure(
-    label: str,
-    metric: str,
-    first: np.ndarray,
-    second: np.ndarray,
-    resamples: int,
-    seed: int,
-) -> ComparedFigure:
-    return ComparedFigure(
-        label,
-        metric,
-        bootstrap_interval(first, resamples=resamples, seed=seed),
-        bootstrap_interval(second, resamples=resamples, seed=seed),
-        paired_bootstrap_difference(first, second, resamples=resamples, seed=seed),
-    )
+def summary_lines(comparison: RunComparison) -> list[str]:
+    """Returns a line for each metric: both means and the paired difference."""
+    return [
+        f"{figure.label}, {figure.metric}: {percent(figure.first.mean)} and "
+        f"{percent(figure.second.mean)}, {points(figure.difference.mean)} points (95% "
+        f"interval {span(figure.difference, points)})"
+        for figure in comparison.figures
+    ]
+
+
+def write_comparison(comparison: RunComparison, directory: str) -> None:
+    """Writes `compare.html` and `compare.json` to a folder, local or gs://.
+
+    Raises:
+      BadInputError: the folder cannot be written.
+    """
+    page, content = render_comparison(comparison), comparison_json(comparison)
+    write_page(directory, _NAME, page=page, content=content)
+
+
+def comparison_json(comparison: RunComparison) -> str:
+    """Returns the comparison as JSON: the fields of `RunComparison`."""
+    return as_json({"format_version": 1, **dataclasses.asdict(comparison)})
+
+
+def render_comparison(comparison: RunComparison) -> str:
+    """Returns the comparison as a self-contained page."""
+    template = page_environment().get_template("compare.html.jinja")
+    return template.render(comparison=comparison, num_shown=_NUM_SHOWN)
 
 
 def _require_same_questions(first: EvaluatedRun, second: EvaluatedRun) -> None:
-    ours, theirs = first.questions, second.questions
+    ours, theirs = (
+        {key: (of["question"], of["answers"]) for key, of in run.records.items()}
+        for run in (first, second)
+    )
     different = {key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]}
     alone = ours.keys() ^ theirs.keys()
     if alone or different:
@@ -216,33 +225,28 @@ def _changes(
 ) -> dict[str, Sequence[SettingChange]]:
     """Returns what differs in the reports (under "") and in each recorded stage."""
     changes = {"": changed_texts(first.facts, second.facts)}
-    starts = [
-        {stage.stage: stage.starts for stage in run.recorded} for run in (first, second)
-    ]
-    for stage in dict.fromkeys([*starts[0], *starts[1]]):
-        ours, theirs = (of_run.get(stage, ()) for of_run in starts)
+    for stage in {**first.starts, **second.starts}:
+        ours, theirs = first.starts.get(stage), second.starts.get(stage)
         if ours and theirs:
-            changes[stage] = changed_settings(ours[-1], theirs[-1])
-        elif ours or theirs:
-            changes[stage] = [
-                SettingChange(
-                    "settings",
-                    "recorded" if ours else NOT_RECORDED,
-                    "recorded" if theirs else NOT_RECORDED,
-                )
-            ]
+            changes[stage] = changed_settings(ours, theirs)
+        else:
+            said = ("recorded" if of else NOT_RECORDED for of in (ours, theirs))
+            changes[stage] = [SettingChange("settings", *said)]
     return {stage: found for stage, found in changes.items() if found}
 
 
 def _changed_answers(
-    first: EvaluatedRun, second: EvaluatedRun, *, right_in_first: bool
-) -> Iterator[ChangedAnswer]:
-    for key, (question, references) in first.questions.items():
-        (one, was_right), (other, is_right) = (
-            run.predictions[key] for run in (first, second)
-        )
-        if was_right != is_right and was_right == right_in_first:
-            yield ChangedAnswer(question, references, one, other)
+    first: EvaluatedRun, second: EvaluatedRun
+) -> tuple[list[ChangedAnswer], list[ChangedAnswer]]:
+    """Returns what the first alone answers right, and what the second alone does."""
+    lost, won = [], []
+    for key, one in first.records.items():
+        other = second.records[key]
+        if one["correct"] != other["correct"]:
+            texts = one["prediction"], other["prediction"]
+            changed = ChangedAnswer(one["question"], one["answers"], *texts)
+            (lost if one["correct"] else won).append(changed)
+    return lost, won
 
 
 def _read_predictions(data: bytes, url: str) -> list[dict[str, Any]]:
@@ -250,14 +254,13 @@ def _read_predictions(data: bytes, url: str) -> list[dict[str, Any]]:
     for number, line in enumerate(data.splitlines(), start=1):
         place = f"{url}:{number}"
         record = json_object(line, place)
-        missing = _FIELDS.keys() - record.keys()
-        wrong = [name for name in _FIELDS if name not in missing]
-        wrong = [name for name in wrong if not isinstance(record[name], _FIELDS[name])]
-        if missing or wrong:
+        try:
+            require_fields(record, _FIELDS)
+        except ValueError as error:
             raise BadInputError(
-                f"{place}: expected a prediction with {', '.join(_FIELDS)}, got one "
-                f"without a usable {min([*missing, *wrong])}; evaluate the run again."
-            )
+                f"{place}: expected a prediction with {', '.join(_FIELDS)}, but "
+                f"{error}; evaluate the run again."
+            ) from error
         records.append(record)
     if not records:
         raise BadInputError(
@@ -270,19 +273,17 @@ def _values_of(
     records: Sequence[Mapping[str, Any]], url: str
 ) -> dict[str, dict[str, np.ndarray]]:
     """Returns what was measured of each question; earlier versions tell less."""
-    if "measured" not in records[0]:
-        correct = np.asarray([record["correct"] for record in records], np.float64)
-        return {AFTER_FINETUNING: {EXACT_MATCH: correct}}
+    measured = [
+        record.get("measured", {AFTER_FINETUNING: {EXACT_MATCH: record["correct"]}})
+        for record in records
+    ]
     try:
         return {
             label: {
-                metric: np.asarray(
-                    [record["measured"][label][metric] for record in records],
-                    np.float64,
-                )
+                metric: np.asarray([of[label][metric] for of in measured], np.float64)
                 for metric in metrics
             }
-            for label, metrics in records[0]["measured"].items()
+            for label, metrics in measured[0].items()
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadInputError(

@@ -1,6 +1,8 @@
 """Compares the models of a run, and a run with its control, by values per question.
 
-Rates are between 0 and 1, likelihoods in nats, times in seconds.
+Rates are between 0 and 1, likelihoods in nats, times in seconds. Values are given as
+label -> metric -> one value per question; those of a metric are of the same questions
+under every label.
 """
 
 import collections
@@ -11,7 +13,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from realm_jax.metrics.retrieval import (
-    RESAMPLES,
     Interval,
     bootstrap_interval,
     paired_bootstrap_difference,
@@ -28,6 +29,8 @@ F1 = "F1"
 RANDOM_BLOCKS = "random blocks"
 BM25 = "BM25"
 WITHOUT_TOPIC = "without a topic"
+
+Measured = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def recall_name(k: int) -> str:
@@ -82,30 +85,19 @@ class Comparison:
         return list(dict.fromkeys(name for row in self.rows for name in row.metrics))
 
     @property
-    def num_questions(self) -> int | None:
-        """Number of values that each mean is over; None if the means differ in it."""
-        counts = {i.count for row in self.rows for i in row.metrics.values()}
-        return counts.pop() if len(counts) == 1 else None
-
-    def find(self, label: str, metric: str) -> Interval | None:
-        """Returns an entry of the table, None if it was not measured."""
-        for row in self.rows:
-            if row.label == label:
-                return row.metrics.get(metric)
-        return None
-
-    @property
     def steps(self) -> list[tuple[str, str]]:
         """The pairs of labels that have differences, in order."""
         return list(dict.fromkeys((d.before, d.after) for d in self.differences))
 
+    def find(self, label: str, metric: str) -> Interval | None:
+        """Returns an entry of the table, None if it was not measured."""
+        found = {row.label: row.metrics for row in self.rows}
+        return found.get(label, {}).get(metric)
+
     def find_change(self, before: str, after: str, metric: str) -> Interval | None:
         """Returns a difference of the table, None if it was not measured."""
-        for difference in self.differences:
-            found = difference.before, difference.after, difference.metric
-            if found == (before, after, metric):
-                return difference.interval
-        return None
+        found = {(d.before, d.after, d.metric): d.interval for d in self.differences}
+        return found.get((before, after, metric))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,10 +106,7 @@ class ControlFigure:
 
     Attributes:
       moment: one of the values of `MOMENTS`.
-      metric: name of the metric.
-      with_realm: value of the chain.
-      without_realm: value of the control.
-      difference: the first minus the second, paired by question.
+      difference: the chain minus the control, paired by question.
     """
 
     moment: str
@@ -143,10 +132,8 @@ class ControlComparison:
 
     def find(self, moment: str, metric: str) -> ControlFigure | None:
         """Returns an entry of the table, None if it was not measured."""
-        for figure in self.figures:
-            if (figure.moment, figure.metric) == (moment, metric):
-                return figure
-        return None
+        found = {(figure.moment, figure.metric): figure for figure in self.figures}
+        return found.get((moment, metric))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,153 +154,90 @@ class MaskedAccuracy:
     utility: Interval
 
 
-def compare(
-    per_question: Mapping[str, Mapping[str, np.ndarray]],
-    baselines: Mapping[str, Mapping[str, np.ndarray]] | None = None,
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Comparison:
-    """Returns all means and the differences of successive models, with intervals.
-
-    Args:
-      per_question: label -> metric -> one value per question. Values of one metric
-        belong to the same questions under every label.
-      baselines: the same of what was not trained.
-      resamples: number of bootstrap resamples.
-      seed: seed of the bootstrap.
-    """
-    labels = list(per_question)
-    differences = [
-        Difference(
-            before,
-            after,
-            name,
-            paired_bootstrap_difference(
-                per_question[before][name], values, resamples=resamples, seed=seed
-            ),
-        )
-        for before, after in itertools.pairwise(labels)
-        for name, values in per_question[after].items()
-        if name in per_question[before]
-    ]
-    return Comparison(
-        rows_of(per_question, resamples=resamples, seed=seed),
-        differences,
-        rows_of(baselines or {}, resamples=resamples, seed=seed),
+def paired(
+    first: np.ndarray, second: np.ndarray
+) -> tuple[Interval, Interval, Interval]:
+    """Returns both means, and second - first by question, with their intervals."""
+    return (
+        bootstrap_interval(first),
+        bootstrap_interval(second),
+        paired_bootstrap_difference(first, second),
     )
 
 
-def rows_of(
-    per_question: Mapping[str, Mapping[str, np.ndarray]],
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> list[ComparisonRow]:
-    """Returns the mean of each metric with its interval, under each label.
+def compare(per_question: Measured, baselines: Measured | None = None) -> Comparison:
+    """Returns all means and the differences of successive models, with intervals.
 
     Args:
-      per_question: label -> metric -> one value per question.
-      resamples: number of bootstrap resamples.
-      seed: seed of the bootstrap.
+      per_question: values of the models, in their order.
+      baselines: values of what was not trained.
     """
+    differences = [
+        Difference(before, after, name, paired_bootstrap_difference(ours[name], values))
+        for (before, ours), (after, theirs) in itertools.pairwise(per_question.items())
+        for name, values in theirs.items()
+        if name in ours
+    ]
+    return Comparison(rows_of(per_question), differences, rows_of(baselines or {}))
+
+
+def rows_of(per_question: Measured) -> list[ComparisonRow]:
+    """Returns the mean of each metric with its interval, under each label."""
     return [
-        ComparisonRow(
-            label,
-            {
-                name: bootstrap_interval(values, resamples=resamples, seed=seed)
-                for name, values in metrics.items()
-            },
-        )
+        ComparisonRow(label, {k: bootstrap_interval(v) for k, v in metrics.items()})
         for label, metrics in per_question.items()
     ]
 
 
 def by_topic(
-    topics: Sequence[str | None],
-    values: Mapping[str, np.ndarray],
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    topics: Sequence[str | None], values: Mapping[str, np.ndarray]
 ) -> list[ComparisonRow]:
     """Returns a row for each topic, the most frequent one first.
 
     Args:
       topics: topic of each question, None where it has none.
       values: metric -> one value per question.
-      resamples: number of bootstrap resamples.
-      seed: seed of the bootstrap.
 
     Returns:
       The rows, with one for `WITHOUT_TOPIC` at the end if need be; empty if no question
       has a topic.
     """
-    counts = collections.Counter(topic for topic in topics if topic is not None)
-    named = np.asarray([WITHOUT_TOPIC if t is None else t for t in topics], object)
-    order = [topic for topic, _ in sorted(counts.items(), key=lambda x: (-x[1], x[0]))]
+    counts = collections.Counter(sorted(topic for topic in topics if topic is not None))
+    order = [topic for topic, _ in counts.most_common()]
     if order and None in topics:
         order.append(WITHOUT_TOPIC)
-    chosen = {topic: named == topic for topic in order}
+    named = np.asarray([WITHOUT_TOPIC if t is None else t for t in topics], object)
     return rows_of(
-        {
-            topic: {name: array[rows] for name, array in values.items()}
-            for topic, rows in chosen.items()
-        },
-        resamples=resamples,
-        seed=seed,
+        {topic: {k: v[named == topic] for k, v in values.items()} for topic in order}
     )
 
 
 def compare_with_control(
-    with_realm: Mapping[str, Mapping[str, np.ndarray]],
-    without_realm: Mapping[str, Mapping[str, np.ndarray]],
+    with_realm: Measured,
+    without_realm: Measured,
     *,
     realm_time: StageTime | None = None,
     control_time: StageTime | None = None,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
 ) -> ControlComparison:
     """Returns the control's means and what REALM adds to them, with intervals.
 
     Args:
-      with_realm: results of the chain: label -> metric -> one value per question.
-      without_realm: the same of the control, with labels of `MOMENTS`. The chain has
-        all of its metrics, for the same questions.
+      with_realm: values of the chain, which has all metrics of the control.
+      without_realm: values of the control, with labels of `MOMENTS`.
       realm_time: time of pre-training.
       control_time: time of the control's continued warm start.
-      resamples: number of bootstrap resamples.
-      seed: seed of the bootstrap.
     """
-    figures = [
-        ControlFigure(
-            MOMENTS[label],
-            name,
-            bootstrap_interval(with_realm[label][name], resamples=resamples, seed=seed),
-            bootstrap_interval(values, resamples=resamples, seed=seed),
-            paired_bootstrap_difference(
-                values, with_realm[label][name], resamples=resamples, seed=seed
-            ),
-        )
-        for label, metrics in without_realm.items()
-        for name, values in metrics.items()
-    ]
+    figures = []
+    for label, metrics in without_realm.items():
+        for name, values in metrics.items():
+            without, with_it, gain = paired(values, with_realm[label][name])
+            figures.append(ControlFigure(MOMENTS[label], name, with_it, without, gain))
     return ControlComparison(figures, realm_time, control_time)
 
 
 def masked_accuracy(
-    with_retrieval: np.ndarray,
-    null_only: np.ndarray,
-    utility: np.ndarray,
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    with_retrieval: np.ndarray, null_only: np.ndarray, utility: np.ndarray
 ) -> MaskedAccuracy:
     """Returns masked-span accuracy with intervals; arguments have a value per span."""
-    return MaskedAccuracy(
-        bootstrap_interval(with_retrieval, resamples=resamples, seed=seed),
-        bootstrap_interval(null_only, resamples=resamples, seed=seed),
-        paired_bootstrap_difference(
-            null_only, with_retrieval, resamples=resamples, seed=seed
-        ),
-        bootstrap_interval(utility, resamples=resamples, seed=seed),
-    )
+    without, with_it, gain = paired(null_only, with_retrieval)
+    return MaskedAccuracy(with_it, without, gain, bootstrap_interval(utility))

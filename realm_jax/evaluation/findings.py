@@ -1,4 +1,4 @@
-"""Summarises the results of a run in sentences, one for each comparison."""
+"""Summarises the results of a run, in numbers and in sentences."""
 
 import itertools
 from collections.abc import Iterator
@@ -20,193 +20,155 @@ from realm_jax.evaluation.report_data import (
     ChosenCheckpoint,
     ReportData,
 )
-from realm_jax.metrics.curves import Finding, Level, index_versions, made_at
+from realm_jax.evaluation.templates import duration, nats, percent, points, span
+from realm_jax.metrics.curves import (
+    Finding,
+    IndexVersion,
+    Level,
+    index_versions,
+    made_at,
+)
 from realm_jax.metrics.retrieval import Interval
 
 _MOST_RETRIEVED = 20
 """The largest k of recall@k in `run.RECALL_AT`."""
+_COLLAPSED = (
+    "See the curves: a collapse calls for more frequent refreshes and a lower rate, a "
+    "slow decline for fewer steps."
+)
+_NOT_FOUND = (
+    "Check that the answers are spelled as in the text, that their articles are in the "
+    "corpus, and that titles of questions are those of articles."
+)
 
 
-def percent(rate: float) -> str:
-    """Formats a rate as a percentage with one decimal, with two if it is that small."""
-    return f"{100 * rate:.{2 if 0.0 < abs(rate) < 0.0005 else 1}f}%"
-
-
-def points(difference: float) -> str:
-    """Formats a difference of rates in percentage points, with its sign."""
-    text = f"{100 * difference:+.1f}"
-    return "0.0" if float(text) == 0.0 else text.replace("-", "−")
-
-
-def nats(difference: float) -> str:
-    """Formats a difference of log-probabilities, with its sign."""
-    text = f"{difference:+.2f}"
-    return "0.00" if float(text) == 0.0 else text.replace("-", "−")
-
-
-def duration(seconds: float) -> str:
-    """Formats a duration in seconds in its one or two largest units."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+def tiles(data: ReportData) -> list[tuple[str, str, str]]:
+    """Returns title, value and details of each of the most important numbers."""
+    found = []
+    find, questions = data.comparison.find, data.run.questions
+    before = find(AFTER_WARM_START, recall_name(5))
+    if after := find(AFTER_REALM, recall_name(5)):
+        detail = f"was {percent(before.mean)} before it" if before else span(after)
+        detail = f"of {after.count:,} {questions}; {detail}"
+        found.append(("Recall@5 after REALM", percent(after.mean), detail))
+    f1 = find(AFTER_FINETUNING, F1)
+    if answered := find(AFTER_FINETUNING, EXACT_MATCH):
+        detail = f"of {answered.count:,} {questions}; {span(answered)}"
+        detail += f"; F1 {percent(f1.mean)}" if f1 else ""
+        found.append(("Answered exactly", percent(answered.mean), detail))
+    if masked := data.masked_accuracy:
+        detail = (
+            f"of {masked.utility.count:,} sentences of the validation split; "
+            f"{percent(masked.null_only.mean)} without documents; utility "
+            f"{nats(masked.utility.mean)} nats"
+        )
+        right = percent(masked.with_retrieval.mean)
+        found.append(("Masked spans right", right, detail))
+    if refreshes := len(index_versions(data.curves)):
+        detail = f"of {data.run.corpus.num_blocks:,} blocks"
+        found.append(("Index versions used", str(refreshes), detail))
+    return found
 
 
 def verdicts(data: ReportData) -> list[Finding]:
-    """Returns a finding for every comparison: better, worse or no difference."""
+    """Returns a finding for every comparison: better, worse or no difference.
+
+    A difference with an interval that includes zero is not measurable.
+    """
     return list(_verdicts(data))
 
 
 def _verdicts(data: ReportData) -> Iterator[Finding]:
-    before, after = (
-        data.comparison.find(label, recall_name(5))
-        for label in (AFTER_WARM_START, AFTER_REALM)
-    )
-    change = data.comparison.find_change(AFTER_WARM_START, AFTER_REALM, recall_name(5))
-    questions = data.run.questions
-    if before and after and change:
-        yield _pretraining(before, after, change, questions)
+    yield from _pretraining(data)
     if data.control:
-        yield from control_verdict(data.control, questions)
+        yield from _control(data.control, data.run.questions)
     if data.masked_accuracy:
         yield _masked_spans(data.masked_accuracy)
     if data.best_checkpoint:
         yield _best_checkpoint(data.best_checkpoint)
-    answered = data.comparison.find(AFTER_FINETUNING, EXACT_MATCH)
-    if answered:
-        yield Finding(
-            Level.NEUTRAL,
-            f"The fine-tuned reader answers {percent(answered.mean)} of "
-            f"{answered.count:,} {questions} exactly right (95% interval "
-            f"{percent(answered.low)} to {percent(answered.high)})"
-            f"{_with_f1(data.comparison.find(AFTER_FINETUNING, F1))}.",
-        )
-        yield from _without_answers(data)
+    yield from _answers(data)
     if data.finetuned_checkpoint:
         yield _chosen_checkpoint(data.finetuned_checkpoint)
-    versions = index_versions(data.curves)
-    if versions:
-        yield _refreshes(data)
+    if versions := index_versions(data.curves):
+        yield _refreshes(versions)
 
 
-def _without_answers(data: ReportData) -> Iterator[Finding]:
-    """Yields why no question could be answered, if no block had an answer."""
-    name = recall_name(_MOST_RETRIEVED)
-    recall = data.comparison.find(AFTER_FINETUNING, name)
-    if recall and recall.mean == 0:
+def _side(difference: Interval) -> Level:
+    """Returns on which side of zero an interval lies."""
+    if difference.low > 0:
+        return Level.GOOD
+    return Level.WARNING if difference.high < 0 else Level.NEUTRAL
+
+
+def _measured(difference: Interval) -> str:
+    return f"{points(difference.mean)} points, 95% interval {span(difference, points)}"
+
+
+def _pretraining(data: ReportData) -> Iterator[Finding]:
+    find, name = data.comparison.find, recall_name(5)
+    before, after = find(AFTER_WARM_START, name), find(AFTER_REALM, name)
+    change = data.comparison.find_change(AFTER_WARM_START, AFTER_REALM, name)
+    if before and after and change:
+        side = _side(change)
+        changed = {
+            Level.GOOD: "raised",
+            Level.WARNING: "lowered",
+            Level.NEUTRAL: "made no measurable difference to",
+        }[side]
         yield Finding(
-            Level.WARNING,
-            f"None of {recall.count:,} {data.run.questions} has an answer in the "
-            f"{_MOST_RETRIEVED} blocks retrieved for it ({name} 0%), so the reader "
-            "could not find it.",
-            "Check that the answers are spelled as in the text, that their articles "
-            "are in the corpus, and that titles of questions are those of articles.",
+            side,
+            f"REALM pre-training {changed} {name}: {percent(before.mean)} after the "
+            f"warm start, {percent(after.mean)} after REALM ({_measured(change)}, "
+            f"{change.count:,} {data.run.questions}).",
+            _COLLAPSED if side is Level.WARNING else "",
         )
 
 
-def _with_f1(f1: Interval | None) -> str:
-    if f1 is None:
-        return ""
-    return f"; F1 {percent(f1.mean)} ({percent(f1.low)} to {percent(f1.high)})"
-
-
-def _pretraining(
-    before: Interval, after: Interval, change: Interval, questions: str
-) -> Finding:
-    figures = (
-        f"{percent(before.mean)} after the warm start, {percent(after.mean)} after "
-        f"REALM ({_measured_difference(change)}, {change.count:,} {questions})"
-    )
-    if change.low > 0:
-        return Finding(Level.GOOD, f"REALM pre-training raised recall@5: {figures}.")
-    if change.high < 0:
-        return Finding(
-            Level.WARNING,
-            f"REALM pre-training lowered recall@5: {figures}. The interval lies below "
-            "zero.",
-            "See the curves: a collapse calls for more frequent refreshes and a lower "
-            "rate, a slow decline for fewer steps.",
+def _control(control: ControlComparison, questions: str) -> Iterator[Finding]:
+    """Yields what REALM gained and lost, by recall@5 and exact match."""
+    wanted = itertools.product(MOMENTS.values(), (recall_name(5), EXACT_MATCH))
+    found = [figure for key in wanted if (figure := control.find(*key))]
+    if found:
+        sides = {_side(figure.difference) for figure in found}
+        order = (Level.WARNING, Level.GOOD, Level.NEUTRAL)
+        *first, last = map(_against, found)
+        together = f"{', '.join(first)} and {last}" if first else last
+        yield Finding(
+            next(level for level in order if level in sides),
+            f"On the same {found[0].difference.count:,} {questions}, compared with the "
+            f"same chain without it, REALM {together}.",
         )
-    return Finding(
-        Level.NEUTRAL,
-        f"REALM pre-training made no measurable difference to recall@5: {figures}. "
-        "The interval includes zero.",
-    )
 
 
-def control_verdict(
-    control: ControlComparison, questions: str = "questions"
-) -> Iterator[Finding]:
-    """Yields a finding on what REALM gained and lost against its control.
-
-    It is based on recall@5 and exact match; a difference with an interval that includes
-    zero is not measurable. Nothing is yielded if neither was measured.
-
-    Args:
-      control: the comparison.
-      questions: what the finding calls the questions.
-    """
-    found = [
-        figure
-        for moment, metric in itertools.product(
-            MOMENTS.values(), (recall_name(5), EXACT_MATCH)
-        )
-        if (figure := control.find(moment, metric))
-    ]
-    if not found:
-        return
-    gained = any(figure.difference.low > 0 for figure in found)
-    lost = any(figure.difference.high < 0 for figure in found)
-    clauses = [_against_control(figure) for figure in found]
-    *first, last = clauses
-    together = f"{', '.join(first)} and {last}" if first else last
-    yield Finding(
-        Level.WARNING if lost else Level.GOOD if gained else Level.NEUTRAL,
-        f"On the same {found[0].difference.count:,} {questions}, compared with the "
-        f"same chain without it, REALM {together}.",
-    )
-
-
-def _against_control(figure: ControlFigure) -> str:
-    difference = figure.difference
-    what = figure.metric
+def _against(figure: ControlFigure) -> str:
+    difference, what = figure.difference, figure.metric
     if what != EXACT_MATCH:
         what = f"{what} {figure.moment}"
-    interval = f"95% interval {points(difference.low)} to {points(difference.high)}"
-    size = f"{100 * abs(difference.mean):.1f} points"
-    if difference.low > 0:
-        return f"gained {size} of {what} ({interval})"
-    if difference.high < 0:
-        return f"lost {size} of {what} ({interval})"
+    changed = {Level.GOOD: "gained", Level.WARNING: "lost"}.get(_side(difference))
+    if changed is None:
+        return f"made no measurable difference to {what} ({_measured(difference)})"
     return (
-        f"made no measurable difference to {what} ({points(difference.mean)} points, "
-        f"{interval}, which includes zero)"
+        f"{changed} {100 * abs(difference.mean):.1f} points of {what} (95% interval "
+        f"{span(difference, points)})"
     )
 
 
 def _masked_spans(accuracy: MaskedAccuracy) -> Finding:
     """Judges by the utility, more informative than accuracy if most spans are wrong."""
-    utility, right = accuracy.utility, accuracy.difference
-    figures = (
-        f"{nats(utility.mean)} nats of log-probability over the null document alone "
-        f"(95% interval {nats(utility.low)} to {nats(utility.high)}, "
-        f"{utility.count:,} spans of the validation split); "
-        f"{percent(accuracy.with_retrieval.mean)} right against "
-        f"{percent(accuracy.null_only.mean)} ({_measured_difference(right)})"
-    )
-    if utility.low > 0:
-        return Finding(
-            Level.GOOD, f"Documents help to fill in masked spans: {figures}."
-        )
-    if utility.high < 0:
-        return Finding(
-            Level.WARNING, f"Documents make filling in masked spans worse: {figures}."
-        )
+    utility = accuracy.utility
+    side = _side(utility)
+    changed = {
+        Level.GOOD: "help to fill in masked spans",
+        Level.WARNING: "make filling in masked spans worse",
+        Level.NEUTRAL: "make no measurable difference to masked spans",
+    }[side]
     return Finding(
-        Level.NEUTRAL,
-        f"Documents make no measurable difference to masked spans: {figures}.",
+        side,
+        f"Documents {changed}: {nats(utility.mean)} nats of log-probability over the "
+        f"null document alone (95% interval {span(utility, nats)}, {utility.count:,} "
+        f"spans of the validation split); {percent(accuracy.with_retrieval.mean)} "
+        f"right against {percent(accuracy.null_only.mean)} "
+        f"({_measured(accuracy.difference)}).",
     )
 
 
@@ -227,43 +189,57 @@ def _best_checkpoint(best: BestCheckpoint) -> Finding:
     )
 
 
+def _answers(data: ReportData) -> Iterator[Finding]:
+    """Yields how many questions were answered, and why if none can be."""
+    find, questions = data.comparison.find, data.run.questions
+    f1 = find(AFTER_FINETUNING, F1)
+    if answered := find(AFTER_FINETUNING, EXACT_MATCH):
+        and_f1 = f"; F1 {percent(f1.mean)} ({span(f1)})" if f1 else ""
+        yield Finding(
+            Level.NEUTRAL,
+            f"The fine-tuned reader answers {percent(answered.mean)} of "
+            f"{answered.count:,} {questions} exactly right (95% interval "
+            f"{span(answered)}){and_f1}.",
+        )
+    name = recall_name(_MOST_RETRIEVED)
+    recall = find(AFTER_FINETUNING, name)
+    if recall and recall.mean == 0:
+        yield Finding(
+            Level.WARNING,
+            f"None of {recall.count:,} {questions} has an answer in the "
+            f"{_MOST_RETRIEVED} blocks retrieved for it ({name} 0%), so the reader "
+            "could not find it.",
+            _NOT_FOUND,
+        )
+
+
 def _chosen_checkpoint(chosen: ChosenCheckpoint) -> Finding:
     text = f"The fine-tuned reader is that of step {chosen.step:,}"
+    held_out = "on the questions that fine-tuning held out"
+    right = percent(chosen.exact_match)
     if chosen.step == chosen.last_step:
-        return Finding(
-            Level.NEUTRAL,
-            f"{text}, the last checkpoint ({percent(chosen.exact_match)} exact match "
-            "on the questions that fine-tuning held out).",
-        )
+        text += f", the last checkpoint ({right} exact match {held_out})."
+        return Finding(Level.NEUTRAL, text)
     return Finding(
         Level.NEUTRAL,
-        f"{text}, chosen by exact match on the questions that fine-tuning held out: "
-        f"{percent(chosen.exact_match)}, and {percent(chosen.last_exact_match)} at the "
-        f"last step, {chosen.last_step:,}.",
+        f"{text}, chosen by exact match {held_out}: {right}, and "
+        f"{percent(chosen.last_exact_match)} at the last step, {chosen.last_step:,}.",
         'FINETUNED_CHECKPOINT="last" measures that one.',
     )
 
 
-def _refreshes(data: ReportData) -> Finding:
-    versions = index_versions(data.curves)
+def _refreshes(versions: list[IndexVersion]) -> Finding:
     if len(versions) == 1:
         return Finding(
             Level.NEUTRAL,
             "The index was never replaced during pre-training: every step searched "
             f"the one made {made_at(versions[0].step)}.",
         )
-    oldest = max((v.oldest_steps or 0.0) for v in versions)
-    seconds = max((v.oldest_seconds or 0.0) for v in versions)
+    oldest = max(version.oldest_steps or 0.0 for version in versions)
+    seconds = max(version.oldest_seconds or 0.0 for version in versions)
     aged = f"{oldest:,.0f} steps" + (f" ({duration(seconds)})" if seconds else "")
     return Finding(
         Level.NEUTRAL,
         f"Pre-training searched {len(versions)} versions of the index; none was in use "
         f"beyond an age of {aged}.",
-    )
-
-
-def _measured_difference(interval: Interval) -> str:
-    return (
-        f"{points(interval.mean)} points, 95% interval {points(interval.low)} to "
-        f"{points(interval.high)}"
     )

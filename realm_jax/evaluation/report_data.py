@@ -19,15 +19,7 @@ from realm_jax.settings import Start
 
 @dataclasses.dataclass(frozen=True)
 class CorpusInfo:
-    """The corpus that was searched.
-
-    Attributes:
-      name: name of the corpus.
-      num_documents: number of articles.
-      num_blocks: number of blocks.
-      fingerprint: fingerprint of the block store.
-      attribution: source and licence of the text, for the foot of the page.
-    """
+    """The corpus that was searched, and source and licence of its text."""
 
     name: str
     num_documents: int
@@ -41,12 +33,9 @@ class RunInfo:
     """Description of a run and its machine.
 
     Attributes:
-      title: title of the page.
       finished: date and time, as displayed.
-      corpus: the corpus that was searched.
       parameters: model -> number of parameters.
       settings: name -> value, for repeating the run.
-      machine: description of the machine.
       versions: package -> version.
       stages: stages in the order in which they ran.
       split: split of the questions that were measured; "" if unknown.
@@ -68,33 +57,19 @@ class RunInfo:
     @property
     def questions(self) -> str:
         """What the page calls the questions that were measured."""
-        return f"{self.split} questions" if self.split else "questions"
+        return f"{self.split} questions".lstrip()
 
     @property
     def held_out_questions(self) -> str:
         """What the page calls the questions that pre-training searched."""
         return f"held-out {self.held_out_split} questions".replace("  ", " ")
 
-    @property
-    def seconds(self) -> float:
-        """Time of all stages, in seconds."""
-        return sum(stage.seconds for stage in self.stages)
-
-    @property
-    def longest_seconds(self) -> float:
-        """Time of the longest stage, in seconds."""
-        return max((stage.seconds for stage in self.stages), default=0.0)
-
 
 @dataclasses.dataclass(frozen=True)
 class BestCheckpoint:
-    """The best checkpoint of pre-training, and the last for comparison.
+    """The checkpoint of pre-training with the highest held-out utility, and the last.
 
-    Attributes:
-      step: step of the checkpoint with the highest held-out utility.
-      utility: its mean retrieval utility on held-out sentences, in nats.
-      last_step: step of the last checkpoint.
-      last_utility: its utility; None if it was not measured.
+    The utility of the last one is None if it was not measured.
     """
 
     step: int
@@ -107,11 +82,7 @@ class BestCheckpoint:
 class ChosenCheckpoint:
     """The checkpoint of fine-tuning that was measured, and the last for comparison.
 
-    Attributes:
-      step: its step.
-      exact_match: its exact match on the questions that fine-tuning held out.
-      last_step: step of the last checkpoint.
-      last_exact_match: the same of the last checkpoint.
+    Exact match is that on the questions that fine-tuning held out.
     """
 
     step: int
@@ -126,7 +97,6 @@ class ExampleDocument:
 
     Attributes:
       block_id: -1 for the null document.
-      title: title of its article.
       snippet: the beginning of its body, or the part around the answer.
       retrieval_probability: p(z|x).
       answer_probability: p(y|z,x).
@@ -163,7 +133,6 @@ class AnsweredQuestion:
     """A question of the test set with its answer and where it was found.
 
     Attributes:
-      question: the question.
       references: right answers.
       answer: the original characters of the best span; empty if there was none.
       correct: whether it is right by exact match.
@@ -202,16 +171,13 @@ class ReportData:
     """The content of a report; parts that were not measured are empty.
 
     Attributes:
-      run: the run and its machine.
       curves: metrics over steps, of all stages.
       comparison: what each stage reached, on the same questions.
       control: the chain beside the same chain without REALM.
       masked_accuracy: masked spans with retrieval and without.
       examples: masked sentences with the documents that were considered.
       questions: a sample of the questions with their answers.
-      best_checkpoint: the best checkpoint of pre-training.
-      finetuned_checkpoint: the checkpoint of fine-tuning that was measured; None if it
-        is the last for want of held-out questions.
+      finetuned_checkpoint: None if the last is measured for want of held-out questions.
       topics: results of the last stage, a row for each topic of the questions.
       recorded: settings, seed, version and commit of each stage.
     """

@@ -33,7 +33,6 @@ from markupsafe import Markup, escape
 from realm_jax.answering.answers import ReadDocument
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.ask import AnswerService, Reply
-from realm_jax.evaluation.findings import duration
 from realm_jax.evaluation.templates import page_environment
 
 _LARGEST_REQUEST = 1 << 16
@@ -238,8 +237,7 @@ class _Handlers:
         self.waiting: set[web.RequestHandler] = set()
         self._respondent = respondent
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answer")
-        environment = page_environment()
-        environment.filters |= {"duration": duration, "marked": _marked}
+        environment = page_environment(marked=_marked)
         self._template = environment.get_template("ask.html.jinja")
 
     async def close(self, application: web.Application) -> None:

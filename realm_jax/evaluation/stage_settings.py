@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from realm_jax.evaluation.report_data import RecordedStage
-from realm_jax.settings import Start, read_starts
-from realm_jax.stages import STAGES
+from realm_jax.settings import Start, flat, read_starts
+from realm_jax.stages import PRETRAIN, STAGES
 from realm_jax.storage import open_store
 
 NOT_RECORDED = "not recorded"
@@ -23,7 +23,7 @@ class SettingChange:
 
 
 def recorded_stages(
-    model_dirs: Iterable[tuple[str, str]], others: Iterable[str] = ()
+    model_dirs: Sequence[tuple[str, str]], others: Iterable[str] = ()
 ) -> list[RecordedStage]:
     """Returns what the stages of a run recorded.
 
@@ -36,33 +36,20 @@ def recorded_stages(
     Raises:
       BadInputError: a record cannot be read.
     """
-    found: dict[str, list[Start]] = {}
-    for stage, model_dir in model_dirs:
-        found.setdefault(stage, [])
-        _add_starts(found, model_dir)
-    for directory in others:
-        _add_starts(found, directory)
+    found: dict[str, list[Start]] = {stage: [] for stage, _ in model_dirs}
+    for directory in (*(model_dir for _, model_dir in model_dirs), *others):
+        for start in read_starts(open_store(directory)):
+            found.setdefault(start.command.replace("-", "_"), []).append(start)
     order = [spec.name for spec in STAGES.values() if spec.title]
     return [RecordedStage(name, found[name]) for name in order if name in found]
 
 
-def _add_starts(found: dict[str, list[Start]], directory: str) -> None:
-    for start in read_starts(open_store(directory)):
-        found.setdefault(start.command.replace("-", "_"), []).append(start)
-
-
 def flat_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Returns nested settings as text by dotted names, such as "optimizer.clip"."""
-    flat: dict[str, str] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            inner = flat_settings(value)
-            flat |= {f"{name}.{key}": text for key, text in inner.items()}
-        elif isinstance(value, str):
-            flat[name] = value
-        else:
-            flat[name] = json.dumps(value, ensure_ascii=False)
-    return flat
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in flat(settings)
+    }
 
 
 def changed_settings(first: Start, second: Start) -> list[SettingChange]:
@@ -76,7 +63,7 @@ def changed_texts(
     """Returns the names whose texts differ, in the order of their appearance."""
     return [
         SettingChange(name, first.get(name, "–"), second.get(name, "–"))
-        for name in dict.fromkeys([*first, *second])
+        for name in {**first, **second}
         if first.get(name) != second.get(name)
     ]
 
@@ -89,15 +76,10 @@ def _described(start: Start) -> dict[str, str]:
     } | flat_settings(start.settings)
 
 
-def changed_while_running(starts: Sequence[Start]) -> list[SettingChange]:
-    """Returns what differs between the first start of a stage and its last one."""
-    return changed_settings(starts[0], starts[-1]) if len(starts) > 1 else []
-
-
 def split_of_held_out_questions(stages: Sequence[RecordedStage]) -> str:
     """Returns the split that pre-training searched, "" if it recorded none."""
     for stage in stages:
-        if stage.stage == "pretrain" and stage.starts:
+        if stage.stage == PRETRAIN.name and stage.starts:
             settings = stage.starts[-1].settings
             if settings.get("questions"):
                 return str(settings.get("questions_split", ""))

@@ -17,7 +17,7 @@ class StageWork:
 
     Attributes:
       stage: name as in `metrics.jsonl`.
-      time_shares: share of each of `PARTS`; they add up to 1.
+      time_shares: share of each of `PARTS` that was measured; they add up to 1.
       examples_per_second: examples per second of the whole stage.
       padding_share: share of padding among computed positions; None if not measured.
       model_tflops_per_second: of the whole job; None if not measured.
@@ -40,39 +40,36 @@ def work_of_stages(curves: Sequence[Curve]) -> list[StageWork]:
 
 
 def _work_of(curves: Sequence[Curve], stage: str) -> StageWork | None:
-    rate = measured(find_curve(curves, stage, "steps_per_second"))
-    updates = dict(
-        zip(rate.steps, np.diff(rate.steps, prepend=0).tolist(), strict=True)
-    )
-    seconds = {
-        step: updates[step] / value
-        for step, value in zip(rate.steps, rate.values, strict=True)
-    }
+    speed = _values(curves, stage, "steps_per_second")
+    updates = dict(zip(speed, np.diff(list(speed), prepend=0).tolist(), strict=True))
+    seconds = {step: updates[step] / speed[step] for step in speed}
 
     def mean(metric: str, weights: Mapping[int, float]) -> float | None:
         """Returns the weighted mean of a metric over the lines that have it."""
-        curve = measured(find_curve(curves, stage, metric))
-        found = {
-            step: value
-            for step, value in zip(curve.steps, curve.values, strict=True)
-            if step in weights
-        }
-        if not found:
-            return None
-        return float(
-            np.average(list(found.values()), weights=[weights[step] for step in found])
-        )
+        found = _values(curves, stage, metric)
+        steps = [step for step in found if step in weights]
+        total = sum(weights[step] for step in steps)
+        return sum(found[s] * weights[s] for s in steps) / total if steps else None
 
-    per_update = {part: mean(f"{part}_seconds", updates) for part in PARTS}
+    per_update = {
+        part: value
+        for part in PARTS
+        if (value := mean(f"{part}_seconds", updates)) is not None
+    }
+    total = sum(per_update.values())
     examples = mean("examples_per_second", seconds)
-    known = {part: value for part, value in per_update.items() if value is not None}
-    if examples is None or not sum(known.values()):
+    if examples is None or not total:
         return None
     return StageWork(
         stage,
-        {part: value / sum(known.values()) for part, value in known.items()},
+        {part: value / total for part, value in per_update.items()},
         examples,
         mean("padding_share", updates),
         mean("model_tflops_per_second", seconds),
         mean("model_flops_utilization", seconds),
     )
+
+
+def _values(curves: Sequence[Curve], stage: str, metric: str) -> dict[int, float]:
+    curve = measured(find_curve(curves, stage, metric))
+    return dict(zip(curve.steps, curve.values, strict=True))

@@ -58,7 +58,7 @@ class Curve:
     values: tuple[float, ...]
 
 
-class Level(enum.Enum):
+class Level(enum.StrEnum):
     """Severity of a finding."""
 
     GOOD = "good"

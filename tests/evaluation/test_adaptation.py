@@ -96,7 +96,7 @@ def results(probe, before, after, **others):
         for label in (adaptation.BEFORE, adaptation.AFTER)
     }
     baselines = {BM25: named[adaptation.BEFORE]}
-    return {probe: compare(named, baselines, resamples=200)}
+    return {probe: compare(named, baselines)}
 
 
 BETTER = ([0.1, 0.2, 0.3], [0.5, 0.6, 0.5])
