@@ -78,9 +78,11 @@ def test_blocks_found_ahead_are_those_of_parameters_one_update_old(
     assert found[0] == live[0]
     assert found != live
     assert found == stale
-    # After a resume, too: a checkpoint has them.
+    # After a resume, too, at the first update for which it matters: a checkpoint has
+    # them.
     parts = dataclasses.replace(config, model_dir=str(tmp_path / "parts"))
-    stop, report = tiny_world.stop_after(2)
+    is_other = [one != other for one, other in zip(found, live, strict=True)]
+    stop, report = tiny_world.stop_after(is_other.index(True))
     assert not finetune.run(parts, report, stop)
     (commit,) = (tmp_path / "parts/index/commits").iterdir()
     before = commit.read_bytes()
