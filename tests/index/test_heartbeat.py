@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+from realm_jax.errors import BadInputError
 from realm_jax.index import builder, heartbeat
 from realm_jax.index.build import IndexBuild
 from realm_jax.index.builder import IndexBuilder
