@@ -19,6 +19,7 @@ from bench.invented_world import LENGTHS, MAX_MASKS, World, WorldConfig, make_wo
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import write_examples
 from realm_jax.data.questions import question_examples, read_questions
+from realm_jax.errors import NotReadyError
 from realm_jax.index import build
 from realm_jax.index.builder import BuilderConfig, IndexBuilder
 from realm_jax.index.embed import EmbedConfig
@@ -295,7 +296,13 @@ def builder_beside(config: PretrainConfig, corpus: BlockStore):
     stop = threading.Event()
     building = BuilderConfig(embed=EMBED, keep=9, poll_seconds=0.02)
     job = IndexBuilder(open_store(config.model_dir), corpus, building)
-    thread = threading.Thread(target=job.run, args=(stop,), daemon=True)
+
+    def run():
+        # It ends in this way where its trainer fails.
+        with contextlib.suppress(NotReadyError):
+            job.run(stop)
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         yield

@@ -271,7 +271,7 @@ class Roles:
             code = processes.keep_running(
                 commands,
                 is_over=lambda: self._is_over(role),
-                is_done=lambda: role == TRAINER or TRAINER in self._codes,
+                is_done=lambda: role == TRAINER or self._await_trainer(),
                 reached=lambda: records.reached(self._store, role),
                 stop=self._stop,
                 say=lambda text: self._say(f"{role}: {text}"),
@@ -283,10 +283,10 @@ class Roles:
         except Exception as error:
             # The other role must end, too; then it is raised.
             code, self._bug = BUG, error
-        if Ended.by(code) is Ended.STOPPED:
+        if Ended.by(code) in (Ended.STOPPED, Ended.NOT_READY):
             if self._stop.is_set() or any(self._codes.values()):
                 return
-            # A builder that has built all is asked to end.
+            # A builder that has built all is asked to end, or was waiting.
             code = 0
         self._codes[role] = code
         if code and not message:
@@ -295,6 +295,17 @@ class Roles:
         with contextlib.suppress(OSError):
             records.write_outcome(self._store, role, code, message)
         self._say(f"{role}: {f'failed, code {code}' if code else 'done'}")
+
+    def _await_trainer(self) -> bool:
+        """Waits for the end of a trainer that has finished; returns whether it came.
+
+        Its process ends a moment after it has said so, or crashes and is started again.
+        """
+        until = time.monotonic() + _PACE.saving
+        while TRAINER not in self._codes and time.monotonic() < until:
+            if self._stop.wait(_PACE.poll):
+                break
+        return TRAINER in self._codes
 
     def _is_over(self, role: str) -> bool:
         if any(self._codes.values()):

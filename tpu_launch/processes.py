@@ -151,7 +151,7 @@ def keep_running(
       is_over: whether the work must end, although no process says so; they are then
         asked to save and end.
       is_done: whether exit code 0 means that the work is done. An index builder ends
-        with 0 also when its trainer has gone.
+        with 0 once its trainer says that it has finished; that may still crash.
       reached: value that changes with progress; it may raise OSError or BadInputError,
         while the model directory does not answer, and then nothing is counted.
       stop: set when asked to stop.

@@ -111,8 +111,8 @@ class Worker:
     def end(self, code: int) -> bool:
         """Says how the work has ended; returns whether it is done.
 
-        An index builder also ends with 0 when it has not heard of its trainer for
-        long. It is done once its trainer is. Of several workers the first one says
+        An index builder ends with 0 when its trainer says that it has finished, but is
+        done only once that has ended with 0, too. Of several workers the first one says
         that the work is done, and any that it has failed.
         """
         if code:

@@ -1,7 +1,9 @@
 """Follows the newest retriever of a run and publishes an index for each refresh.
 
 Runs beside `realm pretrain` with REFRESH_MODE="async", on the same MODEL_DIR, and ends
-when the trainer has ended. If killed, it resumes and repeats at most one shard.
+once the trainer has finished. If the trainer fails, or is silent for ten minutes, this
+ends with exit code 75: start both again. If killed, it resumes and repeats at most one
+shard.
 
 Macros:
   MODEL_DIR   folder of the run
@@ -63,8 +65,8 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
         corpus = multihost.run_on_all(
             lambda: BlockStore.open(config.corpus, verify=config.verify_files)
         )
-        is_done = IndexBuilder(store, corpus, building, progress).run(stop)
-    return None if is_done or stop.is_set() else STOPPED
+        has_finished = IndexBuilder(store, corpus, building, progress).run(stop)
+    return None if has_finished or stop.is_set() else STOPPED
 
 
 if __name__ == "__main__":

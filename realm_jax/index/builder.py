@@ -83,7 +83,7 @@ class BuilderConfig:
       keep: number of committed snapshots that are kept, in addition to those in use.
       poll_seconds: interval of checks for a new retriever, in seconds.
       patience_seconds: seconds without a heartbeat after which a trainer that was
-        heard of is taken to have ended.
+        heard of is taken to be gone.
       wait_seconds: how long a trainer that was not heard of is waited for, in seconds;
         it may not be there yet.
       sampled_blocks: blocks that are read back and embedded again before a commit.
@@ -326,39 +326,42 @@ class IndexBuilder:
         self._refused: dict[int, str] = {}
 
     def run(self, stop: threading.Event) -> bool:
-        """Builds indexes until the trainer is done and no retriever is left, or `stop`.
+        """Builds indexes until the trainer has finished, or `stop`.
 
         When stopped, it finishes the current shard and leaves the rest to be resumed. A
-        damaged or diverged retriever is refused once, and the next one is awaited.
+        damaged or diverged retriever is refused once, and the next one is awaited. A
+        trainer that failed or fell silent may be started again and need a builder then,
+        so this job must be started again, too.
 
         Args:
           stop: stops this process, and with it all processes of the job.
 
         Returns:
-          Whether the trainer is done.
+          Whether the trainer has finished.
 
         Raises:
           BadInputError: no retriever of this trainer can be used, or the disk is full.
-          NotReadyError: no trainer has been heard of within `wait_seconds`.
+          NotReadyError: no trainer has been heard of within `wait_seconds`; or it has
+            failed, or has been silent for `patience_seconds`, and no retriever is left.
         """
         try:
             with self._heartbeat.repeated(_REPEAT_SECONDS):
-                is_done = self._follow(stop)
+                has_finished = self._follow(stop)
         except BaseException:
             # The original error takes precedence over a failed heartbeat.
             with contextlib.suppress(Exception):
                 self._beat("failed")
             raise
         self._beat("finished")
-        return is_done
+        return has_finished
 
     def _follow(self, stop: threading.Event) -> bool:
         self._index_step = self._indexes.latest_step()
 
-        def look() -> tuple[bool, int | None]:
+        def look() -> tuple[str, int | None]:
             # Read the trainer's heartbeat first, so that a retriever published just
             # before its end is found.
-            return self._is_done(*self._trainer.listen()), self._newest_step()
+            return self._trainer_end(*self._trainer.listen()), self._newest_step()
 
         def is_indexed() -> bool:
             return bool(self._retrievers.steps()) and self._newest_step() is None
@@ -368,37 +371,43 @@ class IndexBuilder:
             self._collect_garbage()
         asked_to_stop = multihost.StopRequest(stop)
         while not asked_to_stop.is_set():
-            trainer_is_done, step = multihost.run_on_primary(look)
+            trainer_end, step = multihost.run_on_primary(look)
             if step is not None:
                 self._build(step, stop)
-            elif trainer_is_done:
+            elif trainer_end == "finished":
                 return True
+            elif trainer_end:
+                raise NotReadyError(
+                    f"expected the trainer in {self._store.url()} to finish, but it "
+                    f"{trainer_end}; start it, and run this command again"
+                )
             else:
                 self._wait(stop)
         return False
 
-    def _is_done(self, trainer: JobStatus | None, silent_seconds: float) -> bool:
-        """Returns whether the trainer will publish no more retrievers.
+    def _trainer_end(self, trainer: JobStatus | None, silent_seconds: float) -> str:
+        """Returns how the trainer has ended, in words; "" if it is at work.
 
         Raises:
           NotReadyError: none has been heard of for too long.
         """
         if trainer is not None and trainer.state != "running":
-            return True
+            return trainer.state
         now, waited = time.monotonic(), self._config.wait_seconds
         if self._heard is None and (trainer is not None or self._retrievers.steps()):
             self._heard = now
         if self._heard is not None:
             # Its silence before that was that of a queue.
             silent_seconds = min(silent_seconds, now - self._heard)
-            return silent_seconds > self._config.patience_seconds
+            is_silent = silent_seconds > self._config.patience_seconds
+            return "fell silent" if is_silent else ""
         if silent_seconds > waited:
             raise NotReadyError(
                 f"expected a trainer in {self._store.url()}, but none gave a sign of "
                 f"life within {waited:g} s; start it, and run this command again, or "
                 "raise BuilderConfig.wait_seconds"
             )
-        return False
+        return ""
 
     def _wait(self, stop: threading.Event) -> None:
         self._beat("running", activity="waiting")

@@ -131,7 +131,7 @@ def test_a_retriever_that_diverged_is_refused_and_the_next_is_built(
         wait_until(lambda: "step 1" in caplog.text)
         publish(store, blocks, retriever_at(2))
         wait_until(lambda: index_series(store).steps() == [2])
-        Heartbeat(store, builder.TRAINER_ROLE).beat(2, "failed")
+        Heartbeat(store, builder.TRAINER_ROLE).beat(2, "finished")
         thread.join(PATIENCE)
     assert caplog.text.count("training has diverged") == 1
     status = read_heartbeat(store, builder.BUILDER_ROLE)
@@ -227,12 +227,43 @@ def clock(monkeypatch):
     return clock
 
 
+def not_finished(store, how):
+    """Expects a builder to end as one that is to be started again."""
+    message = (
+        f"expected the trainer in {store.url()} to finish, but it {how}; start it, and "
+        "run this command again"
+    )
+    return pytest.raises(NotReadyError, match=f"^{re.escape(message)}$")
+
+
 def test_a_silent_trainer_ends_the_job_and_waiting_does_not_spin(store, blocks, clock):
     pauses = Pauses(clock)
     job = builder.IndexBuilder(store, blocks, PATIENT)
     Heartbeat(store, builder.TRAINER_ROLE).beat(0)
-    assert job.run(pauses)
+    with not_finished(store, "fell silent"):
+        job.run(pauses)
     assert pauses.seconds == [1.0] * 5
+    assert read_heartbeat(store, builder.BUILDER_ROLE).state == "failed"
+
+
+def test_a_trainer_that_failed_has_its_last_index_and_a_builder_that_comes_back(
+    store, blocks, retriever_at, clock
+):
+    """It may be started again, such as after exit code 75, and go on."""
+    trainer = Heartbeat(store, builder.TRAINER_ROLE)
+    publish(store, blocks, retriever_at(1))
+    job = builder.IndexBuilder(store, blocks, PATIENT)
+    trainer.beat(1, "failed")
+    pauses = Pauses(clock)
+    with not_finished(store, "failed"):
+        job.run(pauses)
+    assert index_series(store).steps() == [1]
+    assert pauses.seconds == []
+    job = builder.IndexBuilder(store, blocks, PATIENT)
+    publish(store, blocks, retriever_at(2))
+    trainer.beat(2, "finished")
+    assert job.run(pauses)
+    assert index_series(store).steps() == [1, 2]
 
 
 def test_a_trainer_that_was_never_heard_of_is_waited_for_longer_and_is_late(
@@ -263,11 +294,11 @@ def test_patience_begins_with_the_first_retriever(
         return wait(timeout)
 
     monkeypatch.setattr(pauses, "wait", publish_late)
-    assert builder.IndexBuilder(store, blocks, PATIENT).run(pauses)
+    with not_finished(store, "fell silent"):
+        builder.IndexBuilder(store, blocks, PATIENT).run(pauses)
     assert index_series(store).steps() == [1]
     # In the ninth pause it was published, and five passed after it was found.
     assert pauses.seconds == [1.0] * (9 + 5)
-    assert read_heartbeat(store, builder.BUILDER_ROLE).state == "finished"
 
 
 def test_garbage_of_a_killed_builder_goes_but_not_what_the_trainer_names(
@@ -278,7 +309,8 @@ def test_garbage_of_a_killed_builder_goes_but_not_what_the_trainer_names(
         builder.build_once(retriever_at(step), blocks, store, CONFIG)
     Heartbeat(store, builder.TRAINER_ROLE).beat(4, index_step=1)
     config = dataclasses.replace(CONFIG, keep=2, patience_seconds=0.1)
-    builder.IndexBuilder(store, blocks, config).run(threading.Event())
+    with not_finished(store, "fell silent"):
+        builder.IndexBuilder(store, blocks, config).run(threading.Event())
     assert index_series(store).steps() == [1, 3, 4]
     assert SnapshotSeries(store, RETRIEVER_SERIES).steps() == [3, 4]
     read_embeddings(store, 1)

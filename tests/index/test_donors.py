@@ -15,6 +15,7 @@ import pytest
 
 from realm_jax.data.documents import Document
 from realm_jax.data.salient_spans import RuleTagger
+from realm_jax.errors import NotReadyError
 from realm_jax.index import build as attempt
 from realm_jax.index import builder, embedding_cache
 from realm_jax.index.manifest import EMBEDDINGS, DamagedSnapshotError
@@ -198,7 +199,8 @@ def test_the_builder_copies_from_where_the_published_retriever_says(
     publish_retriever(store, later, blocks.fingerprint)
     # There is no trainer: it ends when it has embedded what was published.
     config = dataclasses.replace(CONFIG, patience_seconds=0.1)
-    assert builder.IndexBuilder(store, blocks, config).run(threading.Event())
+    with pytest.raises(NotReadyError, match="fell silent"):
+        builder.IndexBuilder(store, blocks, config).run(threading.Event())
     assert sum(embedded) == 1
     count, commit = blocks.num_blocks, donor.url("index/commits/5.json")
     assert f"{count} of {count} blocks copied from {commit}" in caplog.text

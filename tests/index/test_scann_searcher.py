@@ -13,6 +13,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+from realm_jax.errors import NotReadyError
 from realm_jax.index import builder, scann_assets, scann_tuning
 from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
 from realm_jax.index.scann_assets import RECALL, ScannAssets, load_assets
@@ -299,7 +300,8 @@ def test_an_index_in_which_scann_finds_too_little_is_not_published(
     Heartbeat(store, builder.TRAINER_ROLE).beat(0, "running")
     job_config = dataclasses.replace(config, patience_seconds=0.2)
     job = builder.IndexBuilder(store, blocks, job_config)
-    job.run(threading.Event())
+    with pytest.raises(NotReadyError, match="fell silent"):
+        job.run(threading.Event())
     status = read_heartbeat(store, builder.BUILDER_ROLE)
     assert "raise ScannConfig" in status.extra["refused"]["1"]
 

@@ -9,7 +9,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.storage import open_store
 from tests import tiny_run
 from tests.refused import refused
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 from tpu_launch import local, processes, records
 from tpu_launch.chain import ChainCommands
 from tpu_launch.run import BUILDER, TRAINER
@@ -53,15 +53,17 @@ def test_a_setting_that_reaches_none_is_refused():
 
 @pytest.fixture
 def run_roles(tmp_path, monkeypatch):
-    """Runs both roles; the builder as told, the trainer until it is over."""
+    """Runs both roles as told; a trainer that is not runs until it is over."""
     store = open_store(tmp_path)
 
-    def run(builder):
-        def keep_running(commands, *, is_over, **others):
-            if threading.current_thread().name == BUILDER:
-                return builder()
-            wait_until(is_over)
-            return 143
+    def until_over(is_over, **others):
+        wait_until(is_over)
+        return 143
+
+    def run(builder, trainer=until_over):
+        def keep_running(commands, **asked):
+            roles = {BUILDER: builder, TRAINER: trainer}
+            return roles[threading.current_thread().name](**asked)
 
         monkeypatch.setattr(processes, "keep_running", keep_running)
         roles = local.Roles(store, threading.Event(), lambda text: None)
@@ -71,7 +73,7 @@ def run_roles(tmp_path, monkeypatch):
 
 
 def test_bad_input_of_one_ends_the_other(run_roles):
-    def refuse():
+    def refuse(**asked):
         raise BadInputError("expected a, got b")
 
     ended, outcomes = run_roles(refuse)
@@ -82,8 +84,37 @@ def test_bad_input_of_one_ends_the_other(run_roles):
 
 
 def test_a_bug_in_one_ends_the_other_and_is_raised(run_roles):
-    def fail():
+    def fail(**asked):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         run_roles(fail)
+
+
+def test_a_builder_is_done_with_its_trainer_whatever_it_waited_for(run_roles):
+    """Code 75 may come in the moment in which all is built."""
+
+    def wait(is_over, **others):
+        wait_until(is_over)
+        return 75
+
+    ended, outcomes = run_roles(wait, lambda **asked: 0)
+    assert ended == (0, TRAINER)
+    assert all(outcome.done for outcome in outcomes.values())
+    # A trainer that has failed for good ends a builder that would wait for ever.
+    ended, outcomes = run_roles(wait, lambda **asked: 1)
+    assert ended == (1, TRAINER)
+
+
+def test_a_builder_that_ended_first_awaits_the_end_of_its_trainer(run_roles):
+    asked_first = threading.Event()
+
+    def build(is_done, **others):
+        asked_first.set()
+        return 0 if is_done() else 1
+
+    def train(**asked):
+        assert asked_first.wait(PATIENCE)
+        return 0
+
+    assert run_roles(build, train)[0] == (0, TRAINER)
