@@ -5,7 +5,8 @@
     launch/logs/<name>/<worker>.log  the end of what a worker's command has written
 
 `up` and `local` write the first, the workers of TPU VMs and `local` the others. GKE
-keeps ends and logs itself.
+keeps ends and logs itself. The end of a role carries its crc32c, but not where the
+startup script of a TPU VM or an earlier release wrote it.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from typing import Any
 from realm_jax.errors import BadInputError
 from realm_jax.index.heartbeat import JobStatus, read_heartbeat
 from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
-from realm_jax.manifests import parse_json
+from realm_jax.manifests import seal, unseal
 from realm_jax.storage import AlreadyExistsError, MissingObjectError, Store
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tpu_launch.run import BUILDER, TRAINER
@@ -32,8 +33,13 @@ HEARTBEATS: Mapping[str, str] = {TRAINER: "trainer", BUILDER: "index_builder"}
 LOGS = "launch/logs"
 """Folder of the logs of TPU VMs."""
 _RUN = "launch/run.json"
+_ROLES = (TRAINER, BUILDER)
 # Size of a log in the model directory.
 _TAIL_BYTES = 256 << 10
+
+
+class DamagedRecordError(BadInputError):
+    """Raised when the file of a record holds something else."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,20 +104,42 @@ def outcome_name(role: str) -> str:
 
 
 def write_outcome(store: Store, role: str, code: int, message: str = "") -> None:
-    """Writes how the work of a role has ended, unless that is already said."""
-    outcome = Outcome(code == 0, code, message, time.time())
-    # The first of several workers knows the cause.
-    with contextlib.suppress(AlreadyExistsError):
-        data = json.dumps(dataclasses.asdict(outcome)).encode()
+    """Writes how the work of a role has ended, unless that can be read already."""
+    data = seal(dataclasses.asdict(Outcome(code == 0, code, message, time.time())))
+    try:
         store.create(outcome_name(role), data)
+    except AlreadyExistsError:
+        # The first of several workers knows the cause.
+        _, damaged = readable_outcomes(store)
+        if role in damaged:
+            store.write(outcome_name(role), data)
 
 
 def outcomes(store: Store) -> dict[str, Outcome]:
-    """Returns how the roles have ended that have."""
-    found = {
-        role: _read(store, outcome_name(role), Outcome) for role in (TRAINER, BUILDER)
-    }
+    """Returns how the roles have ended that have.
+
+    Raises:
+      DamagedRecordError: that of one cannot be read.
+    """
+    found = {role: _outcome(store, role) for role in _ROLES}
     return {role: outcome for role, outcome in found.items() if outcome}
+
+
+def readable_outcomes(store: Store) -> tuple[dict[str, Outcome], set[str]]:
+    """Returns how the roles have ended, and those whose end is damaged."""
+    found: dict[str, Outcome] = {}
+    damaged: set[str] = set()
+    for role in _ROLES:
+        try:
+            if outcome := _outcome(store, role):
+                found[role] = outcome
+        except DamagedRecordError:
+            damaged.add(role)
+    return found, damaged
+
+
+def _outcome(store: Store, role: str) -> Outcome | None:
+    return _read(store, outcome_name(role), Outcome)
 
 
 def is_over(ended: Mapping[str, Outcome]) -> bool:
@@ -175,11 +203,11 @@ def last_line(log: pathlib.Path) -> str:
 
 def _read(store: Store, name: str, kind: type) -> Any:
     try:
-        return kind(**parse_json(store.read(name)))
+        return kind(**unseal(store.read(name), required=False))
     except MissingObjectError:
         return None
     except (TypeError, ValueError) as error:
-        raise BadInputError(
+        raise DamagedRecordError(
             f"expected what a launcher or worker of this version says in "
             f"{store.url(name)}, got something else; delete the file"
         ) from error

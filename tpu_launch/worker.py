@@ -113,16 +113,18 @@ class Worker:
 
         An index builder ends with 0 when its trainer says that it has finished, but is
         done only once that has ended with 0, too. Of several workers the first one says
-        that the work is done, and any that it has failed.
+        that the work is done, and any that it has failed. Where that is damaged, any
+        says it again.
         """
         if code:
             message = records.last_line(self._log)
             records.write_outcome(self._store, self._role, code, message)
             return False
-        trainer = records.outcomes(self._store).get(TRAINER)
-        if self._role == BUILDER and not (trainer and trainer.done):
+        ended, damaged = records.readable_outcomes(self._store)
+        done = {role for role, outcome in ended.items() if outcome.done}
+        if self._role == BUILDER and TRAINER not in done | damaged:
             return False
-        if self._number:
+        if self._number and self._role not in damaged:
             self.report()
             return self.is_done
         self.is_done, self.over = True, "the work is done"
@@ -132,15 +134,16 @@ class Worker:
     def report(self) -> None:
         """Uploads the log, and looks whether the work has ended."""
         records.write_log(self._store, self._name, self._number, self._log)
-        ended = records.outcomes(self._store)
+        ended, damaged = records.readable_outcomes(self._store)
         failed = [role for role, outcome in ended.items() if not outcome.done]
         if self._role in ended and self._role not in failed:
             self.is_done, self.over = True, "the work is done"
         elif failed:
             self.over = f"the {failed[0]} has failed: {ended[failed[0]].message}"
         elif (
-            self._number == 0
-            and TRAINER in ended
+            self._role == BUILDER
+            and self._number == 0
+            and TRAINER in {*ended, *damaged}
             and records.has_built_all(self._store)
         ):
             self.end(0)

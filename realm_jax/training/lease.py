@@ -7,6 +7,9 @@ later watches that file, by its own clock, since clocks of machines differ. If t
 changes, the newcomer is refused; if not, its trainer is gone, and the newcomer creates
 the lease with the next number. A trainer that was suspended meanwhile may wake up, so
 it looks for a newer lease before it writes what its successor writes, too.
+
+A lease carries its crc32c. A holder that finds its own unreadable, and none that is
+newer, writes it anew.
 """
 
 import json
@@ -21,7 +24,7 @@ from typing import Any
 
 from realm_jax import multihost
 from realm_jax.errors import BadInputError
-from realm_jax.manifests import parse_json
+from realm_jax.manifests import seal, unseal
 from realm_jax.storage import AlreadyExistsError, MissingObjectError, Store
 
 _FOLDER = "lease"
@@ -29,6 +32,7 @@ _BEAT_SECONDS = 5.0
 # Several beats: a trainer that writes to a busy disk is not gone.
 _STALE_SECONDS = 30.0
 _POLL_SECONDS = 0.5
+_DAMAGED: dict[str, Any] = {}
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +54,8 @@ class Lease:
         self._released = threading.Event()
         # `Store.create` takes equal bytes for its own.
         self._claim = uuid.uuid4().hex
+        owner = {"host": socket.gethostname(), "pid": os.getpid()}
+        self._sealed = seal({**owner, "claim": self._claim})
         # Begin of the last look that was followed by a sign of life, by `_now`.
         self._last_held = -math.inf
         self._number = multihost.run_on_primary(lambda: self._acquire(stale_seconds))
@@ -67,8 +73,8 @@ class Lease:
         Raises:
           BadInputError: one has, for this job was suspended for too long.
         """
-        newest = self._newest()
-        if self._claim_of(newest) != self._claim:
+        if not self.is_held():
+            newest = self._newest()
             raise BadInputError(
                 f"expected to train alone in {self._store.url()}, but "
                 f"{self._holder(newest)} has taken over while this one was "
@@ -86,7 +92,15 @@ class Lease:
         """
         if lately and _now() - self._last_held < 2 * _BEAT_SECONDS:
             return True
-        return self._claim_of(self._newest()) == self._claim
+        newest = self._newest()
+        owner = self._read(_name(newest))
+        if owner != _DAMAGED or newest != self._number:
+            return _is_by(owner, self._claim)
+        _log.warning(
+            "%s was damaged; it is written anew", self._store.url(_name(newest))
+        )
+        self._store.write(_name(newest), self._sealed)
+        return self._newest() == newest
 
     def release(self) -> None:
         """Ends the lease; the next trainer need not wait."""
@@ -95,7 +109,8 @@ class Lease:
         self._released.set()
         self._thread.join()
         # Numbers begin anew, so that a lease is known by its claim.
-        if self._claim_of(self._number) == self._claim:
+        owner = self._read(_name(self._number))
+        if owner == _DAMAGED or _is_by(owner, self._claim):
             self._delete(self._number)
 
     def _acquire(self, stale_seconds: float) -> int:
@@ -105,10 +120,8 @@ class Lease:
                 self._require_silence(newest, stale_seconds)
                 if self._newest() != newest:
                     continue  # It was released; there may be another newcomer.
-            owner = {"host": socket.gethostname(), "pid": os.getpid()}
-            claim = json.dumps({**owner, "claim": self._claim})
             try:
-                self._store.create(_name(newest + 1), claim.encode())
+                self._store.create(_name(newest + 1), self._sealed)
             except AlreadyExistsError:
                 continue  # Another newcomer was faster.
             if newest:
@@ -122,7 +135,7 @@ class Lease:
     def _is_over(self, number: int) -> bool:
         """Returns whether the process that held a lease has ended on this machine."""
         owner = self._read(_name(number))
-        if not isinstance(owner, dict) or owner.get("host") != socket.gethostname():
+        if not owner or owner.get("host") != socket.gethostname():
             return False
         pid = owner.get("pid")
         # A process with the number of this one was its predecessor in a container.
@@ -148,10 +161,6 @@ class Lease:
                 )
         _log.warning("%s is silent; taking over", self._holder(number))
 
-    def _claim_of(self, number: int) -> str | None:
-        owner = self._read(_name(number))
-        return owner.get("claim") if isinstance(owner, dict) else None
-
     def _newest(self) -> int:
         """Returns the number of the newest lease, 0 without one."""
         names = (name.rpartition("/")[2] for name in self._store.list(_FOLDER))
@@ -160,7 +169,7 @@ class Lease:
 
     def _holder(self, number: int) -> str:
         owner = self._read(_name(number))
-        if not isinstance(owner, dict):
+        if not owner:
             return "another trainer"
         return f"a trainer (process {owner.get('pid')} on {owner.get('host')})"
 
@@ -184,15 +193,22 @@ class Lease:
             _beat_name(self._number), json.dumps({"beat": count}).encode()
         )
 
-    def _last_beat(self, number: int) -> Any:
+    def _last_beat(self, number: int) -> dict[str, Any] | None:
         return self._read(_beat_name(number))
 
-    def _read(self, name: str) -> Any:
-        """Returns a JSON value; None if it is absent or damaged."""
+    def _read(self, name: str) -> dict[str, Any] | None:
+        """Returns a JSON object; None if it is absent, `_DAMAGED` if it is damaged."""
         try:
-            return parse_json(self._store.read(name))
-        except (MissingObjectError, ValueError):
+            # Earlier releases wrote no checksum.
+            return unseal(self._store.read(name), required=False)
+        except MissingObjectError:
             return None
+        except ValueError:
+            return _DAMAGED
+
+
+def _is_by(owner: dict[str, Any] | None, claim: str) -> bool:
+    return owner is not None and owner.get("claim") == claim
 
 
 def _name(number: int) -> str:

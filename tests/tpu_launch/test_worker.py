@@ -13,6 +13,7 @@ from jax._src.clusters import cloud_tpu_cluster
 from realm_jax.index.heartbeat import Heartbeat
 from realm_jax.index.snapshots import RETRIEVER_SERIES
 from realm_jax.storage import open_store
+from tests.flipped import flipped
 from tests.refused import refused
 from tpu_launch import records, worker
 from tpu_launch.processes import Command, Pace
@@ -77,6 +78,38 @@ def test_only_the_first_worker_says_that_the_work_is_done(store, log):
     log.write_text("second\n")
     assert not make(store, log).end(1)
     assert records.outcomes(store)[TRAINER].message == "first"
+
+
+def test_whichever_bit_changes_a_worker_that_is_done_is_done(store, log):
+    """Else it would run its command again, and again, until its deadline."""
+    records.write_outcome(store, TRAINER, 0)
+    name = records.outcome_name(TRAINER)
+    sound = store.read(name)
+    for data in [*flipped(sound), b"", b"[1]", b"{}"]:
+        store.write(name, data)
+        # Any worker says it again, for the first one may have gone.
+        one = make(store, log, number=1)
+        assert one.end(0)
+        assert one.is_done
+        assert records.outcomes(store)[TRAINER].done
+    store.write(name, b"damaged")
+    assert make(store, log).end(0)
+    assert records.outcomes(store)[TRAINER].done
+
+
+def test_a_builder_is_done_whatever_is_left_of_its_trainers_end(store, log):
+    store.write(records.outcome_name(TRAINER), b"damaged")
+    one = make(store, log, BUILDER)
+    one.report()
+    assert one.is_done
+    assert records.readable_outcomes(store)[0][BUILDER].done
+
+
+def test_the_end_that_a_startup_script_said_is_read(store, log):
+    said = b'{"done": false, "code": 1, "message": "no code", "time": 5}'
+    store.write(records.outcome_name(TRAINER), said)
+    assert not make(store, log).end(1)
+    assert records.outcomes(store)[TRAINER].message == "no code"
 
 
 def test_a_builder_is_over_once_the_last_retriever_has_its_index(store, log):

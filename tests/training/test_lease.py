@@ -14,6 +14,7 @@ from realm_jax.storage import open_store
 from realm_jax.training import lease, warm_start
 from realm_jax.training.lease import Lease
 from tests import tiny_world
+from tests.flipped import flipped
 from tests.refused import refused
 from tests.tiny_world import NEVER, silent
 from tests.waiting import Clock, wait_until
@@ -170,6 +171,41 @@ def test_a_silent_trainer_of_another_machine_is_replaced(tmp_path, monkeypatch):
         assert sum(sleep.slept) == 30.0
         held.require_held()
         held.release()
+
+
+def test_whichever_bit_changes_the_lease_is_held(tmp_path):
+    held = Lease(open_store(tmp_path))
+    path = tmp_path / "lease/1.json"
+    sound, rewritten = path.read_bytes(), 0
+    for data in flipped(sound):
+        path.write_bytes(data)
+        held.require_held()
+        rewritten += path.read_bytes() == sound
+    # But for those in the name of the checksum, as if there were none.
+    assert rewritten > 8 * (len(sound) - len("crc32c"))
+    for data in (b"", b"[1]", sound[:-9]):
+        path.write_bytes(data)
+        assert held.is_held()
+    # A successor deletes it, and one that has a newer number has taken over.
+    path.unlink()
+    assert not held.is_held()
+    path.write_bytes(b"")
+    foreign_holder(tmp_path, '{"beat": 0}')
+    with refused("elsewhere.* has taken over"):
+        held.require_held()
+    held.release()
+    assert not path.exists()
+
+
+def test_a_lease_of_an_earlier_release_is_read(tmp_path):
+    held = Lease(open_store(tmp_path))
+    path = tmp_path / "lease/1.json"
+    said = json.loads(path.read_bytes())
+    del said["crc32c"]
+    path.write_text(json.dumps(said))
+    held.require_held()
+    assert json.loads(path.read_bytes()) == said
+    held.release()
 
 
 def test_a_stage_refuses_and_saves_nothing(world, tmp_path, monkeypatch):
