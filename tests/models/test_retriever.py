@@ -230,3 +230,22 @@ def test_embeddings_are_float32_when_activations_are_not(config, inputs, random_
         Retriever(settings).apply, {"params": params}, *inputs
     )
     assert queries.dtype == documents.dtype == jnp.float32
+
+
+def test_what_is_embedded_alone_is_embedded_without_dropout(
+    config, inputs, random_params
+):
+    dropping = dataclasses.replace(config, dropout_rate=0.5)
+    settings = RetrieverConfig(dropping, projection_size=6, projection_dropout=0.5)
+    queries, documents, segments = inputs
+    params = random_params(Retriever(settings), *inputs)
+    kept = embed(RetrieverConfig(config, projection_size=6), params, inputs)
+
+    alone = jax.jit(Retriever(settings).apply, static_argnames="method")
+    # No key for dropout is given.
+    as_queries = alone({"params": params}, queries, method="embed_queries")
+    as_documents = alone(
+        {"params": params}, documents, segments, method="embed_documents"
+    )
+    np.testing.assert_allclose(as_queries, kept[0], atol=1e-6)
+    np.testing.assert_allclose(as_documents, kept[1], atol=1e-6)
