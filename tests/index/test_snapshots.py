@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.errors import BadInputError
+from realm_jax.index.arrays import create_array, rows_per_chunk
+from realm_jax.index.manifest import ArrayRecord
 from realm_jax.index.retrievers import read_params, write_params
 from realm_jax.index.snapshots import (
     EMBEDDINGS,
@@ -375,3 +377,9 @@ def test_a_full_disk_leaves_a_resumable_attempt(series, tmp_path):
     assert writer.completed_rows(EMBEDDINGS) == [(0, 1000)]
     writer.write_rows(EMBEDDINGS, 1000, rows)
     series.verify(writer.commit())
+
+
+def test_a_file_of_an_array_holds_about_four_mebibytes(tmp_path):
+    record = ArrayRecord((100_000, 6, 128), "float16")
+    array = create_array(open_store(tmp_path), "table", record)
+    assert 2**21 < rows_per_chunk(array) * 6 * 128 * 2 <= 2**22
