@@ -16,6 +16,7 @@ from realm_jax.data.question_titles import unknown_titles
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.evaluation import comparisons, provenance, report_data
 from realm_jax.evaluation.baselines import baseline_recalls
+from realm_jax.evaluation.compare import PREDICTIONS_NAME
 from realm_jax.evaluation.loading import (
     FinetunedModel,
     open_finished,
@@ -55,7 +56,6 @@ from realm_jax.training.stage_config import require_one_of
 from realm_jax.training.state import count_parameters
 from realm_jax.training.zero_shot_recall import HeldOutQuestions
 
-PREDICTIONS_NAME = "predictions.jsonl"
 CONTROL_PREDICTIONS_NAME = "predictions_control.jsonl"
 RECALL_AT = (1, 5, 20)
 _NUM_EXAMPLES = 6

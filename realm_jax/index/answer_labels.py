@@ -102,7 +102,7 @@ class AnswerLabels:
         """Marks the spans that are an answer, numbered as in `models.span_reader`.
 
         They begin and end with a word of the text, as those that are given as answers
-        (`training/answering.py`).
+        (`answering/reader.py`).
 
         Args:
           questions: a batch of questions.

@@ -134,6 +134,12 @@ def test_it_is_the_mass_of_the_answers_among_the_valid_spans():
     assert (float(found.correct), float(found.count)) == (1.0, 2.0)
 
 
+def test_a_document_with_two_answers_counts_once():
+    answers = jnp.array([[True, True, False], [False, False, False]])
+    found = span_selection(jnp.zeros((2, 3)), jnp.ones((2, 3), bool), answers)
+    assert float(found.count) == 1.0
+
+
 def test_documents_without_an_answer_teach_nothing():
     def loss(logits):
         return span_selection(logits, VALID, ANSWER & ~VALID).loss_total

@@ -25,8 +25,8 @@ def encode(folder, inputs, prompt=""):
     """Embeds texts, and pairs (title, body), one at a time."""
     folder = pathlib.Path(folder)
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    limit = read_json(folder / "sentence_bert_config.json")["max_seq_length"]
-    tokenizer.enable_truncation(limit, strategy="longest_first")
+    settings = read_json(folder / "sentence_bert_config.json")
+    tokenizer.enable_truncation(settings["max_seq_length"], strategy="longest_first")
     modules = read_json(folder / "modules.json")
     kinds = [module["type"].rpartition(".")[2] for module in modules]
     assert kinds[:2] == ["Transformer", "Pooling"]
@@ -35,7 +35,10 @@ def encode(folder, inputs, prompt=""):
     rows = []
     for text in inputs:
         first, *rest = [text] if isinstance(text, str) else text
-        pieces = tokenizer.encode(prompt + first, *rest)
+        texts = [prompt + first, *rest]
+        if settings["do_lower_case"]:
+            texts = map(str.lower, texts)
+        pieces = tokenizer.encode(*texts)
         x = bert(weights, config, pieces.ids, pieces.type_ids)
         for kind, module in zip(kinds[1:], modules[1:], strict=True):
             x = MODULES[kind](folder / module["path"], x)
