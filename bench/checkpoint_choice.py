@@ -25,8 +25,9 @@ from bench.tables import table
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.questions import read_questions
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation.loading import FinetunedModel, recorded_config
+from realm_jax.evaluation.loading import FinetunedModel
 from realm_jax.evaluation.open_qa import evaluate_open_qa
+from realm_jax.evaluation.recorded import answering_config, find_model
 from realm_jax.evaluation.templates import percent, points
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.metrics.retrieval import (
@@ -76,10 +77,14 @@ def answers(
     folder: pathlib.Path, questions: str, which: Which
 ) -> tuple[int, float, np.ndarray]:
     """Returns step and dev exact match of a checkpoint, and its exact match on test."""
-    config = recorded_config(str(folder))
-    corpus = BlockStore.open(config.corpus)
+    recorded = find_model(folder)
+    corpus = BlockStore.open(recorded.trained.corpus)
     model = FinetunedModel.open(
-        config, corpus, searcher="device", embed=EmbedConfig(), checkpoint=which
+        answering_config(recorded),
+        corpus,
+        searcher="device",
+        embed=EmbedConfig(),
+        checkpoint=which,
     )
     answered = evaluate_open_qa(
         model.answerer(corpus, model.index(corpus)), read_questions(questions, "test")

@@ -196,8 +196,8 @@ def load(
     warm-start` has trained searches and embeds; if it has no index of the corpus, that
     is built in its directory, which embeds the whole corpus once.
 
-    Sizes, lengths, temperature, corpus and searcher are those that the checkpoint
-    records. An older checkpoint, which does not record the last two, needs `num_read`,
+    Sizes, lengths, temperature, corpus and searcher are those that the run
+    recorded. An older run, which did not record the last two, needs `num_read`,
     and `corpus` if that is not beside the model.
 
     Args:

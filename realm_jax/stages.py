@@ -117,6 +117,9 @@ STAGES = {
 }
 """Maps a command to its specification, in the order in which a run uses them."""
 
+TRAINING = frozenset(command for command, spec in STAGES.items() if spec.trains)
+"""The commands that train."""
+
 
 def title_of(name: str) -> str:
     """Returns a stage's title in the report, by its name in metrics or its command."""

@@ -14,16 +14,15 @@ from realm_jax import storage
 from realm_jax.answering.reader import Answerer
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.ask import AnswerService, AskConfig
-from realm_jax.evaluation.loading import recorded_config
+from realm_jax.evaluation.recorded import answering_config, find_model
 from realm_jax.index import searchers
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
-from realm_jax.manifests import seal, unseal
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.training import finetune, initialization, warm_start
 from realm_jax.training.checkpoints import restore_params
-from realm_jax.training.finetune import ANSWERING
 from tests import tiny_world as tiny
+from tests.records import as_earlier_version, change_details, change_record
 
 NUM_READ = 4
 MAX_SPAN = 3
@@ -62,14 +61,16 @@ def questions(world):
 
 
 def test_the_configuration_is_that_of_the_gin_files(trained, world):
-    recorded = recorded_config(trained.model_dir)
+    run = find_model(trained.model_dir)
+    recorded = answering_config(run)
     vocab_size = BlockStore.open(world.corpus).vocabulary.size
     towers = [c.models.retriever_config(vocab_size) for c in (recorded, trained)]
     assert len({json.dumps(initialization.describe(tower)) for tower in towers}) == 1
     assert recorded.models.lengths == trained.models.lengths
-    assert recorded.reading() == trained.reading()
-    assert recorded.num_read == NUM_READ
-    assert recorded.corpus == world.corpus
+    for name in ("marginalization", "span_layer_norm_epsilon"):
+        assert getattr(recorded, name) == getattr(trained, name)
+    assert (recorded.num_read, recorded.max_span) == (NUM_READ, MAX_SPAN)
+    assert run.trained.corpus == world.corpus
 
 
 def test_every_setting_of_the_towers_comes_back():
@@ -268,18 +269,20 @@ def test_bad_places_and_settings(trained, world, tmp_path):
             realm_jax.load(trained.model_dir, **{name: value})
 
 
-def changed_details(trained, folder, change):
-    """Copies the model; `change` is made to what its checkpoint records."""
+def changed(trained, folder, change):
+    """Copies the model; `change` is made to what it has recorded."""
     shutil.copytree(trained.model_dir, folder)
-    for path in (folder / "checkpoints").glob("*.json"):
-        manifest = unseal(path.read_bytes())
-        change(manifest["details"])
-        path.write_bytes(seal(manifest))
+    change_record(folder, change)
     return folder
 
 
 def test_a_checkpoint_of_before_says_what_to_give(trained, world, tmp_path, questions):
-    old = changed_details(trained, tmp_path / "old", lambda d: d.pop(ANSWERING))
+    old = tmp_path / "old"
+    shutil.copytree(trained.model_dir, old)
+    as_earlier_version(old)
+    for path in (old / "settings").iterdir():
+        path.unlink()
+    change_details(old, lambda details: details.pop("answering"))
     with refused("corpus="):
         realm_jax.load(old)
     with refused("num_read="):
@@ -290,10 +293,10 @@ def test_a_checkpoint_of_before_says_what_to_give(trained, world, tmp_path, ques
 
 
 def test_a_corpus_that_was_moved_is_asked_for(trained, world, tmp_path, questions):
-    def move(details):
-        details[ANSWERING]["corpus"] = str(tmp_path / "before")
+    def move(recorded):
+        recorded["corpus"] = str(tmp_path / "before")
 
-    moved = changed_details(trained, tmp_path / "moved", move)
+    moved = changed(trained, tmp_path / "moved", move)
     with refused("before", "now, give corpus="):
         realm_jax.load(moved)
     model = realm_jax.load(moved, world.corpus)
@@ -301,10 +304,11 @@ def test_a_corpus_that_was_moved_is_asked_for(trained, world, tmp_path, question
 
 
 def test_a_model_of_another_version_is_refused(trained, tmp_path):
-    def rename(details):
-        details["model"]["bert"]["heads"] = details["model"]["bert"].pop("num_heads")
+    def rename(recorded):
+        bert = recorded["model"]["bert"]
+        bert["heads"] = bert.pop("num_heads")
 
-    other = changed_details(trained, tmp_path / "other", rename)
+    other = changed(trained, tmp_path / "other", rename)
     with refused("heads"):
         realm_jax.load(other)
 

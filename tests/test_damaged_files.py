@@ -41,7 +41,7 @@ from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
 from realm_jax.index.snapshots import EMBEDDINGS, SnapshotSeries
 from realm_jax.manifests import seal
 from realm_jax.metrics.metrics_file import read_metrics
-from realm_jax.settings import Start, read_starts, write_start
+from realm_jax.run_record import RunRecord, Trained, read_records, write_record
 from realm_jax.storage import open_store
 from realm_jax.training import checkpoint_manifests
 from realm_jax.weights import bert, token_classification
@@ -161,8 +161,11 @@ def make_model(folder: Path) -> dict[str, Kind]:
     store.write("checkpoints/3/params/x", b"weights")
     checkpoint_manifests.write_manifest(store, 3, {"index_step": 2})
     Heartbeat(store, "trainer").beat(3, index_step=2, kept_index_steps=[2])
-    started = Start("pretrain", "2026-01-01T00:00:00+00:00", "0", None, 0, [], {}, "")
-    write_start(store, started)
+    trained = Trained("pretrain", {"shared": True}, {"query": 8}, "a", "b", {"seed": 0})
+    started = RunRecord(
+        *("pretrain", "2026-01-01T00:00:00+00:00", "0", None, 0, [], {}, ""), trained
+    )
+    write_record(store, started)
     store.write("metrics.jsonl", b'{"step": 1, "stage": "pretrain"}\n')
 
     def read_checkpoint():
@@ -180,8 +183,7 @@ def make_model(folder: Path) -> dict[str, Kind]:
         "heartbeat": Kind(top / "jobs/trainer.json", read_status, is_covered=False),
         "start": Kind(
             top / "settings/pretrain-0001.json",
-            lambda: read_starts(store),
-            is_covered=False,
+            lambda: read_records(store),
         ),
         "metrics": Kind(
             top / "metrics.jsonl",

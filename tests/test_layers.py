@@ -15,8 +15,8 @@ PACKAGES = ("realm_jax", "tasks", "tpu_launch")
 # Higher may import lower and its own, never the other way round.
 LAYERS = (
     (
-        *("axes", "chips", "errors", "extras", "hardware", "manifests"),
-        *("multihost", "placement", "ranges", "rendezvous", "settings", "stages"),
+        *("attempts", "axes", "chips", "errors", "extras", "hardware", "manifests"),
+        *("multihost", "placement", "ranges", "rendezvous", "run_record", "stages"),
         *("storage", "types"),
     ),
     ("data", "metrics", "models", "objectives"),

@@ -87,7 +87,8 @@ def test_ask_reads_a_model_as_it_was_fine_tuned(tmp_path):
         assert asked.corpus == f"{tmp_path}/corpus"
         assert asked.finetuned.model_dir == f"{tmp_path}/finetune"
         assert asked.finetuned.models.lengths == finetuned.models.lengths
-        assert asked.finetuned.reading() == finetuned.reading()
+        answering = finetuned.answering()
+        assert asked.finetuned.answering().reading() == answering.reading()
         assert asked.finetuned.num_read == finetuned.num_read
         assert asked.embed == finetuned.embed
 

@@ -15,7 +15,7 @@ import subprocess
 import tarfile
 from collections.abc import Mapping, Sequence
 
-from realm_jax import settings
+from realm_jax import run_record
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
 from realm_jax.storage import Store
@@ -79,9 +79,9 @@ def make_bundle(
             data = path.read_bytes()
             _require_code(name, data)
             _add(archive, name, data, path.stat().st_mode)
-        if code == CODE and (commit := settings.commit()):
+        if code == CODE and (commit := run_record.commit()):
             # What runs on the workers is no checkout that could be asked.
-            _add(archive, f"realm_jax/{settings.COMMIT_NAME}", commit.encode())
+            _add(archive, f"realm_jax/{run_record.COMMIT_NAME}", commit.encode())
     data = gzip.compress(raw.getvalue(), mtime=0)
     return Bundle(data, hashlib.sha256(data).hexdigest())
 

@@ -173,12 +173,13 @@ def _measured(
     """
     from realm_jax.data.blocks import BlockStore
     from realm_jax.evaluation import adapt_report, adaptation
+    from realm_jax.evaluation.recorded import find_model
     from realm_jax.evaluation.searching import PretrainedRetriever
 
     began = time.monotonic()
     corpus = BlockStore.open(f"{chain.root}/corpus", verify=True)
     before, after = (
-        PretrainedRetriever.open(f"{chain.root}/{stage.name}")
+        PretrainedRetriever.open(find_model(f"{chain.root}/{stage.name}", [stage]))
         for stage in (WARM_START, PRETRAIN)
     )
     of = {

@@ -6,7 +6,7 @@
                                               {"question": ...}, GET /status
 
 RUN is the folder of a chain, such as runs/quickstart, or of a model that `realm
-finetune` has trained. Sizes, lengths and corpus are those that its checkpoint records.
+finetune` has trained. Sizes, lengths and corpus are those that the run recorded.
 The corpus may have moved with RUN (RUN/corpus), or be given by --corpus.
 
 It prints the answer, in whole words of the text, with the documents it was found in and

@@ -20,8 +20,11 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from gin import operative_config_str
+
 from realm_jax import multihost, ranges
-from realm_jax.cli import configuration, model_dir, starts
+from realm_jax.attempts import Attempt
+from realm_jax.cli import configuration, model_dir
 from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
 
@@ -61,7 +64,13 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     store = open_store(config.model_dir)
     with StageProgress("build-index", stop) as progress:
         others = {"builder": building}
-        starts.StartRecord("build-index", config, argv, progress, others)
+        attempt = Attempt(
+            *("build-index", config, argv),
+            gin=operative_config_str,
+            others=others,
+            note=progress.note,
+        )
+        progress.before_first(attempt.begin)
         corpus = multihost.run_on_all(
             lambda: BlockStore.open(config.corpus, verify=config.verify_files)
         )

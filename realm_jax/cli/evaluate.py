@@ -19,7 +19,7 @@ predictions_control.jsonl has the control's answers.
 
 RUN is the folder of a chain, such as runs/quickstart, of which each finished stage is
 measured, or a model that `realm finetune` has trained. Sizes, lengths and corpus are
-those that the checkpoints record, and the questions those that `realm pretrain` was
+those that the runs recorded, and the questions those that `realm pretrain` was
 given. The report is in RUN/evaluate, or --output.
 
 Gin files may stand in place of RUN, with these macros.
@@ -52,13 +52,15 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from gin import operative_config_str
+
+from realm_jax.attempts import Attempt
 from realm_jax.cli import (
     activation,
     configuration,
     model_dir,
     recorded_run,
     rematerialization,
-    starts,
 )
 from realm_jax.cli.progress import StageProgress
 
@@ -83,15 +85,16 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
         if flags.run:
             config = _recorded(flags, progress.note)
         model_dir.require_writable_folder("MODEL_DIR", config.model_dir)
-        start = starts.StartRecord(
-            "evaluate", config, argv, progress, is_written_late=True
+        attempt = Attempt(
+            "evaluate", config, argv, gin=operative_config_str, note=progress.note
         )
         if config.follow:
             reports = follow(config, progress, stop)
         else:
             reports = [run.run(config, progress, stop)]
         for data in reports:
-            start.write()
+            # Not before: evaluation finds bad input while it measures.
+            attempt.begin()
             for finding in verdicts(data):
                 progress.note(finding.text)
             progress.note(f"the report is in {config.model_dir}/{HTML_NAME}")
@@ -119,7 +122,7 @@ def _make_parser() -> argparse.ArgumentParser:
 def _recorded(
     flags: argparse.Namespace, note: Callable[[str], None]
 ) -> "EvaluateConfig":
-    from realm_jax.evaluation.recorded_chain import evaluate_config
+    from realm_jax.evaluation.recorded import evaluate_config
 
     return evaluate_config(
         flags.run,

@@ -106,16 +106,13 @@ def _trained_model(run: str) -> "TrainedModel":
     Raises:
       BadInputError: it has no fine-tuned model, or one of another size.
     """
-    from realm_jax.evaluation.loading import require_finished
     from realm_jax.evaluation.recorded import find_corpus, find_model
     from realm_jax.models.retriever import OF_SENTENCE_ENCODERS
     from realm_jax.prepare.first_chain import TrainedModel
-    from realm_jax.stages import FINETUNE
 
-    model_dir = find_model(run)
-    corpus, _ = find_corpus(model_dir, option="a run whose corpus is there")
-    _, details = require_finished(model_dir, FINETUNE.name, {})
-    model = details["model"]
+    recorded = find_model(run)
+    corpus, _ = find_corpus(recorded, option="a run whose corpus is there")
+    model_dir, model = recorded.model_dir, recorded.trained.model
     found = (model["bert"]["num_layers"], model["bert"]["hidden_size"])
     # Without a projection or with a prompt it is another model, of any size.
     others = sorted(set(OF_SENTENCE_ENCODERS) & model.keys())

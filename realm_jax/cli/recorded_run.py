@@ -4,6 +4,7 @@ Gin files in place of RUN work as in every other command.
 """
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -29,29 +30,17 @@ def make_parser(command: str, description: str | None) -> argparse.ArgumentParse
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds what can be said of a run beside its folder; `given` reads it."""
-    parser.add_argument(
-        "--corpus",
-        default="",
-        metavar="FOLDER",
-        help="the corpus that was trained on, or a later version of it",
-    )
-    parser.add_argument(
-        "--pretrained",
-        default="",
-        metavar="FOLDER",
-        help="the run that the model was fine-tuned from",
-    )
+    for name, metavar, text in (
+        ("corpus", "FOLDER", "the corpus that was trained on, or a later version"),
+        ("pretrained", "FOLDER", "the run that the model was fine-tuned from"),
+        ("searcher", "NAME", "device (exact) or scann, if not as in training"),
+    ):
+        parser.add_argument(f"--{name}", default="", metavar=metavar, help=text)
     parser.add_argument(
         "--num_read",
         type=whole_number,
         metavar="N",
-        help="blocks read per question, for a checkpoint that does not record it",
-    )
-    parser.add_argument(
-        "--searcher",
-        default="",
-        metavar="NAME",
-        help="device (exact) or scann, if not as in training",
+        help="blocks read per question, for a run that does not record it",
     )
     parser.add_argument(
         "--allow_corpus_mismatch",
@@ -98,13 +87,8 @@ def given(flags: argparse.Namespace) -> "Overrides":
     # Imported here, for commands that only show their help.
     from realm_jax.evaluation.recorded import Overrides
 
-    return Overrides(
-        corpus=flags.corpus,
-        pretrained=flags.pretrained,
-        num_read=flags.num_read,
-        searcher=flags.searcher,
-        allow_corpus_mismatch=flags.allow_corpus_mismatch,
-    )
+    names = [field.name for field in dataclasses.fields(Overrides)]
+    return Overrides(**{name: getattr(flags, name) for name in names})
 
 
 def _require_gin_alone(

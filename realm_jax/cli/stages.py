@@ -7,14 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
+from gin import operative_config_str
+
 from realm_jax import multihost
-from realm_jax.cli import (
-    activation,
-    configuration,
-    model_dir,
-    rematerialization,
-    starts,
-)
+from realm_jax.attempts import Attempt
+from realm_jax.cli import activation, configuration, model_dir, rematerialization
 from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
 from realm_jax.training import profiling
@@ -30,7 +27,7 @@ def run_stage(
     argv: Sequence[str],
     stop: threading.Event,
     config_class: type[ConfigT],
-    run: Callable[[ConfigT, Report, threading.Event], bool],
+    run: Callable[[ConfigT, Report, threading.Event, Attempt], bool],
     watch: Callable[
         [ConfigT, StageProgress], AbstractContextManager[object]
     ] = lambda config, progress: nullcontext(),
@@ -43,7 +40,7 @@ def run_stage(
       argv: the command line.
       stop: ends the stage between two steps.
       config_class: the class that gin binds.
-      run: (configuration, report, stop) -> whether all updates are done.
+      run: (configuration, report, stop, attempt) -> whether all updates are done.
       watch: shows the progress of other processes meanwhile.
 
     Returns:
@@ -66,11 +63,13 @@ def run_stage(
     if config.profile:
         profiling.LOG.setLevel(logging.INFO)
     with StageProgress(command, stop) as progress:
-        start = starts.StartRecord(command, config, argv, progress)
+        attempt = Attempt(
+            command, config, argv, gin=operative_config_str, note=progress.note
+        )
         with watch(config, progress):
-            is_done = run(config, progress, stop)
+            is_done = run(config, progress, stop, attempt)
         if is_done:
-            start.end()
+            attempt.report_ignored_changes()
             progress.note(f"done, {config.train_steps:,} steps in {config.model_dir}")
             return None
         progress.note(f"stopped; run it again to go on from {config.model_dir}")

@@ -24,7 +24,7 @@ from realm_jax.answering.reader import Answerer
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.versions import newest_version
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.evaluation.loading import FinetunedModel, open_finished
+from realm_jax.evaluation.loading import FinetunedModel, open_finished, wanted_of
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.embedding_cache import DOCUMENT_CRC32C
 from realm_jax.index.follower import IndexFollower
@@ -34,8 +34,7 @@ from realm_jax.index.source import LoadedIndex
 from realm_jax.metrics.curves import made_at
 from realm_jax.stages import PRETRAIN
 from realm_jax.training.checkpoint_manifests import Which
-from realm_jax.training.finetune import FinetuneConfig
-from realm_jax.training.initialization import describe
+from realm_jax.training.finetune import AnsweringConfig, FinetuneConfig
 from realm_jax.training.stage_config import require_one_of
 
 MAX_CHARACTERS = 2000
@@ -59,7 +58,7 @@ class AskConfig:
     Attributes:
       corpus: the prepared corpus that the model was fine-tuned on; its newest version
         is used.
-      finetuned: configuration of fine-tuning, with its `model_dir`.
+      finetuned: the fine-tuned model: how it answers, or how it was fine-tuned.
       pretrained: model directory that fine-tuning began with, or ""; needed to embed
         later versions of the corpus with a model of one tower.
       pretrained_checkpoint: the checkpoint it began with: "last", or "best" by held-out
@@ -79,7 +78,7 @@ class AskConfig:
     """
 
     corpus: str
-    finetuned: FinetuneConfig
+    finetuned: FinetuneConfig | AnsweringConfig
     pretrained: str = ""
     pretrained_checkpoint: str = "last"
     finetuned_checkpoint: str = "best"
@@ -378,23 +377,21 @@ def open_model(config: AskConfig, corpus: BlockStore) -> FinetunedModel:
     Raises:
       BadInputError: as `open_finished`.
     """
-    initial_retriever = None
+    began_with = None
     if config.pretrained:
-        models, vocabulary = config.finetuned.models, corpus.vocabulary
-        wanted = {
-            "model": describe(models.retriever_config(vocabulary.size)),
-            "vocabulary_fingerprint": vocabulary.fingerprint,
-        }
+        wanted = wanted_of(config.finetuned.models, corpus, allow_corpus_mismatch=True)
+        del wanted["lengths"]  # Pre-training may have had others.
         which = Which(config.pretrained_checkpoint)
         run = open_finished(config.pretrained, PRETRAIN.name, wanted, which)
-        initial_retriever = run.tree["retriever"]
+        # Its reader need not stay in memory.
+        retriever = {"retriever": run.tree["retriever"]}
+        began_with = dataclasses.replace(run, tree=retriever)
     return FinetunedModel.open(
         config.finetuned,
         corpus,
         searcher=config.searcher,
         embed=config.embed,
         allow_corpus_mismatch=config.allow_corpus_mismatch,
-        initial_retriever=initial_retriever,
-        pretrained=config.pretrained,
+        began_with=began_with,
         checkpoint=Which(config.finetuned_checkpoint),
     )

@@ -16,13 +16,6 @@ from realm_jax.data.records import json_object
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.comparisons import AFTER_FINETUNING, EXACT_MATCH, paired
 from realm_jax.evaluation.report import JSON_NAME as REPORT_NAME
-from realm_jax.evaluation.stage_settings import (
-    NOT_RECORDED,
-    SettingChange,
-    changed_settings,
-    changed_texts,
-    flat_settings,
-)
 from realm_jax.evaluation.templates import (
     as_json,
     page_environment,
@@ -33,7 +26,15 @@ from realm_jax.evaluation.templates import (
 )
 from realm_jax.manifests import require_fields
 from realm_jax.metrics.retrieval import Interval
-from realm_jax.settings import Start, start_of
+from realm_jax.run_record import (
+    NOT_RECORDED,
+    RunRecord,
+    SettingChange,
+    changed_settings,
+    changes,
+    flat_texts,
+    record_of,
+)
 from realm_jax.storage import open_store
 
 PREDICTIONS_NAME = "predictions.jsonl"
@@ -65,7 +66,7 @@ class EvaluatedRun:
     records: Mapping[str, Mapping[str, Any]]
     values: Mapping[str, Mapping[str, np.ndarray]]
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    starts: Mapping[str, Start] = dataclasses.field(default_factory=dict)
+    starts: Mapping[str, RunRecord] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +136,7 @@ def read_run(place: str) -> EvaluatedRun:
         values=_values_of(records, url),
         facts=_facts_of(report.get("run", {})),
         starts={
-            stage["stage"]: start_of(stage["starts"][-1], store.url(REPORT_NAME))
+            stage["stage"]: record_of(stage["starts"][-1], store.url(REPORT_NAME))
             for stage in report.get("recorded", ())
             if stage["starts"]
         },
@@ -224,15 +225,15 @@ def _changes(
     first: EvaluatedRun, second: EvaluatedRun
 ) -> dict[str, Sequence[SettingChange]]:
     """Returns what differs in the reports (under "") and in each recorded stage."""
-    changes = {"": changed_texts(first.facts, second.facts)}
+    found = {"": changes(first.facts, second.facts, missing="–")}
     for stage in {**first.starts, **second.starts}:
         ours, theirs = first.starts.get(stage), second.starts.get(stage)
         if ours and theirs:
-            changes[stage] = changed_settings(ours, theirs)
+            found[stage] = changed_settings(ours, theirs)
         else:
             said = ("recorded" if of else NOT_RECORDED for of in (ours, theirs))
-            changes[stage] = [SettingChange("settings", *said)]
-    return {stage: found for stage, found in changes.items() if found}
+            found[stage] = [SettingChange("settings", *said)]
+    return {stage: listed for stage, listed in found.items() if listed}
 
 
 def _changed_answers(
@@ -295,4 +296,4 @@ def _values_of(
 def _facts_of(run: Mapping[str, Any]) -> dict[str, str]:
     """Returns what a report says of a run, but for what differs in any two."""
     kept = ("corpus", "split", "parameters", "settings", "machine", "versions")
-    return flat_settings({name: run[name] for name in kept if name in run})
+    return flat_texts({name: run[name] for name in kept if name in run})

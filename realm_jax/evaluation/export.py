@@ -25,7 +25,6 @@ from realm_jax.evaluation.recorded import (
     Overrides,
     ask_config,
     find_model,
-    stage_of,
 )
 from realm_jax.evaluation.searching import PretrainedRetriever, open_retriever
 from realm_jax.index.manifest import EMBEDDINGS
@@ -98,9 +97,7 @@ def export_retriever(
                 max_length=length,
                 reads=_READS.get(name),
             )
-        card = model_card(
-            model.model_dir, model.run, config, corpus, two_towers=len(towers) > 1
-        )
+        card = model_card(model.run, config, corpus, two_towers=len(towers) > 1)
         (partial / CARD_NAME).write_text(card)
         if rows is not None:
             rows = rows * np.float32(scale_of_export(config))
@@ -130,10 +127,10 @@ def _open(
     run: str, given: Overrides, checkpoint: str
 ) -> tuple[FinetunedModel | PretrainedRetriever, BlockStore]:
     """Opens the run, a fine-tuned one together with what embedded its documents."""
-    model_dir = find_model(run, SEARCHED)
-    if stage_of(model_dir) != FINETUNE.name:
-        return open_retriever(model_dir, given, checkpoint=checkpoint)
-    config = ask_config(model_dir, given)
+    recorded = find_model(run, SEARCHED)
+    if recorded.trained.stage != FINETUNE.name:
+        return open_retriever(recorded, given, checkpoint=checkpoint)
+    config = ask_config(recorded, given)
     corpus = BlockStore.open(config.corpus)
     return open_model(config, corpus), corpus
 

@@ -1,23 +1,23 @@
 """Writes the model card of an exported retriever: its corpus, recipe and recalls."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from realm_jax import __version__
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.adapt_report import table_rows
+from realm_jax.evaluation.loading import FinishedRun
 from realm_jax.evaluation.recorded import parent, within
 from realm_jax.evaluation.report import JSON_NAME
 from realm_jax.manifests import parse_json
 from realm_jax.metrics.curves import find_curve, measured, read_curves
 from realm_jax.models.retriever import RetrieverConfig
-from realm_jax.settings import read_starts
-from realm_jax.stages import EVALUATE
+from realm_jax.run_record import newest_record
+from realm_jax.stages import EVALUATE, TRAINING
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import score_of
-from realm_jax.training.checkpoints import Restored
 from realm_jax.weights.published_encoder import prompt_text
 from realm_jax.weights.sentence_encoder import has_length_1
 
@@ -59,8 +59,7 @@ queries @ documents.T
 
 
 def model_card(
-    model_dir: str,
-    run: Restored,
+    run: FinishedRun,
     config: RetrieverConfig,
     corpus: BlockStore,
     *,
@@ -69,25 +68,24 @@ def model_card(
     """Returns the card as Markdown.
 
     Args:
-      model_dir: directory of the run.
-      run: its step, and the details of its checkpoint.
+      run: the run, and the checkpoint that is exported.
       config: its retriever.
       corpus: the blocks that it searches.
       two_towers: whether queries and documents have a model each.
     """
-    name = _corpus_name(run.details, corpus)
+    name = _corpus_name(run.trained.data_order["task"], corpus)
     parts = [
         f"{_HEADER}# Retriever of {name}",
         f"Trained with realm_jax (exported by version {__version__}). Scores are inner "
         f"products of the embeddings, which are {_length(config)}.",
         _usage(config, two_towers),
         "## Corpus and recipe",
-        _table(("", ""), _facts(name, model_dir, run, config, corpus)),
+        _table(("", ""), _facts(name, run, config, corpus)),
     ]
     rows = [
-        *table_rows(parent(model_dir), corpus.fingerprint),
-        *_report_rows(model_dir, corpus),
-        *_training_rows(model_dir, run),
+        *table_rows(parent(run.model_dir), corpus.fingerprint),
+        *_report_rows(run.model_dir, corpus),
+        *_training_rows(run),
     ]
     if rows:
         parts += ["## Measured", _table(("questions", "retriever", "result"), rows)]
@@ -109,24 +107,20 @@ def _usage(config: RetrieverConfig, two_towers: bool) -> str:
 
 
 def _facts(
-    name: str,
-    model_dir: str,
-    run: Restored,
-    config: RetrieverConfig,
-    corpus: BlockStore,
+    name: str, run: FinishedRun, config: RetrieverConfig, corpus: BlockStore
 ) -> Iterator[tuple[str, str]]:
-    details, bert = run.details, config.bert
+    trained, bert = run.trained, config.bert
     documents = corpus.info.get("num_documents")
     counted = f"{documents:,} documents, " if documents else ""
     yield "corpus", f"{name}: {counted}{corpus.num_blocks:,} blocks"
     yield "its fingerprint", f"`{corpus.fingerprint}`"
-    trained = details.get("corpus_fingerprint", "")
-    if trained != corpus.fingerprint:
-        yield "trained on", f"another version of it, `{trained}`"
+    if trained.corpus_fingerprint != corpus.fingerprint:
+        yield "trained on", f"another version of it, `{trained.corpus_fingerprint}`"
     yield "vocabulary", f"{corpus.vocabulary.size:,} wordpieces"
-    yield "stage", f"`realm {details['stage'].replace('_', '-')}`"
-    yield "updates", f"{run.step:,} of {details.get('train_steps', run.step):,}"
-    for start in read_starts(open_store(model_dir))[-1:]:
+    yield "stage", f"`realm {trained.stage.replace('_', '-')}`"
+    yield "updates", f"{run.step:,} of {run.details.get('train_steps', run.step):,}"
+    start = newest_record(open_store(run.model_dir), TRAINING)
+    if start is not None:
         settings = start.settings
         # A warm start without pairs trains the reader alone, in batches of its own.
         alone = settings.get("pairs_task") == ""
@@ -173,10 +167,10 @@ def _rows_of_report(report: Any, corpus: BlockStore) -> Iterator[tuple[str, str,
             yield f"{count} of {of}", row["label"], ", ".join(recalls)
 
 
-def _training_rows(model_dir: str, run: Restored) -> Iterator[tuple[str, str, str]]:
+def _training_rows(run: FinishedRun) -> Iterator[tuple[str, str, str]]:
     """Yields what training itself measured: the first recall, the last, the score."""
     curve = measured(
-        find_curve(read_curves([model_dir]), run.details["stage"], "recall_at_5")
+        find_curve(read_curves([run.model_dir]), run.trained.stage, "recall_at_5")
     )
     points = list(zip(curve.steps, curve.values, strict=True))
     for step, value in dict.fromkeys([*points[:1], *points[-1:]]):
@@ -189,9 +183,9 @@ def _training_rows(model_dir: str, run: Restored) -> Iterator[tuple[str, str, st
         yield "held out by training", f"at update {run.step:,}", f"{name} {value:.3f}"
 
 
-def _corpus_name(details: Mapping[str, Any], corpus: BlockStore) -> str:
+def _corpus_name(task: str, corpus: BlockStore) -> str:
     """Returns the name that `prepare` gave the corpus, by its task; else its folder."""
-    name, _, kind = str(details.get("task", "")).rpartition("_")
+    name, _, kind = task.rpartition("_")
     return name if name and kind in _TASKS else corpus.directory.name
 
 

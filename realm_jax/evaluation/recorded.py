@@ -1,14 +1,14 @@
 """Finds a trained model and its corpus from what training has recorded.
 
-`realm ask RUN`, `realm search RUN` and `realm_jax.load` need no gin files: RUN is the
-folder of a chain, such as runs/quickstart, or a model directory in it. Sizes, lengths,
-corpus and starting point stand in the checkpoints.
+`realm ask RUN`, `realm search RUN`, `realm evaluate RUN` and `realm_jax.load` need no
+gin files: RUN is the folder of a chain, such as runs/quickstart, or a model directory
+in it. Sizes, lengths, corpus and starting point are in the records of the runs.
 """
 
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,20 @@ from realm_jax.data.blocks import read_info
 from realm_jax.data.versions import is_version_of
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.ask import AskConfig
-from realm_jax.evaluation.loading import recorded_config, require_finished
-from realm_jax.settings import read_starts
-from realm_jax.stages import FINETUNE, PRETRAIN, WARM_START, StageSpec
-from realm_jax.storage import open_store
-from realm_jax.training.checkpoint_manifests import read_details
-from realm_jax.training.finetune import ANSWERING
+from realm_jax.evaluation.run import EvaluateConfig
+from realm_jax.run_record import Trained
+from realm_jax.stages import EVALUATE, FINETUNE, PRETRAIN, WARM_START, StageSpec
+from realm_jax.training.finetune import READING, AnsweringConfig
+from realm_jax.training.initialization import ModelFactory, described_models
+from realm_jax.training.recorded import RecordedRun, open_run
+from realm_jax.types import Lengths
 
 SEARCHED = (FINETUNE, PRETRAIN, WARM_START)
 """Stages whose retriever can be searched with, the last of a chain first."""
 
 _CORPUS = "corpus"
+# What stages must have in common to be measured together.
+_SHARED = ("model", "lengths", "corpus_fingerprint", "vocabulary_fingerprint")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +37,10 @@ class Overrides:
     """What a person says beside RUN; everything else is found.
 
     Attributes:
-      corpus: the prepared corpus, or "".
-      pretrained: the model directory that fine-tuning began with, or "".
-      num_read: number of blocks read per question; None for the recorded number.
-      searcher: "device" or "scann"; "" for the recorded one.
+      corpus: the prepared corpus.
+      pretrained: the model directory that fine-tuning began with.
+      num_read: number of blocks read per question.
+      searcher: "device" or "scann".
       allow_corpus_mismatch: whether `corpus` may be any corpus of the vocabulary.
     """
 
@@ -48,10 +51,55 @@ class Overrides:
     allow_corpus_mismatch: bool = False
 
 
+def models_of(run: RecordedRun, **numerics: str) -> ModelFactory:
+    """Returns sizes and lengths of a run's models; `numerics` as `described_models`.
+
+    Raises:
+      BadInputError: they are not the settings of this version.
+    """
+    with _settings_of_this_version(run):
+        lengths = Lengths(**run.trained.lengths)
+        return described_models(run.trained.model, lengths, **numerics)
+
+
+def answering_config(
+    run: RecordedRun, given: Overrides = Overrides()
+) -> AnsweringConfig:
+    """Returns how a fine-tuned model answers; reads no arrays.
+
+    Raises:
+      BadInputError: num_read is neither given nor recorded, or below 1; or its settings
+        are not those of this version.
+    """
+    trained = run.trained
+    num_read = trained.num_read if given.num_read is None else given.num_read
+    if num_read is None:
+        raise BadInputError(
+            f"expected num_read in the record of {run.model_dir}, which was written "
+            "before that was recorded; give num_read= as it was fine-tuned with"
+        )
+    models = models_of(run, **trained.numerics)
+    searcher = given.searcher or trained.searcher or "device"
+    with _settings_of_this_version(run):
+        reading = {name: trained.data_order[name] for name in READING}
+    return AnsweringConfig(run.model_dir, models, searcher, num_read, **reading)
+
+
+@contextlib.contextmanager
+def _settings_of_this_version(run: RecordedRun) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError) as error:
+        raise BadInputError(
+            f"expected the record of {run.model_dir} to have the settings of this "
+            f"version, got others ({error}); open it with the version it is of"
+        ) from error
+
+
 def find_model(
     run: str | os.PathLike[str], stages: Sequence[StageSpec] = (FINETUNE,)
-) -> str:
-    """Returns the model directory of a stage: RUN itself, or one in it.
+) -> RecordedRun:
+    """Returns the run of a stage: RUN itself, or one in it.
 
     Args:
       run: the folder of a chain or a model directory; of gs://, the stages' folders
@@ -62,32 +110,33 @@ def find_model(
       BadInputError: there is no such model, or several.
     """
     place = os.fspath(run)
-    stage = stage_of(place)
-    if stage in [spec.name for spec in stages]:
-        return place
-    if stage is not None:
+    itself = open_run(place)
+    if itself is not None:
+        if itself.trained.stage in [spec.name for spec in stages]:
+            return itself
         raise BadInputError(
-            f"expected a fine-tuned model in {place}, got a run of {stage}; fine-tune "
-            "it with `realm finetune` and name that folder, or use `realm search`"
+            f"expected a fine-tuned model in {place}, got a run of "
+            f"{itself.trained.stage}; fine-tune it with `realm finetune` and name that "
+            "folder, or use `realm search`"
         )
     if "://" not in place and not Path(place).is_dir():
         raise BadInputError(
             f"expected the folder of a chain, such as runs/quickstart, or of a "
             f"trained model, got {place}, which does not exist; correct the path"
         )
-    stage_in = {folder: stage_of(folder) for folder in _folders(place)}
+    runs = [found for folder in _folders(place) if (found := open_run(folder))]
     for spec in stages:
-        found = [folder for folder, name in stage_in.items() if name == spec.name]
+        found = {one.model_dir: one for one in runs if one.trained.stage == spec.name}
         usual = within(place, spec.name)
         if usual in found:
-            return usual
+            return found[usual]
         if len(found) > 1:
             raise BadInputError(
                 f"expected one run of `realm {spec.command}` in {place}, got "
                 f"{', '.join(found)}; name one of them"
             )
         if found:
-            return found[0]
+            return next(iter(found.values()))
     commands = " or ".join(f"`realm {spec.command}`" for spec in stages)
     raise BadInputError(
         f"expected a checkpoint of {commands} in {place} or a folder in it, found no "
@@ -96,7 +145,7 @@ def find_model(
 
 
 def find_corpus(
-    model_dir: str,
+    run: RecordedRun,
     given: str = "",
     *,
     allow_mismatch: bool = False,
@@ -110,7 +159,7 @@ def find_corpus(
     its blocks are.
 
     Args:
-      model_dir: model directory of a finished training stage.
+      run: a training stage.
       given: the corpus, or "".
       allow_mismatch: whether `given` may be any other corpus of the vocabulary.
       option: how a corpus is given, for messages.
@@ -120,137 +169,194 @@ def find_corpus(
 
     Raises:
       BadInputError: there is none, or it is of another vocabulary, or not a version of
-        the one that was trained on.
+        the one that was trained on; or the stage has not ended.
     """
-    _, details = require_finished(model_dir, stage_of(model_dir) or FINETUNE.name, {})
+    model_dir, trained = run.model_dir, run.trained
+    run.require(trained.stage, {})
     if given:
         info = read_info(given)
-        require_related(given, info, details, model_dir, allow_mismatch, option)
-        return given, info["fingerprint"] != details["corpus_fingerprint"]
-    places = [within(parent(model_dir), _CORPUS)]
-    if recorded := details.get(ANSWERING, {}).get("corpus", ""):
-        places.append(recorded)
-    elif starts := read_starts(open_store(model_dir)):
-        # Fine-tuning alone records it in its checkpoints.
-        places.append(starts[-1].settings.get("corpus", ""))
+        _require_vocabulary(given, info, run)
+        differs = info["fingerprint"] != trained.corpus_fingerprint
+        if differs and not allow_mismatch:
+            _require_later_version(given, info, run, option)
+        return given, differs
     seen = []
-    for place in dict.fromkeys(places):
+    for place in dict.fromkeys([within(parent(model_dir), _CORPUS), trained.corpus]):
+        if not place:
+            continue
         seen.append(f"no corpus in {place}")
         with contextlib.suppress(BadInputError):
-            if read_info(place)["fingerprint"] == details["corpus_fingerprint"]:
+            if read_info(place)["fingerprint"] == trained.corpus_fingerprint:
                 return place, False
             seen[-1] = f"another corpus in {place}"
     raise BadInputError(
         f"expected the corpus that {model_dir} was trained on "
-        f"({details['corpus_fingerprint'][:12]}), found {' and '.join(seen)}; if it "
-        f"lies elsewhere now, give {option}"
+        f"({trained.corpus_fingerprint[:12]}), found {' and '.join(seen)}; if it lies "
+        f"elsewhere now, give {option}"
     )
 
 
-def require_related(
-    corpus: str | os.PathLike[str],
-    info: Mapping[str, Any],
-    details: Mapping[str, Any],
-    model_dir: str,
-    allow_mismatch: bool,
-    option: str,
-) -> None:
-    """Checks that a model can answer from a corpus.
-
-    Args:
-      corpus: folder of the corpus.
-      info: its corpus.json.
-      details: of the model's checkpoint.
-      model_dir: directory of the model.
-      allow_mismatch: whether it may be any corpus of the model's vocabulary.
-      option: how a corpus is given.
-
-    Raises:
-      BadInputError: it is of another vocabulary, or neither the corpus that was trained
-        on nor a later version of it.
-    """
-    wanted, found = (
-        of.get("vocabulary_fingerprint", "")[:12] for of in (details, info)
-    )
+def _require_vocabulary(corpus: str, info: Mapping[str, Any], run: RecordedRun) -> None:
+    wanted = run.trained.vocabulary_fingerprint[:12]
+    found = info.get("vocabulary_fingerprint", "")[:12]
     if wanted != found:
         raise BadInputError(
-            f"expected a corpus with the vocabulary of {model_dir} (fingerprint "
+            f"expected a corpus with the vocabulary of {run.model_dir} (fingerprint "
             f"{wanted}), got {corpus} with {found}; prepare it with VOCABULARY set to "
             "the vocab.txt of the corpus that was trained on"
         )
-    trained = details["corpus_fingerprint"]
-    if allow_mismatch or info["fingerprint"] == trained:
-        return
+
+
+def _require_later_version(
+    corpus: str, info: Mapping[str, Any], run: RecordedRun, option: str
+) -> None:
+    trained = run.trained.corpus_fingerprint
     if not is_version_of(corpus, trained):
         raise BadInputError(
-            f"expected the corpus that {model_dir} was trained on (fingerprint "
+            f"expected the corpus that {run.model_dir} was trained on (fingerprint "
             f"{trained[:12]}) or a later version of it, got {corpus} "
             f"({info['fingerprint'][:12]}); give another with {option}, or allow the "
             "mismatch (allow_corpus_mismatch)"
         )
 
 
-def find_pretrained(model_dir: str, given: str = "") -> tuple[str, str]:
-    """Finds the run of `realm pretrain` that fine-tuning began with.
-
-    Args:
-      model_dir: model directory of `realm finetune`.
-      given: that run's directory, or "".
-
-    Returns:
-      Its directory, "" if there is none, and the checkpoint, "last" or "best".
-    """
-    _, details = require_finished(model_dir, FINETUNE.name, {})
-    answering = details.get(ANSWERING, {})
-    which = answering.get("pretrained_checkpoint", "last")
-    recorded = answering.get("pretrained", "")
+def find_pretrained(run: RecordedRun, given: str = "") -> str:
+    """Returns the run of pre-training that fine-tuning began with; "" for none."""
+    if given:
+        return given
+    recorded = run.trained.source
     # Beside the model first: a chain may have been moved.
-    names = (Path(recorded).name or PRETRAIN.name, PRETRAIN.name)
-    beside = [within(parent(model_dir), name) for name in names]
-    for place in (given, beside[0], recorded, beside[1]):
-        if place and (place == given or stage_of(place) == PRETRAIN.name):
-            return place, which
-    return "", which
+    beside = parent(run.model_dir)
+    name = Path(recorded).name or PRETRAIN.name
+    for place in (within(beside, name), recorded, within(beside, PRETRAIN.name)):
+        found = open_run(place) if place else None
+        if found is not None and found.trained.stage == PRETRAIN.name:
+            return place
+    return ""
 
 
-def ask_config(run: str, given: Overrides = Overrides(), **settings: Any) -> AskConfig:
+def ask_config(
+    run: str | RecordedRun, given: Overrides = Overrides(), **settings: Any
+) -> AskConfig:
     """Returns the configuration of `realm ask` for a run; reads no arrays.
 
     Args:
-      run: as in `find_model`.
+      run: as in `find_model`, or what that has found.
       given: what is not to be found.
       **settings: of `AskConfig`, such as `port`.
-
-    Raises:
-      BadInputError: as `find_model`, `find_corpus` and `loading.recorded_config`.
     """
-    model_dir = find_model(run)
+    model = run if isinstance(run, RecordedRun) else find_model(run)
     corpus, differs = find_corpus(
-        model_dir, given.corpus, allow_mismatch=given.allow_corpus_mismatch
+        model, given.corpus, allow_mismatch=given.allow_corpus_mismatch
     )
-    finetuned = recorded_config(
-        model_dir, corpus=corpus, num_read=given.num_read, searcher=given.searcher
-    )
-    _, details = require_finished(model_dir, FINETUNE.name, {})
-    pretrained, which = "", "last"
-    if details["model"]["shared"] or given.pretrained:
-        # It embeds later versions; with two towers the model does so itself.
-        pretrained, which = find_pretrained(model_dir, given.pretrained)
+    finetuned = answering_config(model, given)
+    # It embeds later versions; with two towers the model does so itself.
+    is_needed = model.trained.model["shared"] or given.pretrained
+    pretrained = find_pretrained(model, given.pretrained) if is_needed else ""
     return AskConfig(
         corpus=corpus,
         finetuned=finetuned,
         pretrained=pretrained,
-        pretrained_checkpoint=which,
+        pretrained_checkpoint=model.trained.source_checkpoint if pretrained else "last",
         searcher=finetuned.searcher,
         allow_corpus_mismatch=differs,
         **settings,
     )
 
 
-def stage_of(model_dir: str) -> str | None:
-    """Returns the stage whose checkpoint a directory has; None if it has none."""
-    found = read_details(open_store(model_dir))
-    return None if found is None else str(found[1].get("stage", ""))
+def evaluate_config(
+    run: str,
+    given: Overrides,
+    *,
+    questions: str = "",
+    output: str = "",
+    split: str = "test",
+    note: Callable[[str], None] = lambda text: None,
+) -> EvaluateConfig:
+    """Returns the configuration of `realm evaluate` for a run; reads no arrays.
+
+    Of the folder of a chain every finished stage is measured; of the model directory of
+    fine-tuning that model alone.
+
+    Args:
+      run: as in `find_model`.
+      given: what is not to be found.
+      questions: JSON lines of questions; "" for those that the run recorded.
+      output: folder of the report; "" for RUN/evaluate.
+      split: split of the questions.
+      note: called with a sentence on each stage that is left out.
+    """
+    model = find_model(run)
+    corpus, differs = find_corpus(
+        model, given.corpus, allow_mismatch=given.allow_corpus_mismatch
+    )
+    finetuned = answering_config(model, given)
+    began = find_pretrained(model, given.pretrained)
+    pretrained = _finished(began, PRETRAIN) if began else None
+    is_chain = os.path.normpath(run) != os.path.normpath(model.model_dir)
+    measured = pretrained if is_chain and pretrained else model
+    warm_started = within(run, WARM_START.name) if is_chain else ""
+    if warm_started and not _is_alike(warm_started, measured.trained, note):
+        warm_started = ""
+    has_pretrained = measured is pretrained
+    return EvaluateConfig(
+        model_dir=output or within(run, EVALUATE.name),
+        corpus=corpus,
+        questions=questions or _recorded_questions(model, pretrained),
+        finetuned=finetuned,
+        models=models_of(measured),
+        warm_started=warm_started,
+        pretrained=began if has_pretrained or measured.trained.model["shared"] else "",
+        pretrained_checkpoint=model.trained.source_checkpoint,
+        split=split,
+        # Masked sentences are of the corpus that was trained on.
+        masked_task=measured.trained.data_order["task"]
+        if has_pretrained and not differs
+        else "",
+        searcher=finetuned.searcher,
+        allow_corpus_mismatch=differs,
+        title=Path(parent(model.model_dir) if is_chain else model.model_dir).name,
+    )
+
+
+def _finished(model_dir: str, stage: StageSpec) -> RecordedRun | None:
+    """Returns a run of a stage that has ended; None if there is none."""
+    run = open_run(model_dir)
+    is_such = run is not None and run.trained.stage == stage.name and run.has_ended
+    return run if is_such else None
+
+
+def _is_alike(model_dir: str, wanted: Trained, note: Callable[[str], None]) -> bool:
+    """Returns whether a warm start can be measured with the stages after it."""
+    run = _finished(model_dir, WARM_START)
+    if run is None:
+        return False
+    identity = wanted.identity()
+    for change in run.trained.differences({name: identity[name] for name in _SHARED}):
+        note(
+            f"{model_dir} is left out: its {change.name} is {change.second!r}, and "
+            f"{change.first!r} in the stages after it"
+        )
+        return False
+    return True
+
+
+def _recorded_questions(model: RecordedRun, pretrained: RecordedRun | None) -> str:
+    """Returns where the questions are that fine-tuning or pre-training held out."""
+    questions = model.trained.questions
+    if pretrained is not None:
+        questions = questions or pretrained.trained.questions
+    if not questions:
+        raise BadInputError(
+            f"expected questions to evaluate {model.model_dir} with, but the runs it "
+            "was made from record none; give --questions FILE, JSON lines of questions"
+        )
+    if "://" not in questions and not Path(questions).exists():
+        raise BadInputError(
+            f"expected the questions of {model.model_dir} in {questions}, found "
+            "nothing there; give --questions FILE, JSON lines of questions"
+        )
+    return questions
 
 
 def _folders(run: str) -> list[str]:

@@ -13,14 +13,10 @@ from markupsafe import Markup, escape
 from realm_jax.evaluation.charts import charts_by_stage, recall_charts
 from realm_jax.evaluation.findings import tiles, verdicts
 from realm_jax.evaluation.report_data import ReportData
-from realm_jax.evaluation.stage_settings import (
-    NOT_RECORDED,
-    changed_settings,
-    flat_settings,
-)
 from realm_jax.evaluation.templates import as_json, page_environment, write_page
 from realm_jax.evaluation.throughput import work_of_stages
 from realm_jax.metrics.curves import health, index_versions, made_at
+from realm_jax.run_record import NOT_RECORDED, changed_settings, flat_texts
 from realm_jax.types import NULL_BLOCK
 
 _NAME = "report"
@@ -52,7 +48,7 @@ def render_json(data: ReportData) -> str:
 def render_html(data: ReportData) -> str:
     """Returns the report as a self-contained page."""
     environment = page_environment(
-        mark=_mark, flat=flat_settings, changed=changed_settings
+        mark=_mark, flat=flat_texts, changed=changed_settings
     )
     return environment.get_template("report.html.jinja").render(
         data=data,

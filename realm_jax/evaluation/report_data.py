@@ -4,7 +4,7 @@ Probabilities and rates are between 0 and 1, likelihoods in nats, times in secon
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from realm_jax.evaluation.comparisons import (
     Comparison,
@@ -14,7 +14,9 @@ from realm_jax.evaluation.comparisons import (
     StageTime,
 )
 from realm_jax.metrics.curves import Curve
-from realm_jax.settings import Start
+from realm_jax.run_record import RunRecord, read_records
+from realm_jax.stages import STAGES
+from realm_jax.storage import open_store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +165,29 @@ class RecordedStage:
     """
 
     stage: str
-    starts: Sequence[Start] = ()
+    starts: Sequence[RunRecord] = ()
+
+
+def recorded_stages(
+    model_dirs: Sequence[tuple[str, str]], others: Iterable[str] = ()
+) -> list[RecordedStage]:
+    """Returns what the stages of a run recorded.
+
+    Args:
+      model_dirs: name and model directory of each stage; it is among the results
+        even if nothing was recorded.
+      others: directories whose commands are among the results if they recorded
+        something, such as the corpus.
+
+    Raises:
+      BadInputError: a record cannot be read.
+    """
+    found: dict[str, list[RunRecord]] = {stage: [] for stage, _ in model_dirs}
+    for directory in (*(model_dir for _, model_dir in model_dirs), *others):
+        for record in read_records(open_store(directory)):
+            found.setdefault(record.command.replace("-", "_"), []).append(record)
+    order = [spec.name for spec in STAGES.values() if spec.title]
+    return [RecordedStage(name, found[name]) for name in order if name in found]
 
 
 @dataclasses.dataclass(frozen=True)

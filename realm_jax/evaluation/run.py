@@ -19,9 +19,11 @@ from realm_jax.evaluation.baselines import baseline_recalls
 from realm_jax.evaluation.compare import PREDICTIONS_NAME
 from realm_jax.evaluation.loading import (
     FinetunedModel,
+    FinishedRun,
     open_finished,
     require_alike,
     require_finished,
+    wanted_of,
 )
 from realm_jax.evaluation.masked_spans import evaluate_masked_spans, masked_examples
 from realm_jax.evaluation.open_qa import (
@@ -31,12 +33,8 @@ from realm_jax.evaluation.open_qa import (
     sample_answers,
 )
 from realm_jax.evaluation.report import write_report
-from realm_jax.evaluation.report_data import ReportData
+from realm_jax.evaluation.report_data import ReportData, recorded_stages
 from realm_jax.evaluation.stage_recalls import StageRecalls, Values
-from realm_jax.evaluation.stage_settings import (
-    recorded_stages,
-    split_of_held_out_questions,
-)
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import SEARCHERS, Searcher
 from realm_jax.metrics.curves import read_curves
@@ -44,12 +42,9 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.stages import FINETUNE, PRETRAIN, WARM_START
 from realm_jax.storage import open_store
-from realm_jax.training.checkpoint_manifests import (
-    Which,
-)
-from realm_jax.training.checkpoints import Restored
-from realm_jax.training.finetune import FinetuneConfig
-from realm_jax.training.initialization import ModelFactory, describe
+from realm_jax.training.checkpoint_manifests import Which
+from realm_jax.training.finetune import AnsweringConfig, FinetuneConfig
+from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.masked_spans import MaskedSpans
 from realm_jax.training.stage import open_examples
 from realm_jax.training.stage_config import require_one_of
@@ -74,7 +69,7 @@ class EvaluateConfig:
       model_dir: folder for report.html, report.json and predictions.jsonl.
       corpus: the prepared corpus.
       questions: JSON lines of questions.
-      finetuned: configuration of fine-tuning, with its `model_dir`.
+      finetuned: the fine-tuned model: how it answers, or how it was fine-tuned.
       warm_started: model directory of the warm start, or "".
       pretrained: model directory of pre-training, or "".
       starting_point: model directory of a warm start that did not train the retriever,
@@ -111,7 +106,7 @@ class EvaluateConfig:
     model_dir: str
     corpus: str
     questions: str
-    finetuned: FinetuneConfig
+    finetuned: FinetuneConfig | AnsweringConfig
     models: ModelFactory
     warm_started: str = ""
     pretrained: str = ""
@@ -224,16 +219,14 @@ class _Evaluation:
         if config.pretrained:
             which = Which(config.pretrained_checkpoint)
             model = self._open(config.pretrained, PRETRAIN.name, which)
-            pretrained = model.tree
+            pretrained = model
             searcher = self._recalls.index(config.pretrained, model)
             per_question[comparisons.AFTER_REALM] = self._recalls.measure(
                 model.tree, searcher
             )
             if config.masked_task:
                 masked = self._masked_spans(model.tree, searcher)
-        finetuned = self._open_finetuned(
-            config.finetuned.model_dir, pretrained, config.pretrained
-        )
+        finetuned = self._open_finetuned(config.finetuned.model_dir, pretrained)
         answered = self._answer(finetuned)
         scores = _scores(answered)
         per_question[comparisons.AFTER_FINETUNING] = scores
@@ -309,12 +302,12 @@ class _Evaluation:
         began = answered = None
         if warm_started:
             model = self._open(warm_started, WARM_START.name)
-            began = model.tree
+            began = model
             recall = self._recalls.of_stage(warm_started, model)
             without_realm[comparisons.AFTER_REALM] = recall
         if config.control_finetuned:
             control = self._open_finetuned(
-                config.control_finetuned, began, warm_started, "CONTROL_WARM_STARTED"
+                config.control_finetuned, began, "CONTROL_WARM_STARTED"
             )
             control.require_began(self._corpus)
             answered = self._answer(control)
@@ -346,21 +339,19 @@ class _Evaluation:
 
     def _open(
         self, model_dir: str, stage: str, checkpoint: Which = Which.LAST
-    ) -> Restored:
+    ) -> FinishedRun:
         """Returns the last or the best parameters of a finished stage."""
         self._tick()
         return open_finished(model_dir, stage, self._wanted(), checkpoint)
 
     def _wanted(self) -> dict[str, Any]:
-        """Returns the required details of a run's checkpoint."""
-        wanted = {
-            "model": describe(self._retriever_config),
-            "vocabulary_fingerprint": self._corpus.vocabulary.fingerprint,
-            "lengths": dataclasses.asdict(self._config.models.lengths),
-        }
-        if not self._config.allow_corpus_mismatch:
-            wanted["corpus_fingerprint"] = self._corpus.fingerprint
-        return wanted
+        """Returns what the runs that are measured must be of."""
+        config = self._config
+        return wanted_of(
+            config.models,
+            self._corpus,
+            allow_corpus_mismatch=config.allow_corpus_mismatch,
+        )
 
     def _masked_spans(self, params: PyTree, searcher: Searcher) -> MaskedSpans:
         config = self._config
@@ -384,8 +375,7 @@ class _Evaluation:
     def _open_finetuned(
         self,
         model_dir: str,
-        began: PyTree | None,
-        pretrained: str,
+        began_with: FinishedRun | None,
         macro: str = "PRETRAINED",
     ) -> FinetunedModel:
         self._tick()
@@ -396,8 +386,7 @@ class _Evaluation:
             searcher=config.searcher,
             embed=config.embed,
             allow_corpus_mismatch=config.allow_corpus_mismatch,
-            initial_retriever=began and began["retriever"],
-            pretrained=pretrained,
+            began_with=began_with,
             macro=macro,
             checkpoint=Which(config.finetuned_checkpoint),
         )
@@ -448,8 +437,17 @@ class _Evaluation:
                 time for d in config.model_dirs for time in provenance.stage_times(d)
             ],
             split=config.split,
-            held_out_split=split_of_held_out_questions(self._recorded),
+            held_out_split=self._held_out_split(),
         )
+
+    def _held_out_split(self) -> str:
+        """Returns the split that pre-training searched, "" if it recorded none."""
+        for stage in self._recorded:
+            if stage.stage == PRETRAIN.name and stage.starts:
+                settings = stage.starts[-1].settings
+                if settings.get("questions"):
+                    return str(settings.get("questions_split", ""))
+        return ""
 
     def _tick(self) -> None:
         if self._stop.is_set():

@@ -8,19 +8,14 @@ from jaxtyping import PyTree
 from realm_jax.answering.search import CorpusSearch
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.ask import AskConfig, open_model
-from realm_jax.evaluation.loading import (
-    FinetunedModel,
-    open_finished,
-    recorded_config,
-    recorded_models,
-    require_finished,
-)
+from realm_jax.evaluation.loading import FinetunedModel, FinishedRun, restore
 from realm_jax.evaluation.recorded import (
     SEARCHED,
     Overrides,
+    answering_config,
     find_corpus,
     find_model,
-    stage_of,
+    models_of,
 )
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import SEARCHERS
@@ -28,8 +23,8 @@ from realm_jax.index.source import IndexSource, LoadedIndex
 from realm_jax.stages import FINETUNE
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import Which
-from realm_jax.training.checkpoints import Restored
 from realm_jax.training.initialization import ModelFactory
+from realm_jax.training.recorded import RecordedRun
 from realm_jax.training.stage_config import require_one_of
 
 
@@ -39,24 +34,24 @@ class PretrainedRetriever:
 
     Attributes:
       model_dir: directory of the run.
-      run: its parameters and the details of its checkpoint.
+      run: its parameters, and what it was trained on.
       models: sizes and lengths of its models.
       searcher: "device" or "scann".
     """
 
     model_dir: str
-    run: Restored
+    run: FinishedRun
     models: ModelFactory
     searcher: str
 
     @classmethod
     def open(
-        cls, model_dir: str, *, searcher: str = "", checkpoint: str = "last"
+        cls, recorded: RecordedRun, *, searcher: str = "", checkpoint: str = "last"
     ) -> "PretrainedRetriever":
         """Reads the retriever.
 
         Args:
-          model_dir: directory of a finished run.
+          recorded: a finished run.
           searcher: "device" or "scann"; "" for "device", which is exact.
           checkpoint: "last", or "best" by held-out utility.
 
@@ -67,11 +62,10 @@ class PretrainedRetriever:
         searcher = searcher or "device"
         require_one_of("SEARCHER", searcher, SEARCHERS)
         require_one_of("CHECKPOINT", checkpoint, Which)
-        stage = stage_of(model_dir) or ""
-        _, details = require_finished(model_dir, stage, {})
-        models = recorded_models(model_dir, details)
-        run = open_finished(model_dir, stage, {}, Which(checkpoint))
-        return cls(model_dir, run, models, searcher)
+        recorded.require(recorded.trained.stage, {})
+        models = models_of(recorded)
+        run = restore(recorded, Which(checkpoint))
+        return cls(recorded.model_dir, run, models, searcher)
 
     def has_index(self, corpus: BlockStore) -> bool:
         """Returns whether the index of a corpus exists."""
@@ -118,7 +112,7 @@ class PretrainedRetriever:
 
 
 def open_retriever(
-    run: str,
+    run: str | RecordedRun,
     given: Overrides,
     *,
     corpus: BlockStore | None = None,
@@ -128,7 +122,7 @@ def open_retriever(
     """Opens the newest stage of a run, and the corpus that it searches.
 
     Args:
-      run: the folder of a chain, or a model directory.
+      run: the folder of a chain, or a model directory, or what is recorded of it.
       given: what is not to be found.
       corpus: the corpus, if it is open already; `given.corpus` is its directory then.
       checkpoint: "last" or "best": of the run that is opened, or, if that is
@@ -137,23 +131,21 @@ def open_retriever(
 
     Raises:
       BadInputError: as `recorded.find_model`, `recorded.find_corpus`,
-        `loading.recorded_config` and `loading.open_finished`.
+        `RecordedRun.answering` and `loading.open_finished`.
     """
-    model_dir = find_model(run, SEARCHED)
+    recorded = run if isinstance(run, RecordedRun) else find_model(run, SEARCHED)
     place, differs = find_corpus(
-        model_dir,
+        recorded,
         given.corpus,
         allow_mismatch=given.allow_corpus_mismatch,
         option=option,
     )
-    if stage_of(model_dir) != FINETUNE.name:
+    if recorded.trained.stage != FINETUNE.name:
         model = PretrainedRetriever.open(
-            model_dir, searcher=given.searcher, checkpoint=checkpoint
+            recorded, searcher=given.searcher, checkpoint=checkpoint
         )
         return model, corpus or BlockStore.open(place)
-    finetuned = recorded_config(
-        model_dir, corpus=place, num_read=given.num_read, searcher=given.searcher
-    )
+    finetuned = answering_config(recorded, given)
     config = AskConfig(
         corpus=place,
         finetuned=finetuned,

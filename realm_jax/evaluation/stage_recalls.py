@@ -8,12 +8,12 @@ from jaxtyping import PyTree
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.evaluation.comparisons import recall_name
+from realm_jax.evaluation.loading import FinishedRun
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import Searcher
 from realm_jax.index.source import IndexSource
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.storage import open_store
-from realm_jax.training.checkpoints import Restored
 from realm_jax.training.zero_shot_recall import HeldOutQuestions
 
 Values = dict[str, np.ndarray]
@@ -60,7 +60,7 @@ class StageRecalls:
         self._stop = stop
         self._measured: dict[int, Values] = {}
 
-    def index(self, model_dir: str, model: Restored) -> Searcher:
+    def index(self, model_dir: str, model: FinishedRun) -> Searcher:
         """Returns the index of a stage, which is made if it is missing.
 
         Raises:
@@ -73,7 +73,7 @@ class StageRecalls:
         self._tick()
         return index.searcher
 
-    def of_stage(self, model_dir: str, model: Restored) -> Values:
+    def of_stage(self, model_dir: str, model: FinishedRun) -> Values:
         """Returns the recall of a stage, cached by the retriever's checksum.
 
         Where the reader alone is trained, several stages end with the same retriever.

@@ -10,8 +10,7 @@ from realm_jax.data.versions import newest_version
 from realm_jax.errors import StoppedError
 from realm_jax.evaluation.report_data import ReportData
 from realm_jax.evaluation.run import EvaluateConfig, Report, run
-from realm_jax.storage import open_store
-from realm_jax.training.checkpoint_manifests import read_details
+from realm_jax.training.recorded import open_run
 
 State = tuple[str, tuple[int, ...]]
 """Fingerprint of a corpus, and the last step of each stage."""
@@ -67,8 +66,8 @@ def _state(config: EvaluateConfig, newest: Path) -> State | None:
     """Returns the state that would be evaluated now, None while a stage trains."""
     steps = []
     for model_dir in config.measured_dirs:
-        found = read_details(open_store(model_dir))
-        if found is None or found[0] < found[1].get("train_steps", 0):
+        found = open_run(model_dir)
+        if found is None or not found.has_ended:
             return None
-        steps.append(found[0])
+        steps.append(found.step)
     return read_info(newest)["fingerprint"], tuple(steps)

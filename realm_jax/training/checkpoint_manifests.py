@@ -31,9 +31,6 @@ HELD_OUT_UTILITY = "held_out_utility"
 DEV_EXACT_MATCH = "dev_exact_match"
 """In a checkpoint's details, if it was measured: exact match on held-out questions."""
 
-QUESTIONS = "questions"
-"""In a checkpoint's details: where the held-out questions are."""
-
 _SCORES = (HELD_OUT_UTILITY, DEV_EXACT_MATCH)
 """The score of a checkpoint, higher is better: of pre-training, and of fine-tuning."""
 

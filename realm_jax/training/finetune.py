@@ -15,6 +15,7 @@ import numpy as np
 
 from realm_jax import multihost, ranges
 from realm_jax.answering.reader import Answerer
+from realm_jax.attempts import Attempt
 from realm_jax.errors import BadInputError
 from realm_jax.index.answer_labels import AnswerLabels
 from realm_jax.index.candidates import question_candidates
@@ -28,9 +29,9 @@ from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.stages import FINETUNE, StageSpec
 from realm_jax.storage import absolute_url
 from realm_jax.training.answer_coverage import require_answers
-from realm_jax.training.checkpoint_manifests import QUESTIONS
 from realm_jax.training.dev_exact_match import DevExactMatch, read_dev_questions
 from realm_jax.training.finetune_loss import FinetuneInputs, FinetuneLoss
+from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.loop import Report, every
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.search_ahead import SearchAhead
@@ -39,8 +40,47 @@ from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_o
 from realm_jax.training.state import TrainState
 from realm_jax.types import Neighbours, QuestionBatch
 
-ANSWERING = "answering"
-"""In a checkpoint's details: see `FinetuneConfig.answering`."""
+
+@dataclasses.dataclass(frozen=True)
+class AnsweringConfig:
+    """A fine-tuned model as it answers; its training is described elsewhere.
+
+    The attributes are those of `FinetuneConfig`.
+    """
+
+    model_dir: str
+    models: ModelFactory
+    searcher: str = "device"
+    num_read: int = 5
+    max_span: int = 10
+    marginalization: str = "product"
+    span_layer_norm_epsilon: float = 1e-3
+
+    def __post_init__(self):
+        ranges.require_ranges(
+            self,
+            num_read=ranges.whole(1),
+            max_span=ranges.whole(1),
+            span_layer_norm_epsilon=ranges.POSITIVE,
+        )
+        require_one_of("SEARCHER", self.searcher, SEARCHERS)
+        require_one_of("marginalization", self.marginalization, AnswerMarginalization)
+
+    def reading(self) -> dict[str, Any]:
+        """Returns how spans are scored and marginalised."""
+        return {name: getattr(self, name) for name in READING}
+
+    def make_reader(self, bert: BertConfig) -> SpanReader:
+        """Returns the span reader around an encoder."""
+        return SpanReader(
+            bert,
+            max_span=self.max_span,
+            layer_norm_epsilon=self.span_layer_norm_epsilon,
+        )
+
+
+READING = ("marginalization", "max_span", "span_layer_norm_epsilon")
+"""Settings of `AnsweringConfig` with which a model must answer as it was trained."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,15 +126,11 @@ class FinetuneConfig(StageConfig):
         super().__post_init__()
         ranges.require_ranges(
             self,
-            num_read=ranges.whole(1),
             num_retrieved=ranges.whole(1),
-            max_span=ranges.whole(1),
             max_questions=ranges.whole(1).or_none(),
             evaluation_period=ranges.whole(1),
-            span_layer_norm_epsilon=ranges.POSITIVE,
         )
-        require_one_of("SEARCHER", self.searcher, SEARCHERS)
-        require_one_of("marginalization", self.marginalization, AnswerMarginalization)
+        self.answering()  # Checks the settings that both have.
         if self.num_read > self.num_retrieved:
             raise BadInputError(
                 f"expected num_read among 1..{self.num_retrieved} (num_retrieved), got "
@@ -109,45 +145,35 @@ class FinetuneConfig(StageConfig):
 
     def data_order(self) -> dict[str, Any]:
         """Returns the settings a resumed run must keep, with those of span scoring."""
-        order = {**super().data_order(), **self.reading()}
+        order = {**super().data_order(), **self.answering().reading()}
         del order["spans"]  # Questions have none to draw from.
         return order
 
-    def reading(self) -> dict[str, Any]:
-        """Returns how spans are scored and marginalised, as evaluation must do too."""
+    def recorded(self) -> dict[str, Any]:
+        """Returns what the record has for others, with what answering needs."""
         return {
-            "marginalization": self.marginalization,
-            "max_span": self.max_span,
-            "span_layer_norm_epsilon": self.span_layer_norm_epsilon,
-        }
-
-    def answering(self, bert: BertConfig) -> dict[str, Any]:
-        """Returns what a checkpoint records so that it can be opened without gin files.
-
-        `evaluation/loading.py` reads it. A resumed run may change any of it, so
-        `Stage` does not compare it.
-        """
-        source = self.retriever_source
-        return {
-            "corpus": absolute_url(self.corpus),
-            "pretrained": absolute_url(source) if source else "",
-            "pretrained_checkpoint": self.warm_start_checkpoint,
+            **super().recorded(),
+            "questions": absolute_url(self.questions) if self.questions else "",
             "searcher": self.searcher,
             "num_read": self.num_read,
-            "dtype": bert.dtype,
-            "products": bert.products,
         }
+
+    def answering(self) -> AnsweringConfig:
+        """Returns the configuration with which the trained model answers."""
+        names = [field.name for field in dataclasses.fields(AnsweringConfig)]
+        return AnsweringConfig(**{name: getattr(self, name) for name in names})
 
     def make_reader(self, bert: BertConfig) -> SpanReader:
         """Returns the span reader around an encoder."""
-        return SpanReader(
-            bert,
-            max_span=self.max_span,
-            layer_norm_epsilon=self.span_layer_norm_epsilon,
-        )
+        return self.answering().make_reader(bert)
 
 
-def run(config: FinetuneConfig, report: Report, stop: threading.Event) -> bool:
+def run(
+    config: FinetuneConfig,
+    report: Report,
+    stop: threading.Event,
+    attempt: Attempt | None = None,
+) -> bool:
     """Trains from the latest checkpoint; returns whether all updates are done.
 
     Raises:
@@ -168,6 +194,7 @@ def run(config: FinetuneConfig, report: Report, stop: threading.Event) -> bool:
         config,
         config.make_reader,
         frozen=frozen_parameters(config),
+        attempt=attempt,
     )
     try:
         if stage.is_done:
@@ -181,13 +208,9 @@ def run(config: FinetuneConfig, report: Report, stop: threading.Event) -> bool:
             config.microbatches,
             inputs.packed_lengths(),
         )
-        answering = config.answering(stage.retriever_config.bert)
-        recorded: dict[str, Any] = {ANSWERING: answering}
-        if config.questions:
-            recorded[QUESTIONS] = absolute_url(config.questions)
 
         def details(step: int) -> Mapping[str, Any]:
-            return dev.details(step, {**recorded, **inputs.details()})
+            return dev.details(step, inputs.details())
 
         def measure(step: int, state: TrainState, metrics: Means) -> None:
             if dev.is_time(step):

@@ -25,8 +25,9 @@ from realm_jax.models.retriever import (
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.ranges import require_ranges
 from realm_jax.storage import open_store
-from realm_jax.training.checkpoint_manifests import Which, read_details
+from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.checkpoints import restore_params
+from realm_jax.training.recorded import open_run
 from realm_jax.types import Lengths
 from realm_jax.weights import bert as bert_weights
 from realm_jax.weights.published_encoder import load_dense, read_sentence_encoder
@@ -151,9 +152,8 @@ def recorded_activation(source: str) -> str | None:
     if weights_file(source) is not None:
         has_config = (pathlib.Path(source) / bert_weights.CONFIG_FILE).exists()
         return bert_weights.config_from_json(source).activation if has_config else None
-    newest = read_details(open_store(source))
-    model = {} if newest is None else newest[1].get("model", {})
-    return model.get("bert", {}).get("activation")
+    run = open_run(source)
+    return None if run is None else run.trained.model["bert"].get("activation")
 
 
 def warm_start_params(
@@ -221,24 +221,23 @@ def _from_source(
             theirs = load_vocabulary(file, **vocabulary.settings)
             _require_vocabulary(theirs.fingerprint, vocabulary, source)
         return started
+    run = open_run(source)
     restored = restore_params(open_store(source), checkpoint)
-    if restored is None:
+    if run is None or restored is None:
         raise BadInputError(
             f"expected a finished checkpoint or model.safetensors in {source!r}, found "
             "neither; run the stage before this one first"
         )
     merged = _take_over(params, restored.tree, source)
-    expected, received = describe(config), restored.details.get("model")
+    expected, received = describe(config), run.trained.model
     if "retriever" not in params:  # The towers may then differ.
-        expected, received = expected["bert"], (received or {}).get("bert")
+        expected, received = expected["bert"], received["bert"]
     if received != expected:
         raise BadInputError(
             f"expected the model {expected} in {source}, got {received}; use the model "
             "file that stage was trained with"
         )
-    _require_vocabulary(
-        restored.details.get("vocabulary_fingerprint"), vocabulary, source
-    )
+    _require_vocabulary(run.trained.vocabulary_fingerprint, vocabulary, source)
     return merged
 
 

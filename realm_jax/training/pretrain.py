@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from jaxtyping import PyTree
 
 from realm_jax import ranges
+from realm_jax.attempts import Attempt
 from realm_jax.errors import BadInputError
 from realm_jax.index.device_search import EmbeddingTable, Precision
 from realm_jax.index.embed import EmbedConfig
@@ -35,7 +36,6 @@ from realm_jax.training.candidate_search import (
 from realm_jax.training.checkpoint_manifests import (
     HELD_OUT_UTILITY,
     HOLDS_INDEX,
-    QUESTIONS,
 )
 from realm_jax.training.checkpoints import KeptCheckpoints
 from realm_jax.training.host_search import HostSearch
@@ -213,8 +213,18 @@ class PretrainConfig(StageConfig):
         """Returns the settings a resumed run must keep, with those of its reader."""
         return {**super().data_order(), "span_scorer": self.models.span_scorer}
 
+    def recorded(self) -> dict[str, Any]:
+        """Returns what the record has for others, with the held-out questions."""
+        questions = absolute_url(self.questions) if self.questions else ""
+        return {**super().recorded(), "questions": questions}
 
-def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
+
+def run(
+    config: PretrainConfig,
+    report: Report,
+    stop: threading.Event,
+    attempt: Attempt | None = None,
+) -> bool:
     """Trains from the latest checkpoint; returns whether all updates are done.
 
     Raises:
@@ -227,6 +237,7 @@ def run(config: PretrainConfig, report: Report, stop: threading.Event) -> bool:
         config.models.knowledge_encoder,
         frozen=frozen_parameters(config),
         index=Precision(config.device.precision) if config.index_in_state else None,
+        attempt=attempt,
     )
     source = stage.index_source(config.searcher, config.embed, config.device)
     try:
@@ -500,8 +511,6 @@ class _Pretraining:
             **self._refresher.details(),
             **self._step_inputs.details(),
         }
-        if self._config.questions:
-            details[QUESTIONS] = absolute_url(self._config.questions)
         if self._metrics.is_due:
             details[_MEASURED] = self._metrics.pending
         details = self._kept.add(step, details)

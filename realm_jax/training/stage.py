@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from realm_jax import axes, multihost, placement
+from realm_jax.attempts import Attempt
 from realm_jax.data.batch_order import Spans
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import AnyFeature, Examples
@@ -25,12 +26,10 @@ from realm_jax.index.source import IndexSource
 from realm_jax.metrics.metrics_file import MetricsFile
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
+from realm_jax.run_record import Trained
 from realm_jax.storage import Store, open_store
 from realm_jax.training import checkpoints, initialization, loop, partitioning
-from realm_jax.training.checkpoint_manifests import (
-    finished_steps,
-    read_details,
-)
+from realm_jax.training.checkpoint_manifests import finished_steps, read_details
 from realm_jax.training.checkpoints import Checkpointer
 from realm_jax.training.finite import FiniteUpdates
 from realm_jax.training.initialization import Reader
@@ -40,6 +39,7 @@ from realm_jax.training.optimizers import learning_rate_schedule, make_optimizer
 from realm_jax.training.packed_lengths import choose_packed_lengths
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.profiling import Profiler
+from realm_jax.training.recorded import find_trained
 from realm_jax.training.stage_config import StageConfig
 from realm_jax.training.starting import starting_params
 from realm_jax.training.state import TrainState, create_state, place_state
@@ -52,12 +52,6 @@ _log = logging.getLogger(__name__)
 
 ReaderT = TypeVar("ReaderT", bound=Reader)
 
-_UNRECORDED = {
-    "spans": Spans.ALL.value,
-    "span_scorer": False,
-    "score_unmasked": False,
-}
-"""Values of settings that older checkpoints do not record."""
 CheckpointDetails = Callable[[int], Mapping[str, Any]]
 """Maps updates done to the details of a checkpoint beyond those of every stage."""
 
@@ -84,6 +78,7 @@ class Stage(Generic[ReaderT]):
         make_reader: Callable[[BertConfig], ReaderT],
         frozen: tuple[str, ...] = (),
         index: Precision | None = None,
+        attempt: Attempt | None = None,
     ):
         """Opens corpus and model directory; draws, warm-starts or restores the state.
 
@@ -94,6 +89,7 @@ class Stage(Generic[ReaderT]):
           frozen: parameter paths that are not trained.
           index: precision of an index in the state, None if the state has none. It is
             all zeros until it is replaced, unless it was restored from a checkpoint.
+          attempt: records the run when its work begins; None for one of the library.
 
         Raises:
           BadInputError: the corpus is missing, or the model directory holds a run of
@@ -121,7 +117,9 @@ class Stage(Generic[ReaderT]):
         self._mesh = partitioning.make_mesh(config.mesh)
         partitioning.require_models_split(self._mesh, self.retriever_config.bert)
         self.require_divisible(config.batch_size)
-        self._check_resumable()
+        self._attempt = attempt or Attempt(config.stage.command, config)
+        self._trained = self._describe()
+        is_recorded = self._check_resumable()
         self._lease = Lease(self.model_store)
         try:
             self._checkpointer = Checkpointer(
@@ -134,6 +132,8 @@ class Stage(Generic[ReaderT]):
                 (self.details or {}).get(SKIPPED_UPDATES, 0),
             )
             self.require_finite(int(self.state.step), self.state)
+            if self.details is not None and not is_recorded:
+                self._attempt.begin(self._trained)
         except BaseException:
             self._lease.release()
             raise
@@ -297,6 +297,7 @@ class Stage(Generic[ReaderT]):
             trainer has taken over.
         """
         config = self.config
+        self._attempt.begin(self._trained)
         first = int(self.state.step)
         of_run = (config.model_dir, self.name, first)
         devices = list(self._mesh.devices.flat)
@@ -368,12 +369,13 @@ class Stage(Generic[ReaderT]):
         Raises:
           BadInputError: as `require_finite`; or another trainer has taken over.
         """
+        # One without updates is saved without `train`.
+        self._attempt.begin(self._trained)
         self.stopwatch.wait_for(state)
         with self.stopwatch.part(Part.CHECKPOINT):
             self._require_alone()
             self.require_finite(step, state)
-            details = {**self._describe(), **more_details(step)}
-            details["train_steps"] = self.config.train_steps
+            details = {**more_details(step), "train_steps": self.config.train_steps}
             if self._finite.num_skipped:
                 details[SKIPPED_UPDATES] = self._finite.num_skipped
             self._checkpointer.save(state, details)
@@ -422,36 +424,39 @@ class Stage(Generic[ReaderT]):
         finally:
             self._lease.release()
 
-    def _describe(self) -> dict[str, Any]:
-        return {
-            "stage": self.name,
-            "model": initialization.describe(self.retriever_config),
-            "corpus_fingerprint": self.corpus.fingerprint,
-            "vocabulary_fingerprint": self.corpus.vocabulary.fingerprint,
-            "lengths": dataclasses.asdict(self.config.models.lengths),
-            **self.config.data_order(),
-        }
+    def _describe(self) -> Trained:
+        config, bert = self.config, self.retriever_config.bert
+        return Trained(
+            stage=self.name,
+            model=initialization.describe(self.retriever_config),
+            lengths=dataclasses.asdict(config.models.lengths),
+            corpus_fingerprint=self.corpus.fingerprint,
+            vocabulary_fingerprint=self.corpus.vocabulary.fingerprint,
+            data_order=config.data_order(),
+            numerics={"dtype": bert.dtype, "products": bert.products},
+            **config.recorded(),
+        )
 
-    def _check_resumable(self) -> None:
-        newest = read_details(self.model_store)
-        if newest is None:
-            return
-        step, details = newest
-        for name, expected in self._describe().items():
-            found = details.get(name, _UNRECORDED.get(name))
-            if found != expected:
-                raise BadInputError(
-                    f"expected a run with {name} {expected!r} in "
-                    f"{self.model_store.url()}, but its checkpoint {step} has "
-                    f"{found!r}; use another MODEL_DIR, or the settings "
-                    "that run was started with"
-                )
+    def _check_resumable(self) -> bool:
+        """Compares with the run that is resumed; returns whether it has a record."""
+        step, details = read_details(self.model_store) or (0, None)
+        if details is None:
+            return False
+        recorded = find_trained(self.model_store, details)
+        wanted = self._trained.identity()
+        for change in recorded.differences(wanted) if recorded else ():
+            raise BadInputError(
+                f"expected a run with {change.name} {change.first!r} in "
+                f"{self.model_store.url()}, but it was begun with {change.second!r}; "
+                "use another MODEL_DIR, or the settings that run was started with"
+            )
         if step > self.config.train_steps:
             raise BadInputError(
                 f"expected TRAIN_STEPS of at least {step}, the updates of the newest "
                 f"checkpoint in {self.model_store.url()}, got "
                 f"{self.config.train_steps}; raise it, or use another MODEL_DIR"
             )
+        return recorded is not None
 
     def _restore_or_create(
         self, index: Precision | None

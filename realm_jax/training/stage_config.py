@@ -11,6 +11,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import DeviceConfig
 from realm_jax.stages import StageSpec
+from realm_jax.storage import absolute_url
 from realm_jax.training import initialization
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.initialization import ModelFactory
@@ -181,6 +182,18 @@ class StageConfig:
             "batch_size": self.batch_size,
             "seed": self.seed,
             "spans": self.spans,
+        }
+
+    def recorded(self) -> dict[str, Any]:
+        """Returns what the run's record has for those who open its model.
+
+        A resumed run may change any of it.
+        """
+        source = self.retriever_source
+        return {
+            "corpus": absolute_url(self.corpus),
+            "source": absolute_url(source) if source else "",
+            "source_checkpoint": self.warm_start_checkpoint,
         }
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from realm_jax import ranges
+from realm_jax.attempts import Attempt
 from realm_jax.data.answer_spans import answer_spans
 from realm_jax.data.words import continues_word
 from realm_jax.errors import BadInputError
@@ -184,7 +185,12 @@ class WarmStartConfig(StageConfig):
         }
 
 
-def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:
+def run(
+    config: WarmStartConfig,
+    report: Report,
+    stop: threading.Event,
+    attempt: Attempt | None = None,
+) -> bool:
     """Trains from the latest checkpoint; returns whether all updates are done.
 
     Retrieved documents come from an index of the retriever that the run starts with. It
@@ -200,6 +206,7 @@ def run(config: WarmStartConfig, report: Report, stop: threading.Event) -> bool:
         config,
         config.models.knowledge_encoder,
         frozen=frozen_parameters(config),
+        attempt=attempt,
     )
     try:
         if stage.is_done:

@@ -4,15 +4,16 @@ import json
 
 import pytest
 
-from realm_jax import manifests
 from realm_jax.cli import activation, configuration
 from realm_jax.evaluation.ask import AskConfig
+from realm_jax.manifests import seal
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import manifest_name
 from realm_jax.training.initialization import describe, recorded_activation
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.warm_start import WarmStartConfig
 from tests import tiny_run
+from tests.records import record_training
 
 
 @pytest.fixture
@@ -54,9 +55,11 @@ def warm_start(root, *bindings):
 
 
 def finish(model_dir, towers):
-    """Writes the manifest of a checkpoint, of which nothing else is read here."""
-    sealed = manifests.seal({"details": {"model": describe(towers)}, "files": {}})
-    open_store(str(model_dir)).create(manifest_name(3), sealed)
+    """Writes a run's record and the manifest of a checkpoint; nothing else is read."""
+    record_training(model_dir, model=describe(towers))
+    open_store(str(model_dir)).create(
+        manifest_name(3), seal({"details": {}, "files": {}})
+    )
 
 
 def test_all_that_goes_on_from_published_weights_has_their_activation(

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from realm_jax import settings
+from realm_jax import run_record
 from realm_jax.cli import configuration, rematerialization
 from realm_jax.errors import BadInputError
 from realm_jax.stages import STAGES
@@ -122,7 +122,7 @@ class TestWithoutEffect:
         assert config.corpus == "c"
 
     def test_what_is_read_is_not(self, configured):
-        before = settings.settings_of(configured("pretrain"))
+        before = run_record.settings_of(configured("pretrain"))
         for binding in (
             "pretrain/optimizers.OptimizerConfig.weight_decay=0.1",
             "bert.BertConfig.layer_norm_epsilon=1e-3",
@@ -130,9 +130,9 @@ class TestWithoutEffect:
             "DTYPE=bfloat16",
             "QUERY_LENGTH=8",
         ):
-            after = settings.settings_of(configured("pretrain", binding))
-            (change,) = settings.changes(before, after).values()
-            found, value = change.split()[-1], binding.partition("=")[2]
+            after = run_record.settings_of(configured("pretrain", binding))
+            (change,) = run_record.changes(before, after)
+            found, value = str(change.second), binding.partition("=")[2]
             assert found == value or float(found) == float(value)
 
     def test_a_users_own_configurable_counts_as_read(self, configured, tmp_path):

@@ -7,8 +7,8 @@ import pytest
 
 import realm_jax
 from realm_jax.cli.main import main
-from realm_jax.manifests import seal, unseal
 from tests import tiny_run, tiny_world
+from tests.records import change_record
 from tests.weights.sentence_encoder_twin import encode
 
 QUERIES = ["When was Town7 founded?", "the river near Town8"]
@@ -94,10 +94,8 @@ def test_bad_input_leaves_nothing(finished, tmp_path, refuse):
         assert "expected " in refuse(["export", *words], said)
     # Without what it was fine-tuned from, nobody has the documents' encoder.
     alone = tiny_run.copy(finished, empty, "corpus", "finetune")
-    for path in (alone / "finetune" / "checkpoints").glob("*.json"):
-        manifest = unseal(path.read_bytes())
-        manifest["details"]["answering"]["pretrained"] = "/nowhere/pretrain"
-        path.write_bytes(seal(manifest))
+    elsewhere = {"source": "/nowhere/pretrain"}
+    change_record(alone / "finetune", lambda recorded: recorded.update(elsewhere))
     refuse(["export", alone, output], "fine-tuned from")
     assert {path.name for path in tmp_path.iterdir()} == {"full", "empty"}
 

@@ -15,10 +15,17 @@ from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.versions import PARENT_FILE, is_version_of, link_versions
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
-from realm_jax.evaluation.recorded import Overrides, ask_config, find_corpus, find_model
-from realm_jax.manifests import seal, unseal
+from realm_jax.evaluation.recorded import (
+    SEARCHED,
+    Overrides,
+    ask_config,
+    evaluate_config,
+    find_corpus,
+    find_model,
+)
 from tests import tiny_run, tiny_world
 from tests.corpus_builder import build_corpus
+from tests.records import as_earlier_version, change_details, change_record
 from tests.standard_input import standard_input
 
 
@@ -93,10 +100,10 @@ def test_everything_is_found_in_a_chain_that_was_moved(moved):
 def test_where_fine_tuning_began_may_have_any_name_or_lie_elsewhere(
     moved, finished, tmp_path
 ):
-    def rename(details):
-        details["answering"]["pretrained"] = "/nowhere/realm_b"
+    def rename(recorded):
+        recorded["source"] = "/nowhere/realm_b"
 
-    root = with_details(moved, tmp_path, "finetune", rename)
+    root = with_record(moved, tmp_path, "finetune", rename)
     assert ask_config(str(root)).pretrained == str(root / "pretrain")
     (root / "pretrain").rename(root / "realm_b")
     assert ask_config(str(root)).pretrained == str(root / "realm_b")
@@ -107,10 +114,10 @@ def test_where_fine_tuning_began_may_have_any_name_or_lie_elsewhere(
 
 
 def test_the_searcher_is_the_recorded_one_unless_another_is_given(moved, tmp_path):
-    def search_by_scann(details):
-        details["answering"]["searcher"] = "scann"
+    def search_by_scann(recorded):
+        recorded["searcher"] = "scann"
 
-    root = str(with_details(moved, tmp_path, "finetune", search_by_scann))
+    root = str(with_record(moved, tmp_path, "finetune", search_by_scann))
     assert ask_config(root).searcher == "scann"
     assert ask_config(root, Overrides(searcher="device")).searcher == "device"
 
@@ -127,7 +134,10 @@ def test_a_stage_finds_the_corpus_it_was_started_with_and_has_to_end(
 ):
     model_dir = tmp_path / "elsewhere" / "model"
     shutil.copytree(finished / "pretrain", model_dir)
-    assert find_corpus(str(model_dir)) == (str(finished / "corpus"), False)
+    assert find_corpus(find_model(model_dir, SEARCHED)) == (
+        str(finished / "corpus"),
+        False,
+    )
     change_details(model_dir, lambda details: details.update(train_steps=99))
     output = f"--output={tmp_path / 'out'}"
     for words in (["search", model_dir, "mills"], ["export", model_dir, output]):
@@ -222,29 +232,18 @@ def test_of_a_model_alone_the_report_lies_in_its_folder(moved, tmp_path):
     assert answers(tmp_path / "model" / "evaluate") == answers(moved / "evaluate")
 
 
-def change_details(model_dir, change):
-    """Makes a change to what the checkpoints of a stage record."""
-    for path in (model_dir / "checkpoints").glob("*.json"):
-        manifest = unseal(path.read_bytes())
-        change(manifest["details"])
-        path.write_bytes(seal(manifest))
-
-
-def with_details(moved, root, stage, change):
-    """Copies the chain; `change` is made to what a stage's checkpoints record."""
+def with_record(moved, root, stage, change):
+    """Copies the chain; `change` is made to what a stage has recorded."""
     tiny_run.copy(moved, root, "corpus", "pretrain", "finetune")
-    change_details(root / stage, change)
+    change_record(root / stage, change)
     return root
 
 
 def test_questions_that_were_not_recorded_are_asked_for(moved, tmp_path, refuse):
-    root = with_details(
-        moved,
-        tmp_path,
-        "finetune",
-        lambda details: details["answering"].pop("pretrained"),
+    root = with_record(
+        moved, tmp_path, "finetune", lambda recorded: recorded.pop("source")
     )
-    change_details(root / "pretrain", lambda details: details.pop("questions"))
+    change_record(root / "pretrain", lambda recorded: recorded.pop("questions"))
     refuse(["evaluate", root], "--questions FILE")
     assert not (root / "evaluate").exists()
 
@@ -272,15 +271,15 @@ def test_two_models_are_to_be_told_apart(moved, tmp_path):
     with pytest.raises(BadInputError, match=r"one run of `realm finetune`.*/a, .*/b"):
         find_model(tmp_path)
     shutil.rmtree(tmp_path / "b")
-    assert find_model(tmp_path) == str(tmp_path / "a")
+    assert find_model(tmp_path).model_dir == str(tmp_path / "a")
 
 
 def test_a_corpus_that_is_nowhere_is_named(moved, tmp_path, refuse):
-    def move(details):
-        details["answering"]["corpus"] = "/nowhere/corpus"
+    def move(recorded):
+        recorded["corpus"] = "/nowhere/corpus"
 
-    root = with_details(moved, tmp_path, "finetune", move)
-    assert find_corpus(str(root / "finetune")) == (str(root / "corpus"), False)
+    root = with_record(moved, tmp_path, "finetune", move)
+    assert find_corpus(find_model(root)) == (str(root / "corpus"), False)
     shutil.rmtree(root / "corpus")
     sought = f"no corpus in {root}/corpus"
     refuse(["ask", root, "who?"], sought, "/nowhere/corpus", "--corpus FOLDER")
@@ -305,7 +304,7 @@ def other_corpus(moved, folder, vocabulary=None):
 
 
 def test_only_a_later_version_of_the_corpus_is_safe(moved, tmp_path):
-    model_dir = str(moved / "finetune")
+    model = find_model(moved)
     trained = read_info(moved / "corpus")["fingerprint"]
     root = tiny_run.copy(moved, tmp_path, "corpus")
     for name in ("second", "third", "stranger"):
@@ -313,13 +312,35 @@ def test_only_a_later_version_of_the_corpus_is_safe(moved, tmp_path):
     link_versions(root / "corpus", root / "second")
     link_versions(root / "second", root / "third")
     with pytest.raises(BadInputError, match="or a later version of it"):
-        find_corpus(model_dir, str(root / "stranger"))
+        find_corpus(model, str(root / "stranger"))
     stranger = Overrides(corpus=str(root / "stranger"), allow_corpus_mismatch=True)
     assert ask_config(str(moved), stranger).allow_corpus_mismatch
     for name in ("second", "third"):
-        assert find_corpus(model_dir, str(root / name)) == (str(root / name), True)
+        assert find_corpus(model, str(root / name)) == (str(root / name), True)
     # The fingerprint is what counts: the first version may be gone, the link not.
     shutil.rmtree(root / "corpus")
     assert is_version_of(root / "third", trained)
     (root / "second" / PARENT_FILE).unlink()
     assert not is_version_of(root / "third", trained)
+
+
+def test_a_chain_of_the_version_before_is_read_and_goes_on(moved, expected, tmp_path):
+    stages = ("warm_start", "pretrain", "finetune")
+    root = tiny_run.copy(moved, tmp_path, "corpus", *stages)
+    for stage in stages:
+        as_earlier_version(root / stage)
+    model = realm_jax.load(root)
+    for question, answer in expected.items():
+        assert model.answer(question).text == answer
+    config, of_today = (evaluate_config(str(r), Overrides()) for r in (root, moved))
+    assert config.questions == of_today.questions
+    assert config.masked_task == "towns_salient"
+    assert config.model_dirs == [str(root / stage) for stage in stages]
+    arguments = tiny_run.chain_arguments("finetune", root)
+    assert main([*arguments, "--gin.finetune.FinetuneConfig.train_steps=21"]) == 0
+    # This attempt has recorded what is trained, and the checkpoint no more.
+    newest = json.loads((root / "finetune/checkpoints/21.json").read_text())
+    assert "model" not in newest["details"]
+    trained, of_today = (find_model(place).trained for place in (root, moved))
+    assert trained.identity() == of_today.identity()
+    assert trained.source == str(root / "pretrain")

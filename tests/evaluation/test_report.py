@@ -27,7 +27,7 @@ from realm_jax.evaluation.templates import duration, points, probability
 from realm_jax.evaluation.throughput import work_of_stages
 from realm_jax.metrics.curves import Level, curves_from_lines
 from realm_jax.metrics.retrieval import bootstrap_interval, paired_bootstrap_difference
-from realm_jax.settings import Start
+from realm_jax.run_record import RunRecord
 
 HOSTILE = "<script>alert('x')</script> & \"more\""
 
@@ -116,7 +116,7 @@ def start(**changes):
         "settings": {"train_steps": 10, "optimizer": {"learning_rate": 5e-5}},
         "gin": "SEED = 7",
     }
-    return Start(**(values | changes))
+    return RunRecord(**(values | changes))
 
 
 def with_control(before, control_before, exact_match=None, control_exact_match=None):

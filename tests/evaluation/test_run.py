@@ -26,10 +26,10 @@ from realm_jax.metrics.answers import token_f1
 from realm_jax.metrics.retrieval import recall_at_k, relevant_blocks
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
-from realm_jax.training.checkpoint_manifests import read_details, write_manifest
 from realm_jax.training.checkpoints import restore_params
 from tests import tiny_world
 from tests.corpus_builder import build_corpus
+from tests.records import change_details, change_record
 from tests.tiny_world import EMBED, LENGTHS, NEVER, silent
 
 
@@ -239,40 +239,49 @@ def test_a_retriever_that_was_measured_is_not_embedded_again(chain, tmp_path):
 
 
 def test_a_control_that_cannot_be_compared_is_bad_input(chain, control, tmp_path):
+    changed = tmp_path / "changed"
+
+    def record(**new):
+        return lambda: change_record(changed, lambda trained: trained.update(new))
+
+    def last_longer():
+        change_details(changed, lambda details: details.update(train_steps=9))
+
+    def double_batches():
+        change_record(
+            changed, lambda trained: trained["data_order"].update(batch_size=8)
+        )
+
     unfit = (
-        ({"corpus_fingerprint": "x"}, "corpus_fingerprint"),
-        ({"model": {"shared": 1}}, r"a run with model\."),
+        (record(corpus_fingerprint="x"), "corpus_fingerprint"),
+        (record(model={"shared": 1}), r"a run with model\."),
     )
     cases = {
         "control_warm_started": (
             *unfit,
-            ({"train_steps": 9}, "found step 5 of 9"),
-            ({"stage": "pretrain"}, "stage 'warm_start'"),
+            (last_longer, "found step 5 of 9"),
+            (record(stage="pretrain"), "stage 'warm_start'"),
         ),
         "control_finetuned": (
             *unfit,
-            ({"train_steps": 9}, "found step 3 of 9"),
-            ({"batch_size": 8}, "expected a control with batch_size 4"),
+            (last_longer, "found step 3 of 9"),
+            (double_batches, "expected a control with batch_size 4"),
         ),
     }
     for macro, changes in cases.items():
-        changed = tmp_path / macro
-        shutil.copytree(control[macro], changed)
-        store = open_store(changed)
-        newest = read_details(store)
-        assert newest is not None
-        step, found = newest
         config = config_of(
             chain,
             tmp_path / "out",
             masked_task="",
             **{**control, macro: str(changed)},
         )
-        for details, named in changes:
-            write_manifest(store, step, {**found, **details})
+        for change, named in changes:
+            shutil.copytree(control[macro], changed)
+            change()
             with pytest.raises(BadInputError, match=named) as error:
                 run.run(config, silent, NEVER)
             assert str(changed) in str(error.value)
+            shutil.rmtree(changed)
     # Stages of two chains are no control.
     changes = control | {"control_finetuned": chain[2].model_dir}
     config = config_of(chain, tmp_path / "out", masked_task="", **changes)
@@ -330,7 +339,7 @@ def test_what_the_stages_recorded_is_in_the_report(chain, tmp_path):
         shutil.copytree(chain[1] / name, stages[name])
     record = {
         "command": "pretrain",
-        "started": "2026-05-01T10:00:00Z",
+        "started": "2099-05-01T10:00:00Z",
         "version": "0.2.0",
         "commit": None,
         "seed": 0,
@@ -338,8 +347,7 @@ def test_what_the_stages_recorded_is_in_the_report(chain, tmp_path):
         "settings": {"questions": "questions.jsonl", "questions_split": "dev"},
         "gin": "",
     }
-    (stages["pretrain"] / "settings").mkdir()
-    path = stages["pretrain"] / "settings" / "pretrain-0001.json"
+    path = stages["pretrain"] / "settings" / "pretrain-0000.json"
     path.write_text(json.dumps(record))
     config = config_of(
         chain,
@@ -350,10 +358,11 @@ def test_what_the_stages_recorded_is_in_the_report(chain, tmp_path):
     )
     data = run.run(config, silent, NEVER)
     found = {stage.stage: [s.seed for s in stage.starts] for stage in data.recorded}
-    assert found == {"warm_start": [], "pretrain": [0], "finetune": []}
+    # Of pre-training the last is the one that was written here.
+    assert found == {"warm_start": [0], "pretrain": [0, 0], "finetune": [0]}
     assert data.run.held_out_questions == "held-out dev questions"
     path.write_text("{")
-    with pytest.raises(BadInputError, match=r"pretrain-0001\.json"):
+    with pytest.raises(BadInputError, match=r"pretrain-0000\.json"):
         run.run(config, silent, NEVER)
 
 

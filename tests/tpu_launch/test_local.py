@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import pytest
 
-from realm_jax import settings
+from realm_jax import run_record
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
@@ -59,7 +59,7 @@ def test_chain_ends_with_a_report(launched):
         assert records.outcomes(store)[role].done
         assert len(list((folder / f"{role}-1").glob("*.log"))) == workers
     assert not list(launched.rglob("*.partial"))
-    started = {start.command: start for start in settings.read_starts(store)}
+    started = {start.command: start for start in run_record.read_records(store)}
     assert set(started) == {"pretrain", "build-index"}
     assert started["build-index"].settings["builder"]["poll_seconds"] == 0.05
 

@@ -9,18 +9,18 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax import manifests
 from realm_jax.data.examples import write_examples
 from realm_jax.errors import BadInputError
 from realm_jax.index.snapshots import RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.storage import open_store
-from realm_jax.training import finetune, pretrain, stage, warm_start
+from realm_jax.training import finetune, pretrain, recorded, stage, warm_start
 from realm_jax.training.checkpoint_manifests import finished_steps, read_details
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.stage import Stage, open_examples
 from tests import tiny_world
+from tests.records import as_earlier_version, change_details
 from tests.refused import refused
 from tests.tiny_world import NEVER, differing, poisoned, silent
 from tests.training.conftest import quick_loss
@@ -46,7 +46,7 @@ def test_another_run_or_fewer_updates_are_refused_and_files_left_alone(
 ):
     before = files_of(done)
     for changes, named in (
-        ({"models": tiny_world.models(hidden=32)}, "a run with model "),
+        ({"models": tiny_world.models(hidden=32)}, r"model\.bert\.hidden_size 32 "),
         ({"batch_size": 8}, "a run with batch_size "),
         ({"task": "asked"}, "a run with task "),
         ({"seed": 1}, "a run with seed "),
@@ -63,12 +63,29 @@ def test_another_run_or_fewer_updates_are_refused_and_files_left_alone(
     assert files_of(done) == before
 
 
+def test_a_damaged_record_is_named_and_a_lost_one_is_written_anew(
+    world, done, tmp_path
+):
+    model_dir = tmp_path / "model"
+    shutil.copytree(done, model_dir)
+    (path,) = (model_dir / "settings").iterdir()
+    before = path.read_bytes()
+    path.write_bytes(before.replace(b'"batch_size": 4', b'"batch_size": 5'))
+    config = tiny_world.warm_start_config(world, model_dir)
+    with refused(f"record of a run in {path}, .* delete the file"):
+        warm_start.run(config, silent, NEVER)
+    path.unlink()
+    with refused("expected the record of the run"):
+        recorded.open_run(str(model_dir))
+    assert warm_start.run(config, silent, NEVER)
+    sound = recorded.open_run(str(done))
+    assert recorded.open_run(str(model_dir)).trained == sound.trained
+
+
 def without_spans(folder):
     """Makes checkpoints look like those of runs in which every span was an example."""
-    for path in (folder / "checkpoints").glob("*.json"):
-        manifest = manifests.unseal(path.read_bytes())
-        del manifest["details"]["spans"]
-        path.write_bytes(manifests.seal(manifest))
+    as_earlier_version(folder)
+    change_details(folder, lambda details: details.pop("spans"))
 
 
 def test_a_run_that_was_begun_with_every_span_goes_on_with_every_span(
@@ -83,7 +100,7 @@ def test_a_run_that_was_begun_with_every_span_goes_on_with_every_span(
     with pytest.raises(BadInputError) as caught:
         warm_start.run(drawn, silent, NEVER)
     assert "with spans 'one_per_sentence'" in str(caught.value)
-    assert "has 'all'; use another MODEL_DIR" in str(caught.value)
+    assert "begun with 'all'; use another MODEL_DIR" in str(caught.value)
     assert warm_start.run(config, silent, NEVER)
     # Questions have no spans that a resumed run must keep.
     order = tiny_world.finetune_config(world, tmp_path).data_order()

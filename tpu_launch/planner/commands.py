@@ -93,6 +93,7 @@ def build_index(models: ModelFactory, embed: EmbedConfig, setting: Setting) -> P
 def reading(command: str, config: EvaluateConfig | AskConfig, setting: Setting) -> Plan:
     """Returns the plan of `evaluate` or `ask`: an index, and reading with it."""
     finetuned = config.finetuned
+    assert isinstance(finetuned, FinetuneConfig)  # As gin gives it.
     towers = finetuned.models.retriever_config(setting.corpus.vocab_size)
     # These commands use one device, whatever the machine has.
     mesh = memory.one_device()

@@ -8,14 +8,13 @@ import subprocess
 import gin
 import pytest
 
-from realm_jax import settings
+from realm_jax import run_record
+from realm_jax.attempts import Attempt
 from realm_jax.cli.main import main
-from realm_jax.cli.progress import StageProgress
-from realm_jax.cli.starts import StartRecord
 from realm_jax.errors import BadInputError
 from realm_jax.stages import STAGES
 from realm_jax.storage import open_store
-from realm_jax.training import warm_start
+from realm_jax.training import recorded, warm_start
 from tests import tiny_run
 
 
@@ -26,7 +25,7 @@ def finished(tmp_path_factory):
 
 
 def starts(folder):
-    return settings.read_starts(open_store(folder))
+    return run_record.read_records(open_store(folder))
 
 
 def test_every_command_of_a_chain_records_its_configuration(finished):
@@ -63,14 +62,14 @@ def test_what_gin_read_gives_the_same_configuration_again(finished):
     gin.clear_config()
     gin.parse_config(start.gin)
     config = gin.get_configurable(STAGES["finetune"].load_config())()
-    assert json.loads(json.dumps(settings.settings_of(config))) == start.settings
+    assert json.loads(json.dumps(run_record.settings_of(config))) == start.settings
 
 
 def test_a_start_with_other_settings_says_so(finished, tmp_path, capsys, monkeypatch):
-    def run(config, report, stop):
+    def run(config, report, stop, attempt):
         """Trains what is left, or nothing."""
         if config.train_steps > 60:
-            report(config.train_steps, config.train_steps, {})
+            attempt.begin(recorded.open_run(config.model_dir).trained)
         return True
 
     monkeypatch.setattr(warm_start, "run", run)
@@ -103,34 +102,36 @@ def test_a_start_with_other_settings_says_so(finished, tmp_path, capsys, monkeyp
 def test_starts_are_numbered_and_read_in_order(tmp_path):
     @dataclasses.dataclass(frozen=True)
     class Config:
+        model_dir: str
         seed: int = 3
         inner: tuple[int, ...] = (1, 2)
 
     store = open_store(tmp_path)
-    start = settings.new_start("pretrain", Config(), ["--x"], str, {}, "1.2")
-    names = [settings.write_start(store, start) for _ in range(2)]
-    other = dataclasses.replace(start, command="build-index")
-    names.append(settings.write_start(store, other))
-    assert names == [
-        "settings/pretrain-0001.json",
-        "settings/pretrain-0002.json",
-        "settings/build-index-0001.json",
-    ]
-    read = settings.read_starts(store)
+    for command in ("pretrain", "pretrain", "build-index"):
+        Attempt(command, Config(str(tmp_path)), ["--x"]).begin()
+    assert sorted(store.list("settings")) == sorted(
+        [
+            "settings/pretrain-0001.json",
+            "settings/pretrain-0002.json",
+            "settings/build-index-0001.json",
+        ]
+    )
+    read = run_record.read_records(store)
     assert {one.command for one in read} == {"pretrain", "build-index"}
     assert read[0].seed == 3
-    assert read[0].settings == {"seed": 3, "inner": [1, 2]}
+    assert read[0].settings["inner"] == [1, 2]
 
 
 def test_changes_name_what_differs_at_any_depth():
     before = {"a": 1, "b": {"c": [1], "d": 2.0}, "gone": "x"}
     now = {"a": 1, "b": {"c": [1, 2], "d": 2.0}, "new": None}
-    assert settings.changes(before, before) == {}
-    assert settings.changes(before, now) == {
-        "b.c": "[1] -> [1, 2]",
-        "gone": "x -> not set",
-        "new": "not set -> None",
-    }
+    assert run_record.changes(before, before) == []
+    found = run_record.changes(before, now, missing="–")
+    assert [dataclasses.astuple(change) for change in found] == [
+        ("b.c", [1], [1, 2]),
+        ("gone", "x", "–"),
+        ("new", "–", None),
+    ]
 
 
 RECORD = {
@@ -162,40 +163,41 @@ def test_starts_are_read_in_the_order_of_time(tmp_path):
         started="2026-05-01T11:00:00Z",
         seed=None,
     )
-    first, builder, last = settings.read_starts(open_store(tmp_path))
-    assert first == settings.Start(**RECORD)
+    first, builder, last = run_record.read_records(open_store(tmp_path))
+    assert first == run_record.RunRecord(**RECORD)
     assert (builder.command, builder.seed) == ("build-index", None)
     assert last.started == "2026-05-02T10:00:00Z"
 
 
 def test_earlier_versions_recorded_nothing_and_later_ones_may_record_more(tmp_path):
-    assert settings.read_starts(open_store(tmp_path)) == []
-    assert settings.read_starts(open_store(tmp_path / "nothing")) == []
+    assert run_record.read_records(open_store(tmp_path)) == []
+    assert run_record.read_records(open_store(tmp_path / "nothing")) == []
     write(tmp_path, "pretrain-0001.json", host="somewhere")
-    assert settings.read_starts(open_store(tmp_path)) == [settings.Start(**RECORD)]
+    assert run_record.read_records(open_store(tmp_path)) == [
+        run_record.RunRecord(**RECORD)
+    ]
 
 
 def test_a_damaged_record_is_bad_input(tmp_path):
     path = write(tmp_path, "pretrain-0001.json")
     for text in ("", "[]", "{", '{"command": "pretrain"}', "\xff"):
         path.write_bytes(text.encode("latin-1"))
-        with pytest.raises(BadInputError, match="a record of a start") as error:
-            settings.read_starts(open_store(tmp_path))
+        with pytest.raises(BadInputError, match="the record of a run") as error:
+            run_record.read_records(open_store(tmp_path))
         assert str(path) in str(error.value)
         assert "delete the file" in str(error.value)
 
 
-def test_a_damaged_record_does_not_end_what_starts_later(tmp_path, capsys):
+def test_a_damaged_record_does_not_end_what_starts_later(tmp_path):
     @dataclasses.dataclass(frozen=True)
     class Config:
         model_dir: str = str(tmp_path)
 
     damaged = write(tmp_path, "pretrain-0001.json")
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    progress = StageProgress("pretrain")
-    StartRecord("pretrain", Config(), [], progress)
-    progress(1, 2)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "expected a record of a start in" in said
+    said = []
+    Attempt("pretrain", Config(), note=said.append).begin()
+    (note,) = said
+    assert note.startswith(f"expected the record of a run in {damaged}")
     damaged.unlink()
     assert [start.command for start in starts(tmp_path)] == ["pretrain"]

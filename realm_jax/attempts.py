@@ -1,0 +1,103 @@
+"""Records an attempt of a command, and reports what changed since the last one."""
+
+import dataclasses
+import datetime
+import importlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from realm_jax import multihost
+from realm_jax.errors import BadInputError
+from realm_jax.run_record import (
+    RunRecord,
+    Trained,
+    changes,
+    commit,
+    newest_record,
+    plain,
+    settings_of,
+    write_record,
+)
+from realm_jax.storage import open_store
+
+# How a run is done, not what it computes: of no interest where it is resumed.
+_UNIMPORTANT = ("profile", "log_period", "checkpoint_period")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Attempt:
+    """An attempt of a command, which the first process records when its work begins.
+
+    A command that refuses its input, or has nothing left to do, records nothing.
+
+    Attributes:
+      command: command of `realm`.
+      config: its configuration, with its `model_dir`.
+      arguments: its command line.
+      gin: returns gin's operative configuration.
+      others: further configurations by name, dataclasses too.
+      note: called with a sentence on the settings that have changed.
+    """
+
+    command: str
+    config: Any
+    arguments: Sequence[str] = ()
+    gin: Callable[[], str] = str
+    others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    note: Callable[[str], None] = _log.info
+
+    def __post_init__(self):
+        self._has_begun = False
+
+    def begin(self, trained: Trained | None = None) -> None:
+        """Reports changed settings and writes the record; a second call does nothing.
+
+        Args:
+          trained: what is trained, of a training stage.
+        """
+        if not self._has_begun and multihost.is_first():
+            self._has_begun = True
+            record = self._new(trained)
+            self._report_changes(record)
+            write_record(open_store(self.config.model_dir), record)
+
+    def report_ignored_changes(self) -> None:
+        """Reports changed settings that have no effect, because the run is complete."""
+        if not self._has_begun and multihost.is_first():
+            self._report_changes(self._new(), "; the run is done, so it has no effect")
+
+    def _new(self, trained: Trained | None = None) -> RunRecord:
+        now = datetime.datetime.now(datetime.UTC)
+        return RunRecord(
+            command=self.command,
+            started=now.isoformat(timespec="seconds"),
+            # An import of the package, which imports the library, would be a circle.
+            version=importlib.import_module("realm_jax").__version__,
+            commit=commit(),
+            seed=getattr(self.config, "seed", None),
+            arguments=list(self.arguments),
+            settings={**settings_of(self.config), **plain(self.others)},
+            # What gin has made by now is part of it.
+            gin=self.gin(),
+            trained=trained,
+        )
+
+    def _report_changes(self, record: RunRecord, effect: str = "") -> None:
+        try:
+            earlier = newest_record(open_store(self.config.model_dir), [self.command])
+        except BadInputError as error:
+            # What an earlier attempt recorded decides nothing here.
+            self.note(str(error))
+            return
+        if earlier is None:
+            return
+        listed = [
+            f"{change.name} {change.first} -> {change.second}"
+            for change in changes(earlier.settings, record.settings, "not set")
+            if change.name not in _UNIMPORTANT
+        ]
+        if listed:
+            self.note(f"changed since the last start: {', '.join(listed)}{effect}")

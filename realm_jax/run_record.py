@@ -1,0 +1,315 @@
+"""The record of a run: what was started, and what a training stage makes of it.
+
+A model directory has `settings/<command>-<NNNN>.json` for each attempt of a command,
+written once, when its work begins: configuration, seed, version and commit. That of a
+training stage also has what is trained (`Trained`). A later attempt compares itself
+with it, whoever opens the model does so by it, and reports show it.
+"""
+
+import contextlib
+import dataclasses
+import enum
+import functools
+import itertools
+import json
+import pathlib
+import subprocess
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any
+
+from realm_jax import manifests
+from realm_jax.errors import BadInputError
+from realm_jax.storage import AlreadyExistsError, Store
+
+FOLDER = "settings"
+COMMIT_NAME = "COMMIT"
+"""File beside this one with the commit of the code, where there is no checkout."""
+
+NOT_RECORDED = "not recorded"
+_PACKAGE = pathlib.Path(__file__).parent
+
+
+@dataclasses.dataclass(frozen=True)
+class SettingChange:
+    """A setting that differs between two configurations, with both values."""
+
+    name: str
+    first: Any
+    second: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What a training stage makes, and what is needed to use it without gin files.
+
+    Attributes:
+      stage: name of the stage, such as "warm_start".
+      model: the towers, from `initialization.describe`.
+      lengths: the fields of `Lengths`.
+      corpus_fingerprint: of the corpus that is trained on.
+      vocabulary_fingerprint: of its vocabulary.
+      data_order: settings that fix the examples of each update, and how they are read.
+      corpus: folder or gs:// of the corpus.
+      questions: location of the held-out questions, or "".
+      source: what the retriever began with, a model directory or weights, or "".
+      source_checkpoint: the checkpoint of `source`, "last" or "best".
+      numerics: `dtype` and `products` of the encoders.
+      searcher: "device" or "scann", of fine-tuning; else "".
+      num_read: number of blocks that fine-tuning reads; else None.
+    """
+
+    stage: str
+    model: Mapping[str, Any]
+    lengths: Mapping[str, int]
+    corpus_fingerprint: str
+    vocabulary_fingerprint: str
+    data_order: Mapping[str, Any]
+    corpus: str = ""
+    questions: str = ""
+    source: str = ""
+    source_checkpoint: str = "last"
+    numerics: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    searcher: str = ""
+    num_read: int | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """Returns the settings that all attempts at a run share, by name."""
+        return {
+            "stage": self.stage,
+            "model": self.model,
+            "corpus_fingerprint": self.corpus_fingerprint,
+            "vocabulary_fingerprint": self.vocabulary_fingerprint,
+            "lengths": self.lengths,
+            **self.data_order,
+        }
+
+    def differences(self, wanted: Mapping[str, Any]) -> list[SettingChange]:
+        """Returns where the identity differs from settings: theirs, then its own."""
+        own = self.identity()
+        return changes(wanted, {name: own.get(name) for name in wanted})
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """What was started by an attempt of a command.
+
+    Attributes:
+      command: name on the command line, such as "warm-start".
+      started: date and time, ISO 8601 in UTC.
+      commit: commit of the checkout; None outside of one.
+      seed: None for a command without one.
+      arguments: the words of the command line; none if the library was called.
+      settings: the configuration, nested by its fields.
+      gin: gin's operative configuration as text.
+      trained: of a training stage alone; earlier versions did not record it.
+    """
+
+    command: str
+    started: str
+    version: str
+    commit: str | None
+    seed: int | None
+    arguments: Sequence[str]
+    settings: Mapping[str, Any]
+    gin: str
+    trained: Trained | None = None
+
+
+@functools.cache
+def commit() -> str | None:
+    """Returns the commit of the code; "+" follows if files differ from it.
+
+    Returns:
+      40 hexadecimal digits, or None outside of a checkout and of what one has launched.
+    """
+    recorded = _PACKAGE / COMMIT_NAME
+    if recorded.exists():
+        return recorded.read_text().strip() or None
+    # A package may be installed into a folder of another repository.
+    if not (_PACKAGE.parent / ".git").exists():
+        return None
+    try:
+        head = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{head}+" if changed else head
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments],
+        cwd=_PACKAGE,
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=30,
+    )
+    return done.stdout.strip()
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """Returns a configuration as nested dictionaries of JSON's values.
+
+    Args:
+      config: a dataclass. A setting that makes a dataclass once some size is known, as
+        the optimizer once the number of updates is, is replaced by what it makes.
+    """
+    total_steps = getattr(config, "train_steps", None)
+    made = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name == "optimizer" and callable(value) and total_steps:
+            value = value(total_steps=total_steps)
+        if field.name == "models":
+            made[field.name] = _sizes(value)
+        elif not callable(value):
+            made[field.name] = plain(value)
+    return made
+
+
+def _sizes(models: Any) -> dict[str, Any]:
+    """Returns the settings of the models; the vocabulary's size is the corpus's."""
+    retriever = plain(models.retriever_config(vocab_size=1))
+    bert = retriever.pop("bert")
+    del bert["vocab_size"]
+    return {
+        "bert": bert,
+        "retriever": retriever,
+        "lengths": plain(models.lengths),
+        "span_scorer": models.span_scorer,
+    }
+
+
+def plain(value: Any) -> Any:
+    """Returns a value as JSON has it; what JSON lacks becomes text."""
+    if dataclasses.is_dataclass(value):
+        return settings_of(value)
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(inner) for inner in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return repr(value)
+
+
+def changes(
+    first: Mapping[str, Any], second: Mapping[str, Any], missing: Any = None
+) -> list[SettingChange]:
+    """Returns the settings that differ, by dotted name, in order of appearance.
+
+    What one of them lacks is `missing` there.
+    """
+    old, new = dict(flat(first)), dict(flat(second))
+    return [
+        SettingChange(name, old.get(name, missing), new.get(name, missing))
+        for name in {**old, **new}
+        if old.get(name, missing) != new.get(name, missing)
+    ]
+
+
+def changed_settings(first: RunRecord, second: RunRecord) -> list[SettingChange]:
+    """Returns what differs between two attempts: version, commit, seed and settings."""
+    return changes(_described(first), _described(second), missing="–")
+
+
+def _described(record: RunRecord) -> dict[str, str]:
+    return {
+        "version": record.version,
+        "commit": record.commit or NOT_RECORDED,
+        "seed": "none" if record.seed is None else str(record.seed),
+    } | flat_texts(record.settings)
+
+
+def flat_texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns nested settings as text by dotted names, such as "optimizer.clip"."""
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in flat(settings)
+    }
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields nested settings by dotted names, such as "optimizer.clip"."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def write_record(store: Store, record: RunRecord) -> None:
+    """Writes a record into a model directory, under the next number that is free."""
+    prefix = f"{FOLDER}/{record.command}-"
+    taken = sum(name.startswith(prefix) for name in store.list(FOLDER))
+    data = manifests.seal(dataclasses.asdict(record))
+    for number in itertools.count(taken + 1):
+        with contextlib.suppress(AlreadyExistsError):
+            store.create(f"{prefix}{number:04d}.json", data)
+            return
+
+
+def read_records(store: Store) -> list[RunRecord]:
+    """Returns what was recorded in a model directory, in the order of time.
+
+    Raises:
+      BadInputError: a record is damaged, or is not as `RunRecord` describes it; the
+        message names it.
+    """
+    names = [name for name in store.list(FOLDER) if name.endswith(".json")]
+    # In the order of their names where two started in the same second.
+    return sorted((_read(store, name) for name in names), key=lambda r: r.started)
+
+
+def newest_record(store: Store, commands: Container[str]) -> RunRecord | None:
+    """Returns the record of the last attempt of some commands, reading no others."""
+    newest: dict[str, tuple[int, str]] = {}
+    for name in store.list(FOLDER):
+        stem = name.removeprefix(f"{FOLDER}/").removesuffix(".json")
+        command, _, number = stem.rpartition("-")
+        if command in commands and number.isdecimal():
+            newest[command] = max(newest.get(command, (0, "")), (int(number), name))
+    records = [_read(store, name) for _, name in newest.values()]
+    return max(records, key=lambda record: record.started, default=None)
+
+
+def record_of(fields: Any, place: str) -> RunRecord:
+    """Returns a record from its fields; those of later versions are left out.
+
+    Raises:
+      BadInputError: it is no object, or lacks a field; the message names the place.
+    """
+    try:
+        trained = fields.get("trained")
+        record = _known(RunRecord, {**fields, "trained": None})
+        if trained is not None:
+            record = dataclasses.replace(record, trained=_known(Trained, trained))
+        return record
+    except (AttributeError, KeyError, TypeError) as error:
+        raise _unreadable(place, error) from error
+
+
+def _known(kind: type[Any], fields: Mapping[str, Any]) -> Any:
+    names = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in fields.items() if name in names})
+
+
+def _read(store: Store, name: str) -> RunRecord:
+    data = store.read(name)
+    try:
+        # Earlier versions wrote neither what is trained nor a checksum.
+        fields = manifests.unseal(data, required=b'"trained"' in data)
+    except ValueError as error:
+        raise _unreadable(store.url(name), error) from error
+    return record_of(fields, store.url(name))
+
+
+def _unreadable(place: str, error: Exception) -> BadInputError:
+    return BadInputError(
+        f"expected the record of a run in {place}, got one that cannot be read "
+        f"({type(error).__name__}: {error}); delete the file and start the stage again "
+        "with the settings that it had, which are then recorded anew."
+    )
