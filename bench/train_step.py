@@ -107,8 +107,7 @@ class Size:
             num_layers=self.layers,
             num_heads=self.heads,
             mlp_size=4 * self.hidden,
-            scan_unroll=self.layers,
-            **settings,
+            **{"scan_unroll": self.layers} | settings,
         )
 
 
