@@ -17,6 +17,7 @@ from realm_jax.stages import STAGES
 from realm_jax.storage import open_store
 from realm_jax.training import warm_start
 from tests import tiny_run
+from tests.flipped import read_flipped
 
 
 @pytest.fixture(scope="session")
@@ -183,6 +184,15 @@ def test_a_damaged_record_is_bad_input(tmp_path):
             settings.read_starts(open_store(tmp_path))
         assert str(path) in str(error.value)
         assert "delete the file" in str(error.value)
+
+
+def test_no_changed_bit_of_a_record_is_believed(tmp_path):
+    store = open_store(tmp_path)
+    name = settings.write_start(store, settings.Start(**RECORD))
+    read = read_flipped(tmp_path / name, lambda: settings.read_starts(store))
+    # Without the key of the checksum it is a record of an earlier version.
+    assert read
+    assert all(starts == [settings.Start(**RECORD)] for starts in read)
 
 
 def test_a_damaged_record_does_not_end_what_starts_later(tmp_path, capsys):
