@@ -169,7 +169,7 @@ def write_start(store: Store, start: Start) -> str:
     prefix = f"{FOLDER}/{start.command}-"
     taken = [name for name in store.list(FOLDER) if name.startswith(prefix)]
     number = len(taken) + 1
-    data = seal(dataclasses.asdict(start))
+    data = seal(dataclasses.asdict(start), is_sorted=False)
     while True:
         name = f"{prefix}{number:04d}.json"
         try:

@@ -121,6 +121,8 @@ def test_starts_are_numbered_and_read_in_order(tmp_path):
     assert {one.command for one in read} == {"pretrain", "build-index"}
     assert read[0].seed == 3
     assert read[0].settings == {"seed": 3, "inner": [1, 2]}
+    # As a report lists them.
+    assert list(read[0].settings) == ["seed", "inner"]
 
 
 def test_changes_name_what_differs_at_any_depth():

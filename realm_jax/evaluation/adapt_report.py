@@ -86,7 +86,7 @@ def read_report(folder: str) -> dict[str, Any] | None:
 
 def write_report(folder: str, report: Mapping[str, Any]) -> None:
     """Writes adapt.json of a chain."""
-    open_store(folder).write(NAME, seal(report))
+    open_store(folder).write(NAME, seal(report, is_sorted=False))
 
 
 def summary(report: Mapping[str, Any], folder: str, export: str) -> list[str]:

@@ -161,6 +161,8 @@ def test_a_damaged_report_is_none(tmp_path):
 def test_no_changed_bit_of_a_report_is_believed(tmp_path):
     made = adapt_report.make_report({}, str(tmp_path), {}, seconds=9, bytes=7)
     adapt_report.write_report(str(tmp_path), made)
+    # As a model card lists what was measured.
+    assert list(adapt_report.read_report(str(tmp_path)) or ()) == list(made)
     read = read_flipped(
         tmp_path / adapt_report.NAME, lambda: adapt_report.read_report(str(tmp_path))
     )
