@@ -2,22 +2,21 @@
 
 A model directory has `settings/<command>-<NNNN>.json` for each start of a command: its
 configuration, seed, version and commit, written when its work begins. So a run can be
-repeated, and a later start can say what has changed. Directories of earlier versions
-have none.
+repeated, and a later start can say what has changed. A record carries its crc32c, but
+not in directories of earlier versions, which may also have none.
 """
 
 import dataclasses
 import datetime
 import enum
 import functools
-import json
 import pathlib
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from realm_jax.errors import BadInputError
-from realm_jax.manifests import parse_json
+from realm_jax.manifests import seal, unseal
 from realm_jax.storage import AlreadyExistsError, Store
 
 FOLDER = "settings"
@@ -170,7 +169,7 @@ def write_start(store: Store, start: Start) -> str:
     prefix = f"{FOLDER}/{start.command}-"
     taken = [name for name in store.list(FOLDER) if name.startswith(prefix)]
     number = len(taken) + 1
-    data = json.dumps(dataclasses.asdict(start), indent=1).encode()
+    data = seal(dataclasses.asdict(start), is_sorted=False)
     while True:
         name = f"{prefix}{number:04d}.json"
         try:
@@ -233,7 +232,7 @@ def start_of(record: Any, place: str) -> Start:
 
 def _parse(data: bytes, place: str) -> Start:
     try:
-        record = parse_json(data)
+        record = unseal(data, required=False)
     except ValueError as error:
         raise _unreadable(place, error) from error
     return start_of(record, place)
