@@ -1,6 +1,7 @@
 """Damages every bit of a small file."""
 
 import contextlib
+import itertools
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,10 +17,18 @@ def flipped(data: bytes) -> Iterator[bytes]:
         yield bytes(changed)
 
 
-def read_flipped(path: pathlib.Path, read: Callable[[], Any]) -> list[Any]:
-    """Returns what is read of a file for each of its bits that is not refused."""
+def read_flipped(
+    path: pathlib.Path, read: Callable[[], Any], every: int = 1
+) -> list[Any]:
+    """Returns what is read of a file for each of its bits that is not refused.
+
+    Args:
+      path: of the file.
+      read: reads it.
+      every: damages every so many bits of it only.
+    """
     sound, found = path.read_bytes(), []
-    for data in flipped(sound):
+    for data in itertools.islice(flipped(sound), 0, None, every):
         path.write_bytes(data)
         with contextlib.suppress(BadInputError):
             found.append(read())

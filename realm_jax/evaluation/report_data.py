@@ -13,6 +13,7 @@ from realm_jax.evaluation.comparisons import (
     MaskedAccuracy,
     StageTime,
 )
+from realm_jax.manifests import FileRecord
 from realm_jax.metrics.curves import Curve
 from realm_jax.settings import Start
 
@@ -180,6 +181,7 @@ class ReportData:
       finetuned_checkpoint: None if the last is measured for want of held-out questions.
       topics: results of the last stage, a row for each topic of the questions.
       recorded: settings, seed, version and commit of each stage.
+      files: the predictions beside the report, by the names of their files.
     """
 
     run: RunInfo
@@ -193,3 +195,4 @@ class ReportData:
     finetuned_checkpoint: ChosenCheckpoint | None = None
     topics: Sequence[ComparisonRow] = ()
     recorded: Sequence[RecordedStage] = ()
+    files: Mapping[str, FileRecord] = dataclasses.field(default_factory=dict)

@@ -39,6 +39,7 @@ from realm_jax.evaluation.stage_settings import (
 )
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import SEARCHERS, Searcher
+from realm_jax.manifests import FileRecord
 from realm_jax.metrics.curves import read_curves
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
@@ -240,10 +241,14 @@ class _Evaluation:
         baselines = self._baselines()
         control, answered_by_control = self._control(per_question)
         self._tick()
-        self._write_predictions(PREDICTIONS_NAME, answered, per_question)
+        files = {
+            PREDICTIONS_NAME: self._write_predictions(
+                PREDICTIONS_NAME, answered, per_question
+            )
+        }
         if answered_by_control:
             of_control = {comparisons.AFTER_FINETUNING: _scores(answered_by_control)}
-            self._write_predictions(
+            files[CONTROL_PREDICTIONS_NAME] = self._write_predictions(
                 CONTROL_PREDICTIONS_NAME, answered_by_control, of_control
             )
         parameters = {
@@ -270,6 +275,7 @@ class _Evaluation:
                 [question.topic for question in self._questions.questions], scores
             ),
             recorded=self._recorded,
+            files=files,
         )
 
     def _warn_of_unknown_titles(self) -> None:
@@ -416,9 +422,10 @@ class _Evaluation:
         name: str,
         answered: OpenQaEvaluation,
         measured: Mapping[str, Values],
-    ) -> None:
-        lines = predictions_as_lines(answered.predictions, measured)
-        open_store(self._config.model_dir).write(name, lines.encode())
+    ) -> FileRecord:
+        data = predictions_as_lines(answered.predictions, measured).encode()
+        open_store(self._config.model_dir).write(name, data)
+        return FileRecord.of(data)
 
     def _describe_run(self, parameters: Mapping[str, int]) -> report_data.RunInfo:
         config, bert = self._config, self._retriever_config.bert
