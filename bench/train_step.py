@@ -107,8 +107,7 @@ class Size:
             num_layers=self.layers,
             num_heads=self.heads,
             mlp_size=4 * self.hidden,
-            scan_unroll=self.layers,
-            **settings,
+            **{"scan_unroll": self.layers} | settings,
         )
 
 
@@ -476,7 +475,8 @@ def main() -> None:
 
 def _compare(flags: argparse.Namespace) -> None:
     require_peers(flags.peers)
-    require_room("train_step", flags)
+    place = "train_step" if "real" in flags.lengths else "train_step of full length"
+    require_room(place, flags)
     pin_to_cores(_CORES)
     if flags.lengths == ["real"] and not flags.corpus:
         raise BadInputError("expected a CORPUS for --lengths real, got none; name one")
@@ -501,7 +501,7 @@ def _compare(flags: argparse.Namespace) -> None:
                     results.append({**result, "measured": found})
                     print(json.dumps(results[-1]), flush=True)
     command = command_line("train_step", {"CORPUS": flags.corpus})
-    publish("train_step", markdown(results, command), results, flags)
+    publish(place, markdown(results, command), results, flags)
 
 
 if __name__ == "__main__":

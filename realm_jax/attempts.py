@@ -34,9 +34,8 @@ class Attempt:
     A command that refuses its input, or has nothing left to do, records nothing.
 
     Attributes:
-      command: command of `realm`.
-      config: its configuration, with its `model_dir`.
-      arguments: its command line.
+      config: the configuration, with its `model_dir`.
+      arguments: the command line.
       gin: returns gin's operative configuration.
       others: further configurations by name, dataclasses too.
       note: called with a sentence on the settings that have changed.
@@ -53,11 +52,7 @@ class Attempt:
         self._has_begun = False
 
     def begin(self, trained: Trained | None = None) -> None:
-        """Reports changed settings and writes the record; a second call does nothing.
-
-        Args:
-          trained: what is trained, of a training stage.
-        """
+        """Reports changed settings and writes the record, the first time."""
         if not self._has_begun and multihost.is_first():
             self._has_begun = True
             record = self._new(trained)
@@ -74,13 +69,12 @@ class Attempt:
         return RunRecord(
             command=self.command,
             started=now.isoformat(timespec="seconds"),
-            # An import of the package, which imports the library, would be a circle.
+            # The package imports the library, which imports this file.
             version=importlib.import_module("realm_jax").__version__,
             commit=commit(),
             seed=getattr(self.config, "seed", None),
             arguments=list(self.arguments),
             settings={**settings_of(self.config), **plain(self.others)},
-            # What gin has made by now is part of it.
             gin=self.gin(),
             trained=trained,
         )
@@ -89,14 +83,12 @@ class Attempt:
         try:
             earlier = newest_record(open_store(self.config.model_dir), [self.command])
         except BadInputError as error:
-            # What an earlier attempt recorded decides nothing here.
             self.note(str(error))
             return
-        if earlier is None:
-            return
+        before = record.settings if earlier is None else earlier.settings
         listed = [
             f"{change.name} {change.first} -> {change.second}"
-            for change in changes(earlier.settings, record.settings, "not set")
+            for change in changes(before, record.settings, "not set")
             if change.name not in _UNIMPORTANT
         ]
         if listed:

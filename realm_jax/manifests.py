@@ -118,13 +118,15 @@ def find_damage(
     return None
 
 
-def seal(body: Mapping[str, Any]) -> bytes:
+def seal(body: Mapping[str, Any], *, is_sorted: bool = True) -> bytes:
     """Returns an object as JSON, with a checksum of the rest of it at its end.
 
     Args:
-      body: JSON values and file records, in any order.
+      body: JSON values and file records.
+      is_sorted: whether the keys are sorted, so that their order makes no other bytes;
+        False keeps an order that is shown to people.
     """
-    text = json.dumps(body, sort_keys=True, default=dataclasses.asdict)
+    text = json.dumps(body, sort_keys=is_sorted, default=dataclasses.asdict)
     return _with_checksum(json.loads(text))
 
 

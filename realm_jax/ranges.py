@@ -84,6 +84,12 @@ TEXT = Range(
 )
 PATH = TEXT._replace(words="a path that is not empty")
 """An empty path would be the working directory."""
+LOCAL_FOLDER = Range(
+    "a folder of this machine",
+    lambda value: PATH.contains(value) and "://" not in value,
+    "make it on a disk, and copy it to the bucket when it is complete",
+)
+"""A corpus is mapped into memory."""
 TEXTS = Range(
     "a tuple of texts, none of them empty",
     lambda value: isinstance(value, (tuple, list)) and all(map(TEXT.contains, value)),

@@ -3,7 +3,8 @@
 A model directory has `settings/<command>-<NNNN>.json` for each attempt of a command,
 written once, when its work begins: configuration, seed, version and commit. That of a
 training stage also has what is trained (`Trained`). A later attempt compares itself
-with it, whoever opens the model does so by it, and reports show it.
+with it, whoever opens the model does so by it, and reports show it. It carries its
+crc32c, which records of earlier versions may lack.
 """
 
 import contextlib
@@ -26,6 +27,10 @@ COMMIT_NAME = "COMMIT"
 """File beside this one with the commit of the code, where there is no checkout."""
 
 NOT_RECORDED = "not recorded"
+
+_IDENTITY = (
+    *("stage", "model", "corpus_fingerprint", "vocabulary_fingerprint", "lengths"),
+)
 _PACKAGE = pathlib.Path(__file__).parent
 
 
@@ -45,17 +50,13 @@ class Trained:
     Attributes:
       stage: name of the stage, such as "warm_start".
       model: the towers, from `initialization.describe`.
-      lengths: the fields of `Lengths`.
-      corpus_fingerprint: of the corpus that is trained on.
-      vocabulary_fingerprint: of its vocabulary.
       data_order: settings that fix the examples of each update, and how they are read.
-      corpus: folder or gs:// of the corpus.
       questions: location of the held-out questions, or "".
       source: what the retriever began with, a model directory or weights, or "".
       source_checkpoint: the checkpoint of `source`, "last" or "best".
       numerics: `dtype` and `products` of the encoders.
       searcher: "device" or "scann", of fine-tuning; else "".
-      num_read: number of blocks that fine-tuning reads; else None.
+      num_read: blocks that fine-tuning reads per question; else None.
     """
 
     stage: str
@@ -74,14 +75,7 @@ class Trained:
 
     def identity(self) -> dict[str, Any]:
         """Returns the settings that all attempts at a run share, by name."""
-        return {
-            "stage": self.stage,
-            "model": self.model,
-            "corpus_fingerprint": self.corpus_fingerprint,
-            "vocabulary_fingerprint": self.vocabulary_fingerprint,
-            "lengths": self.lengths,
-            **self.data_order,
-        }
+        return {name: getattr(self, name) for name in _IDENTITY} | {**self.data_order}
 
     def differences(self, wanted: Mapping[str, Any]) -> list[SettingChange]:
         """Returns where the identity differs from settings: theirs, then its own."""
@@ -96,11 +90,9 @@ class RunRecord:
     Attributes:
       command: name on the command line, such as "warm-start".
       started: date and time, ISO 8601 in UTC.
-      commit: commit of the checkout; None outside of one.
-      seed: None for a command without one.
       arguments: the words of the command line; none if the library was called.
       settings: the configuration, nested by its fields.
-      gin: gin's operative configuration as text.
+      gin: gin's operative configuration.
       trained: of a training stage alone; earlier versions did not record it.
     """
 
@@ -117,10 +109,9 @@ class RunRecord:
 
 @functools.cache
 def commit() -> str | None:
-    """Returns the commit of the code; "+" follows if files differ from it.
+    """Returns the commit of the code, with "+" if files differ from it.
 
-    Returns:
-      40 hexadecimal digits, or None outside of a checkout and of what one has launched.
+    It is None outside of a checkout and of what one has launched.
     """
     recorded = _PACKAGE / COMMIT_NAME
     if recorded.exists():
@@ -137,23 +128,17 @@ def commit() -> str | None:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments],
-        cwd=_PACKAGE,
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=30,
-    )
-    return done.stdout.strip()
+    command = ["git", "-C", str(_PACKAGE), *arguments]
+    return subprocess.check_output(
+        command, stderr=subprocess.DEVNULL, text=True, timeout=30
+    ).strip()
 
 
 def settings_of(config: Any) -> dict[str, Any]:
-    """Returns a configuration as nested dictionaries of JSON's values.
+    """Returns a dataclass as nested dictionaries of JSON's values.
 
-    Args:
-      config: a dataclass. A setting that makes a dataclass once some size is known, as
-        the optimizer once the number of updates is, is replaced by what it makes.
+    A setting that makes a dataclass once some size is known, as the optimizer once the
+    number of updates is, is replaced by what it makes.
     """
     total_steps = getattr(config, "train_steps", None)
     made = {}
@@ -199,10 +184,7 @@ def plain(value: Any) -> Any:
 def changes(
     first: Mapping[str, Any], second: Mapping[str, Any], missing: Any = None
 ) -> list[SettingChange]:
-    """Returns the settings that differ, by dotted name, in order of appearance.
-
-    What one of them lacks is `missing` there.
-    """
+    """Returns the settings that differ; what one of them lacks is `missing` there."""
     old, new = dict(flat(first)), dict(flat(second))
     return [
         SettingChange(name, old.get(name, missing), new.get(name, missing))
@@ -245,7 +227,7 @@ def write_record(store: Store, record: RunRecord) -> None:
     """Writes a record into a model directory, under the next number that is free."""
     prefix = f"{FOLDER}/{record.command}-"
     taken = sum(name.startswith(prefix) for name in store.list(FOLDER))
-    data = manifests.seal(dataclasses.asdict(record))
+    data = manifests.seal(dataclasses.asdict(record), is_sorted=False)
     for number in itertools.count(taken + 1):
         with contextlib.suppress(AlreadyExistsError):
             store.create(f"{prefix}{number:04d}.json", data)
@@ -256,8 +238,7 @@ def read_records(store: Store) -> list[RunRecord]:
     """Returns what was recorded in a model directory, in the order of time.
 
     Raises:
-      BadInputError: a record is damaged, or is not as `RunRecord` describes it; the
-        message names it.
+      BadInputError: a record is damaged, or is none.
     """
     names = [name for name in store.list(FOLDER) if name.endswith(".json")]
     # In the order of their names where two started in the same second.
@@ -265,7 +246,11 @@ def read_records(store: Store) -> list[RunRecord]:
 
 
 def newest_record(store: Store, commands: Container[str]) -> RunRecord | None:
-    """Returns the record of the last attempt of some commands, reading no others."""
+    """Returns the record of the last attempt of some commands, reading no others.
+
+    Raises:
+      BadInputError: it is damaged.
+    """
     newest: dict[str, tuple[int, str]] = {}
     for name in store.list(FOLDER):
         stem = name.removeprefix(f"{FOLDER}/").removesuffix(".json")
@@ -276,20 +261,30 @@ def newest_record(store: Store, commands: Container[str]) -> RunRecord | None:
     return max(records, key=lambda record: record.started, default=None)
 
 
+def _read(store: Store, name: str) -> RunRecord:
+    data = store.read(name)
+    with _named(store.url(name)):
+        # Earlier versions wrote neither what is trained nor, at first, a checksum.
+        fields = manifests.unseal(data, required=b'"trained"' in data)
+    return record_of(fields, store.url(name))
+
+
 def record_of(fields: Any, place: str) -> RunRecord:
-    """Returns a record from its fields; those of later versions are left out.
+    """Returns the record that was found in a place; see `trained_of`."""
+    with _named(place):
+        found = fields.get("trained")
+        trained = None if found is None else _known(Trained, found)
+        return _known(RunRecord, {**fields, "trained": trained})
+
+
+def trained_of(fields: Any, place: str) -> Trained:
+    """Returns what is trained; what later versions record beside it is left out.
 
     Raises:
       BadInputError: it is no object, or lacks a field; the message names the place.
     """
-    try:
-        trained = fields.get("trained")
-        record = _known(RunRecord, {**fields, "trained": None})
-        if trained is not None:
-            record = dataclasses.replace(record, trained=_known(Trained, trained))
-        return record
-    except (AttributeError, KeyError, TypeError) as error:
-        raise _unreadable(place, error) from error
+    with _named(place):
+        return _known(Trained, fields)
 
 
 def _known(kind: type[Any], fields: Mapping[str, Any]) -> Any:
@@ -297,19 +292,13 @@ def _known(kind: type[Any], fields: Mapping[str, Any]) -> Any:
     return kind(**{name: value for name, value in fields.items() if name in names})
 
 
-def _read(store: Store, name: str) -> RunRecord:
-    data = store.read(name)
+@contextlib.contextmanager
+def _named(place: str) -> Iterator[None]:
     try:
-        # Earlier versions wrote neither what is trained nor a checksum.
-        fields = manifests.unseal(data, required=b'"trained"' in data)
-    except ValueError as error:
-        raise _unreadable(store.url(name), error) from error
-    return record_of(fields, store.url(name))
-
-
-def _unreadable(place: str, error: Exception) -> BadInputError:
-    return BadInputError(
-        f"expected the record of a run in {place}, got one that cannot be read "
-        f"({type(error).__name__}: {error}); delete the file and start the stage again "
-        "with the settings that it had, which are then recorded anew."
-    )
+        yield
+    except (AttributeError, TypeError, ValueError) as error:
+        raise BadInputError(
+            f"expected the record of a run in {place}, got one that cannot be read "
+            f"({type(error).__name__}: {error}); delete the file, or use the version "
+            "that wrote it"
+        ) from error

@@ -1,6 +1,12 @@
 """Damages every bit of a small file."""
 
-from collections.abc import Iterator
+import contextlib
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from realm_jax.errors import BadInputError
 
 
 def flipped(data: bytes) -> Iterator[bytes]:
@@ -9,3 +15,22 @@ def flipped(data: bytes) -> Iterator[bytes]:
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
         yield bytes(changed)
+
+
+def read_flipped(
+    path: pathlib.Path, read: Callable[[], Any], every: int = 1
+) -> list[Any]:
+    """Returns what is read of a file for each of its bits that is not refused.
+
+    Args:
+      path: of the file.
+      read: reads it.
+      every: damages every so many bits of it only.
+    """
+    sound, found = path.read_bytes(), []
+    for data in itertools.islice(flipped(sound), 0, None, every):
+        path.write_bytes(data)
+        with contextlib.suppress(BadInputError):
+            found.append(read())
+    path.write_bytes(sound)
+    return found

@@ -269,20 +269,18 @@ def test_bad_places_and_settings(trained, world, tmp_path):
             realm_jax.load(trained.model_dir, **{name: value})
 
 
-def changed(trained, folder, change):
-    """Copies the model; `change` is made to what it has recorded."""
+def changed(trained, folder, **new):
+    """Copies the model, which has recorded something else."""
     shutil.copytree(trained.model_dir, folder)
-    change_record(folder, change)
+    change_record(folder, **new)
     return folder
 
 
 def test_a_checkpoint_of_before_says_what_to_give(trained, world, tmp_path, questions):
-    old = tmp_path / "old"
-    shutil.copytree(trained.model_dir, old)
+    old = changed(trained, tmp_path / "old")
     as_earlier_version(old)
-    for path in (old / "settings").iterdir():
-        path.unlink()
-    change_details(old, lambda details: details.pop("answering"))
+    shutil.rmtree(old / "settings")
+    change_details(old, answering=None)
     with refused("corpus="):
         realm_jax.load(old)
     with refused("num_read="):
@@ -293,10 +291,7 @@ def test_a_checkpoint_of_before_says_what_to_give(trained, world, tmp_path, ques
 
 
 def test_a_corpus_that_was_moved_is_asked_for(trained, world, tmp_path, questions):
-    def move(recorded):
-        recorded["corpus"] = str(tmp_path / "before")
-
-    moved = changed(trained, tmp_path / "moved", move)
+    moved = changed(trained, tmp_path / "moved", corpus=str(tmp_path / "before"))
     with refused("before", "now, give corpus="):
         realm_jax.load(moved)
     model = realm_jax.load(moved, world.corpus)
@@ -304,11 +299,8 @@ def test_a_corpus_that_was_moved_is_asked_for(trained, world, tmp_path, question
 
 
 def test_a_model_of_another_version_is_refused(trained, tmp_path):
-    def rename(recorded):
-        bert = recorded["model"]["bert"]
-        bert["heads"] = bert.pop("num_heads")
-
-    other = changed(trained, tmp_path / "other", rename)
+    heads = {"bert": {"heads": 2, "num_heads": None}}
+    other = changed(trained, tmp_path / "other", model=heads)
     with refused("heads"):
         realm_jax.load(other)
 

@@ -177,7 +177,7 @@ TINY = dataclasses.replace(
 
 @pytest.mark.full
 def test_every_figure_stands_beside_its_limit():
-    result = gpu.measure(TINY, peers=None)
+    result = gpu.measure(TINY, peers=None, torch_device="cpu")
     text = gpu.markdown(result, "python -m bench.gpu --quick")
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == len(list(gpu.rows(result))) + 2

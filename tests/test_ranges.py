@@ -15,6 +15,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.hardware import HardwareConfig
 from realm_jax.index.searchers import SEARCHERS
 from realm_jax.models.bert import BertConfig
+from realm_jax.prepare.prepare import PrepareConfig
 from realm_jax.training import finetune
 from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.initialization import ModelFactory
@@ -256,6 +257,7 @@ def test_other_values_that_cannot_be_meant():
         (HardwareConfig, "trainer", ""),
         (PretrainConfig, "model_dir", ""),
         (PretrainConfig, "corpus", ""),
+        (PrepareConfig, "corpus", "gs://bucket/corpus"),
         (PretrainConfig, "batch_size", 2.5),
         (OptimizerConfig, "final_fraction", 1.5),
         (BertConfig, "dropout_rate", 1.0),

@@ -5,13 +5,12 @@
     launch/logs/<name>/<worker>.log  the end of what a worker's command has written
 
 `up` and `local` write the first, the workers of TPU VMs and `local` the others. GKE
-keeps ends and logs itself. The end of a role carries its crc32c, but not where the
-startup script of a TPU VM or an earlier release wrote it.
+keeps ends and logs itself. The first two carry their crc32c, but not where the startup
+script of a TPU VM or an earlier release wrote them.
 """
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import time
@@ -79,12 +78,16 @@ class Outcome:
 
 def write_record(store: Store, record: LaunchRecord) -> None:
     """Writes what was launched, in place of what was launched before."""
-    store.write(_RUN, json.dumps(dataclasses.asdict(record), indent=1).encode())
+    store.write(_RUN, seal(dataclasses.asdict(record), is_sorted=False))
 
 
 def find_record(store: Store) -> LaunchRecord | None:
-    """Returns what was launched in a model directory, if anything was."""
-    return _read(store, _RUN, LaunchRecord)
+    """Returns what was launched in a model directory, if anything was.
+
+    Raises:
+      DamagedRecordError: the record cannot be read.
+    """
+    return _read(store, _RUN, LaunchRecord, ", and launch the run again, which goes on")
 
 
 def read_record(store: Store) -> LaunchRecord:
@@ -201,7 +204,7 @@ def last_line(log: pathlib.Path) -> str:
     return lines[-1].removeprefix("error: ") if lines else ""
 
 
-def _read(store: Store, name: str, kind: type) -> Any:
+def _read(store: Store, name: str, kind: type, advice: str = "") -> Any:
     try:
         return kind(**unseal(store.read(name), required=False))
     except MissingObjectError:
@@ -209,5 +212,5 @@ def _read(store: Store, name: str, kind: type) -> Any:
     except (TypeError, ValueError) as error:
         raise DamagedRecordError(
             f"expected what a launcher or worker of this version says in "
-            f"{store.url(name)}, got something else; delete the file"
+            f"{store.url(name)}, got something else; delete the file{advice}"
         ) from error

@@ -1,14 +1,16 @@
-"""Reads and writes adapt.json: what `realm adapt` has measured and exported."""
+"""Reads and writes adapt.json: what `realm adapt` has measured and exported.
+
+It carries its crc32c: another `realm adapt` of the folder repeats what it says.
+"""
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from realm_jax.evaluation import adaptation
 from realm_jax.evaluation.comparisons import BM25, Comparison
 from realm_jax.evaluation.provenance import time_of
-from realm_jax.manifests import parse_json, require_fields
+from realm_jax.manifests import require_fields, seal, unseal
 from realm_jax.metrics.retrieval import Interval
 from realm_jax.stages import PRETRAIN, WARM_START, StageSpec
 from realm_jax.storage import open_store
@@ -75,7 +77,7 @@ def read_report(folder: str) -> dict[str, Any] | None:
     if not store.exists(NAME):
         return None
     try:
-        report = parse_json(store.read(NAME))
+        report = unseal(store.read(NAME), required=False)
         require_fields(report, _FIELDS)
     except ValueError:
         return None
@@ -84,8 +86,7 @@ def read_report(folder: str) -> dict[str, Any] | None:
 
 def write_report(folder: str, report: Mapping[str, Any]) -> None:
     """Writes adapt.json of a chain."""
-    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-    open_store(folder).write(NAME, text.encode())
+    open_store(folder).write(NAME, seal(report, is_sorted=False))
 
 
 def summary(report: Mapping[str, Any], folder: str, export: str) -> list[str]:

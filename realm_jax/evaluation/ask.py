@@ -35,6 +35,7 @@ from realm_jax.metrics.curves import made_at
 from realm_jax.stages import PRETRAIN
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.finetune import AnsweringConfig, FinetuneConfig
+from realm_jax.training.recorded import RecordedRun
 from realm_jax.training.stage_config import require_one_of
 
 MAX_CHARACTERS = 2000
@@ -75,6 +76,7 @@ class AskConfig:
       poll_seconds: interval of checks for a newer version, in seconds.
       allowed_hosts: names that browsers may know the page by, beside localhost and the
         address that it is served on.
+      opened: runs of `finetuned` and `pretrained` that need not be opened again.
     """
 
     corpus: str
@@ -90,6 +92,7 @@ class AskConfig:
     allow_corpus_mismatch: bool = False
     poll_seconds: float = 2.0
     allowed_hosts: Sequence[str] = ()
+    opened: Sequence[RecordedRun] = ()
 
     def __post_init__(self):
         ranges.require_ranges(
@@ -377,12 +380,14 @@ def open_model(config: AskConfig, corpus: BlockStore) -> FinetunedModel:
     Raises:
       BadInputError: as `open_finished`.
     """
+    opened = {run.model_dir: run for run in config.opened}
     began_with = None
     if config.pretrained:
         wanted = wanted_of(config.finetuned.models, corpus, allow_corpus_mismatch=True)
         del wanted["lengths"]  # Pre-training may have had others.
         which = Which(config.pretrained_checkpoint)
-        run = open_finished(config.pretrained, PRETRAIN.name, wanted, which)
+        began = opened.get(config.pretrained, config.pretrained)
+        run = open_finished(began, PRETRAIN.name, wanted, which)
         # Its reader need not stay in memory.
         retriever = {"retriever": run.tree["retriever"]}
         began_with = dataclasses.replace(run, tree=retriever)
@@ -394,4 +399,5 @@ def open_model(config: AskConfig, corpus: BlockStore) -> FinetunedModel:
         allow_corpus_mismatch=config.allow_corpus_mismatch,
         began_with=began_with,
         checkpoint=Which(config.finetuned_checkpoint),
+        recorded=opened.get(config.finetuned.model_dir),
     )

@@ -24,7 +24,7 @@ from realm_jax.evaluation.templates import (
     span,
     write_page,
 )
-from realm_jax.manifests import require_fields
+from realm_jax.manifests import FileRecord, require_fields, unseal
 from realm_jax.metrics.retrieval import Interval
 from realm_jax.run_record import (
     NOT_RECORDED,
@@ -35,7 +35,7 @@ from realm_jax.run_record import (
     flat_texts,
     record_of,
 )
-from realm_jax.storage import open_store
+from realm_jax.storage import Store, open_store
 
 PREDICTIONS_NAME = "predictions.jsonl"
 _NAME = "compare"
@@ -126,10 +126,14 @@ def read_run(place: str) -> EvaluatedRun:
     folder, name = os.path.split(place) if is_file else (place, PREDICTIONS_NAME)
     store = open_store(folder or ".")
     url = store.url(name)
-    records = _read_predictions(store.read(name), url)
-    report: dict[str, Any] = {}
-    if not is_file and store.exists(REPORT_NAME):
-        report = json_object(store.read(REPORT_NAME), store.url(REPORT_NAME))
+    data, report = store.read(name), {} if is_file else _read_report(store)
+    wanted = report.get("files", {}).get(name)
+    if wanted and FileRecord(**wanted) != FileRecord.of(data):
+        raise BadInputError(
+            f"expected the predictions that {store.url(REPORT_NAME)} names in {url}, "
+            "got others; evaluate the run again."
+        )
+    records = _read_predictions(data, url)
     return EvaluatedRun(
         place=place,
         records={record["id"]: record for record in records},
@@ -248,6 +252,20 @@ def _changed_answers(
             changed = ChangedAnswer(one["question"], one["answers"], *texts)
             (lost if one["correct"] else won).append(changed)
     return lost, won
+
+
+def _read_report(store: Store) -> dict[str, Any]:
+    """Returns a report; an empty one if there is none."""
+    if not store.exists(REPORT_NAME):
+        return {}
+    try:
+        # Earlier releases wrote no checksum.
+        return unseal(store.read(REPORT_NAME), required=False)
+    except ValueError as error:
+        raise BadInputError(
+            f"expected a report in {store.url(REPORT_NAME)}, got one that cannot be "
+            f"read ({error}); evaluate the run again."
+        ) from error
 
 
 def _read_predictions(data: bytes, url: str) -> list[dict[str, Any]]:

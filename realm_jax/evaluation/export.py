@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.ask import open_model
-from realm_jax.evaluation.loading import FinetunedModel
+from realm_jax.evaluation.loading import TrainedModel
 from realm_jax.evaluation.model_card import model_card
 from realm_jax.evaluation.recorded import (
     SEARCHED,
@@ -26,7 +26,7 @@ from realm_jax.evaluation.recorded import (
     ask_config,
     find_model,
 )
-from realm_jax.evaluation.searching import PretrainedRetriever, open_retriever
+from realm_jax.evaluation.searching import open_retriever
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER
 from realm_jax.stages import FINETUNE
@@ -125,7 +125,7 @@ def _require_empty(output: str, target: Path) -> None:
 
 def _open(
     run: str, given: Overrides, checkpoint: str
-) -> tuple[FinetunedModel | PretrainedRetriever, BlockStore]:
+) -> tuple[TrainedModel, BlockStore]:
     """Opens the run, a fine-tuned one together with what embedded its documents."""
     recorded = find_model(run, SEARCHED)
     if recorded.trained.stage != FINETUNE.name:
@@ -135,9 +135,7 @@ def _open(
     return open_model(config, corpus), corpus
 
 
-def _towers(
-    model: FinetunedModel | PretrainedRetriever, corpus: BlockStore
-) -> dict[str, PyTree]:
+def _towers(model: TrainedModel, corpus: BlockStore) -> dict[str, PyTree]:
     """Returns the parameters of each tower by its folder."""
     queries = model.run.tree["retriever"]
     documents = model.document_encoder(corpus)
@@ -149,7 +147,7 @@ def _towers(
 
 
 def _embeddings(
-    model: FinetunedModel | PretrainedRetriever,
+    model: TrainedModel,
     corpus: BlockStore,
     stop: threading.Event | None,
     note: Callable[[str], None],

@@ -1,14 +1,15 @@
-"""Opens finished stages, and fine-tuned models with their indexes."""
+"""Opens finished stages, and trained models with their indexes."""
 
 import dataclasses
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxtyping import PyTree
 
 from realm_jax.answering.reader import Answerer
+from realm_jax.answering.search import CorpusSearch
 from realm_jax.data.blocks import BlockStore
 from realm_jax.errors import BadInputError
 from realm_jax.index.builder import RETRIEVER_CRC32C
@@ -41,25 +42,25 @@ class FinishedRun:
 
 
 def require_finished(
-    model_dir: str, stage: str, wanted: Mapping[str, Any]
+    run: str | RecordedRun, stage: str, wanted: Mapping[str, Any]
 ) -> RecordedRun:
-    """Opens a run and checks it as `RecordedRun.require` does.
+    """Returns a run, opened if it is a directory, checked by `RecordedRun.require`.
 
     Raises:
       BadInputError: there is no such run, it is unfinished, or its settings differ.
     """
-    run = open_run(model_dir)
-    if run is None:
+    found = open_run(run) if isinstance(run, str) else run
+    if found is None:
         raise BadInputError(
-            f"expected a finished {stage} run in {model_dir}, found no checkpoint; "
-            f"run that stage first"
+            f"expected a finished {stage} run in {run}, found no checkpoint; run that "
+            "stage first"
         )
-    run.require(stage, wanted)
-    return run
+    found.require(stage, wanted)
+    return found
 
 
 def open_finished(
-    model_dir: str,
+    run: str | RecordedRun,
     stage: str,
     wanted: Mapping[str, Any],
     checkpoint: Which = Which.LAST,
@@ -67,27 +68,20 @@ def open_finished(
     """Reads the last or the best parameters of a finished stage.
 
     Raises:
-      BadInputError: as in `require_finished` and `restore`.
+      BadInputError: as in `require_finished`; or the checkpoint is damaged, or the best
+        one is requested and none was measured.
     """
-    return restore(require_finished(model_dir, stage, wanted), checkpoint)
-
-
-def restore(run: RecordedRun, checkpoint: Which) -> FinishedRun:
-    """Reads the last or the best parameters of a run that has ended.
-
-    Raises:
-      BadInputError: the checkpoint is damaged; or the best one is requested, and none
-        was measured.
-    """
-    restored = restore_params(open_store(run.model_dir), checkpoint)
+    found = require_finished(run, stage, wanted)
+    restored = restore_params(open_store(found.model_dir), checkpoint)
     assert restored is not None
-    if checkpoint is Which.LAST and restored.step != run.step:
+    if checkpoint is Which.LAST and restored.step != found.step:
         raise BadInputError(
-            f"expected checkpoint {run.step} of {run.model_dir} as it was written, but "
-            f"it is damaged; run {run.trained.stage} again, which replaces it"
+            f"expected checkpoint {found.step} of {found.model_dir} as it was written, "
+            f"but it is damaged; run {stage} again, which replaces it"
         )
     return FinishedRun(
-        *(run.model_dir, run.trained, restored.step, restored.tree, restored.details)
+        *(found.model_dir, found.trained),
+        *(restored.step, restored.tree, restored.details),
     )
 
 
@@ -106,11 +100,7 @@ def wanted_of(
 
 
 def require_alike(
-    config: FinetuneConfig | AnsweringConfig,
-    control: str,
-    corpus: BlockStore,
-    *,
-    allow_corpus_mismatch: bool = False,
+    config: FinetuneConfig | AnsweringConfig, control: str, wanted: Mapping[str, Any]
 ) -> None:
     """Checks that two models were fine-tuned alike, so that they can be compared.
 
@@ -118,9 +108,6 @@ def require_alike(
       BadInputError: as in `require_finished`, or the two differ in the number of steps,
         the questions or their order.
     """
-    wanted = wanted_of(
-        config.models, corpus, allow_corpus_mismatch=allow_corpus_mismatch
-    )
     ours, theirs = (
         {**run.trained.data_order, "train_steps": run.train_steps}
         for run in (
@@ -135,22 +122,85 @@ def require_alike(
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class FinetunedModel:
-    """A fine-tuned model, which can search the corpus it was trained on and others.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """A trained model that searches a corpus; its own retriever embeds documents.
 
     Attributes:
-      config: how it answers.
       run: its parameters, and what it was trained on.
+      models: sizes and lengths.
+      searcher: "device" or "scann".
       embed: configuration for making a missing index.
-      began_with: the run that its fine-tuning began with, whose indexes may be reused;
-        None where it is not named.
-      macro: macro that names that run, for messages.
+      index_step: step of the index that belongs to the model.
+      donors: other runs whose indexes may be reused.
+    """
+
+    run: FinishedRun
+    models: ModelFactory
+    searcher: str
+    embed: EmbedConfig
+    index_step: int
+    donors: Sequence[str] = ()
+
+    @property
+    def model_dir(self) -> str:
+        """Directory of the run."""
+        return self.run.model_dir
+
+    def has_index(self, corpus: BlockStore) -> bool:
+        """Returns whether the index of a corpus exists."""
+        return self.index_step in self.source(corpus).series.steps()
+
+    def index(
+        self, corpus: BlockStore, stop: threading.Event | None = None
+    ) -> LoadedIndex:
+        """Loads the index of a corpus, or makes it in the model directory.
+
+        Raises:
+          BadInputError: the index there is of other parameters, or damaged.
+          StoppedError: `stop` was set; the next call resumes.
+        """
+        encoder = self.document_encoder(corpus)
+        return self.source(corpus).load_or_build(self.index_step, encoder, stop)
+
+    def source(self, corpus: BlockStore) -> IndexSource:
+        """Returns the source of a corpus's indexes, which loads and makes them."""
+        return IndexSource(
+            open_store(self.model_dir),
+            corpus,
+            self.models.retriever_config(corpus.vocabulary.size),
+            self.embed.at_length(self.models.lengths.document),
+            self.searcher,
+            donors=self.donors,
+        )
+
+    def document_encoder(self, corpus: BlockStore) -> PyTree:
+        """Returns the parameters of the retriever that embeds a corpus."""
+        return self.run.tree["retriever"]
+
+    def answerer(
+        self, corpus: BlockStore, index: LoadedIndex, batch_size: int = 8
+    ) -> CorpusSearch:
+        """Returns what searches a corpus by its index; there is no reader to answer."""
+        return CorpusSearch(
+            retriever=self.models.retriever_config(corpus.vocabulary.size),
+            params=self.run.tree,
+            corpus=corpus,
+            searcher=index.searcher,
+            lengths=self.models.lengths,
+            batch_size=batch_size,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinetunedModel(TrainedModel):
+    """A fine-tuned model, with the run that it began with where that is named.
+
+    Attributes:
+      macro: macro that names `began_with`, for messages.
     """
 
     config: AnsweringConfig
-    run: FinishedRun
-    embed: EmbedConfig
     began_with: FinishedRun | None = None
     macro: str = "PRETRAINED"
 
@@ -166,56 +216,62 @@ class FinetunedModel:
         began_with: FinishedRun | None = None,
         macro: str = "PRETRAINED",
         checkpoint: Which = Which.BEST,
+        recorded: RecordedRun | None = None,
     ) -> "FinetunedModel":
         """Reads the model that was fine-tuned on a corpus.
 
         The searcher may differ from that of training, and the corpus if a mismatch is
         allowed, but for its vocabulary. Of checkpoints whose exact match on dev was not
-        measured the best is the last.
+        measured the best is the last. `recorded` is the run if it is open already.
 
         Raises:
           BadInputError: as in `open_finished`.
         """
         if isinstance(config, FinetuneConfig):
             config = config.answering()
-        config = dataclasses.replace(config, searcher=searcher)
         wanted = wanted_of(
             config.models, corpus, allow_corpus_mismatch=allow_corpus_mismatch
         )
         wanted |= config.reading()
-        recorded = require_finished(config.model_dir, FINETUNE.name, wanted)
+        recorded = require_finished(recorded or config.model_dir, FINETUNE.name, wanted)
         is_measured = best_step(recorded.checkpoints) is not None
-        run = restore(recorded, checkpoint if is_measured else Which.LAST)
+        which = checkpoint if is_measured else Which.LAST
+        run = open_finished(recorded, FINETUNE.name, {}, which)
         if run.step != recorded.step:
             _log.info(
                 "%s: checkpoint %d of %d, the best of it by exact match on dev",
                 *(config.model_dir, run.step, recorded.step),
             )
-        return cls(config, run, embed, began_with, macro)
-
-    def has_index(self, corpus: BlockStore) -> bool:
-        """Returns whether the index of a corpus exists."""
-        return FIRST_STEP in self.source(corpus).series.steps()
+        return cls(
+            run=run,
+            models=config.models,
+            searcher=searcher,
+            embed=embed,
+            index_step=FIRST_STEP,
+            donors=[began_with.model_dir] if began_with else [],
+            config=config,
+            began_with=began_with,
+            macro=macro,
+        )
 
     def index(
         self, corpus: BlockStore, stop: threading.Event | None = None
     ) -> LoadedIndex:
-        """Loads the index of a corpus, or makes it for a corpus not trained on.
+        """Loads the index that fine-tuning kept, or makes that of another corpus.
 
         Raises:
-          BadInputError: the index that fine-tuning kept is missing, or the parameters
-            needed to embed another corpus are; or an index of another document tower
-            exists.
+          BadInputError: the index is missing, or the parameters needed to embed another
+            corpus are; or an index of another document tower exists.
           DamagedSnapshotError: the index differs from what was committed.
           StoppedError: `stop` was set; the next call resumes.
         """
-        source, step = self.source(corpus), FIRST_STEP
+        source, step = self.source(corpus), self.index_step
         found = source.load(step)
         if corpus.fingerprint == self.run.trained.corpus_fingerprint:
             if found is None:
                 raise BadInputError(
-                    f"expected the index of step {step} in {self.config.model_dir}, "
-                    "found none; fine-tune again"
+                    f"expected the index of step {step} in {self.model_dir}, found "
+                    "none; fine-tune again"
                 )
             return found
         encoder = self.document_encoder(corpus)
@@ -226,33 +282,11 @@ class FinetunedModel:
         if made_by != source.retriever(step, encoder).document_crc32c():
             where = source.series.store.url(f"{source.series.name}/commits/{step}.json")
             raise BadInputError(
-                f"expected an index of the document tower that "
-                f"{self.config.model_dir} was trained with, but {where} is of another; "
-                "delete it to have the index made again"
+                f"expected an index of the document tower that {self.model_dir} was "
+                f"trained with, but {where} is of another; delete it to have the index "
+                "made again"
             )
         return found
-
-    def source(self, corpus: BlockStore) -> IndexSource:
-        """Returns the source of a corpus's indexes, which loads and makes them."""
-        models = self.config.models
-        return IndexSource(
-            open_store(self.config.model_dir),
-            corpus,
-            models.retriever_config(corpus.vocabulary.size),
-            self.embed.at_length(models.lengths.document),
-            self.config.searcher,
-            donors=[self.began_with.model_dir] if self.began_with else [],
-        )
-
-    @property
-    def model_dir(self) -> str:
-        """Directory of the run."""
-        return self.config.model_dir
-
-    @property
-    def models(self) -> ModelFactory:
-        """Sizes and lengths of its models."""
-        return self.config.models
 
     def document_encoder(self, corpus: BlockStore) -> PyTree:
         """Returns the retriever that embedded the documents of the kept index.
@@ -270,9 +304,9 @@ class FinetunedModel:
             return self.began_with.tree["retriever"]
         named = self.began_with.model_dir if self.began_with else ""
         raise BadInputError(
-            f"expected in {self.macro} the model that {self.config.model_dir} was "
-            f"fine-tuned from, got {named!r}: fine-tuning has changed its shared "
-            "tower, and only that model embeds documents as in the kept index"
+            f"expected in {self.macro} the model that {self.model_dir} was fine-tuned "
+            f"from, got {named!r}: fine-tuning has changed its shared tower, and only "
+            "that model embeds documents as in the kept index"
         )
 
     def require_began(self, corpus: BlockStore) -> None:
@@ -283,7 +317,7 @@ class FinetunedModel:
         """
         if self.began_with and self._began(self.source(corpus)) is False:
             raise BadInputError(
-                f"expected in {self.config.model_dir} a model that was fine-tuned from "
+                f"expected in {self.model_dir} a model that was fine-tuned from "
                 f"{self.began_with.model_dir} ({self.macro}), but it was from another "
                 "one; name two stages of one chain"
             )
@@ -292,18 +326,12 @@ class FinetunedModel:
         self, corpus: BlockStore, index: LoadedIndex, batch_size: int = 8
     ) -> Answerer:
         """Returns an answerer with this model, a corpus and its index."""
-        config = self.config
-        retriever = config.models.retriever_config(corpus.vocabulary.size)
+        search = super().answerer(corpus, index, batch_size)
         return Answerer(
-            retriever=retriever,
-            reader=config.make_reader(retriever.bert),
-            params=self.run.tree,
-            corpus=corpus,
-            searcher=index.searcher,
-            num_read=config.num_read,
-            lengths=config.models.lengths,
-            marginalization=AnswerMarginalization(config.marginalization),
-            batch_size=batch_size,
+            **vars(search),
+            reader=self.config.make_reader(search.retriever.bert),
+            num_read=self.config.num_read,
+            marginalization=AnswerMarginalization(self.config.marginalization),
         )
 
     def _began(self, source: IndexSource) -> bool | None:

@@ -11,7 +11,7 @@ from realm_jax.evaluation.adapt_report import table_rows
 from realm_jax.evaluation.loading import FinishedRun
 from realm_jax.evaluation.recorded import parent, within
 from realm_jax.evaluation.report import JSON_NAME
-from realm_jax.manifests import parse_json
+from realm_jax.manifests import unseal
 from realm_jax.metrics.curves import find_curve, measured, read_curves
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.run_record import newest_record
@@ -144,9 +144,10 @@ def _report_rows(model_dir: str, corpus: BlockStore) -> Iterator[tuple[str, str,
     store = open_store(within(parent(model_dir), EVALUATE.name))
     if not store.exists(JSON_NAME):
         return
-    # The report of another version may lack a field; the card then lacks its rows.
+    # Of a damaged report, and of one of a version that lacks a field, there are none.
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        yield from _rows_of_report(parse_json(store.read(JSON_NAME)), corpus)
+        report = unseal(store.read(JSON_NAME), required=False)
+        yield from _rows_of_report(report, corpus)
 
 
 def _rows_of_report(report: Any, corpus: BlockStore) -> Iterator[tuple[str, str, str]]:

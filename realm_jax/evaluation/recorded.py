@@ -7,8 +7,9 @@ in it. Sizes, lengths, corpus and starting point are in the records of the runs.
 
 import contextlib
 import dataclasses
+import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from realm_jax.data.blocks import read_info
 from realm_jax.data.versions import is_version_of
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.ask import AskConfig
+from realm_jax.evaluation.loading import require_finished
 from realm_jax.evaluation.run import EvaluateConfig
 from realm_jax.run_record import Trained
 from realm_jax.stages import EVALUATE, FINETUNE, PRETRAIN, WARM_START, StageSpec
@@ -34,15 +36,7 @@ _SHARED = ("model", "lengths", "corpus_fingerprint", "vocabulary_fingerprint")
 
 @dataclasses.dataclass(frozen=True)
 class Overrides:
-    """What a person says beside RUN; everything else is found.
-
-    Attributes:
-      corpus: the prepared corpus.
-      pretrained: the model directory that fine-tuning began with.
-      num_read: number of blocks read per question.
-      searcher: "device" or "scann".
-      allow_corpus_mismatch: whether `corpus` may be any corpus of the vocabulary.
-    """
+    """What a person says beside RUN, as `cli/recorded_run.py` explains it."""
 
     corpus: str = ""
     pretrained: str = ""
@@ -52,7 +46,7 @@ class Overrides:
 
 
 def models_of(run: RecordedRun, **numerics: str) -> ModelFactory:
-    """Returns sizes and lengths of a run's models; `numerics` as `described_models`.
+    """Returns sizes and lengths of a run's models; see `described_models`.
 
     Raises:
       BadInputError: they are not the settings of this version.
@@ -68,8 +62,8 @@ def answering_config(
     """Returns how a fine-tuned model answers; reads no arrays.
 
     Raises:
-      BadInputError: num_read is neither given nor recorded, or below 1; or its settings
-        are not those of this version.
+      BadInputError: num_read is neither given nor recorded, or below 1; or as
+        `models_of`.
     """
     trained = run.trained
     num_read = trained.num_read if given.num_read is None else given.num_read
@@ -99,12 +93,9 @@ def _settings_of_this_version(run: RecordedRun) -> Iterator[None]:
 def find_model(
     run: str | os.PathLike[str], stages: Sequence[StageSpec] = (FINETUNE,)
 ) -> RecordedRun:
-    """Returns the run of a stage: RUN itself, or one in it.
+    """Returns the run of the first stage of some that is found: RUN, or one in it.
 
-    Args:
-      run: the folder of a chain or a model directory; of gs://, the stages' folders
-        have their usual names.
-      stages: the stages that will do; of a chain, the first of them that it has.
+    In gs:// the folders of a chain must have the names of their stages.
 
     Raises:
       BadInputError: there is no such model, or several.
@@ -121,22 +112,22 @@ def find_model(
         )
     if "://" not in place and not Path(place).is_dir():
         raise BadInputError(
-            f"expected the folder of a chain, such as runs/quickstart, or of a "
-            f"trained model, got {place}, which does not exist; correct the path"
+            "expected the folder of a chain, such as runs/quickstart, or of a trained "
+            f"model, got {place}, which does not exist; correct the path"
         )
-    runs = [found for folder in _folders(place) if (found := open_run(folder))]
+    opened = functools.cache(open_run)
     for spec in stages:
-        found = {one.model_dir: one for one in runs if one.trained.stage == spec.name}
-        usual = within(place, spec.name)
-        if usual in found:
-            return found[usual]
-        if len(found) > 1:
-            raise BadInputError(
-                f"expected one run of `realm {spec.command}` in {place}, got "
-                f"{', '.join(found)}; name one of them"
-            )
-        if found:
-            return next(iter(found.values()))
+        # The folder with the usual name first: most often no other need be opened.
+        for folders in ([within(place, spec.name)], _folders(place)):
+            runs = filter(None, map(opened, folders))
+            found = [one for one in runs if one.trained.stage == spec.name]
+            if len(found) > 1:
+                raise BadInputError(
+                    f"expected one run of `realm {spec.command}` in {place}, got "
+                    f"{', '.join(one.model_dir for one in found)}; name one of them"
+                )
+            if found:
+                return found[0]
     commands = " or ".join(f"`realm {spec.command}`" for spec in stages)
     raise BadInputError(
         f"expected a checkpoint of {commands} in {place} or a folder in it, found no "
@@ -153,77 +144,62 @@ def find_corpus(
 ) -> tuple[str, bool]:
     """Finds the corpus that a model searches.
 
-    Without one that is given it is the corpus that the model was trained on: beside
-    the model directory, or where it was then. A later version of it
-    (`realm update-corpus`) can be given too, for its vocabulary is the same and most of
-    its blocks are.
-
-    Args:
-      run: a training stage.
-      given: the corpus, or "".
-      allow_mismatch: whether `given` may be any other corpus of the vocabulary.
-      option: how a corpus is given, for messages.
+    It is `given`, the one that the model was trained on or a later version of it, or
+    with `allow_mismatch` any of the vocabulary; else the former, beside the model
+    directory or where it was then. `option` says in messages how a corpus is given.
 
     Returns:
       Its folder, and whether it differs from the one that was trained on.
 
     Raises:
-      BadInputError: there is none, or it is of another vocabulary, or not a version of
-        the one that was trained on; or the stage has not ended.
+      BadInputError: there is no such corpus, or the stage has not ended.
     """
-    model_dir, trained = run.model_dir, run.trained
+    trained = run.trained
     run.require(trained.stage, {})
     if given:
-        info = read_info(given)
-        _require_vocabulary(given, info, run)
-        differs = info["fingerprint"] != trained.corpus_fingerprint
-        if differs and not allow_mismatch:
-            _require_later_version(given, info, run, option)
+        differs = read_info(given)["fingerprint"] != trained.corpus_fingerprint
+        _require_usable(given, run, allow_mismatch or not differs, option)
         return given, differs
     seen = []
-    for place in dict.fromkeys([within(parent(model_dir), _CORPUS), trained.corpus]):
-        if not place:
-            continue
+    places = [within(parent(run.model_dir), _CORPUS), trained.corpus]
+    for place in filter(None, dict.fromkeys(places)):
         seen.append(f"no corpus in {place}")
         with contextlib.suppress(BadInputError):
             if read_info(place)["fingerprint"] == trained.corpus_fingerprint:
                 return place, False
             seen[-1] = f"another corpus in {place}"
     raise BadInputError(
-        f"expected the corpus that {model_dir} was trained on "
+        f"expected the corpus that {run.model_dir} was trained on "
         f"({trained.corpus_fingerprint[:12]}), found {' and '.join(seen)}; if it lies "
         f"elsewhere now, give {option}"
     )
 
 
-def _require_vocabulary(corpus: str, info: Mapping[str, Any], run: RecordedRun) -> None:
-    wanted = run.trained.vocabulary_fingerprint[:12]
-    found = info.get("vocabulary_fingerprint", "")[:12]
-    if wanted != found:
+def _require_usable(
+    corpus: str, run: RecordedRun, allow_mismatch: bool, option: str
+) -> None:
+    trained, info = run.trained, read_info(corpus)
+    found = info.get("vocabulary_fingerprint", "")
+    if trained.vocabulary_fingerprint != found:
         raise BadInputError(
             f"expected a corpus with the vocabulary of {run.model_dir} (fingerprint "
-            f"{wanted}), got {corpus} with {found}; prepare it with VOCABULARY set to "
-            "the vocab.txt of the corpus that was trained on"
+            f"{trained.vocabulary_fingerprint[:12]}), got {corpus} with {found[:12]}; "
+            "prepare it with VOCABULARY set to the vocab.txt of the corpus that was "
+            "trained on"
         )
-
-
-def _require_later_version(
-    corpus: str, info: Mapping[str, Any], run: RecordedRun, option: str
-) -> None:
-    trained = run.trained.corpus_fingerprint
-    if not is_version_of(corpus, trained):
+    if not allow_mismatch and not is_version_of(corpus, trained.corpus_fingerprint):
         raise BadInputError(
             f"expected the corpus that {run.model_dir} was trained on (fingerprint "
-            f"{trained[:12]}) or a later version of it, got {corpus} "
-            f"({info['fingerprint'][:12]}); give another with {option}, or allow the "
-            "mismatch (allow_corpus_mismatch)"
+            f"{trained.corpus_fingerprint[:12]}) or a later version of it, got "
+            f"{corpus} ({info['fingerprint'][:12]}); give another with {option}, or "
+            "allow the mismatch (allow_corpus_mismatch)"
         )
 
 
-def find_pretrained(run: RecordedRun, given: str = "") -> str:
-    """Returns the run of pre-training that fine-tuning began with; "" for none."""
+def _find_pretrained(run: RecordedRun, given: str) -> RecordedRun | None:
+    """Returns the run of pre-training that fine-tuning began with, if it is there."""
     if given:
-        return given
+        return require_finished(given, PRETRAIN.name, {})
     recorded = run.trained.source
     # Beside the model first: a chain may have been moved.
     beside = parent(run.model_dir)
@@ -231,19 +207,16 @@ def find_pretrained(run: RecordedRun, given: str = "") -> str:
     for place in (within(beside, name), recorded, within(beside, PRETRAIN.name)):
         found = open_run(place) if place else None
         if found is not None and found.trained.stage == PRETRAIN.name:
-            return place
-    return ""
+            return found
+    return None
 
 
 def ask_config(
     run: str | RecordedRun, given: Overrides = Overrides(), **settings: Any
 ) -> AskConfig:
-    """Returns the configuration of `realm ask` for a run; reads no arrays.
+    """Returns the configuration of `realm ask` for a run, with further settings of it.
 
-    Args:
-      run: as in `find_model`, or what that has found.
-      given: what is not to be found.
-      **settings: of `AskConfig`, such as `port`.
+    It reads no arrays. `run` is as in `find_model`, or what that has found.
     """
     model = run if isinstance(run, RecordedRun) else find_model(run)
     corpus, differs = find_corpus(
@@ -252,14 +225,15 @@ def ask_config(
     finetuned = answering_config(model, given)
     # It embeds later versions; with two towers the model does so itself.
     is_needed = model.trained.model["shared"] or given.pretrained
-    pretrained = find_pretrained(model, given.pretrained) if is_needed else ""
+    pretrained = _find_pretrained(model, given.pretrained) if is_needed else None
     return AskConfig(
         corpus=corpus,
         finetuned=finetuned,
-        pretrained=pretrained,
+        pretrained=pretrained.model_dir if pretrained else "",
         pretrained_checkpoint=model.trained.source_checkpoint if pretrained else "last",
         searcher=finetuned.searcher,
         allow_corpus_mismatch=differs,
+        opened=[model, pretrained] if pretrained else [model],
         **settings,
     )
 
@@ -275,24 +249,18 @@ def evaluate_config(
 ) -> EvaluateConfig:
     """Returns the configuration of `realm evaluate` for a run; reads no arrays.
 
-    Of the folder of a chain every finished stage is measured; of the model directory of
-    fine-tuning that model alone.
-
-    Args:
-      run: as in `find_model`.
-      given: what is not to be found.
-      questions: JSON lines of questions; "" for those that the run recorded.
-      output: folder of the report; "" for RUN/evaluate.
-      split: split of the questions.
-      note: called with a sentence on each stage that is left out.
+    Of the folder of a chain every finished stage is measured, and `note` is called with
+    a sentence on each that is left out; of the model directory of fine-tuning that
+    model alone. The questions are those that the run recorded if none are given, and
+    the report is in RUN/evaluate if no output is.
     """
     model = find_model(run)
     corpus, differs = find_corpus(
         model, given.corpus, allow_mismatch=given.allow_corpus_mismatch
     )
     finetuned = answering_config(model, given)
-    began = find_pretrained(model, given.pretrained)
-    pretrained = _finished(began, PRETRAIN) if began else None
+    began = _find_pretrained(model, given.pretrained)
+    pretrained = began if began and began.has_ended else None
     is_chain = os.path.normpath(run) != os.path.normpath(model.model_dir)
     measured = pretrained if is_chain and pretrained else model
     warm_started = within(run, WARM_START.name) if is_chain else ""
@@ -306,7 +274,9 @@ def evaluate_config(
         finetuned=finetuned,
         models=models_of(measured),
         warm_started=warm_started,
-        pretrained=began if has_pretrained or measured.trained.model["shared"] else "",
+        pretrained=began.model_dir
+        if began and (has_pretrained or model.trained.model["shared"])
+        else "",
         pretrained_checkpoint=model.trained.source_checkpoint,
         split=split,
         # Masked sentences are of the corpus that was trained on.
@@ -319,17 +289,10 @@ def evaluate_config(
     )
 
 
-def _finished(model_dir: str, stage: StageSpec) -> RecordedRun | None:
-    """Returns a run of a stage that has ended; None if there is none."""
-    run = open_run(model_dir)
-    is_such = run is not None and run.trained.stage == stage.name and run.has_ended
-    return run if is_such else None
-
-
 def _is_alike(model_dir: str, wanted: Trained, note: Callable[[str], None]) -> bool:
     """Returns whether a warm start can be measured with the stages after it."""
-    run = _finished(model_dir, WARM_START)
-    if run is None:
+    run = open_run(model_dir)
+    if run is None or run.trained.stage != WARM_START.name or not run.has_ended:
         return False
     identity = wanted.identity()
     for change in run.trained.differences({name: identity[name] for name in _SHARED}):
@@ -342,7 +305,7 @@ def _is_alike(model_dir: str, wanted: Trained, note: Callable[[str], None]) -> b
 
 
 def _recorded_questions(model: RecordedRun, pretrained: RecordedRun | None) -> str:
-    """Returns where the questions are that fine-tuning or pre-training held out."""
+    """Returns where the questions are that a stage held out."""
     questions = model.trained.questions
     if pretrained is not None:
         questions = questions or pretrained.trained.questions

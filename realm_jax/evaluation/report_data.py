@@ -13,6 +13,7 @@ from realm_jax.evaluation.comparisons import (
     MaskedAccuracy,
     StageTime,
 )
+from realm_jax.manifests import FileRecord
 from realm_jax.metrics.curves import Curve
 from realm_jax.run_record import RunRecord, read_records
 from realm_jax.stages import STAGES
@@ -204,6 +205,7 @@ class ReportData:
       finetuned_checkpoint: None if the last is measured for want of held-out questions.
       topics: results of the last stage, a row for each topic of the questions.
       recorded: settings, seed, version and commit of each stage.
+      files: the predictions beside the report, by the names of their files.
     """
 
     run: RunInfo
@@ -217,3 +219,4 @@ class ReportData:
     finetuned_checkpoint: ChosenCheckpoint | None = None
     topics: Sequence[ComparisonRow] = ()
     recorded: Sequence[RecordedStage] = ()
+    files: Mapping[str, FileRecord] = dataclasses.field(default_factory=dict)

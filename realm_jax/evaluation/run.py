@@ -37,6 +37,7 @@ from realm_jax.evaluation.report_data import ReportData, recorded_stages
 from realm_jax.evaluation.stage_recalls import StageRecalls, Values
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import SEARCHERS, Searcher
+from realm_jax.manifests import FileRecord
 from realm_jax.metrics.curves import read_curves
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
@@ -233,10 +234,14 @@ class _Evaluation:
         baselines = self._baselines()
         control, answered_by_control = self._control(per_question)
         self._tick()
-        self._write_predictions(PREDICTIONS_NAME, answered, per_question)
+        files = {
+            PREDICTIONS_NAME: self._write_predictions(
+                PREDICTIONS_NAME, answered, per_question
+            )
+        }
         if answered_by_control:
             of_control = {comparisons.AFTER_FINETUNING: _scores(answered_by_control)}
-            self._write_predictions(
+            files[CONTROL_PREDICTIONS_NAME] = self._write_predictions(
                 CONTROL_PREDICTIONS_NAME, answered_by_control, of_control
             )
         parameters = {
@@ -263,6 +268,7 @@ class _Evaluation:
                 [question.topic for question in self._questions.questions], scores
             ),
             recorded=self._recorded,
+            files=files,
         )
 
     def _warn_of_unknown_titles(self) -> None:
@@ -330,12 +336,7 @@ class _Evaluation:
                 config.control_warm_started, WARM_START.name, self._wanted()
             )
         if config.control_finetuned:
-            require_alike(
-                config.finetuned,
-                config.control_finetuned,
-                self._corpus,
-                allow_corpus_mismatch=config.allow_corpus_mismatch,
-            )
+            require_alike(config.finetuned, config.control_finetuned, self._wanted())
 
     def _open(
         self, model_dir: str, stage: str, checkpoint: Which = Which.LAST
@@ -405,9 +406,10 @@ class _Evaluation:
         name: str,
         answered: OpenQaEvaluation,
         measured: Mapping[str, Values],
-    ) -> None:
-        lines = predictions_as_lines(answered.predictions, measured)
-        open_store(self._config.model_dir).write(name, lines.encode())
+    ) -> FileRecord:
+        data = predictions_as_lines(answered.predictions, measured).encode()
+        open_store(self._config.model_dir).write(name, data)
+        return FileRecord.of(data)
 
     def _describe_run(self, parameters: Mapping[str, int]) -> report_data.RunInfo:
         config, bert = self._config, self._retriever_config.bert

@@ -7,6 +7,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from realm_jax.manifests import seal
 from realm_jax.metrics.retrieval import Interval
 from realm_jax.stages import title_of
 from realm_jax.storage import open_store
@@ -86,9 +87,9 @@ def page_environment(**filters: Callable[..., Any]) -> jinja2.Environment:
 
 
 def as_json(content: Any) -> str:
-    """Returns JSON; numbers that are not finite become null."""
+    """Returns sealed JSON of an object; numbers that are not finite become null."""
     plain = json.loads(json.dumps(content), parse_constant=lambda _: None)
-    return json.dumps(plain, ensure_ascii=False, indent=1)
+    return seal(plain, is_sorted=False).decode()
 
 
 def write_page(directory: str, name: str, *, page: str, content: str) -> None:

@@ -29,7 +29,13 @@ from realm_jax.prepare.block_parts import (
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.documents.source import DocumentSource, Shard
 from realm_jax.prepare.fingerprints import package_code
-from realm_jax.prepare.scratch import ALL_CORES, Report, Scratch, Workers
+from realm_jax.prepare.scratch import (
+    ALL_CORES,
+    Report,
+    Scratch,
+    Workers,
+    only_writer,
+)
 from realm_jax.prepare.taggers import loaded_tagger
 from realm_jax.prepare.vocabularies import VocabularyTraining
 
@@ -166,7 +172,7 @@ class BlocksConfig:
     def __post_init__(self):
         ranges.require_ranges(
             self,
-            corpus=ranges.PATH,
+            corpus=ranges.LOCAL_FOLDER,
             chunk_length=ranges.whole(4),
             part_bytes=ranges.whole(1),
         )
@@ -182,7 +188,7 @@ def prepare_blocks(
 
     Raises:
       BadInputError: the source is missing, empty or malformed, or the folder holds
-        another corpus.
+        another corpus, or another process is making it.
       StoppedError: `stop` was set.
     """
     source = config.source
@@ -190,12 +196,16 @@ def prepare_blocks(
         source = open_source(source, shard_bytes=config.part_bytes)
     tagger = loaded_tagger(config.tagger).name
     fingerprint = source.fingerprint()
-    if (pathlib.Path(config.corpus) / INFO_FILE).exists():
-        store = BlockStore.open(config.corpus)
-        _require_same_settings(config, store, tagger, fingerprint)
-        report("blocks", store.num_blocks, store.num_blocks)
-        return store
-    return _make(config, source, fingerprint, tagger, report, stop, workers)
+    info = pathlib.Path(config.corpus) / INFO_FILE
+    if not info.exists():
+        with only_writer(config.corpus):
+            # Another process may have made it just now.
+            if not info.exists():
+                return _make(config, source, fingerprint, tagger, report, stop, workers)
+    store = BlockStore.open(config.corpus)
+    _require_same_settings(config, store, tagger, fingerprint)
+    report("blocks", store.num_blocks, store.num_blocks)
+    return store
 
 
 def _make(

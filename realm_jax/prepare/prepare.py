@@ -30,7 +30,13 @@ from realm_jax.prepare import examples, existing, vocabularies
 from realm_jax.prepare.blocks import PART_BYTES, BlocksConfig, prepare_blocks
 from realm_jax.prepare.examples import examples_folder
 from realm_jax.prepare.fingerprints import module_code
-from realm_jax.prepare.scratch import ALL_CORES, Report, Scratch, Workers
+from realm_jax.prepare.scratch import (
+    ALL_CORES,
+    Report,
+    Scratch,
+    Workers,
+    only_writer,
+)
 from realm_jax.prepare.taggers import loaded_tagger
 from realm_jax.prepare.vocabularies import VocabularyTraining
 
@@ -111,7 +117,7 @@ class PrepareConfig:
         # [CLS], [SEP] and a wordpiece between them; of a block, two [SEP].
         ranges.require_ranges(
             self,
-            corpus=ranges.PATH,
+            corpus=ranges.LOCAL_FOLDER,
             vocabulary_size=ranges.whole(1),
             chunk_length=ranges.whole(4),
             query_length=ranges.whole(3),
@@ -139,7 +145,7 @@ def run(
 
     Raises:
       BadInputError: the source is missing, empty or malformed, the folder holds another
-        corpus, or `examples` names an unknown task.
+        corpus, or `examples` names an unknown task, or another process is making it.
       StoppedError: `stop` was set.
     """
     stop = stop or threading.Event()
@@ -159,7 +165,8 @@ def run(
     existing.report_other_code(store, filter(None, found.values()))
     missing = [key for key, made in found.items() if made is None]
     if missing:
-        _make_examples(config, tasks, store, missing, report, stop, workers)
+        with only_writer(config.corpus):
+            _make_examples(config, tasks, store, missing, report, stop, workers)
     return store
 
 

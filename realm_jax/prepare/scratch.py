@@ -1,16 +1,19 @@
 """Manages the scratch folder for the parts of a corpus, and the workers' settings."""
 
+import contextlib
 import dataclasses
+import fcntl
 import functools
 import hashlib
 import logging
+import os
 import pathlib
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from realm_jax.errors import StoppedError
+from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.prepare.part_files import read_part, write_part
 from realm_jax.storage import Store, open_store
 
@@ -41,6 +44,51 @@ _MADE_HERE = "made_here"
 
 ALL_CORES = Workers()
 """One process per core of this machine, where there is work for them."""
+
+
+@contextlib.contextmanager
+def only_writer(corpus: str) -> Iterator[None]:
+    """Keeps other processes from making the same corpus meanwhile.
+
+    They would delete each other's parts, and the corpus. The lock is a file beside the
+    corpus, which the kernel lets go of however the process ends.
+
+    Args:
+      corpus: local folder of the corpus.
+
+    Raises:
+      BadInputError: another process is making it.
+    """
+    path = pathlib.Path(corpus)
+    lock = path.with_name(f"{path.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    held = _hold(lock)
+    if held is None:
+        raise BadInputError(
+            f"expected no other process to prepare {corpus}, but one is at work; wait "
+            "for its end, stop it, or choose another folder"
+        )
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(held)
+
+
+def _hold(lock: pathlib.Path) -> int | None:
+    """Returns a descriptor of the lock file; None if another process holds it."""
+    while True:
+        file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return None
+        # The last holder may have removed the file that was opened here.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(lock), os.fstat(file)):
+                return file
+        os.close(file)
 
 
 class Scratch:

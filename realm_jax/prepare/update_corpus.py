@@ -39,7 +39,13 @@ from realm_jax.prepare.documents.files import combined_sha256, find_files
 from realm_jax.prepare.documents.lines import LineSource
 from realm_jax.prepare.documents.source import DocumentSource, read_all
 from realm_jax.prepare.fingerprints import package_code
-from realm_jax.prepare.scratch import ALL_CORES, Report, Scratch, Workers
+from realm_jax.prepare.scratch import (
+    ALL_CORES,
+    Report,
+    Scratch,
+    Workers,
+    only_writer,
+)
 from realm_jax.prepare.taggers import option_of
 
 _CHANGES_AT_ONCE = 1 << 12
@@ -74,7 +80,7 @@ class UpdateConfig:
             self,
             corpus=ranges.PATH,
             changes=ranges.PATH,
-            output=ranges.PATH,
+            output=ranges.LOCAL_FOLDER,
             part_bytes=ranges.whole(1),
         )
 
@@ -108,7 +114,8 @@ def run(
     Raises:
       BadInputError: there is no corpus, or one that cannot be updated or has another
         successor; the changes are malformed, or delete unknown documents; no block
-        would be left; or the folder of the new version is not empty.
+        would be left; or the folder of the new version is not empty, or another
+        process is making it.
       StoppedError: `stop` was set; finished blocks are kept.
     """
     corpus = BlockStore.open(config.corpus)
@@ -124,18 +131,19 @@ def run(
     _require_known(there, changes, places)
     if not made_before:
         corpus.verify()  # Else damaged blocks would be copied with new checksums.
-        scratch = Scratch(config.output)
-        made_so = f"{settings['source'][:16]}-{package_code()['source'][:16]}"
-        folder = scratch.folder(f"changes-{made_so}")
-        changes = _with_blocks(there, changes, folder, report, stop, workers)
-        if not _num_blocks(there, changes, places):
+        with only_writer(config.output):
+            scratch = Scratch(config.output)
+            made_so = f"{settings['source'][:16]}-{package_code()['source'][:16]}"
+            folder = scratch.folder(f"changes-{made_so}")
+            changes = _with_blocks(there, changes, folder, report, stop, workers)
+            if not _num_blocks(there, changes, places):
+                scratch.clear()
+                raise BadInputError(
+                    f"expected {config.changes} to leave text in {config.corpus}, but "
+                    "not one block would be left; delete less."
+                )
+            _write(there, changes, places, settings, report, stop)
             scratch.clear()
-            raise BadInputError(
-                f"expected {config.changes} to leave text in {config.corpus}, but not "
-                "one block would be left; delete less."
-            )
-        _write(there, changes, places, settings, report, stop)
-        scratch.clear()
     link_versions(config.corpus, config.output)
     return _summary(BlockStore.open(config.output), changes, places)
 

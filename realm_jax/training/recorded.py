@@ -1,15 +1,19 @@
 """Opens a run by its record and the manifests of its checkpoints, without arrays."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from realm_jax.errors import BadInputError
-from realm_jax.run_record import FOLDER, Trained, newest_record
+from realm_jax.run_record import FOLDER, Trained, newest_record, trained_of
 from realm_jax.stages import TRAINING
 from realm_jax.storage import Store, open_store
-from realm_jax.training.checkpoint_manifests import all_details
+from realm_jax.training.checkpoint_manifests import all_details, manifest_name
 from realm_jax.training.earlier_versions import trained_by_earlier_version
+
+TRAINED = "trained"
+"""In a checkpoint's details: `Trained`, for a run whose record is damaged or lost."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +26,12 @@ class RecordedRun:
 
     @property
     def step(self) -> int:
-        """Number of updates after which the newest checkpoint was saved."""
+        """Updates done when the newest checkpoint was saved."""
         return max(self.checkpoints)
 
     @property
     def train_steps(self) -> int:
-        """Number of updates that the run was to make."""
+        """Updates that the run was to make."""
         return self.checkpoints[self.step].get("train_steps", 0)
 
     @property
@@ -58,27 +62,30 @@ def open_run(model_dir: str) -> RecordedRun | None:
     """Opens the run in a directory; None if it has no checkpoint.
 
     Raises:
-      BadInputError: its record is missing or damaged.
+      BadInputError: neither its record nor its newest checkpoint says what was trained.
     """
     store = open_store(model_dir)
     checkpoints = all_details(store)
     if not checkpoints:
         return None
-    trained = find_trained(store, checkpoints[max(checkpoints)])
-    if trained is None:
-        raise BadInputError(
-            f"expected the record of the run in {store.url(FOLDER)}, found none; start "
-            "the stage again with the settings that it had, which are then recorded"
-        )
+    trained = _find_trained(store, max(checkpoints), checkpoints[max(checkpoints)])
     return RecordedRun(model_dir, trained, checkpoints)
 
 
-def find_trained(store: Store, details: Mapping[str, Any]) -> Trained | None:
-    """Returns what a run has trained; None if it has no record.
-
-    The details of its newest checkpoint say it if an earlier version wrote them.
-    """
-    record = newest_record(store, TRAINING)
+def _find_trained(store: Store, step: int, details: Mapping[str, Any]) -> Trained:
+    record = None
+    # A damaged record is named by the next attempt that compares itself with it.
+    with contextlib.suppress(BadInputError):
+        record = newest_record(store, TRAINING)
     if record is not None and record.trained is not None:
         return record.trained
-    return trained_by_earlier_version(details, record)
+    if TRAINED in details:
+        return trained_of(details[TRAINED], store.url(manifest_name(step)))
+    trained = trained_by_earlier_version(details, record)
+    if trained is None:
+        raise BadInputError(
+            f"expected the record of the run in {store.url(FOLDER)}, found none that "
+            "can be read; copy that folder with the checkpoints, or use the version "
+            "that the run is of"
+        )
+    return trained

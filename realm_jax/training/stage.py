@@ -29,7 +29,7 @@ from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.run_record import Trained
 from realm_jax.storage import Store, open_store
 from realm_jax.training import checkpoints, initialization, loop, partitioning
-from realm_jax.training.checkpoint_manifests import finished_steps, read_details
+from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.checkpoints import Checkpointer
 from realm_jax.training.finite import FiniteUpdates
 from realm_jax.training.initialization import Reader
@@ -39,7 +39,7 @@ from realm_jax.training.optimizers import learning_rate_schedule, make_optimizer
 from realm_jax.training.packed_lengths import choose_packed_lengths
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.profiling import Profiler
-from realm_jax.training.recorded import find_trained
+from realm_jax.training.recorded import TRAINED, open_run
 from realm_jax.training.stage_config import StageConfig
 from realm_jax.training.starting import starting_params
 from realm_jax.training.state import TrainState, create_state, place_state
@@ -119,7 +119,7 @@ class Stage(Generic[ReaderT]):
         self.require_divisible(config.batch_size)
         self._attempt = attempt or Attempt(config.stage.command, config)
         self._trained = self._describe()
-        is_recorded = self._check_resumable()
+        self._check_resumable()
         self._lease = Lease(self.model_store)
         try:
             self._checkpointer = Checkpointer(
@@ -132,8 +132,6 @@ class Stage(Generic[ReaderT]):
                 (self.details or {}).get(SKIPPED_UPDATES, 0),
             )
             self.require_finite(int(self.state.step), self.state)
-            if self.details is not None and not is_recorded:
-                self._attempt.begin(self._trained)
         except BaseException:
             self._lease.release()
             raise
@@ -376,6 +374,7 @@ class Stage(Generic[ReaderT]):
             self._require_alone()
             self.require_finite(step, state)
             details = {**more_details(step), "train_steps": self.config.train_steps}
+            details[TRAINED] = dataclasses.asdict(self._trained)
             if self._finite.num_skipped:
                 details[SKIPPED_UPDATES] = self._finite.num_skipped
             self._checkpointer.save(state, details)
@@ -437,26 +436,22 @@ class Stage(Generic[ReaderT]):
             **config.recorded(),
         )
 
-    def _check_resumable(self) -> bool:
-        """Compares with the run that is resumed; returns whether it has a record."""
-        step, details = read_details(self.model_store) or (0, None)
-        if details is None:
-            return False
-        recorded = find_trained(self.model_store, details)
-        wanted = self._trained.identity()
-        for change in recorded.differences(wanted) if recorded else ():
+    def _check_resumable(self) -> None:
+        run = open_run(self.config.model_dir)
+        if run is None:
+            return
+        for change in run.trained.differences(self._trained.identity()):
             raise BadInputError(
                 f"expected a run with {change.name} {change.first!r} in "
                 f"{self.model_store.url()}, but it was begun with {change.second!r}; "
                 "use another MODEL_DIR, or the settings that run was started with"
             )
-        if step > self.config.train_steps:
+        if run.step > self.config.train_steps:
             raise BadInputError(
-                f"expected TRAIN_STEPS of at least {step}, the updates of the newest "
-                f"checkpoint in {self.model_store.url()}, got "
+                f"expected TRAIN_STEPS of at least {run.step}, the updates of the "
+                f"newest checkpoint in {self.model_store.url()}, got "
                 f"{self.config.train_steps}; raise it, or use another MODEL_DIR"
             )
-        return recorded is not None
 
     def _restore_or_create(
         self, index: Precision | None

@@ -9,7 +9,7 @@ Whoever runs the command starts it again after the first time (exit code 1, a cr
 it stalls once more at the same checkpoint, it ends with code 2, as the next attempt
 would probably stall too. The model directory remembers the last stall:
 
-    MODEL_DIR/stalled.json    {"checkpoint": newest step saved, "reason": text}
+    MODEL_DIR/stalled.json    {"checkpoint": newest step saved, "reason": text}, sealed
 
 Saving, and what is done for an index, may take as long as it needs. Time is counted in
 looks, so that a process that was suspended has not stalled.
@@ -18,7 +18,6 @@ looks, so that a process that was suspended has not stalled.
 import collections
 import contextlib
 import faulthandler
-import json
 import os
 import pathlib
 import statistics
@@ -31,7 +30,7 @@ from types import TracebackType
 
 from realm_jax import multihost
 from realm_jax.errors import BAD_INPUT, BUG
-from realm_jax.manifests import parse_json
+from realm_jax.manifests import seal, unseal
 from realm_jax.metrics.means import Means
 from realm_jax.storage import MissingObjectError, Store
 from realm_jax.training.checkpoint_manifests import finished_steps
@@ -186,14 +185,13 @@ class Watchdog:
         """Records this stall; returns whether the last one was at this checkpoint."""
         newest = max(finished_steps(self._store), default=0)
         record = {"checkpoint": newest, "reason": reason}
-        self._store.write(STALLED, json.dumps(record).encode())
+        self._store.write(STALLED, seal(record))
         return newest == self._stalled_at
 
 
 def _stalled_at(store: Store) -> int | None:
     """Returns the checkpoint of the last stall; None if there was none."""
     try:
-        record = parse_json(store.read(STALLED))
+        return unseal(store.read(STALLED), required=False).get("checkpoint")
     except (MissingObjectError, ValueError):
         return None
-    return record.get("checkpoint") if isinstance(record, dict) else None

@@ -94,8 +94,7 @@ def test_bad_input_leaves_nothing(finished, tmp_path, refuse):
         assert "expected " in refuse(["export", *words], said)
     # Without what it was fine-tuned from, nobody has the documents' encoder.
     alone = tiny_run.copy(finished, empty, "corpus", "finetune")
-    elsewhere = {"source": "/nowhere/pretrain"}
-    change_record(alone / "finetune", lambda recorded: recorded.update(elsewhere))
+    change_record(alone / "finetune", source="/nowhere/pretrain")
     refuse(["export", alone, output], "fine-tuned from")
     assert {path.name for path in tmp_path.iterdir()} == {"full", "empty"}
 

@@ -13,6 +13,7 @@ from realm_jax.evaluation import adapt_report, adaptation
 from realm_jax.evaluation.comparisons import BM25, compare
 from realm_jax.stages import PRETRAIN, WARM_START
 from tests.corpus_builder import build_corpus
+from tests.flipped import read_flipped
 
 
 @pytest.fixture(scope="module")
@@ -155,3 +156,16 @@ def test_a_damaged_report_is_none(tmp_path):
     for content in ("", "[]", '{"of": {}}'):
         (tmp_path / adapt_report.NAME).write_text(content)
         assert adapt_report.read_report(str(tmp_path)) is None
+
+
+def test_no_changed_bit_of_a_report_is_believed(tmp_path):
+    made = adapt_report.make_report({}, str(tmp_path), {}, seconds=9, bytes=7)
+    adapt_report.write_report(str(tmp_path), made)
+    # As a model card lists what was measured.
+    assert list(adapt_report.read_report(str(tmp_path)) or ()) == list(made)
+    read = read_flipped(
+        tmp_path / adapt_report.NAME, lambda: adapt_report.read_report(str(tmp_path))
+    )
+    assert None in read
+    for report in filter(None, read):
+        assert {name: report[name] for name in made} == made

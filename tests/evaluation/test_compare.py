@@ -14,11 +14,15 @@ from realm_jax.evaluation.compare import (
     write_comparison,
 )
 from realm_jax.evaluation.comparisons import AFTER_FINETUNING, AFTER_REALM
+from realm_jax.evaluation.report import write_report
+from realm_jax.evaluation.report_data import ReportData
+from realm_jax.manifests import FileRecord
 from realm_jax.metrics.retrieval import (
     bootstrap_interval,
     paired_bootstrap_difference,
 )
-from tests.evaluation.test_report import HOSTILE, Page, require_parts, start
+from tests.evaluation.test_report import HOSTILE, Page, require_parts, run_info, start
+from tests.flipped import read_flipped
 
 COUNT = 60
 
@@ -212,6 +216,20 @@ def test_other_questions_cannot_be_compared(tmp_path):
             compare_runs(read_run(first), read_run(second))
         assert said in str(error.value)
         assert first in str(error.value)
+
+
+def test_no_changed_bit_of_an_evaluation_is_believed(tmp_path):
+    data = f"{json.dumps(line(0, right=True, found=True))}\n"
+    (tmp_path / "predictions.jsonl").write_text(data)
+    files = {"predictions.jsonl": FileRecord.of(data.encode())}
+    report = ReportData(run_info(), recorded=[], files=files)
+    write_report(report, str(tmp_path))
+    sound = read_run(str(tmp_path))
+    for name in ("predictions.jsonl", "report.json"):
+        read = read_flipped(tmp_path / name, lambda: read_run(str(tmp_path)), every=97)
+        assert len(read) < 3
+        assert all(run.facts == sound.facts for run in read)
+    assert read_run(str(tmp_path)).records == sound.records
 
 
 def test_damaged_predictions_are_bad_input(tmp_path):

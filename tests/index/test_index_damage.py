@@ -16,7 +16,7 @@ import pytest
 
 from realm_jax.index import builder
 from realm_jax.index.follower import IndexFollower
-from realm_jax.index.heartbeat import read_heartbeat
+from realm_jax.index.heartbeat import Heartbeat, read_heartbeat
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.retrievers import load_retriever
 from realm_jax.index.scann_assets import load_assets
@@ -196,6 +196,8 @@ def test_a_builders_job_refuses_every_damaged_retriever(
         try:
             for number, way in enumerate([*ways, *ways]):
                 step = number + 1
+                # The builder waits for a trainer that is alive only.
+                Heartbeat(store, "trainer").beat(step)
                 manifest = publish(donor, blocks, retriever_at(step))
                 commit = f"retriever/commits/{step}.json"
                 folder = f"retriever/data/{step}-{manifest.attempt}"

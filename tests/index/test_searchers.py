@@ -50,10 +50,14 @@ def assert_exact(embeddings, k, seed):
     np.testing.assert_array_equal(found.scores, scores)
 
 
-def test_exact_search_over_several_chunks(monkeypatch):
-    monkeypatch.setattr(device_search, "CHUNK_ROWS", 8 * device_search.GROUP_ROWS)
+@pytest.mark.parametrize("rows", [256, 384])
+def test_exact_search_over_several_chunks(rows, monkeypatch):
+    """Chunks of 384 rows, as an accelerator's, do not divide the 1,024 padded ones."""
+    monkeypatch.setattr(device_search, "_rows_at_once", lambda *_: rows)
+    device_search.search.clear_cache()
     for k in (1, 64, 700):
         assert_exact(small_integers((1000, 4), seed=3), k, seed=4)
+    device_search.search.clear_cache()
 
 
 def test_exact_search_in_bfloat16_ranks_the_rounded_embeddings():

@@ -1,6 +1,7 @@
 """Records to blocks: parts, counts, and what stays of a run that failed."""
 
 import dataclasses
+import fcntl
 import gzip
 import json
 import sys
@@ -17,7 +18,7 @@ from realm_jax.prepare.block_parts import Summary
 from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.prepare.fingerprints import package_code
-from realm_jax.prepare.scratch import Workers
+from realm_jax.prepare.scratch import Workers, only_writer
 from realm_jax.prepare.vocabularies import VocabularyTraining
 from tests import tiny_run
 from tests.prepare.folders import contents, flip_a_bit_of_each
@@ -75,6 +76,35 @@ def test_parts_outlive_a_failure_unless_other_code_made_them(root, monkeypatch):
     assert store.info["made_by"] == package_code()
     assert store.info["num_documents"] == 60
     assert not (root / "corpus.parts").exists()
+
+
+def test_one_process_makes_a_corpus(root, monkeypatch):
+    lock = root / "corpus.lock"
+    corpus = str(root / "corpus")
+    with only_writer(corpus):
+        for _ in range(2):
+            with refused("expected no other process to prepare .* is at work; wait"):
+                prepare_blocks(config(root), workers=HERE)
+        assert not (root / "corpus.parts").exists()
+    assert not lock.exists()
+    # As a killed process leaves it.
+    lock.touch()
+    prepare_blocks(config(root), workers=HERE)
+    assert not lock.exists()
+    # A corpus that is complete is only read.
+    with only_writer(corpus):
+        prepare_blocks(config(root), workers=HERE)
+    flock = fcntl.flock
+
+    def released(file, how):
+        """Another process lets go between opening and locking."""
+        monkeypatch.undo()
+        lock.unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", released)
+    with only_writer(corpus), refused("is at work"), only_writer(corpus):
+        pass
 
 
 def test_what_is_damaged_in_scratch_is_made_anew(root, monkeypatch, caplog):

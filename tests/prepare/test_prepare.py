@@ -81,7 +81,7 @@ def test_the_bytes_do_not_depend_on_workers_parts_or_where_they_lie(
 
 @pytest.mark.full
 @pytest.mark.usefixtures("registry")
-def test_a_run_that_was_killed_goes_on_to_the_same_bytes(finished, inputs):
+def test_a_run_keeps_others_out_until_it_is_killed(finished, inputs, capfd):
     parts = inputs / "three.parts"
     arguments = tiny_run.arguments("prepare", inputs, CORPUS=str(inputs / "three"))
     arguments += ["--workers=1", f"--gin.{PREPARE}.part_bytes=2000"]
@@ -91,11 +91,16 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(finished, inputs):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    process.send_signal(signal.SIGSTOP)
+    assert main(arguments) == 2
+    assert "but one is at work" in capfd.readouterr().err
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (inputs / "three" / "corpus.json").exists()
     assert main(arguments) == 0
+    # What another one had begun is gone on with, to the same bytes.
     assert contents(inputs / "three") == contents(finished / "corpus")
+    assert not (inputs / "three.lock").exists()
 
 
 def test_an_unknown_flag_is_named_before_anything_is_written(inputs, capsys):

@@ -23,7 +23,7 @@ from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.manifests import unseal
 from realm_jax.prepare import taggers, update_corpus
 from realm_jax.prepare.blocks import BlocksConfig, prepare_blocks
-from realm_jax.prepare.scratch import Workers
+from realm_jax.prepare.scratch import Workers, only_writer
 from realm_jax.prepare.update_corpus import UpdateConfig
 from tests import tiny_run
 from tests.prepare.folders import flip_a_bit_of_each
@@ -275,6 +275,13 @@ def test_what_was_killed_before_the_versions_were_linked_is_linked(
     assert (result.added, result.replaced, result.deleted) == (1, 1, 1)
     assert result.new_blocks == 2
     assert result.store.num_blocks > 4
+
+
+def test_one_process_makes_a_version(old, tmp_path):
+    changed = [{"id": "9", "title": "", "text": SENTENCES[0]}]
+    with only_writer(str(tmp_path / "new")), refused("one is at work"):
+        update(tmp_path, changed)
+    update(tmp_path, changed)
 
 
 def test_it_stops_when_asked_and_goes_on(old, tmp_path):

@@ -10,47 +10,68 @@ import pathlib
 import random
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from realm_jax.attempts import Attempt
 from realm_jax.cli.main import guard
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
-from realm_jax.training import finetune, pretrain
+from realm_jax.training import finetune, pretrain, warm_start
 from realm_jax.training.stage_config import StageConfig
 from tests import tiny_world
 from tests.tiny_world import read_item, silent
 
-# Kind of file -> the paths of its files, below the corpus or the model directory.
-KINDS = {
+# Kind of file -> the paths of its files, below the corpus or the model directory. What
+# stands in braces is a stage's own, see `Stage.pattern`.
+CORPUS = {
     "corpus.json": r"corpus/corpus\.json",
     "a corpus's vocabulary": r"corpus/vocab\.txt",
     "a corpus's arrays": r"corpus/[a-z_]+\.npy",
     "a corpus's texts": r"corpus/texts-.*",
-    "examples.json": r"corpus/examples/asked/train/examples\.json",
-    "examples' arrays": r"corpus/examples/asked/train/.*\.npy",
-    "newest checkpoint: manifest": r"model/checkpoints/8\.json",
-    "newest checkpoint: data": r"model/checkpoints/8/.*",
-    "index in use: manifest": r"model/index/commits/6\.json",
-    "index in use: chunks": r"model/index/data/6-.*/c/.*",
-    "index in use: zarr.json": r"model/index/data/6-.*zarr\.json",
+}
+EXAMPLES = {
+    "examples.json": r"corpus/examples/{task}/train/examples\.json",
+    "examples' arrays": r"corpus/examples/{task}/train/.*\.npy",
+}
+HELD_OUT = {
+    "held-out examples.json": r"corpus/examples/{task}/validation/examples\.json",
+    "held-out examples' arrays": r"corpus/examples/{task}/validation/.*\.npy",
+}
+CHECKPOINT = {
+    "newest checkpoint: manifest": r"model/checkpoints/{newest}\.json",
+    "newest checkpoint: data": r"model/checkpoints/{newest}/.*",
+}
+INDEX_OF_CHECKPOINT = {
+    "newest checkpoint: its index": r"model/checkpoints/{newest}/index/.*",
+}
+INDEX = {
+    "index: manifest": r"model/index/commits/{index}\.json",
+    "index: chunks": r"model/index/data/{index}-.*/c/.*",
+    "index: zarr.json": r"model/index/data/{index}-.*zarr\.json",
     "an index's attempt.json": r"model/index/data/.*attempt\.json",
+}
+RUN = {
     "metrics.jsonl": r"model/metrics\.jsonl",
+    "settings of an earlier start": r"model/settings/.*\.json",
+}
+JOBS = {
     "trainer's heartbeat": r"model/jobs/trainer\.json",
     "a lease that was left": r"model/lease/1\.json",
     "its sign of life": r"model/lease/1\.beat\.json",
 }
-
-FINETUNE_KINDS = {
-    "questions' examples.json": r"corpus/examples/questions/train/examples\.json",
-    "questions' arrays": r"corpus/examples/questions/train/.*\.npy",
-    "fine-tuning's newest checkpoint: manifest": r"model/checkpoints/4\.json",
-    "fine-tuning's newest checkpoint: data": r"model/checkpoints/4/.*",
-    "fine-tuning's index: manifest": r"model/index/commits/.*\.json",
-    "fine-tuning's index: chunks": r"model/index/data/.*/c/.*",
-    "fine-tuning's index: zarr.json": r"model/index/data/.*zarr\.json",
+KINDS = {
+    **(CORPUS | EXAMPLES | HELD_OUT),
+    **(CHECKPOINT | INDEX_OF_CHECKPOINT | INDEX | RUN | JOBS),
 }
-
+OTHERS = {
+    r"model/retriever/.*": "damaged in tests/index/test_index_damage.py",
+    r"model/index/.*/progress/.*": "damaged in tests/index/test_lost_attempts.py",
+    r"corpus/examples/\w+_questions/(dev|test)/.*": "QUESTIONS is read instead",
+    r"model/tensorboard/.*": "read by TensorBoard, with checksums of its own",
+}
+"""Paths of further files, and why no run is resumed after they were damaged."""
 NAMED = "named, exit code 2"
 WARNED = "warning, same result"
 MADE_ANEW = "warning, index made anew"
@@ -69,22 +90,51 @@ class Stage:
       config: makes its configuration from world, model directory and settings.
       done: updates of the run.
       steps: updates of the run that is resumed.
-      kinds: see `KINDS`.
+      index: the version that it resumes with.
+      task: whose examples it reads.
+      kinds: those of `KINDS` that are damaged.
     """
 
     run: Callable[..., bool]
     config: Callable[..., Any]
     done: int
     steps: int
+    index: int
+    task: str
     kinds: Mapping[str, str]
 
+    def pattern(self, kind: str) -> str:
+        """Returns the pattern of the paths of a kind."""
+        return self.kinds[kind].format(
+            newest=self.done, index=self.index, task=self.task
+        )
 
-PRETRAINING = Stage(pretrain.run, tiny_world.pretrain_config, 8, 10, KINDS)
+
+PRETRAINING = Stage(
+    *(pretrain.run, tiny_world.pretrain_config, 8, 10, 6, "asked"),
+    CORPUS | EXAMPLES | CHECKPOINT | INDEX | RUN | JOBS,
+)
+ROLLING = Stage(
+    pretrain.run,
+    functools.partial(
+        tiny_world.pretrain_config, refresh_mode="rolling", held_out_examples=6
+    ),
+    *(8, 10, 0, "asked"),
+    HELD_OUT | INDEX_OF_CHECKPOINT | INDEX,
+)
 FINETUNING = Stage(
     finetune.run,
     functools.partial(tiny_world.finetune_config, checkpoint_period=2),
-    *(4, 6, FINETUNE_KINDS),
+    *(4, 6, 0, "questions"),
+    EXAMPLES | CHECKPOINT | INDEX,
 )
+WARM_STARTING = Stage(
+    warm_start.run,
+    functools.partial(tiny_world.warm_start_config, checkpoint_period=2),
+    *(4, 6, 0, "pairs"),
+    EXAMPLES | CHECKPOINT,
+)
+STAGES = (PRETRAINING, ROLLING, FINETUNING, WARM_STARTING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +159,7 @@ class Flips:
         self._folder, self._sound = folder / "now", folder / "sound"
         shutil.copytree(world.corpus, self._folder / "corpus")
         self._world = dataclasses.replace(world, corpus=str(self._folder / "corpus"))
-        stage.run(self._config(stage.done), silent, tiny_world.NEVER)
+        self._run(self._config(stage.done), tiny_world.NEVER)
         # As a trainer of another machine leaves it that was lost.
         store = open_store(self._folder / "model")
         store.write("lease/1.json", b'{"host": "gone", "pid": 3, "claim": "c"}')
@@ -122,14 +172,15 @@ class Flips:
 
     @property
     def kinds(self) -> Mapping[str, str]:
-        """Kinds of file that the run reads."""
+        """Kinds of file that are damaged."""
         return self._stage.kinds
 
     def files(self, kind: str) -> list[str]:
         """Paths of the files of a kind, below the folder."""
         paths = (p for p in self._sound.rglob("*") if p.is_file())
         names = sorted(path.relative_to(self._sound).as_posix() for path in paths)
-        found = [name for name in names if re.fullmatch(self.kinds[kind], name)]
+        pattern = self._stage.pattern(kind)
+        found = [name for name in names if re.fullmatch(pattern, name)]
         assert found, kind
         return found
 
@@ -172,8 +223,13 @@ class Flips:
             _warnings() as warned,
         ):
             config = self._config(self._stage.steps)
-            code = guard(lambda stop: 0 if self._stage.run(config, silent, stop) else 1)
+            code = guard(lambda stop: self._run(config, stop))
         return code, said.getvalue(), warned
+
+    def _run(self, config: StageConfig, stop: threading.Event) -> int:
+        """Runs the stage as its command does; returns the exit code."""
+        attempt = Attempt(config.stage.command, config, note=logging.warning)
+        return 0 if self._stage.run(config, silent, stop, attempt) else 1
 
     def _result(self) -> Result:
         model_dir = str(self._folder / "model")

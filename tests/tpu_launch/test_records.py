@@ -1,5 +1,6 @@
 """What a model directory says of a launch, and the commands that show it."""
 
+import dataclasses
 import json
 import os
 import threading
@@ -11,6 +12,7 @@ from rich.console import Console
 from realm_jax.errors import StoppedError
 from realm_jax.index.heartbeat import Heartbeat
 from realm_jax.storage import open_store
+from tests.flipped import read_flipped
 from tests.refused import refused
 from tpu_launch import __main__ as tpu_launch
 from tpu_launch import logs, records, status
@@ -45,6 +47,22 @@ def test_what_is_no_record(store):
             with refused("delete the file"):
                 status.read_status(store, 0.0)
         store.delete(name)
+
+
+def test_no_changed_bit_of_what_was_launched_is_believed(store, tmp_path, capsys):
+    path, record = tmp_path / "model/launch/run.json", records.read_record(store)
+    read = read_flipped(path, lambda: records.find_record(store))
+    # Without the key of its checksum it is not as any version has written it.
+    assert read == []
+    # Those of earlier releases have none.
+    path.write_text(json.dumps(dataclasses.asdict(record), indent=1))
+    assert records.read_record(store) == record
+    damaged = path.read_bytes()[:-1]
+    path.write_bytes(damaged)
+    for command in ("status", "logs", "down"):
+        shown(store, command, code=2)
+        (said,) = capsys.readouterr().err.splitlines()
+        assert f"{path}, got something else" in said
 
 
 def test_a_run_is_shown_as_it_goes_on(store, capsys):

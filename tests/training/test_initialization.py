@@ -26,7 +26,7 @@ from realm_jax.training.initialization import (
 from realm_jax.training.state import create_state
 from realm_jax.weights.bert import save_bert, save_config, save_masked_lm
 from tests import tiny_world
-from tests.records import record_training
+from tests.records import details_of
 from tests.refused import refused
 from tests.tiny_world import LENGTHS, assert_same_bits, differing
 
@@ -79,10 +79,10 @@ def earlier(tmp_path_factory):
     checkpointer = Checkpointer(open_store(folder))
     state = create_state(params, optax.sgd(0.1), seed=1)
     state = state.replace(step=jax.numpy.asarray(5))
-    checkpointer.save(state, {})
-    checkpointer.close()
     vocabulary = VOCABULARY.fingerprint
-    record_training(folder, model=describe(config), vocabulary_fingerprint=vocabulary)
+    details = details_of(model=describe(config), vocabulary_fingerprint=vocabulary)
+    checkpointer.save(state, details)
+    checkpointer.close()
     return str(folder), params
 
 

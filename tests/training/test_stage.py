@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from realm_jax.attempts import Attempt
 from realm_jax.data.examples import write_examples
 from realm_jax.errors import BadInputError
 from realm_jax.index.snapshots import RETRIEVER_SERIES, SnapshotSeries
@@ -63,29 +64,32 @@ def test_another_run_or_fewer_updates_are_refused_and_files_left_alone(
     assert files_of(done) == before
 
 
-def test_a_damaged_record_is_named_and_a_lost_one_is_written_anew(
-    world, done, tmp_path
-):
+def test_a_damaged_or_lost_record_costs_no_run(world, done, tmp_path):
+    sound = recorded.open_run(str(done))
     model_dir = tmp_path / "model"
     shutil.copytree(done, model_dir)
     (path,) = (model_dir / "settings").iterdir()
-    before = path.read_bytes()
-    path.write_bytes(before.replace(b'"batch_size": 4', b'"batch_size": 5'))
-    config = tiny_world.warm_start_config(world, model_dir)
-    with refused(f"record of a run in {path}, .* delete the file"):
-        warm_start.run(config, silent, NEVER)
-    path.unlink()
-    with refused("expected the record of the run"):
-        recorded.open_run(str(model_dir))
-    assert warm_start.run(config, silent, NEVER)
-    sound = recorded.open_run(str(done))
+    path.write_bytes(path.read_bytes().replace(b'"batch_size": 4', b'"batch_size": 5'))
+    config = tiny_world.warm_start_config(world, model_dir, train_steps=4)
+    said = []
+    attempt = Attempt("warm-start", config, note=said.append)
+    with refused("a run with seed 1"):
+        warm_start.run(dataclasses.replace(config, seed=1), silent, NEVER)
+    with mock.patch.object(warm_start, "WarmStartLoss", quick_loss):
+        assert warm_start.run(config, silent, NEVER, attempt)
+    (note,) = said
+    assert note.startswith(f"expected the record of a run in {path}")
+    shutil.rmtree(model_dir / "settings")
     assert recorded.open_run(str(model_dir)).trained == sound.trained
+    change_details(model_dir, trained=None)
+    with refused("record of the run in .*settings, found none .*; copy that folder"):
+        recorded.open_run(str(model_dir))
 
 
 def without_spans(folder):
     """Makes checkpoints look like those of runs in which every span was an example."""
     as_earlier_version(folder)
-    change_details(folder, lambda details: details.pop("spans"))
+    change_details(folder, spans=None)
 
 
 def test_a_run_that_was_begun_with_every_span_goes_on_with_every_span(

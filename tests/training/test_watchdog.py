@@ -13,6 +13,7 @@ from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.step_timing import Part, Stopwatch
 from realm_jax.training.watchdog import STALLED, Watchdog
 from tests import groups
+from tests.flipped import read_flipped
 
 SHORTEST = 60.0
 UNUSED: Any = None
@@ -162,6 +163,13 @@ class Away:
 def test_a_store_that_is_away_or_damaged_keeps_no_run_alive():
     for contents in (b"", b"[1]", b'{"step": 3}', b"\xff"):
         assert Run(Away(contents)).stall() == 1, contents
+
+
+def test_no_changed_bit_of_a_stall_is_believed(store, tmp_path):
+    store.write("checkpoints/100.json", b"{}")
+    Run(store).stall()
+    read = read_flipped(tmp_path / STALLED, lambda: Run(store).watchdog._stalled_at)
+    assert set(read) == {100, None}
 
 
 def test_its_thread_ends_with_training(run):
