@@ -15,7 +15,7 @@ import itertools
 import json
 import pathlib
 import subprocess
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from realm_jax import manifests
@@ -235,30 +235,18 @@ def write_record(store: Store, record: RunRecord) -> None:
 
 
 def read_records(store: Store) -> list[RunRecord]:
-    """Returns what was recorded in a model directory, in the order of time.
-
-    Raises:
-      BadInputError: a record is damaged, or is none.
-    """
+    """Returns what was recorded in a model directory, in the order of time."""
     names = [name for name in store.list(FOLDER) if name.endswith(".json")]
     # In the order of their names where two started in the same second.
     return sorted((_read(store, name) for name in names), key=lambda r: r.started)
 
 
-def newest_record(store: Store, commands: Container[str]) -> RunRecord | None:
-    """Returns the record of the last attempt of some commands, reading no others.
-
-    Raises:
-      BadInputError: it is damaged.
-    """
-    newest: dict[str, tuple[int, str]] = {}
-    for name in store.list(FOLDER):
-        stem = name.removeprefix(f"{FOLDER}/").removesuffix(".json")
-        command, _, number = stem.rpartition("-")
-        if command in commands and number.isdecimal():
-            newest[command] = max(newest.get(command, (0, "")), (int(number), name))
-    records = [_read(store, name) for _, name in newest.values()]
-    return max(records, key=lambda record: record.started, default=None)
+def newest_record(store: Store, commands: Iterable[str]) -> RunRecord | None:
+    """Returns the record of the last attempt of some commands, reading no others."""
+    prefixes = tuple(f"{FOLDER}/{command}-" for command in commands)
+    names = [name for name in store.list(FOLDER) if name.startswith(prefixes)]
+    newest = max(names, key=lambda name: (len(name), name), default=None)
+    return None if newest is None else _read(store, newest)
 
 
 def _read(store: Store, name: str) -> RunRecord:
@@ -278,11 +266,7 @@ def record_of(fields: Any, place: str) -> RunRecord:
 
 
 def trained_of(fields: Any, place: str) -> Trained:
-    """Returns what is trained; what later versions record beside it is left out.
-
-    Raises:
-      BadInputError: it is no object, or lacks a field; the message names the place.
-    """
+    """Returns what is trained; what later versions record beside it is left out."""
     with _named(place):
         return _known(Trained, fields)
 

@@ -50,12 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parses the command line; configures gin if it has gin files and no RUN.
-
-    Raises:
-      BadInputError: it has both or neither, or a flag, file, macro or module is unknown
-        or malformed.
-    """
+    """Parses the command line; configures gin if it has gin files and no RUN."""
     if configuration.names_gin(argv):
         words = [word for word in argv if not word.startswith("--gin.")]
         _require_gin_alone(parser, parser.parse_known_args(words)[0])
@@ -69,11 +64,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 
 
 def whole_number(text: str) -> int:
-    """Returns the number that an option is given as.
-
-    Raises:
-      argparse.ArgumentTypeError: it is none; the parser names the option.
-    """
+    """Returns the number that an option is given as."""
     try:
         return int(text)
     except ValueError as error:

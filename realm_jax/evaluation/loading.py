@@ -44,11 +44,7 @@ class FinishedRun:
 def require_finished(
     run: str | RecordedRun, stage: str, wanted: Mapping[str, Any]
 ) -> RecordedRun:
-    """Returns a run, opened if it is a directory, checked by `RecordedRun.require`.
-
-    Raises:
-      BadInputError: there is no such run, it is unfinished, or its settings differ.
-    """
+    """Returns a run, opened if it is a directory, checked by `RecordedRun.require`."""
     found = open_run(run) if isinstance(run, str) else run
     if found is None:
         raise BadInputError(
@@ -65,12 +61,7 @@ def open_finished(
     wanted: Mapping[str, Any],
     checkpoint: Which = Which.LAST,
 ) -> FinishedRun:
-    """Reads the last or the best parameters of a finished stage.
-
-    Raises:
-      BadInputError: as in `require_finished`; or the checkpoint is damaged, or the best
-        one is requested and none was measured.
-    """
+    """Reads the last or the best parameters of a finished stage."""
     found = require_finished(run, stage, wanted)
     restored = restore_params(open_store(found.model_dir), checkpoint)
     assert restored is not None
@@ -102,12 +93,7 @@ def wanted_of(
 def require_alike(
     config: FinetuneConfig | AnsweringConfig, control: str, wanted: Mapping[str, Any]
 ) -> None:
-    """Checks that two models were fine-tuned alike, so that they can be compared.
-
-    Raises:
-      BadInputError: as in `require_finished`, or the two differ in the number of steps,
-        the questions or their order.
-    """
+    """Checks that two models were fine-tuned alike, so that they can be compared."""
     ours, theirs = (
         {**run.trained.data_order, "train_steps": run.train_steps}
         for run in (
@@ -223,9 +209,6 @@ class FinetunedModel(TrainedModel):
         The searcher may differ from that of training, and the corpus if a mismatch is
         allowed, but for its vocabulary. Of checkpoints whose exact match on dev was not
         measured the best is the last. `recorded` is the run if it is open already.
-
-        Raises:
-          BadInputError: as in `open_finished`.
         """
         if isinstance(config, FinetuneConfig):
             config = config.answering()
@@ -310,11 +293,7 @@ class FinetunedModel(TrainedModel):
         )
 
     def require_began(self, corpus: BlockStore) -> None:
-        """Checks by its index, if there is one, how fine-tuning began.
-
-        Raises:
-          BadInputError: it began with another retriever.
-        """
+        """Checks by its index, if there is one, how fine-tuning began."""
         if self.began_with and self._began(self.source(corpus)) is False:
             raise BadInputError(
                 f"expected in {self.model_dir} a model that was fine-tuned from "

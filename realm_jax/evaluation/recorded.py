@@ -46,11 +46,7 @@ class Overrides:
 
 
 def models_of(run: RecordedRun, **numerics: str) -> ModelFactory:
-    """Returns sizes and lengths of a run's models; see `described_models`.
-
-    Raises:
-      BadInputError: they are not the settings of this version.
-    """
+    """Returns sizes and lengths of a run's models; see `described_models`."""
     with _settings_of_this_version(run):
         lengths = Lengths(**run.trained.lengths)
         return described_models(run.trained.model, lengths, **numerics)
@@ -59,12 +55,7 @@ def models_of(run: RecordedRun, **numerics: str) -> ModelFactory:
 def answering_config(
     run: RecordedRun, given: Overrides = Overrides()
 ) -> AnsweringConfig:
-    """Returns how a fine-tuned model answers; reads no arrays.
-
-    Raises:
-      BadInputError: num_read is neither given nor recorded, or below 1; or as
-        `models_of`.
-    """
+    """Returns how a fine-tuned model answers; reads no arrays."""
     trained = run.trained
     num_read = trained.num_read if given.num_read is None else given.num_read
     if num_read is None:
@@ -96,9 +87,6 @@ def find_model(
     """Returns the run of the first stage of some that is found: RUN, or one in it.
 
     In gs:// the folders of a chain must have the names of their stages.
-
-    Raises:
-      BadInputError: there is no such model, or several.
     """
     place = os.fspath(run)
     itself = open_run(place)
@@ -150,9 +138,6 @@ def find_corpus(
 
     Returns:
       Its folder, and whether it differs from the one that was trained on.
-
-    Raises:
-      BadInputError: there is no such corpus, or the stage has not ended.
     """
     trained = run.trained
     run.require(trained.stage, {})

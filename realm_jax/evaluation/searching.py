@@ -32,10 +32,6 @@ class PretrainedRetriever(TrainedModel):
           recorded: the run.
           searcher: "device" or "scann"; "" for "device", which is exact.
           checkpoint: "last", or "best" by held-out utility.
-
-        Raises:
-          BadInputError: as `loading.open_finished`; or its settings are not those of
-            this version.
         """
         searcher = searcher or "device"
         require_one_of("SEARCHER", searcher, SEARCHERS)
@@ -67,10 +63,6 @@ def open_retriever(
       checkpoint: "last" or "best": of the run that is opened, or, if that is
         fine-tuned, of the one it was fine-tuned from (`given.pretrained`).
       option: how a corpus is given, for messages.
-
-    Raises:
-      BadInputError: as `recorded.find_model`, `recorded.find_corpus`,
-        `recorded.answering_config` and `loading.open_finished`.
     """
     recorded = run if isinstance(run, RecordedRun) else find_model(run, SEARCHED)
     place, differs = find_corpus(

@@ -40,11 +40,7 @@ class RecordedRun:
         return self.step >= self.train_steps
 
     def require(self, stage: str, wanted: Mapping[str, Any]) -> None:
-        """Checks that a stage has ended, and the settings wanted of its identity.
-
-        Raises:
-          BadInputError: it is unfinished, or its settings differ.
-        """
+        """Checks that a stage has ended, and the settings wanted of its identity."""
         for change in self.trained.differences({"stage": stage, **wanted}):
             raise BadInputError(
                 f"expected a run with {change.name} {change.first!r} in "
@@ -59,11 +55,7 @@ class RecordedRun:
 
 
 def open_run(model_dir: str) -> RecordedRun | None:
-    """Opens the run in a directory; None if it has no checkpoint.
-
-    Raises:
-      BadInputError: neither its record nor its newest checkpoint says what was trained.
-    """
+    """Opens the run in a directory; None if it has no checkpoint."""
     store = open_store(model_dir)
     checkpoints = all_details(store)
     if not checkpoints:
