@@ -14,7 +14,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float, Int, Int8
 
 from realm_jax import axes
@@ -371,7 +371,9 @@ def _stream(
 def _rows_at_once(mesh: Mesh, batch_size: int, num_rows: int) -> int:
     """Returns the rows of a chunk, a multiple of the rows of a group."""
     rows = CHUNK_ROWS
-    if mesh.devices.flat[0].platform != "cpu":
+    # A plan's mesh of shapes has no devices; the operations that it counts are as many.
+    is_of_shapes = isinstance(mesh, AbstractMesh)
+    if not is_of_shapes and mesh.devices.flat[0].platform != "cpu":
         rows = max(rows, ACCELERATOR_SCORES // batch_size // rows * rows)
     return min(rows, num_rows)
 
