@@ -97,17 +97,21 @@ class CorpusSize:
         """Dtype in which ids are stored; see `WordPiece.id_dtype`."""
         return np.min_scalar_type(self.vocab_size - 1)
 
-    def share_embedded(self, document_length: int, padding: float) -> float:
+    def share_embedded(
+        self, document_length: int, padding: float, prompt_length: int
+    ) -> float:
         """Returns the work of embedding its documents, relative to full length.
 
         Args:
           document_length: full length of a document, in wordpieces.
           padding: share of the computation that is padding, when blocks of similar
             length are embedded together.
+          prompt_length: wordpieces that each document has in addition.
         """
         if not self.mean_length:
             return 1.0
-        return min(1.0, self.mean_length / (1 - padding) / document_length)
+        length = min(document_length, self.mean_length / (1 - padding))
+        return (length + prompt_length) / (document_length + prompt_length)
 
 
 def of_corpus(path: str, tasks: Sequence[str] | None = None) -> CorpusSize | None:

@@ -17,6 +17,7 @@ from realm_jax.hardware import HardwareConfig
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import DeviceConfig
 from realm_jax.models.bert import REMAT
+from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
@@ -84,6 +85,39 @@ def test_the_papers_update_and_refresh_are_as_large_as_they_are_known_to_be(pape
     minutes = paper.figure("the index", "a refresh takes") / 60
     assert minutes == pytest.approx(6.456e17 / (32 * 61.5e12 * 0.45) / 60, rel=0.01)
     assert 10.5 < minutes < 13.5
+
+
+def test_the_wordpieces_of_prompts_are_computed_too():
+    """Twelve before a query and forty before a document, null documents included."""
+    towers = functools.partial(
+        RetrieverConfig,
+        shared=False,
+        query_prefix=(1,) * 12,
+        document_prefix=(2,) * 40,
+    )
+    config = stage(bert={"remat": "none"}, lengths=Lengths(64, 288, 352))
+    models = dataclasses.replace(config.models, retriever=towers)
+    corpus = dataclasses.replace(PAPER, mean_length=87)
+    planned = plan(
+        dataclasses.replace(config, models=models), on("v3-64", corpus=corpus)
+    )
+    plain = plan(config, on("v3-64", corpus=corpus))
+    more = (
+        # The search embeds the queries once more, forwards.
+        4 / 3 * (encoding(512, 76, 1) - encoding(512, 64, 1))
+        + encoding(512 * 7, 328, 1)
+        - encoding(512 * 7, 288, 1)
+        + encoding(512, 43, 1)
+        - encoding(512, 3, 1)
+    )
+    needs = [one.figure("an update", "the model needs") for one in (planned, plain)]
+    assert needs[0] - needs[1] == pytest.approx(more, rel=0.01)
+    # A batch of blocks of 87 wordpieces is 100 long, of which 13 are padding.
+    embeds = [one.figure("the index", "to embed them") for one in (planned, plain)]
+    whole = PAPER.num_blocks * encoding(1, 328, 1) / 3
+    assert embeds[0] == pytest.approx(whole * 140 / 328, rel=0.01)
+    whole = PAPER.num_blocks * encoding(1, 288, 1) / 3
+    assert embeds[1] == pytest.approx(whole * 100 / 288, rel=0.01)
 
 
 def test_what_a_device_holds_between_two_updates_of_the_paper(paper):
