@@ -110,8 +110,8 @@ def place_rows(
 
 def rows_shape(
     num_rows: int, row_shape: tuple[int, ...], dtype: Any, mesh: Mesh
-) -> jax.ShapeDtypeStruct:
-    """Returns what `place_rows` returns, as a shape."""
+) -> Any:
+    """Returns what `place_rows` returns, as a `jax.ShapeDtypeStruct`."""
     padded = rows_per_device(num_rows, mesh) * mesh.size
     return jax.ShapeDtypeStruct(
         (padded, *row_shape), dtype, sharding=row_sharding(mesh)
@@ -152,6 +152,8 @@ def table_shapes(
     num_blocks: int, dimension: int, mesh: Mesh, precision: Precision
 ) -> EmbeddingTable:
     """Returns what `place_embeddings` returns, as shapes."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    count: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
     codes = scales = None
     if precision is Precision.INT8:
         codes = rows_shape(num_blocks, (dimension,), jnp.int8, mesh)
@@ -160,9 +162,7 @@ def table_shapes(
         rows_shape(num_blocks, (dimension,), _exact(precision), mesh),
         codes,
         scales,
-        jax.ShapeDtypeStruct(
-            (), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec())
-        ),
+        count,
     )
 
 
