@@ -12,6 +12,7 @@ import pytest
 
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.corpus_size import CorpusSize, of_corpus
+from realm_jax.index.searchers import DeviceConfig
 from realm_jax.training import finetune, loop, pretrain, warm_start
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.partitioning import make_mesh
@@ -64,6 +65,7 @@ def _spans_too():
     [
         (pretrain.run, tiny_world.pretrain_config, {}),
         (pretrain.run, tiny_world.pretrain_config, {"searcher": "scann"}),
+        (pretrain.run, tiny_world.pretrain_config, {"device": DeviceConfig("int8")}),
         (pretrain.run, tiny_world.pretrain_config, {"own_block": True}),
         (pretrain.run, tiny_world.pretrain_config, {"refresh_mode": "rolling"}),
         (pretrain.run, tiny_world.pretrain_config, {"write_back": True}),
