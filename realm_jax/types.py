@@ -24,7 +24,7 @@ from typing import TypeAlias
 import flax.struct
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from realm_jax.ranges import require_ranges, whole
 
@@ -137,7 +137,7 @@ class Candidates:
       document_segment_ids: 0 for title, 1 for body.
       joined_ids: `[CLS] x [SEP] body [SEP]`, the reader's input.
       joined_segment_ids: 0 for the query, 1 for the body.
-      valid: [batch, candidate], False for an empty slot, which gets no probability.
+      valid: False for an empty slot, which gets no probability.
     """
 
     block_ids: Int[Array, "batch candidate"]
@@ -145,4 +145,4 @@ class Candidates:
     document_segment_ids: Int[Array, "batch candidate document"]
     joined_ids: Int[Array, "batch candidate joined"]
     joined_segment_ids: Int[Array, "batch candidate joined"]
-    valid: Array
+    valid: Bool[Array, "batch candidate"]

@@ -5,24 +5,35 @@ compiler for the slice is available (`make tpu-compiler`, no TPU needed), the up
 the embedding job and the search are compiled; otherwise they are counted from their
 shapes. Exit code 2: it does not fit; the last lines name a setting that would help.
 
-An existing corpus is measured; otherwise its size is that of CorpusSize, by default the
-paper's Wikipedia.
+An existing corpus is measured. Otherwise its size is that of CorpusSize, if a gin file
+binds that; or an estimate from SOURCE, for `prepare` and later stages of its chain; or
+that of the paper's Wikipedia.
 """
 
 import argparse
+import dataclasses
 import os
 import pathlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Console
 
-from realm_jax.cli import configuration, rematerialization
+from realm_jax.cli import activation, configuration, rematerialization
 from realm_jax.data.corpus_size import CorpusSize, of_corpus
 from realm_jax.errors import BadInputError
 from realm_jax.hardware import HardwareConfig
-from realm_jax.stages import ASK, BUILD_INDEX, EVALUATE, STAGES
+from realm_jax.stages import (
+    ASK,
+    BUILD_INDEX,
+    EVALUATE,
+    PREPARE,
+    STAGES,
+    StageSpec,
+)
+from realm_jax.training.initialization import ModelFactory, recorded_activation
 from tpu_launch.cancellation import unless_stopped
 from tpu_launch.chain import ChainCommands
 from tpu_launch.local import Chain
@@ -79,26 +90,66 @@ def _plans(flags: argparse.Namespace, say: Callable[[str], None]) -> list[Plan]:
         return [plan_command(stage.command, compiles, say)]
     chain = configuration.configured(Chain)
     commands = ChainCommands(chain, flags.gin_file, given)
-    plans = []
+    plans, made = [], Made()
     for stage in commands.stages:
         configuration.parse(parser, commands.main(stage)[1:], stage.command)
-        plans.append(plan_command(stage.command, compiles, say))
+        plans.append(plan_command(stage.command, compiles, say, made))
     return plans
 
 
-def plan_command(command: str, compiles: bool, say: Callable[[str], None]) -> Plan:
-    """Plans a command with its configuration in gin."""
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What the stages of a chain make that have been planned so far.
+
+    Attributes:
+      corpora: folder of a corpus -> its expected size.
+      models: model directory -> its models.
+    """
+
+    corpora: dict[str, CorpusSize] = dataclasses.field(default_factory=dict)
+    models: dict[str, ModelFactory] = dataclasses.field(default_factory=dict)
+
+    def activation(self, source: str) -> str | None:
+        """Returns the activation of the encoders in a source; asks no bucket for it."""
+        if source in self.models:
+            return self.models[source].bert(vocab_size=1, remat="none").activation
+        return None if "://" in source else recorded_activation(source)
+
+    def size(self, stage: StageSpec, config: Any) -> CorpusSize:
+        """Returns the size of the corpus of a stage, as it is or will be."""
+        from realm_jax.prepare.expected_size import expected_size
+
+        # Workers of a stage copy no other examples (`run.unread_examples`).
+        measured = of_corpus(config.corpus, config.tasks if stage.trains else None)
+        if measured or configuration.bindings(CorpusSize):
+            return measured or configuration.configured(CorpusSize)
+        if stage is PREPARE and (expected := expected_size(config)):
+            self.corpora[config.corpus] = expected
+        return self.corpora.get(config.corpus, CorpusSize())
+
+
+def plan_command(
+    command: str, compiles: bool, say: Callable[[str], None], made: Made | None = None
+) -> Plan:
+    """Plans a command with its configuration in gin.
+
+    Args:
+      command: command of `realm`.
+      compiles: whether to use the compiler if one is available.
+      say: reports slow steps.
+      made: what earlier stages of a chain make; what this one makes is added.
+    """
     from realm_jax.index.embed import EmbedConfig
-    from realm_jax.training.initialization import ModelFactory
     from tpu_launch.planner import commands
     from tpu_launch.planner.devices import Setting
 
-    config = stage_config(command)
+    config, made = stage_config(command), made or Made()
     stage = STAGES[command]
-    # Workers of a stage copy no others (`run.unread_examples`).
-    tasks = config.tasks if stage.trains else None
-    size = of_corpus(config.corpus, tasks)
-    size = size or configuration.configured_if_bound(CorpusSize)
+    size = made.size(stage, config)
+    if stage.trains or stage in (EVALUATE, ASK):
+        config = activation.follow_weights(config, made.activation)
+    if stage.trains:
+        made.models[config.model_dir] = config.models
     hardware = configuration.configured_if_bound(HardwareConfig)
     if stage in (BUILD_INDEX, EVALUATE, ASK):
         # They have no backward pass, so there is no memory by which to choose.
@@ -107,13 +158,18 @@ def plan_command(command: str, compiles: bool, say: Callable[[str], None]) -> Pl
     setting = Setting(size, hardware, compiles, say, chooses_remat)
     if stage is not BUILD_INDEX:
         return commands.PLANS[command](command, config, setting)
-    if not configuration.bindings(ModelFactory):
+    models = made.models.get(config.model_dir)
+    if models is None and not configuration.bindings(ModelFactory):
         raise BadInputError(
             "expected a model file, for the builder reads its model from the "
             "retriever's snapshot; add --gin_file=gin/models/base.gin, say"
         )
-    models = configuration.configured(ModelFactory)
-    return commands.build_index(models, configuration.configured(EmbedConfig), setting)
+    models = models or configuration.configured(ModelFactory)
+    embed = configuration.configured(EmbedConfig)
+    if config.model_dir in made.models:
+        # As the builder does once its trainer has published a retriever.
+        embed = embed.at_length(models.lengths.document)
+    return commands.build_index(models, embed, setting)
 
 
 def _require_writable(file: pathlib.Path) -> None:

@@ -2,22 +2,20 @@
 
 Cloud TPU names slices by TensorCores ("v4-64": 64 cores, 32 chips) up to v4, for v5p
 and TPU7x, and by chips ("v5litepod-64", "v6e-64") otherwise. GPUs are named by kind and
-number ("h100-8"), "cpu" is a machine without an accelerator, and "local-2x4" stands for
-two processes of this machine with four simulated devices each.
+number ("h100-8"), and "cpu" is this machine without an accelerator.
 """
 
 import dataclasses
 import math
-import os
-import re
 from collections.abc import Mapping
 from typing import Any
+
+import psutil
 
 from realm_jax.chips import CHIPS, Chip
 from realm_jax.errors import BadInputError
 from realm_jax.hardware import CPU, HardwareConfig
 
-LOCAL = "local"
 _GPUS = ("a100", "h100", "h200")
 _GIB = 1 << 30
 # Minimum for rented machines with these GPUs; no data sheet states it.
@@ -139,8 +137,6 @@ class Slice:
         if self.num_hosts == 1:
             return self
         kind = self.accelerator_type.partition("-")[0]
-        if kind == LOCAL:
-            return parse(f"{LOCAL}-1x{self.chips_per_host}")
         return parse(f"{kind}-{_CHIPS_PER_HOST * _GENERATIONS[kind].cores}")
 
 
@@ -148,10 +144,7 @@ def parse(accelerator_type: str) -> Slice:
     """Returns the machines of an accelerator type."""
     kind, _, number = accelerator_type.partition("-")
     if accelerator_type == CPU:
-        return Slice(CPU, None, 1, 1, _memory_here())
-    if kind == LOCAL and (match := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", number)):
-        hosts, devices = map(int, match.groups())
-        return Slice(accelerator_type, None, hosts * devices, hosts, _memory_here())
+        return Slice(CPU, None, 1, 1, psutil.virtual_memory().total)
     if kind in _GPUS and (number.isdecimal() or not number):
         count = int(number or 1)
         memory = count * _HOST_GIB_OF_A_GPU * _GIB
@@ -214,7 +207,3 @@ _TOPOLOGIES = {
     # The whole pod of v5p is no doubling.
     3: _topologies((2, 2, 1), 4096) | {6144: "16x16x24"},
 }
-
-
-def _memory_here() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -5,6 +5,7 @@ Shapes do not reveal an activation, and published weights of one size differ in 
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from realm_jax.cli import configuration
@@ -12,7 +13,9 @@ from realm_jax.cli import configuration
 Config = TypeVar("Config")
 
 
-def follow_weights(config: Config) -> Config:
+def follow_weights(
+    config: Config, recorded: Callable[[str], str | None] | None = None
+) -> Config:
     """Returns a configuration whose encoders have the activation of their weights.
 
     It is that of the first of these that has one: the run's own checkpoint, what its
@@ -22,6 +25,8 @@ def follow_weights(config: Config) -> Config:
     Args:
       config: of a training stage, or of `evaluate` or `ask`, whose model is that of
         their fine-tuning.
+      recorded: returns the activation in a source, None if that does not say; None
+        reads the source.
 
     Raises:
       BadInputError: the weights have a `config.json` that is not that of a BERT.
@@ -34,7 +39,7 @@ def follow_weights(config: Config) -> Config:
     stage: Any = getattr(config, "finetuned", config)
     reader_source = stage.reader_warm_start or stage.warm_start
     for source in (stage.model_dir, stage.retriever_source, reader_source):
-        activation = recorded_activation(source)
+        activation = (recorded or recorded_activation)(source)
         if activation is not None:
             return _with_activation(config, activation)
     return config

@@ -2,13 +2,15 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from realm_jax import ranges
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.example_files import SENTENCE_START
+from realm_jax.data.examples import read_specs
+from realm_jax.data.features import FeatureSpecs
 from realm_jax.data.inverse_cloze import DOCUMENT_LENGTH, PairRows
 from realm_jax.data.inverse_cloze import QUERY_LENGTH as INVERSE_CLOZE_QUERY_LENGTH
 from realm_jax.data.masking import MAX_MASKS, QUERY_LENGTH, SpanRows
@@ -34,6 +36,9 @@ class CorpusSize:
       num_sentences: number of sentences; 0 for an estimate from the lengths.
       examples: size of the examples that are read, in bytes; 0 for an estimate from the
         sentences.
+      longest: wordpieces of the longest block, without special ones; 0 for as many as
+        the models read.
+      specs: features of the examples of each task that is known.
     """
 
     num_blocks: int = 13_353_718
@@ -43,6 +48,8 @@ class CorpusSize:
     source: str = "as stated; CORPUS is not here"
     num_sentences: int = 0
     examples: int = 0
+    longest: int = 0
+    specs: Mapping[str, FeatureSpecs] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         ranges.require_ranges(
@@ -53,6 +60,7 @@ class CorpusSize:
             disk=ranges.whole(0),
             num_sentences=ranges.whole(0),
             examples=ranges.whole(0),
+            longest=ranges.whole(0),
         )
 
     def disk_bytes(self, document_length: int) -> int:
@@ -89,17 +97,21 @@ class CorpusSize:
         """Dtype in which ids are stored; see `WordPiece.id_dtype`."""
         return np.min_scalar_type(self.vocab_size - 1)
 
-    def share_embedded(self, document_length: int, padding: float) -> float:
+    def share_embedded(
+        self, document_length: int, padding: float, prompt_length: int
+    ) -> float:
         """Returns the work of embedding its documents, relative to full length.
 
         Args:
           document_length: full length of a document, in wordpieces.
           padding: share of the computation that is padding, when blocks of similar
             length are embedded together.
+          prompt_length: wordpieces that each document has in addition.
         """
         if not self.mean_length:
             return 1.0
-        return min(1.0, self.mean_length / (1 - padding) / document_length)
+        length = min(document_length, self.mean_length / (1 - padding))
+        return (length + prompt_length) / (document_length + prompt_length)
 
 
 def of_corpus(path: str, tasks: Sequence[str] | None = None) -> CorpusSize | None:
@@ -116,7 +128,7 @@ def of_corpus(path: str, tasks: Sequence[str] | None = None) -> CorpusSize | Non
         return None
     store = BlockStore.open(path)
     ids = np.arange(store.num_blocks)
-    wordpieces = store.title_lengths(ids).sum() + store.body_lengths(ids).sum()
+    wordpieces = store.title_lengths(ids) + store.body_lengths(ids)
     folder = pathlib.Path(path)
     files = [file for file in folder.iterdir() if file.is_file()]
     places = ["**"] if tasks is None else [f"{task}/**" for task in tasks]
@@ -125,9 +137,15 @@ def of_corpus(path: str, tasks: Sequence[str] | None = None) -> CorpusSize | Non
     return CorpusSize(
         store.num_blocks,
         store.vocabulary.size,
-        float(wordpieces / store.num_blocks) + 3,
+        float(wordpieces.mean()) + 3,
         sum(file.stat().st_size for file in files),
         "of CORPUS",
         store.info.get("num_sentences", 0),
         sum(file.stat().st_size for file in examples),
+        int(wordpieces.max()),
+        {
+            task: read_specs(train)
+            for task in tasks or ()
+            if (train := folder / "examples" / task / "train").is_dir()
+        },
     )

@@ -214,8 +214,9 @@ class Examples:
                 "rows of sentences",
                 shortest=1,
             )
-        specs = parse_specs(info["features"]) if layout is None else layout.specs
-        return cls(directory, info["metadata"], specs, arrays, starts, references)
+        return cls(
+            directory, info["metadata"], _specs(info), arrays, starts, references
+        )
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -338,6 +339,20 @@ class Examples:
             for step in itertools.count(start_step)
         )
         return (self.batch(rows[share]) for rows in rows_by_step)
+
+
+def read_specs(directory: str | os.PathLike[str]) -> FeatureSpecs:
+    """Returns shape and type of each feature of an example, without opening arrays.
+
+    Raises:
+      BadInputError: there are no examples, or examples.json cannot be read.
+    """
+    return _specs(_read_info(Path(directory)))
+
+
+def _specs(info: Mapping[str, Any]) -> FeatureSpecs:
+    layout = info[LAYOUT]
+    return parse_specs(info["features"]) if layout is None else layout.specs
 
 
 def _write_partial(

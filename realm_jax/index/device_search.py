@@ -94,19 +94,28 @@ def place_rows(
       dtype: dtype of the result.
       mesh: the devices.
     """
-    per_device = rows_per_device(num_rows, mesh)
-    shape = (per_device * mesh.size, *row_shape)
+    like = rows_shape(num_rows, row_shape, dtype, mesh)
 
     def shard(index: tuple[slice, ...] | None) -> np.ndarray:
         rows = slice(None) if index is None else index[0]
-        start, stop, _ = rows.indices(shape[0])
+        start, stop, _ = rows.indices(like.shape[0])
         placed = np.zeros((stop - start, *row_shape), dtype)
         there = max(0, min(stop, num_rows) - start)
         if there:
             placed[:there] = read(start, start + there)
         return placed
 
-    return jax.make_array_from_callback(shape, row_sharding(mesh), shard)
+    return jax.make_array_from_callback(like.shape, like.sharding, shard)
+
+
+def rows_shape(
+    num_rows: int, row_shape: tuple[int, ...], dtype: Any, mesh: Mesh
+) -> Any:
+    """Returns what `place_rows` returns, as a `jax.ShapeDtypeStruct`."""
+    padded = rows_per_device(num_rows, mesh) * mesh.size
+    return jax.ShapeDtypeStruct(
+        (padded, *row_shape), dtype, sharding=row_sharding(mesh)
+    )
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:
@@ -129,8 +138,7 @@ def place_embeddings(
     precision: Precision = Precision.FLOAT32,
 ) -> EmbeddingTable:
     """Places embeddings on the devices; see `place_rows`."""
-    exact = jnp.float32 if precision is Precision.FLOAT32 else jnp.bfloat16
-    rows = place_rows(read, num_blocks, (dimension,), exact, mesh)
+    rows = place_rows(read, num_blocks, (dimension,), _exact(precision), mesh)
     codes = scales = None
     if precision is Precision.INT8:
         codes, scales = _quantize_shards(rows)
@@ -138,6 +146,29 @@ def place_embeddings(
         (), NamedSharding(mesh, PartitionSpec()), lambda _: np.int32(num_blocks)
     )
     return EmbeddingTable(rows, codes, scales, count)
+
+
+def table_shapes(
+    num_blocks: int, dimension: int, mesh: Mesh, precision: Precision
+) -> EmbeddingTable:
+    """Returns what `place_embeddings` returns, as shapes."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    count: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
+    codes = scales = None
+    if precision is Precision.INT8:
+        codes = rows_shape(num_blocks, (dimension,), jnp.int8, mesh)
+        scales = rows_shape(num_blocks, (), jnp.float32, mesh)
+    return EmbeddingTable(
+        rows_shape(num_blocks, (dimension,), _exact(precision), mesh),
+        codes,
+        scales,
+        count,
+    )
+
+
+def _exact(precision: Precision) -> Any:
+    """Returns the dtype of the rows that give exact scores."""
+    return jnp.float32 if precision is Precision.FLOAT32 else jnp.bfloat16
 
 
 def empty_table(

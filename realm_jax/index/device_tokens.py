@@ -8,6 +8,7 @@ pair of grams, the host sorts them, a fifth of the work at the paper's lengths.
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import flax.struct
 import jax
@@ -23,6 +24,7 @@ from realm_jax.data.layout import (
     document_inputs,
     joined_inputs,
 )
+from realm_jax.data.wordpiece import WordPiece
 from realm_jax.index.candidates import (
     GRAM_SIZE,
     UNKNOWN,
@@ -31,8 +33,8 @@ from realm_jax.index.candidates import (
     restore_queries,
     valid_slots,
 )
-from realm_jax.index.device_search import gather_rows, place_rows
-from realm_jax.types import Array, Candidates, Neighbours, PretrainBatch
+from realm_jax.index.device_search import gather_rows, place_rows, rows_shape
+from realm_jax.types import Array, Candidates, Lengths, Neighbours, PretrainBatch
 
 _READ_BLOCKS = 1 << 16
 
@@ -69,6 +71,11 @@ class DocumentLayout:
     cls: int
     sep: int
 
+    @classmethod
+    def of(cls, lengths: Lengths, vocabulary: WordPiece) -> "DocumentLayout":
+        """Returns the layout of models that read a corpus of this vocabulary."""
+        return cls(lengths.document, lengths.joined, vocabulary.cls, vocabulary.sep)
+
 
 def place_tokens(store: BlockStore, layout: DocumentLayout, mesh: Mesh) -> TokenTable:
     """Places the blocks of a corpus on the devices.
@@ -85,6 +92,26 @@ def place_tokens(store: BlockStore, layout: DocumentLayout, mesh: Mesh) -> Token
         title_lengths=place_rows(rows.title_lengths, count, (), np.uint16, mesh),
         body_lengths=place_rows(rows.body_lengths, count, (), np.uint16, mesh),
     )
+
+
+def table_shapes(
+    num_blocks: int, longest: int, dtype: Any, layout: DocumentLayout, mesh: Mesh
+) -> TokenTable:
+    """Returns what `place_tokens` returns, as shapes.
+
+    Args:
+      num_blocks: number of blocks.
+      longest: wordpieces of the longest block, title and body; 0 for as many as the
+        embedder reads.
+      dtype: dtype of stored wordpieces.
+      layout: as of `place_tokens`. Blocks with more wordpieces than it reads of titles
+        and bodies may give a narrower table.
+      mesh: the devices.
+    """
+    longest_title = layout.document - 3
+    width = min(longest or longest_title, longest_title + layout.joined)
+    lengths = rows_shape(num_blocks, (), np.uint16, mesh)
+    return TokenTable(rows_shape(num_blocks, (width,), dtype, mesh), lengths, lengths)
 
 
 class _Rows:

@@ -77,10 +77,33 @@ class TextSize:
         return max(VALIDATION_FRACTION, min(_VALIDATION_OF_FEW, wanted))
 
     @property
+    def pieces(self) -> int:
+        """Approximate number of wordpieces."""
+        return round(self.characters / self.characters_per_piece)
+
+    @property
     def blocks(self) -> int:
-        """Approximate number of blocks."""
-        pieces = self.characters / self.characters_per_piece
-        return max(self.documents, round(pieces / (_FULL * CHUNK_LENGTH)))
+        """Approximate number of blocks of `CHUNK_LENGTH`."""
+        return self.blocks_of(CHUNK_LENGTH)
+
+    def blocks_of(self, chunk_length: int) -> int:
+        """Returns the approximate number of blocks of some length, in wordpieces."""
+        return max(self.documents, round(self.pieces / (_FULL * chunk_length)))
+
+
+def text_size(sample: TextSample) -> TextSize:
+    """Returns the size of a text, given its first parts."""
+    documents = sample.documents
+    characters = sum(len(d.title) + len(d.text) for d in documents)
+    untitled = sum(not d.title.strip() for d in documents)
+    return TextSize(
+        documents=round(sample.scale * len(documents)),
+        characters=round(sample.scale * characters),
+        is_estimate=sample.scale > 1,
+        untitled=round(sample.scale * untitled),
+        titles=frozenset(normalise_title(d.title) for d in documents),
+        alphabet=len(set().union(*(d.title + d.text for d in documents))),
+    )
 
 
 def measure_text(source: str, sample: TextSample) -> TextSize:
@@ -93,22 +116,12 @@ def measure_text(source: str, sample: TextSample) -> TextSize:
     Raises:
       BadInputError: there is too little of it.
     """
-    documents = sample.documents
-    characters = sum(len(d.title) + len(d.text) for d in documents)
-    untitled = sum(not d.title.strip() for d in documents)
-    size = TextSize(
-        documents=round(sample.scale * len(documents)),
-        characters=round(sample.scale * characters),
-        is_estimate=sample.scale > 1,
-        untitled=round(sample.scale * untitled),
-        titles=frozenset(normalise_title(d.title) for d in documents),
-        alphabet=len(set().union(*(d.title + d.text for d in documents))),
-    )
-    if not documents or size.blocks < _FEWEST_BLOCKS:
+    size = text_size(sample)
+    if not size.documents or size.blocks < _FEWEST_BLOCKS:
         raise BadInputError(
             f"expected text for at least {_FEWEST_BLOCKS} blocks of {CHUNK_LENGTH} "
-            f"wordpieces in {source}, got {len(documents)} documents with {characters} "
-            "characters; a retriever needs something to choose from"
+            f"wordpieces in {source}, got {size.documents} documents with "
+            f"{size.characters} characters; a retriever needs something to choose from"
         )
     return size
 

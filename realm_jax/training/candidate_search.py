@@ -32,7 +32,7 @@ from realm_jax.training.host_search import BatchAt
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Loss
-from realm_jax.types import NULL_BLOCK, Array, Candidates, Lengths, PretrainBatch
+from realm_jax.types import NULL_BLOCK, Array, Candidates, PretrainBatch
 
 
 @flax.struct.dataclass
@@ -150,13 +150,7 @@ class RetrievingLoss(Loss):
 
 
 class StepInputs(Protocol):
-    """Builds the inputs of a step, for its loss.
-
-    Attributes:
-      loss: the loss of these inputs.
-    """
-
-    loss: Loss
+    """Builds the inputs of a step, for its loss."""
 
     def __call__(
         self, step: int, retriever: PyTree, index: LoadedIndex, batch_at: BatchAt
@@ -181,22 +175,14 @@ class StepInputs(Protocol):
 
 
 class DeviceSearch:
-    """Has the step itself search; places the wordpieces of the corpus once.
-
-    Attributes:
-      loss: `RetrievingLoss`.
-    """
+    """Has the step itself search; places the wordpieces of the corpus once."""
 
     def __init__(
         self,
-        loss: PretrainLoss,
         corpus: BlockStore,
-        lengths: Lengths,
-        num_candidates: int,
+        layout: DocumentLayout,
         mesh: Mesh,
-        approximate: bool,
         own_block: bool = False,
-        embeddings_from_index: bool = False,
     ):
         """Places the wordpieces of the corpus on the devices."""
         self._own = None
@@ -204,16 +190,9 @@ class DeviceSearch:
             self._own = functools.partial(
                 own_candidates,
                 corpus,
-                document_length=lengths.document,
-                joined_length=lengths.joined,
+                document_length=layout.document,
+                joined_length=layout.joined,
             )
-        vocabulary = corpus.vocabulary
-        layout = DocumentLayout(
-            lengths.document, lengths.joined, vocabulary.cls, vocabulary.sep
-        )
-        self.loss = RetrievingLoss(
-            loss, num_candidates, layout, mesh, approximate, embeddings_from_index
-        )
         self._tokens = place_tokens(corpus, layout, mesh)
 
     def __call__(

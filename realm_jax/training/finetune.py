@@ -12,10 +12,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+from jax.sharding import Mesh
 
 from realm_jax import multihost, ranges
 from realm_jax.answering.reader import Answerer
 from realm_jax.attempts import Attempt
+from realm_jax.data.corpus_size import CorpusSize
+from realm_jax.data.questions import question_specs
 from realm_jax.errors import BadInputError
 from realm_jax.index.answer_labels import AnswerLabels
 from realm_jax.index.candidates import question_candidates
@@ -24,6 +27,7 @@ from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.searchers import SEARCHERS
 from realm_jax.metrics.means import Means
 from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.stages import FINETUNE, StageSpec
@@ -38,6 +42,7 @@ from realm_jax.training.search_ahead import SearchAhead
 from realm_jax.training.stage import Stage
 from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_of
 from realm_jax.training.state import TrainState
+from realm_jax.training.update_shapes import UpdateShapes, batch_of, shapes_of
 from realm_jax.types import Neighbours, QuestionBatch
 
 
@@ -201,13 +206,7 @@ def run(
             return True
         dev = DevExactMatch(stage, questions, config.evaluation_period)
         inputs = _Inputs(stage, config, stop)
-        loss = FinetuneLoss(
-            stage.retriever,
-            stage.reader,
-            AnswerMarginalization(config.marginalization),
-            config.microbatches,
-            inputs.packed_lengths(),
-        )
+        loss = make_loss(config, stage.retriever, stage.reader, inputs.packed_lengths())
 
         def details(step: int) -> Mapping[str, Any]:
             return dev.details(step, inputs.details())
@@ -241,6 +240,56 @@ def frozen_parameters(config: FinetuneConfig) -> tuple[str, ...]:
     return () if shared else ("retriever/document_tower",)
 
 
+def make_loss(
+    config: FinetuneConfig,
+    retriever: Retriever,
+    reader: SpanReader,
+    packing: PackedLengths | None = None,
+) -> FinetuneLoss:
+    """Returns the loss that a run minimises."""
+    return FinetuneLoss(
+        retriever,
+        reader,
+        AnswerMarginalization(config.marginalization),
+        config.microbatches,
+        packing,
+    )
+
+
+def update_shapes(
+    config: FinetuneConfig, retriever: Retriever, corpus: CorpusSize, mesh: Mesh
+) -> UpdateShapes:
+    """Returns what an update of a run is compiled for; see `UpdateShapes`."""
+    lengths, size = config.models.lengths, config.batch_size
+    specs = corpus.specs.get(config.task, question_specs(lengths.query))
+    questions = batch_of(QuestionBatch, specs, size, mesh)
+    sizes = {
+        "batch": size,
+        "neighbour": _num_neighbours(config, corpus.num_blocks),
+        "projection": retriever.config.projection_size,
+        "candidate": config.num_read,
+        "joined": lengths.joined,
+        "span": lengths.joined * config.max_span,
+    }
+    inputs = shapes_of(FinetuneInputs, sizes, mesh, questions=_on_devices(questions))
+    reader = config.make_reader(retriever.config.bert)
+    loss = make_loss(config, retriever, reader)
+    return UpdateShapes(reader, loss, frozen_parameters(config), inputs)
+
+
+def _num_neighbours(config: FinetuneConfig, num_blocks: int) -> int:
+    """Returns how many blocks are searched for.
+
+    With fewer blocks in the corpus than are read, some slots stay empty.
+    """
+    return max(config.num_read, min(config.num_retrieved, num_blocks))
+
+
+def _on_devices(questions: QuestionBatch) -> QuestionBatch:
+    """Returns questions without their texts, which are compared on the host only."""
+    return questions.replace(answer_patterns=None, answer_texts=None)
+
+
 class _Inputs:
     """Searches, reads and labels the questions of a step."""
 
@@ -262,9 +311,7 @@ class _Inputs:
             trained="" if frozen_parameters(config) else "shared tower",
         )
         self._embeddings = source.series.read_array(self._index.manifest, EMBEDDINGS)
-        # With fewer blocks in the corpus than are read, some slots stay empty.
-        num_blocks = stage.corpus.num_blocks
-        num_neighbours = max(config.num_read, min(config.num_retrieved, num_blocks))
+        num_neighbours = _num_neighbours(config, stage.corpus.num_blocks)
         if stage.details is None:
             require_answers(
                 *(stage.retriever_config, stage.state.params["retriever"]),
@@ -335,8 +382,7 @@ class _Inputs:
         )
         block_ids = np.asarray(neighbours.ids)
         return FinetuneInputs(
-            # Texts are compared on the host only.
-            questions=questions.replace(answer_patterns=None, answer_texts=None),
+            questions=_on_devices(questions),
             block_embeddings=self._embeddings[np.maximum(block_ids, 0)],
             block_valid=block_ids >= 0,
             block_has_answer=self._labels.blocks(questions, block_ids),

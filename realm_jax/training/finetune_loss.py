@@ -5,7 +5,7 @@ import dataclasses
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Bool, Float, Int, PyTree
 
 from realm_jax.metrics.means import Means, mean_of, padding_share
 from realm_jax.models.retriever import Retriever
@@ -33,12 +33,12 @@ class FinetuneInputs:
     """
 
     questions: QuestionBatch
-    block_embeddings: Array
-    block_valid: Array
-    block_has_answer: Array
-    joined_ids: Array
-    joined_segment_ids: Array
-    span_is_answer: Array
+    block_embeddings: Float[Array, "batch neighbour projection"]
+    block_valid: Bool[Array, "batch neighbour"]
+    block_has_answer: Bool[Array, "batch neighbour"]
+    joined_ids: Int[Array, "batch candidate joined"]
+    joined_segment_ids: Int[Array, "batch candidate joined"]
+    span_is_answer: Bool[Array, "batch candidate span"]
 
 
 @dataclasses.dataclass(frozen=True)

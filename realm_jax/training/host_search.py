@@ -13,7 +13,8 @@ from jax.sharding import Mesh
 from realm_jax.data.blocks import BlockStore
 from realm_jax.index.candidates import num_neighbours, pretrain_candidates
 from realm_jax.index.own_blocks import own_candidates
-from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.training.pretrain_loss import PretrainInputs
 from realm_jax.training.search_ahead import SearchAhead
 from realm_jax.training.step_timing import Stopwatch
 from realm_jax.types import Lengths, Neighbours, PretrainBatch
@@ -23,15 +24,11 @@ BatchAt = Callable[[int], PretrainBatch]
 
 
 class HostSearch(SearchAhead[PretrainBatch, PretrainInputs]):
-    """Searches before the step and gathers documents from the block store.
-
-    Attributes:
-      loss: `PretrainLoss`.
-    """
+    """Searches before the step and gathers documents from the block store."""
 
     def __init__(
         self,
-        loss: PretrainLoss,
+        retriever: RetrieverConfig,
         corpus: BlockStore,
         lengths: Lengths,
         num_candidates: int,
@@ -44,7 +41,7 @@ class HostSearch(SearchAhead[PretrainBatch, PretrainInputs]):
         """Prepares to search.
 
         Args:
-          loss: the loss of the candidates.
+          retriever: configuration of the towers.
           corpus: the blocks.
           lengths: lengths of documents and joined inputs.
           num_candidates: documents per example, the null document and the own block
@@ -56,7 +53,7 @@ class HostSearch(SearchAhead[PretrainBatch, PretrainInputs]):
           own_block: whether the own block is a candidate; see `own_blocks.py`.
         """
         super().__init__(
-            loss.retriever.config,
+            retriever,
             lambda batch: batch.query_ids,
             self._candidates,
             num_neighbours=num_neighbours(num_candidates),
@@ -65,7 +62,6 @@ class HostSearch(SearchAhead[PretrainBatch, PretrainInputs]):
             ahead=ahead,
             stopwatch=stopwatch or Stopwatch(),
         )
-        self.loss = loss
         self._corpus = corpus
         self._lengths = lengths
         self._num_candidates = num_candidates

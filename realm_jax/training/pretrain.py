@@ -6,12 +6,17 @@ import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from realm_jax import ranges
 from realm_jax.attempts import Attempt
+from realm_jax.data.corpus_size import CorpusSize
+from realm_jax.data.masking import pretrain_specs
 from realm_jax.errors import BadInputError
+from realm_jax.index import device_search, device_tokens
 from realm_jax.index.device_search import EmbeddingTable, Precision
+from realm_jax.index.device_tokens import DocumentLayout
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import (
     SEARCHERS,
@@ -56,7 +61,13 @@ from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_o
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Loss
 from realm_jax.training.step_timing import Part
-from realm_jax.types import PretrainBatch
+from realm_jax.training.update_shapes import (
+    SOME_PIECES,
+    UpdateShapes,
+    batch_of,
+    shapes_of,
+)
+from realm_jax.types import Candidates, PretrainBatch
 
 _MEASURED = "measured"
 """In a checkpoint's details: measurements for the next line of metrics."""
@@ -265,10 +276,15 @@ def make_loss(
     config: PretrainConfig,
     retriever: Retriever,
     reader: KnowledgeEncoder,
+    layout: DocumentLayout,
+    mesh: Mesh,
     packing: PackedLengths | None = None,
-) -> PretrainLoss:
-    """Returns the loss of a run, over given candidates."""
-    return PretrainLoss(
+) -> Loss:
+    """Returns the loss that a run minimises.
+
+    It searches, if the step does, and renews the index, if the state holds it.
+    """
+    loss = PretrainLoss(
         retriever,
         reader,
         Marginalization(config.marginalization),
@@ -276,20 +292,58 @@ def make_loss(
         config.microbatches,
         packing,
     )
-
-
-def renewing(config: PretrainConfig, loss: Loss) -> Loss:
-    """Wraps the loss of a run whose state holds the index; returns others unchanged."""
-    if not config.index_in_state:
+    if config.searcher != "device":
         return loss
-    assert isinstance(loss, RetrievingLoss)
+    retrieving = (
+        *(loss, config.num_candidates, layout, mesh),
+        *(config.device.approximate, config.embeddings_from_index),
+    )
+    if not config.index_in_state:
+        return RetrievingLoss(*retrieving)
     rolling = config.refresh_mode == RefreshMode.ROLLING.value
     renewal = Renewal(
         config.refresh_period if rolling else None,
         config.write_back,
         config.embed.batch_size,
     )
-    return RenewingLoss.over(loss, renewal)
+    return RenewingLoss(*retrieving, renewal=renewal)
+
+
+def update_shapes(
+    config: PretrainConfig, retriever: Retriever, corpus: CorpusSize, mesh: Mesh
+) -> UpdateShapes:
+    """Returns what an update of a run is compiled for; see `UpdateShapes`."""
+    lengths, size = config.models.lengths, config.batch_size
+    layout = DocumentLayout(lengths.document, lengths.joined, *SOME_PIECES)
+    reader = config.models.knowledge_encoder(retriever.config.bert)
+    loss = make_loss(config, retriever, reader, layout, mesh)
+    frozen = frozen_parameters(config)
+    specs = corpus.specs.get(config.task, pretrain_specs(lengths.query))
+    batch = batch_of(PretrainBatch, specs, size, mesh)
+
+    def candidates(count: int) -> Candidates:
+        sizes = {"batch": size, "candidate": count, **dataclasses.asdict(lengths)}
+        return shapes_of(Candidates, sizes, mesh)
+
+    if config.searcher != "device":
+        inputs = PretrainInputs(batch, candidates(config.num_candidates))
+        return UpdateShapes(reader, loss, frozen, inputs)
+    table = device_search.table_shapes(
+        corpus.num_blocks,
+        retriever.config.projection_size,
+        mesh,
+        Precision(config.device.precision),
+    )
+    inputs = RetrievingInputs(
+        batch,
+        None if config.index_in_state else table,
+        device_tokens.table_shapes(
+            corpus.num_blocks, corpus.longest, corpus.id_dtype, layout, mesh
+        ),
+        candidates(1) if config.own_block else None,
+    )
+    kept = table if config.index_in_state else None
+    return UpdateShapes(reader, loss, frozen, inputs, kept)
 
 
 class _Pretraining:
@@ -311,21 +365,17 @@ class _Pretraining:
             num_documents=0 if config.embeddings_from_index else num_packed,
             num_joined=num_packed,
         )
-        loss = make_loss(config, stage.retriever, stage.reader, packing)
-        of_all = (
-            *(loss, stage.corpus, config.models.lengths, config.num_candidates),
-            stage.mesh,
-        )
+        lengths = config.models.lengths
+        layout = DocumentLayout.of(lengths, stage.corpus.vocabulary)
+        of_models = (stage.retriever, stage.reader)
+        self._loss = make_loss(config, *of_models, layout, stage.mesh, packing)
         self._step_inputs: StepInputs = (
-            DeviceSearch(
-                *(*of_all, config.device.approximate),
-                own_block=config.own_block,
-                embeddings_from_index=config.embeddings_from_index,
-            )
+            DeviceSearch(stage.corpus, layout, stage.mesh, config.own_block)
             if config.searcher == "device"
             else HostSearch(
-                *(*of_all, config.batch_size, config.search_ahead, stage.stopwatch),
-                config.own_block,
+                *(stage.retriever_config, stage.corpus, lengths),
+                *(config.num_candidates, stage.mesh, config.batch_size),
+                *(config.search_ahead, stage.stopwatch, config.own_block),
             )
         )
         self._metrics = make_index_metrics(
@@ -372,7 +422,7 @@ class _Pretraining:
         else:
             refresher.start(step, retriever, saved)
         stage.train(
-            renewing(self._config, self._step_inputs.loss),
+            self._loss,
             self._inputs_at,
             report=report,
             stop=stop,

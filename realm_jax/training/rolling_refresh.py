@@ -55,12 +55,6 @@ class RenewingLoss(RetrievingLoss):
 
     renewal: Renewal = dataclasses.field(kw_only=True)
 
-    @classmethod
-    def over(cls, loss: RetrievingLoss, renewal: Renewal) -> "RenewingLoss":
-        """Returns the same loss over an index in the state."""
-        fields = {f.name: getattr(loss, f.name) for f in dataclasses.fields(loss)}
-        return cls(**fields, renewal=renewal)
-
     def of_update(
         self, params: PyTree, state: TrainState, inputs: RetrievingInputs
     ) -> tuple[Array, tuple[means_lib.Means, EmbeddingTable | None]]:

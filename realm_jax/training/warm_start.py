@@ -11,21 +11,27 @@ from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Bool, Int
 
 from realm_jax import ranges
 from realm_jax.attempts import Attempt
 from realm_jax.data.answer_spans import answer_spans
+from realm_jax.data.corpus_size import CorpusSize
+from realm_jax.data.inverse_cloze import inverse_cloze_specs
+from realm_jax.data.masking import pretrain_specs
 from realm_jax.data.words import continues_word
 from realm_jax.errors import BadInputError
 from realm_jax.index.embed import EmbedConfig, query_embedder
 from realm_jax.index.searchers import SEARCHERS
 from realm_jax.index.source import LoadedIndex
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import MAX_SPAN
 from realm_jax.placement import local_rows, place_batch
 from realm_jax.stages import WARM_START, StageSpec
 from realm_jax.training.loop import Report
+from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.reader_documents import (
     KINDS,
     DocumentKind,
@@ -38,7 +44,13 @@ from realm_jax.training.stage import Stage
 from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_of
 from realm_jax.training.state import TrainState
 from realm_jax.training.step_timing import Part
-from realm_jax.training.unmasked_targets import draw_unmasked
+from realm_jax.training.unmasked_targets import UnmaskedTargets, draw_unmasked
+from realm_jax.training.update_shapes import (
+    UpdateShapes,
+    batch_of,
+    rows_of_batch,
+    shapes_of,
+)
 from realm_jax.training.warm_start_loss import (
     ReaderInputs,
     WarmStartInputs,
@@ -234,7 +246,7 @@ def run(
             )
 
         return stage.train(
-            WarmStartLoss(stage.retriever, stage.reader, config.microbatches, packing),
+            make_loss(config, stage.retriever, stage.reader, packing),
             inputs_at,
             report=report,
             stop=stop,
@@ -247,6 +259,48 @@ def frozen_parameters(config: WarmStartConfig) -> tuple[str, ...]:
     """Returns the model without a task, if there is one."""
     tasks = {"retriever": config.pairs_task, "reader": config.task}
     return tuple(model for model, task in tasks.items() if not task)
+
+
+def make_loss(
+    config: WarmStartConfig,
+    retriever: Retriever,
+    reader: KnowledgeEncoder,
+    packing: PackedLengths | None = None,
+) -> WarmStartLoss:
+    """Returns the loss that a run minimises."""
+    return WarmStartLoss(retriever, reader, config.microbatches, packing)
+
+
+def update_shapes(
+    config: WarmStartConfig, retriever: Retriever, corpus: CorpusSize, mesh: Mesh
+) -> UpdateShapes:
+    """Returns what an update of a run is compiled for; see `UpdateShapes`."""
+    lengths, size = config.models.lengths, config.reader_batch_size
+    pairs = reading = None
+    if config.pairs_task:
+        specs = corpus.specs.get(
+            config.pairs_task, inverse_cloze_specs(lengths.query, lengths.document)
+        )
+        pairs = batch_of(InverseClozeBatch, specs, config.batch_size, mesh)
+    if config.task:
+        specs = corpus.specs.get(config.task, pretrain_specs(lengths.query))
+        sizes = {"batch": size, "joined": lengths.joined}
+        sizes["target"] = specs["mask_ids"].shape[0]
+        spans = (size, lengths.joined * MAX_SPAN)
+        reading = shapes_of(
+            *(ReaderInputs, sizes, mesh),
+            batch=batch_of(PretrainBatch, specs, size, mesh),
+            span_is_answer=rows_of_batch(spans, np.bool_, mesh)
+            if config.models.span_scorer
+            else None,
+            unmasked=shapes_of(UnmaskedTargets, sizes, mesh)
+            if config.score_unmasked
+            else None,
+        )
+    reader = config.models.knowledge_encoder(retriever.config.bert)
+    loss = make_loss(config, retriever, reader)
+    inputs = WarmStartInputs(pairs, reading)
+    return UpdateShapes(reader, loss, frozen_parameters(config), inputs)
 
 
 class _Reading:

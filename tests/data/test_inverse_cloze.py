@@ -88,8 +88,10 @@ def test_lengths_without_room_are_refused_and_no_block_gives_no_example(small_st
         inverse_cloze_examples(small_store, np.arange(1), query_length=2)
     with refused("got 64 and 3"):
         inverse_cloze_examples(small_store, np.arange(1), document_length=3)
-    examples = inverse_cloze_examples(small_store, np.arange(0), document_length=48)
+    examples = inverse_cloze_examples(
+        small_store, np.arange(0), query_length=3, document_length=4
+    )
     shapes = {name: array.shape[1:] for name, array in examples.items()}
-    documents = {"document_ids": (48,), "document_segment_ids": (48,)}
-    assert shapes == {"query_ids": (64,), **documents, "block_ids": ()}
+    documents = {"document_ids": (4,), "document_segment_ids": (4,)}
+    assert shapes == {"query_ids": (3,), **documents, "block_ids": ()}
     assert {len(array) for array in examples.values()} == {0}

@@ -138,6 +138,9 @@ def test_lengths_without_room_are_refused(small_store):
         salient_examples(small_store, np.arange(1), query_length=2)
     with refused(r"got 96 and 0"):
         salient_examples(small_store, np.arange(1), max_masks=0)
+    least = salient_examples(small_store, np.arange(0), query_length=3, max_masks=1)
+    assert least["query_ids"].shape == (0, 3)
+    assert least["mask_positions"].shape == (0, 1)
     with refused("another corpus"):
         salient_examples(small_store, np.array([small_store.num_blocks]))
 

@@ -25,9 +25,11 @@ from realm_jax.index.scann_tuning import (
     usual_leaves,
 )
 from realm_jax.index.searchers import DeviceSearcher
+from realm_jax.index.source import IndexSource
 from tests.index.test_searchers import share_found, slow_neighbours
 from tests.index.tiny_builder import (
     CONFIG,
+    RETRIEVER,
     SCANN,
     index_series,
     publish,
@@ -312,7 +314,8 @@ def test_the_choice_for_beginnings_of_blocks_is_loaded(store, blocks, retriever_
     config = dataclasses.replace(CONFIG, scann=scann)
     manifest = builder.build_once(retriever_at(1), blocks, store, config)
     assert manifest.metadata[RECALL] >= scann.min_recall
-    loaded = load_assets(index_series(store), manifest)
+    trainer = IndexSource(store, blocks, RETRIEVER, config.embed, "scann")
+    loaded = trainer.make_searcher(trainer.series, manifest)
     # 23 blocks, so 8 leaves.
     assert 1 <= loaded.visit.leaves <= 8
     assert loaded.config == scann.config

@@ -196,7 +196,7 @@ class _Run:
             model_dir=self._model_dir,
         )
         if mode == "blocking":
-            text = self._chain.read_text().replace('beside = "build-index"', "")
+            text = self._chain.read_text().replace('companion = "build-index"', "")
             text = text.replace("    bindings = [", f"    bindings = [{_BLOCKING!r}, ")
             self._chain.write_text(text)
 

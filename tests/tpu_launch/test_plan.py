@@ -17,6 +17,7 @@ from realm_jax.hardware import HardwareConfig
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import DeviceConfig
 from realm_jax.models.bert import REMAT
+from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.warm_start import ReaderMixture, WarmStartConfig
@@ -27,6 +28,7 @@ from tpu_launch import __main__ as tpu_launch
 from tpu_launch.cancellation import unless_stopped
 from tpu_launch.planner import commands, costs, devices, memory, programs
 from tpu_launch.planner.devices import DeviceMemory
+from tpu_launch.planner.figures import Plan
 from tpu_launch.slices import parse
 
 GIB = 1 << 30
@@ -84,6 +86,39 @@ def test_the_papers_update_and_refresh_are_as_large_as_they_are_known_to_be(pape
     minutes = paper.figure("the index", "a refresh takes") / 60
     assert minutes == pytest.approx(6.456e17 / (32 * 61.5e12 * 0.45) / 60, rel=0.01)
     assert 10.5 < minutes < 13.5
+
+
+def test_the_wordpieces_of_prompts_are_computed_too():
+    """Twelve before a query and forty before a document, null documents included."""
+    towers = functools.partial(
+        RetrieverConfig,
+        shared=False,
+        query_prefix=(1,) * 12,
+        document_prefix=(2,) * 40,
+    )
+    config = stage(bert={"remat": "none"}, lengths=Lengths(64, 288, 352))
+    models = dataclasses.replace(config.models, retriever=towers)
+    corpus = dataclasses.replace(PAPER, mean_length=87)
+    planned = plan(
+        dataclasses.replace(config, models=models), on("v3-64", corpus=corpus)
+    )
+    plain = plan(config, on("v3-64", corpus=corpus))
+    more = (
+        # The search embeds the queries once more, forwards.
+        4 / 3 * (encoding(512, 76, 1) - encoding(512, 64, 1))
+        + encoding(512 * 7, 328, 1)
+        - encoding(512 * 7, 288, 1)
+        + encoding(512, 43, 1)
+        - encoding(512, 3, 1)
+    )
+    needs = [one.figure("an update", "the model needs") for one in (planned, plain)]
+    assert needs[0] - needs[1] == pytest.approx(more, rel=0.01)
+    # A batch of blocks of 87 wordpieces is 100 long, of which 13 are padding.
+    embeds = [one.figure("the index", "to embed them") for one in (planned, plain)]
+    whole = PAPER.num_blocks * encoding(1, 328, 1) / 3
+    assert embeds[0] == pytest.approx(whole * 140 / 328, rel=0.01)
+    whole = PAPER.num_blocks * encoding(1, 288, 1) / 3
+    assert embeds[1] == pytest.approx(whole * 100 / 288, rel=0.01)
 
 
 def test_what_a_device_holds_between_two_updates_of_the_paper(paper):
@@ -431,6 +466,87 @@ def test_every_run_file_plans_for_every_hardware_file(
     if command in ("pretrain", "warm-start", "finetune"):
         assert found["sections"]["an update"]["takes"]["value"] > 0
         assert configuration.configured(HardwareConfig).trainer in found["title"]
+
+
+STATED = """
+from realm_jax.data import corpus_size
+corpus_size.CorpusSize.num_blocks = 500
+"""
+
+
+def chain_of(root, *stages, more=""):
+    """A chain of tiny stages of which nothing has been made yet."""
+    tiny_run.make_inputs(root)
+    file = tiny_run.write_chain(root, stages)
+    file.write_text(file.read_text() + more)
+    return f"--gin_file={file}"
+
+
+def test_a_chain_is_planned_for_the_corpus_that_it_will_prepare(tmp_path, run):
+    chain = chain_of(tmp_path, "prepare", "pretrain")
+    code, out, err = run("plan", "--fast", "--json", chain)
+    assert code == 0, err
+    prepared, trained = (plan["sections"] for plan in json.loads(out)["plans"])
+    # Sixty articles of 40 words, in blocks of 40 wordpieces.
+    blocks = prepared["disk"]["blocks"]
+    assert 60 <= blocks["value"] <= 180
+    assert trained["the index"]["blocks"]["value"] == blocks["value"]
+    assert trained["the index"]["blocks"]["note"] == "of SOURCE, an estimate"
+    # Six masks of a sentence are `prepare`'s, not a default.
+    masked = 4 * (32 + 3 * 6 + 1) * 4
+    assert trained["memory of a device"]["batch"]["value"] == masked
+    # What is stated is believed.
+    chain = chain_of(tmp_path, "prepare", "pretrain", more=STATED)
+    code, out, err = run("plan", "--fast", "--json", chain)
+    assert code == 0, err
+    [_, trained] = (plan["sections"] for plan in json.loads(out)["plans"])
+    assert trained["the index"]["blocks"]["value"] == 500
+
+
+def test_a_builder_is_planned_with_the_model_of_the_stage_before_it(tmp_path, run):
+    chain = chain_of(tmp_path, "pretrain", "build-index", more=STATED)
+    code, out, err = run("plan", "--fast", "--json", chain)
+    assert code == 0, err
+    trained, built = (plan["sections"] for plan in json.loads(out)["plans"])
+    for figure in ("blocks", "to embed them"):
+        assert built["the index"][figure] == trained["the index"][figure]
+
+
+def test_a_stage_is_planned_with_the_activation_of_what_its_start_will_be(
+    tmp_path, monkeypatch, run
+):
+    """Weights with GELU, which no gin file names; no later stage reads them."""
+    seen = {}
+
+    def plan(command, config, setting):
+        seen[command] = config.models.bert(vocab_size=9).activation
+        return Plan(command, {})
+
+    monkeypatch.setattr(
+        commands, "PLANS", dict.fromkeys(("warm-start", "pretrain", "finetune"), plan)
+    )
+    (tmp_path / "published").mkdir()
+    (tmp_path / "published/model.safetensors").touch()
+    described = {
+        "architectures": ["BertForMaskedLM"],
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 64,
+        "type_vocab_size": 2,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+    }
+    (tmp_path / "published/config.json").write_text(json.dumps(described))
+    chain = chain_of(tmp_path, "warm-start", "pretrain", "finetune")
+    weights = f'--gin.warm_start/WARM_START="{tmp_path / "published"}"'
+    for given, activation in (([weights], "gelu"), ([], "gelu_tanh")):
+        code, _, err = run("plan", "--fast", chain, *given)
+        assert code == 0, err
+        assert set(seen.values()) == {activation}
+        assert len(seen) == 3
 
 
 @pytest.mark.full

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from realm_jax.data.examples import Examples
+from realm_jax.index.device_tokens import DocumentLayout
 from realm_jax.index.searchers import DeviceSearcher
 from realm_jax.index.source import LoadedIndex
 from realm_jax.metrics.means import compute
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
-from realm_jax.training.candidate_search import DeviceSearch
+from realm_jax.training.candidate_search import DeviceSearch, RetrievingLoss
 from realm_jax.training.host_search import HostSearch
 from realm_jax.training.partitioning import MeshConfig, make_mesh
 from realm_jax.training.pretrain_loss import PretrainLoss
@@ -32,6 +33,15 @@ NUM_CANDIDATES = 4
 
 
 @pytest.fixture(scope="module")
+def losses(corpus):
+    """Over given candidates, and over those of a search."""
+    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
+    loss = PretrainLoss(Retriever(config), KnowledgeEncoder(config.bert))
+    layout = DocumentLayout.of(LENGTHS, corpus.vocabulary)
+    return loss, RetrievingLoss(loss, NUM_CANDIDATES, layout, make_mesh(MeshConfig()))
+
+
+@pytest.fixture(scope="module")
 def both(corpus):
     """The two ways to a step's inputs, parameters, an index, and masked sentences."""
     config = tiny_world.models().retriever_config(corpus.vocabulary.size)
@@ -39,9 +49,8 @@ def both(corpus):
     mesh = make_mesh(MeshConfig())
     embeddings = embeddings_of(params["retriever"], corpus)
     index = LoadedIndex(DeviceSearcher(embeddings, mesh=mesh), None)
-    loss = PretrainLoss(Retriever(config), KnowledgeEncoder(config.bert))
-    on_host = HostSearch(loss, corpus, LENGTHS, NUM_CANDIDATES, mesh, 16, ahead=False)
-    within = DeviceSearch(loss, corpus, LENGTHS, NUM_CANDIDATES, mesh, False)
+    on_host = HostSearch(config, corpus, LENGTHS, NUM_CANDIDATES, mesh, 16, ahead=False)
+    within = DeviceSearch(corpus, DocumentLayout.of(LENGTHS, corpus.vocabulary), mesh)
     examples = Examples.open(corpus.directory / "examples" / "asked" / "train")
     batch = PretrainBatch(**examples.batch(np.arange(16)))
     return on_host, within, params, index, batch
@@ -54,16 +63,17 @@ def assert_same(found, expected):
         )
 
 
-def test_the_candidates_and_the_loss_are_the_same(both):
+def test_the_candidates_and_the_loss_are_the_same(both, losses):
     on_host, within, params, index, batch = both
+    loss, retrieving = losses
     of_step = (0, params["retriever"], index, lambda step: batch)
     given, inputs = on_host(*of_step), within(*of_step)
     expected = given.candidates
-    assert_same(jax.jit(within.loss.candidates)(params["retriever"], inputs), expected)
+    assert_same(jax.jit(retrieving.candidates)(params["retriever"], inputs), expected)
     assert (np.asarray(expected.block_ids)[:, 1:] >= 0).all()
     found, wanted = (
-        float(jax.jit(search.loss)(params, of_search, KEY)[0])
-        for search, of_search in ((within, inputs), (on_host, given))
+        float(jax.jit(of_inputs)(params, of_search, KEY)[0])
+        for of_inputs, of_search in ((retrieving, inputs), (loss, given))
     )
     assert found == pytest.approx(wanted, rel=1e-4)
 
@@ -85,16 +95,22 @@ def first_pieces(corpus):
     )
 
 
-def test_with_own_blocks_the_candidates_are_the_same(both, corpus):
-    on_host, _, params, index, _ = both
+def test_with_own_blocks_the_candidates_are_the_same(both, losses, corpus):
+    _, _, params, index, _ = both
+    loss, retrieving = losses
     batch = first_pieces(corpus)
-    mesh, loss = make_mesh(MeshConfig()), on_host.loss
-    of_both = (loss, corpus, LENGTHS, NUM_CANDIDATES, mesh)
-    on_host = HostSearch(*of_both, 16, ahead=False, own_block=True)
-    within = DeviceSearch(*of_both, False, own_block=True)
+    mesh = make_mesh(MeshConfig())
+    on_host = HostSearch(
+        *(loss.retriever.config, corpus, LENGTHS, NUM_CANDIDATES, mesh, 16),
+        ahead=False,
+        own_block=True,
+    )
+    within = DeviceSearch(
+        corpus, DocumentLayout.of(LENGTHS, corpus.vocabulary), mesh, own_block=True
+    )
     of_step = (0, params["retriever"], index, lambda step: batch)
     expected, inputs = on_host(*of_step).candidates, within(*of_step)
-    assert_same(jax.jit(within.loss.candidates)(params["retriever"], inputs), expected)
+    assert_same(jax.jit(retrieving.candidates)(params["retriever"], inputs), expected)
     own = np.asarray(expected.block_ids)[:, -1]
     assert expected.block_ids.shape == (16, NUM_CANDIDATES)
     assert (own == np.where(expected.valid[:, -1], batch.source_block, -1)).all()
@@ -102,17 +118,17 @@ def test_with_own_blocks_the_candidates_are_the_same(both, corpus):
 
 
 @pytest.mark.full
-def test_loss_and_gradient_are_the_same(both):
+def test_loss_and_gradient_are_the_same(both, losses):
     on_host, within, params, index, batch = both
+    loss, retrieving = losses
 
-    def run(search):
+    def run(search, loss):
         inputs = search(0, params["retriever"], index, lambda step: batch)
-        gradient, metrics = jax.jit(jax.grad(search.loss, has_aux=True))(
-            params, inputs, KEY
-        )
+        gradient, metrics = jax.jit(jax.grad(loss, has_aux=True))(params, inputs, KEY)
         return gradient, compute(metrics)
 
-    (gradient, found), (expected_gradient, expected) = run(within), run(on_host)
+    gradient, found = run(within, retrieving)
+    expected_gradient, expected = run(on_host, loss)
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert 0 < found["padding_share"] < 1
     jax.tree.map(
@@ -138,9 +154,10 @@ class SlowSearcher:
 
 def searching(both, corpus, searcher, **options):
     """A search on the host with this searcher: a function of step and index."""
-    on_host, _, params, _, batch = both
+    _, _, params, _, batch = both
+    config = tiny_world.models().retriever_config(corpus.vocabulary.size)
     settings = (corpus, LENGTHS, NUM_CANDIDATES, make_mesh(MeshConfig()), 16)
-    search = HostSearch(on_host.loss, *settings, **options)
+    search = HostSearch(config, *settings, **options)
     first = LoadedIndex(searcher, types.SimpleNamespace(step=0))
 
     def run(step, index=first):

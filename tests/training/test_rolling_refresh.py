@@ -10,12 +10,13 @@ import pytest
 
 from realm_jax.index import device_search
 from realm_jax.index.device_search import Precision
+from realm_jax.index.device_tokens import DocumentLayout, place_tokens
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.storage import open_store
 from realm_jax.training import initialization, pretrain, rolling_refresh
-from realm_jax.training.candidate_search import DeviceSearch
+from realm_jax.training.candidate_search import RetrievingLoss
 from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.partitioning import MeshConfig, make_mesh
 from realm_jax.training.pretrain_loss import PretrainLoss
@@ -31,15 +32,16 @@ MESH = make_mesh(MeshConfig())
 
 @pytest.fixture(scope="module")
 def tower(corpus):
-    """A search within the step, parameters, and the embeddings they give."""
+    """A search within the step, wordpieces, parameters, and their embeddings."""
     config = tiny_world.models().retriever_config(corpus.vocabulary.size)
     loss = PretrainLoss(Retriever(config), KnowledgeEncoder(config.bert))
     params, _ = initialization.initial_params(
         loss.retriever, loss.reader, LENGTHS, seed=3
     )
-    search = DeviceSearch(loss, corpus, LENGTHS, 4, MESH, False)
+    layout = DocumentLayout.of(LENGTHS, corpus.vocabulary)
     whole = embeddings_of(params["retriever"], corpus)
-    return search, params, whole
+    retrieving = RetrievingLoss(loss, 4, layout, MESH)
+    return retrieving, place_tokens(corpus, layout, MESH), params, whole
 
 
 def table_of(embeddings, precision=Precision.FLOAT32):
@@ -50,17 +52,17 @@ def table_of(embeddings, precision=Precision.FLOAT32):
 
 @pytest.mark.parametrize(("period", "at_once"), [(1, 64), (5, 4), (3, 7), (100, 1)])
 def test_after_a_period_every_row_is_new(tower, period, at_once):
-    search, params, whole = tower
+    loss, tokens, params, whole = tower
     embed = jax.jit(
         functools.partial(
-            rolling_refresh.embed_slice, search.loss, Renewal(period, False, at_once)
+            rolling_refresh.embed_slice, loss, Renewal(period, False, at_once)
         )
     )
     index = table_of(np.full_like(whole, 7.0))
     changed = []
     for step in range(40, 40 + period):
         before = np.asarray(index.rows)
-        index = embed(index, search._tokens, params, jnp.int32(step))
+        index = embed(index, tokens, params, jnp.int32(step))
         changed.append((np.asarray(index.rows) != before).any(axis=1).sum())
     rows = np.asarray(index.rows)[: len(whole)]
     np.testing.assert_allclose(rows, whole, atol=1e-5)
@@ -69,10 +71,10 @@ def test_after_a_period_every_row_is_new(tower, period, at_once):
 
 
 def test_rows_in_eight_bits_get_their_codes(tower):
-    search, params, whole = tower
+    loss, tokens, params, whole = tower
     index = table_of(np.zeros_like(whole), Precision.INT8)
     index = rolling_refresh.embed_slice(
-        search.loss, Renewal(1, False, 64), index, search._tokens, params, jnp.int32(0)
+        loss, Renewal(1, False, 64), index, tokens, params, jnp.int32(0)
     )
     expected = table_of(whole, Precision.INT8)
     codes = np.asarray(index.codes, int)[: len(whole)]

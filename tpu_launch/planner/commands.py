@@ -7,6 +7,7 @@ from realm_jax.cli import rematerialization
 from realm_jax.data.blocks import HASH_BYTES
 from realm_jax.evaluation.ask import AskConfig
 from realm_jax.evaluation.run import EvaluateConfig
+from realm_jax.index import device_search
 from realm_jax.index.builder import BuilderConfig
 from realm_jax.index.device_search import Precision
 from realm_jax.index.embed import EmbedConfig
@@ -101,8 +102,8 @@ def reading(command: str, config: EvaluateConfig | AskConfig, setting: Setting) 
     stage = programs.training(one_question, setting.corpus, mesh)
     held = [Line("parameters", memory.num_bytes(stage.state.params), Unit.BYTES)]
     if config.searcher == "device":
-        table = programs.embedding_table(
-            setting.corpus.num_blocks, towers.projection_size, Precision.FLOAT32, mesh
+        table = device_search.table_shapes(
+            setting.corpus.num_blocks, towers.projection_size, mesh, Precision.FLOAT32
         )
         held.append(Line("embeddings", memory.num_bytes(table), Unit.BYTES))
     limit, total = devices.usable(setting.trainer), in_all(held)

@@ -84,7 +84,8 @@ def embedding_lines(
     function, arguments = programs.embedding(towers, length, _SAMPLE, mesh)
     with memory.over(mesh):
         per_document = flops.count(function, *arguments) / _SAMPLE
-    work = per_document * corpus.num_blocks * corpus.share_embedded(length, _PADDING)
+    share = corpus.share_embedded(length, _PADDING, len(towers.document_prefix))
+    work = per_document * corpus.num_blocks * share
     seconds = work / machines.flops_per_second(hardware)
     stated = f"on {machines.accelerator_type}, {hardware.utilization:.0%} of its peak"
     lines = [

@@ -7,6 +7,7 @@ from typing import Any
 from realm_jax.data.corpus_size import CorpusSize
 from realm_jax.errors import BadInputError
 from realm_jax.hardware import HardwareConfig
+from realm_jax.index import device_search
 from realm_jax.index.device_search import EmbeddingTable, Precision
 from realm_jax.models.bert import REMAT
 from realm_jax.training.partitioning import MeshConfig
@@ -31,8 +32,6 @@ class Setting:
     """The corpus and machines of a plan, and how it is made.
 
     Attributes:
-      corpus: size of the corpus.
-      hardware: the machines.
       compiles: whether to use the compiler if one is available.
       say: reports slow steps.
       chooses_remat: whether to find the cheapest rematerialisation that fits, in place
@@ -151,11 +150,11 @@ def searched_table(
     if use.is_in_step:
         return stage.state.index or stage.inputs.embeddings
     towers = config.models.retriever_config(setting.corpus.vocab_size)
-    return programs.embedding_table(
+    return device_search.table_shapes(
         setting.corpus.num_blocks,
         towers.projection_size,
-        Precision(use.device.precision),
         stage.mesh,
+        Precision(use.device.precision),
     )
 
 
