@@ -45,7 +45,7 @@ def require_finished(
     run: str | RecordedRun, stage: str, wanted: Mapping[str, Any]
 ) -> RecordedRun:
     """Returns a run, opened if it is a directory, checked by `RecordedRun.require`."""
-    found = open_run(run) if isinstance(run, str) else run
+    found = run if isinstance(run, RecordedRun) else open_run(run)
     if found is None:
         raise BadInputError(
             f"expected a finished {stage} run in {run}, found no checkpoint; run that "
