@@ -34,7 +34,13 @@ TAKEN_AT_0 = {
     *("max_bm25_blocks", "port", "validation_fraction", "brute_force_below"),
     *("min_recall", "mean_length", "disk", "max_restarts", "ttl_hours"),
     *("skip_nonfinite_updates", "step_latency_ms"),
-    *("num_sentences", "examples", "host_disk_gib", "attention_dropout_rate"),
+    *(
+        "num_sentences",
+        "examples",
+        "longest",
+        "host_disk_gib",
+        "attention_dropout_rate",
+    ),
 }
 REFUSED_AT_0 = {"MeshConfig.data", "ReaderMixture.own"}
 TAKEN_AT_MINUS_1 = {"MeshConfig.data"}

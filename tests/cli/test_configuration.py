@@ -1,6 +1,5 @@
 """Gin files and command lines become configurations."""
 
-import importlib
 import logging
 import sys
 
@@ -99,7 +98,7 @@ class TestMacrosOfACommand:
 class TestWithoutEffect:
     def test_is_an_error(self, configured):
         # Each exists; only nothing reads it.
-        importlib.import_module("realm_jax.training.finetune")
+        configured("finetune")
         for binding in (
             # Of another command.
             "finetune/TRAIN_STEPS=3",
