@@ -76,7 +76,6 @@ class AskConfig:
       poll_seconds: interval of checks for a newer version, in seconds.
       allowed_hosts: names that browsers may know the page by, beside localhost and the
         address that it is served on.
-      opened: runs of `finetuned` and `pretrained` that need not be opened again.
     """
 
     corpus: str
@@ -92,7 +91,6 @@ class AskConfig:
     allow_corpus_mismatch: bool = False
     poll_seconds: float = 2.0
     allowed_hosts: Sequence[str] = ()
-    opened: Sequence[RecordedRun] = ()
 
     def __post_init__(self):
         ranges.require_ranges(
@@ -369,25 +367,26 @@ def _name(version: Version) -> str:
     )
 
 
-def open_model(config: AskConfig, corpus: BlockStore) -> FinetunedModel:
+def open_model(
+    config: AskConfig, corpus: BlockStore, recorded: RecordedRun | None = None
+) -> FinetunedModel:
     """Reads the model that is asked, and the one it began with where that is named.
 
     Args:
       config: which model.
       corpus: that it was fine-tuned on; any other of its vocabulary, if the
         configuration allows a mismatch.
+      recorded: the fine-tuned run, if it is open already.
 
     Raises:
       BadInputError: as `open_finished`.
     """
-    opened = {run.model_dir: run for run in config.opened}
     began_with = None
     if config.pretrained:
         wanted = wanted_of(config.finetuned.models, corpus, allow_corpus_mismatch=True)
         del wanted["lengths"]  # Pre-training may have had others.
         which = Which(config.pretrained_checkpoint)
-        began = opened.get(config.pretrained, config.pretrained)
-        run = open_finished(began, PRETRAIN.name, wanted, which)
+        run = open_finished(config.pretrained, PRETRAIN.name, wanted, which)
         # Its reader need not stay in memory.
         retriever = {"retriever": run.tree["retriever"]}
         began_with = dataclasses.replace(run, tree=retriever)
@@ -399,5 +398,5 @@ def open_model(config: AskConfig, corpus: BlockStore) -> FinetunedModel:
         allow_corpus_mismatch=config.allow_corpus_mismatch,
         began_with=began_with,
         checkpoint=Which(config.finetuned_checkpoint),
-        recorded=opened.get(config.finetuned.model_dir),
+        recorded=recorded,
     )

@@ -218,7 +218,6 @@ def ask_config(
         pretrained_checkpoint=model.trained.source_checkpoint if pretrained else "last",
         searcher=finetuned.searcher,
         allow_corpus_mismatch=differs,
-        opened=[model, pretrained] if pretrained else [model],
         **settings,
     )
 

@@ -84,7 +84,6 @@ def open_retriever(
         pretrained_checkpoint=checkpoint,
         searcher=finetuned.searcher,
         allow_corpus_mismatch=differs,
-        opened=[recorded],
     )
     corpus = corpus or BlockStore.open(place)
-    return open_model(config, corpus), corpus
+    return open_model(config, corpus, recorded), corpus

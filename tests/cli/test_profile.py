@@ -25,7 +25,7 @@ def test_it_reaches_the_stage_and_is_heard_of(
     stage = importlib.import_module(f"realm_jax.training.{command.replace('-', '_')}")
     configs = []
 
-    def run(config, report, stop):
+    def run(config, report, stop, attempt=None):
         configs.append(config)
         profiling.LOG.info("here is the profile")
         return True
