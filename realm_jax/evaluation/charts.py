@@ -28,6 +28,7 @@ from realm_jax.evaluation.comparisons import (
 )
 from realm_jax.evaluation.templates import nats, percent
 from realm_jax.metrics import curves as curves_lib
+from realm_jax.metrics.calibration import Calibration
 from realm_jax.metrics.curves import Curve
 from realm_jax.stages import title_of
 
@@ -351,6 +352,37 @@ def _recall_chart(comparison: Comparison, metric: str) -> Markup:
         return _as_inline_svg(
             figure, f"stages-{metric}", f"{metric}: {', '.join(drawn)}"
         )
+
+
+def calibration_chart(calibration: Calibration) -> RenderedChart:
+    """Returns the reliability curve of answers."""
+    bins = calibration.bins
+    confidence = [found.confidence for found in bins]
+    accuracy = [found.accuracy for found in bins]
+    means = [interval.mean for interval in accuracy]
+    below = [interval.mean - interval.low for interval in accuracy]
+    above = [interval.high - interval.mean for interval in accuracy]
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure()
+        axes = figure.add_subplot()
+        axes.plot([0, 1], [0, 1], color=_MUTED, linestyle=(0, (4, 3)), linewidth=0.9)
+        style = {"color": _SERIES, "marker": "o", "clip_on": False}
+        axes.errorbar(confidence, means, [below, above], **style)
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="p(y|x)")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(4))
+            axis.set_major_formatter(PercentFormatter(1.0))
+        drawn = ", ".join(
+            f"{percent(mean)} right at {percent(mid)}"
+            for mid, mean in zip(confidence, means, strict=True)
+        )
+        svg = _as_inline_svg(figure, "calibration", f"Reliability curve: {drawn}")
+    return RenderedChart(
+        "Reliability of p(y|x)",
+        "Share of right answers over their probability, with its 95% interval; dashed, "
+        f"where both are equal. Calibration error {percent(calibration.error)}.",
+        svg,
+    )
 
 
 def _as_inline_svg(figure: Figure, salt: str, label: str) -> Markup:

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 
+from realm_jax.evaluation.answer_errors import AnswerErrors, Overlap
 from realm_jax.evaluation.comparisons import (
     AFTER_FINETUNING,
     AFTER_REALM,
@@ -30,7 +31,7 @@ from realm_jax.metrics.curves import (
 )
 from realm_jax.metrics.retrieval import Interval
 
-_MOST_RETRIEVED = 20
+_MOST_RETRIEVED = 100
 """The largest k of recall@k in `run.RECALL_AT`."""
 _COLLAPSED = (
     "See the curves: a collapse calls for more frequent refreshes and a lower rate, a "
@@ -201,6 +202,17 @@ def _answers(data: ReportData) -> Iterator[Finding]:
             f"{answered.count:,} {questions} exactly right (95% interval "
             f"{span(answered)}){and_f1}.",
         )
+    if data.errors:
+        yield _lost(data.errors)
+    seen = {row.label: row.metrics for row in data.overlaps}.get(Overlap.QUESTION.value)
+    if seen:
+        count = seen[EXACT_MATCH].count
+        yield Finding(
+            Level.WARNING,
+            f"{count:,} of the {questions} {'was' if count == 1 else 'were'} trained "
+            "on, word for word.",
+            "Exact match on them measures memory; take them out of one of the splits.",
+        )
     name = recall_name(_MOST_RETRIEVED)
     recall = find(AFTER_FINETUNING, name)
     if recall and recall.mean == 0:
@@ -211,6 +223,16 @@ def _answers(data: ReportData) -> Iterator[Finding]:
             "could not find it.",
             _NOT_FOUND,
         )
+
+
+def _lost(errors: AnswerErrors) -> Finding:
+    return Finding(
+        Level.NEUTRAL,
+        f"No block that was read has an answer to {percent(errors.retriever.mean)} of "
+        f"the questions ({span(errors.retriever)}); the reader misses it in "
+        f"{percent(errors.wrong_span.mean)} and prefers a block without one in "
+        f"{percent(errors.wrong_block.mean)}.",
+    )
 
 
 def _chosen_checkpoint(chosen: ChosenCheckpoint) -> Finding:

@@ -3,14 +3,16 @@
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from realm_jax.answering.answers import Answer
+from realm_jax.answering.answers import Answer, ReadDocument
 from realm_jax.answering.reader import Answerer
 from realm_jax.data.questions import Question
+from realm_jax.evaluation.answer_errors import Outcome, outcome_of
 from realm_jax.evaluation.report_data import AnsweredQuestion
 from realm_jax.metrics.answers import token_f1
 from realm_jax.metrics.retrieval import recall_at_k, relevant_blocks
@@ -26,14 +28,19 @@ class Prediction:
     Attributes:
       question: the question with its reference answers.
       answer: the answer, with the blocks that were read.
-      correct: whether the answer is correct by `metrics.answers.is_right`.
+      outcome: whether it is right by `metrics.answers.is_right`, else what was wrong.
       f1: `metrics.answers.token_f1`; None if the answers are patterns.
     """
 
     question: Question
     answer: Answer
-    correct: bool
+    outcome: Outcome
     f1: float | None
+
+    @property
+    def correct(self) -> bool:
+        """Whether the answer is right."""
+        return self.outcome is Outcome.RIGHT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,17 +49,25 @@ class OpenQaEvaluation:
 
     Attributes:
       predictions: one for each question, in order.
+      question_ids: wordpieces of the questions as the model read them.
       recall: for each k, 1.0 for each question with a relevant block in its top k,
         else 0.0.
     """
 
     predictions: Sequence[Prediction]
+    question_ids: Int[np.ndarray, "question query"]
     recall: Mapping[int, Float[np.ndarray, " question"]]
 
     @property
     def exact_match(self) -> Float[np.ndarray, " question"]:
         """1.0 for each question that was answered correctly, else 0.0."""
         return np.asarray([p.correct for p in self.predictions], np.float64)
+
+    @property
+    def probability(self) -> Float[np.ndarray, " question"]:
+        """p(y|x) of each answer."""
+        # A sum of rounded probabilities may exceed 1.
+        return np.asarray([min(p.answer.probability, 1.0) for p in self.predictions])
 
     @property
     def f1(self) -> Float[np.ndarray, " question"] | None:
@@ -84,9 +99,14 @@ def evaluate_open_qa(
     ids = np.asarray(found.ids)
     relevant = relevant_blocks(answerer.corpus, questions, among=ids)
     answers = answerer.read(asked, question_ids, found)
-    predictions = [_predict(*pair) for pair in zip(questions, answers, strict=True)]
+    # Which article a question is about does not matter to its reader.
+    untitled = [dataclasses.replace(question, title=None) for question in questions]
+    read = relevant_blocks(answerer.corpus, untitled, ids[:, : answerer.num_read])
+    predictions = [_predict(*row) for row in zip(questions, answers, read, strict=True)]
     return OpenQaEvaluation(
-        predictions, {k: recall_at_k(ids, relevant, k) for k in recall_at}
+        predictions,
+        question_ids,
+        {k: recall_at_k(ids, relevant, k) for k in recall_at},
     )
 
 
@@ -125,12 +145,14 @@ def sample_answers(
 def predictions_as_lines(
     predictions: Sequence[Prediction],
     measured: Mapping[str, Mapping[str, np.ndarray]],
+    index: Mapping[str, Any],
 ) -> str:
     """Returns predictions as JSON lines, which can be joined with references by id.
 
     Args:
       predictions: one for each question.
       measured: label -> metric -> one value per question, in the same order.
+      index: what was searched, the same in each line.
     """
     return "".join(
         json.dumps(
@@ -141,11 +163,15 @@ def predictions_as_lines(
                 "prediction": prediction.answer.text,
                 "answers": list(prediction.question.answers),
                 "correct": prediction.correct,
+                "outcome": prediction.outcome.value,
+                "probability": prediction.answer.probability,
                 "f1": prediction.f1,
                 "block": prediction.answer.block_id,
                 "start": prediction.answer.start,
                 "end": prediction.answer.end,
                 "retrieved": [d.block_id for d in prediction.answer.documents],
+                "documents": [_without_text(d) for d in prediction.answer.documents],
+                "index": index,
                 "measured": {
                     label: {name: float(array[row]) for name, array in values.items()}
                     for label, values in measured.items()
@@ -158,13 +184,22 @@ def predictions_as_lines(
     )
 
 
-def _predict(question: Question, answer: Answer) -> Prediction:
+def _without_text(document: ReadDocument) -> dict[str, Any]:
+    fields = document.as_json()
+    del fields["passage"]
+    return fields
+
+
+def _predict(
+    question: Question, answer: Answer, with_answer: Collection[int]
+) -> Prediction:
     f1 = (
         None
         if question.answers_are_patterns
         else token_f1(answer.text, question.answers)
     )
-    return Prediction(question, answer, is_correct(answer, question), f1)
+    outcome = outcome_of(answer, is_correct(answer, question), with_answer)
+    return Prediction(question, answer, outcome, f1)
 
 
 def _last_words(text: str) -> str:

@@ -10,7 +10,11 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from realm_jax.evaluation.charts import charts_by_stage, recall_charts
+from realm_jax.evaluation.charts import (
+    calibration_chart,
+    charts_by_stage,
+    recall_charts,
+)
 from realm_jax.evaluation.findings import tiles, verdicts
 from realm_jax.evaluation.report_data import ReportData
 from realm_jax.evaluation.templates import as_json, page_environment, write_page
@@ -55,6 +59,9 @@ def render_html(data: ReportData) -> str:
         run=data.run,
         tiles=tiles(data),
         recall_charts=recall_charts(data.comparison, data.run.questions),
+        calibration_charts=[calibration_chart(data.calibration)]
+        if data.calibration
+        else [],
         stages=charts_by_stage(data.curves, data.run.held_out_questions),
         made_at=made_at,
         null_block=NULL_BLOCK,

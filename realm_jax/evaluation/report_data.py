@@ -6,6 +6,7 @@ Probabilities and rates are between 0 and 1, likelihoods in nats, times in secon
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
+from realm_jax.evaluation.answer_errors import AnswerErrors
 from realm_jax.evaluation.comparisons import (
     Comparison,
     ComparisonRow,
@@ -14,6 +15,7 @@ from realm_jax.evaluation.comparisons import (
     StageTime,
 )
 from realm_jax.manifests import FileRecord
+from realm_jax.metrics.calibration import Calibration
 from realm_jax.metrics.curves import Curve
 from realm_jax.run_record import RunRecord, read_records
 from realm_jax.stages import STAGES
@@ -204,6 +206,9 @@ class ReportData:
       questions: a sample of the questions with their answers.
       finetuned_checkpoint: None if the last is measured for want of held-out questions.
       topics: results of the last stage, a row for each topic of the questions.
+      errors: where its questions are lost.
+      calibration: its p(y|x) beside the share of right answers.
+      overlaps: its results by what of a question occurs in the training set.
       recorded: settings, seed, version and commit of each stage.
       files: the predictions beside the report, by the names of their files.
     """
@@ -218,5 +223,8 @@ class ReportData:
     best_checkpoint: BestCheckpoint | None = None
     finetuned_checkpoint: ChosenCheckpoint | None = None
     topics: Sequence[ComparisonRow] = ()
+    errors: AnswerErrors | None = None
+    calibration: Calibration | None = None
+    overlaps: Sequence[ComparisonRow] = ()
     recorded: Sequence[RecordedStage] = ()
     files: Mapping[str, FileRecord] = dataclasses.field(default_factory=dict)

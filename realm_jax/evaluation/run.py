@@ -5,6 +5,7 @@ import datetime
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,16 @@ from jaxtyping import PyTree
 
 from realm_jax import ranges
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.examples import Examples
 from realm_jax.data.question_titles import unknown_titles
+from realm_jax.data.splits import TRAIN
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.evaluation import comparisons, provenance, report_data
+from realm_jax.evaluation.answer_errors import (
+    answer_errors,
+    by_overlap,
+    training_overlap,
+)
 from realm_jax.evaluation.baselines import baseline_recalls
 from realm_jax.evaluation.compare import PREDICTIONS_NAME
 from realm_jax.evaluation.loading import (
@@ -38,6 +46,7 @@ from realm_jax.evaluation.stage_recalls import StageRecalls, Values
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import SEARCHERS, Searcher
 from realm_jax.manifests import FileRecord
+from realm_jax.metrics.calibration import calibrate
 from realm_jax.metrics.curves import read_curves
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
@@ -53,7 +62,7 @@ from realm_jax.training.state import count_parameters
 from realm_jax.training.zero_shot_recall import HeldOutQuestions
 
 CONTROL_PREDICTIONS_NAME = "predictions_control.jsonl"
-RECALL_AT = (1, 5, 20)
+RECALL_AT = (1, 5, 20, 100)
 _NUM_EXAMPLES = 6
 _NUM_ANSWERS = 8
 
@@ -232,17 +241,17 @@ class _Evaluation:
         scores = _scores(answered)
         per_question[comparisons.AFTER_FINETUNING] = scores
         baselines = self._baselines()
-        control, answered_by_control = self._control(per_question)
+        control, by_control = self._control(per_question)
         self._tick()
         files = {
             PREDICTIONS_NAME: self._write_predictions(
-                PREDICTIONS_NAME, answered, per_question
+                PREDICTIONS_NAME, finetuned, answered, per_question
             )
         }
-        if answered_by_control:
-            of_control = {comparisons.AFTER_FINETUNING: _scores(answered_by_control)}
+        if by_control:
+            of_control = {comparisons.AFTER_FINETUNING: _scores(by_control[1])}
             files[CONTROL_PREDICTIONS_NAME] = self._write_predictions(
-                CONTROL_PREDICTIONS_NAME, answered_by_control, of_control
+                CONTROL_PREDICTIONS_NAME, *by_control, of_control
             )
         parameters = {
             name: count_parameters(tree) for name, tree in finetuned.run.tree.items()
@@ -267,6 +276,9 @@ class _Evaluation:
             topics=comparisons.by_topic(
                 [question.topic for question in self._questions.questions], scores
             ),
+            errors=answer_errors([p.outcome for p in answered.predictions]),
+            calibration=calibrate(answered.probability, answered.exact_match > 0),
+            overlaps=self._by_overlap(finetuned, answered, scores),
             recorded=self._recorded,
             files=files,
         )
@@ -301,11 +313,18 @@ class _Evaluation:
 
     def _control(
         self, with_realm: Mapping[str, Values]
-    ) -> tuple[comparisons.ControlComparison | None, OpenQaEvaluation | None]:
-        """Evaluates the control, if there is one, and compares it with the chain."""
+    ) -> tuple[
+        comparisons.ControlComparison | None,
+        tuple[FinetunedModel, OpenQaEvaluation] | None,
+    ]:
+        """Evaluates the control, if there is one, and compares it with the chain.
+
+        Returns:
+          The comparison, and the control's fine-tuned model with what it answered.
+        """
         config, warm_started = self._config, self._config.control_warm_started
         without_realm: dict[str, Values] = {}
-        began = answered = None
+        began = by_control = None
         if warm_started:
             model = self._open(warm_started, WARM_START.name)
             began = model
@@ -317,6 +336,7 @@ class _Evaluation:
             )
             control.require_began(self._corpus)
             answered = self._answer(control)
+            by_control = control, answered
             without_realm[comparisons.AFTER_FINETUNING] = _scores(answered)
         if not without_realm:
             return None, None
@@ -326,7 +346,7 @@ class _Evaluation:
             realm_time=provenance.time_of(config.pretrained, PRETRAIN.name),
             control_time=provenance.time_of(warm_started, WARM_START.name),
         )
-        return comparison, answered
+        return comparison, by_control
 
     def _require_comparable(self) -> None:
         """Checks the control before the evaluation, which takes long."""
@@ -392,6 +412,27 @@ class _Evaluation:
             checkpoint=Which(config.finetuned_checkpoint),
         )
 
+    def _by_overlap(
+        self, model: FinetunedModel, answered: OpenQaEvaluation, scores: Values
+    ) -> list[comparisons.ComparisonRow]:
+        """Returns results by overlap; none where the training set is not at hand."""
+        trained = model.run.trained
+        places = (str(self._corpus.directory), trained.corpus)
+        for corpus in filter(None, dict.fromkeys(places)):
+            folder = Path(corpus, "examples", trained.data_order["task"], TRAIN)
+            if not folder.is_dir():
+                continue
+            examples = Examples.open(
+                folder, {"vocabulary_fingerprint": trained.vocabulary_fingerprint}
+            )
+            # Earlier versions kept wordpieces alone.
+            if "answer_texts" in examples.features:
+                found = training_overlap(
+                    examples, self._questions.questions, answered.question_ids
+                )
+                return by_overlap(found, scores)
+        return []
+
     def _answer(self, model: FinetunedModel) -> OpenQaEvaluation:
         index = model.index(self._corpus, self._stop)
         self._tick()
@@ -404,10 +445,17 @@ class _Evaluation:
     def _write_predictions(
         self,
         name: str,
+        model: FinetunedModel,
         answered: OpenQaEvaluation,
         measured: Mapping[str, Values],
     ) -> FileRecord:
-        data = predictions_as_lines(answered.predictions, measured).encode()
+        manifest = model.source(self._corpus).series.read_manifest(model.index_step)
+        index = {
+            "step": manifest.step,
+            "attempt": manifest.attempt,
+            "corpus_fingerprint": manifest.corpus_fingerprint,
+        }
+        data = predictions_as_lines(answered.predictions, measured, index).encode()
         open_store(self._config.model_dir).write(name, data)
         return FileRecord.of(data)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from realm_jax.data.questions import Question
+from realm_jax.evaluation.answer_errors import Outcome
 from realm_jax.evaluation.open_qa import (
     answered_question,
     evaluate_open_qa,
@@ -181,7 +182,10 @@ def test_a_sample_shows_right_and_wrong_answers(models, corpus, questions, plant
     # Where one kind is rare, more of the other are shown.
     for rare in (True, False):
         few = [
-            dataclasses.replace(one, correct=rare == (row == 0))
+            dataclasses.replace(
+                one,
+                outcome=Outcome.RIGHT if rare == (row == 0) else Outcome.NOT_READ,
+            )
             for row, one in enumerate(predictions)
         ]
         shown = [answer.correct for answer in sample_answers(few, 4)]
@@ -193,11 +197,56 @@ def test_predictions_are_joined_by_id_though_a_question_is_asked_twice(
 ):
     result = evaluate(models, corpus, questions, FixedSearcher([0], corpus.num_blocks))
     measured = {"After fine-tuning": {"exact match": result.exact_match}}
-    lines = predictions_as_lines(result.predictions, measured).splitlines()
+    lines = predictions_as_lines(result.predictions, measured, {"step": 3}).splitlines()
     by_id = {record["id"]: record for record in map(json.loads, lines)}
     assert len(by_id) == len(questions)
-    for question in questions:
-        assert by_id[question.id]["answers"] == list(question.answers)
-        figures = by_id[question.id]["measured"]["After fine-tuning"]
-        assert figures == {"exact match": float(by_id[question.id]["correct"])}
+    for prediction in result.predictions:
+        question, answer = prediction.question, prediction.answer
+        record = by_id[question.id]
+        assert record["answers"] == list(question.answers)
+        assert record["index"] == {"step": 3}
+        # p(y|x) is the sum over documents of p(z|x) p(y|z,x).
+        terms = [
+            found["document_probability"] * found["answer_probability"]
+            for found in record["documents"]
+        ]
+        assert terms
+        assert record["probability"] == pytest.approx(sum(terms))
+        for found in record["documents"]:
+            body = corpus.text(found["block"]).body
+            assert {body[start:end] for start, end in found["answer_at"]} <= {
+                answer.text
+            }
+        figures = record["measured"]["After fine-tuning"]
+        assert figures == {"exact match": float(record["correct"])}
     assert by_id["founder-0"]["question"] == by_id["again"]["question"]
+
+
+def test_what_was_wrong_follows_from_the_texts_that_were_read(
+    models, corpus, questions, planted
+):
+    founded = [b for b in range(corpus.num_blocks) if "founded" in corpus.text(b).body]
+    rng = np.random.default_rng(3)
+    found = np.stack([rng.permutation(corpus.num_blocks) for _ in questions])
+    # The right block and another that the planted reader also answers from.
+    found[0, :2] = founded[0], founded[1]
+    found[1, :2] = founded[1], founded[0]
+    outcomes = set()
+    for reader in (planted, None):
+        changes = {} if reader is None else {"reader": reader}
+        searcher = FixedSearcher(found, corpus.num_blocks)
+        answerer = make_answerer(models, corpus, searcher, **changes)
+        for prediction in evaluate_open_qa(answerer, questions).predictions:
+            answer, wanted = prediction.answer, prediction.question.answers
+            read = {d.block_id: has_answer(d.text, wanted) for d in answer.documents}
+            if answer.text in wanted:
+                expected = Outcome.RIGHT
+            elif not any(read.values()):
+                expected = Outcome.NOT_READ
+            elif read[answer.block_id]:
+                expected = Outcome.WRONG_SPAN
+            else:
+                expected = Outcome.WRONG_BLOCK
+            assert prediction.outcome is expected
+            outcomes.add(expected)
+    assert len(outcomes) >= 3

@@ -468,12 +468,12 @@ def test_verdicts_follow_the_intervals():
 
 
 def test_why_no_question_can_be_answered_is_said():
-    measured = {"recall@20": np.zeros(30), "exact match": np.zeros(30)}
+    measured = {"recall@100": np.zeros(30), "exact match": np.zeros(30)}
     data = ReportData(run_info(), comparison=compare({AFTER_FINETUNING: measured}))
     _, finding = verdicts(data)
     assert finding.level is Level.WARNING
-    assert "None of 30 test questions has an answer in the 20 blocks" in finding.text
-    measured["recall@20"][3] = 1.0
+    assert "None of 30 test questions has an answer in the 100 blocks" in finding.text
+    measured["recall@100"][3] = 1.0
     data = ReportData(run_info(), comparison=compare({AFTER_FINETUNING: measured}))
     assert len(verdicts(data)) == 1
 

@@ -16,13 +16,14 @@ from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.evaluation import comparisons, provenance, run
 from realm_jax.evaluation.baselines import bm25_neighbours
 from realm_jax.evaluation.compare import compare_runs, read_run
+from realm_jax.evaluation.findings import verdicts
 from realm_jax.evaluation.watch import follow
 from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.index.embedding_cache import index_series
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.searchers import make_searcher
 from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
-from realm_jax.metrics.answers import token_f1
+from realm_jax.metrics.answers import has_answer, token_f1
 from realm_jax.metrics.retrieval import recall_at_k, relevant_blocks
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, warm_start
@@ -322,6 +323,52 @@ def test_f1_and_topics_are_those_of_the_predictions(report, chain):
         assert row.metrics["F1"].count == len(f1)
 
 
+def test_errors_and_calibration_are_those_of_the_predictions(report, chain):
+    data, folder = report
+    lines = lines_of(folder)
+    store = BlockStore.open(chain[0].corpus)
+    texts = [[store.text(d["block"]).body for d in x["documents"]] for x in lines]
+    has = [
+        any(has_answer(text, line["answers"]) for text in read)
+        for line, read in zip(lines, texts, strict=True)
+    ]
+    right = np.asarray([line["correct"] for line in lines])
+    errors = data.errors
+    assert errors.right.mean == pytest.approx(right.mean())
+    assert errors.oracle.mean == pytest.approx(np.mean(right | has))
+    assert errors.retriever.mean == pytest.approx(1 - errors.oracle.mean)
+    reader = errors.wrong_block.mean + errors.wrong_span.mean
+    assert reader == pytest.approx(errors.oracle.mean - errors.right.mean)
+    assert 0 < errors.retriever.mean < 1
+    confidence = np.mean([line["probability"] for line in lines])
+    assert data.calibration.confidence == pytest.approx(confidence)
+    for line in lines:
+        assert line["index"]["corpus_fingerprint"] == store.fingerprint
+
+
+def test_questions_that_were_trained_on_are_told_apart(report, chain, tmp_path):
+    data, folder = report
+    path = chain[0].questions
+    trained, asked = (read_questions(path, split) for split in ("train", "dev"))
+    known = {answer for question in trained for answer in question.answers}
+    seen = np.asarray([bool(known & set(q.answers)) for q in asked])
+    rows = {row.label: row.metrics["exact match"] for row in data.overlaps}
+    correct = np.asarray([line["correct"] for line in lines_of(folder)])
+    for label, rows_of_label in (
+        ("answer in training", seen),
+        ("neither in training", ~seen),
+    ):
+        assert rows[label].count == rows_of_label.sum() > 0
+        assert rows[label].mean == pytest.approx(correct[rows_of_label].mean())
+    assert "question in training" not in rows
+    assert not any("word for word" in found.text for found in verdicts(data))
+    # The training set itself is recognised.
+    config = config_of(chain, tmp_path, split="train", masked_task="")
+    again = run.run(config, silent, NEVER)
+    assert [row.label for row in again.overlaps] == ["question in training"]
+    assert any("word for word" in found.text for found in verdicts(again))
+
+
 def test_what_the_stages_recorded_is_in_the_report(chain, tmp_path):
     stages = {}
     for name in ("pretrain", "finetune"):
@@ -362,7 +409,7 @@ def test_a_run_is_compared_with_its_control_from_what_both_have_left(compared):
     comparison = compare_runs(
         read_run(str(folder / "predictions_control.jsonl")), read_run(str(folder))
     )
-    assert [figure.label for figure in comparison.figures] == ["After fine-tuning"] * 5
+    assert [figure.label for figure in comparison.figures] == ["After fine-tuning"] * 6
     for figure in comparison.figures:
         expected = data.control.find("after fine-tuning", figure.metric)
         assert figure.difference == expected.difference

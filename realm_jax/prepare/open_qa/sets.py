@@ -19,6 +19,7 @@ from realm_jax.data.records import read_text
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.open_qa import formats
 from realm_jax.prepare.open_qa.formats import Record
+from realm_jax.prepare.open_qa.natural_questions import natural_questions
 from realm_jax.prepare.open_qa.sources import (
     DEV,
     SPLITS,
@@ -41,7 +42,7 @@ class QuestionSet:
     """Published form of a set.
 
     Attributes:
-      read: the reader of its files.
+      read: yields the records of a file, given its path.
       layouts: the names of its files, for each form in which it is published.
       tfds_splits: name of each split in TFDS, if TFDS has the set.
       tfds_record: converts an example of TFDS to a record.
@@ -49,7 +50,7 @@ class QuestionSet:
       topic_in_name: whether its file names begin with the topic of the questions.
     """
 
-    read: formats.Reader
+    read: Callable[[str], Iterable[Record]]
     layouts: Sequence[Layout]
     tfds_splits: Mapping[str, str] = field(default_factory=dict)
     tfds_record: Callable[[Mapping[str, Any]], Record] | None = None
@@ -159,7 +160,7 @@ def _read_files(
             if known.topic_in_name:
                 topic = posixpath.basename(path).split(".")[0]
             place = "-".join(filter(None, [kind, split, topic]))
-            for row, record in enumerate(known.read(read_text(path), path)):
+            for row, record in enumerate(known.read(path)):
                 name = record.id or f"{place}-{row}"
                 records[split].append(record._replace(id=name, topic=topic))
     return records
@@ -187,6 +188,11 @@ def _read_dataset(
         name = record.id or example["tfds_id"].decode()
         records[ours[split]].append(record._replace(id=name))
     return records
+
+
+def _whole(reader: formats.Reader) -> Callable[[str], Iterable[Record]]:
+    """Returns a reader of files that are read at once."""
+    return lambda path: reader(read_text(path), path)
 
 
 def _texts(values: Iterable[bytes]) -> tuple[str, ...]:
@@ -228,7 +234,7 @@ def _resplit(name: str) -> Layout:
 
 SETS: Mapping[str, QuestionSet] = {
     "nq_open": QuestionSet(
-        formats.question_answer_lines,
+        _whole(formats.question_answer_lines),
         [
             _train_and_test("NQ-open.train.jsonl", "NQ-open.dev.jsonl"),
             _resplit("NaturalQuestions"),
@@ -237,8 +243,18 @@ SETS: Mapping[str, QuestionSet] = {
         _train_and_test("train", "validation"),
         _natural_questions_record,
     ),
+    "natural_questions": QuestionSet(
+        natural_questions,
+        [
+            _train_and_test("nq-train-*.jsonl", "nq-dev-*.jsonl"),
+            _train_and_test(
+                "v1.0-simplified_simplified-nq-train.jsonl",
+                "v1.0-simplified_nq-dev-all.jsonl",
+            ),
+        ],
+    ),
     "web_questions": QuestionSet(
-        formats.web_questions,
+        _whole(formats.web_questions),
         [
             _train_and_test(
                 "webquestions.examples.train.json", "webquestions.examples.test.json"
@@ -250,7 +266,7 @@ SETS: Mapping[str, QuestionSet] = {
         _web_questions_record,
     ),
     "curated_trec": QuestionSet(
-        formats.curated_trec,
+        _whole(formats.curated_trec),
         [
             _train_and_test("CuratedTrec-train.txt", "CuratedTrec-test.txt"),
             _resplit("CuratedTrec"),
@@ -264,18 +280,18 @@ SETS: Mapping[str, QuestionSet] = {
         answers_are_patterns=True,
     ),
     "trivia_qa": QuestionSet(
-        formats.trivia_qa,
+        _whole(formats.trivia_qa),
         [_train_and_test("unfiltered-web-train.json", "unfiltered-web-dev.json")],
         _train_and_test("train", "validation"),
         _trivia_qa_record,
     ),
     "entity_questions": QuestionSet(
-        formats.question_answer_list,
+        _whole(formats.question_answer_list),
         [{split: f"{split}/*.{split}.json" for split in SPLITS}],
         topic_in_name=True,
     ),
     "squad_open": QuestionSet(
-        formats.squad,
+        _whole(formats.squad),
         [
             _train_and_test("train-v1.1.json", "dev-v1.1.json"),
             _train_and_test("train-v2.0.json", "dev-v2.0.json"),
