@@ -129,6 +129,9 @@ def test_what_the_page_shows_works(command, capsys):
             assert flags <= set(re.findall(r"--[a-z_-]+", said))
         case ["kubectl", *words]:
             _require_kubectl(words)
+        case ["bash", script, model_dir, *words]:
+            subprocess.run(["bash", "-n", ROOT / script], check=True)
+            _require_tpu_launch(["up", f"--gin.MODEL_DIR={model_dir}", *words], capsys)
         case _:
             pytest.fail(f"nothing here knows how to run {command!r}")
 
