@@ -267,8 +267,9 @@ def _connect() -> client.ApiClient:
     try:
         config.load_kube_config(client_configuration=configuration)
     except (config.ConfigException, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
         raise BadInputError(
-            f"expected a cluster in the kubeconfig, got none ({error}); run `gcloud "
+            f"expected a cluster in the kubeconfig, got none ({reason}); run `gcloud "
             "container clusters get-credentials CLUSTER --location=LOCATION`"
         ) from error
     return client.ApiClient(configuration)

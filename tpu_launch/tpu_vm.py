@@ -85,7 +85,7 @@ class TpuVm:
             texts.append(
                 f"POST /v2/{request.parent}/queuedResources"
                 f"?queuedResourceId={request.queued_resource_id}\n"
-                f"{json.dumps(body, indent=1)}\n\n"
+                f"{json.dumps(body, indent=1, sort_keys=True)}\n\n"
                 f"# startup-script of the {role.name}\n{script.rstrip()}"
             )
         return "\n\n".join(texts)

@@ -10,7 +10,7 @@ from realm_jax.training.partitioning import MeshConfig
 from realm_jax.types import Lengths
 from tests.refused import refused
 from tests.tpu_launch.planning import BFLOAT16, TINY, on, stage
-from tpu_launch.planner import commands, devices, memory, programs
+from tpu_launch.planner import commands, devices, memory
 from tpu_launch.slices import parse
 
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("planner_cache")]
@@ -31,24 +31,6 @@ def config(remat="full", batch_size=64):
 
 
 @pytest.mark.parametrize("name", SLICES)
-def test_embedding_and_search_compile_for_a_pod(name):
-    asked, run = on(name, corpus=SMALL), config()
-    host = memory.compiler_mesh(asked.trainer.one_host(), MeshConfig())
-    towers = run.models.retriever_config(asked.corpus.vocab_size)
-    function, arguments = programs.embedding(towers, 64, 32, host)
-    assert memory.compiled(function, arguments, host).fits
-    mesh = memory.compiler_mesh(asked.trainer, MeshConfig())
-    function, arguments = programs.search(
-        *(asked.corpus.num_blocks, towers.projection_size, run.batch_size),
-        *(run.num_candidates, run.device, mesh),
-    )
-    found = memory.compiled(function, arguments, mesh)
-    assert found.fits
-    # No [batch, corpus] matrix: that would be 4 MB of a device.
-    assert found.num_bytes < 64 * 1_000_000 * 4 / mesh.size
-
-
-@pytest.mark.parametrize("name", SLICES)
 def test_a_small_run_compiles_for_a_pod(name):
     said = []
     asked = on(name, corpus=SMALL, compiles=True, say=said.append)
@@ -58,12 +40,12 @@ def test_a_small_run_compiles_for_a_pod(name):
     assert lines["temporaries"].note == "compiled; remat full"
     # So small an update may need none: all of it is on the chip.
     assert 0 <= lines["temporaries"].value < 1 << 30
-    # The update, the job that embeds, and the search.
-    assert [text.split(" for ")[0] for text in said] == [
-        "compiling the update",
-        "compiling the embedding job",
-        "compiling the search",
-    ]
+    compiled = [text.removeprefix("compiling the ").split(" for ")[0] for text in said]
+    assert compiled == ["update", "embedding job", "search"]
+    # No [batch, corpus] matrix: that would be 4 MB of a device.
+    mesh_size = asked.trainer.num_devices
+    searching = plan.figure("the index", "searching it takes")
+    assert searching < 64 * SMALL.num_blocks * 4 / mesh_size
 
 
 def test_the_compiler_and_the_counting_agree_that_it_is_too_much():
@@ -82,20 +64,16 @@ def test_devices_are_those_of_the_machines():
         mesh = memory.compiler_mesh(machines, MeshConfig())
         assert mesh.size == machines.num_devices
         assert machines.chip is not None
-        assert {device.device_kind for device in mesh.devices.flat} == {
-            machines.chip.kind
-        }
+        kinds = {device.device_kind for device in mesh.devices.flat}
+        assert kinds == {machines.chip.kind}
         hosts = {device.process_index for device in mesh.devices.flat}
         assert len(hosts) == machines.num_hosts
 
 
-def test_axes_need_not_be_sides_of_the_torus():
+def test_axes_need_not_be_sides_of_the_torus_and_only_data_leaves_a_slice():
     for name in SLICES:
         mesh = memory.compiler_mesh(parse(name), MeshConfig(fsdp=8, model=2))
         assert dict(mesh.shape) == {"data": 4, "fsdp": 8, "model": 2}
-
-
-def test_only_data_leaves_a_slice():
     machines = parse("v4-16")
     mesh = memory.compiler_mesh(machines, MeshConfig(fsdp=4), num_slices=2)
     assert dict(mesh.shape) == {"data": 4, "fsdp": 4, "model": 1}

@@ -34,15 +34,6 @@ from tpu_launch.run import (
 )
 
 RUN = launching.run()
-SETTINGS = {
-    "fetch": {"gs://bucket/wiki": "/data/wiki", "gs://bucket/more": "/data/more"},
-    "provisioning": "spot",
-    "service_account": "realm",
-    "priority": "high",
-    "queue": "tpus",
-    "grace_seconds": 25,
-}
-NEVER = threading.Event()
 
 
 def manifest(run: Run) -> dict[str, Any]:
@@ -58,19 +49,16 @@ def pod_of(body: Mapping[str, Any], role: str) -> dict[str, Any]:
     return job_of(body, role)["template"]["spec"]["template"]["spec"]
 
 
-def test_the_cluster_accepts_what_is_printed():
-    for run in (
-        launching.run("v4-128", "v4-32", **SETTINGS),
-        launching.run("v6e-64", "", num_slices=2),
-        launching.run("tpu7x-128", "v5litepod-1", 64, reservation="r"),
-    ):
-        body = manifest(run)
-        require_valid(body)
-        # It needs no cluster.
-        assert yaml.safe_load(Gke("default").describe(run)) == body
-        pod_of(body, TRAINER)["gracePeriod"] = 60
-        with pytest.raises(RefusedError, match="strict decoding error"):
+def test_engines_are_asked_for_what_was_looked_over():
+    """`python -m tests.tpu_launch.launching` writes these files anew."""
+    for name, text in launching.described().items():
+        assert text == (launching.GOLDEN / name).read_text()
+        if name.endswith(".yaml"):
+            body = yaml.safe_load(text)
             require_valid(body)
+            pod_of(body, TRAINER)["gracePeriod"] = 60
+            with pytest.raises(RefusedError, match="strict decoding error"):
+                require_valid(body)
 
 
 def becomes(body: dict[str, Any], role: str, container: str, code: int, condition: str):
@@ -80,9 +68,8 @@ def becomes(body: dict[str, Any], role: str, container: str, code: int, conditio
         exits, conditions = rule.get("onExitCodes"), rule.get("onPodConditions", ())
         how = f"matching {rule['action']} rule at index {index}"
         if exits and exits["containerName"] == container and code in exits["values"]:
-            message = (
-                f"Container {container} for pod {pod} failed with exit code {code}"
-            )
+            who = f"Container {container} for pod {pod}"
+            message = f"{who} failed with exit code {code}"
         elif condition in [one["type"] for one in conditions]:
             message = f"Pod {pod} has condition {condition}"
         else:
@@ -134,67 +121,11 @@ def test_exit_codes_are_the_contract():
     for ended, expected in BECOMES.items():
         found = tuple(becomes(body, role, *ended) for role in (TRAINER, BUILDER))
         assert found == expected, ended
-
-
-def test_what_ends_the_run():
-    body = manifest(launching.run(deadline_hours=1.5, max_restarts=7, ttl_hours=0.5))
-    over = ("DeadlineExceeded", "Job was active longer than specified deadline")
-    for role in (TRAINER, BUILDER):
-        assert job_of(body, role)["template"]["spec"]["activeDeadlineSeconds"] == 5400
-        assert action(body, role, *over) == "FailJobSet"
-    builder = job_of(body, BUILDER)["template"]["spec"]
-    assert (builder["backoffLimitPerIndex"], builder["maxFailedIndexes"]) == (7, 0)
-    gave_up = ("MaxFailedIndexesExceeded", "Job has exceeded the specified maximal")
-    assert action(body, BUILDER, *gave_up) == "FailJobSet"
-    assert body["spec"]["failurePolicy"]["maxRestarts"] == 7
-    assert body["spec"]["ttlSecondsAfterFinished"] == 1800
-    # Nothing waits for the builder.
-    assert body["spec"]["successPolicy"]["targetReplicatedJobs"] == [TRAINER]
-
-
-def test_pods_are_the_hosts_of_slices():
-    body = manifest(launching.run("v6e-64", "v6e-8", num_slices=2))
-    trainer, builder = job_of(body, TRAINER), job_of(body, BUILDER)
-    assert (trainer["replicas"], builder["replicas"]) == (2, 1)
-    spec = trainer["template"]["spec"]
-    assert (spec["parallelism"], spec["completions"]) == (16, 16)
-    # A single host is no node pool of its own.
-    placement = trainer["template"]["metadata"]["annotations"]
-    assert [*placement.values()] == ["cloud.google.com/gke-nodepool"]
-    assert "metadata" not in builder["template"]
-    pod, single = pod_of(body, TRAINER), pod_of(body, BUILDER)
-    assert pod["nodeSelector"] == {
-        "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
-        "cloud.google.com/gke-tpu-topology": "8x8",
-    }
-    assert [p.get("hostNetwork") for p in (pod, single)] == [True, None]
-    for role, slices, chips in ((TRAINER, "2", 4), (BUILDER, "1", 8)):
-        (container,) = pod_of(body, role)["containers"]
-        assert container["resources"]["limits"] == {"google.com/tpu": chips}
-        # Each role is a job of its own, whatever GKE would inject.
-        values = {one["name"]: one.get("value") for one in container["env"]}
-        assert values["MEGASCALE_NUM_SLICES"] == slices
-        host = f"{RUN.id}-{role}-0-0.{RUN.id}"
-        assert values["MEGASCALE_COORDINATOR_ADDRESS"] == host
-
-
-def test_settings_reach_the_pods():
-    body = manifest(launching.run(num_slices=2, **SETTINGS))
-    labels = body["metadata"]["labels"]
-    assert labels["kueue.x-k8s.io/queue-name"] == "tpus"
-    assert labels["kueue.x-k8s.io/max-exec-time-seconds"] == "86400"
-    pod = pod_of(body, TRAINER)
-    assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
-    assert "cloud.google.com/gke-spot" in [one["key"] for one in pod["tolerations"]]
-    assert pod["terminationGracePeriodSeconds"] == 25
-    assert (pod["priorityClassName"], pod["serviceAccountName"]) == ("high", "realm")
-    # Workload Identity does not reach the network of the host.
-    assert "hostNetwork" not in pod
-    mounts = {m["mountPath"]: m for m in pod["containers"][0]["volumeMounts"]}
-    assert mounts["/data/more"]["subPath"] == "fetched/1"
-    reserved = manifest(launching.run(provisioning="reserved", reservation="mine"))
-    selector = pod_of(reserved, TRAINER)["nodeSelector"]
-    assert selector["cloud.google.com/reservation-name"] == "mine"
+    for role, reason in (
+        *((TRAINER, "DeadlineExceeded"), (BUILDER, "DeadlineExceeded")),
+        (BUILDER, "MaxFailedIndexesExceeded"),
+    ):
+        assert action(body, role, reason, "Job was ...") == "FailJobSet"
 
 
 def test_what_gke_lacks_is_refused():
@@ -276,8 +207,15 @@ def engine(cluster, monkeypatch):
 
 
 @pytest.fixture
-def said():
-    return []
+def up(engine):
+    """Calls `up`; returns what it said."""
+
+    def up(run=RUN):
+        said = []
+        engine.up(run, said.append)
+        return said[0]
+
+    return up
 
 
 def end(cluster: Cluster, kind: str, message: str) -> None:
@@ -285,38 +223,29 @@ def end(cluster: Cluster, kind: str, message: str) -> None:
     cluster.jobsets[RUN.id]["status"] = {"conditions": [condition], "restarts": 2}
 
 
-def test_a_second_up_changes_nothing(cluster, engine, said):
+def test_a_second_up_changes_nothing(cluster, up):
     run = launching.run(queue="tpus")
-    engine.up(run, said.append)
+    roles = "trainer on 1 x v4-64, builder on 1 x v4-16"
+    assert up(run) == f"created JobSet {run.id}: {roles}"
     assert cluster.jobsets[run.id] == manifest(run)
     # Kueue adds to it when it admits it.
     pod_of(cluster.jobsets[run.id], TRAINER)["tolerations"].append({"key": "of-kueue"})
-    engine.up(run, said.append)
-    assert cluster.changes == 1
-    assert said == [
-        f"created JobSet {run.id}: trainer on 1 x v4-64, builder on 1 x v4-16",
-        f"JobSet {run.id} is there; nothing changed",
-    ]
-
-
-def test_up_does_not_change_what_is_there(cluster, engine, said):
-    engine.up(RUN, said.append)
+    assert up(run) == f"JobSet {run.id} is there; nothing changed"
     with refused(r"settings with which JobSet .* `down`"):
-        engine.up(launching.run(grace_seconds=5), said.append)
+        up(launching.run(queue="tpus", grace_seconds=5))
     end(cluster, "Failed", "it was bad")
     with pytest.raises(RunFailedError, match="has failed: it was bad; `down`"):
-        engine.up(RUN, said.append)
+        up(run)
     end(cluster, "Completed", "all done")
-    engine.up(RUN, said.append)
-    assert said[-1] == f"JobSet {RUN.id} is Completed: all done"
+    assert up(run) == f"JobSet {RUN.id} is Completed: all done"
     cluster.jobsets[RUN.id]["metadata"]["deletionTimestamp"] = "now"
     with pytest.raises(NotReadyError, match="being deleted"):
-        engine.up(RUN, said.append)
+        up(run)
     assert cluster.changes == 1
 
 
-def test_what_is_deleted_is_there_until_it_is_gone(cluster, engine, said):
-    engine.up(RUN, said.append)
+def test_what_is_deleted_is_there_until_it_is_gone(cluster, engine, up):
+    up()
     found = [engine.delete(RUN.id) for _ in range(4)]
     assert found == [[f"JobSet {RUN.id}"], [f"JobSet {RUN.id}"], [], []]
     assert cluster.jobsets == {}
@@ -325,25 +254,22 @@ def test_what_is_deleted_is_there_until_it_is_gone(cluster, engine, said):
 
 
 def add_pod(cluster: Cluster, role: str, host: int, phase: str, at: int, **status: Any):
+    name, time = f"{RUN.id}-{role}-0-{host}-{at}", f"2026-01-01T00:00:{at:02}Z"
     labels = {
         "jobset.sigs.k8s.io/jobset-name": RUN.id,
         "jobset.sigs.k8s.io/replicatedjob-name": role,
         "jobset.sigs.k8s.io/job-index": "0",
         "batch.kubernetes.io/job-completion-index": str(host),
     }
-    name, time = f"{RUN.id}-{role}-0-{host}-{at}", f"2026-01-01T00:00:{at:02}Z"
+    metadata = {"name": name, "creationTimestamp": time, "labels": labels}
     container = {"name": "realm", "state": {"running": {}}}
-    cluster.pods.append(
-        {
-            "metadata": {"name": name, "creationTimestamp": time, "labels": labels},
-            "status": {"phase": phase, "containerStatuses": [container], **status},
-        }
-    )
+    status = {"phase": phase, "containerStatuses": [container], **status}
+    cluster.pods.append({"metadata": metadata, "status": status})
     cluster.logs[name, "realm"] = f"host {host}\nat {at}"
 
 
-def test_status_is_that_of_the_jobset_and_its_newest_pods(cluster, engine):
-    engine.up(RUN, lambda _: None)
+def test_status_is_that_of_the_jobset_and_its_newest_pods(cluster, engine, up):
+    up()
     for host in range(8):
         add_pod(cluster, TRAINER, host, "Failed", 0)
         add_pod(cluster, TRAINER, host, "Running", 1)
@@ -351,11 +277,10 @@ def test_status_is_that_of_the_jobset_and_its_newest_pods(cluster, engine):
     add_pod(cluster, BUILDER, 0, "Pending", 0, conditions=[unschedulable])
     found = cluster.jobsets[RUN.id]
     found["status"] = {"restarts": 1}
+    starts = f"{RUN.id}-builder", "Starting 0/2, 1 restart", "no nodes"
     assert engine.state(RUN.id) == [
         EngineState(TRAINER, f"{RUN.id}-trainer", "Running 8/8, 1 restart"),
-        EngineState(
-            BUILDER, f"{RUN.id}-builder", "Starting 0/2, 1 restart", "no nodes"
-        ),
+        EngineState(BUILDER, *starts),
     ]
     found["spec"]["suspend"] = True
     assert engine.state(RUN.id)[0].message == "somebody has suspended it"
@@ -369,42 +294,39 @@ def test_status_is_that_of_the_jobset_and_its_newest_pods(cluster, engine):
     assert trainer.message == "it was bad; realm has ended with exit code 2"
 
 
-def test_logs_are_those_of_the_newest_pods(cluster, engine):
-    engine.up(RUN, lambda _: None)
+@pytest.mark.parametrize("follow", [False, True])
+def test_logs_are_those_of_the_newest_pods(cluster, engine, up, follow):
+    def lines(run_id, role, worker):
+        return sorted(engine.logs(run_id, role, worker, follow, threading.Event()))
+
+    up()
     end(cluster, "Completed", "")
     for at in (0, 1):
         for host in (0, 1):
             add_pod(cluster, BUILDER, host, "Running", at)
-    for follow in (False, True):
-
-        def lines(run_id, role, worker, follow=follow):
-            return sorted(engine.logs(run_id, role, worker, follow, NEVER))
-
-        assert lines(RUN.id, None, None) == [
-            *(("builder/0", "at 1"), ("builder/0", "host 0")),
-            *(("builder/1", "at 1"), ("builder/1", "host 1")),
-        ]
-        assert lines(RUN.id, TRAINER, None) == lines("another", None, None) == []
-        assert [one for _, one in lines(RUN.id, BUILDER, 1)] == ["at 1", "host 1"]
+    first, second = (
+        [(f"builder/{n}", f"{w}") for w in ("at 1", f"host {n}")] for n in (0, 1)
+    )
+    assert lines(RUN.id, None, None) == [*first, *second]
+    assert lines(RUN.id, BUILDER, 1) == second
+    assert lines(RUN.id, TRAINER, None) == lines("another", None, None) == []
 
 
-LACKS = (
-    ("has_jobset", False, BadInputError, "JobSet 0.12 or later in the cluster"),
-    ("namespaces", set(), BadInputError, "kubectl create namespace default"),
-    ("queues", set(), BadInputError, "a LocalQueue tpus .* got none"),
-    ("refusal", (403, "no", "x"), NotReadyError, r"\(403: no\); see `kubectl auth"),
-    ("refusal", (500, "no", "x"), NotReadyError, "refuses for now"),
+@pytest.mark.parametrize(
+    ("name", "value", "error", "said"),
+    [
+        ("has_jobset", False, BadInputError, "JobSet 0.12 or later in the cluster"),
+        ("namespaces", set(), BadInputError, "kubectl create namespace default"),
+        ("queues", set(), BadInputError, "a LocalQueue tpus .* got none"),
+        ("refusal", (403, "no", "x"), NotReadyError, r"\(403: no\); see `kubectl auth"),
+        ("refusal", (500, "no", "x"), NotReadyError, "refuses for now"),
+    ],
 )
-
-
-def test_what_a_cluster_lacks_is_one_line(cluster, engine):
-    for name, value, error, said in LACKS:
-        kept = getattr(cluster, name)
-        setattr(cluster, name, value)
-        with pytest.raises(error, match=said) as caught:
-            engine.up(launching.run(queue="tpus"), lambda _: None)
-        assert "\n" not in str(caught.value)
-        setattr(cluster, name, kept)
+def test_what_a_cluster_lacks_is_one_line(cluster, up, name, value, error, said):
+    setattr(cluster, name, value)
+    with pytest.raises(error, match=said) as caught:
+        up(launching.run(queue="tpus"))
+    assert "\n" not in str(caught.value)
     assert cluster.changes == 0
 
 
@@ -412,7 +334,7 @@ def test_no_cluster_is_one_line(tmp_path, monkeypatch):
     path = tmp_path / "config"
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(path))
     for text in ("", "{", "clusters: []"):
-        with pytest.raises(BadInputError, match="in the kubeconfig, got none"):
+        with refused("in the kubeconfig, got none"):
             Gke("default").state(RUN.id)
         path.write_text(text)
     with serve(Cluster()) as api:

@@ -1,6 +1,5 @@
 """The launcher: the whole chain, run again, interrupted, killed."""
 
-import ast
 import contextlib
 import json
 import os
@@ -8,8 +7,6 @@ import pathlib
 import random
 import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 
@@ -22,8 +19,8 @@ from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import finished_steps
 from tests import tiny_run
 from tests.tiny_world import assert_same_bits, read_item
-from tpu_launch import local, records
-from tpu_launch.local import TOKEN, Chain, Runner, Stage, token_of
+from tpu_launch import records
+from tpu_launch.local import TOKEN, Chain, token_of
 from tpu_launch.run import BUILDER, TRAINER, run_id
 
 pytestmark = pytest.mark.full
@@ -82,14 +79,9 @@ def test_run_again_says_that_it_is_done(launched, tmp_path):
     assert _contents(root / "pretrain" / "checkpoints") == before
 
 
-@pytest.mark.parametrize("place", ["folder", "bucket"])
-def test_two_trainers_and_a_builder_whatever_is_killed(
-    place, finished, tmp_path, request
-):
+def test_two_trainers_and_a_builder_whatever_is_killed(finished, tmp_path, bucket):
     """One of each kind, the launcher and all together, in an order of chance."""
-    model_dir = str(tmp_path / "pretrain")
-    if place == "bucket":
-        model_dir = f"{request.getfixturevalue('bucket')}/killed"
+    model_dir = f"{bucket}/killed"
     root = tiny_run.copy(finished, tmp_path, "corpus", "warm_start")
     run = _Run(root, model_dir)
     run.write(steps=200)
@@ -227,35 +219,13 @@ class _Run:
 
     def victims(self, kind: str, chance: random.Random | None = None) -> list[int]:
         """Processes to be killed; one of them by chance, or all of this kind."""
-        words = {
-            "trainer": ["main pretrain"],
-            "builder": ["main build-index"],
-            "launcher": ["tpu_launch local"],
-            "all": [],
-        }[kind]
-        found = self.processes(*words)
-        if kind == "all" or chance is None:
-            return found
-        return [chance.choice(found)]
+        jobs = {"trainer": "main pretrain", "builder": "main build-index"}
+        words = {**jobs, "launcher": "tpu_launch local", "all": ""}[kind]
+        found = self.processes(words)
+        return found if kind == "all" or chance is None else [chance.choice(found)]
 
 
 _BLOCKING = 'REFRESH_MODE="blocking"'
-
-
-@pytest.mark.parametrize("devices", [1, 4])
-def test_a_stage_that_keeps_the_terminal_has_its_devices(
-    devices, tmp_path, monkeypatch
-):
-    told = tmp_path / "told"
-    program = f"import os; open({str(told)!r}, 'w').write(str(dict(os.environ)))"
-    monkeypatch.setattr(
-        local, "_program", lambda arguments: [sys.executable, "-c", program]
-    )
-    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
-    chain = Chain(str(tmp_path), [Stage("warm-start", devices=devices)])
-    assert Runner(chain, [], threading.Event()).run() == 0
-    found = ast.literal_eval(told.read_text()).get("JAX_NUM_CPU_DEVICES")
-    assert found == {1: None, 4: "4"}[devices]
 
 
 def test_names_what_a_builder_that_cannot_work_said(finished, tmp_path):

@@ -98,6 +98,11 @@ def test_a_run_is_shown_as_it_goes_on(store, capsys):
         "index of step 60, 10 steps old   trainer running   "
         "builder embeds 25 %: 30 of 120"
     )
+    # Words of an earlier launch do not count.
+    record = records.read_record(store)
+    records.write_record(store, dataclasses.replace(record, time=time.time() + 60))
+    assert state()["roles"][0]["state"] == "starting"
+    records.write_record(store, record)
     # Nobody has said a word for an hour.
     late = status.read_status(store, time.time() + 3600)
     assert [role.state for role in late.roles] == ["silent", "silent"]
@@ -108,14 +113,6 @@ def test_a_run_is_shown_as_it_goes_on(store, capsys):
     assert found["is_over"]
     shown(store, "status", "--once")
     assert "builder: expected a" in capsys.readouterr().out
-
-
-def test_words_of_an_earlier_launch_do_not_count(store):
-    Heartbeat(store, "trainer").beat(70)
-    record = records.read_record(store)
-    later = LaunchRecord(**{**vars(record), "time": time.time() + 60})
-    records.write_record(store, later)
-    assert status.read_status(store, time.time()).roles[0].state == "starting"
 
 
 def test_no_line_is_wrapped(store):
@@ -162,9 +159,9 @@ def test_logs_are_those_of_the_last_machines(store, tmp_path, capsys):
     assert capsys.readouterr().out == "trainer/1 | no end\n"
 
 
-def test_followed_logs_end_with_what_is_written_last(tmp_path, monkeypatch):
+def test_followed_logs_end_with_what_is_written_last(store, tmp_path, monkeypatch):
     monkeypatch.setattr(logs, "_POLL_SECONDS", 0.0)
-    store = open_store(tmp_path)
+    launched, store = store, open_store(tmp_path)
     ends = iter([b"a\nb\n", b"a\nb\nc", b"a\nb\nc\nd"])
     over = iter([False, False, True])
 
@@ -172,18 +169,13 @@ def test_followed_logs_end_with_what_is_written_last(tmp_path, monkeypatch):
         store.write("launch/logs/run-trainer-1/0.log", next(ends))
         return next(over)
 
-    lines = stored_lines(
-        *(store, "launch/logs", None, None, True, threading.Event()), is_over
-    )
+    wanted = None, None, True, threading.Event()
+    lines = stored_lines(store, "launch/logs", *wanted, is_over)
     assert [line for _, line in lines] == ["a", "b", "c", "d"]
-
-
-def test_reading_ends_with_ctrl_c(store):
     stop = threading.Event()
     stop.set()
-    given = [f'--gin.MODEL_DIR="{store.url()}"', "--follow"]
     with pytest.raises(StoppedError, match="the run goes on"):
-        logs.main(given, stop)
+        logs.main([f'--gin.MODEL_DIR="{launched.url()}"', "--follow"], stop)
 
 
 def test_a_log_is_put_together_from_its_ends():
@@ -196,9 +188,7 @@ def test_a_log_is_put_together_from_its_ends():
             end = end[end.find(b"\n") + 1 :]
         found += tail.see(end, is_last=written == len(whole))
     assert found == [line.decode() for line in lines]
-
-
-def test_what_was_overwritten_between_two_looks_is_marked():
+    # What was overwritten between two looks is marked.
     tail = Tail()
     assert tail.see(b"a\nb\n", is_last=False) == ["a", "b"]
     assert tail.see(b"x\ny\n", is_last=False) == [MISSING, "x", "y"]

@@ -1,5 +1,7 @@
 """Names of accelerator types, as the documentation of Cloud TPU and GKE lists them."""
 
+import pytest
+
 from realm_jax.hardware import HardwareConfig
 from tests.refused import refused
 from tpu_launch import slices
@@ -42,6 +44,9 @@ def test_names_stand_for_machines():
     assert slices.parse("cpu").num_devices == 1
     # Only GKE has it.
     assert slices.parse("tpu7x-8").runtime == ""
+    hardware = HardwareConfig("v4-64", chip_hour_prices={"v4": 3.0})
+    assert slices.parse("v4-64").hourly_price(hardware) == 32 * 3.0
+    assert slices.parse("v6e-64").hourly_price(hardware) is None
 
 
 REFUSED = {
@@ -57,10 +62,10 @@ REFUSED = {
 }
 
 
-def test_what_does_not_exist_is_refused():
-    for name, said in REFUSED.items():
-        with refused(said):
-            slices.parse(name)
+@pytest.mark.parametrize(("name", "said"), REFUSED.items())
+def test_what_does_not_exist_is_refused(name, said):
+    with refused(said):
+        slices.parse(name)
 
 
 def test_one_host_of_a_slice_is_a_slice_that_exists():
@@ -73,9 +78,3 @@ def test_one_host_of_a_slice_is_a_slice_that_exists():
     assert alone.one_host() is alone
     # The compiler is told that its eight chips are one host's.
     assert alone.compiler_topology == ("v5e:2x4", {"chips_per_host_bounds": (2, 4, 1)})
-
-
-def test_prices_are_of_chips():
-    hardware = HardwareConfig("v4-64", chip_hour_prices={"v4": 3.0})
-    assert slices.parse("v4-64").hourly_price(hardware) == 32 * 3.0
-    assert slices.parse("v6e-64").hourly_price(hardware) is None

@@ -93,6 +93,12 @@ def commands(out):
     return re.findall(r"-m realm_jax.cli.main (.*) \\$", out, re.MULTILINE)
 
 
+def copied(out):
+    """What hosts leave out of the corpus that they copy."""
+    what = re.escape(" ".join(FETCHED))
+    return re.findall(rf"^gcloud storage rsync --recursive (.*) {what}$", out, re.M)
+
+
 def test_a_dry_run_says_everything_and_does_nothing(said):
     """Without a service, credentials or a bucket."""
     code, out, err = said(line("--dry_run"))
@@ -110,38 +116,25 @@ def test_a_dry_run_says_everything_and_does_nothing(said):
     assert builder.startswith("build-index ")
     assert builder.index("v5litepod_64.gin") < builder.index("gin/runs/build_index.gin")
     assert f"""'--gin.MODEL_DIR="{MODEL_DIR}"'""" in builder
-
-
-@pytest.mark.parametrize(
-    ("run_file", "macros", "tasks"),
-    [
-        ("pretrain", {}, "(my_salient)"),
-        ("warm_start", {"PAIRS_TASK": "my_ict"}, "(my_salient|my_ict)"),
-    ],
-)
-def test_hosts_copy_the_examples_that_their_role_reads(said, run_file, macros, tasks):
-    code, out, err = said(line("--dry_run", run_file=run_file, **macros))
-    assert code == 0, err
-    copies = [one for one in out.splitlines() if one.startswith("gcloud storage rsync")]
-    excluded = [f"'--exclude=examples/(?!{tasks}/)'", "--exclude=examples/"]
-    expected = [
-        f"gcloud storage rsync --recursive {one} {' '.join(FETCHED)}"
-        for one in excluded
-    ]
-    # Only pre-training has a builder.
-    assert copies == expected[: 1 + (run_file == "pretrain")]
+    # Hosts copy the examples that their role reads; only pre-training has a builder.
+    all_but = "'--exclude=examples/(?!(my_salient{})/)'"
+    assert copied(out) == [all_but.format(""), "--exclude=examples/"]
+    _, out, _ = said(line("--dry_run", run_file="warm_start", PAIRS_TASK="my_ict"))
+    assert copied(out) == [all_but.format("|my_ict")]
 
 
 def test_a_run_from_its_first_up_to_down(world, said, model_dir):
+    store = open_store(model_dir)
+    # Workers would go by what an earlier launch has said, and give slices back.
+    records.write_record(store, records.LaunchRecord("a-0a", records.LOCAL, {}, 1.0))
+    records.write_outcome(store, TRAINER, 0)
     code, _, err = said(line("--yes", model_dir=model_dir))
     assert code == 0, err
     assert len(world.created) == 2
-    store = open_store(model_dir)
+    assert records.outcomes(store) == {}
     record = records.read_record(store)
-    assert record.roles == {
-        "trainer": "1 x v5litepod-64",
-        "builder": "1 x v5litepod-16",
-    }
+    roles = {"trainer": "1 x v5litepod-64", "builder": "1 x v5litepod-16"}
+    assert record.roles == roles
     [bundle] = store.list("launch/bundles")
     assert bundle.endswith(".tar.gz")
     # Nobody is asked again; the deadline stays.
@@ -164,17 +157,6 @@ def test_a_run_from_its_first_up_to_down(world, said, model_dir):
     assert code == 0
     assert "nothing is left" in err
     assert world.resources == {}
-
-
-def test_what_an_earlier_launch_has_said_is_forgotten(world, said, model_dir):
-    """Workers would go by it, and give their slices back at once."""
-    store = open_store(model_dir)
-    before = records.LaunchRecord("pretrain-0a", records.LOCAL, {}, 1.0)
-    records.write_record(store, before)
-    records.write_outcome(store, TRAINER, 0)
-    assert said(line("--yes", model_dir=model_dir))[0] == 0
-    assert records.outcomes(store) == {}
-    assert len(world.resources) == 2
 
 
 @pytest.mark.parametrize(

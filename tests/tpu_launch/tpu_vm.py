@@ -25,54 +25,14 @@ NAME = f"{RUN}-trainer-1"
 # All that the script needs of an image, without Python and make.
 _IMAGE = ("bash", "cat", "chmod", "gzip", "ln", "mkdir", "rm", "sha256sum", "tar")
 _IMAGE += ("touch", "kill", "dirname", "env", "sed", "date")
-# As `gcloud storage`: of a gs:// address, or of a folder in its place.
-_GCLOUD = """
-import argparse, pathlib, re, shutil, sys
-sys.path.insert(0, {root!r})
-parser = argparse.ArgumentParser("gcloud", allow_abbrev=False)
-groups = parser.add_subparsers(dest="group", required=True)
-tpus = groups.add_parser("compute").add_subparsers().add_parser("tpus")
-queued = tpus.add_subparsers().add_parser("queued-resources").add_subparsers()
-delete = queued.add_parser("delete", allow_abbrev=False)
-delete.add_argument("name")
-for flag in ("--project", "--zone"):
-    delete.add_argument(flag, required=True)
-for flag in ("--force", "--quiet", "--async"):
-    delete.add_argument(flag, action="store_true", required=True)
-storage = groups.add_parser("storage").add_subparsers(dest="command", required=True)
-for name in ("cp", "rsync"):
-    command = storage.add_parser(name, allow_abbrev=False)
-    command.add_argument("source")
-    command.add_argument("target")
-    if name == "rsync":
-        command.add_argument("--recursive", action="store_true", required=True)
-        command.add_argument("--exclude", type=lambda text: text.split(","), default=[])
-flags = parser.parse_args()
-if flags.group == "compute":
-    sys.exit()
-if flags.source == "-":
-    pathlib.Path(flags.target).write_bytes(sys.stdin.buffer.read())
-    sys.exit()
-flags.target = pathlib.Path(flags.target)
-if flags.command == "rsync" and not flags.target.is_dir():
-    sys.exit("ERROR: (gcloud.storage.rsync) Did not find existing container")
-if flags.source.startswith("gs://"):
-    from realm_jax.storage import open_store
-    if flags.command == "cp":
-        folder, _, name = flags.source.rpartition("/")
-        flags.target.write_bytes(open_store(folder).read(name))
-    else:
-        store = open_store(flags.source)
-        for name in store.list():
-            if any(re.match(pattern, name) for pattern in flags.exclude):
-                continue
-            path = flags.target / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(store.read(name))
-elif flags.command == "cp":
-    shutil.copy(flags.source, flags.target)
-else:
-    shutil.copytree(flags.source, flags.target, dirs_exist_ok=True)
+# It copies between folders; what the real one takes is checked by its own parser.
+_GCLOUD = """\
+case "$1 $2" in
+  "compute tpus") ;;
+  "storage cp") if [ "$3" = - ]; then /bin/cat > "$4"; else /bin/cp "$3" "$4"; fi ;;
+  "storage rsync") /bin/cp --recursive "${@: -2:1}/." "${@: -1}" ;;
+  *) exit 2 ;;
+esac
 """
 _MAKE = """\
 folder="${1#--directory=}/.venv/bin"
@@ -142,15 +102,15 @@ class TpuVm:
         self._path, self._to_install = folder / "bin", folder / "packages"
         for made in (self._path, self._to_install):
             made.mkdir(parents=True)
-        self._write(self._path / "gcloud", _GCLOUD.format(root=str(ROOT)))
-        self._write(self._path / "apt-get", _APT_GET, "/bin/sh")
+        self._write(self._path / "gcloud", _GCLOUD, "/bin/bash")
+        self._write(self._path / "apt-get", _APT_GET)
         self._others = f":{os.environ['PATH']}" if installs else ""
         if installs:
             return
         for name in _IMAGE:
             (self._path / name).symlink_to(str(shutil.which(name)))
         # Nobody lives to see the deadline, unless it is over.
-        self._write(self._path / "sleep", '[ "$1" -lt 100 ]\n', "/bin/sh")
+        self._write(self._path / "sleep", '[ "$1" -lt 100 ]\n')
         self.make_does()
         if not is_bare:
             (self._path / "make").symlink_to(self._to_install / "make")
@@ -165,7 +125,7 @@ class TpuVm:
         program = shlex.quote(str(shutil.which("gcloud")))
         path = shlex.quote(os.environ["PATH"])
         text = f'PATH={path}\nexec {program} "$@"\n'
-        self._write(self._path / "gcloud", text, "/bin/sh")
+        self._write(self._path / "gcloud", text)
         server = os.environ["STORAGE_EMULATOR_HOST"]
         return {
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{server}/storage/v1/",
@@ -176,13 +136,13 @@ class TpuVm:
 
     def make_does(self, first: str = "") -> None:
         """Says what `make` does before it makes an environment."""
-        self._write(self._to_install / "make", first + _MAKE, "/bin/sh")
+        self._write(self._to_install / "make", first + _MAKE)
 
     def makes_environments(self) -> None:
         """Has Python make a stand-in of an environment, whose pip installs nothing."""
         python = self._path / "python3.11"
         python.unlink()  # It is a link to a real one.
-        self._write(python, _PYTHON, "/bin/sh")
+        self._write(python, _PYTHON)
 
     def said(self, program: str) -> list[list[str]]:
         """Returns the arguments of each run of a program so far."""
@@ -243,7 +203,7 @@ class TpuVm:
             check=False,
         )
 
-    def _write(self, path: pathlib.Path, text: str, program: str = "") -> None:
+    def _write(self, path: pathlib.Path, text: str, program: str = "/bin/sh") -> None:
         """Writes a program that keeps what it is asked."""
         places = {
             "SAID": self._said,
@@ -253,13 +213,6 @@ class TpuVm:
         }
         for name, place in places.items():
             text = text.replace(name, shlex.quote(str(place)))
-        if program:
-            keep = f'echo {path.name} "$@" >> {shlex.quote(str(self._said))}\n'
-        else:
-            program = sys.executable
-            keep = (
-                f"import shlex, sys\nopen({str(self._said)!r}, 'a').write("
-                f"shlex.join([{path.name!r}, *sys.argv[1:]]) + '\\n')\n"
-            )
+        keep = f'echo {path.name} "$@" >> {shlex.quote(str(self._said))}\n'
         path.write_text(f"#!{program}\n{keep}{text}")
         path.chmod(0o755)
