@@ -51,7 +51,13 @@ FREE_TEXTS = {
     *("model_dir", "corpus", "questions", "source", "vocabulary", "scratch", "root"),
     *("output", "changes", "knowledge", "seqio_cache", "weights", "model"),
     *("warm_start", "retriever_warm_start", "reader_warm_start", "warm_started"),
-    *("pretrained", "starting_point", "control_warm_started", "control_finetuned"),
+    *(
+        "fills_masks",
+        "pretrained",
+        "starting_point",
+        "control_warm_started",
+        "control_finetuned",
+    ),
     "Chain.hardware",
     # Names that depend on the data.
     *("task", "pairs_task", "masked_task", "split", "questions_split", "tagger"),

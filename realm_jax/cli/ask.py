@@ -9,6 +9,10 @@ RUN is the folder of a chain, such as runs/quickstart, or of a model that `realm
 finetune` has trained. Sizes, lengths and corpus are those that the run recorded.
 The corpus may have moved with RUN (RUN/corpus), or be given by --corpus.
 
+A sentence takes the place of a question: "The Berlin Wall fell in [MASK]." is filled in
+by the pre-trained model, [MASK] being a wordpiece, and "[MASK=1989]" gives the
+probability of words. Documents and their probabilities show what reading does.
+
 It prints the answer, in whole words of the text, with the documents it was found in and
 their probabilities. It answers from the newest version of the corpus; a version that
 `realm update-corpus` makes meanwhile is used from the next question on. Ctrl-C ends it.
@@ -204,7 +208,8 @@ def _source(document: ReadDocument, answer: Answer) -> Text:
     """Returns title, source and passage, with the answer marked."""
     text = Text()
     text.append(document.title, "bold")
-    text.append(f" ({document.source_id})\n", "dim")
+    if document.source_id:
+        text.append(f" ({document.source_id})\n", "dim")
     passage = Text(document.text)
     for start, end in document.places:
         passage.stylize("bold green" if answer.text else "", start, end)

@@ -9,6 +9,7 @@ the corpus (`data/versions.py`) only the blocks that changed are embedded, see
 
 import dataclasses
 import datetime
+import functools
 import logging
 import reprlib
 import threading
@@ -20,11 +21,17 @@ from typing import Any
 
 from realm_jax import ranges
 from realm_jax.answering.answers import Answer
+from realm_jax.answering.masks import MaskFiller, has_mask
 from realm_jax.answering.reader import Answerer
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.versions import newest_version
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.evaluation.loading import FinetunedModel, open_finished, wanted_of
+from realm_jax.evaluation.loading import (
+    FinetunedModel,
+    FinishedRun,
+    open_finished,
+    wanted_of,
+)
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.embedding_cache import DOCUMENT_CRC32C
 from realm_jax.index.follower import IndexFollower
@@ -35,8 +42,10 @@ from realm_jax.metrics.curves import made_at
 from realm_jax.stages import PRETRAIN
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.finetune import AnsweringConfig, FinetuneConfig
+from realm_jax.training.initialization import described_models
 from realm_jax.training.recorded import RecordedRun
 from realm_jax.training.stage_config import require_one_of
+from realm_jax.types import Lengths
 
 MAX_CHARACTERS = 2000
 """Longest question in characters; the model reads only a part of such a question."""
@@ -66,6 +75,8 @@ class AskConfig:
         utility.
       finetuned_checkpoint: the checkpoint that answers: "last", or "best" by exact
         match on dev, which is the last where that was not measured.
+      fills_masks: model directory of pre-training, which fills in sentences with
+        [MASK] (`answering/masks.py`); "" for `pretrained`.
       question: one question, or "" to ask at a prompt or on a page.
       host: the address that the page is served on.
       port: port of the page; 0 for no page.
@@ -83,6 +94,7 @@ class AskConfig:
     pretrained: str = ""
     pretrained_checkpoint: str = "last"
     finetuned_checkpoint: str = "best"
+    fills_masks: str = ""
     question: str = ""
     host: str = "127.0.0.1"
     port: int = 0
@@ -273,8 +285,12 @@ class AnswerService:
         """
         question, version = require_question(question), self._version
         began = time.monotonic()
-        (answer,) = version.answerer.answer([question])
-        read_as = version.answerer.part_that_fits(question)
+        if has_mask(question):
+            (answer,) = self._filler(version).answer([question])
+            read_as = question
+        else:
+            (answer,) = version.answerer.answer([question])
+            read_as = version.answerer.part_that_fits(question)
         return Reply(question, read_as, answer, version, time.monotonic() - began)
 
     def __enter__(self) -> "AnswerService":
@@ -292,6 +308,43 @@ class AnswerService:
         self._stop.set()
         self._thread.join()
         self._indexes.stop()
+
+    def _filler(self, version: Version) -> MaskFiller:
+        """Returns the pre-trained model, which searches the index of a version.
+
+        Fine-tuning has left the document tower of that index as it was.
+        """
+        run, answerer = self._pretrained, version.answerer
+        models = described_models(
+            run.trained.model, Lengths(**run.trained.lengths), **run.trained.numerics
+        )
+        retriever = models.retriever_config(answerer.corpus.vocabulary.size)
+        return MaskFiller(
+            retriever=retriever,
+            params=run.tree,
+            corpus=answerer.corpus,
+            searcher=answerer.searcher,
+            lengths=models.lengths,
+            batch_size=1,
+            reader=models.knowledge_encoder(retriever.bert),
+            num_candidates=answerer.num_read + 1,
+        )
+
+    @functools.cached_property
+    def _pretrained(self) -> FinishedRun:
+        """What fills in masks; read when the first one comes."""
+        config = self._config
+        model_dir = config.fills_masks or config.pretrained
+        if not model_dir:
+            raise BadInputError(
+                "expected a question, got a sentence with [MASK], which the "
+                "pre-trained model fills in, and there is none; give --pretrained "
+                "FOLDER, or ask a question"
+            )
+        corpus = self._version.corpus
+        wanted = {"vocabulary_fingerprint": corpus.vocabulary.fingerprint}
+        which = Which(config.pretrained_checkpoint)
+        return open_finished(model_dir, PRETRAIN.name, wanted, which)
 
     def _open(self, corpus: BlockStore) -> Version:
         """Loads or makes the index of a corpus, and compiles the programs."""

@@ -208,14 +208,16 @@ def ask_config(
         model, given.corpus, allow_mismatch=given.allow_corpus_mismatch
     )
     finetuned = answering_config(model, given)
+    found = _find_pretrained(model, given.pretrained)
     # It embeds later versions; with two towers the model does so itself.
     is_needed = model.trained.model["shared"] or given.pretrained
-    pretrained = _find_pretrained(model, given.pretrained) if is_needed else None
+    pretrained = found if is_needed else None
     return AskConfig(
         corpus=corpus,
         finetuned=finetuned,
         pretrained=pretrained.model_dir if pretrained else "",
-        pretrained_checkpoint=model.trained.source_checkpoint if pretrained else "last",
+        pretrained_checkpoint=model.trained.source_checkpoint if found else "last",
+        fills_masks=found.model_dir if found and found.has_ended else "",
         searcher=finetuned.searcher,
         allow_corpus_mismatch=differs,
         **settings,

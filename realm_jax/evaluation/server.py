@@ -34,6 +34,7 @@ from realm_jax.answering.answers import ReadDocument
 from realm_jax.errors import BadInputError
 from realm_jax.evaluation.ask import AnswerService, Reply
 from realm_jax.evaluation.templates import page_environment
+from realm_jax.types import NULL_BLOCK
 
 _LARGEST_REQUEST = 1 << 16
 _GOODBYE_SECONDS = 2.0
@@ -265,6 +266,7 @@ class _Handlers:
             reply=reply,
             problem=problem,
             version=version.describe(),
+            null_block=NULL_BLOCK,
         )
         return web.Response(
             text=page,

@@ -295,6 +295,20 @@ def test_one_question_on_the_command_line(finished, capsys):
         assert document.title in said
 
 
+def test_a_sentence_with_a_mask_shows_what_documents_do_for_it(finished, capsys):
+    sentence = "Town5 was founded in [MASK=1050] by Karel Dorm."
+    assert main(["ask", str(finished), sentence, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["answer"] == "1050"
+    documents = told["documents"]
+    assert sum(d["document_probability"] for d in documents) == pytest.approx(1)
+    products = [d["document_probability"] * d["answer_probability"] for d in documents]
+    assert told["marginal"] == pytest.approx(sum(products))
+    assert [d["passage"] for d in documents if d["block"] < 0] == [""]
+    assert main(["ask", str(finished), sentence]) == 0
+    assert "No document" in capsys.readouterr().out
+
+
 @pytest.mark.full
 def test_ctrl_c_at_the_prompt_is_its_ordinary_end(finished, capfd):
     terminal, line = pty.openpty()

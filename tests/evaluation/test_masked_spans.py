@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from realm_jax.answering.masks import MaskFiller
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
 from realm_jax.evaluation.masked_spans import evaluate_masked_spans, masked_examples
@@ -14,6 +15,7 @@ from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.initialization import initial_params
 from tests import tiny_world
+from tests.refused import refused
 from tests.tiny_world import LENGTHS
 
 NUM_CANDIDATES = 4
@@ -178,3 +180,85 @@ def test_the_examples_shown_are_those_that_retrieval_helped_most_and_least(measu
         for document in example.documents:
             body = store.text(document.block_id).body if document.block_id >= 0 else ""
             assert document.snippet == body
+
+
+def sentences_of(measured, masks):
+    """The held-out sentences as a person would type them, and what was measured."""
+    store, *_, measure = measured
+    spans = measure(100)
+    rows = range(len(spans.correct))
+    for example in masked_examples(spans, store, len(rows)):
+        mask = masks(example.answer, len(store.vocabulary.encode(example.answer).ids))
+        yield f"{example.before}{mask}{example.after}", example
+
+
+def filler_of(measured):
+    store, retriever, reader, params, embeddings, _ = measured
+    return MaskFiller(
+        retriever=retriever.config,
+        params=params,
+        corpus=store,
+        searcher=make_searcher("device", embeddings),
+        lengths=LENGTHS,
+        batch_size=1,
+        reader=reader,
+        num_candidates=NUM_CANDIDATES,
+    )
+
+
+def test_a_sentence_that_is_typed_gets_the_probabilities_that_are_measured(measured):
+    store, filler = measured[0], filler_of(measured)
+    asked = list(sentences_of(measured, lambda words, _: f"[MASK={words}]"))
+    answers = filler.answer([sentence for sentence, _ in asked])
+    for (sentence, example), answer in zip(asked, answers, strict=True):
+        assert (answer.question, answer.text) == (sentence, example.answer)
+        assert answer.probability == pytest.approx(example.marginal, rel=1e-4)
+        for found, expected in zip(answer.documents, example.documents, strict=True):
+            assert found.block_id == expected.block_id
+            assert found.probability == pytest.approx(
+                expected.retrieval_probability, rel=1e-4
+            )
+            assert found.answer_probability == pytest.approx(
+                expected.answer_probability, rel=1e-4
+            )
+            if found.block_id < 0:
+                assert (found.title, found.text) == ("No document", "")
+            else:
+                assert found.text == store.text(found.block_id).body
+            for start, end in found.places:
+                assert found.text[start:end].lower() == example.answer.lower()
+    assert any(found.places for answer in answers for found in answer.documents)
+
+
+def test_what_is_guessed_is_likelier_than_what_was_masked(measured):
+    filler = filler_of(measured)
+    given = filler.answer(
+        [text for text, _ in sentences_of(measured, lambda words, _: f"[MASK={words}]")]
+    )
+    asked = list(sentences_of(measured, lambda _, count: " ".join(["[MASK]"] * count)))
+    guessed = filler.answer([sentence for sentence, _ in asked])
+    for own, other, (_, example) in zip(guessed, given, asked, strict=True):
+        is_word = len(measured[0].vocabulary.encode(example.answer).ids) == 1
+        # Of several wordpieces each is guessed alone, so the whole may be unlikely.
+        if is_word and own.text != example.answer:
+            assert own.probability > other.probability
+        (again,) = filler.answer([own.question.replace("[MASK]", f"[MASK={own.text}]")])
+        if is_word:
+            assert again.probability == pytest.approx(own.probability, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "message"),
+    [
+        ("kise [MASK] posa [MASK]", "one mask"),
+        ("kise [MASK=nuso] [MASK]", "one mask"),
+        ("kise [MASK= ] posa", "one mask"),
+        ("kise [MASK=] posa", "one mask"),
+        ("kise posa", "one mask"),
+        ("kise " * 60 + "[MASK]", "at most .* wordpieces"),
+        ("kise " + "[MASK] " * 11, "1 to 10 of them masked"),
+    ],
+)
+def test_a_sentence_that_cannot_be_filled_in_is_refused(measured, sentence, message):
+    with refused(message):
+        filler_of(measured).answer([sentence])
