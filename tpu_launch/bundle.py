@@ -64,12 +64,7 @@ class Bundle:
 def make_bundle(
     code: pathlib.Path, gin_files: Mapping[str, pathlib.Path] | None = None
 ) -> Bundle:
-    """Returns the bundle of a checkout or an installation.
-
-    Args:
-      code: folder of the packages.
-      gin_files: further files, by name in the bundle; see `GinFiles`.
-    """
+    """Returns the bundle of a checkout or an installation, with files of `GinFiles`."""
     paths = {name: code / name for name in _files(code)} | dict(gin_files or {})
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:

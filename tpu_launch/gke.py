@@ -39,12 +39,7 @@ class Gke:
     """JobSets of a namespace; see `run.Engine`."""
 
     def __init__(self, namespace: str, api: client.ApiClient | None = None):
-        """Prepares to work in a namespace, without asking for anything yet.
-
-        Args:
-          namespace: the namespace.
-          api: client of the API; None makes one when it is needed.
-        """
+        """Prepares to work in a namespace; a client is made when it is needed."""
         self._namespace, self._given = namespace, api
 
     @functools.cached_property

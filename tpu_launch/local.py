@@ -14,7 +14,6 @@ import pathlib
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -113,31 +112,20 @@ class Runner:
         """Prints the commands of `run`, without executing them."""
         for number, stage in enumerate(self._stages, start=1):
             print(f"# stage {number}: {stage.command}")
-            for arguments in (
-                self._commands.main(stage),
-                self._commands.companion(stage),
-            ):
-                if arguments:
-                    print(shlex.join(_program(arguments)), end="\n\n")
+            both = self._commands.main(stage), self._commands.companion(stage)
+            for arguments in filter(None, both):
+                print(shlex.join(_program(arguments)), end="\n\n")
 
     def _run_here(self, stage: Stage) -> int:
-        environment = self._environment(environment_of(0, 1, 0, stage.devices))
-        process = subprocess.Popen(
-            _program(self._commands.main(stage)), env=environment
+        command = Command(
+            _program(self._commands.main(stage)),
+            self._environment(environment_of(0, 1, 0, stage.devices)),
         )
-        try:
-            while (code := process.poll()) is None:
-                if self._stop.wait(_POLL_SECONDS):
-                    process.terminate()
-                    code = process.wait(_PACE.saving)
-                    break
-        except subprocess.TimeoutExpired:
-            code = -signal.SIGKILL
-        finally:
-            process.kill()
-            process.wait()
-        code = processes.shell_code(code)
-        if code and not self._stop.is_set():
+        stop = self._stop
+        code, was_asked = processes.run_once(
+            [command], stop.is_set, stop, lambda text: None, _PACE
+        )
+        if code and not was_asked:
             # Bad input was already reported on this terminal.
             again = "" if code == BAD_INPUT else "; run this again"
             self._say(f"{stage.command} ended with code {code}{again}")
@@ -188,17 +176,13 @@ class Runner:
 
     def _roles(self, stage: Stage, logs: pathlib.Path) -> dict[str, list[Command]]:
         """Returns the processes of each role of a stage."""
-        roles = {
-            TRAINER: (self._commands.main(stage), stage.processes, stage.devices),
-            BUILDER: (
-                *(self._commands.companion(stage), stage.companion_processes),
-                stage.companion_devices,
-            ),
-        }
+        main, companion = self._commands.main(stage), self._commands.companion(stage)
+        beside = stage.companion_processes, stage.companion_devices
+        roles = {TRAINER: (main, stage.processes, stage.devices)}
+        roles |= {BUILDER: (companion, *beside)} if companion else {}
         return {
             role: self._group(arguments, logs / f"{role}-1", number, devices)
             for role, (arguments, number, devices) in roles.items()
-            if arguments
         }
 
     def _group(
@@ -290,7 +274,8 @@ class Roles:
             code = 0
         self._codes[role] = code
         if code and not message:
-            lines = [records.last_line(command.log) for command in commands]
+            logs = [command.log for command in commands if command.log]
+            lines = [records.last_line(log) for log in logs]
             message = next(filter(None, lines), "")
         with contextlib.suppress(OSError):
             records.write_outcome(self._store, role, code, message)
@@ -352,11 +337,8 @@ def environment_of(
 ) -> dict[str, str]:
     """Returns the environment that identifies a process of a group on this machine.
 
-    Args:
-      number: number of the process.
-      num_processes: number of processes; a single one only needs its devices.
-      port: port on which the first of them listens.
-      devices: number of devices of each process, simulated on the CPU.
+    The first of them listens on the port; devices are simulated on the CPU. A single
+    process only needs its devices.
     """
     told = {}
     if num_processes > 1 or devices > 1:

@@ -69,15 +69,9 @@ def stored_lines(
 ) -> Iterator[tuple[str, str]]:
     """Yields the lines of logs in a store, such as ("trainer/0", "...").
 
-    Args:
-      store: the store.
-      folder: its folder of `<name>-<role>-<number>/<worker>.log`, of which for each
-        worker the one counts that was written last, or "".
-      role: role whose logs to read; None for both.
-      worker: number of the worker; None for all.
-      follow: whether to go on with new lines.
-      stop: set when asked to stop.
-      is_over: whether nothing more will be written.
+    They are `<name>-<role>-<number>/<worker>.log` in the folder, of which for each
+    worker the one counts that was written last. A role or worker of None is all of
+    them. With `follow` it goes on until nothing more will be written (`is_over`).
     """
     tails: dict[str, Tail] = {}
     while True:

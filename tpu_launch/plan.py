@@ -131,13 +131,9 @@ class Made:
 def plan_command(
     command: str, compiles: bool, say: Callable[[str], None], made: Made | None = None
 ) -> Plan:
-    """Plans a command with its configuration in gin.
+    """Plans a command of `realm` with its configuration in gin.
 
-    Args:
-      command: command of `realm`.
-      compiles: whether to use the compiler if one is available.
-      say: reports slow steps.
-      made: what earlier stages of a chain make; what this one makes is added.
+    What earlier stages of a chain make is in `made`; what this one makes is added.
     """
     from realm_jax.index.embed import EmbedConfig
     from tpu_launch.planner import commands

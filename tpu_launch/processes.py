@@ -42,11 +42,14 @@ class Ended(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A program to run in this environment, and the log that its output goes to."""
+    """A program to run in this environment, and the log that its output goes to.
+
+    Without a log it keeps the terminal.
+    """
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
-    log: pathlib.Path
+    log: pathlib.Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Pace:
 
 
 class Group:
-    """Processes that work together, each with its children in a process group."""
+    """Processes that work together; those with a log are leaders of process groups."""
 
     def __init__(self, commands: Sequence[Command]):
         """Starts them."""
@@ -88,10 +91,8 @@ class Group:
                 f"({error.strerror}); see whether the installation is whole"
             ) from error
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids, in the order of the commands."""
-        return [process.pid for process in self._processes]
+    def __str__(self) -> str:
+        return ", ".join(str(process.pid) for process in self._processes)
 
     def code(self) -> int | None:
         """Returns the exit code that tells most, None while all run or end with 0.
@@ -125,6 +126,7 @@ class Group:
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
         return self.code() or 0
 
@@ -165,7 +167,7 @@ def keep_running(
 
     in_vain, place = 0, object()
     while not must_end():
-        code, was_asked = _run_once(commands, must_end, stop, say, pace)
+        code, was_asked = run_once(commands, must_end, stop, say, pace)
         ended = Ended.by(code)
         if was_asked or must_end() or ended is Ended.BAD_INPUT:
             return code
@@ -187,20 +189,16 @@ def keep_running(
     return _STOPPED
 
 
-def _run_once(
+def run_once(
     commands: Sequence[Command],
     must_end: Callable[[], bool],
     stop: threading.Event,
     say: Callable[[str], None],
     pace: Pace,
 ) -> tuple[int, bool]:
-    """Runs the processes once.
-
-    Returns:
-      The exit code that tells most, and whether they were asked to end.
-    """
+    """Returns the exit code of one start, and whether processes were asked to end."""
     group = Group(commands)
-    say(f"started process {', '.join(map(str, group.pids))}")
+    say(f"started process {group}")
     try:
         while (code := group.code()) is None and not must_end():
             stop.wait(pace.poll)
@@ -216,6 +214,8 @@ def _run_once(
 
 
 def _start(command: Command) -> subprocess.Popen[bytes]:
+    if command.log is None:
+        return subprocess.Popen(command.arguments, env=command.environment)
     with command.log.open("ab") as output:
         return subprocess.Popen(
             command.arguments,

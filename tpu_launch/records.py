@@ -82,11 +82,7 @@ def write_record(store: Store, record: LaunchRecord) -> None:
 
 
 def find_record(store: Store) -> LaunchRecord | None:
-    """Returns what was launched in a model directory, if anything was.
-
-    Raises:
-      DamagedRecordError: the record cannot be read.
-    """
+    """Returns what was launched in a model directory, if anything was."""
     return _read(store, _RUN, LaunchRecord, ", and launch the run again, which goes on")
 
 
@@ -119,11 +115,7 @@ def write_outcome(store: Store, role: str, code: int, message: str = "") -> None
 
 
 def outcomes(store: Store) -> dict[str, Outcome]:
-    """Returns how the roles have ended that have.
-
-    Raises:
-      DamagedRecordError: that of one cannot be read.
-    """
+    """Returns how the roles have ended that have; none of them may be damaged."""
     found = {role: _outcome(store, role) for role in _ROLES}
     return {role: outcome for role, outcome in found.items() if outcome}
 
@@ -152,7 +144,7 @@ def is_over(ended: Mapping[str, Outcome]) -> bool:
 
 def forget_outcomes(store: Store) -> None:
     """Has the run begin again where it has ended."""
-    for role in (TRAINER, BUILDER):
+    for role in _ROLES:
         store.delete(outcome_name(role))
 
 
@@ -198,9 +190,8 @@ def tail(log: pathlib.Path) -> bytes:
 
 def last_line(log: pathlib.Path) -> str:
     """Returns the last line of a log, without "error: "; "" if there is none."""
-    lines = (
-        tail(log).decode(errors="replace").strip().splitlines() if log.exists() else []
-    )
+    text = tail(log).decode(errors="replace") if log.exists() else ""
+    lines = text.strip().splitlines()
     return lines[-1].removeprefix("error: ") if lines else ""
 
 

@@ -96,10 +96,7 @@ def unread_examples(
 ) -> dict[str, str]:
     """Returns what is not copied of a corpus that workers fetch, as `Role.left_out`.
 
-    Args:
-      fetch: gs:// folder -> folder of the worker.
-      corpus: the corpus on a worker.
-      tasks: the tasks whose examples are read.
+    Of the examples in the corpus, a folder of the worker, only those of the tasks are.
     """
     found = {}
     names = "|".join(map(re.escape, tasks))
@@ -114,13 +111,9 @@ def unread_examples(
 
 @dataclasses.dataclass(frozen=True)
 class EngineState:
-    """What an engine says of one of a run's objects.
+    """What an engine says, in its own words, of one of a run's objects.
 
-    Attributes:
-      role: "trainer" or "builder".
-      name: name of the object.
-      state: its state, in the words of the engine.
-      message: why, in one line; "" if all is well.
+    The message says why, in one line; it is "" if all is well.
     """
 
     role: str
@@ -146,11 +139,7 @@ class Engine(Protocol):
         ...
 
     def up(self, run: Run, say: Callable[[str], None]) -> None:
-        """Creates what is missing of a run, says so, and ends.
-
-        Raises:
-          RunFailedError: the run has failed.
-        """
+        """Creates what is missing of a run, unless it has failed (RunFailedError)."""
         ...
 
     def delete(self, run_id: str) -> list[str]:

@@ -1,8 +1,12 @@
 """Runs on TPU VMs, as queued resources of Cloud TPU (google-cloud-tpu, v2).
 
 `up` is one pass: it asks for what is missing, deletes what is lost, and ends. Whoever
-wants preempted slices back calls it again, from cron, say. The slices give themselves
-back (`startup.py`).
+wants preempted slices back calls it again, from cron, say.
+
+Cloud TPU runs the startup script as root on every host of a slice, at every boot.
+Completed work remains after a reboot, so the script only does what is missing. It gives
+the slices back when their work has ended and at the deadline, so that nobody need be
+there.
 
 Credentials are the application default ones. Like `gcloud`, this backend honours
 CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU, to use another server, and
@@ -29,8 +33,9 @@ from google.protobuf import duration_pb2
 
 from realm_jax.errors import BadInputError, NotReadyError
 from realm_jax.hardware import RESERVED, SPOT
+from tpu_launch import templates
+from tpu_launch.records import outcome_name
 from tpu_launch.run import EngineState, Role, Run
-from tpu_launch.startup import startup_script
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"
@@ -43,16 +48,42 @@ _State = tpu_v2.QueuedResourceState.State
 _LOST = (_State.FAILED, _State.SUSPENDING, _State.SUSPENDED)
 
 
+def startup_script(
+    run: Run, role: Role, name: str, deadline: int, home: str = "/opt/realm"
+) -> str:
+    """Returns the script that every host of a role's queued resource `name` runs.
+
+    Code and logs are in the folder `home`; the deadline is in Unix seconds.
+    """
+    worker = {
+        "model_dir": run.model_dir,
+        "role": role.name,
+        "name": name,
+        "slices": role.slices,
+        "hosts": role.machines.num_hosts,
+        "deadline": deadline,
+        "max_restarts": run.config.max_restarts,
+        "grace": run.config.grace_seconds,
+    }
+    return templates.render(
+        "startup.sh.jinja",
+        run=run,
+        role=role,
+        name=name,
+        deadline=deadline,
+        home=home,
+        outcome=f"{run.model_dir.rstrip('/')}/{outcome_name(role.name)}",
+        worker=[f"--{flag}={value}" for flag, value in worker.items()],
+    )
+
+
 class TpuVm:
     """Queued resources of a project; see `run.Engine`."""
 
     def __init__(self, project: str, zones: Sequence[str], deadline: float):
-        """Prepares to work in a project, without asking for anything yet.
+        """Prepares to work in zones of a project, without asking for anything yet.
 
-        Args:
-          project: the project.
-          zones: zones in which slices of the run may be.
-          deadline: time at which slices give themselves back, in Unix seconds.
+        At the deadline, in Unix seconds, slices give themselves back.
         """
         self._project, self._zones, self._deadline = project, zones, deadline
 

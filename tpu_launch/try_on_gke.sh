@@ -62,7 +62,9 @@ wait_for passes 0
 of_run status --once
 cluster get pods --selector="realm-run=$run" --output=wide
 expect logs "lines of every trainer, each after 'trainer/<number> | '"
-of_run logs --role=trainer > "$said" && tail -n 5 "$said" && says '^trainer/0 | '
+of_run logs --role=trainer > "$said"
+tail -n 5 "$said"
+says '^trainer/0 | '
 expect "a second up" "'nothing changed', and no other pods"
 launcher "${up[@]}" --yes 2>&1 | tee "$said"
 says "nothing changed"

@@ -56,12 +56,7 @@ class Worker:
     ):
         """Prepares a worker, without reading or writing anything yet.
 
-        Args:
-          store: the model directory.
-          role: "trainer" or "builder".
-          name: name of the worker's slices.
-          number: number of the worker among all hosts of its slices.
-          log: log of its command.
+        Its number is that among all hosts of its role's slices, which have this name.
         """
         self.over, self.is_done = "", False
         self._store, self._role, self._name = store, role, name
@@ -217,9 +212,8 @@ def find_place(
     It is in the attributes of the machine that JAX reads, too: `agent-worker-number`,
     and `tpu-env`, lines of NAME: 'value' with MEGASCALE_* of this queued resource.
     """
-    host = _number(
-        "agent-worker-number", _attribute("agent-worker-number", stop), hosts
-    )
+    name = "agent-worker-number"
+    host = _number(name, _attribute(name, stop), hosts)
     if slices == 1:
         return host, {}
     lines = _attribute("tpu-env", stop).splitlines()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from flax.linen import partitioning
+from flax.linen import partitioning, spmd
 from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax import axes
@@ -66,7 +66,8 @@ def parameter(
 def constrain(x: jax.Array, *axis_names: str | None) -> jax.Array:
     """Constrains the sharding of `x` on the current mesh by its logical axes.
 
-    Without a mesh this only checks the names. The mesh is the one of `jax.set_mesh`.
+    Without a mesh this only checks the names. The mesh is the one of `jax.set_mesh`, or
+    T5X's, which comes with Flax's axis rules.
 
     Args:
       x: an activation.
@@ -83,6 +84,8 @@ def constrain(x: jax.Array, *axis_names: str | None) -> jax.Array:
         )
     if jax.sharding.get_abstract_mesh().empty:
         return x
+    if rules := nn.get_logical_axis_rules():
+        spec = spmd.logical_to_mesh_axes(axis_names, rules)
     return jax.lax.with_sharding_constraint(x, spec)
 
 

@@ -39,7 +39,7 @@ from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.loop import Report, every
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.search_ahead import SearchAhead
-from realm_jax.training.stage import Stage
+from realm_jax.training.stage import Stage, StageParts
 from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_of
 from realm_jax.training.state import TrainState
 from realm_jax.training.update_shapes import UpdateShapes, batch_of, shapes_of
@@ -205,7 +205,7 @@ def run(
         if stage.is_done:
             return True
         dev = DevExactMatch(stage, questions, config.evaluation_period)
-        inputs = _Inputs(stage, config, stop)
+        inputs = QuestionInputs(stage, config, stop)
         loss = make_loss(config, stage.retriever, stage.reader, inputs.packed_lengths())
 
         def details(step: int) -> Mapping[str, Any]:
@@ -290,15 +290,26 @@ def _on_devices(questions: QuestionBatch) -> QuestionBatch:
     return questions.replace(answer_patterns=None, answer_texts=None)
 
 
-class _Inputs:
+class QuestionInputs:
     """Searches, reads and labels the questions of a step."""
 
     def __init__(
         self,
-        stage: Stage[SpanReader],
+        stage: StageParts[SpanReader],
         config: FinetuneConfig,
         stop: threading.Event,
     ):
+        """Opens the questions, and the index or builds it.
+
+        Args:
+          stage: the run, with its initial state.
+          config: its configuration.
+          stop: ends embedding.
+
+        Raises:
+          BadInputError: no answer is in a retrieved block, or the index is missing.
+          StoppedError: stopped while the corpus was being embedded.
+        """
         self._stage = stage
         self._config = config
         self._examples = stage.open_examples(config.task, "train", of_corpus=False)

@@ -150,10 +150,11 @@ def _for_each_model(
     def update(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
         del params
         models: dict[str, Any] = updates  # pyright: ignore[reportAssignmentType]
-        return {
+        clipped = {
             name: stateless.update(model, optax.EmptyState())[0]
             for name, model in models.items()
         }
+        return type(models)(clipped)
 
     return optax.stateless(update)
 
@@ -175,7 +176,7 @@ def _scale_retriever(
         updates, state = inner.update(updates, state, params)
         models: dict[str, Any] = updates  # pyright: ignore[reportAssignmentType]
         scaled = jax.tree.map(lambda leaf: share * leaf, models["retriever"])
-        return {**models, "retriever": scaled}, state
+        return type(models)({**models, "retriever": scaled}), state
 
     return optax.GradientTransformation(inner.init, update)
 
@@ -227,5 +228,7 @@ def _paths_above(path: tuple[str, ...]) -> set[str]:
 
 
 def _map_paths(params: PyTree, function) -> PyTree:
-    flat = flax.traverse_util.flatten_dict(params)
-    return flax.traverse_util.unflatten_dict({path: function(path) for path in flat})
+    # T5X freezes dictionaries, and labels must be in a tree of the same kind.
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: function(tuple(part.key for part in path)), params
+    )

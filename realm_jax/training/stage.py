@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import PyTree
+from jaxtyping import Int, PyTree
 
 from realm_jax import axes, multihost, placement
 from realm_jax.attempts import Attempt
@@ -56,8 +56,8 @@ CheckpointDetails = Callable[[int], Mapping[str, Any]]
 """Maps updates done to the details of a checkpoint beyond those of every stage."""
 
 
-class Stage(Generic[ReaderT]):
-    """A training stage of one run, continued from its latest checkpoint.
+class StageParts(Generic[ReaderT]):
+    """The parts of a stage that make its inputs, whatever trains it.
 
     Attributes:
       config: configuration of the run.
@@ -71,33 +71,25 @@ class Stage(Generic[ReaderT]):
       stopwatch: stopwatch of the training thread.
     """
 
+    state: TrainState
+    details: Mapping[str, Any] | None
+
     def __init__(
         self,
-        name: str,
         config: StageConfig,
         make_reader: Callable[[BertConfig], ReaderT],
-        frozen: tuple[str, ...] = (),
-        index: Precision | None = None,
-        attempt: Attempt | None = None,
+        mesh: Mesh,
     ):
-        """Opens corpus and model directory; draws, warm-starts or restores the state.
+        """Opens corpus and model directory.
 
         Args:
-          name: name of the stage.
           config: configuration of the run.
           make_reader: makes the stage's reader.
-          frozen: parameter paths that are not trained.
-          index: precision of an index in the state, None if the state has none. It is
-            all zeros until it is replaced, unless it was restored from a checkpoint.
-          attempt: records the run when its work begins; None for one of the library.
+          mesh: the devices over which a batch is split.
 
         Raises:
-          BadInputError: the corpus is missing, or the model directory holds a run of
-            another stage, model or corpus, or one that has done more updates than
-            `train_steps`; or another trainer is at work there; or the parameters are
-            not finite.
+          BadInputError: the corpus is missing.
         """
-        self.name = name
         self.config = config
         # Each host reads its own copy; a damaged one ends all processes.
         self.corpus = multihost.run_on_all(
@@ -110,41 +102,8 @@ class Stage(Generic[ReaderT]):
         )
         self.retriever = Retriever(self.retriever_config)
         self.reader = make_reader(self.retriever_config.bert)
-        self._frozen = frozen
-        of_optimizer = config.optimizer(total_steps=config.train_steps)
-        self._optimizer = make_optimizer(of_optimizer, frozen)
-        self._learning_rate = learning_rate_schedule(of_optimizer)
-        self._mesh = partitioning.make_mesh(config.mesh)
-        partitioning.require_models_split(self._mesh, self.retriever_config.bert)
-        self.require_divisible(config.batch_size)
-        self._attempt = attempt or Attempt(config.stage.command, config)
-        self._trained = self._describe()
-        self._check_resumable()
-        self._lease = Lease(self.model_store)
-        try:
-            self._checkpointer = Checkpointer(
-                self.model_store, require_alone=self._lease.require_held
-            )
-            self.stopwatch = Stopwatch()
-            self.state, self.details = self._restore_or_create(index)
-            self._finite = FiniteUpdates(
-                config.skip_nonfinite_updates,
-                (self.details or {}).get(SKIPPED_UPDATES, 0),
-            )
-            self.require_finite(int(self.state.step), self.state)
-        except BaseException:
-            self._lease.release()
-            raise
-
-    @property
-    def is_done(self) -> bool:
-        """True if all updates are done."""
-        return int(self.state.step) >= self.config.train_steps
-
-    @property
-    def lease(self) -> Lease:
-        """The right to write to the model directory."""
-        return self._lease
+        self.stopwatch = Stopwatch()
+        self._mesh = mesh
 
     @property
     def mesh(self) -> Mesh:
@@ -215,7 +174,7 @@ class Stage(Generic[ReaderT]):
         self.require_divisible(size)
         spans = Spans(config.spans)
         rows = examples.step_rows(step, batch_size=size, seed=config.seed, spans=spans)
-        rows = rows[placement.local_rows(self._mesh, size)]
+        rows = rows[self._own_rows(size)]
         if spans is Spans.TOGETHER:
             return examples.together(rows)
         return examples.batch(rows)
@@ -257,6 +216,90 @@ class Stage(Generic[ReaderT]):
         )
         _log.info("PACK_DOCUMENTS: %s", _describe_packing(chosen))
         return chosen
+
+    def describe(self) -> Trained:
+        """Returns the record of what is trained."""
+        config, bert = self.config, self.retriever_config.bert
+        return Trained(
+            stage=config.stage.name,
+            model=initialization.describe(self.retriever_config),
+            lengths=dataclasses.asdict(config.models.lengths),
+            corpus_fingerprint=self.corpus.fingerprint,
+            vocabulary_fingerprint=self.corpus.vocabulary.fingerprint,
+            data_order=config.data_order(),
+            numerics={"dtype": bert.dtype, "products": bert.products},
+            **config.recorded(),
+        )
+
+    def _own_rows(self, batch_size: int) -> Int[np.ndarray, " row"]:
+        """Returns the rows of a batch that this process makes."""
+        return placement.local_rows(self._mesh, batch_size)
+
+
+class Stage(StageParts[ReaderT]):
+    """A training stage of one run, continued from its latest checkpoint."""
+
+    def __init__(
+        self,
+        name: str,
+        config: StageConfig,
+        make_reader: Callable[[BertConfig], ReaderT],
+        frozen: tuple[str, ...] = (),
+        index: Precision | None = None,
+        attempt: Attempt | None = None,
+    ):
+        """Opens corpus and model directory; draws, warm-starts or restores the state.
+
+        Args:
+          name: name of the stage.
+          config: configuration of the run.
+          make_reader: makes the stage's reader.
+          frozen: parameter paths that are not trained.
+          index: precision of an index in the state, None if the state has none. It is
+            all zeros until it is replaced, unless it was restored from a checkpoint.
+          attempt: records the run when its work begins; None for one of the library.
+
+        Raises:
+          BadInputError: the corpus is missing, or the model directory holds a run of
+            another stage, model or corpus, or one that has done more updates than
+            `train_steps`; or another trainer is at work there; or the parameters are
+            not finite.
+        """
+        super().__init__(config, make_reader, partitioning.make_mesh(config.mesh))
+        self.name = name
+        self._frozen = frozen
+        of_optimizer = config.optimizer(total_steps=config.train_steps)
+        self._optimizer = make_optimizer(of_optimizer, frozen)
+        self._learning_rate = learning_rate_schedule(of_optimizer)
+        partitioning.require_models_split(self._mesh, self.retriever_config.bert)
+        self.require_divisible(config.batch_size)
+        self._attempt = attempt or Attempt(config.stage.command, config)
+        self._trained = self.describe()
+        self._check_resumable()
+        self._lease = Lease(self.model_store)
+        try:
+            self._checkpointer = Checkpointer(
+                self.model_store, require_alone=self._lease.require_held
+            )
+            self.state, self.details = self._restore_or_create(index)
+            self._finite = FiniteUpdates(
+                config.skip_nonfinite_updates,
+                (self.details or {}).get(SKIPPED_UPDATES, 0),
+            )
+            self.require_finite(int(self.state.step), self.state)
+        except BaseException:
+            self._lease.release()
+            raise
+
+    @property
+    def is_done(self) -> bool:
+        """True if all updates are done."""
+        return int(self.state.step) >= self.config.train_steps
+
+    @property
+    def lease(self) -> Lease:
+        """The right to write to the model directory."""
+        return self._lease
 
     def train(
         self,
@@ -422,19 +465,6 @@ class Stage(Generic[ReaderT]):
             self._checkpointer.close()
         finally:
             self._lease.release()
-
-    def _describe(self) -> Trained:
-        config, bert = self.config, self.retriever_config.bert
-        return Trained(
-            stage=self.name,
-            model=initialization.describe(self.retriever_config),
-            lengths=dataclasses.asdict(config.models.lengths),
-            corpus_fingerprint=self.corpus.fingerprint,
-            vocabulary_fingerprint=self.corpus.vocabulary.fingerprint,
-            data_order=config.data_order(),
-            numerics={"dtype": bert.dtype, "products": bert.products},
-            **config.recorded(),
-        )
 
     def _check_resumable(self) -> None:
         run = open_run(self.config.model_dir)

@@ -69,25 +69,6 @@ def test_a_worker_runs_the_code_of_the_bundle(vm):
     assert vm.said("apt-get") == []
 
 
-def test_a_worker_runs_what_was_installed_where_it_was_launched(make_vm, tmp_path):
-    vm, code = make_vm(), tmp_path / "site-packages"
-    for package in ("realm_jax", "tasks", "tpu_launch"):
-        shutil.copytree(tpu_vm.ROOT / package, code / package)
-    gin = code / "realm_jax" / "gin"
-    shutil.copytree(tpu_vm.ROOT / "gin", gin)
-    (gin / "runs" / "bundled.gin").write_text("no_such_thing.setting = 1\n")
-    vm.makes_environments()
-    vm.ship(code)
-    text = vm.script("pretrain", "--gin_file=realm_jax/gin/runs/bundled.gin")
-    assert vm.boot(text).returncode == 2
-    assert "no_such_thing" in vm.outcome().message
-    lock = vm.home / vm.code / "tpu_launch/requirements.lock"
-    assert lock.read_bytes() == (code / "tpu_launch" / lock.name).read_bytes()
-    words = ["install", "--no-deps", "--require-hashes", "--requirement"]
-    assert vm.said("pip") == [[*words, str(lock)]]
-    assert vm.said("make") == []
-
-
 def test_another_boot_installs_nothing_and_runs_nothing_done(vm, tmp_path):
     corpus, disk = tmp_path / "corpus", tmp_path / "a disk"
     (corpus / "shards").mkdir(parents=True)

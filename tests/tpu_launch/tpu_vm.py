@@ -15,9 +15,10 @@ from collections.abc import Mapping
 
 from realm_jax.hardware import LaunchConfig
 from realm_jax.storage import open_store
-from tpu_launch import records, slices, startup
+from tpu_launch import records, slices
 from tpu_launch.bundle import make_bundle
 from tpu_launch.run import TRAINER, Role, Run
+from tpu_launch.tpu_vm import startup_script
 
 ROOT = pathlib.Path(__file__).parents[2]
 RUN, DEADLINE = "realm-0a1b2c", 4_000_000_000
@@ -46,16 +47,6 @@ cat > "$folder/uv" << 'END'
 echo "uv $*" >> SAID
 END
 chmod +x "$folder/python" "$folder/uv"
-"""
-_PYTHON = """\
-[ "$1 $2" = "-m venv" ] || exec PYTHON "$@"
-mkdir -p "$3/bin"
-cat > "$3/bin/python" << 'END'
-#!/bin/sh
-[ "$1 $2" = "-m pip" ] || exec PYTHON "$@"
-echo "$*" | sed "s/^-m //" >> SAID
-END
-chmod +x "$3/bin/python"
 """
 _APT_GET = """\
 for word in "$@"; do
@@ -138,12 +129,6 @@ class TpuVm:
         """Says what `make` does before it makes an environment."""
         self._write(self._to_install / "make", first + _MAKE)
 
-    def makes_environments(self) -> None:
-        """Has Python make a stand-in of an environment, whose pip installs nothing."""
-        python = self._path / "python3.11"
-        python.unlink()  # It is a link to a real one.
-        self._write(python, _PYTHON)
-
     def said(self, program: str) -> list[list[str]]:
         """Returns the arguments of each run of a program so far."""
         lines = self._said.read_text().splitlines() if self._said.exists() else []
@@ -181,7 +166,7 @@ class TpuVm:
         machines, command = slices.parse("v4-8"), command or ("tasks", "--help")
         role = Role(TRAINER, machines, 1, "spot", command, "z", left_out or {})
         run = Run(RUN, self.store.url(), (role,), self.code, config)
-        return startup.startup_script(run, role, NAME, deadline, str(self.home))
+        return startup_script(run, role, NAME, deadline, str(self.home))
 
     def boot(self, script: str = "", **environment: str):
         """Boots once; returns the process of the script, which has ended."""

@@ -70,23 +70,20 @@ _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 
 def written(line: Line, currency: str) -> str:
     """Formats a figure for display."""
-    value = line.value
     match line.unit:
         case Unit.BYTES:
-            return _scaled(value, 1024, _BINARY, most=1024)
+            return _scaled(line.value, 1024, _BINARY, most=1024)
         case Unit.FLOP:
             # In the usual unit: an update has thousands of TFLOP.
-            return f"{_scaled(value, 1000, _DECIMAL, most=10_000)}FLOP"
+            return f"{_scaled(line.value, 1000, _DECIMAL, most=10_000)}FLOP"
         case Unit.SECONDS:
-            return duration(value)
-        case Unit.STEPS:
-            return f"{value:,.0f} steps"
-        case Unit.PER_HOUR:
-            return f"{value:,.0f} an hour"
-        case Unit.MONEY:
-            return f"{value:,.0f} {currency}"
-        case Unit.COUNT:
-            return f"{value:,.0f}"
+            return duration(line.value)
+    words = {
+        Unit.STEPS: " steps",
+        Unit.PER_HOUR: " an hour",
+        Unit.MONEY: f" {currency}",
+    }
+    return f"{line.value:,.0f}{words.get(line.unit, '')}"
 
 
 def _scaled(value: float, base: int, prefixes: Sequence[str], most: int) -> str:
@@ -135,11 +132,7 @@ def as_json(plans: Sequence[Plan], currency: str) -> str:
     for plan in plans:
         sections = {
             heading: {
-                line.name: {
-                    "value": line.value,
-                    "unit": line.unit.value,
-                    "note": line.note,
-                }
+                line.name: {**dataclasses.asdict(line), "unit": line.unit.value}
                 for line in lines
             }
             for heading, lines in plan.sections.items()

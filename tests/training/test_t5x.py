@@ -1,0 +1,129 @@
+"""T5X trains our stages; skipped where it is not on the path (docs/t5x.md)."""
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.index.candidates import pretrain_candidates
+from realm_jax.training import finetune
+from realm_jax.training.optimizers import make_optimizer, stop_gradient
+from realm_jax.training.pretrain_loss import PretrainInputs
+from realm_jax.training.state import create_state
+from realm_jax.training.step import make_step, step_key
+from realm_jax.training.warm_start_loss import WarmStartInputs
+from realm_jax.types import InverseClozeBatch, Neighbours, PretrainBatch
+from tests import tiny_world
+from tests.training.runs import inputs_of
+
+pytest.importorskip("t5x.trainer", reason="T5X is not on the path, see docs/t5x.md")
+from t5x import partitioning
+from t5x import trainer as t5x_trainer
+
+from realm_jax import t5x
+
+
+def pairs(run):
+    examples = run.open_examples("pairs", "train")
+    return WarmStartInputs(InverseClozeBatch(**run.batch(examples, 0)), None)
+
+
+def sentences(run):
+    """Sentences with blocks that stand for what a search has found."""
+    batch = PretrainBatch(**run.batch(run.open_examples("asked", "train"), 0))
+    ids = np.arange(4 * 12).reshape(4, 12) * 7 % run.corpus.num_blocks
+    candidates = pretrain_candidates(
+        run.corpus,
+        Neighbours(ids, np.zeros(ids.shape)),
+        batch,
+        num_candidates=4,
+        document_length=tiny_world.LENGTHS.document,
+        joined_length=tiny_world.LENGTHS.joined,
+    )
+    return PretrainInputs(batch, candidates)
+
+
+CONFIGS = {
+    "ict": tiny_world.warm_start_config,
+    "pretrain": tiny_world.pretrain_config,
+    "finetune": tiny_world.finetune_config,
+}
+
+
+def config_of(stage, world, folder):
+    only_pairs = {"task": ""} if stage == "ict" else {}
+    return CONFIGS[stage](world, folder / stage, **only_pairs)
+
+
+@pytest.fixture(params=CONFIGS)
+def run_and_inputs(request, world, tmp_path, monkeypatch):
+    """A stage for T5X, and inputs of an update."""
+    config = config_of(request.param, world, tmp_path)
+    run = t5x.Run(config)
+    if request.param == "finetune":
+        return run, inputs_of(monkeypatch, finetune, config)[0]
+    return run, {"ict": pairs, "pretrain": sentences}[request.param](run)
+
+
+def started(model):
+    """The partitioner and the initial state of T5X, and the axes of that."""
+    partitioner = partitioning.PjitPartitioner(
+        num_partitions=1, logical_axis_rules=t5x.logical_axis_rules()
+    )
+    initializer = t5x.StateInitializer(
+        optimizer_def=model.optimizer_def,
+        init_fn=model.get_initial_variables,
+        input_shapes={},
+        partitioner=partitioner,
+    )
+    state = initializer.from_scratch(jax.random.PRNGKey(1))
+    return partitioner, state, initializer.train_state_axes
+
+
+def test_a_step_is_our_own(run_and_inputs):
+    """From equal parameters, dropout included, of ICT, pre-training and fine-tuning."""
+    run, inputs = run_and_inputs
+    config, shapes, model = run.config, run.shapes, t5x.Model(run)
+    partitioner, state, state_axes = started(model)
+    batch = t5x.to_batch(inputs)
+    optimizer = make_optimizer(
+        config.optimizer(total_steps=config.train_steps), shapes.frozen
+    )
+    params = jax.device_get(jax.tree.map(np.asarray, dict(state.params.unfreeze())))
+    ours = create_state(params, optimizer, config.seed)
+
+    def loss(params):
+        return shapes.loss.of_update(stop_gradient(params, shapes.frozen), ours, inputs)
+
+    (expected, _), gradient = jax.value_and_grad(loss, has_aux=True)(ours.params)
+    theirs, metrics, _ = t5x_trainer.accumulate_grads_microbatched(
+        model, state, batch, jax.random.key_data(step_key(ours)), None
+    )
+    assert_close(theirs.unfreeze(), gradient)
+    assert metrics["loss"].compute() == pytest.approx(float(expected), abs=1e-5)
+    assert float(expected) > 0.1
+
+    trainer = t5x_trainer.Trainer(
+        model=model,
+        train_state=state,
+        partitioner=partitioner,
+        eval_names=[],
+        summary_dir=None,
+        train_state_axes=state_axes,
+        # Folded with the number of the step, as ours is.
+        rng=jax.random.PRNGKey(config.seed),
+        learning_rate_fn=lambda step: 0.0,
+        num_microbatches=None,
+    )
+    with trainer:
+        trainer.train(iter([batch]), 1).result()
+        after = trainer.train_state
+    updated, _ = make_step(shapes.loss, optimizer, shapes.frozen)(ours, inputs)
+    assert int(after.step) == int(updated.step) == 1
+    assert_close(after.params.unfreeze(), updated.params)
+
+
+def assert_close(left, right):
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5),
+        *jax.device_get((left, right)),
+    )

@@ -1,0 +1,159 @@
+"""Stock `t5x.train` runs every stage on eight devices; skipped without T5X."""
+
+import importlib.util
+import os
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import realm_jax
+from realm_jax.errors import BadInputError
+from realm_jax.index.snapshots import INDEX_SERIES, SnapshotSeries
+from realm_jax.storage import open_store
+from tests import tiny_run, tiny_world
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        importlib.util.find_spec("t5x") is None,
+        reason="T5X is not on the path, see docs/t5x.md",
+    ),
+]
+
+SIZES = """
+from __gin__ import dynamic_registration
+
+from realm_jax.index import embed
+from realm_jax.models import bert
+from realm_jax.models import retriever
+from t5x import partitioning
+
+bert.BertConfig:
+    hidden_size = 16
+    num_layers = 1
+    num_heads = 2
+    mlp_size = 32
+    max_positions = 40
+retriever.RetrieverConfig.projection_size = 8
+embed.EmbedConfig:
+    batch_size = 8
+    shard_blocks = 8
+QUERY_LENGTH = 10
+DOCUMENT_LENGTH = 28
+JOINED_LENGTH = 34
+SHARED_TOWERS = False
+BATCH_SIZE = 8
+LEARNING_RATE = 1e-2
+WARMUP_STEPS = 0
+LOG_PERIOD = 5
+# Four devices along "data", two along "model".
+partitioning.PjitPartitioner:
+    num_partitions = None
+    model_parallel_submesh = (1, 2)
+"""
+TASKS = {"ict": "PAIRS_TASK='pairs'", "pretrain": "TASK='asked'"}
+TASKS["finetune"] = "TASK='questions'"
+
+
+def finished(process, name):
+    output, _ = process.communicate()
+    assert process.returncode == 0, f"{name}: {output[-5000:]}"
+
+
+def started(stage, root, *bindings):
+    """Starts a stage as docs/t5x.md says."""
+    files = [tiny_run.GIN / "models" / "tiny.gin", f"gin/t5x/{stage}.gin"]
+    macros = [
+        f"MODEL_DIR='{root / stage}'",
+        f"CORPUS='{root / 'corpus'}'",
+        TASKS[stage],
+        *bindings,
+    ]
+    return tiny_run.start(
+        [
+            "t5x.train",
+            "--gin_search_paths=.",
+            *(f"--gin_file={file}" for file in (*files, root / "sizes.gin")),
+            *(f"--gin.{macro}" for macro in macros),
+        ]
+    )
+
+
+def scalars(folder, name):
+    """The values of T5X's summaries by step."""
+    events = EventAccumulator(str(folder / "train"), size_guidance={"tensors": 0})
+    events.Reload()
+    return {e.step: float(e.tensor_proto.float_val[0]) for e in events.Tensors(name)}
+
+
+@pytest.fixture
+def eight_devices(monkeypatch):
+    flags = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    )
+    monkeypatch.setenv("XLA_FLAGS", flags)
+
+
+@pytest.mark.usefixtures("eight_devices")
+def test_the_stages_run_and_answer(tmp_path):
+    """ICT, 50 steps of REALM with two refreshes, fine-tuning: each from the last."""
+    from realm_jax import t5x
+
+    world = tiny_world.make(tmp_path)
+    (tmp_path / "sizes.gin").write_text(SIZES)
+    finished(started("ict", tmp_path, "TRAIN_STEPS=10"), "ict")
+    assert t5x.make_model_directory(str(tmp_path / "ict")) == 10
+
+    pretraining = started(
+        "pretrain",
+        tmp_path,
+        f"WARM_START='{tmp_path / 'ict'}'",
+        "TRAIN_STEPS=50",
+        "REFRESH_PERIOD=20",
+        # So that every refresh is waited for.
+        "MAX_STALENESS_STEPS=20",
+        "NUM_CANDIDATES=4",
+    )
+    builder = tiny_run.start(
+        [
+            "realm_jax.cli.main",
+            "build-index",
+            f"--gin_file={tiny_run.GIN / 'runs' / 'build_index.gin'}",
+            f"--gin.MODEL_DIR={tmp_path / 'pretrain'}",
+            f"--gin.CORPUS={tmp_path / 'corpus'}",
+            "--gin.DOCUMENT_LENGTH=28",
+        ]
+    )
+    finished(pretraining, "pretrain")
+    finished(builder, "build-index")
+    folder = tmp_path / "pretrain"
+    ages = scalars(folder, "index_age_steps")
+    assert {step: ages[step] for step in (20, 25, 40, 45)} == {
+        **{20: 20, 40: 20},
+        **{25: 5, 45: 5},
+    }
+    assert scalars(folder, "index_swaps")[50] == 2
+    losses = scalars(folder, "loss")
+    assert losses[50] < losses[5]
+    assert SnapshotSeries(open_store(folder), INDEX_SERIES).steps()[-1] == 50
+    assert t5x.make_model_directory(str(folder)) == 50
+
+    finished(
+        started(
+            "finetune",
+            tmp_path,
+            f"WARM_START='{folder}'",
+            "TRAIN_STEPS=10",
+            "NUM_RETRIEVED=24",
+            "NUM_READ=2",
+        ),
+        "finetune",
+    )
+    with pytest.raises(BadInputError, match="no checkpoint"):
+        realm_jax.load(str(tmp_path / "finetune"))
+    assert t5x.make_model_directory(str(tmp_path / "finetune")) == 10
+    model = realm_jax.load(str(tmp_path / "finetune"))
+    question = "Who ?"
+    answer = model.answer(question)
+    assert answer.text in " ".join(document.text for document in answer.documents)
+    assert world.corpus == str(model.corpus.directory)
