@@ -10,7 +10,7 @@ output matrix is tied to the word embeddings in both layouts; a file may repeat 
 
 import json
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import flax.traverse_util
@@ -22,7 +22,7 @@ from jaxtyping import PyTree
 from realm_jax.errors import BadInputError
 from realm_jax.manifests import parse_json, require_fields
 from realm_jax.models.bert import PAD_ID, Bert, BertConfig
-from realm_jax.weights.tensors import read_tensors, weights_file
+from realm_jax.weights.tensors import Tensor, read_tensors, weights_file
 
 CONFIG_FILE = "config.json"
 METADATA = {"format": "pt"}
@@ -49,7 +49,7 @@ _LAYER_NAMES = {
     "mlp_norm": "output.LayerNorm",
 }
 _HEAD = "cls.predictions."
-_HEAD_NAMES = {
+HEAD_NAMES = {
     "head_dense/kernel": f"{_HEAD}transform.dense.weight",
     "head_dense/bias": f"{_HEAD}transform.dense.bias",
     "head_norm/scale": f"{_HEAD}transform.LayerNorm.weight",
@@ -203,7 +203,7 @@ def save_masked_lm(
     flat = flax.traverse_util.flatten_dict(params, sep="/")
     head = {
         source: _from_parameter(name, np.asarray(flat[name], np.float32))
-        for name, source in _HEAD_NAMES.items()
+        for name, source in HEAD_NAMES.items()
     }
     tensors = {f"bert.{name}": tensor for name, tensor in encoder.items()}
     safetensors.numpy.save_file(tensors | head, path, METADATA)
@@ -233,7 +233,7 @@ def _encoder_params(
             if not name.startswith("pooler/")
         }
     sources = {name: sources_of(name, config.num_layers) for name in shapes}
-    params, problems = _to_parameters(tensors, sources, shapes)
+    flat, problems = flat_parameters(tensors, sources, shapes)
     used = {source for names in sources.values() for source in names}
     problems += [f"{name} is not known" for name in sorted(set(tensors) - used)]
     if problems:
@@ -245,52 +245,75 @@ def _encoder_params(
             "that fits these weights, and their vocabulary for the corpus"
         )
     _check_unseen(folder, config)
-    return params
+    return flax.traverse_util.unflatten_dict(flat, sep="/")
 
 
 def _head_params(
     folder: str | pathlib.Path, tensors: dict[str, np.ndarray], config: BertConfig
 ) -> PyTree:
-    size = (config.hidden_size,)
-    shapes = dict.fromkeys(_HEAD_NAMES, size)
-    shapes |= {"head_dense/kernel": size * 2, "head_bias": (config.vocab_size,)}
-    sources = {name: [source] for name, source in _HEAD_NAMES.items()}
-    params, problems = _to_parameters(tensors, sources, shapes)
-    problems += [
-        f"{name} is not {other}"
-        for name, other in _TIED.items()
-        if name in tensors and not np.array_equal(tensors[name], tensors.get(other, 0))
-    ]
+    sources = {name: [source] for name, source in HEAD_NAMES.items()}
+    flat, problems = flat_parameters(tensors, sources, head_shapes(config))
+    problems += untied(tensors, _TIED)
     if problems:
         raise BadInputError(
             f"expected BERT's masked-LM head, tied to its word embeddings, in "
             f"{weights_file(folder)}, but {'; '.join(problems)}; give weights with the "
             "whole head, or with nothing of cls.predictions for a new one"
         )
-    return params
+    return flax.traverse_util.unflatten_dict(flat, sep="/")
 
 
-def _to_parameters(
-    tensors: dict[str, np.ndarray],
+def flat_parameters(
+    tensors: Mapping[str, Tensor],
     sources: Mapping[str, list[str]],
     shapes: Mapping[str, tuple[int, ...]],
-) -> tuple[PyTree, list[str]]:
-    """Returns the parameters that could be made, and the problems with the others."""
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Returns the parameters that could be made, and the problems with the others.
+
+    Args:
+      tensors: the tensors by name.
+      sources: names of the tensors of each parameter, see `sources_of`.
+      shapes: shapes of parameters, of which those in `sources` are made.
+    """
     params, problems = {}, []
-    for name, shape in shapes.items():
-        missing = [source for source in sources[name] if source not in tensors]
+    for name, names in sources.items():
+        missing = [source for source in names if source not in tensors]
         if missing:
             problems.append(f"{missing[0]} is missing")
             continue
-        found = [tensors[source] for source in sources[name]]
+        found = [tensors[source] for source in names]
         try:
-            params[name] = to_parameter(name, found, shape)
+            params[name] = to_parameter(name, found, shapes[name])
         except ValueError:
             problems.append(
-                f"{sources[name][0]} has shape {found[0].shape}, which does not make "
-                f"{name} {shape}"
+                f"{names[0]} has shape {found[0].shape}, which does not make "
+                f"{name} {shapes[name]}"
             )
-    return flax.traverse_util.unflatten_dict(params, sep="/"), problems
+    return params, problems
+
+
+def head_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the masked-LM head's parameters."""
+    size = (config.hidden_size,)
+    shapes = dict.fromkeys(HEAD_NAMES, size)
+    return shapes | {"head_dense/kernel": size * 2, "head_bias": (config.vocab_size,)}
+
+
+def tied_names(prefix: str, of_bert: str) -> dict[str, str]:
+    """Returns the repetitions of a masked LM by name, with what each must equal."""
+    return {
+        prefix + name: prefix + (other if other.startswith(_HEAD) else of_bert + other)
+        for name, other in _TIED.items()
+    }
+
+
+def untied(tensors: Mapping[str, Tensor], tied: Mapping[str, str]) -> list[str]:
+    """Describes the repetitions that are none."""
+    return [
+        f"{name} is not {other}"
+        for name, other in tied.items()
+        if name in tensors and not np.array_equal(tensors[name], tensors.get(other, 0))
+    ]
 
 
 def _encoder_tensors(params: PyTree, config: BertConfig) -> dict[str, np.ndarray]:
@@ -339,21 +362,22 @@ def sources_of(name: str, num_layers: int) -> list[str]:
 
 
 def to_parameter(
-    name: str, tensors: list[np.ndarray], shape: tuple[int, ...]
+    name: str, tensors: Sequence[Tensor], shape: tuple[int, ...]
 ) -> np.ndarray:
     """Transposes matrices, splits heads and stacks layers.
 
     Raises:
       ValueError: the tensors do not make a parameter of this shape.
     """
-    turn: Callable[[np.ndarray], np.ndarray] = (
-        np.transpose if name.endswith("kernel") else np.asarray
-    )
-    rows = [turn(tensor).astype(np.float32) for tensor in tensors]
-    stacked = np.stack(rows) if name.startswith("layers/") else rows[0]
-    if not _same_but_for_heads(stacked.shape, shape):
+    is_matrix, in_layers = name.endswith("kernel"), name.rpartition("layers/")[1]
+    found = {tensor.shape[::-1] if is_matrix else tensor.shape for tensor in tensors}
+    stacked = {(len(tensors), *one) if in_layers else one for one in found}
+    # Before anything is read.
+    if len(stacked) != 1 or not _same_but_for_heads(stacked.pop(), shape):
         raise ValueError(name)
-    return stacked.reshape(shape)
+    rows = [np.asarray(tensor).astype(np.float32) for tensor in tensors]
+    rows = [row.T for row in rows] if is_matrix else rows
+    return np.stack(rows).reshape(shape) if in_layers else rows[0].reshape(shape)
 
 
 def _same_but_for_heads(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
