@@ -2,9 +2,10 @@
 
 A SOURCE is the folder of a model of `transformers`: RealmEmbedder, RealmScorer,
 RealmKnowledgeAugEncoder, RealmReader or RealmForOpenQA, as config.json with
-model.safetensors or pytorch_model.bin. Several become one model: an embedder and an
-encoder what `realm pretrain` and `realm finetune` start from; a RealmForOpenQA, which
-answers, and the embedder that its blocks were embedded with.
+model.safetensors or pytorch_model.bin; or a checkpoint of TensorFlow with the variables
+of REALM, ORQA or BERT, also that of a TF-Hub module. Several become one model: an
+embedder and an encoder what `realm pretrain` and `realm finetune` start from; a
+RealmForOpenQA, which answers, and the embedder that its blocks were embedded with.
 
 With --corpus the blocks and embeddings that a model brings become a corpus and an index
 of it. DEST has the vocabulary, too, to prepare another corpus with. Tensors that are
@@ -15,6 +16,9 @@ Examples:
     google/realm-cc-news-pretrained-encoder runs/realm/pretrain
   realm import-weights google/realm-orqa-nq-openqa runs/realm/finetune \\
     --corpus=runs/realm/corpus
+  realm import-weights cc_news_pretrained/embedder cc_news_pretrained/bert \\
+    runs/realm/pretrain --corpus=runs/realm/corpus --blocks=blocks.tfr \\
+    --embeddings=cc_news_pretrained/embedder/encoded/encoded.ckpt
 """
 
 import argparse
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 _OPTIONS = (
     ("corpus", "FOLDER", "the corpus to search; made of the blocks if it is new"),
     ("blocks", "FILE", "texts of the blocks, if not in SOURCE (block_records.npy)"),
+    ("embeddings", "CHECKPOINT", "their embeddings, if not in SOURCE (encoded.ckpt)"),
     ("titles", "FILE", "their titles, a file of the same kind"),
     ("vocabulary", "FILE", "vocab.txt, if not in SOURCE"),
 )

@@ -41,7 +41,11 @@ from realm_jax.training.initialization import describe
 from realm_jax.training.recorded import TRAINED
 from realm_jax.training.state import TrainState
 from realm_jax.types import Lengths
-from realm_jax.weights.published import PublishedModel, read_published
+from realm_jax.weights.published import (
+    PublishedModel,
+    block_embeddings,
+    read_published,
+)
 from realm_jax.weights.realm import SHARED_TOWER
 
 _LENGTHS = Lengths()
@@ -59,7 +63,8 @@ class ImportConfig:
         "" for none yet.
       blocks: texts of the blocks, see `block_records`; "" for those of a source.
       titles: their titles in a file of the same kind, or "".
-      embeddings: a checkpoint with their embeddings; "" for those of a source.
+      embeddings: a checkpoint of TensorFlow with their embeddings, `encoded.ckpt`; ""
+        for those of a source.
       vocabulary: `vocab.txt`; "" for that of a source or of the corpus.
     """
 
@@ -222,8 +227,16 @@ def _block_embeddings(
     config: ImportConfig, models: Sequence[PublishedModel]
 ) -> tuple[int, ReadRows] | None:
     stored = [model.block_embeddings for model in models if model.block_embeddings]
+    if config.embeddings:
+        stored = [block_embeddings(config.embeddings)]
     if not stored or not config.corpus:
         return None
+    width = models[0].retriever.projection_size
+    if stored[0].shape[1] != width:
+        raise BadInputError(
+            f"expected embeddings of {width} features in {config.embeddings}, got "
+            f"{stored[0].shape[1]}; give those of this embedder"
+        )
     return stored[0].shape[0], stored[0].rows
 
 

@@ -2,7 +2,7 @@
 
 A model is made of parts: BERT under `realm.`, and a projection, a masked-LM head or a
 span scorer. `_PARTS` says where in a model each part is, and the other tables which of
-its tensors are which parameters; those of BERT itself are in `bert.py`.
+its tensors are which parameters; those of BERT itself are in `bert_tensors.py`.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from realm_jax.manifests import parse_json, require_fields
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER, RetrieverConfig
 from realm_jax.models.span_reader import SPAN_SCORER_SIZE
-from realm_jax.weights import bert
+from realm_jax.weights import bert, bert_tensors
 from realm_jax.weights.stored import StoredTensor
 from realm_jax.weights.tensors import Tensor, stored_tensors
 
@@ -52,12 +52,18 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
     "RealmKnowledgeAugEncoder": {"encoder": ""},
     "RealmReader": {READER: ""},
     "RealmForOpenQA": {SHARED_TOWER: "embedder.", READER: "reader."},
+    # Of checkpoints of TensorFlow, as `tf_names.py` names their parts.
+    "embedder": {SHARED_TOWER: "embedder."},
+    "encoder": {"encoder": "encoder."},
+    "embedder+encoder": {SHARED_TOWER: "embedder.", "encoder": "encoder."},
+    "embedder+reader": {SHARED_TOWER: "embedder.", READER: "reader."},
+    "reader": {READER: "reader."},
 }
 _EXTRA_NAMES: Mapping[str, Mapping[str, str]] = {
     SHARED_TOWER: _PROJECTION_NAMES,
     DOCUMENT_TOWER: _PROJECTION_NAMES,
     QUERY_TOWER: _PROJECTION_NAMES,
-    "encoder": bert.HEAD_NAMES,
+    "encoder": bert_tensors.HEAD_NAMES,
     READER: _SCORER_NAMES,
 }
 
@@ -257,14 +263,14 @@ def _read_part(
         and sources[name][0] not in tensors
     ]
     present = {name: found for name, found in sources.items() if name not in absent}
-    flat, problems = bert.flat_parameters(tensors, present, shapes)
+    flat, problems = bert_tensors.flat_parameters(tensors, present, shapes)
     flat |= {name: np.zeros(shapes[name], np.float32) for name in absent}
-    tied = bert.tied_names(prefix, _BERT) if part == "encoder" else {}
+    tied = bert_tensors.tied_names(prefix, _BERT) if part == "encoder" else {}
     return _Part(
         params=flax.traverse_util.unflatten_dict(flat, sep="/"),
         used={source for names in sources.values() for source in names} | set(tied),
         missing=[sources[name][0] for name in absent],
-        problems=problems + bert.untied(tensors, tied),
+        problems=problems + bert_tensors.untied(tensors, tied),
     )
 
 
@@ -272,10 +278,10 @@ def _shapes(
     part: str, config: BertConfig, projection: int
 ) -> dict[str, tuple[int, ...]]:
     hidden, half = config.hidden_size, SPAN_SCORER_SIZE
-    shapes = {f"bert/{n}": s for n, s in bert.expected_shapes(config).items()}
+    shapes = {f"bert/{n}": s for n, s in bert_tensors.expected_shapes(config).items()}
     match part:
         case "encoder":
-            return shapes | bert.head_shapes(config)
+            return shapes | bert_tensors.head_shapes(config)
         case "reader":
             extra = ((hidden, 2 * half), (2 * half,), (half,), (half,), (half, 1), (1,))
         case _:
@@ -293,7 +299,9 @@ def _sources(
         if name in extra:
             sources[name] = [prefix + extra[name]]
         else:
-            names = bert.sources_of(name.removeprefix("bert/"), config.num_layers)
+            names = bert_tensors.sources_of(
+                name.removeprefix("bert/"), config.num_layers
+            )
             sources[name] = [f"{prefix}{_BERT}{source}" for source in names]
     return sources
 

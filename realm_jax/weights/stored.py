@@ -12,6 +12,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import google_crc32c
 import ml_dtypes
 import numpy as np
 
@@ -20,6 +21,7 @@ from realm_jax.manifests import parse_json
 _LARGEST_HEADER = 100_000_000
 _HEADER_LENGTH = 8
 _METADATA = "__metadata__"
+_CHUNK_BYTES = 1 << 24
 _SAFETENSORS_DTYPES = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
@@ -49,6 +51,7 @@ class StoredTensor:
       shape: shape.
       strides: steps between elements along each axis, in elements; None for row-major
         order.
+      crc32c: checksum of its bytes, of formats that have one; compared by `verify`.
     """
 
     path: pathlib.Path
@@ -56,6 +59,7 @@ class StoredTensor:
     dtype: np.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None = None
+    crc32c: int | None = None
 
     def __post_init__(self):
         if any(type(size) is not int or size < 0 for size in self.shape):
@@ -84,6 +88,20 @@ class StoredTensor:
             found = np.lib.stride_tricks.as_strided(found, self.shape, steps)
             found = np.ascontiguousarray(found)
         return found if dtype is None else found.astype(dtype)
+
+    def verify(self) -> None:
+        """Reads all of it, a part at a time, and compares its checksum.
+
+        Raises:
+          DamagedWeightsError: it differs.
+        """
+        checksum = google_crc32c.Checksum()
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            for start in range(self.offset, self.end, _CHUNK_BYTES):
+                checksum.update(file.read(min(_CHUNK_BYTES, self.end - start)))
+        if self.crc32c not in (None, int.from_bytes(checksum.digest(), "big")):
+            raise DamagedWeightsError(f"a tensor in {self.path.name} is damaged")
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         """Reads the rows [start, stop) alone."""
