@@ -104,6 +104,9 @@ ASK = StageSpec(
 )
 SEARCH = StageSpec("search", "find blocks with the retriever of any stage")
 EXPORT = StageSpec("export", "write a retriever for sentence-transformers")
+IMPORT_WEIGHTS = StageSpec(
+    "import-weights", "make a model directory of others' weights"
+)
 TASKS = StageSpec(
     "tasks", "list the SeqIO tasks, print examples as the model sees them"
 )
@@ -112,7 +115,7 @@ STAGES = {
     spec.command: spec
     for spec in (
         *(INIT, ADAPT, PREPARE, UPDATE_CORPUS, WARM_START, PRETRAIN, BUILD_INDEX),
-        *(FINETUNE, EVALUATE, COMPARE, ASK, SEARCH, EXPORT, TASKS),
+        *(FINETUNE, EVALUATE, COMPARE, ASK, SEARCH, EXPORT, IMPORT_WEIGHTS, TASKS),
     )
 }
 """Maps a command to its specification, in the order in which a run uses them."""

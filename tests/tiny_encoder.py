@@ -5,6 +5,7 @@ import numpy as np
 
 from realm_jax.models.bert import BertConfig
 from realm_jax.weights import bert as bert_weights
+from realm_jax.weights import bert_tensors
 
 
 def write_bert(folder, pieces, **sizes):
@@ -17,7 +18,7 @@ def write_bert(folder, pieces, **sizes):
     rng = np.random.default_rng(0)
     flat = {
         name: rng.normal(0.0, 0.1, shape).astype(np.float32)
-        for name, shape in bert_weights.expected_shapes(config).items()
+        for name, shape in bert_tensors.expected_shapes(config).items()
     }
     params = flax.traverse_util.unflatten_dict(flat, sep="/")
     bert_weights.save_bert(folder / "model.safetensors", params, config)

@@ -128,6 +128,13 @@ class TrainedModel:
     index_step: int
     donors: Sequence[str] = ()
 
+    def __post_init__(self):
+        if "retriever" not in self.run.tree:
+            raise BadInputError(
+                f"expected a model with a retriever in {self.model_dir}, got one that "
+                "was imported from a reader alone; import it again with an embedder"
+            )
+
     @property
     def model_dir(self) -> str:
         """Directory of the run."""

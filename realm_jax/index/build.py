@@ -43,7 +43,7 @@ from realm_jax.storage import MissingObjectError
 
 # Relative difference between two embeddings of a block in different batches. bfloat16
 # rounds at 2^-8 in every layer; the embedding of another block differs by about 1.
-_SAMPLE_TOLERANCE = 0.1
+SAMPLE_TOLERANCE = 0.1
 # Wordpieces of the queries that ScaNN is evaluated on.
 _QUERY_LENGTH = 32
 
@@ -237,7 +237,7 @@ class IndexBuild:
         except ValueError as error:
             raise self._damaged(str(error)) from error
         distance = np.linalg.norm(written - expected, axis=-1)
-        wrong = distance > _SAMPLE_TOLERANCE * np.linalg.norm(expected, axis=-1)
+        wrong = distance > SAMPLE_TOLERANCE * np.linalg.norm(expected, axis=-1)
         if wrong.any():
             raise self._damaged(f"another embedding of block {block_ids[wrong][0]}")
 

@@ -25,7 +25,8 @@ MAX_SPAN = 10
 SPAN_EPSILON = 1e-3
 """Epsilon of the scorer's LayerNorm in ORQA's published readers."""
 
-_HALF = 256
+SPAN_SCORER_SIZE = 256
+"""Features of a span's start, and of its end."""
 
 
 class SpanScores(NamedTuple):
@@ -99,7 +100,7 @@ def span_layers(config: BertConfig, layer_norm_epsilon: float) -> SpanLayers:
     """Creates the layers span_dense, span_norm and span_output of a scorer."""
     return (
         layers.Dense(
-            features=(2 * _HALF,),
+            features=(2 * SPAN_SCORER_SIZE,),
             kernel_axes=("embed", None),
             stddev=config.initializer_range,
         ),

@@ -1,66 +1,38 @@
 """Reads and writes BERT weights, MiniLM's included, in the layout of `transformers`.
 
-A table maps parameters to tensors. PyTorch stores a dense layer's matrix as [output,
-input]; here it is [input, output], split into heads in attention, and the layers are
-stacked along a leading axis.
-
-BERT's masked-LM head (`cls.predictions`) is the head of `models.knowledge_encoder`. Its
-output matrix is tied to the word embeddings in both layouts; a file may repeat it.
+`bert_tensors.py` has the tables of names.
 """
 
 import json
 import pathlib
-from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import flax.traverse_util
-import jax
 import numpy as np
 import safetensors.numpy
 from jaxtyping import PyTree
 
 from realm_jax.errors import BadInputError
 from realm_jax.manifests import parse_json, require_fields
-from realm_jax.models.bert import PAD_ID, Bert, BertConfig
+from realm_jax.models.bert import PAD_ID, BertConfig
+from realm_jax.weights.bert_tensors import (
+    HEAD,
+    HEAD_NAMES,
+    TIED,
+    encoder_tensors,
+    expected_shapes,
+    flat_parameters,
+    from_parameter,
+    head_shapes,
+    sources_of,
+    untied,
+)
 from realm_jax.weights.tensors import read_tensors, weights_file
 
 CONFIG_FILE = "config.json"
 METADATA = {"format": "pt"}
 """Of a safetensors file that `transformers` and sentence-transformers accept."""
 
-# Parameter -> tensor; {layer} is filled with the number of each layer.
-_NAMES = {
-    "token_embedding/embedding": "embeddings.word_embeddings.weight",
-    "position_embedding/embedding": "embeddings.position_embeddings.weight",
-    "segment_embedding/embedding": "embeddings.token_type_embeddings.weight",
-    "embedding_norm/scale": "embeddings.LayerNorm.weight",
-    "embedding_norm/bias": "embeddings.LayerNorm.bias",
-    "pooler/kernel": "pooler.dense.weight",
-    "pooler/bias": "pooler.dense.bias",
-}
-_LAYER_NAMES = {
-    "attention/query": "attention.self.query",
-    "attention/key": "attention.self.key",
-    "attention/value": "attention.self.value",
-    "attention/output": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "mlp_input": "intermediate.dense",
-    "mlp_output": "output.dense",
-    "mlp_norm": "output.LayerNorm",
-}
-_HEAD = "cls.predictions."
-_HEAD_NAMES = {
-    "head_dense/kernel": f"{_HEAD}transform.dense.weight",
-    "head_dense/bias": f"{_HEAD}transform.dense.bias",
-    "head_norm/scale": f"{_HEAD}transform.LayerNorm.weight",
-    "head_norm/bias": f"{_HEAD}transform.LayerNorm.bias",
-    "head_bias": f"{_HEAD}bias",
-}
-# Repetitions in a file: tensor -> the tensor it must equal.
-_TIED = {
-    f"{_HEAD}decoder.weight": "embeddings.word_embeddings.weight",
-    f"{_HEAD}decoder.bias": f"{_HEAD}bias",
-}
 # Tensors that are not parameters of the encoder.
 _IGNORED = ("embeddings.position_ids", "cls.")
 
@@ -100,6 +72,22 @@ def config_from_json(folder: str | pathlib.Path) -> BertConfig:
     path = pathlib.Path(folder) / CONFIG_FILE
     try:
         values = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise _no_config(str(path), error) from error
+    return config_from_values(values, str(path))
+
+
+def config_from_values(values: Any, place: str) -> BertConfig:
+    """Returns the configuration that the fields of a `config.json` describe.
+
+    Args:
+      values: the fields.
+      place: where they are, for the message.
+
+    Raises:
+      BadInputError: fields are missing, or describe another architecture.
+    """
+    try:
         require_fields(values, _CONFIG_FIELDS)
         for name, kind in _CONFIG_FIELDS.items():
             if kind is int and not 0 < values[name] <= _LARGEST_SIZE:
@@ -115,11 +103,15 @@ def config_from_json(folder: str | pathlib.Path) -> BertConfig:
             activation=_ACTIVATIONS[values["hidden_act"]],
             layer_norm_epsilon=values["layer_norm_eps"],
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise BadInputError(
-            f"expected the configuration of a BERT in {path}, got none ({error!r}); "
-            "give a folder with config.json and model.safetensors"
-        ) from error
+    except (ValueError, KeyError) as error:
+        raise _no_config(place, error) from error
+
+
+def _no_config(place: str, error: Exception) -> BadInputError:
+    return BadInputError(
+        f"expected the configuration of a BERT in {place}, got none ({error!r}); "
+        "give a folder with config.json and model.safetensors"
+    )
 
 
 def save_config(folder: str | pathlib.Path, config: BertConfig) -> None:
@@ -185,25 +177,25 @@ def load_masked_lm(
     """
     tensors = _read(folder)
     params = {"bert": _encoder_params(folder, tensors, config, needs_pooler)}
-    if any(name.startswith(_HEAD) for name in tensors):
+    if any(name.startswith(HEAD) for name in tensors):
         params |= _head_params(folder, tensors, config)
     return params
 
 
 def save_bert(path: str | pathlib.Path, params: PyTree, config: BertConfig) -> None:
     """Writes parameters as a safetensors file that `transformers` reads."""
-    safetensors.numpy.save_file(_encoder_tensors(params, config), path, METADATA)
+    safetensors.numpy.save_file(encoder_tensors(params, config), path, METADATA)
 
 
 def save_masked_lm(
     path: str | pathlib.Path, params: PyTree, config: BertConfig
 ) -> None:
     """Writes a knowledge encoder with the tensor names of a BertForPreTraining."""
-    encoder = _encoder_tensors(params["bert"], config)
+    encoder = encoder_tensors(params["bert"], config)
     flat = flax.traverse_util.flatten_dict(params, sep="/")
     head = {
-        source: _from_parameter(name, np.asarray(flat[name], np.float32))
-        for name, source in _HEAD_NAMES.items()
+        source: from_parameter(name, np.asarray(flat[name], np.float32))
+        for name, source in HEAD_NAMES.items()
     }
     tensors = {f"bert.{name}": tensor for name, tensor in encoder.items()}
     safetensors.numpy.save_file(tensors | head, path, METADATA)
@@ -233,7 +225,7 @@ def _encoder_params(
             if not name.startswith("pooler/")
         }
     sources = {name: sources_of(name, config.num_layers) for name in shapes}
-    params, problems = _to_parameters(tensors, sources, shapes)
+    flat, problems = flat_parameters(tensors, sources, shapes)
     used = {source for names in sources.values() for source in names}
     problems += [f"{name} is not known" for name in sorted(set(tensors) - used)]
     if problems:
@@ -245,63 +237,22 @@ def _encoder_params(
             "that fits these weights, and their vocabulary for the corpus"
         )
     _check_unseen(folder, config)
-    return params
+    return flax.traverse_util.unflatten_dict(flat, sep="/")
 
 
 def _head_params(
     folder: str | pathlib.Path, tensors: dict[str, np.ndarray], config: BertConfig
 ) -> PyTree:
-    size = (config.hidden_size,)
-    shapes = dict.fromkeys(_HEAD_NAMES, size)
-    shapes |= {"head_dense/kernel": size * 2, "head_bias": (config.vocab_size,)}
-    sources = {name: [source] for name, source in _HEAD_NAMES.items()}
-    params, problems = _to_parameters(tensors, sources, shapes)
-    problems += [
-        f"{name} is not {other}"
-        for name, other in _TIED.items()
-        if name in tensors and not np.array_equal(tensors[name], tensors.get(other, 0))
-    ]
+    sources = {name: [source] for name, source in HEAD_NAMES.items()}
+    flat, problems = flat_parameters(tensors, sources, head_shapes(config))
+    problems += untied(tensors, TIED)
     if problems:
         raise BadInputError(
             f"expected BERT's masked-LM head, tied to its word embeddings, in "
             f"{weights_file(folder)}, but {'; '.join(problems)}; give weights with the "
             "whole head, or with nothing of cls.predictions for a new one"
         )
-    return params
-
-
-def _to_parameters(
-    tensors: dict[str, np.ndarray],
-    sources: Mapping[str, list[str]],
-    shapes: Mapping[str, tuple[int, ...]],
-) -> tuple[PyTree, list[str]]:
-    """Returns the parameters that could be made, and the problems with the others."""
-    params, problems = {}, []
-    for name, shape in shapes.items():
-        missing = [source for source in sources[name] if source not in tensors]
-        if missing:
-            problems.append(f"{missing[0]} is missing")
-            continue
-        found = [tensors[source] for source in sources[name]]
-        try:
-            params[name] = to_parameter(name, found, shape)
-        except ValueError:
-            problems.append(
-                f"{sources[name][0]} has shape {found[0].shape}, which does not make "
-                f"{name} {shape}"
-            )
-    return flax.traverse_util.unflatten_dict(params, sep="/"), problems
-
-
-def _encoder_tensors(params: PyTree, config: BertConfig) -> dict[str, np.ndarray]:
-    flat = flax.traverse_util.flatten_dict(params, sep="/")
-    tensors = {}
-    for name, value in flat.items():
-        sources = sources_of(name, config.num_layers)
-        values = list(np.asarray(value)) if name.startswith("layers/") else [value]
-        for source, one in zip(sources, values, strict=True):
-            tensors[source] = _from_parameter(name, np.asarray(one, np.float32))
-    return tensors
+    return flax.traverse_util.unflatten_dict(flat, sep="/")
 
 
 def _check_unseen(folder: str | pathlib.Path, config: BertConfig) -> None:
@@ -316,63 +267,3 @@ def _check_unseen(folder: str | pathlib.Path, config: BertConfig) -> None:
                 f"expected weights trained with {name} {expected!r} in {folder}, got "
                 f"{found!r}; set --gin.bert.BertConfig.{name}={value}"
             )
-
-
-def expected_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every parameter of `Bert` by its path."""
-    ids = jax.ShapeDtypeStruct((1, 2), np.int32)
-    variables = jax.eval_shape(Bert(config).init, jax.random.key(0), ids, ids)
-    flat = flax.traverse_util.flatten_dict(variables["params"], sep="/")
-    return {name: value.shape for name, value in flat.items()}
-
-
-def sources_of(name: str, num_layers: int) -> list[str]:
-    """Returns the names of the tensors of a parameter: one, or one for each layer."""
-    if not name.startswith("layers/"):
-        return [_NAMES[name]]
-    module, _, kind = name.removeprefix("layers/").rpartition("/")
-    leaf = {"kernel": "weight", "scale": "weight", "bias": "bias"}[kind]
-    return [
-        f"encoder.layer.{layer}.{_LAYER_NAMES[module]}.{leaf}"
-        for layer in range(num_layers)
-    ]
-
-
-def to_parameter(
-    name: str, tensors: list[np.ndarray], shape: tuple[int, ...]
-) -> np.ndarray:
-    """Transposes matrices, splits heads and stacks layers.
-
-    Raises:
-      ValueError: the tensors do not make a parameter of this shape.
-    """
-    turn: Callable[[np.ndarray], np.ndarray] = (
-        np.transpose if name.endswith("kernel") else np.asarray
-    )
-    rows = [turn(tensor).astype(np.float32) for tensor in tensors]
-    stacked = np.stack(rows) if name.startswith("layers/") else rows[0]
-    if not _same_but_for_heads(stacked.shape, shape):
-        raise ValueError(name)
-    return stacked.reshape(shape)
-
-
-def _same_but_for_heads(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Returns whether `wanted` is `found` with at most one axis split in two."""
-    if len(found) == len(wanted):
-        return found == wanted
-    return any(
-        found == (*wanted[:i], wanted[i] * wanted[i + 1], *wanted[i + 2 :])
-        for i in range(len(wanted) - 1)
-    )
-
-
-def _from_parameter(name: str, value: np.ndarray) -> np.ndarray:
-    """Inverts `to_parameter` for one layer."""
-    module = name.rpartition("/")[0]
-    if module.endswith(("attention/query", "attention/key", "attention/value")):
-        value = value.reshape(value.shape[0], -1) if value.ndim == 3 else value.ravel()
-    elif module.endswith("attention/output") and value.ndim == 3:
-        value = value.reshape(-1, value.shape[-1])
-    if name.endswith("kernel"):
-        value = value.T
-    return np.ascontiguousarray(value)

@@ -35,6 +35,7 @@ from realm_jax.manifests import parse_json
 from realm_jax.models.bert import Bert, BertConfig
 from realm_jax.types import Array
 from realm_jax.weights import bert as bert_weights
+from realm_jax.weights import bert_tensors
 from realm_jax.weights.tensors import FLAX_FILE, SAFETENSORS_FILE, read_tensors
 
 VOCABULARY_FILE = "vocab.txt"
@@ -240,8 +241,8 @@ def _encoder_params(
 ) -> tuple[PyTree, list[str]]:
     """Returns the encoder's parameters, and the problems with its tensors."""
     params, problems, used = {}, [], set()
-    for name, shape in bert_weights.expected_shapes(config).items():
-        sources = bert_weights.sources_of(name, config.num_layers)
+    for name, shape in bert_tensors.expected_shapes(config).items():
+        sources = bert_tensors.sources_of(name, config.num_layers)
         used |= set(sources)
         missing = [source for source in sources if source not in tensors]
         if missing and name.startswith("pooler/"):
@@ -252,7 +253,7 @@ def _encoder_params(
         else:
             found = [tensors[source] for source in sources]
             try:
-                params[name] = bert_weights.to_parameter(name, found, shape)
+                params[name] = bert_tensors.to_parameter(name, found, shape)
             except ValueError:
                 problems.append(f"{sources[0]} has shape {found[0].shape}")
     unknown = sorted(set(tensors) - used - {"embeddings.position_ids"})

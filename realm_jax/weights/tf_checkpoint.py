@@ -1,0 +1,200 @@
+"""Finds the variables of a TensorFlow checkpoint, TF1's and TF2's, without TensorFlow.
+
+    NAME.index                  a sorted table: a record for each variable
+    NAME.data-00000-of-00001    their bytes, one after the other
+
+The table is LevelDB's: a footer names the block of an index, which names blocks of
+entries; a block ends with its type and checksum. Records are protocol buffers. All of
+this is as `tensorflow/core/util/tensor_bundle` and `core/lib/io/table` have it.
+Checkpoints are read without TensorFlow because not every installation has it, and
+because its reader holds a whole variable in memory, which `encoded.ckpt` of the
+published REALM models, 6.8 GB, does not allow.
+"""
+
+import os
+import pathlib
+import struct
+from collections.abc import Iterator, Mapping
+
+import google_crc32c
+import ml_dtypes
+import numpy as np
+
+from realm_jax.weights.stored import DamagedWeightsError, StoredTensor
+
+_FOOTER_BYTES = 48
+_MAGIC = 0xDB4775248B80FB57
+_TRAILER_BYTES = 5
+_LARGEST_TABLE = 1 << 28
+_CRC_MASK = 0xA282EAD8
+
+# By the numbers of `tensorflow.DataType`.
+_DTYPES = {
+    1: np.dtype("<f4"),
+    2: np.dtype("<f8"),
+    3: np.dtype("<i4"),
+    9: np.dtype("<i8"),
+    14: np.dtype(ml_dtypes.bfloat16),
+    19: np.dtype("<f2"),
+}
+
+
+def checkpoint_prefix(place: str | pathlib.Path) -> pathlib.Path | None:
+    """Returns the checkpoint that a path means, without the ends of its files.
+
+    It may be that name itself, as `bert_model.ckpt`, one of the files, or a folder with
+    one checkpoint in it or, as in a TF-Hub module, in `variables/`.
+
+    Returns:
+      None if there is no checkpoint, or more than one.
+    """
+    path = pathlib.Path(place)
+    if path.with_name(f"{path.name}.index").is_file():
+        return path
+    if path.is_file() and path.suffix == ".index":
+        return path.with_suffix("")
+    for folder in (path, path / "variables"):
+        found = sorted(folder.glob("*.index")) if folder.is_dir() else []
+        if len(found) == 1:
+            return found[0].with_suffix("")
+    return None
+
+
+def tf_tensors(prefix: pathlib.Path) -> dict[str, StoredTensor]:
+    """Returns the variables of a checkpoint by name; those that are no numbers are not.
+
+    Raises:
+      DamagedWeightsError: it is no checkpoint, or is truncated or damaged.
+    """
+    path = prefix.with_name(f"{prefix.name}.index")
+    if os.path.getsize(path) > _LARGEST_TABLE:
+        raise DamagedWeightsError(f"{path.name} is too long for a list of variables")
+    try:
+        entries = dict(_entries(path.read_bytes()))
+        header = _message(entries.pop(b""))
+        shards = _number(header, 1, default=0)
+        if _number(header, 2, default=0) != 0:
+            raise DamagedWeightsError("its numbers are big-endian")
+        found = {
+            name.decode(): _variable(prefix, record, shards)
+            for name, record in entries.items()
+        }
+    except (KeyError, IndexError, UnicodeDecodeError, struct.error) as error:
+        raise DamagedWeightsError(f"{path.name} is damaged ({error!r})") from error
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def _variable(prefix: pathlib.Path, record: bytes, shards: int) -> StoredTensor | None:
+    fields = _message(record)
+    dtype = _DTYPES.get(_number(fields, 1, default=0))
+    if dtype is None:
+        return None
+    if 7 in fields:
+        raise DamagedWeightsError("a variable is partitioned; save it as one")
+    shape = tuple(
+        _number(_message(size), 1, default=0)
+        for size in _message(fields[2][0] if 2 in fields else b"").get(2, [])
+    )
+    shard = _number(fields, 3, default=0)
+    path = prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{shards:05d}")
+    if not path.is_file():
+        raise DamagedWeightsError(f"{path.name} is missing")
+    checksum = _unsigned(fields[6][0])
+    tensor = StoredTensor(
+        *(path, _number(fields, 4, default=0), dtype, shape),
+        crc32c=_unmasked(checksum),
+    )
+    if tensor.end - tensor.offset != _number(fields, 5, default=0):
+        raise DamagedWeightsError(f"a variable of shape {shape} has another size")
+    return tensor
+
+
+def _entries(table: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the keys and values of a table."""
+    footer = table[-_FOOTER_BYTES:]
+    if len(footer) != _FOOTER_BYTES or footer[40:] != struct.pack("<Q", _MAGIC):
+        raise DamagedWeightsError("it has no table of variables")
+    place = _handle(footer, 0)[1]
+    begin, size = _handle(footer, place)[0]
+    for _, value in _block(table, begin, size):
+        yield from _block(table, *_handle(value, 0)[0])
+
+
+def _handle(data: bytes, place: int) -> tuple[tuple[int, int], int]:
+    begin, place = _varint(data, place)
+    size, place = _varint(data, place)
+    return (begin, size), place
+
+
+def _block(table: bytes, begin: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+    end = begin + size
+    block, kind = table[begin:end], table[end : end + 1]
+    checksum = table[end + 1 : end + _TRAILER_BYTES]
+    if len(block) != size or len(checksum) != 4:
+        raise DamagedWeightsError("its table of variables is truncated")
+    if google_crc32c.value(block + kind) != _unmasked(_unsigned(checksum)):
+        raise DamagedWeightsError("its table of variables is damaged")
+    if kind != b"\0":
+        raise DamagedWeightsError("its table of variables is compressed")
+    # Restarts, which allow a search, and their number.
+    last = size - 4 * (1 + _unsigned(block[-4:]))
+    place, key = 0, b""
+    while place < last:
+        shared, place = _varint(block, place)
+        length, place = _varint(block, place)
+        value_length, place = _varint(block, place)
+        key = key[:shared] + block[place : place + length]
+        place += length
+        yield key, block[place : place + value_length]
+        place += value_length
+
+
+def _message(data: bytes) -> dict[int, list]:
+    """Returns the values of each field of a protocol buffer."""
+    fields: dict[int, list] = {}
+    place = 0
+    while place < len(data):
+        tag, place = _varint(data, place)
+        match tag & 7:
+            case 0:
+                value, place = _varint(data, place)
+            case 1:
+                value, place = data[place : place + 8], place + 8
+            case 2:
+                length, place = _varint(data, place)
+                value, place = data[place : place + length], place + length
+            case 5:
+                value, place = data[place : place + 4], place + 4
+            case kind:
+                raise DamagedWeightsError(f"a record has a field of type {kind}")
+        fields.setdefault(tag >> 3, []).append(value)
+    return fields
+
+
+def _number(fields: Mapping[int, list], field: int, *, default: int) -> int:
+    value = fields[field][-1] if field in fields else default
+    if not isinstance(value, int):
+        raise DamagedWeightsError(f"field {field} of a record is no number")
+    return value
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[place]
+        value |= (byte & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+        if not byte & 0x80:
+            return value, place
+        if shift > 63:
+            raise DamagedWeightsError("a number in a record is too long")
+
+
+def _unmasked(checksum: int) -> int:
+    """Returns the crc32c that TensorFlow has rotated and shifted."""
+    rotated = (checksum - _CRC_MASK) & 0xFFFFFFFF
+    return (rotated >> 17 | rotated << 15) & 0xFFFFFFFF
+
+
+def _unsigned(data: bytes) -> int:
+    return struct.unpack("<I", data)[0]
