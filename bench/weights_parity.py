@@ -66,13 +66,13 @@ def answers(folder: pathlib.Path, work: pathlib.Path) -> tuple[list[str], list[s
     return list(expected.values()), found
 
 
-def _embedder(model: PublishedModel, given: Arrays) -> dict[str, jax.Array]:
+def _embedder(model: PublishedModel, given: Arrays) -> dict[str, jax.typing.ArrayLike]:
     retriever = Retriever(model.retriever)
     embed = _applied(retriever, model.towers, retriever.embed_documents)
     return {"embeddings": embed(given["ids"], given["segments"])}
 
 
-def _scorer(model: PublishedModel, given: Arrays) -> dict[str, jax.Array]:
+def _scorer(model: PublishedModel, given: Arrays) -> dict[str, jax.typing.ArrayLike]:
     config = dataclasses.replace(model.retriever, shared=False)
     retriever = Retriever(config)
     embed_queries = _applied(retriever, model.towers, retriever.embed_queries)
@@ -82,7 +82,7 @@ def _scorer(model: PublishedModel, given: Arrays) -> dict[str, jax.Array]:
     return {"scores": jnp.einsum("bp,bcp->bc", queries, documents)}
 
 
-def _encoder(model: PublishedModel, given: Arrays) -> dict[str, jax.Array]:
+def _encoder(model: PublishedModel, given: Arrays) -> dict[str, jax.typing.ArrayLike]:
     encoder = KnowledgeEncoder(model.bert)
     inputs = given["ids"], given["segments"], given["mask_positions"][:, None]
     logits = _applied(encoder, model.reader)(*inputs)
@@ -100,7 +100,7 @@ def _encoder(model: PublishedModel, given: Arrays) -> dict[str, jax.Array]:
     }
 
 
-def _reader(model: PublishedModel, given: Arrays) -> dict[str, jax.Array]:
+def _reader(model: PublishedModel, given: Arrays) -> dict[str, jax.typing.ArrayLike]:
     """Computes the score of every span, and the losses of one question's blocks."""
     assert model.reading is not None
     max_span = model.reading.max_span
@@ -132,7 +132,9 @@ def _reader(model: PublishedModel, given: Arrays) -> dict[str, jax.Array]:
     }
 
 
-_COMPUTE: Mapping[str, Callable[[PublishedModel, Arrays], dict[str, jax.Array]]] = {
+_COMPUTE: Mapping[
+    str, Callable[[PublishedModel, Arrays], dict[str, jax.typing.ArrayLike]]
+] = {
     "embedder": _embedder,
     "scorer": _scorer,
     "encoder": _encoder,

@@ -1,4 +1,4 @@
-"""Writes the retriever of a run in the layout of sentence-transformers.
+"""Writes the models of a run for other software: the retriever, unless told otherwise.
 
 RUN is the folder of a chain, such as runs/quickstart, or of one of its models; the
 retriever is that of the last stage that is there. `SentenceTransformer(DIR).encode`
@@ -8,8 +8,13 @@ DIR has two models, query/ and document/. README.md in DIR is the model card.
 --embeddings adds the embeddings of the corpus (embeddings.npy, float32) and, a line for
 each row, their ids (ids.jsonl). docs/use_elsewhere.md shows what can be done with them.
 
-Example:
+--format=realm writes the REALM classes of `transformers` instead, each in a folder, and
+--format=bert the reader alone, as a BERT with its masked-LM head. docs/weights.md has
+both; `realm import-weights` reads them.
+
+Examples:
   realm export runs/quickstart/pretrain --output=exported --embeddings
+  realm export runs/quickstart/pretrain --output=bert --format=bert
 """
 
 import argparse
@@ -20,10 +25,15 @@ from collections.abc import Sequence
 from realm_jax.cli import configuration, recorded_run
 from realm_jax.cli.standard_input import Notes
 
+_SENTENCES = "sentence-transformers"
+
 
 def main(argv: Sequence[str], stop: threading.Event) -> None:
     """Runs the command; an index that is being made ends at the next shard."""
     flags = _make_parser().parse_args(argv)
+    if flags.format != _SENTENCES:
+        _export_transformers(flags)
+        return
     from realm_jax.evaluation.export import export_retriever
 
     models = export_retriever(
@@ -40,6 +50,18 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         print(f'wrote {place}: SentenceTransformer("{place}")')
 
 
+def _export_transformers(flags: argparse.Namespace) -> None:
+    from realm_jax.evaluation.export_transformers import export_transformers
+
+    models = export_transformers(
+        *(flags.run, flags.output, recorded_run.given(flags), flags.format),
+        checkpoint=flags.checkpoint,
+        embeddings=flags.embeddings,
+    )
+    for name in models:
+        print(f"wrote {flags.output if name == '.' else f'{flags.output}/{name}'}")
+
+
 def _make_parser() -> argparse.ArgumentParser:
     parser = configuration.make_plain_parser("realm export", __doc__)
     parser.add_argument("run", metavar="RUN", help="a chain or a model")
@@ -48,6 +70,12 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--embeddings", action="store_true", help="write those of the corpus, too"
+    )
+    parser.add_argument(
+        "--format",
+        choices=(_SENTENCES, "realm", "bert"),
+        default=_SENTENCES,
+        help="for sentence-transformers, or as classes of transformers",
     )
     parser.add_argument(
         "--checkpoint",

@@ -5,7 +5,8 @@ RealmKnowledgeAugEncoder, RealmReader or RealmForOpenQA, as config.json with
 model.safetensors or pytorch_model.bin; or a checkpoint of TensorFlow with the variables
 of REALM, ORQA or BERT, also that of a TF-Hub module. Several become one model: an
 embedder and an encoder what `realm pretrain` and `realm finetune` start from; a
-RealmForOpenQA, which answers, and the embedder that its blocks were embedded with.
+RealmForOpenQA, which answers, and the embedder that its blocks were embedded with. A
+BERT or a sentence encoder is a retriever and a reader at once.
 
 With --corpus the blocks and embeddings that a model brings become a corpus and an index
 of it. DEST has the vocabulary, too, to prepare another corpus with. Tensors that are

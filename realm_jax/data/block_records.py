@@ -174,7 +174,7 @@ def _strings(file: Any) -> Iterator[bytes]:
         if operation.name == "EMPTY_LIST" and not in_list:
             in_list = True
         elif in_list and operation.name in _STRINGS:
-            yield argument
+            yield bytes(argument or b"")
         elif in_list and operation.name not in _OF_LISTS:
             if operation.name in ("TUPLE", "TUPLE3"):
                 return

@@ -3,6 +3,7 @@
 A source is read by `weights/`; here sources become one model with the checkpoint and
 the record of a stage, so that every command runs on it as on one that was trained here:
 
+    a BERT or a sentence encoder               a finished warm start
     an embedder, with or without an encoder    a finished pre-training
     a span reader, with or without embedder    a finished fine-tuning
 
@@ -34,7 +35,7 @@ from realm_jax.index.source import FIRST_STEP
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER, RetrieverConfig
 from realm_jax.run_record import RunRecord, Trained, commit, write_record
-from realm_jax.stages import FINETUNE, IMPORT_WEIGHTS, PRETRAIN
+from realm_jax.stages import FINETUNE, IMPORT_WEIGHTS, PRETRAIN, WARM_START
 from realm_jax.storage import absolute_url, open_store
 from realm_jax.training.checkpoints import Checkpointer
 from realm_jax.training.initialization import describe
@@ -172,6 +173,7 @@ def _vocabulary(config: ImportConfig, size: int) -> WordPiece:
 def _put_together(models: Sequence[PublishedModel]) -> _Model:
     readers = [model for model in models if model.reader is not None]
     towers = [model for model in models if model.towers]
+    towers = [model for model in towers if not model.is_bert] or towers
     finetuned = next((model for model in models if model.reading), None)
     most = 2 if finetuned is not None and finetuned.towers else 1
     for found, allowed, what in ((readers, 1, "reader"), (towers, most, "embedder")):
@@ -192,7 +194,9 @@ def _put_together(models: Sequence[PublishedModel]) -> _Model:
             QUERY_TOWER: _tower(towers[0], QUERY_TOWER),
             DOCUMENT_TOWER: _tower(towers[-1], DOCUMENT_TOWER),
         }
-    trained: dict[str, Any] = {"stage": PRETRAIN.name, "data_order": {"task": ""}}
+    is_bert = all(model.is_bert for model in models)
+    stage = WARM_START if is_bert else PRETRAIN
+    trained: dict[str, Any] = {"stage": stage.name, "data_order": {"task": ""}}
     if finetuned is not None and finetuned.reading is not None:
         reading = finetuned.reading
         trained = {
@@ -207,19 +211,24 @@ def _put_together(models: Sequence[PublishedModel]) -> _Model:
             },
         }
     joined = finetuned.reading.length if finetuned and finetuned.reading else None
-    return _Model(params, retriever, trained, _lengths(retriever.bert, joined))
+    longest = towers[0].max_length if towers else None
+    return _Model(params, retriever, trained, _lengths(retriever, joined, longest))
 
 
 def _tower(model: PublishedModel, name: str) -> PyTree:
     return model.towers[name if name in model.towers else SHARED_TOWER]
 
 
-def _lengths(bert: BertConfig, joined: int | None) -> Lengths:
+def _lengths(
+    retriever: RetrieverConfig, joined: int | None, longest: int | None
+) -> Lengths:
     """Returns the lengths of the paper, or what the positions allow."""
-    most = bert.max_positions
+    most = retriever.bert.max_positions
     joined = min(joined or _LENGTHS.joined, most)
+    prefix = max(len(retriever.query_prefix), len(retriever.document_prefix))
+    most = min(most, longest or most) - prefix
     # A question may not fill what it shares with a block.
-    query = min(_LENGTHS.query, joined // 2)
+    query = min(_LENGTHS.query, joined // 2, most)
     return Lengths(query, min(_LENGTHS.document, most), joined)
 
 

@@ -5,6 +5,7 @@
 
 import json
 import pathlib
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import flax.traverse_util
@@ -114,11 +115,18 @@ def _no_config(place: str, error: Exception) -> BadInputError:
     )
 
 
-def save_config(folder: str | pathlib.Path, config: BertConfig) -> None:
-    """Writes `config.json` of a BertModel, which `config_from_json` reads."""
-    values = {
-        "model_type": "bert",
-        "architectures": ["BertModel"],
+def save_config(
+    folder: str | pathlib.Path, config: BertConfig, name: str = "BertModel"
+) -> None:
+    """Writes `config.json` of a class of BERT, which `config_from_json` reads."""
+    values = {"model_type": "bert", "architectures": [name], **config_values(config)}
+    path = pathlib.Path(folder) / CONFIG_FILE
+    path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def config_values(config: BertConfig) -> dict[str, Any]:
+    """Returns the fields of `config.json` that describe an encoder."""
+    return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
@@ -130,8 +138,6 @@ def save_config(folder: str | pathlib.Path, config: BertConfig) -> None:
         "layer_norm_eps": config.layer_norm_epsilon,
         "pad_token_id": PAD_ID,
     }
-    path = pathlib.Path(folder) / CONFIG_FILE
-    path.write_text(json.dumps(values, indent=2) + "\n")
 
 
 def load_bert(
@@ -199,6 +205,17 @@ def save_masked_lm(
     }
     tensors = {f"bert.{name}": tensor for name, tensor in encoder.items()}
     safetensors.numpy.save_file(tensors | head, path, METADATA)
+
+
+def unused_of_bert(names: Iterable[str]) -> list[str]:
+    """Returns the tensors of a BERT's file that `load_masked_lm` passes over."""
+    head = {*HEAD_NAMES.values(), *TIED}
+    return sorted(
+        name
+        for name in names
+        if (bare := name.removeprefix("bert.")).startswith(_IGNORED)
+        and bare not in head
+    )
 
 
 def _read(folder: str | pathlib.Path) -> dict[str, np.ndarray]:

@@ -81,6 +81,15 @@ def flat_parameters(
     return params, problems
 
 
+def zero_pooler(config: BertConfig) -> PyTree:
+    """Returns a pooler for weights that have none, of models that do not read it."""
+    size = config.hidden_size
+    return {
+        "kernel": np.zeros((size, size), np.float32),
+        "bias": np.zeros(size, np.float32),
+    }
+
+
 def head_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the masked-LM head's parameters."""
     size = (config.hidden_size,)

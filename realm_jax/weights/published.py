@@ -2,6 +2,7 @@
 
     config.json of model type "realm"      `realm.py`
     a checkpoint of TensorFlow             `tf_checkpoint.py` and `tf_names.py`
+    config.json of a BERT                  a sentence encoder, `published_encoder.py`
 
 A checkpoint is best accompanied by the `bert_config.json` that it was trained with. The
 published REALM and ORQA checkpoints have none; sizes are then those of the variables,
@@ -13,11 +14,33 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from realm_jax.data.tokenizer_files import load_vocabulary, vocabulary_file
 from realm_jax.errors import BadInputError
 from realm_jax.manifests import parse_json, require_fields
-from realm_jax.weights.bert import CONFIG_FILE, config_from_values
-from realm_jax.weights.realm import PublishedModel, assemble, is_realm, read_realm
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import RetrieverConfig
+from realm_jax.weights.bert import (
+    CONFIG_FILE,
+    config_from_values,
+    load_masked_lm,
+    unused_of_bert,
+)
+from realm_jax.weights.bert_tensors import zero_pooler
+from realm_jax.weights.published_encoder import (
+    SentenceEncoder,
+    load_dense,
+    prompt_pieces,
+    read_sentence_encoder,
+)
+from realm_jax.weights.realm import (
+    SHARED_TOWER,
+    PublishedModel,
+    assemble,
+    is_realm,
+    read_realm,
+)
 from realm_jax.weights.stored import DamagedWeightsError, StoredTensor
+from realm_jax.weights.tensors import stored_tensors
 from realm_jax.weights.tf_checkpoint import checkpoint_prefix, tf_tensors
 from realm_jax.weights.tf_names import renamed
 
@@ -26,6 +49,7 @@ __all__ = ["PublishedModel", "block_embeddings", "read_published"]
 BERT_CONFIG_FILE = "bert_config.json"
 
 _HEAD_SIZE = 64
+_ENCODER = "encoder"
 # Of BERT in TensorFlow, which computes GELU by tanh and calls it "gelu".
 _OF_TENSORFLOW = {
     "hidden_act": "gelu_new",
@@ -55,10 +79,7 @@ def read_published(source: str) -> PublishedModel:
         ) from error
     if is_realm(config):
         return read_realm(source)
-    raise BadInputError(
-        f"expected a model of type realm in {path}, got "
-        f"{config.get('model_type')!r:.80}; give another source"
-    )
+    return _read_sentence_encoder(source)
 
 
 def block_embeddings(place: str) -> StoredTensor:
@@ -110,7 +131,15 @@ def _read_tensorflow(source: str, prefix: pathlib.Path) -> PublishedModel:
     unused = [*model.unused, *named.unused]
     if named.num_of_optimizer:
         unused.append(f"{named.num_of_optimizer} variables of the optimizer")
-    return dataclasses.replace(model, unused=unused)
+    model = dataclasses.replace(model, unused=unused)
+    if parts != [_ENCODER] or model.reader is None:
+        return model
+    return dataclasses.replace(
+        model,
+        towers={SHARED_TOWER: {"bert": model.reader["bert"]}},
+        retriever=_mean_of(config),
+        is_bert=True,
+    )
 
 
 def _bert_config(prefix: pathlib.Path) -> dict[str, Any] | None:
@@ -159,3 +188,60 @@ def _sizes(tensors: Mapping[str, StoredTensor], part: str) -> dict[str, Any]:
         "max_position_embeddings": positions[0],
         "type_vocab_size": segments[0],
     }
+
+
+def _read_sentence_encoder(source: str) -> PublishedModel:
+    """Reads a BERT, whose embedding is its mean where nothing says otherwise."""
+    encoder = read_sentence_encoder(source)
+    reader = load_masked_lm(source, encoder.bert, needs_pooler=False)
+    missing = (
+        [] if "head_dense" in reader else ["cls.predictions.* (a new one is drawn)"]
+    )
+    if "pooler" not in reader["bert"]:
+        missing.append("pooler.dense")
+        reader["bert"]["pooler"] = zero_pooler(encoder.bert)
+    tower = {"bert": reader["bert"]}
+    if encoder.dense:
+        tower["dense"] = load_dense(encoder)
+    return PublishedModel(
+        name="BertForMaskedLM" if "head_dense" in reader else "BertModel",
+        bert=encoder.bert,
+        retriever=_retriever_of(encoder),
+        towers={SHARED_TOWER: tower},
+        reader=reader,
+        max_length=encoder.max_length,
+        unused=unused_of_bert(stored_tensors(source)),
+        missing=missing,
+        is_bert=True,
+    )
+
+
+def _retriever_of(encoder: SentenceEncoder) -> RetrieverConfig:
+    query_prefix = document_prefix = ()
+    if encoder.query_prompt or encoder.document_prompt:
+        file = vocabulary_file(encoder.folder)
+        if file is None:
+            raise BadInputError(
+                f"expected vocab.txt or tokenizer.json in {encoder.folder}, for its "
+                "prompts, got neither; fetch all files of the encoder"
+            )
+        vocabulary = load_vocabulary(file)
+        query_prefix = prompt_pieces(encoder.query_prompt, vocabulary)
+        document_prefix = prompt_pieces(encoder.document_prompt, vocabulary)
+    return RetrieverConfig(
+        bert=encoder.bert,
+        projection_size=encoder.width,
+        pooling=encoder.pooling,
+        dense_size=encoder.dense.size if encoder.dense else None,
+        dense_activation=encoder.dense.activation if encoder.dense else "identity",
+        normalize=encoder.normalize,
+        projected=False,
+        query_prefix=query_prefix,
+        document_prefix=document_prefix,
+    )
+
+
+def _mean_of(bert: BertConfig) -> RetrieverConfig:
+    return RetrieverConfig(
+        bert, projection_size=bert.hidden_size, pooling="mean", projected=False
+    )

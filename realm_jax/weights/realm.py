@@ -1,7 +1,7 @@
 """Reads models of the REALM family of `transformers`, by tables of their names.
 
 A model is made of parts: BERT under `realm.`, and a projection, a masked-LM head or a
-span scorer. `_PARTS` says where in a model each part is, and the other tables which of
+span scorer. `PARTS` says where in a model each part is, and the other tables which of
 its tensors are which parameters; those of BERT itself are in `bert_tensors.py`.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.traverse_util
+import jax
 import numpy as np
 from jaxtyping import PyTree
 
@@ -28,7 +29,7 @@ BLOCK_EMBEDDINGS = "block_emb"
 READER = "reader"
 SHARED_TOWER = "tower"
 
-_BERT = "realm."
+BERT_PREFIX = "realm."
 _PROJECTION_NAMES = {
     "projection/kernel": "cls.dense.weight",
     "projection/bias": "cls.dense.bias",
@@ -46,7 +47,7 @@ _SCORER_NAMES = {
 _POOLER = "bert/pooler/"
 
 # Class -> its parts -> where their names begin. "tower" is one tower for both.
-_PARTS: Mapping[str, Mapping[str, str]] = {
+PARTS: Mapping[str, Mapping[str, str]] = {
     "RealmEmbedder": {SHARED_TOWER: ""},
     "RealmScorer": {DOCUMENT_TOWER: "embedder.", QUERY_TOWER: "query_embedder."},
     "RealmKnowledgeAugEncoder": {"encoder": ""},
@@ -59,7 +60,7 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
     "embedder+reader": {SHARED_TOWER: "embedder.", READER: "reader."},
     "reader": {READER: "reader."},
 }
-_EXTRA_NAMES: Mapping[str, Mapping[str, str]] = {
+EXTRA_NAMES: Mapping[str, Mapping[str, str]] = {
     SHARED_TOWER: _PROJECTION_NAMES,
     DOCUMENT_TOWER: _PROJECTION_NAMES,
     QUERY_TOWER: _PROJECTION_NAMES,
@@ -113,6 +114,9 @@ class PublishedModel:
       reading: how the span reader is used; None if there is none.
       block_embeddings: embeddings of the blocks that it answers from.
       retriever: its towers, as one that is shared; of a reader those it would have.
+      max_length: longest input of its towers in wordpieces; None if it does not say.
+      is_bert: whether it is a BERT or a sentence encoder, which is a retriever and a
+        reader at once, and a reader alone beside a source with towers of REALM.
       unused: tensors that are no part of it.
       missing: tensors that it does without.
     """
@@ -124,6 +128,8 @@ class PublishedModel:
     reader: PyTree | None = None
     reading: Reading | None = None
     block_embeddings: StoredTensor | None = None
+    max_length: int | None = None
+    is_bert: bool = False
     unused: Sequence[str] = ()
     missing: Sequence[str] = ()
 
@@ -175,7 +181,7 @@ def assemble(
     name = _class_of(source, settings, tensors)
     projection = settings["retriever_proj_size"]
     made, used, missing, problems = {}, set(), [], []
-    for part, prefix in _PARTS[name].items():
+    for part, prefix in PARTS[name].items():
         if part == QUERY_TOWER and prefix not in _prefixes(tensors):
             continue
         found = _read_part(part, prefix, config, projection, tensors)
@@ -213,7 +219,7 @@ def _class_of(
     source: str, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> str:
     named = settings.get("architectures")
-    if isinstance(named, list) and len(named) == 1 and named[0] in _PARTS:
+    if isinstance(named, list) and len(named) == 1 and named[0] in PARTS:
         return named[0]
     prefixes = _prefixes(tensors)
     for name, marks in (
@@ -228,7 +234,7 @@ def _class_of(
     if "cls.predictions.bias" in tensors:
         return "RealmKnowledgeAugEncoder"
     raise BadInputError(
-        f"expected one of {', '.join(_PARTS)} in {source}, got the architectures "
+        f"expected one of {', '.join(PARTS)} in {source}, got the architectures "
         f"{named!r:.80}; give the folder of such a model"
     )
 
@@ -262,14 +268,21 @@ def _read_part(
         and part in ("encoder", READER)
         and sources[name][0] not in tensors
     ]
+    no_head = part == "encoder" and not any(
+        name.startswith(prefix + bert_tensors.HEAD) for name in tensors
+    )
+    if no_head:
+        for name in bert_tensors.HEAD_NAMES:
+            del shapes[name], sources[name]
     present = {name: found for name, found in sources.items() if name not in absent}
     flat, problems = bert_tensors.flat_parameters(tensors, present, shapes)
     flat |= {name: np.zeros(shapes[name], np.float32) for name in absent}
-    tied = bert_tensors.tied_names(prefix, _BERT) if part == "encoder" else {}
+    tied = bert_tensors.tied_names(prefix, BERT_PREFIX) if part == "encoder" else {}
     return _Part(
         params=flax.traverse_util.unflatten_dict(flat, sep="/"),
         used={source for names in sources.values() for source in names} | set(tied),
-        missing=[sources[name][0] for name in absent],
+        missing=[sources[name][0] for name in absent]
+        + ([f"{prefix}{bert_tensors.HEAD}* (a new one is drawn)"] if no_head else []),
         problems=problems + bert_tensors.untied(tensors, tied),
     )
 
@@ -286,14 +299,14 @@ def _shapes(
             extra = ((hidden, 2 * half), (2 * half,), (half,), (half,), (half, 1), (1,))
         case _:
             extra = ((hidden, projection), *((projection,),) * 3)
-    return shapes | dict(zip(_EXTRA_NAMES[part], extra, strict=True))
+    return shapes | dict(zip(EXTRA_NAMES[part], extra, strict=True))
 
 
 def _sources(
     part: str, prefix: str, config: BertConfig, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, list[str]]:
     """Returns the names of the tensors of each parameter."""
-    extra = _EXTRA_NAMES[part]
+    extra = EXTRA_NAMES[part]
     sources = {}
     for name in shapes:
         if name in extra:
@@ -302,7 +315,7 @@ def _sources(
             names = bert_tensors.sources_of(
                 name.removeprefix("bert/"), config.num_layers
             )
-            sources[name] = [f"{prefix}{_BERT}{source}" for source in names]
+            sources[name] = [f"{prefix}{BERT_PREFIX}{source}" for source in names]
     return sources
 
 
@@ -317,8 +330,7 @@ def _towers(towers: Mapping[str, PyTree]) -> Mapping[str, PyTree]:
 
 
 def _equal(one: PyTree, other: PyTree) -> bool:
-    first, second = map(flax.traverse_util.flatten_dict, (one, other))
-    return all(np.array_equal(first[name], second[name]) for name in first)
+    return jax.tree.all(jax.tree.map(np.array_equal, one, other))
 
 
 def _reading(settings: Mapping[str, Any]) -> Reading:

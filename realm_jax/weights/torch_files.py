@@ -108,7 +108,7 @@ _KNOWN: Mapping[tuple[str, str], Any] = {
 }
 
 
-class _Unpickler(pickle._Unpickler):  # pyright: ignore[reportAttributeAccessIssue]
+class _Unpickler(pickle._Unpickler):
     def find_class(self, module_name: str, global_name: str) -> Any:
         """Returns what stands for a name; all but a few are refused."""
         try:
