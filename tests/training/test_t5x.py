@@ -1,6 +1,7 @@
 """T5X trains our stages; skipped where it is not on the path (docs/t5x.md)."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -82,6 +83,7 @@ def started(model):
 def test_a_step_is_our_own(run_and_inputs):
     """From equal parameters, dropout included, of ICT, pre-training and fine-tuning."""
     run, inputs = run_and_inputs
+    inputs = jax.tree.map(jnp.asarray, inputs)
     config, shapes, model = run.config, run.shapes, t5x.Model(run)
     partitioner, state, state_axes = started(model)
     batch = t5x.to_batch(inputs)
@@ -94,10 +96,13 @@ def test_a_step_is_our_own(run_and_inputs):
     def loss(params):
         return shapes.loss.of_update(stop_gradient(params, shapes.frozen), ours, inputs)
 
-    (expected, _), gradient = jax.value_and_grad(loss, has_aux=True)(ours.params)
-    theirs, metrics, _ = t5x_trainer.accumulate_grads_microbatched(
-        model, state, batch, jax.random.key_data(step_key(ours)), None
-    )
+    def gradient_by_t5x(state):
+        key = jax.random.key_data(step_key(ours))
+        return t5x_trainer.accumulate_grads_microbatched(model, state, batch, key, None)
+
+    our_gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (expected, _), gradient = our_gradient(ours.params)
+    theirs, metrics, _ = jax.jit(gradient_by_t5x)(state)
     assert_close(theirs.unfreeze(), gradient)
     assert metrics["loss"].compute() == pytest.approx(float(expected), abs=1e-5)
     assert float(expected) > 0.1

@@ -5,6 +5,7 @@ import os
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
 
 import realm_jax
 from realm_jax.errors import BadInputError
@@ -83,7 +84,10 @@ def scalars(folder, name):
     """The values of T5X's summaries by step."""
     events = EventAccumulator(str(folder / "train"), size_guidance={"tensors": 0})
     events.Reload()
-    return {e.step: float(e.tensor_proto.float_val[0]) for e in events.Tensors(name)}
+    return {
+        event.step: float(make_ndarray(event.tensor_proto))
+        for event in events.Tensors(name)
+    }
 
 
 @pytest.fixture
@@ -157,3 +161,39 @@ def test_the_stages_run_and_answer(tmp_path):
     answer = model.answer(question)
     assert answer.text in " ".join(document.text for document in answer.documents)
     assert world.corpus == str(model.corpus.directory)
+
+
+BYTES = """
+from __gin__ import dynamic_registration
+
+import seqio
+from t5x.examples.t5 import network
+
+VOCABULARY = @seqio.ByteVocabulary()
+network.T5Config.vocab_size = 384
+"""
+
+
+def test_a_t5_learns_the_questions_without_documents(tmp_path):
+    tiny_run.make_inputs(tmp_path, num_articles=12)
+    (tmp_path / "bytes.gin").write_text(BYTES)
+    files = ("t5x/examples/t5/t5_1_1/tiny.gin", "gin/t5x/closed_book.gin")
+    macros = [
+        f"MODEL_DIR='{tmp_path / 'closed_book'}'",
+        f"QUESTIONS='{tmp_path / 'questions.jsonl'}'",
+        "INITIAL_CHECKPOINT_PATH=[]",
+        "TRAIN_STEPS=2",
+        "EVAL_PERIOD=2",
+        "EVAL_STEPS=1",
+        "BATCH_SIZE=4",
+        "utils.SaveCheckpointConfig.period=2",
+    ]
+    arguments = [
+        "t5x.train",
+        "--gin_search_paths=.",
+        *(f"--gin_file={file}" for file in (*files, tmp_path / "bytes.gin")),
+        *(f"--gin.{macro}" for macro in macros),
+    ]
+    finished(tiny_run.start(arguments), "closed_book")
+    folder = tmp_path / "closed_book" / "inference_eval"
+    assert list(folder.glob("closed_book-metrics.jsonl"))
