@@ -238,57 +238,47 @@ class Jobs:
 
 
 class _TimedRefresher(refresh.Refresher):
-    """Reports for every swap the index's age, and how long training waited."""
+    """Notes for every swap the index's age, and how long training waited."""
 
-    events: Connection
+    swap: Mapping[str, float] | None = None
 
-    def __init__(self, mode, period, client, *, on_swap, **others):
-        self._elsewhere: dict[str, float] = {}
-        client.publish = self._timed("publish_seconds", client.publish)
-        timed = self._timed("measure_seconds", self._noted(on_swap))
-        super().__init__(mode, period, client, on_swap=timed, **others)
+    def __init__(self, mode, period, client, **others):
+        self._publishing = 0.0
+        client.publish = self._timed(client.publish)
+        super().__init__(mode, period, client, **others)
 
-    def _timed(self, name, function):
-        @functools.wraps(function)
+    def _timed(self, publish):
         def call(*arguments):
             began = time.perf_counter()
-            function(*arguments)
-            self._elsewhere[name] = time.perf_counter() - began
-
-        return call
-
-    def _noted(self, on_swap):
-        def call(step, params, index, replaced):
-            self._elsewhere["age"] = time.time() - index.manifest.committed
-            on_swap(step, params, index, replaced)
+            publish(*arguments)
+            self._publishing = time.perf_counter() - began
 
         return call
 
     def before_step(self, step, params):
-        swaps, self._elsewhere = self.num_swaps, {}
+        swaps, self._publishing = self.num_swaps, 0.0
         began = time.perf_counter()
         index = super().before_step(step, params)
         seconds = time.perf_counter() - began
         if self.num_swaps > swaps:
-            measure = self._elsewhere["measure_seconds"]
-            publish = self._elsewhere.get("publish_seconds", 0.0)
-            self.events.send(
-                {
-                    "commit_to_swap_seconds": self._elsewhere["age"],
-                    "index_swap_seconds": seconds - measure - publish,
-                    "measure_seconds": measure,
-                }
-            )
+            _TimedRefresher.swap = {
+                "commit_to_swap_seconds": time.time() - index.manifest.committed,
+                "index_swap_seconds": seconds - self._publishing,
+            }
         return index
 
 
 def _train(config: pretrain.PretrainConfig, events: Connection, stop: _Event) -> None:
     """Trains until told to stop; reports the time of each step."""
     os.sched_setaffinity(0, {_TRAINER_CORE})
-    _TimedRefresher.events = events
     pretrain.Refresher = _TimedRefresher
 
     def report(step: int, total: int, values: Mapping[str, float]) -> None:
+        swap, _TimedRefresher.swap = _TimedRefresher.swap, None
+        if swap is not None:
+            # Every swap has a line of metrics.
+            measure = values["index_measuring_seconds"]
+            events.send({**swap, "measure_seconds": measure})
         events.send((time.time(), time.process_time()))
 
     pretrain.run(config, report, _as_threading(stop))

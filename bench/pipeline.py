@@ -53,7 +53,7 @@ _ANNOTATED: Sequence[tuple[Any, str, str]] = (
     (finetune.AnswerLabels, "blocks", CANDIDATES),
     (finetune.AnswerLabels, "spans", CANDIDATES),
     (partitioning, "place_batch", PLACING),
-    (loop.LogMetrics, "__call__", METRICS),
+    (loop.Loop, "log", METRICS),
 )
 
 

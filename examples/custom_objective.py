@@ -1,14 +1,13 @@
-"""Trains a retriever with an objective of one's own and the stock training loop.
+"""Trains a retriever with an objective of one's own and the update of every stage.
 
     python examples/custom_objective.py runs/quickstart/corpus 200
 
 The objective is a margin: a sentence's own block must beat every other block of the
 batch by 1. Prints the loss and the share of sentences that rank their own block first,
-every 20 steps. Only the loss is new; step, optimizer and loop are those of all stages.
+every 20 steps. Only the loss is new; step and optimizer are those of all stages.
 """
 
 import sys
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ from realm_jax.data.inverse_cloze import inverse_cloze_examples
 from realm_jax.metrics import means
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
-from realm_jax.training import loop, optimizers, state, step, step_timing
+from realm_jax.training import optimizers, state, step
 from realm_jax.types import InverseClozeBatch
 
 
@@ -43,28 +42,21 @@ def main(corpus: str, steps: int) -> None:
         found = means.mean_of(first.sum(), len(first))
         return loss, {"loss": means.mean_of(loss, 1.0), "found_first": found}
 
-    def inputs_at(done: int, now: state.TrainState) -> InverseClozeBatch:
+    def batch_at(done: int) -> InverseClozeBatch:
         rows = np.random.default_rng(done).integers(len(pairs.block_ids), size=16)
         return jax.tree.map(lambda array: array[rows], pairs)
-
-    def show(done: int, now: state.TrainState, metrics: means.Means) -> None:
-        values = means.compute(metrics)
-        if done % 20 == 0:
-            print(f"{done} {values['loss']:.3f} {values['found_first']:.3f}")
 
     ids = jnp.ones((1, 8), jnp.int32)
     params = {"retriever": retriever.init(jax.random.key(0), ids, ids, ids)["params"]}
     config = optimizers.OptimizerConfig(3e-3, total_steps=steps)
     optimizer = optimizers.make_optimizer(config)
-    loop.train(
-        state.create_state(params, optimizer, seed=0),
-        step.make_step(step.FunctionLoss(margin_loss), optimizer),
-        inputs_at,
-        total_steps=steps,
-        hooks=[show],
-        stop=threading.Event(),
-        stopwatch=step_timing.Stopwatch(),
-    )
+    update = step.make_step(step.FunctionLoss(margin_loss), optimizer)
+    now = state.create_state(params, optimizer, seed=0)
+    for done in range(1, steps + 1):
+        now, metrics = update(now, batch_at(done))
+        if done % 20 == 0:
+            values = means.compute(metrics)
+            print(f"{done} {values['loss']:.3f} {values['found_first']:.3f}")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from realm_jax.data.masking import (
     MAX_MASKS,
     QUERY_LENGTH,
     MaskedRows,
-    masked_example,
     masked_inputs,
     sentence_id,
 )
@@ -44,8 +43,7 @@ from realm_jax.data.references import (
     read_blocks,
     require_masks,
 )
-from realm_jax.data.wordpiece import Encoding, WordPiece
-from realm_jax.types import NULL_BLOCK
+from realm_jax.data.wordpiece import WordPiece
 
 MASKED_FRACTION = 0.15
 """Share of a sentence's wordpieces that are masked."""
@@ -107,87 +105,6 @@ class PieceRows(MaskedRows):
         )
 
 
-def random_token_examples(
-    store: BlockStore,
-    block_ids: np.ndarray,
-    *,
-    query_length: int = QUERY_LENGTH,
-    max_masks: int = MAX_MASKS,
-    seed: int = 0,
-) -> Example:
-    """Returns an example with random masked tokens for every sentence of the blocks.
-
-    The number of masks is that of BERT: 15 % of the wordpieces that fit the query,
-    rounded, at least one. Sentences of a single wordpiece are left out.
-
-    Args:
-      store: the corpus.
-      block_ids: shape [block].
-      query_length: wordpieces of a query.
-      max_masks: masked pieces that are scored, drawn at random from those masked. BERT
-        masks no more than it scores; here the share is kept, and the pieces beyond are
-        masked without being scored.
-      seed: determines which pieces are masked.
-
-    Returns:
-      The features of `sentence_specs` along a leading axis, in the order of blocks and
-      of sentences within them.
-
-    Raises:
-      BadInputError: a block id is out of range or a text cannot be read.
-    """
-    return _examples(store, block_ids, draw_tokens, query_length, max_masks, seed)
-
-
-def random_span_examples(
-    store: BlockStore,
-    block_ids: np.ndarray,
-    *,
-    query_length: int = QUERY_LENGTH,
-    max_masks: int = MAX_MASKS,
-    seed: int = 0,
-) -> Example:
-    """Returns an example with random masked spans for every sentence of the blocks.
-
-    Words are delimited as in BERT, by spaces and punctuation. The word that reaches the
-    15 % is masked whole and ends the last span. At least one word stays unmasked, so
-    sentences of a single word are left out.
-
-    Args:
-      store: the corpus.
-      block_ids: shape [block].
-      query_length: wordpieces of a query.
-      max_masks: masked pieces that are scored, those of the spans drawn first.
-      seed: determines which words are masked.
-
-    Returns:
-      The features of `sentence_specs` along a leading axis, in the order of blocks and
-      of sentences within them.
-
-    Raises:
-      BadInputError: a block id is out of range or a text cannot be read.
-    """
-    return _examples(store, block_ids, draw_spans, query_length, max_masks, seed)
-
-
-def _examples(
-    store: BlockStore,
-    block_ids: np.ndarray,
-    draw: Draw,
-    query_length: int,
-    max_masks: int,
-    seed: int,
-) -> Example:
-    rows = random_rows(
-        *(store, block_ids, draw),
-        query_length=query_length,
-        max_masks=max_masks,
-        seed=seed,
-    )
-    layout = PieceRows(query_length, max_masks)
-    return {**layout.lay_out(store, rows), SENTENCE_ID: rows[SENTENCE_ID]}
-
-
 def random_rows(
     store: BlockStore,
     block_ids: np.ndarray,
@@ -199,17 +116,21 @@ def random_rows(
 ) -> Example:
     """Returns rows with random masks for every sentence of the blocks.
 
+    Sentences too short to mask a part of them only are left out.
+
     Args:
       store: the corpus.
       block_ids: shape [block].
       draw: chooses the wordpieces: `draw_tokens` or `draw_spans`.
       query_length: wordpieces of a query.
-      max_masks: masked pieces that are scored.
+      max_masks: masked pieces that are scored, the first of those drawn. BERT masks no
+        more than it scores; here the share of masked pieces is kept, and those beyond
+        are masked without being scored.
       seed: determines which pieces are masked.
 
     Returns:
-      The columns of `PieceRows` and `features.SENTENCE_ID`, of the examples of
-      `random_token_examples` or `random_span_examples`, in their order.
+      The columns of `PieceRows` and `features.SENTENCE_ID`, in the order of blocks and
+      of sentences within them.
 
     Raises:
       BadInputError: a block id is out of range or a text cannot be read.
@@ -235,48 +156,6 @@ def random_rows(
     return as_rows(
         {**named, MASKED: bits[:, 0], SCORED: bits[:, 1]},
         {SENTENCE_ID: int64(), **layout.columns},
-    )
-
-
-def make_random_example(
-    body: Encoding,
-    sentence: tuple[int, int],
-    draw: Draw,
-    *,
-    vocabulary: WordPiece,
-    key: Sequence[int | str],
-    source_block: int = NULL_BLOCK,
-    query_length: int = QUERY_LENGTH,
-    max_masks: int = MAX_MASKS,
-) -> Example | None:
-    """Returns the query that masks random wordpieces of a sentence.
-
-    Args:
-      body: wordpieces of the text that holds the sentence.
-      sentence: characters [start, end) of the sentence in that text.
-      draw: chooses the wordpieces: `draw_tokens` or `draw_spans`.
-      vocabulary: the tokenizer that made `body`.
-      key: the values that determine the choice.
-      source_block: the block the text is the body of; -1 if none.
-      query_length: wordpieces of the query, `[CLS]` and `[SEP]` included; only pieces
-        that fit are drawn.
-      max_masks: masked pieces that are scored.
-
-    Returns:
-      The features of `pretrain_specs`, or None if the sentence is too short to mask a
-      part of it only.
-    """
-    pieces = body.ids[pieces_of_sentence(body.offsets, sentence)][: query_length - 2]
-    masked = draw(vocabulary, pieces, key)
-    if not len(masked):
-        return None
-    return masked_example(
-        pieces,
-        masked,
-        vocabulary=vocabulary,
-        source_block=source_block,
-        query_length=query_length,
-        max_masks=max_masks,
     )
 
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from realm_jax.metrics.curves import Curve, find_curve, measured
-
-PARTS = ("device", "search", "host", "checkpoint", "swap")
-"""Parts of the time, `<part>_seconds` in the metrics."""
+from realm_jax.training.step_timing import Part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +15,7 @@ class StageWork:
 
     Attributes:
       stage: name as in `metrics.jsonl`.
-      time_shares: share of each of `PARTS` that was measured; they add up to 1.
+      time_shares: share of each measured `Part`, by its value; they add up to 1.
       examples_per_second: examples per second of the whole stage.
       padding_share: share of padding among computed positions; None if not measured.
       model_tflops_per_second: of the whole job; None if not measured.
@@ -52,9 +50,9 @@ def _work_of(curves: Sequence[Curve], stage: str) -> StageWork | None:
         return sum(found[s] * weights[s] for s in steps) / total if steps else None
 
     per_update = {
-        part: value
-        for part in PARTS
-        if (value := mean(f"{part}_seconds", updates)) is not None
+        part.value: value
+        for part in Part
+        if (value := mean(f"{part.value}_seconds", updates)) is not None
     }
     total = sum(per_update.values())
     examples = mean("examples_per_second", seconds)

@@ -49,18 +49,11 @@ def finished_steps(store: Store) -> list[int]:
     return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
-def read_details(store: Store) -> tuple[int, Mapping[str, Any]] | None:
-    """Returns step and details of the newest finished checkpoint, reading no arrays.
+def all_details(store: Store) -> dict[int, Mapping[str, Any]]:
+    """Returns the details of each finished checkpoint by step, reading no arrays.
 
     Checkpoints with a damaged manifest are ignored.
     """
-    found = all_details(store)
-    step = max(found, default=None)
-    return None if step is None else (step, found[step])
-
-
-def all_details(store: Store) -> dict[int, Mapping[str, Any]]:
-    """Returns the details of each finished checkpoint by step, as `read_details`."""
     found = {}
     for step in finished_steps(store):
         # Damage is reported when the checkpoint is restored.

@@ -25,7 +25,6 @@ from realm_jax.metrics.answers import is_right
 from realm_jax.training.checkpoint_manifests import DEV_EXACT_MATCH, all_details
 from realm_jax.training.checkpoints import KeptCheckpoints
 from realm_jax.training.stage import CheckpointDetails, Stage
-from realm_jax.training.state import TrainState
 from realm_jax.training.step_timing import Part
 
 _TRAINED_ON = "train"
@@ -74,7 +73,7 @@ def read_dev_questions(
 class DevExactMatch:
     """Answers the same questions every so many updates; keeps the best checkpoint.
 
-    `measure` belongs before the line of metrics, `save` after it.
+    `measure` belongs before the line of metrics, `save_if_best` after it.
     """
 
     def __init__(
@@ -108,28 +107,26 @@ class DevExactMatch:
         """True if a measurement has no line of metrics yet."""
         return bool(self._measured)
 
-    def is_time(self, step: int) -> bool:
-        """Returns whether the state after `step` updates is to be measured."""
-        is_last = step == self._stage.config.train_steps
-        return bool(self._questions) and (step % self._period == 0 or is_last)
+    @property
+    def is_time(self) -> bool:
+        """True if the state of the stage is to be measured."""
+        is_time = self._stage.step % self._period == 0 or self._stage.is_done
+        return bool(self._questions) and is_time
 
-    def measure(self, step: int, state: TrainState, answerer: Answerer) -> None:
-        """Measures a state.
+    def measure(self, answerer: Answerer) -> None:
+        """Measures the state of the stage.
 
         Args:
-          step: updates done.
-          state: the state after them.
           answerer: its model, with the index that it searches.
 
         Raises:
           BadInputError: the parameters are not finite.
         """
         stage, began = self._stage, time.perf_counter()
-        stage.stopwatch.wait_for(state.params)
-        stage.require_finite(step, state.params)
+        stage.require_finite(stage.state.params)
         with stage.stopwatch.part(Part.SWAP):
             value = float(self.exact_match(answerer).mean())
-        self._is_best = self._kept.note_score(step, DEV_EXACT_MATCH, value)
+        self._is_best = self._kept.note_score(stage.step, DEV_EXACT_MATCH, value)
         self._measured = {
             DEV_EXACT_MATCH: value,
             "dev_seconds": time.perf_counter() - began,
@@ -137,7 +134,7 @@ class DevExactMatch:
         if multihost.is_first():
             _log.info(
                 "step %d: exact match %.1f%% on %d held-out questions%s",
-                *(step, 100 * value, len(self._questions)),
+                *(stage.step, 100 * value, len(self._questions)),
                 ", the best" if self._is_best else "",
             )
 
@@ -152,19 +149,17 @@ class DevExactMatch:
         measured, self._measured = self._measured, {}
         return measured
 
-    def save(
-        self, step: int, state: TrainState, more_details: CheckpointDetails
-    ) -> None:
+    def save_if_best(self, more_details: CheckpointDetails) -> None:
         """Saves a checkpoint of a state that was just found to be the best."""
         if self._is_best:
             self._is_best = False
-            self._stage.save(step, state, more_details)
+            self._stage.save(more_details)
 
-    def details(self, step: int, details: Mapping[str, Any]) -> Mapping[str, Any]:
+    def details(self, details: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the details of a checkpoint, with its score if it was measured."""
         if self._questions:
             details = {**details, _MEASURED_ON: self._fingerprint}
-        return self._kept.add(step, details)
+        return self._kept.add(self._stage.step, details)
 
     def _require_same_questions(self) -> None:
         store = self._stage.model_store

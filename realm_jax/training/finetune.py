@@ -6,6 +6,7 @@ held-out questions the checkpoint that answers most of them is kept beside the n
 and is the one that is evaluated and asked (`dev_exact_match.py`).
 """
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Mapping
@@ -25,7 +26,6 @@ from realm_jax.index.candidates import question_candidates
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.manifest import EMBEDDINGS
 from realm_jax.index.searchers import SEARCHERS
-from realm_jax.metrics.means import Means
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import SpanReader
@@ -36,7 +36,7 @@ from realm_jax.training.answer_coverage import require_answers
 from realm_jax.training.dev_exact_match import DevExactMatch, read_dev_questions
 from realm_jax.training.finetune_loss import FinetuneInputs, FinetuneLoss
 from realm_jax.training.initialization import ModelFactory
-from realm_jax.training.loop import Report, every
+from realm_jax.training.loop import Report, train_loop
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.search_ahead import SearchAhead
 from realm_jax.training.stage import Stage, StageParts
@@ -201,33 +201,25 @@ def run(
         frozen=frozen_parameters(config),
         attempt=attempt,
     )
-    try:
+    with contextlib.closing(stage):
         if stage.is_done:
             return True
         dev = DevExactMatch(stage, questions, config.evaluation_period)
         inputs = QuestionInputs(stage, config, stop)
         loss = make_loss(config, stage.retriever, stage.reader, inputs.packed_lengths())
 
-        def details(step: int) -> Mapping[str, Any]:
-            return dev.details(step, inputs.details())
+        def details() -> Mapping[str, Any]:
+            return dev.details(inputs.details())
 
-        def measure(step: int, state: TrainState, metrics: Means) -> None:
-            if dev.is_time(step):
-                dev.measure(step, state, inputs.answerer(state))
-
-        return stage.train(
-            loss,
-            inputs.at,
-            report=report,
-            stop=stop,
-            log_extra=lambda step: dev.take(),
-            log_due=lambda: dev.is_due,
-            checkpoint_details=details,
-            measure=[measure],
-            hooks=[every(1, lambda step, state: dev.save(step, state, details))],
-        )
-    finally:
-        stage.close()
+        with train_loop(stage, loss, report, stop, details) as loop:
+            for done in loop:
+                loop.update(inputs.at(done, stage.state))
+                if dev.is_time:
+                    dev.measure(inputs.answerer(stage.state))
+                loop.log(dev.take, now=dev.is_due)
+                dev.save_if_best(details)
+                loop.save_if_due()
+        return stage.is_done
 
 
 def frozen_parameters(config: FinetuneConfig) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from jaxtyping import PyTree
 
 from realm_jax.errors import BadInputError
 from realm_jax.metrics.means import Means
-from realm_jax.training.state import TrainState
 from realm_jax.training.step import SKIPPED_UPDATES
 
 _WATCHED = ("loss", "gradient_norm", SKIPPED_UPDATES)
@@ -42,15 +41,13 @@ class FiniteUpdates:
         self.num_skipped = num_skipped
         self._unread: list[tuple[int, Means]] = []
 
-    def note(self, step: int, state: TrainState, metrics: Means) -> None:
-        """Keeps what `require_updates` reads; a `Hook` that does not wait."""
+    def note(self, step: int, metrics: Means) -> None:
+        """Keeps what `require_updates` reads, without waiting for it."""
         watched = {name: metrics[name] for name in _WATCHED if name in metrics}
         self._unread.append((step, watched))
 
-    def require_updates(self, step: int, tree: PyTree) -> None:
+    def require_updates(self) -> None:
         """Requires that the updates since the last call were finite; waits for them.
-
-        Its arguments are those of `require`, and are not read.
 
         Raises:
           BadInputError: one was not, or more were skipped than may be; it is named.
@@ -84,7 +81,7 @@ class FiniteUpdates:
           BadInputError: as `require_updates`, or a parameter, a moment of the optimizer
             or a row of the index is not finite; the first one is named.
         """
-        self.require_updates(step, tree)
+        self.require_updates()
         name = _not_finite(tree)
         if name is not None:
             raise BadInputError(

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from jaxtyping import PyTree
@@ -167,10 +167,15 @@ class IndexClient:
         share = said.extra["blocks_done"] / said.extra["num_blocks"]
         return {"builder_step": said.step, "builder_share": share}
 
-    def use(self, index_step: int, kept: tuple[int, ...] = ()) -> None:
-        """Records the index in use, and those with which checkpoints resume."""
-        named = list(dict.fromkeys([*self._first, *kept]))
-        self._in_use = {"index_step": index_step, "kept_index_steps": named}
+    def use(self, index_step: int) -> None:
+        """Records the index in use."""
+        self._in_use = {**self._in_use, "index_step": index_step}
+        self._say("running")
+
+    def keep(self, index_steps: Sequence[int]) -> None:
+        """Records the indexes with which checkpoints resume."""
+        named = list(dict.fromkeys([*self._first, *index_steps]))
+        self._in_use = {**self._in_use, "kept_index_steps": named}
         self._say("running")
 
     def build(self, step: int, params: PyTree) -> LoadedIndex:

@@ -1,118 +1,182 @@
-"""The training loop: what is done between two updates, and in which order."""
+"""What surrounds the updates of every stage: stops, metrics, checkpoints, profiles.
 
+Each stage has its own loop, such as `_Pretraining.train` in `pretrain.py`; what it does
+not say itself is here. The order within a turn of a loop must not change: the inputs of
+an update come from the state before it, and metrics are written before the checkpoint,
+so that a checkpoint never has a step whose metrics are missing.
+"""
+
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
+import numpy as np
 
+from realm_jax import multihost, placement
 from realm_jax.errors import StoppedError
 from realm_jax.metrics import means as means_lib
 from realm_jax.metrics.means import Means
 from realm_jax.metrics.metrics_file import MetricsFile
-from realm_jax.training.state import TrainState
-from realm_jax.training.step import Step
-from realm_jax.training.step_timing import Accounting, Part, Stopwatch
+from realm_jax.training.profiling import Profiler
+from realm_jax.training.stage import CheckpointDetails, Stage
+from realm_jax.training.step import Loss
+from realm_jax.training.step_timing import MAX_IN_FLIGHT, Accounting, Part
 from realm_jax.training.tensorboard import EventFile
+from realm_jax.training.watchdog import Watchdog
 
 Report = Callable[[int, int, Mapping[str, float]], None]
 """Called with (steps done, total steps, metrics), to show progress."""
 
 
-ReplaceState = Callable[[int, TrainState], TrainState]
-"""Called with (steps done, state); returns the state to continue with."""
+@contextlib.contextmanager
+def train_loop(
+    stage: Stage[Any],
+    loss: Loss,
+    report: Report,
+    stop: threading.Event,
+    details: CheckpointDetails = dict,
+) -> Iterator["Loop"]:
+    """Surrounds the loop of a stage; the last state is saved after it.
 
+        with train_loop(stage, loss, report, stop, details) as loop:
+            for done in loop:
+                loop.update(...)  # the inputs of the update after `done`
+                loop.log()
+                loop.save_if_due()
 
-class Stop(Protocol):
-    """Tells whether to end between two updates, such as a `threading.Event`."""
-
-    def is_set(self) -> bool:
-        """Returns whether to end; the same in all processes of a job."""
-        ...
-
-
-class Hook(Protocol):
-    """Called after an update; never changes the state."""
-
-    def __call__(self, step: int, state: TrainState, metrics: Means) -> None:
-        """Receives the state after `step` updates."""
-        ...
-
-
-def train(
-    state: TrainState,
-    step: Step,
-    inputs_at: Callable[[int, TrainState], Any],
-    *,
-    total_steps: int,
-    hooks: Sequence[Hook],
-    stop: Stop,
-    stopwatch: Stopwatch,
-    replace_state: ReplaceState = lambda step, state: state,
-) -> TrainState:
-    """Runs updates until `total_steps` or until asked to stop.
-
-    The order must not change. The inputs of step n come from the state after n updates
-    (a search needs the newest query tower, and an index is swapped before it is
-    searched). Hooks run in the order given, after the update: metrics first, then the
-    checkpoint, so that a checkpoint never has a step whose metrics are missing.
+    Within, a `StoppedError` ends training as `stop` does: embedding, or waiting for an
+    index, may take longer than all of training.
 
     Args:
-      state: initial state; its step is the number of updates done.
-      step: the jitted update, which donates the state it is given.
-      inputs_at: (updates done, state) -> inputs of the next update; may raise
-        `StoppedError`, which ends training as `stop` does.
-      total_steps: total number of updates.
-      hooks: called after every update.
-      stop: set when the process is asked to stop; checked between two steps.
-      stopwatch: records the time in which a step is dispatched to the devices.
-      replace_state: replaces state other than parameters, such as an index, before the
-        inputs of an update are made; may raise `StoppedError` too.
+      stage: the stage, of which `state` and `step` change.
+      loss: the loss to minimise.
+      report: shows progress.
+      stop: ends training between two updates.
+      details: what checkpoints hold beyond the details of every stage.
 
-    Returns:
-      The state after the last update.
+    Raises:
+      BadInputError: an update was not finite; it is in no checkpoint. Or another
+        trainer has taken over.
     """
-    # The first call compiles, on the host.
-    handing_over = Part.HOST
-    for done in range(int(state.step), total_steps):
-        if stop.is_set():
-            break
-        with jax.profiler.StepTraceAnnotation("train", step_num=done + 1):
-            try:
-                state = replace_state(done, state)
-                inputs = inputs_at(done, state)
-            except StoppedError:
-                # Embedding may take longer than all of training; end here, so that
-                # the state is saved.
-                break
-            with stopwatch.part(handing_over):
-                state, metrics = step(state, inputs)
-        handing_over = Part.DEVICE
-        for hook in hooks:
-            hook(done + 1, state, metrics)
-    return state
+    stage.begin()
+    with (
+        jax.set_mesh(stage.mesh),
+        _profiler(stage) as profiler,
+        _watchdog(stage) as dog,
+    ):
+        loop = Loop(stage, loss, report, stop, details, profiler, dog)
+        with contextlib.suppress(StoppedError):
+            yield loop
+    loop.save_last()
 
 
-MAX_IN_FLIGHT = 2
-"""Updates that are handed over and not finished; more would keep no device any busier,
-and hide from whoever watches how far training is."""
+class Loop:
+    """The turns of a loop; see `train_loop`."""
+
+    def __init__(
+        self,
+        stage: Stage[Any],
+        loss: Loss,
+        report: Report,
+        stop: threading.Event,
+        details: CheckpointDetails,
+        profiler: Profiler | None,
+        watchdog: Watchdog | None,
+    ):
+        config = stage.config
+        self._stage = stage
+        self._step = stage.make_step(loss)
+        self._stop = multihost.StopRequest(stop)
+        self._details = details
+        self._profiler = profiler
+        self._watchdog = watchdog
+        self._first = stage.step
+        # The first call compiles, on the host.
+        self._handing_over = Part.HOST
+        devices = list(stage.mesh.devices.flat)
+        self._accounting = Accounting(
+            stage.stopwatch, loss, config.examples_per_update, devices
+        )
+        of_run = (config.model_dir, stage.name, stage.step)
+        self._metrics = MetricsLog(
+            [MetricsFile(*of_run), EventFile(*of_run)] if multihost.is_first() else [],
+            report,
+            self._accounting,
+            every=config.log_period,
+            total_steps=config.train_steps,
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields the number of updates done, until the last or a stop."""
+        stage = self._stage
+        for done in range(stage.step, stage.config.train_steps):
+            if self._stop.is_set():
+                return
+            with jax.profiler.StepTraceAnnotation("train", step_num=done + 1):
+                yield done
+            if self._profiler is not None:
+                self._profiler(stage.step, stage.state)
+            if self._watchdog is not None:
+                self._watchdog(stage.step)
+
+    def update(self, inputs: Any) -> None:
+        """Hands one update of the state over to the devices.
+
+        Args:
+          inputs: host arrays of this process, as made of `Stage.batch`.
+        """
+        stage = self._stage
+        inputs = placement.place_batch(stage.mesh, inputs)
+        self._accounting.see(stage.state, inputs)
+        with stage.stopwatch.part(self._handing_over):
+            # The step donates the state that it is given.
+            stage.state, metrics = self._step(stage.state, inputs)
+        self._handing_over = Part.DEVICE
+        stage.step += 1
+        stage.finite.note(stage.step, metrics)
+        self._metrics.add(metrics)
+
+    def log(
+        self, values: Callable[[], Mapping[str, float]] = dict, now: bool = False
+    ) -> None:
+        """Writes a line of metrics if one is due; else shows how far training is.
+
+        Args:
+          values: returns further values of the line, such as the age of the index.
+          now: whether a line is due, whatever the step.
+
+        Raises:
+          BadInputError: an update since the last line was not finite; it has its line.
+        """
+        stage, step = self._stage, self._stage.step
+        if not now and not self._metrics.is_due(step):
+            self._metrics.show_progress(step)
+            return
+        stage.stopwatch.wait_for(stage.state)
+        stage.require_alone()
+        rate = float(np.asarray(stage.learning_rate(step - 1)))
+        self._metrics.write(step, {"learning_rate": rate, **values()})
+        stage.finite.require_updates()
+
+    def save_if_due(self) -> None:
+        """Saves a checkpoint every so many updates."""
+        if self._stage.step % self._stage.config.checkpoint_period == 0:
+            self._stage.save(self._details)
+
+    def save_last(self) -> None:
+        """Saves the state if updates were done since the last checkpoint."""
+        step = self._stage.step
+        if step > self._first and step % self._stage.config.checkpoint_period:
+            self._stage.save(self._details)
 
 
-class LogMetrics:
-    """Accumulates metrics and writes them every `every` steps.
+class MetricsLog:
+    """Accumulates metrics, and writes them every so many steps.
 
     Shows how many updates are finished: the devices may still be at the last two.
-
-    Args:
-      files: files to write to; none in any process but the first.
-      report: shows progress.
-      accounting: accounts for the time since the last line.
-      every: steps between two lines; one is also written at the last step.
-      total_steps: total number of updates.
-      extra: further values at the time of writing, such as the age of the index.
-      due: whether a line is due now, whatever the step.
-      before_writing: called in all processes before a line is written; raises an error
-        if this job must not write any more.
     """
 
     def __init__(
@@ -123,36 +187,43 @@ class LogMetrics:
         *,
         every: int,
         total_steps: int,
-        extra: Callable[[int], Mapping[str, float]] = lambda step: {},
-        due: Callable[[], bool] = lambda: False,
-        before_writing: Callable[[], None] = lambda: None,
     ):
+        """Starts the time of the first line.
+
+        Args:
+          files: files to write to; none in any process but the first.
+          report: shows progress.
+          accounting: accounts for the time since the last line.
+          every: steps between two lines; one is also due at the last step.
+          total_steps: total number of updates.
+        """
         self._files = files
         self._report = report
         self._accounting = accounting
         self._every = every
         self._total_steps = total_steps
-        self._extra = extra
-        self._due = due
-        self._before_writing = before_writing
         self._kept: list[Means] = []
 
-    def __call__(self, step: int, state: TrainState, metrics: Means) -> None:
-        """See `Hook`."""
-        # Merged when they are written: merging now would wait for the step.
+    def is_due(self, step: int) -> bool:
+        """Returns whether a line is written after this many updates."""
+        return step % self._every == 0 or step == self._total_steps
+
+    def add(self, metrics: Means) -> None:
+        """Keeps the metrics of an update; merging them now would wait for it."""
         self._kept.append(metrics)
-        on_time = step % self._every == 0 or step == self._total_steps
-        if not on_time and not self._due():
-            before = self._kept[:-MAX_IN_FLIGHT]
-            self._accounting.stopwatch.wait_for(before[-1:])
-            self._report(step - self._in_flight(), self._total_steps, {})
-            return
+
+    def show_progress(self, step: int) -> None:
+        """Waits until at most `MAX_IN_FLIGHT` updates are unfinished, and shows it."""
+        self._accounting.stopwatch.wait_for(self._kept[:-MAX_IN_FLIGHT][-1:])
+        self._report(step - self._in_flight(), self._total_steps, {})
+
+    def write(self, step: int, extra: Mapping[str, float]) -> None:
+        """Writes the means since the last line, and further values."""
         self._accounting.stopwatch.wait_for(self._kept)
         kept = jax.device_get(self._kept)
         values = means_lib.compute(functools.reduce(means_lib.merge, kept))
         values |= self._accounting.line(len(kept))
-        values |= self._extra(step)
-        self._before_writing()
+        values |= extra
         for file in self._files:
             file.write(step, values)
         self._report(step, self._total_steps, values)
@@ -170,11 +241,23 @@ class LogMetrics:
         )
 
 
-def every(period: int, hook: Callable[[int, TrainState], None]) -> Hook:
-    """Returns a hook that calls (steps done, state) every `period` steps."""
+@contextlib.contextmanager
+def _profiler(stage: Stage[Any]) -> Iterator[Profiler | None]:
+    config = stage.config
+    if not config.profile or stage.is_done:
+        yield None
+        return
+    steps = stage.step, config.train_steps
+    with Profiler(stage.model_store, stage.name, *steps, stage.stopwatch) as profiler:
+        yield profiler
 
-    def call(step: int, state: TrainState, metrics: Means) -> None:
-        if step % period == 0:
-            hook(step, state)
 
-    return call
+@contextlib.contextmanager
+def _watchdog(stage: Stage[Any]) -> Iterator[Watchdog | None]:
+    shortest = stage.config.stall_seconds
+    if shortest is None or stage.is_done:
+        yield None
+        return
+    of_stage = stage.model_store, stage.stopwatch, stage.step
+    with Watchdog(*of_stage, shortest) as watchdog:
+        yield watchdog

@@ -1,5 +1,6 @@
 """REALM pre-training on masked sentences, retrieved documents and a refreshed index."""
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -7,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from jax.sharding import Mesh
-from jaxtyping import PyTree
 
 from realm_jax import ranges
 from realm_jax.attempts import Attempt
@@ -25,7 +25,6 @@ from realm_jax.index.searchers import (
     Searcher,
 )
 from realm_jax.index.source import LoadedIndex
-from realm_jax.metrics.means import Means
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.objectives.masked_lm import Marginalization
@@ -46,7 +45,7 @@ from realm_jax.training.checkpoints import KeptCheckpoints
 from realm_jax.training.host_search import HostSearch
 from realm_jax.training.index_client import IndexClient
 from realm_jax.training.index_metrics import make_index_metrics
-from realm_jax.training.loop import Report
+from realm_jax.training.loop import Report, train_loop
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.pretrain_loss import PretrainInputs, PretrainLoss
 from realm_jax.training.refresh import (
@@ -58,7 +57,6 @@ from realm_jax.training.refresh import (
 from realm_jax.training.rolling_refresh import Renewal, RenewingLoss
 from realm_jax.training.stage import Stage
 from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_of
-from realm_jax.training.state import TrainState
 from realm_jax.training.step import Loss
 from realm_jax.training.step_timing import Part
 from realm_jax.training.update_shapes import (
@@ -250,19 +248,16 @@ def run(
         index=Precision(config.device.precision) if config.index_in_state else None,
         attempt=attempt,
     )
-    source = stage.index_source(config.searcher, config.embed, config.device)
-    try:
-        patience, step = config.builder_patience_seconds, int(stage.state.step)
-        with IndexClient(source, stop, patience, step, stage.lease) as client:
+    with contextlib.closing(stage):
+        source = stage.index_source(config.searcher, config.embed, config.device)
+        patience = config.builder_patience_seconds
+        with IndexClient(source, stop, patience, stage.step, stage.lease) as client:
             if not stage.is_done:
-                _Pretraining(stage, config, client).run(report, stop)
+                _Pretraining(stage, config, client).train(report, stop)
             if stage.is_done:
                 # The builder embeds the corpus once more, for later stages. A run that
                 # was already done publishes too, as a builder may be waiting for it.
-                step = int(stage.state.step)
-                client.finish(step, stage.state.params["retriever"])
-    finally:
-        stage.close()
+                client.finish(stage.step, stage.state.params["retriever"])
     return stage.is_done
 
 
@@ -369,7 +364,7 @@ class _Pretraining:
         layout = DocumentLayout.of(lengths, stage.corpus.vocabulary)
         of_models = (stage.retriever, stage.reader)
         self._loss = make_loss(config, *of_models, layout, stage.mesh, packing)
-        self._step_inputs: StepInputs = (
+        self._find_candidates: StepInputs = (
             DeviceSearch(stage.corpus, layout, stage.mesh, config.own_block)
             if config.searcher == "device"
             else HostSearch(
@@ -387,56 +382,75 @@ class _Pretraining:
             max_spans=config.held_out_examples,
             require_spans=config.requires_held_out,
         )
-        self._index_in_use: LoadedIndex | None = None
-        # The index that the state holds, before it is replaced.
-        self._renewed: EmbeddingTable | None = None
-        self._is_rolling = config.refresh_mode == RefreshMode.ROLLING.value
         self._kept = KeptCheckpoints(stage.model_store)
         self._refresher = Refresher(
             RefreshMode(config.refresh_mode),
             config.refresh_period,
             client,
             wait_seconds=config.wait_seconds,
-            on_swap=self._on_swap,
             bound=StalenessBound(
                 config.max_staleness_steps, WhenStale(config.when_stale)
             ),
             slices=(stage.mesh.size, config.embed.batch_size, config.refresh_period),
         )
 
-    def run(self, report: Report, stop: threading.Event) -> None:
+    def train(self, report: Report, stop: threading.Event) -> None:
+        """Trains until the last update or a stop: the loop of pre-training.
+
+        A retriever is published before the update after its step, so that a snapshot
+        holds exactly the parameters that its step names, and an index is swapped before
+        it is searched.
+
+        Raises:
+          BadInputError: an update was not finite, or another trainer has taken over.
+          NotReadyError: no index came that is fresh enough; the state is saved.
+        """
         stage, refresher = self._stage, self._refresher
-        details, saved = stage.details or {}, self._resumed_index
-        step = int(stage.state.step)
-        retriever = stage.state.params["retriever"]
-        self._step_inputs.resume(details, self._batch_at)
-        self._metrics.resume(details.get(_MEASURED, {}))
-        if (
-            details.get(HOLDS_INDEX)
-            and saved is not None
-            and stage.state.index is not None
-        ):
-            searcher = self._searcher_of(stage.state.index, saved)
-            index = LoadedIndex(searcher, self._client.manifest(saved))
-            refresher.adopt(step, retriever, index, details)
-        else:
-            refresher.start(step, retriever, saved)
-        stage.train(
-            self._loss,
-            self._inputs_at,
-            report=report,
-            stop=stop,
-            log_extra=self._log_extra,
-            # Every index gets a line, so that its recall is recorded.
-            log_due=lambda: self._metrics.is_due,
-            checkpoint_details=self._checkpoint_details,
-            measure=[self._measure_last],
-            hooks=[self._beat],
-            replace_state=self._refresh,
-        )
+        self._begin()
+        first = stage.step
+        with train_loop(stage, self._loss, report, stop, self._details) as loop:
+            for done in loop:
+                # Publishes or embeds, if it is time, and takes a newer index.
+                swapped = self._refresh(done)
+                renewed = refresher.has_renewed(done)
+                if renewed:
+                    self._measure_renewal(done)
+                if swapped or renewed or done == first:
+                    utility = self._held_out_utility()
+                    # An uninterrupted run would not measure the index with which this
+                    # one resumed: that is for the metrics, and saves nothing.
+                    resumed = refresher.index.manifest.step == self._resumed_index
+                    if (renewed or not resumed) and self._note_utility(utility):
+                        stage.save(self._details)
+
+                loop.update(self._batch_and_candidates(done))
+
+                if stage.is_done:
+                    self._note_utility(self._held_out_utility())
+                # Every index gets a line, so that its recall is recorded.
+                loop.log(self._state_of_index, now=self._metrics.is_due)
+                self._client.beat(stage.step)
+                loop.save_if_due()
         logging.info("swapped to a newer index %d times", refresher.num_swaps)
         if refresher.failure is not None:
             raise refresher.failure
+
+    def _begin(self) -> None:
+        """Gets the index of the first update: of the checkpoint, or a new one."""
+        stage, refresher, saved = self._stage, self._refresher, self._resumed_index
+        details, table = stage.details or {}, stage.state.index
+        retriever = stage.state.params["retriever"]
+        self._find_candidates.resume(details, self._batch_at)
+        self._metrics.resume(details.get(_MEASURED, {}))
+        self._client.keep(self._kept.index_steps)
+        if saved is not None and table is not None and details.get(HOLDS_INDEX):
+            searcher = self._searcher_over(table, saved)
+            index = LoadedIndex(searcher, self._client.manifest(saved))
+            refresher.adopt(stage.step, index, details)
+        else:
+            refresher.start(stage.step, retriever, saved)
+            self._put_into_state(refresher.index)
+        self._metrics.record_first(stage.step, retriever, refresher.index.searcher)
 
     @property
     def _resumed_index(self) -> int | None:
@@ -444,128 +458,102 @@ class _Pretraining:
         details = self._stage.details
         return None if details is None else details["index_step"]
 
-    def _searcher_of(self, table: EmbeddingTable, step: int) -> DeviceSearcher:
-        stage, config = self._stage, self._config
-        return DeviceSearcher.over(
-            table, stage.corpus.num_blocks, step, stage.mesh, config.device
-        )
-
-    def _refresh(self, step: int, state: TrainState) -> TrainState:
-        """Gets the index of the next update, and puts it into a state that holds one.
+    def _refresh(self, done: int) -> bool:
+        """Gets the index of the next update; returns whether it replaces another.
 
         Raises:
           StoppedError: no index is available that is fresh enough.
           BadInputError: parameters that would be published or measured are not finite.
         """
-        retriever, stopwatch = state.params["retriever"], self._stage.stopwatch
-        self._renewed, before = state.index, self._index_in_use
-        if self._refresher.is_due(step):
-            stopwatch.wait_for(retriever)
-            self._stage.require_finite(step, retriever)
-        with stopwatch.part(Part.SWAP):
-            index = self._index_in_use = self._refresher.before_step(step, retriever)
-            if state.index is not None and index is not before:
-                # Updates change the state's copy, which is the only one in memory.
-                state = state.replace(index=index.searcher.table)
-        if self._is_renewed(step):
-            stopwatch.wait_for(retriever)
-            self._stage.require_finite(step, retriever)
-            with stopwatch.part(Part.SWAP):
-                self._metrics.record_renewal(
-                    step, retriever, self._searcher(step, state)
-                )
-        elif index is before:
-            return state
-        utility = self._fill_in_spans(step, state)
-        # A resumed run also measures the index with which it resumes, for the metrics.
-        # An uninterrupted run would not, so this must not save a checkpoint.
-        is_known = index.manifest.step == self._resumed_index
-        if utility is None or (is_known and not self._is_renewed(step)):
-            return state
-        if self._kept.note_score(step, HELD_OUT_UTILITY, utility):
-            logging.info("step %d: held-out utility %+.3f, the best", step, utility)
-            self._stage.save(step, state, self._checkpoint_details)
-        return state
+        stage, refresher = self._stage, self._refresher
+        retriever = stage.state.params["retriever"]
+        if refresher.is_due(done):
+            stage.require_finite(retriever)
+        with stage.stopwatch.part(Part.SWAP):
+            replaced = refresher.index
+            index = refresher.before_step(done, retriever)
+            if index is replaced:
+                return False
+            stage.require_finite(retriever)
+            old, table = replaced.searcher, stage.state.index
+            if table is not None:
+                old = self._searcher_over(table, done)
+            self._metrics.record_swap(done, retriever, old, index.searcher)
+            self._metrics.add("index_swap_seconds", refresher.swap_seconds)
+            self._put_into_state(index)
+        return True
 
-    def _is_renewed(self, step: int) -> bool:
-        """Returns whether a rolling index has been renewed completely at this step."""
-        if not self._is_rolling or step % self._config.refresh_period:
-            return False
-        return step > self._refresher.index.manifest.step
+    def _put_into_state(self, index: LoadedIndex) -> None:
+        """Makes an index part of the state, whose updates change it, if it has one."""
+        stage = self._stage
+        if stage.state.index is not None:
+            stage.state = stage.state.replace(index=index.searcher.table)
 
-    def _searcher(self, step: int, state: TrainState) -> Searcher:
-        """Returns a searcher of the index in use."""
-        if state.index is None:
-            return self._refresher.index.searcher
-        return self._searcher_of(state.index, step)
-
-    def _fill_in_spans(self, step: int, state: TrainState) -> float | None:
-        """Measures on held-out sentences; returns the utility, if there are any."""
-        stopwatch = self._stage.stopwatch
-        stopwatch.wait_for(state.params)
-        self._stage.require_finite(step, state.params)
-        with stopwatch.part(Part.SWAP):
-            return self._metrics.of_spans(state.params, self._searcher(step, state))
-
-    def _measure_last(self, step: int, state: TrainState, metrics: Means) -> None:
-        """Measures after the last update, whose checkpoint is saved in any case."""
-        if step == self._config.train_steps:
-            utility = self._fill_in_spans(step, state)
-            if utility is not None:
-                self._kept.note_score(step, HELD_OUT_UTILITY, utility)
-
-    def _inputs_at(
-        self, step: int, state: TrainState
-    ) -> PretrainInputs | RetrievingInputs:
-        inputs = self._step_inputs(
-            step, state.params["retriever"], self._refresher.index, self._batch_at
+    def _searcher_over(self, table: EmbeddingTable, step: int) -> DeviceSearcher:
+        stage, config = self._stage, self._config
+        return DeviceSearcher.over(
+            table, stage.corpus.num_blocks, step, stage.mesh, config.device
         )
-        if self._config.index_in_state:
-            return inputs.replace(embeddings=None)
-        return inputs
+
+    def _searcher(self) -> Searcher:
+        """Returns a searcher of the index in use."""
+        table = self._stage.state.index
+        if table is None:
+            return self._refresher.index.searcher
+        return self._searcher_over(table, self._stage.step)
+
+    def _measure_renewal(self, done: int) -> None:
+        stage, retriever = self._stage, self._stage.state.params["retriever"]
+        stage.require_finite(retriever)
+        with stage.stopwatch.part(Part.SWAP):
+            self._metrics.record_renewal(done, retriever, self._searcher())
+
+    def _held_out_utility(self) -> float | None:
+        """Measures the state on held-out sentences; None if there are none."""
+        stage = self._stage
+        stage.require_finite(stage.state.params)
+        with stage.stopwatch.part(Part.SWAP):
+            return self._metrics.of_spans(stage.state.params, self._searcher())
+
+    def _note_utility(self, utility: float | None) -> bool:
+        """Notes the score of this step's checkpoint; returns whether it is the best."""
+        step = self._stage.step
+        if utility is None or not self._kept.note_score(
+            step, HELD_OUT_UTILITY, utility
+        ):
+            return False
+        logging.info("step %d: held-out utility %+.3f, the best", step, utility)
+        return True
+
+    def _batch_and_candidates(self, done: int) -> PretrainInputs | RetrievingInputs:
+        """Returns the inputs of the next update: with candidates, or to search them."""
+        state, index = self._stage.state, self._refresher.index
+        inputs = self._find_candidates(
+            done, state.params["retriever"], index, self._batch_at
+        )
+        # An index that is part of the state is not passed a second time.
+        return inputs if state.index is None else inputs.replace(embeddings=None)
 
     def _batch_at(self, step: int) -> PretrainBatch:
         return PretrainBatch(**self._stage.batch(self._examples, step))
 
-    def _on_swap(
-        self,
-        step: int,
-        params: PyTree,
-        index: LoadedIndex,
-        replaced: LoadedIndex | None,
-    ) -> None:
-        self._client.use(index.manifest.step, self._kept.index_steps)
-        if replaced is None:
-            self._metrics.record_first(step, params, index.searcher)
-            return
-        self._stage.stopwatch.wait_for(params)
-        self._stage.require_finite(step, params)
-        old = replaced.searcher
-        if self._renewed is not None:
-            old = self._searcher_of(self._renewed, step)
-        self._metrics.record_swap(step, params, old, index.searcher)
-        self._metrics.add("index_swap_seconds", self._refresher.swap_seconds)
-
-    def _log_extra(self, step: int) -> Mapping[str, float]:
+    def _state_of_index(self) -> Mapping[str, float]:
         """Returns staleness, builder progress, and measurements since the last line."""
         return {
-            **self._refresher.staleness(step),
+            **self._refresher.staleness(self._stage.step),
             **self._client.builder_progress(),
             **self._metrics.take(),
         }
 
-    def _checkpoint_details(self, step: int) -> Mapping[str, Any]:
-        index_step = self._refresher.index.manifest.step
+    def _details(self) -> Mapping[str, Any]:
+        """Returns what a checkpoint has to hold for a resumed run to be the same."""
         details = {
-            "index_step": index_step,
+            "index_step": self._refresher.index.manifest.step,
             **self._refresher.details(),
-            **self._step_inputs.details(),
+            **self._find_candidates.details(),
         }
         if self._metrics.is_due:
             details[_MEASURED] = self._metrics.pending
-        details = self._kept.add(step, details)
-        self._client.use(index_step, self._kept.index_steps)
+        details = self._kept.add(self._stage.step, details)
+        self._client.keep(self._kept.index_steps)
         return details
-
-    def _beat(self, step: int, state: TrainState, metrics: Means) -> None:
-        self._client.beat(step)

@@ -13,7 +13,6 @@ from types import TracebackType
 import jax
 
 from realm_jax import multihost
-from realm_jax.metrics.means import Means
 from realm_jax.storage import Store
 from realm_jax.training.state import TrainState
 from realm_jax.training.step_timing import Stopwatch
@@ -28,7 +27,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Profiler:
-    """Profiles a few steps; a `loop.Hook`, and a context manager around the loop."""
+    """Profiles a few steps; a context manager around the loop."""
 
     def __init__(
         self,
@@ -62,8 +61,8 @@ class Profiler:
             self._start()
         return self
 
-    def __call__(self, step: int, state: TrainState, metrics: Means) -> None:
-        """See `loop.Hook`."""
+    def __call__(self, step: int, state: TrainState) -> None:
+        """Starts or ends the profile, if it is time; called after each update."""
         self._done = step
         if step == self._begin:
             self._stopwatch.wait_for(state)

@@ -21,7 +21,7 @@ import dataclasses
 import enum
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from jaxtyping import PyTree
@@ -68,10 +68,6 @@ ANY_AGE = StalenessBound()
 # In a checkpoint's details: those of `Slices`.
 _SLICES = "rolling_slices"
 
-OnSwap = Callable[[int, PyTree, LoadedIndex, LoadedIndex | None], None]
-"""Called with (updates done, retriever parameters, the index now in use, the index
-that it replaces); the last is None at first."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Slices:
@@ -101,7 +97,8 @@ class Refresher:
 
     Attributes:
       num_swaps: number of times the index was replaced during training.
-      swap_seconds: how long the last replacement delayed the next update, in seconds.
+      swap_seconds: how long the last replacement delayed the next update, in seconds,
+        without what is measured of it.
       failure: why training was stopped for lack of a fresh index; to be raised after
         the state is saved.
     """
@@ -113,7 +110,6 @@ class Refresher:
         client: IndexClient,
         *,
         wait_seconds: float,
-        on_swap: OnSwap,
         bound: StalenessBound = ANY_AGE,
         slices: tuple[int, ...] = (),
     ):
@@ -125,7 +121,6 @@ class Refresher:
           client: access to the model directory.
           wait_seconds: how long `async` waits for an index while the builder makes no
             progress, in seconds.
-          on_swap: called after every swap, the first included.
           bound: maximum age of the index of `async`.
           slices: what determines the slices of `rolling`, such as the number of
             devices, the period last.
@@ -149,7 +144,6 @@ class Refresher:
         self._period = period
         self._client = client
         self._wait_seconds = wait_seconds
-        self._on_swap = on_swap
         self._settings = slices or (period,)
         self._slices: Slices | None = None
         self._index: LoadedIndex | None = None
@@ -194,20 +188,13 @@ class Refresher:
         if index is None:
             index = self._client.build(step, params)
         self._slices = Slices(self._settings, step, index.manifest.step)
-        self._swap(step, params, index)
+        self._use(index)
 
-    def adopt(
-        self,
-        step: int,
-        params: PyTree,
-        index: LoadedIndex,
-        saved: Mapping[str, Any],
-    ) -> None:
+    def adopt(self, step: int, index: LoadedIndex, saved: Mapping[str, Any]) -> None:
         """Uses the index that a checkpoint held; called instead of `start`.
 
         Args:
           step: number of updates done.
-          params: parameters of the retriever.
           index: the index; its manifest is of the one that it was made from.
           saved: the `details` of that checkpoint.
         """
@@ -223,7 +210,7 @@ class Refresher:
         self._client.forget_after(step)
         if self._mode is RefreshMode.ASYNC:
             self._client.follow(newer_than=index.manifest.step)
-        self._swap(step, params, index)
+        self._use(index)
 
     def details(self) -> Mapping[str, Any]:
         """Returns what a checkpoint has to hold of the age of its rows."""
@@ -237,6 +224,12 @@ class Refresher:
             return False
         return step % self._period == 0 and self.index.manifest.step != step
 
+    def has_renewed(self, step: int) -> bool:
+        """Returns whether `rolling` has just embedded all rows of the index again."""
+        if self._mode is not RefreshMode.ROLLING or step % self._period:
+            return False
+        return step > self.index.manifest.step
+
     def before_step(self, step: int, params: PyTree) -> LoadedIndex:
         """Returns the index that the next update searches; `step` updates are done.
 
@@ -246,19 +239,17 @@ class Refresher:
         self._asked = time.perf_counter()
         due = self.is_due(step)
         if self._mode is RefreshMode.BLOCKING and due:
-            self._swap(step, params, self._client.build(step, params))
-            self.num_swaps += 1
+            self._swap(self._client.build(step, params))
         if self._mode is RefreshMode.ASYNC:
             if due:
                 self._client.publish(step, params)
             newer = self._client.take()
             if newer is not None:
-                self._swap(step, params, newer)
-                self.num_swaps += 1
-            self._keep_fresh(step, params)
+                self._swap(newer)
+            self._keep_fresh(step)
         return self.index
 
-    def _keep_fresh(self, step: int, params: PyTree) -> None:
+    def _keep_fresh(self, step: int) -> None:
         """Waits, warns or stops if the index has reached its maximum age.
 
         Raises:
@@ -288,8 +279,7 @@ class Refresher:
             except NotReadyError as error:
                 self._fail(error)
             else:
-                self._swap(step, params, newer)
-                self.num_swaps += 1
+                self._swap(newer)
 
     def _fail(self, error: NotReadyError) -> NoReturn:
         self.failure = error
@@ -312,7 +302,11 @@ class Refresher:
             "index_age_seconds": age.seconds,
         }
 
-    def _swap(self, step: int, params: PyTree, index: LoadedIndex) -> None:
-        replaced, self._index = self._index, index
+    def _use(self, index: LoadedIndex) -> None:
+        self._index = index
+        self._client.use(index.manifest.step)
+
+    def _swap(self, index: LoadedIndex) -> None:
+        self._use(index)
         self.swap_seconds = time.perf_counter() - self._asked
-        self._on_swap(step, params, index, replaced)
+        self.num_swaps += 1

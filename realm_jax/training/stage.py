@@ -1,13 +1,10 @@
 """Shared parts of the training stages: models, state, resuming, checkpoints."""
 
-import contextlib
 import dataclasses
 import logging
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Int, PyTree
@@ -23,37 +20,32 @@ from realm_jax.index.device_search import Precision, empty_table
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import DeviceConfig
 from realm_jax.index.source import IndexSource
-from realm_jax.metrics.metrics_file import MetricsFile
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever, RetrieverConfig
 from realm_jax.run_record import Trained
 from realm_jax.storage import Store, open_store
-from realm_jax.training import checkpoints, initialization, loop, partitioning
+from realm_jax.training import checkpoints, initialization, partitioning
 from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.checkpoints import Checkpointer
 from realm_jax.training.finite import FiniteUpdates
 from realm_jax.training.initialization import Reader
 from realm_jax.training.lease import Lease
-from realm_jax.training.loop import Hook, LogMetrics, ReplaceState, Report
 from realm_jax.training.optimizers import learning_rate_schedule, make_optimizer
 from realm_jax.training.packed_lengths import choose_packed_lengths
 from realm_jax.training.packed_updates import PackedLengths
-from realm_jax.training.profiling import Profiler
 from realm_jax.training.recorded import TRAINED, open_run
 from realm_jax.training.stage_config import StageConfig
 from realm_jax.training.starting import starting_params
 from realm_jax.training.state import TrainState, create_state, place_state
-from realm_jax.training.step import SKIPPED_UPDATES, Loss, make_step
-from realm_jax.training.step_timing import Accounting, Part, Stopwatch
-from realm_jax.training.tensorboard import EventFile
-from realm_jax.training.watchdog import Watchdog
+from realm_jax.training.step import SKIPPED_UPDATES, Loss, Step, make_step
+from realm_jax.training.step_timing import Part, Stopwatch
 
 _log = logging.getLogger(__name__)
 
 ReaderT = TypeVar("ReaderT", bound=Reader)
 
-CheckpointDetails = Callable[[int], Mapping[str, Any]]
-"""Maps updates done to the details of a checkpoint beyond those of every stage."""
+CheckpointDetails = Callable[[], Mapping[str, Any]]
+"""Returns the details of a checkpoint beyond those of every stage."""
 
 
 class StageParts(Generic[ReaderT]):
@@ -68,6 +60,7 @@ class StageParts(Generic[ReaderT]):
       reader: the stage's reader.
       state: the current training state.
       details: details of the checkpoint that was restored, None for a new run.
+      mesh: the mesh of the devices.
       stopwatch: stopwatch of the training thread.
     """
 
@@ -102,13 +95,8 @@ class StageParts(Generic[ReaderT]):
         )
         self.retriever = Retriever(self.retriever_config)
         self.reader = make_reader(self.retriever_config.bert)
+        self.mesh = mesh
         self.stopwatch = Stopwatch()
-        self._mesh = mesh
-
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh of the devices."""
-        return self._mesh
 
     def index_source(
         self,
@@ -129,7 +117,7 @@ class StageParts(Generic[ReaderT]):
             self.retriever_config,
             embed.at_length(self.config.models.lengths.document),
             searcher,
-            self._mesh,
+            self.mesh,
             device or DeviceConfig(),
             self.config.donors,
         )
@@ -191,7 +179,7 @@ class StageParts(Generic[ReaderT]):
                 f"expected a batch size that microbatches ({parts}) divides, got "
                 f"{batch_size}; change one of them"
             )
-        placement.local_rows(self._mesh, batch_size // parts)
+        placement.local_rows(self.mesh, batch_size // parts)
 
     def packed_lengths(
         self, query_ids: AnyFeature, *, num_documents: int, num_joined: int
@@ -206,7 +194,7 @@ class StageParts(Generic[ReaderT]):
         config = self.config
         if not config.pack_documents:
             return None
-        parts = config.microbatches * axes.num_batch_shards(self._mesh.shape)
+        parts = config.microbatches * axes.num_batch_shards(self.mesh.shape)
         chosen = choose_packed_lengths(
             self.corpus,
             query_ids,
@@ -233,11 +221,19 @@ class StageParts(Generic[ReaderT]):
 
     def _own_rows(self, batch_size: int) -> Int[np.ndarray, " row"]:
         """Returns the rows of a batch that this process makes."""
-        return placement.local_rows(self._mesh, batch_size)
+        return placement.local_rows(self.mesh, batch_size)
 
 
 class Stage(StageParts[ReaderT]):
-    """A training stage of one run, continued from its latest checkpoint."""
+    """A training stage of one run, continued from its latest checkpoint.
+
+    Attributes:
+      name: name of the stage.
+      step: number of updates done, as in the state, which may still be computed.
+      lease: the right to write to the model directory.
+      finite: the updates, as far as they have been found finite.
+      learning_rate: (updates done) -> learning rate of the next update.
+    """
 
     def __init__(
         self,
@@ -270,201 +266,85 @@ class Stage(StageParts[ReaderT]):
         self._frozen = frozen
         of_optimizer = config.optimizer(total_steps=config.train_steps)
         self._optimizer = make_optimizer(of_optimizer, frozen)
-        self._learning_rate = learning_rate_schedule(of_optimizer)
-        partitioning.require_models_split(self._mesh, self.retriever_config.bert)
+        self.learning_rate = learning_rate_schedule(of_optimizer)
+        partitioning.require_models_split(self.mesh, self.retriever_config.bert)
         self.require_divisible(config.batch_size)
         self._attempt = attempt or Attempt(config.stage.command, config)
         self._trained = self.describe()
         self._check_resumable()
-        self._lease = Lease(self.model_store)
+        self.lease = Lease(self.model_store)
         try:
             self._checkpointer = Checkpointer(
-                self.model_store, require_alone=self._lease.require_held
+                self.model_store, require_alone=self.lease.require_held
             )
             self.state, self.details = self._restore_or_create(index)
-            self._finite = FiniteUpdates(
+            self.step = int(self.state.step)
+            self.finite = FiniteUpdates(
                 config.skip_nonfinite_updates,
                 (self.details or {}).get(SKIPPED_UPDATES, 0),
             )
-            self.require_finite(int(self.state.step), self.state)
+            self.require_finite(self.state)
         except BaseException:
-            self._lease.release()
+            self.lease.release()
             raise
 
     @property
     def is_done(self) -> bool:
         """True if all updates are done."""
-        return int(self.state.step) >= self.config.train_steps
+        return self.step >= self.config.train_steps
 
-    @property
-    def lease(self) -> Lease:
-        """The right to write to the model directory."""
-        return self._lease
-
-    def train(
-        self,
-        loss: Loss,
-        inputs_at: Callable[[int, TrainState], Any],
-        *,
-        report: Report,
-        stop: threading.Event,
-        log_extra: Callable[[int], Mapping[str, float]] = lambda step: {},
-        log_due: Callable[[], bool] = lambda: False,
-        checkpoint_details: CheckpointDetails = lambda step: {},
-        measure: Sequence[Hook] = (),
-        hooks: Sequence[Hook] = (),
-        replace_state: ReplaceState = lambda step, state: state,
-    ) -> bool:
-        """Trains from the current state, and saves a checkpoint at the end.
-
-        Args:
-          loss: the loss to minimise.
-          inputs_at: (updates done, state) -> host arrays of the next update, as made
-            of `batch`.
-          report: shows progress.
-          stop: ends training between two steps.
-          log_extra: further values for each line of metrics.
-          log_due: requests a line of metrics between two regular ones.
-          checkpoint_details: updates done -> further details of the checkpoint.
-          measure: hooks run before the line of metrics that an update may have.
-          hooks: hooks run after metrics and before the checkpoint.
-          replace_state: (updates done, state) -> the state to continue with.
-
-        Returns:
-          Whether all updates are done.
-
-        Raises:
-          BadInputError: an update was not finite; it is in no checkpoint. Or another
-            trainer has taken over.
-        """
-        config = self.config
+    def begin(self) -> None:
+        """Records the attempt, before anything is trained or saved."""
         self._attempt.begin(self._trained)
-        first = int(self.state.step)
-        of_run = (config.model_dir, self.name, first)
-        devices = list(self._mesh.devices.flat)
-        accounting = Accounting(
-            self.stopwatch, loss, config.examples_per_update, devices
-        )
-        log = LogMetrics(
-            [MetricsFile(*of_run), EventFile(*of_run)] if multihost.is_first() else [],
-            report,
-            accounting,
-            every=config.log_period,
-            total_steps=config.train_steps,
-            extra=lambda step: {
-                "learning_rate": float(np.asarray(self._learning_rate(step - 1))),
-                **log_extra(step),
-            },
-            due=log_due,
-            before_writing=self._require_alone,
-        )
 
-        def save(step: int, state: TrainState) -> None:
-            self.save(step, state, checkpoint_details)
+    def make_step(self, loss: Loss) -> Step:
+        """Returns the jitted update of `state`."""
+        skip = self.config.skip_nonfinite_updates > 0
+        return make_step(loss, self._optimizer, self._frozen, skip_nonfinite=skip)
 
-        def inputs_on_devices(step: int, state: TrainState) -> Any:
-            inputs = placement.place_batch(self._mesh, inputs_at(step, state))
-            accounting.see(state, inputs)
-            return inputs
-
-        with (
-            jax.set_mesh(self._mesh),
-            self._profiling() as profiling,
-            self._watching() as watching,
-        ):
-            self.state = loop.train(
-                self.state,
-                make_step(
-                    *(loss, self._optimizer, self._frozen),
-                    skip_nonfinite=config.skip_nonfinite_updates > 0,
-                ),
-                inputs_on_devices,
-                replace_state=replace_state,
-                total_steps=config.train_steps,
-                hooks=[
-                    *(self._finite.note, *measure, log, *hooks),
-                    # The line of metrics has waited for the updates.
-                    loop.every(config.log_period, self._finite.require_updates),
-                    loop.every(config.checkpoint_period, save),
-                    *profiling,
-                    *watching,
-                ],
-                stop=multihost.StopRequest(stop),
-                stopwatch=self.stopwatch,
-            )
-        last = int(self.state.step)
-        if last > first and last % config.checkpoint_period:
-            save(last, self.state)
-        return self.is_done
-
-    def save(
-        self, step: int, state: TrainState, more_details: CheckpointDetails
-    ) -> None:
-        """Saves a checkpoint; `train` saves the periodic ones.
+    def save(self, more_details: CheckpointDetails = dict) -> None:
+        """Saves the state as a checkpoint.
 
         Args:
-          step: number of updates done.
-          state: the state after them.
-          more_details: as `checkpoint_details` of `train`.
+          more_details: returns details beyond those of every stage; called once the
+            state is known to be one that may be saved.
 
         Raises:
           BadInputError: as `require_finite`; or another trainer has taken over.
         """
-        # One without updates is saved without `train`.
-        self._attempt.begin(self._trained)
-        self.stopwatch.wait_for(state)
+        self.begin()  # One without updates is saved without a loop.
+        self.stopwatch.wait_for(self.state)
         with self.stopwatch.part(Part.CHECKPOINT):
-            self._require_alone()
-            self.require_finite(step, state)
-            details = {**more_details(step), "train_steps": self.config.train_steps}
+            self.require_alone()
+            self.require_finite(self.state)
+            details = {**more_details(), "train_steps": self.config.train_steps}
             details[TRAINED] = dataclasses.asdict(self._trained)
-            if self._finite.num_skipped:
-                details[SKIPPED_UPDATES] = self._finite.num_skipped
-            self._checkpointer.save(state, details)
+            if self.finite.num_skipped:
+                details[SKIPPED_UPDATES] = self.finite.num_skipped
+            self._checkpointer.save(self.state, details)
 
-    def require_finite(self, step: int, tree: PyTree) -> None:
+    def require_finite(self, tree: PyTree) -> None:
         """Requires numbers without NaN and infinity, before they are kept or measured.
 
         Args:
-          step: number of updates done.
-          tree: the state after them, or parameters of it.
+          tree: the state, or parameters of it; they are waited for.
 
         Raises:
           BadInputError: an update was not finite, which is named; or the tree is not.
         """
-        self._finite.require(step, tree)
+        self.stopwatch.wait_for(tree)
+        self.finite.require(self.step, tree)
 
-    def _require_alone(self) -> None:
-        multihost.run_on_primary(self._lease.require_held)
-
-    @contextlib.contextmanager
-    def _profiling(self) -> Iterator[Sequence[Hook]]:
-        """Yields the profiling hook, if there is one; a context around the loop."""
-        config = self.config
-        if not config.profile or self.is_done:
-            yield []
-            return
-        steps = (int(self.state.step), config.train_steps)
-        with Profiler(self.model_store, self.name, *steps, self.stopwatch) as profiler:
-            yield [profiler]
-
-    @contextlib.contextmanager
-    def _watching(self) -> Iterator[Sequence[Hook]]:
-        """Yields the watchdog's hook, if there is one; a context around the loop."""
-        shortest = self.config.stall_seconds
-        if shortest is None or self.is_done:
-            yield []
-            return
-        first = int(self.state.step)
-        with Watchdog(self.model_store, self.stopwatch, first, shortest) as watchdog:
-            yield [watchdog]
+    def require_alone(self) -> None:
+        """Requires that no other trainer has taken over; all processes call it."""
+        multihost.run_on_primary(self.lease.require_held)
 
     def close(self) -> None:
         """Finishes the checkpoint being saved, and lets the next trainer in."""
         try:
             self._checkpointer.close()
         finally:
-            self._lease.release()
+            self.lease.release()
 
     def _check_resumable(self) -> None:
         run = open_run(self.config.model_dir)
@@ -495,15 +375,15 @@ class Stage(StageParts[ReaderT]):
             params = starting_params(params, config, self.retriever_config, self.corpus)
         state = place_state(
             create_state(params, self._optimizer, config.seed),
-            partitioning.parameter_shardings(self._mesh, params_axes),
-            self._mesh,
+            partitioning.parameter_shardings(self.mesh, params_axes),
+            self.mesh,
         )
         if index is not None:
             state = state.replace(
                 index=empty_table(
                     self.corpus.num_blocks,
                     self.retriever_config.projection_size,
-                    self._mesh,
+                    self.mesh,
                     index,
                 )
             )

@@ -1,7 +1,7 @@
 """One training step: gradient, update, new state. The same for every stage.
 
 Each stage has its loss (`pretrain_loss.py` and so on). The order of work around a step
-is in `loop.py`.
+is that of the stage's loop (`pretrain.py` and so on).
 """
 
 import abc

@@ -20,6 +20,10 @@ from realm_jax import chips
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Loss
 
+MAX_IN_FLIGHT = 2
+"""Updates that are handed over and not finished; more would keep no device any busier,
+and hide from whoever watches how far training is."""
+
 _TERA = 1e12
 
 
@@ -30,7 +34,7 @@ class Part(enum.Enum):
       SEARCH: a search outside of the step, and gathering its results. A search within
         the step is the device's.
       DEVICE: dispatching a step to the devices and waiting for their results.
-      HOST: batches, placing them, hooks, compiling the step, and everything else.
+      HOST: batches, placing them, metrics, compiling the step, everything else.
       CHECKPOINT: the part of saving for which training waits.
       SWAP: publishing a retriever, embedding in the trainer, waiting for an index,
         taking it, and measuring on held-out examples.

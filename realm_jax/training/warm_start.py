@@ -4,6 +4,7 @@ REALM, section 3.4: without it the retriever finds nothing useful, the reader le
 ignore documents, and then no gradient reaches the retriever (the cold-start problem).
 """
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.models.span_reader import MAX_SPAN
 from realm_jax.placement import local_rows, place_batch
 from realm_jax.stages import WARM_START, StageSpec
-from realm_jax.training.loop import Report
+from realm_jax.training.loop import Report, train_loop
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.reader_documents import (
     KINDS,
@@ -220,10 +221,10 @@ def run(
         frozen=frozen_parameters(config),
         attempt=attempt,
     )
-    try:
+    with contextlib.closing(stage):
         if stage.is_done:
             if stage.details is None:
-                stage.save(0, stage.state, lambda step: {})
+                stage.save()
             return True
         pairs = None
         if config.pairs_task:
@@ -236,23 +237,18 @@ def run(
             num_documents=0 if pairs is None else config.batch_size,
             num_joined=0 if reading is None else config.reader_batch_size,
         )
-
-        def inputs_at(step: int, state: TrainState) -> WarmStartInputs:
-            return WarmStartInputs(
-                pairs=None
-                if pairs is None
-                else InverseClozeBatch(**stage.batch(pairs, step)),
-                reading=None if reading is None else reading.at(step, state),
-            )
-
-        return stage.train(
-            make_loss(config, stage.retriever, stage.reader, packing),
-            inputs_at,
-            report=report,
-            stop=stop,
-        )
-    finally:
-        stage.close()
+        loss = make_loss(config, stage.retriever, stage.reader, packing)
+        with train_loop(stage, loss, report, stop) as loop:
+            for done in loop:
+                of_retriever = of_reader = None
+                if pairs is not None:
+                    of_retriever = InverseClozeBatch(**stage.batch(pairs, done))
+                if reading is not None:
+                    of_reader = reading.at(done, stage.state)
+                loop.update(WarmStartInputs(of_retriever, of_reader))
+                loop.log()
+                loop.save_if_due()
+        return stage.is_done
 
 
 def frozen_parameters(config: WarmStartConfig) -> tuple[str, ...]:

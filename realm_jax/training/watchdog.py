@@ -31,12 +31,9 @@ from types import TracebackType
 from realm_jax import multihost
 from realm_jax.errors import BAD_INPUT, BUG
 from realm_jax.manifests import seal, unseal
-from realm_jax.metrics.means import Means
 from realm_jax.storage import MissingObjectError, Store
 from realm_jax.training.checkpoint_manifests import finished_steps
-from realm_jax.training.loop import MAX_IN_FLIGHT
-from realm_jax.training.state import TrainState
-from realm_jax.training.step_timing import Part, Stopwatch
+from realm_jax.training.step_timing import MAX_IN_FLIGHT, Part, Stopwatch
 
 STALLED = "stalled.json"
 """Name of the record of the last stall in the model directory."""
@@ -64,7 +61,7 @@ def stall_bound(shortest: float, update_seconds: float) -> float:
 
 
 class Watchdog:
-    """Ends the process if no update comes; a `loop.Hook`, and a context manager."""
+    """Ends the process if no update comes; a context manager around the loop."""
 
     def __init__(
         self,
@@ -104,8 +101,8 @@ class Watchdog:
         self._thread.start()
         return self
 
-    def __call__(self, step: int, state: TrainState, metrics: Means) -> None:
-        """See `loop.Hook`."""
+    def __call__(self, step: int) -> None:
+        """Notes the number of updates done; called after each."""
         if self._step == self._first:
             # The first update was compiled until now.
             self._idle = 0.0

@@ -124,7 +124,7 @@ class WaitsForUpdates(Stopwatch):
 def reports_of(updates, stopwatch):
     """What is told of each of a hundred updates, which are handed over in turn."""
     reports = []
-    log = loop.LogMetrics(
+    log = loop.MetricsLog(
         [],
         lambda *line: reports.append(line[:2]),
         Accounting(stopwatch, None, 1, jax.devices()),
@@ -132,7 +132,8 @@ def reports_of(updates, stopwatch):
         total_steps=100,
     )
     for step, update in enumerate(updates, start=1):
-        log(step, None, {"loss": update})
+        log.add({"loss": update})
+        log.show_progress(step)
     return reports
 
 

@@ -9,11 +9,12 @@ from realm_jax.data.dates import find_dates
 from realm_jax.data.documents import Document
 from realm_jax.data.inverse_cloze import inverse_cloze_examples
 from realm_jax.data.masking import salient_examples
-from realm_jax.data.random_masking import random_span_examples, random_token_examples
+from realm_jax.data.random_masking import draw_spans, draw_tokens
 from realm_jax.data.salient_spans import RuleTagger
 from realm_jax.data.wordpiece import WordPiece
 from tests.corpus_builder import build_corpus
 from tests.data.korean_articles import ARTICLES, SENTENCES
+from tests.data.random_masks import random_examples
 
 DOCUMENTS = [
     Document(title, " ".join(sentence.text for sentence in sentences), f"ko-{title}")
@@ -91,8 +92,8 @@ def test_every_span_is_masked_and_its_answer_reads_as_written(store, blocks):
 
 def test_every_sentence_has_random_masks_and_most_a_pair(store, blocks):
     sentences = sum(len(text.sentences) for text in store.texts(blocks))
-    for make in (random_token_examples, random_span_examples):
-        examples = make(store, blocks, query_length=128)
+    for draw in (draw_tokens, draw_spans):
+        examples = random_examples(store, blocks, draw, query_length=128)
         assert len(examples["query_ids"]) == sentences
         masked = (examples["query_ids"] == store.vocabulary.mask).sum(axis=1)
         pieces = (examples["query_ids"] != 0).sum(axis=1) - 2

@@ -7,20 +7,17 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realm_jax.data.masking import sentence_specs
+from realm_jax.data.masking import masked_example, sentence_specs
 from realm_jax.data.random_masking import (
     choose_spans,
     draw_spans,
     draw_tokens,
-    make_random_example,
-    random_span_examples,
-    random_token_examples,
     span_length,
 )
+from tests.data.random_masks import random_examples
 from tests.data.test_masking import TEXTS
 
 DRAWS = (draw_tokens, draw_spans)
-MAKERS = (random_token_examples, random_span_examples)
 SENTENCES = st.lists(
     st.sampled_from(["Ansk", "burnt", "unbelievably", "bells", "1507", ",", "각", "é"]),
     max_size=60,
@@ -68,23 +65,22 @@ def test_hides_some_pieces_and_scores_them(
     vocabulary = small_store.vocabulary
     body = f"{before} {text}"
     encoding = vocabulary.encode(body)
-    example = make_random_example(
-        encoding,
-        (len(before) + 1, len(body)),
-        draw,
-        vocabulary=vocabulary,
-        key=(seed, 8, 1),
-        source_block=8,
-        query_length=query_length,
-        max_masks=max_masks,
-    )
     inside = encoding.offsets[:, 0] > len(before)
     pieces = encoding.ids[inside].tolist()
     kept = pieces[: query_length - 2]
     words = words_of(vocabulary, kept)
-    if example is None:
+    drawn = draw(vocabulary, np.array(kept, np.int32), (seed, 8, 1))
+    if not len(drawn):
         assert len(words if draw is draw_spans else kept) < 2
         return
+    example = masked_example(
+        np.array(kept, np.int32),
+        drawn,
+        vocabulary=vocabulary,
+        source_block=8,
+        query_length=query_length,
+        max_masks=max_masks,
+    )
     masked = masked_places(vocabulary, example, pieces, query_length)
     assert 0 < len(masked) < len(kept)
     scored = int(example["mask_weights"].sum())
@@ -187,13 +183,13 @@ def test_the_draw_depends_on_nothing_but_its_key(small_store):
         assert found.tolist() == places
 
 
-@pytest.mark.parametrize("make_examples", MAKERS)
-def test_every_sentence_has_an_example(small_store, make_examples):
+@pytest.mark.parametrize("draw", DRAWS)
+def test_every_sentence_has_an_example(small_store, draw):
     blocks = np.arange(small_store.num_blocks)
 
     def make(blocks, **options):
-        return make_examples(
-            small_store, blocks, query_length=48, max_masks=4, **options
+        return random_examples(
+            small_store, blocks, draw, query_length=48, max_masks=4, **options
         )
 
     whole = make(blocks)
@@ -212,15 +208,12 @@ def test_every_sentence_has_an_example(small_store, make_examples):
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_what_is_scored_is_not_always_the_first_of_the_sentence(small_store, draw):
-    vocabulary = small_store.vocabulary
-    body = "Ansk is a town on the river Brel, and it was founded by Karel. " * 3
-    place = (vocabulary.encode(body), (0, len(body)), draw)
-    firsts = []
-    for seed in range(20):
-        example = make_random_example(
-            *place, key=(seed,), vocabulary=vocabulary, max_masks=2
+    blocks = np.arange(small_store.num_blocks)
+    examples = random_examples(small_store, blocks, draw, query_length=48, max_masks=2)
+    firsts = [
+        set(positions) == set(np.flatnonzero(query == small_store.vocabulary.mask)[:2])
+        for query, positions in zip(
+            examples["query_ids"], examples["mask_positions"], strict=True
         )
-        assert example is not None
-        masked = np.flatnonzero(example["query_ids"] == vocabulary.mask)
-        firsts.append(set(example["mask_positions"]) == set(masked[:2]))
+    ]
     assert not all(firsts)

@@ -27,12 +27,11 @@ from realm_jax.data.random_masking import (
     draw_spans,
     draw_tokens,
     random_rows,
-    random_span_examples,
-    random_token_examples,
 )
 from realm_jax.data.references import SentenceRows
 from realm_jax.errors import BadInputError
 from realm_jax.types import InverseClozeBatch, PretrainBatch
+from tests.data.random_masks import random_examples
 from tests.refused import refused
 
 QUERY, MASKS, DOCUMENT = 24, 3, 40
@@ -59,13 +58,13 @@ KINDS = {
     "random_spans": Kind(
         PieceRows(**MASKED),
         lambda store, ids: random_rows(store, ids, draw_spans, **MASKED),
-        lambda store, ids: random_span_examples(store, ids, **MASKED),
+        lambda store, ids: random_examples(store, ids, draw_spans, **MASKED),
         PretrainBatch,
     ),
     "random_tokens": Kind(
         PieceRows(**MASKED),
         lambda store, ids: random_rows(store, ids, draw_tokens, **MASKED),
-        lambda store, ids: random_token_examples(store, ids, **MASKED),
+        lambda store, ids: random_examples(store, ids, draw_tokens, **MASKED),
         PretrainBatch,
     ),
     "ict": Kind(

@@ -169,27 +169,26 @@ def _fork(
 
 
 def _prepare(fault: Fault) -> None:
-    from realm_jax.training.loop import LogMetrics
+    from realm_jax.training.loop import Loop
 
-    log = LogMetrics.__call__
+    save = Loop.save_if_due
 
     def act() -> None:
         os.kill(os.getpid(), fault.signal)
 
     struck = False
 
-    def watched(self, step, state, metrics):
+    def watched(self):
         nonlocal struck
-        log(self, step, state, metrics)
-        if step < fault.step or struck:
-            return
-        struck = True
-        if fault.delay_seconds:
-            threading.Timer(fault.delay_seconds, act).start()
-        else:
-            act()
+        if self._stage.step >= fault.step and not struck:
+            struck = True
+            if fault.delay_seconds:
+                threading.Timer(fault.delay_seconds, act).start()
+            else:
+                act()
+        save(self)
 
-    LogMetrics.__call__ = watched
+    Loop.save_if_due = watched
 
 
 def _watch(folder: pathlib.Path) -> None:

@@ -13,7 +13,7 @@ from realm_jax.data.blocks import BlockStore
 from realm_jax.data.documents import Document
 from realm_jax.data.inverse_cloze import inverse_cloze_examples
 from realm_jax.data.masking import salient_examples
-from realm_jax.data.random_masking import random_span_examples, random_token_examples
+from realm_jax.data.random_masking import draw_spans, draw_tokens
 from realm_jax.data.salient_spans import PreAnnotated, RuleTagger, Span
 from realm_jax.data.splits import is_held_out
 from realm_jax.data.wordpiece import WordPiece
@@ -22,6 +22,7 @@ from realm_jax.prepare.materialise import materialise
 from tasks import corpora
 from tests import tiny_run
 from tests.corpus_builder import build_corpus
+from tests.data.random_masks import random_examples
 from tests.refused import refused
 from tests.seqio_fixtures import write_cache
 
@@ -68,8 +69,8 @@ def test_tasks_hold_what_the_plain_functions_make(store, towns, split):
         "towns_blocks": {"block_id": blocks, **whole},
         "towns_ict": inverse_cloze_examples(store, blocks, **pairs),
         "towns_salient": salient_examples(store, blocks, **masks),
-        "towns_random_tokens": random_token_examples(store, blocks, **masks),
-        "towns_random_spans": random_span_examples(store, blocks, **masks),
+        "towns_random_tokens": random_examples(store, blocks, draw_tokens, **masks),
+        "towns_random_spans": random_examples(store, blocks, draw_spans, **masks),
     }
     assert expected.keys() == set(NAMES)
     for name, arrays in expected.items():

@@ -13,7 +13,9 @@ import pytest
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.corpus_size import CorpusSize, of_corpus
 from realm_jax.index.searchers import DeviceConfig
-from realm_jax.training import finetune, loop, pretrain, warm_start
+from realm_jax.placement import place_batch
+from realm_jax.training import finetune, pretrain, warm_start
+from realm_jax.training.loop import Loop
 from realm_jax.training.optimizers import OptimizerConfig
 from realm_jax.training.partitioning import make_mesh
 from tests import tiny_run, tiny_world
@@ -40,12 +42,12 @@ def first_update(run, config):
     """Returns state and inputs that a run would begin with."""
     seen = []
 
-    def train(state, step, inputs_at, *, replace_state=lambda step, state: state, **_):
-        state = replace_state(0, state)
-        seen.extend([state, inputs_at(0, state)])
+    def update(loop, inputs):
+        stage = loop._stage
+        seen.extend([stage.state, place_batch(stage.mesh, inputs)])
         raise SeenError
 
-    with mock.patch.object(loop, "train", train), pytest.raises(SeenError):
+    with mock.patch.object(Loop, "update", update), pytest.raises(SeenError):
         run(config, tiny_world.silent, tiny_world.NEVER)
     return seen
 

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from realm_jax.index.embed import document_embedder, embed_blocks
 from realm_jax.index.manifest import EMBEDDINGS
@@ -13,7 +14,7 @@ from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import finished_steps
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.initialization import initial_params
-from realm_jax.training.stage import Stage
+from realm_jax.training.loop import Loop
 from tests import tiny_world
 from tests.tiny_world import NEVER, read_item, silent
 
@@ -61,16 +62,25 @@ def lines_of(folder):
     }
 
 
+class _SeenError(Exception):
+    """Ends a run."""
+
+
 def inputs_of(monkeypatch, stage, config, steps=1):
     """The inputs of a stage's first updates, which are not made."""
     seen = []
 
-    def train(self, loss, inputs_at, **others):
-        seen.extend(inputs_at(step, self.state) for step in range(steps))
+    def update(loop, inputs):
+        seen.append(inputs)
+        if len(seen) == steps:
+            raise _SeenError
+        loop._stage.step += 1
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stage, "train", train)
-        stage.run(config, silent, NEVER)
+        patch.setattr(Loop, "update", update)
+        patch.setattr(Loop, "log", lambda loop, *values, **now: None)
+        with pytest.raises(_SeenError):
+            stage.run(config, silent, NEVER)
     return seen
 
 

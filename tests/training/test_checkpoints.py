@@ -17,9 +17,9 @@ from realm_jax.storage import open_store
 from realm_jax.training import checkpoints
 from realm_jax.training.checkpoint_manifests import (
     HOLDS_INDEX,
+    all_details,
     find_damage,
     finished_steps,
-    read_details,
 )
 from realm_jax.training.state import create_state
 from tests.refused import refused
@@ -50,7 +50,7 @@ def save(store, *steps, keep=2):
 
 def test_what_was_saved_comes_back(store):
     assert checkpoints.restore_state(store, make_state()) is None
-    assert read_details(store) is None
+    assert all_details(store) == {}
     save(store, 7)
     restored = checkpoints.restore_state(store, make_state())
     assert restored.step == 7
@@ -169,7 +169,7 @@ def test_a_flipped_bit_in_any_file_is_named_and_the_one_before_is_used(
             restored = checkpoints.restore_params(store)
             assert restored.step == before, path
             assert str(path.relative_to(tmp_path)) in caplog.text
-            step, details = read_details(store)
+            step, details = max(all_details(store).items())
             assert step == (before if path == manifest else newest)
             assert details["index_step"] == step - 1
     again = checkpoints.restore_params(store)

@@ -145,7 +145,8 @@ def test_garbage_is_collected_but_for_what_checkpoints_resume_with(
     source, client, params
 ):
     client.build(0, params)
-    client.use(0, kept=(0,))
+    client.use(0)
+    client.keep((0,))
     for step in (1, 2, 3):
         client.build(step, params)
     assert steps(source) == [0, 2, 3]
@@ -161,7 +162,8 @@ def test_the_first_index_of_a_run_that_goes_on_from_another_stage_is_kept(
         client.use(0)
         for step in (1, 2, 3):
             client.build(step, params)
-            client.use(step, kept=(1, step))
+            client.use(step)
+            client.keep((1, step))
     assert steps(source) == [0, 1, 2, 3]
     # Also when the run was done before, and is only started again.
     with IndexClient(after, NEVER) as client:
@@ -188,7 +190,8 @@ def test_the_last_word_is_finished_only_if_all_was_done(source, params):
 
     # A resumed trainer never says that it is at the beginning.
     with IndexClient(source, NEVER, step=70) as client:
-        client.use(0, kept=(0,))
+        client.use(0)
+        client.keep((0,))
         assert (said().state, said().step) == ("running", 70)
         assert said().extra["index_step"] == 0
         client.beat(75)

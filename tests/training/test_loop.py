@@ -1,113 +1,113 @@
+"""The order of what surrounds an update, and when metrics are written."""
+
+import contextlib
 import threading
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 
 from realm_jax.errors import StoppedError
 from realm_jax.metrics.means import mean_of
 from realm_jax.metrics.metrics_file import MetricsFile, read_metrics
+from realm_jax.models.knowledge_encoder import KnowledgeEncoder
+from realm_jax.storage import open_store
 from realm_jax.training import loop
-from realm_jax.training.state import create_state
+from realm_jax.training.checkpoint_manifests import finished_steps
+from realm_jax.training.stage import Stage
 from realm_jax.training.step_timing import Accounting, Stopwatch
-
-
-def start(step=0):
-    state = create_state({"w": jnp.zeros(())}, optax.sgd(0.1), seed=0)
-    return state.replace(step=jnp.asarray(step, jnp.int32))
+from tests import tiny_world
+from tests.training.conftest import quick_loss
 
 
 class Recorder:
-    """Step, inputs and hooks that write down who was called when."""
+    """A loop of updates that change nothing, and writes down what was called when."""
 
     def __init__(self, stop_at=None, stop_in_inputs_of=None):
         self.events = []
         self.stop = threading.Event()
         self.stop_at, self.stop_in_inputs_of = stop_at, stop_in_inputs_of
 
-    def step(self, state, inputs):
-        self.events.append(("step", inputs))
-        total = mean_of(jnp.asarray(float(inputs)), 1.0)
-        return state.replace(step=state.step + 1), {"loss": total}
+    def report(self, step, total, values):
+        self.events.append(("line" if values else "progress", step))
+        if step == self.stop_at:
+            self.stop.set()
 
-    def inputs_at(self, done, state):
-        assert done == int(state.step)
-        if done == self.stop_in_inputs_of:
-            raise StoppedError("stopped")
-        self.events.append(("inputs", done))
-        return done
+    def details(self):
+        self.events.append(("save", self.stage.step))
+        return {}
 
-    def hook(self, name):
-        def call(step, state, metrics):
-            assert step == int(state.step)
-            self.events.append((name, step))
-            if step == self.stop_at:
-                self.stop.set()
+    def train(self, world, folder, **changes):
+        changes = {"checkpoint_period": 1, "log_period": 1} | changes
+        config = tiny_world.warm_start_config(world, folder, **changes)
+        stage = self.stage = Stage("recorded", config, KnowledgeEncoder)
+        with contextlib.closing(stage), self.loop(stage) as turns:
+            for done in turns:
+                assert done == stage.step == int(stage.state.step)
+                if done == self.stop_in_inputs_of:
+                    raise StoppedError("stopped")
+                self.events.append(("inputs", done))
+                turns.update({})
+                turns.log()
+                turns.save_if_due()
+        assert stage.step == int(stage.state.step)
+        return stage.step
 
-        return call
-
-    def train(self, state, total_steps, hooks=("log", "save")):
-        return loop.train(
-            state,
-            self.step,
-            self.inputs_at,
-            total_steps=total_steps,
-            hooks=[self.hook(name) for name in hooks],
-            stop=self.stop,
-            stopwatch=Stopwatch(),
+    def loop(self, stage):
+        return loop.train_loop(
+            stage, quick_loss(), self.report, self.stop, self.details
         )
 
 
-def test_the_order_of_a_step_never_changes():
-    recorder = Recorder()
-    state = recorder.train(start(step=3), total_steps=5)
-    assert int(state.step) == 5
-    assert recorder.events == [
-        *[("inputs", 3), ("step", 3), ("log", 4), ("save", 4)],
-        *[("inputs", 4), ("step", 4), ("log", 5), ("save", 5)],
-    ]
+def turn(done):
+    return [("inputs", done), ("line", done + 1), ("save", done + 1)]
+
+
+def test_the_order_of_a_turn_never_changes_and_a_run_goes_on_where_it_was(
+    world, tmp_path
+):
+    first, again, after = Recorder(stop_at=2), Recorder(), Recorder()
+    assert first.train(world, tmp_path, train_steps=4) == 2
+    assert first.events == [*turn(0), *turn(1)]
+    assert again.train(world, tmp_path, train_steps=4) == 4
+    assert again.events == [*turn(2), *turn(3)]
+    assert after.train(world, tmp_path, train_steps=4) == 4
+    assert after.events == []
 
 
 @pytest.mark.parametrize("stops", [{"stop_at": 2}, {"stop_in_inputs_of": 2}], ids=str)
-def test_a_stop_keeps_what_was_learned_with_all_hooks(stops):
+def test_a_stop_between_two_checkpoints_keeps_what_was_learned(world, tmp_path, stops):
     recorder = Recorder(**stops)
-    state = recorder.train(start(), total_steps=9)
-    assert int(state.step) == 2
-    assert recorder.events[-1] == ("save", 2)
+    assert recorder.train(world, tmp_path, train_steps=9, checkpoint_period=5) == 2
+    assert recorder.events[-2:] == [("line", 2), ("save", 2)]
+    assert finished_steps(open_store(tmp_path)) == [2]
 
 
-def test_nothing_happens_when_all_is_done_or_stopped_before():
-    done, stopped = Recorder(), Recorder()
-    stopped.stop.set()
-    done.train(start(step=5), total_steps=5)
-    stopped.train(start(), total_steps=5)
-    assert done.events == stopped.events == []
+def test_nothing_is_done_or_saved_when_stopped_before(world, tmp_path):
+    recorder = Recorder()
+    recorder.stop.set()
+    assert recorder.train(world, tmp_path) == 0
+    assert recorder.events == []
+    assert finished_steps(open_store(tmp_path)) == []
 
 
-def test_every_calls_at_multiples_only():
-    called = []
-    hook = loop.every(3, lambda step, state: called.append(step))
-    for step in range(1, 8):
-        hook(step, start(), {})
-    assert called == [3, 6]
-
-
-def log_losses(tmp_path, losses, *, every, extra=lambda step: {}, due=lambda: False):
+def log_losses(tmp_path, losses, *, every, extra=lambda step: {}, now=()):
     reports = []
-    log = loop.LogMetrics(
+    log = loop.MetricsLog(
         [MetricsFile(str(tmp_path), "pretrain", 0)],
         lambda *line: reports.append(line),
         Accounting(Stopwatch(), None, 1, jax.devices()),
         every=every,
         total_steps=len(losses),
-        extra=extra,
-        due=due,
     )
     for step, (total, count) in enumerate(losses, start=1):
         metrics = {"loss": mean_of(jnp.asarray(total), count)}
         # What is not finished yet would not be counted.
-        log(step, start(), jax.block_until_ready(metrics))
+        log.add(jax.block_until_ready(metrics))
+        if log.is_due(step) or step in now:
+            log.write(step, extra(step))
+        else:
+            log.show_progress(step)
     return list(read_metrics(str(tmp_path))), reports
 
 
@@ -133,12 +133,11 @@ def test_a_line_is_the_mean_since_the_line_before_and_the_last_step_has_one(tmp_
 
 
 def test_a_line_that_is_due_between_two_is_the_mean_of_what_is_new(tmp_path):
-    due = iter([False, True, False, False])
     lines, _ = log_losses(
         tmp_path,
         [(1.0, 1.0), (3.0, 1.0), (5.0, 1.0), (7.0, 1.0), (9.0, 1.0)],
         every=4,
-        due=lambda: next(due),
+        now={2},
     )
     assert [(line["step"], line["loss"]) for line in lines] == [
         (2, pytest.approx(2.0)),

@@ -16,7 +16,7 @@ from realm_jax.manifests import seal, unseal
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import open_store
 from realm_jax.training import index_client, lease, pretrain
-from realm_jax.training.checkpoint_manifests import finished_steps, read_details
+from realm_jax.training.checkpoint_manifests import all_details, finished_steps
 from realm_jax.types import NULL_BLOCK
 from tests import tiny_world
 from tests.refused import refused
@@ -57,7 +57,7 @@ def test_blocking_refreshes_on_time_and_says_so(uninterrupted):
         assert {type(value) for value in line.values()} <= {int, float, str}
     store = open_store(uninterrupted)
     assert read_heartbeat(store, TRAINER_ROLE).state == "finished"
-    assert read_details(store)[1]["index_step"] == 6
+    assert max(all_details(store).items())[1]["index_step"] == 6
     assert SnapshotSeries(store, INDEX_SERIES).steps() == [3, 6]
 
 
@@ -86,7 +86,7 @@ def test_a_stop_leaves_a_checkpoint_that_goes_on_with_the_index_of_each(
     shutil.copytree(stopped, folder)
     store = open_store(folder)
     assert finished_steps(store) == [4, 5]
-    assert read_details(store)[1]["index_step"] == 3
+    assert max(all_details(store).items())[1]["index_step"] == 3
     assert read_heartbeat(store, TRAINER_ROLE).state == "failed"
     # As if the checkpoint before were of another index.
     manifest = unseal(store.read("checkpoints/4.json"))

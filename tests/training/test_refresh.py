@@ -31,6 +31,7 @@ class RecordingClient:
     """Answers like the model directory, and writes down what it was asked.
 
     Attributes:
+      in_use: step of the index that was said to be in use.
       on_disk: steps of the indexes that are there.
       arrivals: steps of those that come, by how often it was looked before.
       waits: what each wait ends with: a step, or an error; after these the step of what
@@ -40,6 +41,9 @@ class RecordingClient:
     def __init__(self, on_disk=(), arrivals=(), waits=()):
         self.calls, self.looks = [], itertools.count()
         self.on_disk, self.arrivals, self.waits = on_disk, dict(arrivals), [*waits]
+
+    def use(self, index_step):
+        self.in_use = index_step
 
     def build(self, step, params):
         self.calls.append(("build", step, params))
@@ -75,25 +79,19 @@ class RecordingClient:
         return None if arrived is None else Index(arrived)
 
 
-def refresher_of(client, mode="rolling", period=3, on_swap=lambda *_: None, **others):
-    return Refresher(
-        RefreshMode(mode), period, client, wait_seconds=9.0, on_swap=on_swap, **others
-    )
+def refresher_of(client, mode="rolling", period=3, **others):
+    return Refresher(RefreshMode(mode), period, client, wait_seconds=9.0, **others)
 
 
 def run(mode, client, *, first=0, last=7, saved=None, period=3, bound=ANY_AGE):
     """Returns the index step that each update searched, and the swaps."""
-    swaps = []
-
-    def on_swap(step, params, index, old):
-        swaps.append((step, index.manifest.step))
-
-    refresher = refresher_of(client, mode, period, on_swap, bound=bound)
+    refresher = refresher_of(client, mode, period, bound=bound)
     refresher.start(first, f"p{first}", saved)
-    used = [
-        refresher.before_step(step, f"p{step}").manifest.step
-        for step in range(first, last)
-    ]
+    swaps, used = [(first, client.in_use)], []
+    for step in range(first, last):
+        used.append(refresher.before_step(step, f"p{step}").manifest.step)
+        if client.in_use != swaps[-1][1]:
+            swaps.append((step, client.in_use))
     return used, swaps, refresher
 
 
@@ -189,7 +187,7 @@ def test_no_row_is_older_than_rolling_says_on_whatever_devices_it_goes_on(resume
             changed = step if resumes[step] != num_devices else changed
             num_devices = resumes[step]
             refresher = rolling(num_devices)
-            refresher.adopt(step, f"p{step}", Index(0), saved)
+            refresher.adopt(step, Index(0), saved)
         rolled(embedded, step, num_devices)
         said = refresher.staleness(step + 1)["index_age_steps"]
         oldest = step + 1 - embedded.min()

@@ -17,8 +17,9 @@ from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.storage import open_store
 from realm_jax.training import finetune, pretrain, recorded, stage, warm_start
-from realm_jax.training.checkpoint_manifests import finished_steps, read_details
+from realm_jax.training.checkpoint_manifests import all_details, finished_steps
 from realm_jax.training.checkpoints import restore_params
+from realm_jax.training.loop import train_loop
 from realm_jax.training.stage import Stage, open_examples
 from tests import tiny_world
 from tests.records import as_earlier_version, change_details
@@ -149,21 +150,19 @@ def test_each_checkpoint_is_saved_and_described_once(world, tmp_path):
     stage = Stage("described", config, KnowledgeEncoder)
     described = []
 
-    def describe(step):
-        described.append(step)
+    def describe():
+        described.append(stage.step)
         return {"number": len(described)}
 
-    assert stage.train(
-        quick_loss(),
-        lambda step, state: {},
-        report=silent,
-        stop=NEVER,
-        checkpoint_details=describe,
-    )
+    with train_loop(stage, quick_loss(), silent, NEVER, describe) as loop:
+        for _ in loop:
+            loop.update({})
+            loop.save_if_due()
     stage.close()
+    assert stage.is_done
     assert finished_steps(stage.model_store) == [2, 4]
     assert described == [2, 4]
-    assert read_details(stage.model_store)[1]["number"] == 2
+    assert max(all_details(stage.model_store).items())[1]["number"] == 2
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import contextlib
 import json
 import pathlib
 import threading
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,6 @@ from tests import groups
 from tests.flipped import read_flipped
 
 SHORTEST = 60.0
-UNUSED: Any = None
 # Of the first updates, which are compiled.
 AT_FIRST = 3600
 
@@ -41,7 +39,7 @@ class Run:
         for _ in range(count):
             self.wait(seconds)
             self.done += 1
-            self.watchdog(self.done, UNUSED, {})
+            self.watchdog(self.done)
 
     def stall(self):
         """Returns the exit code of a run whose first update never comes."""
