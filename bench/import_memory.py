@@ -31,17 +31,20 @@ from realm_jax.weights.stored import StoredTensor
 
 WORDS = ("river", "town", "mill", "bridge", "stone", "king", "queen", "north", "bank")
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS)
-WIDTH, WORDS_PER_BLOCK, AT_ONCE = 128, 100, 10_000
+WIDTH, WORDS_PER_BLOCK, TEXTS, AT_ONCE = 128, 12, 997, 10_000
 
 
 def write_records(path: pathlib.Path, rows: int) -> None:
     """Writes TFRecords of random words."""
     rng = np.random.default_rng(0)
+    records = []
+    for _ in range(TEXTS):
+        text = " ".join(rng.choice(WORDS, WORDS_PER_BLOCK)).encode()
+        header = struct.pack("<Q", len(text))
+        records.append(header + masked(header) + text + masked(text))
     with path.open("wb") as file:
-        for _ in range(rows):
-            text = " ".join(rng.choice(WORDS, WORDS_PER_BLOCK)).encode()
-            header = struct.pack("<Q", len(text))
-            file.write(header + masked(header) + text + masked(text))
+        for row in range(rows):
+            file.write(records[row % TEXTS])
 
 
 def masked(data: bytes) -> bytes:

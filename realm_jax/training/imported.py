@@ -254,6 +254,11 @@ def _open_corpus(
 ) -> BlockStore | None:
     """Opens the corpus, or makes it of the blocks; None if none is named."""
     if not config.corpus:
+        if config.blocks or config.embeddings:
+            raise BadInputError(
+                "expected --corpus beside --blocks or --embeddings, the folder of the "
+                "corpus that they are of, got none; name a new one"
+            )
         return None
     blocks = pathlib.Path(config.blocks) if config.blocks else None
     for source in config.sources:

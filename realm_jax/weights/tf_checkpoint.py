@@ -49,7 +49,7 @@ def checkpoint_prefix(place: str | pathlib.Path) -> pathlib.Path | None:
       None if there is no checkpoint, or more than one.
     """
     path = pathlib.Path(place)
-    if path.with_name(f"{path.name}.index").is_file():
+    if pathlib.Path(f"{path}.index").is_file():
         return path
     if path.is_file() and path.suffix == ".index":
         return path.with_suffix("")

@@ -128,6 +128,7 @@ def test_what_does_not_fit_is_one_line(models, tmp_path, refuse):
     refused([other], "--vocabulary")
     corpus = [f"--corpus={tmp_path / 'corpus'}"]
     refused(["embedder"], "--blocks", options=corpus)
+    refused(["embedder"], "--corpus beside", options=["--blocks=blocks.tfr"])
     records = tmp_path / "blocks.npy"
     for data in (b"", b"\x93NUMPY\x01\x00", (models / "vocab.txt").read_bytes()):
         records.write_bytes(data)

@@ -122,14 +122,15 @@ def test_a_damaged_bundle_is_not_run(vm):
     assert not list(vm.home.glob("*/setup.py"))
 
 
-def test_a_worker_without_a_place_gives_the_slices_back(vm, metadata, tmp_path):
+def test_a_worker_that_cannot_work_gives_the_slices_back(vm, metadata, tmp_path):
+    store, vm.store = vm.store, open_store(tmp_path / "gone" / "model")
+    # Neither its code nor its word gets through.
+    assert vm.boot().returncode == 1
+    assert vm.times_given_back() == 1
+    vm.store = store
     metadata.pop("agent-worker-number")
     assert vm.boot().returncode == 2
     assert "agent-worker-number" in vm.outcome().message
-    assert vm.times_given_back() == 1
-    # As does one that can say nothing: neither its code nor its word gets through.
-    vm.store = open_store(tmp_path / "gone" / "model")
-    assert vm.boot().returncode == 1
     assert vm.times_given_back() == 2
 
 
