@@ -8,7 +8,7 @@ No other package imports T5X, and none imports this one.
 """
 
 from realm_jax.t5x.model_directory import make_model_directory
-from realm_jax.t5x.run import Run, to_batch
+from realm_jax.t5x.run import T5XStage, to_batch
 from realm_jax.t5x.training import (
     Model,
     StateInitializer,
@@ -19,7 +19,7 @@ from realm_jax.t5x.training import (
 
 __all__ = [
     "Model",
-    "Run",
+    "T5XStage",
     "StateInitializer",
     "Trainer",
     "get_dataset",

@@ -48,7 +48,7 @@ Batch = dict[str, Array]
 """The arrays of a step's inputs by their path, such as "candidates/block_ids"."""
 
 
-class Run(StageParts[Any]):
+class T5XStage(StageParts[Any]):
     """A stage that T5X trains: what its model, dataset and trainer share.
 
     Attributes:
@@ -186,7 +186,7 @@ def _require_supported(config: Config) -> None:
 class _EndsWaiting(app.ExceptionHandler):
     """Has T5X end at an error while a thread of it waits for an index."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: T5XStage):
         self._run = run
 
     def handle(self, exc: BaseException) -> None:
@@ -208,7 +208,7 @@ class _Inputs(Protocol):
         """Ends what is in the background."""
 
 
-def _make_inputs(run: Run) -> _Inputs:
+def _make_inputs(run: T5XStage) -> _Inputs:
     if isinstance(run.config, WarmStartConfig):
         return _Pairs(run, run.config)
     if isinstance(run.config, FinetuneConfig):
@@ -219,7 +219,7 @@ def _make_inputs(run: Run) -> _Inputs:
 class _Pairs(_Inputs):
     """Sentence-block pairs, for the inverse cloze task."""
 
-    def __init__(self, run: Run, config: WarmStartConfig):
+    def __init__(self, run: T5XStage, config: WarmStartConfig):
         self._run = run
         self._pairs = run.open_examples(config.pairs_task, "train")
 
@@ -231,7 +231,7 @@ class _Pairs(_Inputs):
 class _Questions(_Inputs):
     """Questions with the blocks that the frozen index finds."""
 
-    def __init__(self, run: Run, config: FinetuneConfig):
+    def __init__(self, run: T5XStage, config: FinetuneConfig):
         local = dataclasses.replace(config, batch_size=run.local_batch_size)
         self._inputs = QuestionInputs(run, local, run.stop)
 
@@ -242,7 +242,7 @@ class _Questions(_Inputs):
 class _Sentences(_Inputs):
     """Masked sentences with the candidates that the newest index finds."""
 
-    def __init__(self, run: Run, config: PretrainConfig):
+    def __init__(self, run: T5XStage, config: PretrainConfig):
         self._run = run
         self._examples = run.open_examples(config.task, "train")
         self._search = HostSearch(

@@ -15,7 +15,7 @@ from t5x import utils as t5x_utils  # pyright: ignore[reportMissingImports]
 from realm_jax import axes, multihost
 from realm_jax.errors import BadInputError
 from realm_jax.metrics.means import Means
-from realm_jax.t5x.run import Batch, Run, to_batch
+from realm_jax.t5x.run import Batch, T5XStage, to_batch
 from realm_jax.training import partitioning
 from realm_jax.training.initialization import initial_params
 from realm_jax.training.optimizers import (
@@ -36,7 +36,7 @@ class Model(t5x_models.BaseModel):
 
     FEATURE_CONVERTER_CLS = None
 
-    def __init__(self, run: Run):
+    def __init__(self, run: T5XStage):
         """Makes the stage's optimizer for T5X.
 
         Args:
@@ -94,7 +94,7 @@ class StateInitializer(t5x_utils.TrainStateInitializer):
     def __init__(self, *arguments: Any, init_fn: Any, **options: Any):
         """Takes what T5X gives; `init_fn` is a method of `Model`."""
         super().__init__(*arguments, init_fn=init_fn, **options)
-        self._run: Run = init_fn.__self__.run
+        self._run: T5XStage = init_fn.__self__.run
 
     def from_scratch(self, init_rng: jax.Array) -> Any:
         """Returns the initial state, with the parameters of the run's sources."""
@@ -111,7 +111,7 @@ class StateInitializer(t5x_utils.TrainStateInitializer):
 class Dataset(DatasetIterator):
     """The inputs of updates, from the trainer's step on."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: T5XStage):
         """Makes the inputs of a run."""
         self._run = run
         self._step: int | None = None
@@ -131,7 +131,12 @@ class Dataset(DatasetIterator):
 
 
 def get_dataset(
-    cfg: Any, shard_id: int, num_shards: int, feature_converter_cls: Any, *, run: Run
+    cfg: Any,
+    shard_id: int,
+    num_shards: int,
+    feature_converter_cls: Any,
+    *,
+    run: T5XStage,
 ) -> Dataset:
     """Returns the inputs of a run's updates: the `get_dataset_fn` of `t5x.train`.
 

@@ -1,5 +1,7 @@
 """T5X trains our stages; skipped where it is not on the path (docs/t5x.md)."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,13 +9,18 @@ import pytest
 
 from realm_jax.index.candidates import pretrain_candidates
 from realm_jax.training import finetune
-from realm_jax.training.optimizers import make_optimizer, stop_gradient
+from realm_jax.training.optimizers import (
+    OptimizerConfig,
+    make_optimizer,
+    stop_gradient,
+)
 from realm_jax.training.pretrain_loss import PretrainInputs
 from realm_jax.training.state import create_state
 from realm_jax.training.step import make_step, step_key
 from realm_jax.training.warm_start_loss import WarmStartInputs
 from realm_jax.types import InverseClozeBatch, Neighbours, PretrainBatch
 from tests import tiny_world
+from tests.refused import refused
 from tests.training.runs import inputs_of
 
 pytest.importorskip("t5x.trainer", reason="T5X is not on the path, see docs/t5x.md")
@@ -50,16 +57,21 @@ CONFIGS = {
 }
 
 
+def optimizer(total_steps):
+    """A large epsilon: Adam would make a step of the rounding of a zero gradient."""
+    return OptimizerConfig(1e-2, 0, 100, epsilon=1.0)
+
+
 def config_of(stage, world, folder):
     only_pairs = {"task": ""} if stage == "ict" else {}
-    return CONFIGS[stage](world, folder / stage, **only_pairs)
+    return CONFIGS[stage](world, folder / stage, optimizer=optimizer, **only_pairs)
 
 
 @pytest.fixture(params=CONFIGS)
 def run_and_inputs(request, world, tmp_path, monkeypatch):
     """A stage for T5X, and inputs of an update."""
     config = config_of(request.param, world, tmp_path)
-    run = t5x.Run(config)
+    run = t5x.T5XStage(config)
     if request.param == "finetune":
         return run, inputs_of(monkeypatch, finetune, config)[0]
     return run, {"ict": pairs, "pretrain": sentences}[request.param](run)
@@ -81,17 +93,15 @@ def started(model):
 
 
 def test_a_step_is_our_own(run_and_inputs):
-    """From equal parameters, dropout included, of ICT, pre-training and fine-tuning."""
+    """Of ICT, pre-training and fine-tuning, from equal parameters; dropout included."""
     run, inputs = run_and_inputs
     inputs = jax.tree.map(jnp.asarray, inputs)
     config, shapes, model = run.config, run.shapes, t5x.Model(run)
     partitioner, state, state_axes = started(model)
     batch = t5x.to_batch(inputs)
-    optimizer = make_optimizer(
-        config.optimizer(total_steps=config.train_steps), shapes.frozen
-    )
+    updates = make_optimizer(optimizer(config.train_steps), shapes.frozen)
     params = jax.device_get(jax.tree.map(np.asarray, dict(state.params.unfreeze())))
-    ours = create_state(params, optimizer, config.seed)
+    ours = create_state(params, updates, config.seed)
 
     def loss(params):
         return shapes.loss.of_update(stop_gradient(params, shapes.frozen), ours, inputs)
@@ -122,7 +132,7 @@ def test_a_step_is_our_own(run_and_inputs):
     with trainer:
         trainer.train(iter([batch]), 1).result()
         after = trainer.train_state
-    updated, _ = make_step(shapes.loss, optimizer, shapes.frozen)(ours, inputs)
+    updated, _ = make_step(shapes.loss, updates, shapes.frozen)(ours, inputs)
     assert int(after.step) == int(updated.step) == 1
     assert_close(after.params.unfreeze(), updated.params)
 
@@ -132,3 +142,49 @@ def assert_close(left, right):
         lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5),
         *jax.device_get((left, right)),
     )
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "named"),
+    [
+        (tiny_world.warm_start_config, {}, "PAIRS_TASK='pairs' with TASK='stated'"),
+        (tiny_world.pretrain_config, {"write_back": True}, "write_back"),
+        (tiny_world.pretrain_config, {"refresh_mode": "rolling"}, "'rolling'"),
+    ],
+)
+def test_what_needs_our_own_trainer_is_refused(world, tmp_path, make, changes, named):
+    with refused(named):
+        t5x.T5XStage(make(world, tmp_path, **changes))
+
+
+def test_another_batch_size_is_refused(world, tmp_path):
+    run = t5x.T5XStage(config_of("ict", world, tmp_path))
+    with refused(r"BATCH_SIZE \(4\), got 8"):
+        t5x.get_dataset(SimpleNamespace(batch_size=8), 0, 1, None, run=run)
+
+
+def test_processes_share_a_batch(world, tmp_path):
+    """The parts of two processes are what one would make."""
+    config = config_of("ict", world, tmp_path)
+    parts = []
+    for index, count in ((0, 1), (0, 2), (1, 2)):
+        run = t5x.T5XStage(config)
+        run.make_part(index, count)
+        parts.append(run.batch(run.open_examples("pairs", "train"), 3))
+    whole, *halves = parts
+    for name, rows in whole.items():
+        joined = np.concatenate([half[name] for half in halves])
+        np.testing.assert_array_equal(joined, rows)
+
+
+def test_our_axes_on_the_mesh_of_t5x():
+    rules = dict(t5x.logical_axis_rules())
+    assert rules["batch"] == "data"
+    assert rules["heads"] == rules["mlp"] == rules["vocab"] == "model"
+    assert rules["embed"] is rules["layer"] is None
+    assert dict(t5x.logical_axis_rules(2))["embed"] == "data"
+
+
+def test_a_directory_without_a_checkpoint_is_refused(tmp_path):
+    with refused("a checkpoint of T5X"):
+        t5x.make_model_directory(str(tmp_path))
