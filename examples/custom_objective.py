@@ -52,11 +52,11 @@ def main(corpus: str, steps: int) -> None:
     optimizer = optimizers.make_optimizer(config)
     update = step.make_step(step.FunctionLoss(margin_loss), optimizer)
     now = state.create_state(params, optimizer, seed=0)
-    for done in range(1, steps + 1):
+    for done in range(steps):
         now, metrics = update(now, batch_at(done))
-        if done % 20 == 0:
+        if (done + 1) % 20 == 0:
             values = means.compute(metrics)
-            print(f"{done} {values['loss']:.3f} {values['found_first']:.3f}")
+            print(f"{done + 1} {values['loss']:.3f} {values['found_first']:.3f}")
 
 
 if __name__ == "__main__":
