@@ -19,8 +19,8 @@ from realm_jax.t5x.training import (
 
 __all__ = [
     "Model",
-    "T5XStage",
     "StateInitializer",
+    "T5XStage",
     "Trainer",
     "get_dataset",
     "logical_axis_rules",
