@@ -58,6 +58,8 @@ FREE_TEXTS = {
         "control_warm_started",
         "control_finetuned",
     ),
+    # Of `realm import-weights`.
+    *("dest", "blocks", "embeddings", "titles"),
     "Chain.hardware",
     # Names that depend on the data.
     *("task", "pairs_task", "masked_task", "split", "questions_split", "tagger"),

@@ -22,7 +22,6 @@ from realm_jax.attempts import Attempt
 from realm_jax.data.corpus_size import of_corpus
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.index.embed import local_mesh, place_locally
-from realm_jax.index.source import LoadedIndex
 from realm_jax.training import finetune, pretrain, warm_start
 from realm_jax.training.finetune import FinetuneConfig, QuestionInputs
 from realm_jax.training.host_search import HostSearch
@@ -258,7 +257,6 @@ class _Sentences(_Inputs):
             config.refresh_period,
             self._client,
             wait_seconds=config.wait_seconds,
-            on_swap=self._on_swap,
             bound=StalenessBound(
                 config.max_staleness_steps, WhenStale(config.when_stale)
             ),
@@ -289,11 +287,6 @@ class _Sentences(_Inputs):
 
     def _batch_at(self, step: int) -> PretrainBatch:
         return PretrainBatch(**self._run.batch(self._examples, step))
-
-    def _on_swap(
-        self, step: int, params: PyTree, index: LoadedIndex, old: LoadedIndex | None
-    ) -> None:
-        self._client.use(index.manifest.step)
 
 
 def to_batch(inputs: Any) -> Batch:
