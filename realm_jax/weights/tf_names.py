@@ -121,6 +121,8 @@ def _tf1_names(variables: Mapping[str, StoredTensor]) -> Iterator[tuple[str, str
             table = _ENCODER
         first, _, last = rest.partition("/")
         path, _, leaf = _LAYER.sub(r"/layer/\1/", f"/{last}").rpartition("/")
+        if first == "cls" and not path.startswith("/predictions"):
+            continue  # BERT's head for the next sentence.
         if first in table and leaf in _LEAVES:
             yield name, f"{table[first]}{path.replace('/', '.')}.{_LEAVES[leaf]}"
 

@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import io
 import math
+import os
 import pathlib
 import pickle
 import pickletools
@@ -180,7 +181,8 @@ def _of_archive(path: pathlib.Path) -> tuple[Any, dict[str, tuple[int, int]]]:
 def _of_pickles(path: pathlib.Path) -> tuple[Any, dict[str, tuple[int, int]]]:
     """As `_of_archive`, of the format before PyTorch 1.6."""
     with path.open("rb") as file:
-        data = io.BytesIO(file.read(_LARGEST_PICKLE))
+        size = os.path.getsize(path)
+        data = io.BytesIO(file.read(min(size, _LARGEST_PICKLE)))
     if (_load(data), _load(data)) != (_MAGIC, _PROTOCOL):
         raise DamagedWeightsError("it is neither an archive nor of PyTorch")
     _load(data)  # Sizes of the writer's numbers.

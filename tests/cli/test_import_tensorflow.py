@@ -81,6 +81,7 @@ def test_blocks_and_their_embeddings_are_a_corpus_and_an_index(
     refuse(words, "4 blocks", "got 3")
     save(encoded, {"block_emb": rows[:, :5]})
     refuse(words, "8 features", "got 5")
+    save(encoded, {"block_emb": rows})
     other = write_records(tmp_path / "other.tfr", TEXTS[:2])
     words[4] = f"--blocks={other}"
     refuse(words, "made of", "other.tfr")
