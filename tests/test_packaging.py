@@ -133,6 +133,7 @@ def test_a_wheel_holds_all_that_is_read_at_run_time(wheel):
         "realm_jax/evaluation/style.css.jinja",
         "realm_jax/py.typed",
         "tasks/data/vital_questions.jsonl",
+        "tasks/data/vital_training_questions.jsonl",
         "tpu_launch/requirements.lock",
     } <= names
     tops = {name.partition("/")[0] for name in names}

@@ -96,7 +96,10 @@ class FinetuneConfig(StageConfig):
       task: name of the question task.
       searcher: "device" (exact) or "scann".
       num_retrieved: number of blocks in the retriever's loss.
-      num_read: number of blocks that are read.
+      num_read: number of blocks that are read for a question.
+      train_num_read: the same of an update; None for `num_read`. Where the best block
+        is mostly the right one, more questions with fewer blocks each teach more in the
+        same time.
       max_span: length of the longest answer, in wordpieces.
       marginalization: "product" (the paper) or "joint_softmax" (the authors' code).
       span_layer_norm_epsilon: epsilon of the span scorer; 1e-3 in ORQA's readers.
@@ -117,6 +120,7 @@ class FinetuneConfig(StageConfig):
     searcher: str = "device"
     num_retrieved: int = 5000
     num_read: int = 5
+    train_num_read: int | None = None
     max_span: int = 10
     marginalization: str = "product"
     span_layer_norm_epsilon: float = 1e-3
@@ -132,15 +136,22 @@ class FinetuneConfig(StageConfig):
         ranges.require_ranges(
             self,
             num_retrieved=ranges.whole(1),
+            train_num_read=ranges.whole(1).or_none(),
             max_questions=ranges.whole(1).or_none(),
             evaluation_period=ranges.whole(1),
         )
         self.answering()  # Checks the settings that both have.
-        if self.num_read > self.num_retrieved:
-            raise BadInputError(
-                f"expected num_read among 1..{self.num_retrieved} (num_retrieved), got "
-                f"{self.num_read}; the blocks that are read are the best retrieved"
-            )
+        for read in (self.num_read, self.blocks_per_update):
+            if read > self.num_retrieved:
+                raise BadInputError(
+                    f"expected num_read among 1..{self.num_retrieved} (num_retrieved), "
+                    f"got {read}; the blocks that are read are the best retrieved"
+                )
+
+    @property
+    def blocks_per_update(self) -> int:
+        """Blocks that an update reads for each question."""
+        return self.num_read if self.train_num_read is None else self.train_num_read
 
     @property
     def index_use(self) -> IndexUse:
@@ -259,7 +270,7 @@ def update_shapes(
         "batch": size,
         "neighbour": _num_neighbours(config, corpus.num_blocks),
         "projection": retriever.config.projection_size,
-        "candidate": config.num_read,
+        "candidate": config.blocks_per_update,
         "joined": lengths.joined,
         "span": lengths.joined * config.max_span,
     }
@@ -274,7 +285,8 @@ def _num_neighbours(config: FinetuneConfig, num_blocks: int) -> int:
 
     With fewer blocks in the corpus than are read, some slots stay empty.
     """
-    return max(config.num_read, min(config.num_retrieved, num_blocks))
+    read = max(config.num_read, config.blocks_per_update)
+    return max(read, min(config.num_retrieved, num_blocks))
 
 
 def _on_devices(questions: QuestionBatch) -> QuestionBatch:
@@ -340,7 +352,7 @@ class QuestionInputs:
         return self._stage.packed_lengths(
             self._examples.features["question_ids"],
             num_documents=0,  # Their embeddings are the index's.
-            num_joined=self._config.batch_size * self._config.num_read,
+            num_joined=self._config.batch_size * self._config.blocks_per_update,
         )
 
     def at(self, step: int, state: TrainState) -> FinetuneInputs:
@@ -379,7 +391,7 @@ class QuestionInputs:
             self._stage.corpus,
             neighbours,
             questions.question_ids,
-            num_candidates=self._config.num_read,
+            num_candidates=self._config.blocks_per_update,
             document_length=lengths.document,
             joined_length=lengths.joined,
         )

@@ -78,6 +78,7 @@ def _spans_too():
         (warm_start.run, tiny_world.warm_start_config, {"task": ""}),
         (warm_start.run, tiny_world.warm_start_config, {"pairs_task": ""}),
         (finetune.run, tiny_world.finetune_config, {}),
+        (finetune.run, tiny_world.finetune_config, {"train_num_read": 1}),
     ],
 )
 def test_planned_shapes_are_the_arrays_of_a_run(world, tmp_path, run, make, changes):

@@ -212,6 +212,19 @@ def test_after_another_stage_no_document_is_embedded_again(
 def test_no_more_can_be_read_than_is_retrieved(world):
     with refused("num_read"):
         tiny_world.finetune_config(world, "nowhere", num_read=25)
+    with refused("num_read"):
+        tiny_world.finetune_config(world, "nowhere", train_num_read=25)
+
+
+def test_an_update_may_read_fewer_blocks_than_an_answer(world, tmp_path, monkeypatch):
+    usual = tiny_world.finetune_config(world, tmp_path / "usual")
+    fewer = tiny_world.finetune_config(world, tmp_path / "fewer", train_num_read=1)
+    both, best = (first_inputs(monkeypatch, config) for config in (usual, fewer))
+    # The best block of each question, and as many in the retriever's loss as before.
+    np.testing.assert_array_equal(best.joined_ids, both.joined_ids[:, :1])
+    np.testing.assert_array_equal(best.span_is_answer, both.span_is_answer[:, :1])
+    np.testing.assert_array_equal(best.block_embeddings, both.block_embeddings)
+    assert fewer.answering().num_read == usual.num_read == both.joined_ids.shape[1]
 
 
 def with_questions(corpus, task, questions):
