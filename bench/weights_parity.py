@@ -9,6 +9,7 @@ tiny models.
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import tempfile
@@ -122,12 +123,16 @@ def _reader(model: PublishedModel, given: Arrays) -> dict[str, jax.typing.ArrayL
         *(relevance, jnp.asarray(given["has_answer"])[None]),
         *(log_spans, jnp.asarray(answers)[None]),
     )
-    block, best = np.unravel_index(int(log_spans[0].argmax()), log_spans.shape[1:])
-    start, width = divmod(int(best), max_span)
     valid = scores.valid[:, order]
+    # The difference is by how much their best span exceeds ours, in their scores: of
+    # equal ones either may be the best.
+    best = int(log_spans[0][:, order].argmax())
+    theirs = given["logits"] + given["relevance"][:, None]
+    block, start, end = given["best"]
+    chosen = (given["starts"] == start) & (given["ends"] == end)
     return {
         "logits": jnp.where(valid, scores.logits[:, order], given["logits"]),
-        "best": jnp.array([block, start, start + width]),
+        "best": given["best"] + theirs[block, chosen] - theirs.ravel()[best],
         "losses": jnp.stack([losses.retriever_total, losses.reader_total]),
     }
 
@@ -143,9 +148,11 @@ _COMPUTE: Mapping[
 
 
 def _applied(module: nn.Module, params, method=None):
-    return jax.jit(
-        lambda *inputs: module.apply({"params": params}, *inputs, method=method)
+    """Returns the module as a function of its inputs, compiled."""
+    apply = jax.jit(
+        lambda params, *inputs: module.apply({"params": params}, *inputs, method=method)
     )
+    return functools.partial(apply, params)
 
 
 def main() -> None:

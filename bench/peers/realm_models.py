@@ -123,9 +123,13 @@ def torch_files(folder: pathlib.Path) -> None:
 def random_weights(model: torch.nn.Module) -> torch.nn.Module:
     """Draws all parameters, biases and scales too."""
     for name, value in model.named_parameters():
-        # Large ones, so that outputs depend on inputs even where layers are few.
-        scale = 0.1 if value.ndim == 1 else 2 * value.shape[-1] ** -0.5
-        value.copy_(torch.round(32 * scale * torch.randn(value.shape)) / 32)
+        # Large ones where layers are few, so that outputs depend on inputs; through
+        # twelve such layers all positions would become alike.
+        is_small = model.config.num_hidden_layers < 3
+        spread = 2.0 if is_small else 0.5
+        scale = 0.1 if value.ndim == 1 else spread * value.shape[-1] ** -0.5
+        drawn = scale * torch.randn(value.shape)
+        value.copy_(torch.round(32 * drawn) / 32 if is_small else drawn)
         if name.endswith("LayerNorm.weight") or "layer_normalization.weight" in name:
             value += 1
     return model.eval()

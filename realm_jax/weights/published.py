@@ -79,6 +79,12 @@ def read_published(source: str) -> PublishedModel:
         ) from error
     if is_realm(config):
         return read_realm(source)
+    kind = config.get("model_type", "bert")
+    if kind != "bert":
+        raise BadInputError(
+            f"expected a model of type bert or realm in {path}, got {kind!r:.80}; give "
+            "another source"
+        )
     return _read_sentence_encoder(source)
 
 
