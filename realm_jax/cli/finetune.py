@@ -13,6 +13,8 @@ Macros:
   QUESTIONS    held-out questions by which a checkpoint is chosen, or "" for the last
   QUESTIONS_SPLIT, MAX_QUESTIONS, EVALUATION_PERIOD
                their split, how many of them, and updates between two measurements
+  NUM_READ, TRAIN_NUM_READ
+               blocks that are read for an answer, and in an update; None: as many
   SEARCHER     "device" (exact) or "scann"
   SKIP_NONFINITE_UPDATES
                updates that may be skipped because they are not finite

@@ -32,8 +32,10 @@ _FULL = 0.8
 _FEWEST_BLOCKS = 8
 _FEW_DOCUMENTS = 1000
 _VALIDATION_OF_FEW = 0.05
-# As in the quickstart, whose 352 questions are visited in 50 updates of 8.
-_VISITS, _BATCH = 50 * 8 / 352, 8
+# Questions of an update with a retriever that finds the right block first, and without.
+_BATCH, _BATCH_FROM_NOTHING = 24, 8
+# Each question is visited once, those of a small set as often as 352 are in 50 updates.
+_VISITS_OF_FEW, _STEPS_OF_FEW = 50 * 24 / 352, 50
 _FEWEST_STEPS, _MOST_STEPS = 20, 2000
 # With fewer, exact match on dev is too noisy to choose a checkpoint by.
 _ENOUGH_TO_CHOOSE = 1000
@@ -397,7 +399,8 @@ class FirstChain:
             yield "# Nor to choose a checkpoint by."
             yield 'finetune/QUESTIONS = ""'
         steps = self._finetune_steps()
-        yield f"# {self.questions.count('train')} questions, 8 an update."
+        count, batch = self.questions.count("train"), self._questions_of_update()
+        yield f"# {count} questions, {batch} an update."
         yield f"finetune/TRAIN_STEPS = {steps}"
         yield f"finetune/WARMUP_STEPS = {max(1, steps // 5)}"
         if self.questions.count("dev"):
@@ -420,8 +423,12 @@ class FirstChain:
 
     def _finetune_steps(self) -> int:
         assert self.questions is not None
-        visits = _VISITS * self.questions.count("train")
-        return min(max(math.ceil(visits / _BATCH), _FEWEST_STEPS), _MOST_STEPS)
+        updates = self.questions.count("train") / self._questions_of_update()
+        of_few = min(_VISITS_OF_FEW * updates, _STEPS_OF_FEW)
+        return min(max(math.ceil(max(updates, of_few)), _FEWEST_STEPS), _MOST_STEPS)
+
+    def _questions_of_update(self) -> int:
+        return _BATCH if self.encoder or self.start else _BATCH_FROM_NOTHING
 
     def _vocabulary_size(self) -> int:
         """Returns fewer wordpieces for little text, which has fewer words.
