@@ -417,9 +417,11 @@ class _Evaluation:
     ) -> list[comparisons.ComparisonRow]:
         """Returns results by overlap; none where the training set is not at hand."""
         trained = model.run.trained
-        places = (str(self._corpus.directory), trained.corpus)
+        task = trained.data_order.get("task")
+        # An imported model was not fine-tuned here, and has no task.
+        places = (str(self._corpus.directory), trained.corpus) if task else ()
         for corpus in filter(None, dict.fromkeys(places)):
-            folder = Path(corpus, "examples", trained.data_order["task"], TRAIN)
+            folder = Path(corpus, "examples", str(task), TRAIN)
             if not folder.is_dir():
                 continue
             examples = Examples.open(
