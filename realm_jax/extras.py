@@ -15,6 +15,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "scann": ("scann",),
     "serve": ("aiohttp",),
     "launch": ("google.cloud.tpu_v2", "kubernetes", "requests", "yaml"),
+    "export": ("faiss", "pyarrow"),
     "gcs": ("google.cloud.storage", "gcsfs"),
 }
 """Maps an extra to the modules imported for it; nothing else needs them."""

@@ -222,7 +222,7 @@ def _exported(root: str, stage: str, stop: threading.Event) -> str:
             f"{root}/{stage}",
             folder,
             Overrides(),
-            embeddings=True,
+            embeddings=("npy",),
             stop=stop,
             note=Notes("adapt"),
         )

@@ -6,7 +6,8 @@ gives its embeddings. With two towers, or after fine-tuning has changed the only
 DIR has two models, query/ and document/. README.md in DIR is the model card.
 
 --embeddings adds the embeddings of the corpus (embeddings.npy, float32) and, a line for
-each row, their ids (ids.jsonl). docs/use_elsewhere.md shows what can be done with them.
+each row, their ids (ids.jsonl); --embeddings_format=parquet,faiss writes them for those
+instead. docs/use_elsewhere.md shows what can be done with them.
 
 --format=realm writes the REALM classes of `transformers` instead, each in a folder, and
 --format=bert the reader alone, as a BERT with its masked-LM head. docs/weights.md has
@@ -14,6 +15,7 @@ both; `realm import-weights` reads them.
 
 Examples:
   realm export runs/quickstart/pretrain --output=exported --embeddings
+  realm export runs/quickstart/pretrain --output=exported --embeddings_format=faiss
   realm export runs/quickstart/pretrain --output=bert --format=bert
 """
 
@@ -24,14 +26,26 @@ from collections.abc import Sequence
 
 from realm_jax.cli import configuration, recorded_run
 from realm_jax.cli.standard_input import Notes
+from realm_jax.evaluation.embedding_files import FORMATS, NPY
 
 _SENTENCES = "sentence-transformers"
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> None:
     """Runs the command; an index that is being made ends at the next shard."""
-    flags = _make_parser().parse_args(argv)
+    parser = _make_parser()
+    flags = parser.parse_args(argv)
+    if "://" in flags.output:
+        parser.error(
+            f"expected a local folder as --output, got {flags.output}; export to one, "
+            "and copy it"
+        )
     if flags.format != _SENTENCES:
+        if flags.embeddings_format:
+            parser.error(
+                f"expected --format={_SENTENCES} with --embeddings_format, got "
+                f"--format={flags.format}; leave one of them out"
+            )
         _export_transformers(flags)
         return
     from realm_jax.evaluation.export import export_retriever
@@ -41,7 +55,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> None:
         flags.output,
         recorded_run.given(flags),
         checkpoint=flags.checkpoint,
-        embeddings=flags.embeddings,
+        embeddings=flags.embeddings_format or (NPY,) * flags.embeddings,
         stop=stop,
         note=Notes("export"),
     )
@@ -62,6 +76,16 @@ def _export_transformers(flags: argparse.Namespace) -> None:
         print(f"wrote {flags.output if name == '.' else f'{flags.output}/{name}'}")
 
 
+def _formats(text: str) -> tuple[str, ...]:
+    """Returns the names in a list with commas, each once."""
+    names = tuple(dict.fromkeys(text.split(",")))
+    if unknown := sorted(set(names) - set(FORMATS)):
+        raise argparse.ArgumentTypeError(
+            f"expected some of {', '.join(FORMATS)}, got {unknown[0]!r}"
+        )
+    return names
+
+
 def _make_parser() -> argparse.ArgumentParser:
     parser = configuration.make_plain_parser("realm export", __doc__)
     parser.add_argument("run", metavar="RUN", help="a chain or a model")
@@ -70,6 +94,13 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--embeddings", action="store_true", help="write those of the corpus, too"
+    )
+    parser.add_argument(
+        "--embeddings_format",
+        type=_formats,
+        default=(),
+        metavar="FORMATS",
+        help="--embeddings as some of npy, parquet and faiss, with commas between",
     )
     parser.add_argument(
         "--format",

@@ -4,19 +4,16 @@ One tower is one model. Two are two, `query/` and `document/`; so is a single to
 fine-tuning has changed, since the documents of its index were embedded before.
 """
 
-import json
-import os
-import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 from jaxtyping import PyTree
 
 from realm_jax.data.blocks import BlockStore
-from realm_jax.errors import BadInputError
+from realm_jax.data.store_files import new_folder, require_free
+from realm_jax.evaluation import embedding_files
 from realm_jax.evaluation.ask import open_model
 from realm_jax.evaluation.loading import TrainedModel
 from realm_jax.evaluation.model_card import model_card
@@ -28,13 +25,11 @@ from realm_jax.evaluation.recorded import (
 )
 from realm_jax.evaluation.searching import open_retriever
 from realm_jax.index.manifest import EMBEDDINGS
+from realm_jax.index.snapshots import SnapshotArray
 from realm_jax.models.retriever import DOCUMENT_TOWER, QUERY_TOWER
 from realm_jax.stages import FINETUNE
-from realm_jax.storage import sync_tree
 from realm_jax.weights.sentence_encoder import save_sentence_encoder, scale_of_export
 
-EMBEDDINGS_NAME = "embeddings.npy"
-IDS_NAME = "ids.jsonl"
 CARD_NAME = "README.md"
 
 # Key of the parameters of a retriever with one tower.
@@ -43,7 +38,6 @@ _READS: dict[str, Literal["query", "document"]] = {
     "query": "query",
     "document": "document",
 }
-_CHUNK = 4096
 
 
 def export_retriever(
@@ -52,7 +46,7 @@ def export_retriever(
     given: Overrides,
     *,
     checkpoint: str = "last",
-    embeddings: bool = False,
+    embeddings: Sequence[str] = (),
     stop: threading.Event | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> list[str]:
@@ -63,8 +57,8 @@ def export_retriever(
       output: a local folder that does not exist yet, or is empty.
       given: what is not to be found.
       checkpoint: "last" or "best", of a run that is not fine-tuned.
-      embeddings: whether to write the blocks' embeddings and ids, too. An index that is
-        missing is made.
+      embeddings: formats, of `embedding_files.FORMATS`, in which to write the blocks'
+        embeddings, too. An index that is missing is made.
       stop: ends the making of an index.
       note: called with a sentence if one is made.
 
@@ -72,22 +66,23 @@ def export_retriever(
       The folders of the models, relative to `output`: "." or "query" and "document".
 
     Raises:
-      BadInputError: as `searching.open_retriever`; the folder is not empty; or the
-        retriever that embedded the documents of a fine-tuned model is not there.
+      BadInputError: as `searching.open_retriever`; the folder is not empty; a library
+        is missing; or the retriever that embedded the documents of a fine-tuned model
+        is not there.
       StoppedError: `stop` was set while an index was made.
     """
-    target = Path(output).expanduser()
-    _require_empty(output, target)
+    target = Path(output).expanduser().absolute()
+    require_free(target)
+    embedding_files.require_libraries(embeddings)
     model, corpus = _open(run, given, checkpoint)
     config = model.source(corpus).config
     lengths = model.models.lengths
     towers = _towers(model, corpus)
     rows = _embeddings(model, corpus, stop, note) if embeddings else None
-    partial = target.absolute().with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
+    with new_folder(target, "the models") as partial:
         for name, tower in towers.items():
             folder = partial / name
-            folder.mkdir(parents=True)
+            folder.mkdir(exist_ok=True)
             length = lengths.query if name == "query" else lengths.document
             save_sentence_encoder(
                 folder,
@@ -100,27 +95,9 @@ def export_retriever(
         card = model_card(model.run, config, corpus, two_towers=len(towers) > 1)
         (partial / CARD_NAME).write_text(card)
         if rows is not None:
-            rows = rows * np.float32(scale_of_export(config))
-            np.save(partial / EMBEDDINGS_NAME, rows)
-            _write_ids(partial / IDS_NAME, corpus)
-        sync_tree(partial)
-        os.replace(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            scale = scale_of_export(config)
+            embedding_files.write_embeddings(partial, embeddings, rows, corpus, scale)
     return list(towers)
-
-
-def _require_empty(output: str, target: Path) -> None:
-    if "://" in output:
-        raise BadInputError(
-            f"expected a local folder as --output, got {output}; export to one, and "
-            "copy it"
-        )
-    if target.exists() and any(target.iterdir()):
-        raise BadInputError(
-            f"expected a folder that is new or empty as --output, got {output} with "
-            f"{min(path.name for path in target.iterdir())} in it; give another folder"
-        )
 
 
 def _open(
@@ -151,19 +128,8 @@ def _embeddings(
     corpus: BlockStore,
     stop: threading.Event | None,
     note: Callable[[str], None],
-) -> np.ndarray:
+) -> SnapshotArray:
     if not model.has_index(corpus):
         note(f"making the index of {corpus.directory}")
     series = model.source(corpus).series
-    rows = series.read_array(model.index(corpus, stop).manifest, EMBEDDINGS)
-    return np.asarray(rows, np.float32)
-
-
-def _write_ids(path: Path, corpus: BlockStore) -> None:
-    """Writes a line for each row of the embeddings, in order."""
-    with path.open("w", encoding="utf-8") as file:
-        for start in range(0, corpus.num_blocks, _CHUNK):
-            blocks = np.arange(start, min(start + _CHUNK, corpus.num_blocks))
-            for block, text in zip(blocks.tolist(), corpus.texts(blocks), strict=True):
-                line = {"id": block, "source_id": text.source_id, "title": text.title}
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    return series.array(model.index(corpus, stop).manifest, EMBEDDINGS)

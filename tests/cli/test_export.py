@@ -2,11 +2,14 @@
 
 import json
 
+import faiss
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 import realm_jax
 from realm_jax.cli.main import main
+from realm_jax.evaluation import embedding_files
 from tests import tiny_run, tiny_world
 from tests.records import change_record
 from tests.weights.sentence_encoder_twin import encode
@@ -78,6 +81,34 @@ def test_a_tower_that_fine_tuning_has_changed_is_two_models(finished, tmp_path):
     assert "DIR/document" in card
 
 
+def test_embeddings_are_the_same_in_every_format(finished, tmp_path, monkeypatch):
+    # Several parts, the last one smaller.
+    monkeypatch.setattr(embedding_files, "_PART", 25)
+    rows, ids = exported(
+        finished, tmp_path / "out", "--embeddings_format=faiss,npy,parquet"
+    )
+    table = pyarrow.parquet.read_table(tmp_path / "out" / "embeddings.parquet")
+    names = ["id", "source_id", "title"]
+    assert table.select(names).to_pylist() == ids
+    vectors = table["embedding"].combine_chunks()
+    np.testing.assert_array_equal(vectors.flatten().to_numpy(), rows.ravel())
+    index = faiss.read_index(str(tmp_path / "out" / "embeddings.faiss"))
+    np.testing.assert_array_equal(index.reconstruct_n(0, index.ntotal), rows)
+    queries = realm_jax.load(finished).embed(QUERIES)
+    scores, found = index.search(np.float32(queries), 3)
+    np.testing.assert_array_equal(found, np.argsort(-queries @ rows.T)[:, :3])
+    np.testing.assert_allclose(scores, -np.sort(-queries @ rows.T)[:, :3], rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["parquet", "faiss"])
+def test_formats_are_written_alone(finished, tmp_path, form):
+    out = tmp_path / "out"
+    words = ["export", finished / "pretrain", f"--output={out}"]
+    assert main([*map(str, words), f"--embeddings_format={form}"]) == 0
+    assert [path.name for path in out.glob("embeddings.*")] == [f"embeddings.{form}"]
+    assert (out / "ids.jsonl").exists() == (form == "faiss")
+
+
 def test_bad_input_leaves_nothing(finished, tmp_path, refuse):
     full, empty = tmp_path / "full", tmp_path / "empty"
     full.mkdir()
@@ -85,8 +116,10 @@ def test_bad_input_leaves_nothing(finished, tmp_path, refuse):
     empty.mkdir()
     run, output = finished / "pretrain", f"--output={tmp_path / 'new'}"
     for words, said in (
-        ((run, f"--output={full}"), "mine.txt"),
+        ((run, f"--output={full}"), f"{full} to be absent or empty"),
         ((empty, output), "no checkpoint"),
+        ((run, output, "--embeddings_format=npy,csv"), "'csv'"),
+        ((run, output, "--embeddings_format=npy", "--format=bert"), "--format=bert"),
         ((tmp_path / "nowhere", output), "does not exist"),
         ((run, "--output=gs://bucket/model"), "local folder"),
         ((run, output, "--checkpoint=first"), "CHECKPOINT"),
@@ -103,7 +136,7 @@ def test_an_export_that_fails_half_way_leaves_nothing(finished, tmp_path, monkey
     def fail(*arguments):
         raise OSError("no more")
 
-    monkeypatch.setattr(np, "save", fail)
+    monkeypatch.setattr(embedding_files, "_ids", fail)
     with pytest.raises(OSError, match="no more"):
         exported(finished / "pretrain", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
