@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import psutil
@@ -29,11 +30,12 @@ from realm_jax.storage import Store, open_store
 from tpu_launch import processes, records
 from tpu_launch.chain import Chain, ChainCommands, Stage
 from tpu_launch.planner.figures import duration
-from tpu_launch.processes import Command, Ended, Pace
+from tpu_launch.processes import Command, Pace
 from tpu_launch.records import LOCAL, LaunchRecord
 from tpu_launch.run import BUILDER, TRAINER, run_id
 from tpu_launch.stage_configs import stage_config
-from tpu_launch.status import live_view
+from tpu_launch.status import show_until
+from tpu_launch.worker import Worker, errors_said
 
 TOKEN = "REALM_LOCAL_TOKEN"
 """Environment variable that identifies a chain's processes, whatever their parent."""
@@ -152,8 +154,7 @@ class Runner:
             where={"logs": str(logs)},
         )
         records.write_record(store, record)
-        with live_view(store, self._console):
-            code, role = Roles(store, self._stop, self._say).run(roles)
+        code, role = run_roles(roles, store, self._stop, self._console, self._say)
         if self._stop.is_set() or not code:
             return 0
         if code == BAD_INPUT:
@@ -224,85 +225,52 @@ class Runner:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-class Roles:
-    """Runs trainer and builder until the trainer is done, or one of them has failed."""
+def run_roles(
+    roles: Mapping[str, Sequence[Command]],
+    store: Store,
+    stop: threading.Event,
+    console: Console,
+    say: Callable[[str], None],
+) -> tuple[int, str]:
+    """Runs trainer and builder until the trainer is done, or one of them has failed.
 
-    def __init__(self, store: Store, stop: threading.Event, say: Callable[[str], None]):
-        """Prepares to run them; `store` is their model directory."""
-        self._store, self._stop, self._say = store, stop, say
-        self._codes: dict[str, int] = {}
-        self._bug: Exception | None = None
-        self._look_at = 0.0
+    Returns the exit code, and the role whose it is. `store` is their model directory.
+    """
+    logs = {role: [one.log for one in roles[role] if one.log] for role in roles}
+    workers = {
+        role: Worker(
+            store, role, logs[role], say=lambda text, role=role: say(f"{role}: {text}")
+        )
+        for role in roles
+    }
+    failed: list[tuple[int, str]] = []
 
-    def run(self, roles: Mapping[str, Sequence[Command]]) -> tuple[int, str]:
-        """Returns the exit code, and the role whose it is."""
-        threads = [
-            threading.Thread(target=self._work, args=(role, commands), name=role)
-            for role, commands in roles.items()
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if self._bug is not None:
-            raise self._bug
-        failed = [(code, role) for role, code in self._codes.items() if code]
-        return failed[0] if failed else (0, TRAINER)
-
-    def _work(self, role: str, commands: Sequence[Command]) -> None:
-        message = ""
+    def work(role: str) -> None:
+        code = BUG
         try:
-            code = processes.keep_running(
-                commands,
-                is_over=lambda: self._is_over(role),
-                is_done=lambda: role == TRAINER or self._await_trainer(),
-                reached=lambda: records.reached(self._store, role),
-                stop=self._stop,
-                say=lambda text: self._say(f"{role}: {text}"),
-                max_restarts=_MAX_RESTARTS,
-                pace=_PACE,
-            )
-        except BadInputError as error:
-            code, message = BAD_INPUT, str(error)
-        except Exception as error:
-            # The other role must end, too; then it is raised.
-            code, self._bug = BUG, error
-        if Ended.by(code) in (Ended.STOPPED, Ended.NOT_READY):
-            if self._stop.is_set() or any(self._codes.values()):
-                return
-            # A builder that has built all is asked to end, or was waiting.
-            code = 0
-        self._codes[role] = code
-        if code and not message:
-            logs = [command.log for command in commands if command.log]
-            lines = [records.last_line(log) for log in logs]
-            message = next(filter(None, lines), "")
-        with contextlib.suppress(OSError):
-            records.write_outcome(self._store, role, code, message)
-        self._say(f"{role}: {f'failed, code {code}' if code else 'done'}")
+            with errors_said(store, role):
+                code = workers[role].run(
+                    roles[role],
+                    stop,
+                    max_restarts=_MAX_RESTARTS,
+                    pace=_PACE,
+                    look_seconds=_LOOK_SECONDS,
+                )
+        finally:
+            if not code:
+                say(f"{role}: done")
+            elif not stop.is_set():
+                failed.append((code, role))
+                # Also where the store does not answer, by which the others hear of it.
+                for one in workers.values():
+                    one.over = one.over or f"the {role} has failed"
 
-    def _await_trainer(self) -> bool:
-        """Waits for the end of a trainer that has finished; returns whether it came.
-
-        Its process ends a moment after it has said so, or crashes and is started again.
-        """
-        until = time.monotonic() + _PACE.saving
-        while TRAINER not in self._codes and time.monotonic() < until:
-            if self._stop.wait(_PACE.poll):
-                break
-        return TRAINER in self._codes
-
-    def _is_over(self, role: str) -> bool:
-        if any(self._codes.values()):
-            return True
-        if role == TRAINER or TRAINER not in self._codes:
-            return False
-        if time.monotonic() < self._look_at:
-            return False
-        self._look_at = time.monotonic() + _LOOK_SECONDS
-        with contextlib.suppress(OSError, BadInputError):
-            return records.has_built_all(self._store)
-        return False
+    with ThreadPoolExecutor(len(roles)) as pool:
+        futures = [pool.submit(work, role) for role in roles]
+        show_until(lambda seconds: not wait(futures, seconds).not_done, store, console)
+    for future in futures:
+        future.result()
+    return failed[0] if failed else (0, TRAINER)
 
 
 def _program(arguments: Sequence[str]) -> list[str]:

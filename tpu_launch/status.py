@@ -291,36 +291,22 @@ def _watch(
         live.update(render(status), refresh=True)
 
 
-@contextlib.contextmanager
-def live_view(store: Store, console: Console) -> Iterator[None]:
-    """Shows a local run's status meanwhile, below what else the console prints.
+def show_until(ended: Callable[[float], bool], store: Store, console: Console) -> None:
+    """Shows a local run's status until it has ended, below what else is printed.
 
     A terminal has a table that is kept up to date, anything else a line every half a
-    minute.
+    minute. `ended` waits for some seconds, and returns whether the run has ended.
     """
-    ended = threading.Event()
-    is_bucket = "://" in store.url()
-    seconds = _SECONDS if is_bucket else _LOCAL_SECONDS
+    seconds = _SECONDS if "://" in store.url() else _LOCAL_SECONDS
     # Transient, because the outcome is printed in words at the end.
     live = Live(console=console, auto_refresh=False, transient=True)
-
-    def show(status: RunStatus) -> None:
-        if console.is_terminal:
-            live.update(render(status), refresh=True)
-        else:
-            text = in_one_line(status)
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def repeat() -> None:
-        while not ended.wait(seconds if console.is_terminal else _LINE_SECONDS):
-            with contextlib.suppress(BadInputError, UnavailableStoreError):
-                show(read_status(store, time.time()))
-
-    thread = threading.Thread(target=repeat, daemon=True)
     with live if console.is_terminal else contextlib.nullcontext():
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+        while not ended(seconds if console.is_terminal else _LINE_SECONDS):
+            # The terminal may be gone.
+            with contextlib.suppress(BadInputError, OSError):
+                status = read_status(store, time.time())
+                if console.is_terminal:
+                    live.update(render(status), refresh=True)
+                else:
+                    text = in_one_line(status)
+                    console.print(text, highlight=False, markup=False, soft_wrap=True)

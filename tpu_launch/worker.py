@@ -14,16 +14,15 @@ both roles look for it every minute. The exit code is the command's.
 
 import argparse
 import contextlib
-import http.client
+import math
 import os
 import pathlib
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+
+import requests
 
 from realm_jax.cli import configuration
 from realm_jax.cli.main import guard
@@ -52,49 +51,81 @@ class Worker:
     """
 
     def __init__(
-        self, store: Store, role: str, name: str, number: int, log: pathlib.Path
+        self,
+        store: Store,
+        role: str,
+        logs: Sequence[pathlib.Path],
+        *,
+        say: Callable[[str], None],
+        number: int = 0,
+        name: str = "",
     ):
         """Prepares a worker, without reading or writing anything yet.
 
-        Its number is that among all hosts of its role's slices, which have this name.
+        Args:
+          store: the model directory, where the workers of both roles look.
+          role: the role.
+          logs: what its processes write.
+          say: prints a message.
+          number: its number among all hosts of its role's slices.
+          name: name of these, under which its log is uploaded; "" for no upload.
         """
         self.over, self.is_done = "", False
-        self._store, self._role, self._name = store, role, name
-        self._number, self._log = number, log
+        self._store, self._role, self._logs = store, role, logs
+        self._say, self._number, self._name = say, number, name
 
     def run(
         self,
-        command: Command,
-        deadline: float,
-        max_restarts: int,
+        commands: Sequence[Command],
         stop: threading.Event,
+        *,
+        max_restarts: int,
         pace: Pace,
+        look_seconds: float,
+        deadline: float = math.inf,
     ) -> int:
-        """Runs the command to the end of the work; returns its exit code.
+        """Runs processes to the end of the work; returns their exit code.
 
-        That is 1 where it was asked to end because of the deadline, in Unix seconds, or
-        of what became of the other role.
+        That is 1 where they were asked to end because of the deadline, in Unix seconds,
+        or of what became of the other role. The model directory is looked at every
+        `look_seconds`.
         """
 
         def is_over() -> bool:
             return bool(self.over) or time.time() >= deadline
 
         def is_done() -> bool:
+            # Another process that says the same ends a moment later, or crashes.
+            until = time.monotonic() + pace.saving
             # Only a store that does not answer may keep a worker whose work is done.
             with contextlib.suppress(UnavailableStoreError, BadInputError):
-                return self.end(0)
-            return False
+                while not (self.end(0) or self.over or time.monotonic() >= until):
+                    if stop.wait(min(look_seconds, pace.saving)):
+                        break
+            return self.is_done
 
-        code = processes.keep_running(
-            [command],
-            is_over=is_over,
-            is_done=is_done,
-            reached=lambda: records.reached(self._store, self._role),
-            stop=stop,
-            say=_say,
-            max_restarts=max_restarts,
-            pace=pace,
-        )
+        def keep_reporting() -> None:
+            while not ended.wait(look_seconds):
+                self.try_to_report()
+
+        ended = threading.Event()
+        self.try_to_report()
+        # A store that does not answer blocks its caller for minutes, but a command must
+        # be told of a preemption at once.
+        threading.Thread(target=keep_reporting, daemon=True).start()
+        try:
+            code = processes.keep_running(
+                commands,
+                is_over=is_over,
+                is_done=is_done,
+                reached=lambda: records.reached(self._store, self._role),
+                stop=stop,
+                say=self._say,
+                max_restarts=max_restarts,
+                pace=pace,
+            )
+        finally:
+            ended.set()
         if self.is_done:
             return 0
         if stop.is_set():
@@ -112,8 +143,7 @@ class Worker:
         says it again.
         """
         if code:
-            message = records.last_line(self._log)
-            records.write_outcome(self._store, self._role, code, message)
+            records.write_outcome(self._store, self._role, code, self.last_line())
             return False
         ended, damaged = records.readable_outcomes(self._store)
         done = {role for role, outcome in ended.items() if outcome.done}
@@ -122,13 +152,14 @@ class Worker:
         if self._number and self._role not in damaged:
             self.report()
             return self.is_done
-        self.is_done, self.over = True, "the work is done"
         records.write_outcome(self._store, self._role, 0)
+        self.is_done, self.over = True, "the work is done"
         return True
 
     def report(self) -> None:
         """Uploads the log, and looks whether the work has ended."""
-        records.write_log(self._store, self._name, self._number, self._log)
+        if self._name:
+            records.write_log(self._store, self._name, self._number, self._logs[0])
         ended, damaged = records.readable_outcomes(self._store)
         failed = [role for role, outcome in ended.items() if not outcome.done]
         if self._role in ended and self._role not in failed:
@@ -143,41 +174,38 @@ class Worker:
         ):
             self.end(0)
 
-    def keep_reporting(self) -> None:
-        """Reports now, and then every minute from a thread.
+    def last_line(self) -> str:
+        """Returns the last line of its processes, "" where none has written any."""
+        return next(filter(None, map(records.last_line, self._logs)), "")
 
-        A store that does not answer blocks its caller for minutes, but a command must
-        be told of a preemption at once.
-        """
-        self._try()
-        threading.Thread(target=self._repeat, daemon=True).start()
-
-    def _repeat(self) -> None:
-        while True:
-            time.sleep(_REPORT_SECONDS)
-            self._try()
-
-    def _try(self) -> None:
+    def try_to_report(self) -> None:
+        """Reports, whatever error of a store comes."""
         try:
             self.report()
-        # No error of a store may end the thread.
         except Exception as error:
-            _say(f"not reported: {error}")
+            self._say(f"not reported: {error}")
+
+
+@contextlib.contextmanager
+def errors_said(store: Store, role: str) -> Iterator[None]:
+    """Says in the model directory, too, that the work of a role ends with an error."""
+    try:
+        yield
+    except Exception as error:
+        code = BAD_INPUT if isinstance(error, BadInputError) else BUG
+        message = str(error) or type(error).__name__
+        with contextlib.suppress(OSError, BadInputError):
+            records.write_outcome(store, role, code, message)
+        raise
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int:
     """Runs the command of a role on this worker; returns its exit code."""
     flags = _parse(argv)
     store = open_store(flags.model_dir)
-    try:
+    # Otherwise the next `up` would create the slices again, for the same end.
+    with errors_said(store, flags.role):
         return _work(flags, store, stop)
-    except Exception as error:
-        # Otherwise the next `up` would create the slices again, for the same end.
-        code = BAD_INPUT if isinstance(error, BadInputError) else BUG
-        message = str(error) or type(error).__name__
-        with contextlib.suppress(OSError, BadInputError):
-            records.write_outcome(store, flags.role, code, message)
-        raise
 
 
 def _work(flags: argparse.Namespace, store: Store, stop: threading.Event) -> int:
@@ -188,17 +216,17 @@ def _work(flags: argparse.Namespace, store: Store, stop: threading.Event) -> int
     log = folder / f"{flags.name}-{number}.log"
     _LOCKFILE.unlink(missing_ok=True)
     threading.Thread(target=await_preemption, args=(stop,), daemon=True).start()
-    worker = Worker(store, flags.role, flags.name, number, log)
-    worker.keep_reporting()
+    worker = Worker(store, flags.role, [log], say=_say, number=number, name=flags.name)
     code = worker.run(
-        Command(flags.command, os.environ | megascale, log),
-        flags.deadline,
-        flags.max_restarts,
+        [Command(flags.command, os.environ | megascale, log)],
         stop,
-        Pace(saving=flags.grace),
+        max_restarts=flags.max_restarts,
+        pace=Pace(saving=flags.grace),
+        look_seconds=_REPORT_SECONDS,
+        deadline=flags.deadline,
     )
-    _say(f"code {code}: {worker.over or records.last_line(log)}")
-    last = threading.Thread(target=worker.report, daemon=True)
+    _say(f"code {code}: {worker.over or worker.last_line()}")
+    last = threading.Thread(target=worker.try_to_report, daemon=True)
     last.start()
     last.join(_LAST_REPORT_SECONDS)
     return code
@@ -233,13 +261,8 @@ def _attribute(name: str, stop: threading.Event) -> str:
     reason: Exception | None = None
     for _ in range(_METADATA_TRIES):
         try:
-            with open_metadata(f"attributes/{name}", _METADATA_SECONDS) as answer:
-                return answer.read().decode()
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
-                return ""
-            reason = error
-        except OSError as error:
+            return read_metadata(f"attributes/{name}", _METADATA_SECONDS)
+        except requests.RequestException as error:
             reason = error
         if stop.wait(_RETRY_SECONDS):
             break
@@ -249,14 +272,19 @@ def _attribute(name: str, stop: threading.Event) -> str:
     )
 
 
-def open_metadata(path: str, seconds: float) -> Any:
-    """Opens a value of the metadata server, below `instance/`, within some seconds."""
+def read_metadata(path: str, seconds: float) -> str:
+    """Returns a value of the metadata server, below `instance/`; "" if it has none."""
     server = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     url = f"http://{server}/computeMetadata/v1/instance/{path}"
-    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-    # A proxy set in the environment cannot reach this machine's metadata.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    return opener.open(request, timeout=seconds)
+    with requests.Session() as session:
+        # A proxy set in the environment cannot reach this machine's metadata.
+        session.trust_env = False
+        session.headers["Metadata-Flavor"] = "Google"
+        answer = session.get(url, timeout=seconds)
+    if answer.status_code == requests.codes.not_found:
+        return ""
+    answer.raise_for_status()
+    return answer.content.decode()
 
 
 def _number(name: str, text: str, bound: int) -> int:
@@ -280,10 +308,9 @@ def await_preemption(stop: threading.Event) -> None:
     """
     while not stop.is_set():
         try:
-            with open_metadata(_NOTICE, _NOTICE_SECONDS) as answer:
-                if answer.read().strip() == b"TRUE":
-                    stop.set()
-        except (OSError, http.client.HTTPException):
+            if read_metadata(_NOTICE, _NOTICE_SECONDS).strip() == "TRUE":
+                stop.set()
+        except requests.RequestException:
             stop.wait(_RETRY_SECONDS)
 
 

@@ -4,15 +4,17 @@ import threading
 from unittest import mock
 
 import pytest
+from rich.console import Console
 
 from realm_jax.cli import configuration
 from realm_jax.errors import BadInputError
-from realm_jax.storage import open_store
+from realm_jax.storage import UnavailableStoreError, open_store
 from tests import tiny_run
 from tests.refused import refused
 from tests.waiting import PATIENCE, wait_until
 from tpu_launch import local, processes, records
 from tpu_launch.chain import ChainCommands
+from tpu_launch.processes import Command
 from tpu_launch.run import BUILDER, TRAINER
 
 QUICKSTART = str(tiny_run.GIN / "runs" / "quickstart.gin")
@@ -51,33 +53,40 @@ def test_a_setting_reaches_the_stages_that_read_it_or_is_refused():
 @pytest.fixture
 def run_roles(tmp_path, monkeypatch):
     """Runs both roles as told; a trainer that is not runs until it is over."""
-    store = open_store(tmp_path)
+    monkeypatch.setattr(local, "_LOOK_SECONDS", 0.01)
+    store, said = open_store(tmp_path), []
 
     def until_over(is_over, **others):
         wait_until(is_over)
         return 143
 
     def run(builder, trainer=until_over):
-        def keep_running(commands, **asked):
-            roles = {BUILDER: builder, TRAINER: trainer}
-            return roles[threading.current_thread().name](**asked)
-
-        monkeypatch.setattr(processes, "keep_running", keep_running)
-        roles = local.Roles(store, threading.Event(), lambda text: None)
-        return roles.run({TRAINER: [], BUILDER: []}), records.outcomes(store)
+        records.forget_outcomes(store)
+        asked = {BUILDER: builder, TRAINER: trainer}
+        monkeypatch.setattr(
+            processes,
+            "keep_running",
+            lambda commands, **given: asked[commands[0].arguments[0]](**given),
+        )
+        roles = {role: [Command([role], {})] for role in (TRAINER, BUILDER)}
+        stop = threading.Event()
+        ended = local.run_roles(roles, store, stop, Console(), said.append)
+        return ended, records.outcomes(store)
 
     return run
 
 
-def test_an_error_of_one_ends_the_other(run_roles):
-    refuse = mock.Mock(side_effect=BadInputError("expected a, got b"))
-    ended, outcomes = run_roles(refuse)
+def test_an_error_of_one_ends_the_other(run_roles, tmp_path):
+    ended, outcomes = run_roles(lambda **asked: 2)
     assert ended == (2, BUILDER)
-    assert outcomes[BUILDER].message == "expected a, got b"
-    # It was asked to end; that says nothing of its work.
-    assert TRAINER not in outcomes
-    with pytest.raises(ZeroDivisionError):
-        run_roles(mock.Mock(side_effect=ZeroDivisionError))
+    # The trainer was asked to end; that says nothing of its work.
+    assert set(outcomes) == {BUILDER}
+    for error in (BadInputError("expected a, got b"), ZeroDivisionError("a")):
+        with pytest.raises(type(error)):
+            run_roles(mock.Mock(side_effect=error))
+        outcomes = records.outcomes(open_store(tmp_path))
+        assert outcomes[BUILDER].message == str(error)
+        assert TRAINER not in outcomes
 
 
 def test_a_builder_is_done_with_its_trainer_whatever_it_waited_for(run_roles):
@@ -87,9 +96,9 @@ def test_a_builder_is_done_with_its_trainer_whatever_it_waited_for(run_roles):
         wait_until(is_over)
         return 75
 
-    ended, outcomes = run_roles(wait, lambda **asked: 0)
+    ended, outcomes = run_roles(wait, lambda **asked: 0 if asked["is_done"]() else 1)
     assert ended == (0, TRAINER)
-    assert all(outcome.done for outcome in outcomes.values())
+    assert all(outcomes[role].done for role in (TRAINER, BUILDER))
     # A trainer that has failed for good ends a builder that would wait for ever.
     ended, outcomes = run_roles(wait, lambda **asked: 1)
     assert ended == (1, TRAINER)
@@ -102,11 +111,18 @@ def test_a_builder_that_ended_first_awaits_the_end_of_its_trainer(run_roles):
         asked_first.set()
         return 0 if is_done() else 1
 
-    def train(**asked):
+    def train(is_done, **asked):
         assert asked_first.wait(PATIENCE)
-        return 0
+        return 0 if is_done() else 1
 
     assert run_roles(build, train)[0] == (0, TRAINER)
+
+
+def test_a_failure_ends_the_others_where_the_store_is_away(run_roles, monkeypatch):
+    away = mock.Mock(side_effect=UnavailableStoreError("the bucket is away"))
+    monkeypatch.setattr(records, "write_outcome", away)
+    with pytest.raises(UnavailableStoreError):
+        run_roles(lambda **asked: 1)
 
 
 def test_a_process_has_its_devices():

@@ -1,12 +1,9 @@
 """What a TPU VM's worker says in the model directory, and what it hears there."""
 
-import http.client
-import io
 import itertools
 import os
 import threading
 import time
-from unittest import mock
 
 import pytest
 from jax._src.clusters import cloud_tpu_cluster
@@ -16,6 +13,7 @@ from realm_jax.index.snapshots import RETRIEVER_SERIES
 from realm_jax.storage import open_store
 from tests.flipped import flipped
 from tests.refused import refused
+from tests.tpu_launch.serving import served
 from tpu_launch import records, worker
 from tpu_launch.processes import Command, Pace
 from tpu_launch.run import BUILDER, TRAINER
@@ -36,13 +34,20 @@ def log(tmp_path):
 
 
 def make(store, log, role=TRAINER, number=0):
-    return Worker(store, role, f"run-{role}-1", number, log)
+    name = f"run-{role}-1"
+    return Worker(store, role, [log], say=print, number=number, name=name)
 
 
 def work(store, log, script, deadline=float("inf")):
-    """Runs a worker's command, without the thread that reports every minute."""
-    command = Command(["sh", "-c", script], os.environ, log)
-    code = make(store, log).run(command, deadline, 2, threading.Event(), AT_ONCE)
+    """Runs a worker's command; nobody else says anything meanwhile."""
+    code = make(store, log).run(
+        [Command(["sh", "-c", script], os.environ, log)],
+        threading.Event(),
+        max_restarts=2,
+        pace=AT_ONCE,
+        look_seconds=60.0,
+        deadline=deadline,
+    )
     return code, records.outcomes(store).get(TRAINER)
 
 
@@ -141,15 +146,16 @@ def test_logs_are_kept_short_in_the_model_directory(store, log):
 
 
 def test_a_preemption_is_heard_whatever_the_server_answers(monkeypatch):
-    gone = http.client.RemoteDisconnected("gone"), http.client.IncompleteRead(b"")
-    told = io.BytesIO(b"FALSE"), io.BytesIO(b"TRUE\n")
-    ask = mock.Mock(side_effect=[OSError("refused"), *gone, *told])
-    monkeypatch.setattr(worker, "open_metadata", ask)
+    """An error, no such value, no answer, and what is no preemption."""
+    answers = [(503, ""), (404, ""), None, (200, "FALSE"), (200, "TRUE\n")]
+    waiting = iter(answers)
     monkeypatch.setattr(worker, "_RETRY_SECONDS", 0.0)
     stop = threading.Event()
-    worker.await_preemption(stop)
+    with served(lambda *_: next(waiting)) as host:
+        monkeypatch.setenv("GCE_METADATA_HOST", host)
+        worker.await_preemption(stop)
     assert stop.is_set()
-    assert ask.call_count == 5
+    assert not [*waiting]
 
 
 TPU_ENV = """MEGASCALE_COORDINATOR_ADDRESS: '10.0.0.1:8080'
