@@ -1,16 +1,17 @@
 """Makes the schema beside it from JobSet's CustomResourceDefinition, in YAML.
 
-    python tests/tpu_launch/schemas/make_schema.py jobset.x-k8s.io_jobsets.yaml
+    python -m tests.tpu_launch.schemas.make_schema jobset.x-k8s.io_jobsets.yaml
 
 The file is config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml of
-https://github.com/kubernetes-sigs/jobset at the tag in `VERSION`. What is left out is
-never written by us, and refused here: the API server, asked for strict validation,
-refuses what the whole schema lacks.
+https://github.com/kubernetes-sigs/jobset at the tag in `VERSION`. What `golden/` never
+has is left out, and so refused: the API server, asked for strict validation, refuses
+what the whole schema lacks.
 """
 
 import json
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -19,53 +20,28 @@ VERSION = "v0.12.0"
 FILE = pathlib.Path(__file__).with_name("jobset.json")
 
 _KEPT = {"enum", "items", "maximum", "minimum", "pattern", "required", "type"}
-# Of what has many more; the names are the ends of paths.
-_WANTED = {
-    "spec": {
-        *("failurePolicy", "network", "replicatedJobs", "startupPolicy", "suspend"),
-        *("successPolicy", "ttlSecondsAfterFinished"),
-    },
-    "template.spec": {
-        *("activeDeadlineSeconds", "backoffLimit", "backoffLimitPerIndex"),
-        *("completionMode", "completions", "maxFailedIndexes", "parallelism"),
-        *("podFailurePolicy", "podReplacementPolicy", "template"),
-    },
-    "containers": {
-        *("args", "command", "env", "image", "name", "ports", "resources"),
-        *("securityContext", "volumeMounts", "workingDir"),
-    },
-    "env": {"name", "value", "valueFrom"},
-    "valueFrom": {"fieldRef"},
-    "securityContext": {"capabilities"},
-    "resources": {"limits", "requests"},
-    "volumes": {"emptyDir", "name"},
-    "spec.template.spec": {
-        *("containers", "dnsPolicy", "hostNetwork", "initContainers", "nodeSelector"),
-        *("priorityClassName", "restartPolicy", "serviceAccountName", "tolerations"),
-        *("terminationGracePeriodSeconds", "volumes"),
-    },
-}
-_WANTED["initContainers"] = _WANTED["containers"]
 
 
-def strict(schema: dict[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Returns a schema without descriptions that allows no other properties."""
+def strict(schema: dict[str, Any], values: Sequence[Any]) -> dict[str, Any]:
+    """Returns a schema, without descriptions, that allows only what the values have."""
     kept: dict[str, Any] = {key: schema[key] for key in schema.keys() & _KEPT}
+    others = schema.get("additionalProperties")
     if "items" in kept:
-        kept["items"] = strict(kept["items"], path)
+        kept["items"] = strict(
+            kept["items"], [one for value in values for one in value]
+        )
     if schema.get("x-kubernetes-int-or-string"):
         kept["type"] = ["integer", "string"]
     if "properties" in schema:
-        ends = [".".join(path[-length:]) for length in (3, 2, 1)]
-        wanted = next((_WANTED[end] for end in ends if end in _WANTED), None)
         kept["properties"] = {
-            key: strict(value, (*path, key))
-            for key, value in schema["properties"].items()
-            if wanted is None or key in wanted
+            key: strict(described, [value[key] for value in values if key in value])
+            for key, described in schema["properties"].items()
+            if any(key in value for value in values)
         }
         kept["additionalProperties"] = False
-    elif isinstance(schema.get("additionalProperties"), dict):
-        kept["additionalProperties"] = strict(schema["additionalProperties"], path)
+    elif isinstance(others, dict):
+        every = [one for value in values for one in value.values()]
+        kept["additionalProperties"] = strict(others, every)
     return kept
 
 
@@ -73,7 +49,8 @@ if __name__ == "__main__":
     definition = yaml.safe_load(pathlib.Path(sys.argv[1]).read_text())
     (version,) = definition["spec"]["versions"]
     whole = version["schema"]["openAPIV3Schema"]
-    whole["properties"].pop("status")
+    golden = FILE.parents[1].joinpath("golden").glob("*.yaml")
+    written = [yaml.safe_load(path.read_text()) for path in sorted(golden)]
     source = f"kubernetes-sigs/jobset {VERSION}, (c) The Kubernetes Authors, Apache-2.0"
-    made = {"$comment": source, **strict(whole)}
+    made = {"$comment": source, **strict(whole, written)}
     FILE.write_text(json.dumps(made, sort_keys=True, indent=1) + "\n")
