@@ -15,7 +15,6 @@ from realm_jax.index.source import IndexSource
 from realm_jax.prepare.documents.open import open_source
 from realm_jax.storage import open_store
 from tests import tiny_run
-from tpu_launch import engines
 from tpu_launch.records import LaunchRecord
 
 COMMANDS = {
@@ -65,7 +64,7 @@ def test_an_engine_without_its_client(monkeypatch):
         hide(monkeypatch, module)
         record = LaunchRecord("run", backend, {}, 0.0)
         with pytest.raises(BadInputError, match=r"realm_jax\[launch\]"):
-            engines.of_record(record)
+            record.engine()
 
 
 def test_scann_is_missed_before_an_index_is_made(monkeypatch, tmp_path):

@@ -12,7 +12,7 @@ from realm_jax import stages
 from realm_jax.cli import configuration
 from realm_jax.stages import STAGES
 from tests import tiny_run
-from tpu_launch.stage_configs import configured_stage
+from tpu_launch.chain import configured_stage
 
 CLI = pathlib.Path(stages.__file__).parent / "cli"
 

@@ -4,10 +4,15 @@ A chain file sets macros: those of its own (see `Chain`) and those of the run fi
 its stages. A macro that is named for a command, such as pretrain/BATCH_SIZE, is for
 that command alone; any other is for all stages that have it. What follows from the root
 of the chain and the name of its corpus need not be said.
+
+The configurations of stages are read from gin as the commands of `realm` read them.
 """
 
+import argparse
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import gin
 
@@ -25,6 +30,14 @@ from realm_jax.stages import (
     StageSpec,
 )
 from realm_jax.training.refresh import RefreshMode
+
+_CONFIGURED = {command: spec for command, spec in STAGES.items() if spec.config}
+# The file of a later stage also binds settings of an earlier one, as `evaluate` binds
+# the configuration of `finetune`; the builder's file may be given beside its trainer's.
+_LOOKED_FOR = [
+    *(spec for spec in reversed(_CONFIGURED.values()) if spec is not BUILD_INDEX),
+    BUILD_INDEX,
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +228,12 @@ class ChainCommands:
         files, bindings = stage.companion_gin_files, stage.companion_bindings
         return self._arguments(stage.companion, files, bindings)
 
+    def configure(self, stage: Stage) -> Any:
+        """Has gin read what a stage itself reads; returns the configuration of that."""
+        parser = configuration.make_parser(f"realm {stage.command}", None)
+        configuration.parse(parser, self.main(stage)[1:], stage.command)
+        return stage_config(stage.command)
+
     def _arguments(
         self, command: str, gin_files: Sequence[str], bindings: Sequence[str]
     ) -> list[str]:
@@ -259,6 +278,43 @@ _MACROS: Mapping[str, Mapping[str, str]] = {
         "MASKED_TASK": "{name}_salient",
     },
 }
+
+
+def configured_stage() -> StageSpec:
+    """Returns the command of `realm` whose run file gin has read."""
+    for spec in _LOOKED_FOR:
+        # Gin binds nothing in a module that none of its files has imported.
+        if spec.config.rpartition(".")[0] not in sys.modules:
+            continue
+        # Every run file binds its corpus; other files only bind settings of training.
+        if "corpus" in configuration.bindings(spec.load_config()):
+            return spec
+    raise BadInputError(
+        "expected the run file of a command, got none; add "
+        "--gin_file=gin/runs/pretrain.gin, say"
+    )
+
+
+def parse_run(
+    parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, StageSpec]:
+    """Configures gin for the command of `realm` whose run file is among the gin files.
+
+    Returns the flags and the command.
+    """
+    # What is named for the command is read once the command is known.
+    configuration.parse_chain(parser, argv)
+    stage = configured_stage()
+    return configuration.parse(parser, argv, stage.command), stage
+
+
+def stage_config(command: str) -> Any:
+    """Returns the configuration that a command of `realm` would run with."""
+    if command not in _CONFIGURED:
+        raise BadInputError(
+            f"expected a command among {', '.join(_CONFIGURED)}, got {command!r}"
+        )
+    return configuration.configured(_CONFIGURED[command].load_config())
 
 
 def _run_file(spec: StageSpec) -> str:

@@ -1,11 +1,13 @@
 """Runs on Google Kubernetes Engine: applies, reads and deletes the JobSet of a run.
 
-What happens in between is decided by what stands in it (`jobset.py`). The cluster is
-that of kubectl's current context.
+Trainer and builder are two replicated jobs of `templates/jobset.yaml.jinja`, by which
+GKE starts, restarts, ends and deletes them. Exit codes are the contract (docs/pods.md,
+"What becomes of it"). The cluster is that of kubectl's current context.
 """
 
 import contextlib
 import functools
+import hashlib
 import json
 import queue
 import threading
@@ -18,10 +20,17 @@ import yaml
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from realm_jax.errors import BadInputError, NotReadyError
-from tpu_launch import jobset
+from realm_jax.errors import BAD_INPUT, NOT_READY, BadInputError, NotReadyError
+from realm_jax.hardware import RESERVED
+from tpu_launch import templates
+from tpu_launch.processes import STOPPED
 from tpu_launch.run import EngineState, Run, RunFailedError
 
+_VERSION = "0.12"
+"""Oldest JobSet that will do: 0.10 reads messages of failed Jobs; until 0.12 a replaced
+first pod of a slice kept the others from starting."""
+_DIGEST = "realm-manifest"
+"""Annotation: checksum of all that was asked for. Kueue, say, changes what is there."""
 _JOBSETS = ("jobset.x-k8s.io", "v1alpha2")
 _SECONDS = (10.0, 60.0)
 _POLL_SECONDS = 5.0
@@ -35,25 +44,49 @@ _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _STARTING = ("ContainerCreating", "PodInitializing")
 
 
-class Gke:
-    """JobSets of a namespace; see `run.Engine`."""
+def manifest(run: Run) -> str:
+    """Returns the JobSet of a run, in YAML."""
+    for role in run.roles:
+        if not role.machines.gke:
+            raise BadInputError(
+                f"expected a slice of v3 to TPU7x for the {role.name} on GKE, got "
+                f"{role.machines.accelerator_type}; choose another, or --backend=tpu_vm"
+            )
+        if role.provisioning == RESERVED and not run.config.reservation:
+            raise BadInputError(
+                "expected the name of a reservation, which GKE does not look for, got "
+                "none; set hardware.LaunchConfig.reservation"
+            )
+    render = functools.partial(
+        templates.render,
+        "jobset.yaml.jinja",
+        run=run,
+        bad_input=BAD_INPUT,
+        not_ready=NOT_READY,
+        stopped=STOPPED,
+    )
+    return render(digest=hashlib.sha256(render(digest="").encode()).hexdigest())
 
-    def __init__(self, namespace: str, api: client.ApiClient | None = None):
+
+class Gke:
+    """JobSets of a namespace."""
+
+    def __init__(self, namespace: str):
         """Prepares to work in a namespace; a client is made when it is needed."""
-        self._namespace, self._given = namespace, api
+        self._namespace = namespace
 
     @functools.cached_property
     def _api(self) -> client.ApiClient:
         # Describing a JobSet needs no cluster.
-        return self._given or _connect()
+        return _connect()
 
     def describe(self, run: Run) -> str:
         """Returns the JobSet in YAML, as `kubectl apply -f -` takes it."""
-        return jobset.manifest(run).rstrip()
+        return manifest(run).rstrip()
 
     def up(self, run: Run, say: Callable[[str], None]) -> None:
-        """Applies the JobSet, unless it is there."""
-        body, before = yaml.safe_load(jobset.manifest(run)), self._find(run.id)
+        """Applies the JobSet, unless it is there or has failed (RunFailedError)."""
+        body, before = yaml.safe_load(manifest(run)), self._find(run.id)
         if before is None:
             self._require_queue(run.config.queue)
         elif said := _why_it_stays(before, body):
@@ -231,7 +264,7 @@ class Gke:
             if error.status in (400, 409, 422):
                 raise BadInputError(
                     f"expected a JobSet that the cluster accepts, got: {message}; this "
-                    f"needs JobSet {jobset.VERSION} or later"
+                    f"needs JobSet {_VERSION} or later"
                 ) from error
             raise NotReadyError(
                 f"the cluster refuses for now ({error.status}: {message}); see "
@@ -252,7 +285,7 @@ class Gke:
                 f"run `kubectl create namespace {self._namespace}`"
             )
         return BadInputError(
-            f"expected JobSet {jobset.VERSION} or later in the cluster, got none; see "
+            f"expected JobSet {_VERSION} or later in the cluster, got none; see "
             "https://jobset.sigs.k8s.io/docs/installation"
         )
 
@@ -298,7 +331,7 @@ def _why_it_stays(before: Mapping[str, Any], body: Mapping[str, Any]) -> str:
 
 
 def _digest(body: Mapping[str, Any]) -> str | None:
-    return body["metadata"].get("annotations", {}).get(jobset.DIGEST)
+    return body["metadata"].get("annotations", {}).get(_DIGEST)
 
 
 def _hosts(job: Mapping[str, Any]) -> int:

@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
 
 import psutil
 from rich.console import Console
@@ -33,7 +32,6 @@ from tpu_launch.planner.figures import duration
 from tpu_launch.processes import Command, Pace
 from tpu_launch.records import LOCAL, LaunchRecord
 from tpu_launch.run import BUILDER, TRAINER, run_id
-from tpu_launch.stage_configs import stage_config
 from tpu_launch.status import show_until
 from tpu_launch.worker import Worker, errors_said
 
@@ -67,36 +65,31 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     chain = configuration.configured(Chain)
     passed_on = [f"--gin.{binding}" for binding in flags.bindings]
     passed_on += [f"--import_module={module}" for module in flags.import_module]
-    runner = Runner(chain, flags.gin_file, stop, passed_on)
-    if flags.dry_run:
-        runner.describe()
-        return 0
-    return runner.run()
+    commands = ChainCommands(chain, flags.gin_file, passed_on)
+    if not flags.dry_run:
+        return Runner(chain, commands, stop).run()
+    for number, stage in enumerate(commands.stages, start=1):
+        print(f"# stage {number}: {stage.command}")
+        for arguments in filter(
+            None, (commands.main(stage), commands.companion(stage))
+        ):
+            print(shlex.join(_program(arguments)), end="\n\n")
+    return 0
 
 
 class Runner:
     """Runs the stages of a chain; see `run`."""
 
-    def __init__(
-        self,
-        chain: Chain,
-        gin_files: Sequence[str],
-        stop: threading.Event,
-        passed_on: Sequence[str] = (),
-    ):
-        """Prepares to run a chain, until `stop` asks its processes to save and end.
-
-        `gin_files` and `passed_on` are as for `ChainCommands`.
-        """
-        self._commands = ChainCommands(chain, gin_files, passed_on)
-        self._stages, self._stop = self._commands.stages, stop
+    def __init__(self, chain: Chain, commands: ChainCommands, stop: threading.Event):
+        """Prepares to run a chain, until `stop` asks its processes to save and end."""
+        self._commands, self._stop = commands, stop
         self._token = token_of(chain)
         self._folder = pathlib.Path(chain.root, _FOLDER).absolute()
         self._console = Console()
 
     def run(self) -> int:
         """Runs the chain; returns 0, or the code of the first stage that failed."""
-        console, stages = self._console, self._stages
+        console, stages = self._console, self._commands.stages
         started = time.monotonic()
         for number, stage in enumerate(stages, start=1):
             console.rule(f"{number}/{len(stages)} {stage.command}", align="left")
@@ -109,14 +102,6 @@ class Runner:
                 return code
         console.rule(f"done in {duration(time.monotonic() - started)}", align="left")
         return 0
-
-    def describe(self) -> None:
-        """Prints the commands of `run`, without executing them."""
-        for number, stage in enumerate(self._stages, start=1):
-            print(f"# stage {number}: {stage.command}")
-            both = self._commands.main(stage), self._commands.companion(stage)
-            for arguments in filter(None, both):
-                print(shlex.join(_program(arguments)), end="\n\n")
 
     def _run_here(self, stage: Stage) -> int:
         command = Command(
@@ -135,7 +120,12 @@ class Runner:
 
     def _launch(self, stage: Stage) -> int:
         """Runs a stage of several processes; returns its exit code."""
-        config = self._config(stage)
+        config = self._commands.configure(stage)
+        if not getattr(config, "model_dir", ""):
+            raise BadInputError(
+                f"expected a stage with a model directory, where processes meet, got "
+                f"{stage.command}; run it as one process, with nothing beside it"
+            )
         store = open_store(config.model_dir)
         run = run_id(stage.command, config.model_dir)
         logs = self._folder / run
@@ -163,43 +153,26 @@ class Runner:
         self._say(f"{role} ended with code {code}; its log is in {logs}")
         return code
 
-    def _config(self, stage: Stage) -> Any:
-        """Returns the configuration of a stage of several processes."""
-        parser = configuration.make_parser(f"realm {stage.command}", None)
-        configuration.parse(parser, self._commands.main(stage)[1:], stage.command)
-        config = stage_config(stage.command)
-        if not getattr(config, "model_dir", ""):
-            raise BadInputError(
-                f"expected a stage with a model directory, where processes meet, got "
-                f"{stage.command}; run it as one process, with nothing beside it"
-            )
-        return config
-
     def _roles(self, stage: Stage, logs: pathlib.Path) -> dict[str, list[Command]]:
-        """Returns the processes of each role of a stage."""
+        """Returns the processes of each role of a stage, each with a log."""
         main, companion = self._commands.main(stage), self._commands.companion(stage)
-        beside = stage.companion_processes, stage.companion_devices
-        roles = {TRAINER: (main, stage.processes, stage.devices)}
-        roles |= {BUILDER: (companion, *beside)} if companion else {}
-        return {
-            role: self._group(arguments, logs / f"{role}-1", number, devices)
-            for role, (arguments, number, devices) in roles.items()
-        }
-
-    def _group(
-        self, arguments: Sequence[str], logs: pathlib.Path, number: int, devices: int
-    ) -> list[Command]:
-        """Returns processes that run a command together, each with a log."""
-        logs.mkdir(parents=True, exist_ok=True)
-        port = free_port()
-        return [
-            Command(
-                _program(arguments),
-                self._environment(environment_of(i, number, port, devices)),
-                logs / f"{i}.log",
-            )
-            for i in range(number)
-        ]
+        jobs = {TRAINER: (main, stage.processes, stage.devices)}
+        if companion:
+            beside = stage.companion_processes, stage.companion_devices
+            jobs[BUILDER] = (companion, *beside)
+        roles = {}
+        for role, (arguments, number, devices) in jobs.items():
+            folder, port = logs / f"{role}-1", free_port()
+            folder.mkdir(parents=True, exist_ok=True)
+            roles[role] = [
+                Command(
+                    _program(arguments),
+                    self._environment(environment_of(i, number, port, devices)),
+                    folder / f"{i}.log",
+                )
+                for i in range(number)
+            ]
+        return roles
 
     def _environment(self, told: Mapping[str, str]) -> dict[str, str]:
         # The stages of a chain, and restarted processes, share compiled programs.
@@ -243,9 +216,8 @@ def run_roles(
         )
         for role in roles
     }
-    failed: list[tuple[int, str]] = []
 
-    def work(role: str) -> None:
+    def work(role: str) -> int:
         code = BUG
         try:
             with errors_said(store, role):
@@ -260,17 +232,18 @@ def run_roles(
             if not code:
                 say(f"{role}: done")
             elif not stop.is_set():
-                failed.append((code, role))
                 # Also where the store does not answer, by which the others hear of it.
                 for one in workers.values():
                     one.over = one.over or f"the {role} has failed"
+        return code
 
     with ThreadPoolExecutor(len(roles)) as pool:
-        futures = [pool.submit(work, role) for role in roles]
-        show_until(lambda seconds: not wait(futures, seconds).not_done, store, console)
-    for future in futures:
-        future.result()
-    return failed[0] if failed else (0, TRAINER)
+        futures = {role: pool.submit(work, role) for role in roles}
+        ended = futures.values()
+        show_until(lambda seconds: not wait(ended, seconds).not_done, store, console)
+    codes = {role: future.result() for role, future in futures.items()}
+    failed = [role for role, worker in workers.items() if worker.has_failed]
+    return (codes[failed[0]], failed[0]) if failed else (0, TRAINER)
 
 
 def _program(arguments: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from realm_jax.cli import configuration
 from realm_jax.errors import StoppedError
 from realm_jax.storage import MissingObjectError, Store, open_store
-from tpu_launch import engines, records
+from tpu_launch import records
 from tpu_launch.records import GKE, LOCAL
 from tpu_launch.run import BUILDER, TRAINER
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     record = records.read_record(store)
     wanted = (flags.role, flags.worker, flags.follow, stop)
     if record.backend == GKE:
-        lines = engines.open_gke(record).logs(record.id, *wanted)
+        lines = record.gke().logs(record.id, *wanted)
     else:
         is_local = record.backend == LOCAL
         logs = open_store(record.where["logs"]) if is_local else store

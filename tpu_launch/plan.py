@@ -34,11 +34,9 @@ from realm_jax.stages import (
     StageSpec,
 )
 from realm_jax.training.initialization import ModelFactory, recorded_activation
-from tpu_launch.cancellation import unless_stopped
-from tpu_launch.chain import ChainCommands
-from tpu_launch.local import Chain
+from tpu_launch.chain import Chain, ChainCommands, parse_run, stage_config
 from tpu_launch.planner.figures import Plan, as_json, show
-from tpu_launch.stage_configs import parse_run, stage_config
+from tpu_launch.status import unless_stopped
 
 DOES_NOT_FIT = 2
 
@@ -81,10 +79,9 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
 
 
 def _plans(flags: argparse.Namespace, say: Callable[[str], None]) -> list[Plan]:
-    compiles = not flags.fast
-    parser = configuration.make_parser("python -m tpu_launch plan", None)
-    given = [f"--gin.{binding}" for binding in flags.bindings]
+    compiles, given = not flags.fast, [f"--gin.{one}" for one in flags.bindings]
     if not configuration.bindings(Chain):
+        parser = configuration.make_parser("python -m tpu_launch plan", None)
         files = [f"--gin_file={file}" for file in flags.gin_file]
         _, stage = parse_run(parser, [*files, *given])
         return [plan_command(stage.command, compiles, say)]
@@ -92,7 +89,7 @@ def _plans(flags: argparse.Namespace, say: Callable[[str], None]) -> list[Plan]:
     commands = ChainCommands(chain, flags.gin_file, given)
     plans, made = [], Made()
     for stage in commands.stages:
-        configuration.parse(parser, commands.main(stage)[1:], stage.command)
+        commands.configure(stage)
         plans.append(plan_command(stage.command, compiles, say, made))
     return plans
 

@@ -1,7 +1,7 @@
 """Runs the processes of a job, and starts them again: the one restart loop.
 
 A TPU VM runs its one process by it, `local` all processes of a stage. On GKE the same
-rules stand in the manifest (`jobset.py`). What an exit code means is said by `Ended`.
+rules stand in the manifest (`gke.py`). What an exit code means is said by `Ended`.
 """
 
 import contextlib

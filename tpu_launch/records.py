@@ -15,15 +15,20 @@ import os
 import pathlib
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from realm_jax.errors import BadInputError
+from realm_jax.extras import require_extra
 from realm_jax.index.heartbeat import JobStatus, read_heartbeat
 from realm_jax.index.snapshots import INDEX_SERIES, RETRIEVER_SERIES, SnapshotSeries
 from realm_jax.manifests import seal, unseal
 from realm_jax.storage import AlreadyExistsError, MissingObjectError, Store
 from realm_jax.training.checkpoint_manifests import finished_steps
-from tpu_launch.run import BUILDER, TRAINER
+from tpu_launch.run import BUILDER, TRAINER, outcome_name
+
+if TYPE_CHECKING:
+    from tpu_launch.gke import Gke
+    from tpu_launch.tpu_vm import TpuVm
 
 GKE, TPU_VM, LOCAL = "gke", "tpu_vm", "local"
 HEARTBEATS: Mapping[str, str] = {TRAINER: "trainer", BUILDER: "index_builder"}
@@ -65,6 +70,30 @@ class LaunchRecord:
     total_steps: int | None = None
     where: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def engine(self) -> "Gke | TpuVm | None":
+        """Returns the engine that runs it; None for this machine.
+
+        An engine raises `BadInputError` for what it will refuse again, and
+        `NotReadyError` for what may succeed later: access that is refused, too, for
+        servers of tokens and of permissions fail at times.
+        """
+        if self.backend == GKE:
+            return self.gke()
+        if self.backend == LOCAL:
+            return None
+        require_extra("launch", f"--backend={TPU_VM}")
+        from tpu_launch.tpu_vm import TpuVm
+
+        where = self.where["project"], self.where["zones"]
+        return TpuVm(*where, self.deadline or 0.0)
+
+    def gke(self) -> "Gke":
+        """Returns the cluster that runs it."""
+        require_extra("launch", f"--backend={GKE}")
+        from tpu_launch.gke import Gke
+
+        return Gke(self.where["namespace"])
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
@@ -95,11 +124,6 @@ def read_record(store: Store) -> LaunchRecord:
             "that `up` was given"
         )
     return record
-
-
-def outcome_name(role: str) -> str:
-    """Returns the name of the object that says how a role has ended."""
-    return f"launch/{role}.json"
 
 
 def write_outcome(store: Store, role: str, code: int, message: str = "") -> None:

@@ -4,8 +4,7 @@ import dataclasses
 import hashlib
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 from realm_jax.hardware import HardwareConfig, LaunchConfig
 from tpu_launch.slices import Slice
@@ -82,6 +81,11 @@ def bundle_name(sha256: str) -> str:
     return f"launch/bundles/{sha256}.tar.gz"
 
 
+def outcome_name(role: str) -> str:
+    """Returns the name of the object that says how a role has ended."""
+    return f"launch/{role}.json"
+
+
 def run_id(name: str, model_dir: str) -> str:
     """Returns the id of the run of a model directory.
 
@@ -124,28 +128,3 @@ class EngineState:
 
 class RunFailedError(Exception):
     """Raised for a run that has failed and is not created again; one line."""
-
-
-class Engine(Protocol):
-    """What runs a run: it schedules, starts again and deletes.
-
-    All methods raise `BadInputError` for what it will refuse again, and `NotReadyError`
-    for what may succeed later: access that is refused, too, for servers of tokens and
-    of permissions fail at times.
-    """
-
-    def describe(self, run: Run) -> str:
-        """Returns what `up` creates, as the engine reads it; asks it for nothing."""
-        ...
-
-    def up(self, run: Run, say: Callable[[str], None]) -> None:
-        """Creates what is missing of a run, unless it has failed (RunFailedError)."""
-        ...
-
-    def delete(self, run_id: str) -> list[str]:
-        """Deletes everything of a run; returns what of it is not gone yet."""
-        ...
-
-    def state(self, run_id: str) -> list[EngineState]:
-        """Returns what the engine has of a run; [] if nothing."""
-        ...

@@ -16,7 +16,8 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -28,14 +29,14 @@ from realm_jax.errors import BadInputError, NotReadyError, StoppedError
 from realm_jax.index.heartbeat import JobStatus
 from realm_jax.metrics.metrics_file import read_metrics
 from realm_jax.storage import Store, UnavailableStoreError, open_store
-from tpu_launch import engines, records
-from tpu_launch.cancellation import unless_stopped
+from tpu_launch import records
 from tpu_launch.planner.figures import duration
 from tpu_launch.records import TPU_VM, LaunchRecord, Outcome
 from tpu_launch.run import BUILDER, TRAINER, EngineState
 
 # Polling a bucket and an engine takes several requests.
 _SECONDS, _LOCAL_SECONDS, _LINE_SECONDS = 15.0, 1.0, 30.0
+_POLL_SECONDS = 0.2
 # Age of a heartbeat from which on a job is silent; they are repeated every minute.
 _LATE_SECONDS = 180.0
 # States of an engine from which on nothing happens.
@@ -48,6 +49,9 @@ _METRICS = {
     "examples_per_second": "{:,.0f} examples/s",
     "steps_per_second": "{:,.3g} steps/s",
 }
+
+
+Answer = TypeVar("Answer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +112,21 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     return 0
 
 
+def unless_stopped(
+    call: Callable[[], Answer], stop: threading.Event, message: str
+) -> Answer:
+    """Returns the result of a call that cannot be interrupted, unless asked to stop.
+
+    The call, of a compiler or of a store that does not respond, then goes on in its own
+    thread, and the error has the message.
+    """
+    future = ThreadPoolExecutor(1).submit(call)
+    while not wait([future], _POLL_SECONDS).done:
+        if stop.is_set():
+            raise StoppedError(message)
+    return future.result()
+
+
 def read_status(store: Store, now: float) -> RunStatus:
     """Returns the status of a run at a time by its model directory alone."""
     record = records.read_record(store)
@@ -141,7 +160,7 @@ def read_status(store: Store, now: float) -> RunStatus:
 def _with_engine(status: RunStatus, record: LaunchRecord) -> RunStatus:
     """Returns a status with what the engine of the run says, if it can be asked."""
     try:
-        engine = engines.of_record(record)
+        engine = record.engine()
         found = engine.state(record.id) if engine else []
     except (BadInputError, NotReadyError) as error:
         return dataclasses.replace(status, engine_error=str(error))

@@ -34,8 +34,7 @@ from google.protobuf import duration_pb2
 from realm_jax.errors import BadInputError, NotReadyError
 from realm_jax.hardware import RESERVED, SPOT
 from tpu_launch import templates
-from tpu_launch.records import outcome_name
-from tpu_launch.run import EngineState, Role, Run
+from tpu_launch.run import EngineState, Role, Run, outcome_name
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"
@@ -78,7 +77,7 @@ def startup_script(
 
 
 class TpuVm:
-    """Queued resources of a project; see `run.Engine`."""
+    """Queued resources of a project."""
 
     def __init__(self, project: str, zones: Sequence[str], deadline: float):
         """Prepares to work in zones of a project, without asking for anything yet.
@@ -196,10 +195,24 @@ class TpuVm:
     def _request(
         self, run: Run, role: Role, number: int
     ) -> tpu_v2.CreateQueuedResourceRequest:
-        parent, name = self._parent(role.zone), f"{run.id}-{role.name}-{number}"
-        spec = tpu_v2.QueuedResource.Tpu.NodeSpec(
-            parent=parent, node=self._node(run, role, name)
+        config, parent = run.config, self._parent(role.zone)
+        name = f"{run.id}-{role.name}-{number}"
+        script = startup_script(run, role, name, int(self._deadline))
+        node = tpu_v2.Node(
+            accelerator_type=role.machines.accelerator_type,
+            runtime_version=role.machines.runtime,
+            labels={_RUN: run.id, _ROLE: role.name},
+            metadata={"startup-script": script},
+            network_config=tpu_v2.NetworkConfig(
+                network=config.network,
+                subnetwork=config.subnetwork,
+                enable_external_ips=config.external_ips,
+            ),
+            service_account=tpu_v2.ServiceAccount(
+                email=config.service_account, scope=[SCOPE]
+            ),
         )
+        spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=parent, node=node)
         if role.slices > 1:
             spec.multislice_params = spec.MultisliceParams(
                 node_count=role.slices, node_id_prefix=name
@@ -217,7 +230,7 @@ class TpuVm:
             resource.spot = tpu_v2.QueuedResource.Spot()
         elif role.provisioning == RESERVED:
             # "-": any reservation of the project in this zone that fits.
-            reservation = run.config.reservation or "-"
+            reservation = config.reservation or "-"
             resource.reservation_name = f"{parent}/reservations/{reservation}"
         return tpu_v2.CreateQueuedResourceRequest(
             parent=parent,
@@ -225,24 +238,6 @@ class TpuVm:
             queued_resource=resource,
             # Names come back when their resources are gone; requests do not.
             request_id=str(uuid.uuid4()),
-        )
-
-    def _node(self, run: Run, role: Role, name: str) -> tpu_v2.Node:
-        config, machines = run.config, role.machines
-        script = startup_script(run, role, name, int(self._deadline))
-        return tpu_v2.Node(
-            accelerator_type=machines.accelerator_type,
-            runtime_version=machines.runtime,
-            labels={_RUN: run.id, _ROLE: role.name},
-            metadata={"startup-script": script},
-            network_config=tpu_v2.NetworkConfig(
-                network=config.network,
-                subnetwork=config.subnetwork,
-                enable_external_ips=config.external_ips,
-            ),
-            service_account=tpu_v2.ServiceAccount(
-                email=config.service_account, scope=[SCOPE]
-            ),
         )
 
     def _delete(self, found: tpu_v2.QueuedResource) -> None:

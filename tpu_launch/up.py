@@ -37,8 +37,9 @@ from realm_jax.stages import BUILD_INDEX, STAGES, StageSpec
 from realm_jax.storage import Store, open_store
 from realm_jax.training.refresh import RefreshMode
 from realm_jax.training.stage_config import StageConfig
-from tpu_launch import engines, plan, records, slices
+from tpu_launch import plan, records, slices
 from tpu_launch.bundle import CODE, Bundle, GinFiles, make_bundle, require_shipped
+from tpu_launch.chain import parse_run, stage_config
 from tpu_launch.planner.figures import Line, Plan, Unit, show
 from tpu_launch.records import GKE, TPU_VM, LaunchRecord
 from tpu_launch.run import (
@@ -50,7 +51,6 @@ from tpu_launch.run import (
     run_id,
     unread_examples,
 )
-from tpu_launch.stage_configs import parse_run, stage_config
 
 _FAILED = 1
 _POLL_SECONDS, _DELETING_SECONDS = 0.2, 5.0
@@ -75,7 +75,8 @@ def up(argv: Sequence[str], stop: threading.Event) -> int:
         )
     record = _record(flags.backend, run, config.train_steps)
     # What the engine cannot have is refused here, before anything is created.
-    described = engines.of_record(record).describe(run)
+    engine = record.engine()
+    described = engine.describe(run)
     if flags.dry_run:
         print(described)
         return 0
@@ -94,7 +95,7 @@ def up(argv: Sequence[str], stop: threading.Event) -> int:
     # Said first: what is created is then found again, whatever happens.
     records.write_record(store, record)
     try:
-        engines.of_record(record).up(run, say)
+        record.engine().up(run, say)
     except RunFailedError as error:
         say(str(error))
         return _FAILED
@@ -104,7 +105,7 @@ def up(argv: Sequence[str], stop: threading.Event) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = configuration.make_parser("python -m tpu_launch up", __doc__)
     parser.add_argument(
-        "--backend", choices=engines.BACKENDS, default=GKE, help="who runs it"
+        "--backend", choices=(GKE, TPU_VM), default=GKE, help="who runs it"
     )
     for flag, purpose in (
         ("--dry_run", "print what is created; create nothing"),
@@ -125,7 +126,7 @@ def down(argv: Sequence[str], stop: threading.Event) -> int:
     _, model_dir = configuration.parse_for_macro(parser, argv, "MODEL_DIR")
     store = open_store(model_dir)
     record = records.read_record(store)
-    engine = engines.of_record(record)
+    engine = record.engine()
     if engine is None:
         raise BadInputError(
             f"expected a run of an engine in {model_dir}, got one of this machine; "

@@ -48,6 +48,7 @@ class Worker:
     Attributes:
       over: why the work must end, "" while it goes on.
       is_done: whether the work of the role is done.
+      has_failed: whether it has failed here, and not for what became of others.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Worker:
           number: its number among all hosts of its role's slices.
           name: name of these, under which its log is uploaded; "" for no upload.
         """
-        self.over, self.is_done = "", False
+        self.over, self.is_done, self.has_failed = "", False, False
         self._store, self._role, self._logs = store, role, logs
         self._say, self._number, self._name = say, number, name
 
@@ -143,6 +144,7 @@ class Worker:
         says it again.
         """
         if code:
+            self.has_failed = True
             records.write_outcome(self._store, self._role, code, self.last_line())
             return False
         ended, damaged = records.readable_outcomes(self._store)
@@ -205,26 +207,24 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
     store = open_store(flags.model_dir)
     # Otherwise the next `up` would create the slices again, for the same end.
     with errors_said(store, flags.role):
-        return _work(flags, store, stop)
-
-
-def _work(flags: argparse.Namespace, store: Store, stop: threading.Event) -> int:
-    number, megascale = find_place(flags.slices, flags.hosts, stop)
-    folder = pathlib.Path(flags.log_dir)
-    # The startup script gives the slices back from the first worker.
-    (folder / "number").write_text(str(number))
-    log = folder / f"{flags.name}-{number}.log"
-    _LOCKFILE.unlink(missing_ok=True)
-    threading.Thread(target=await_preemption, args=(stop,), daemon=True).start()
-    worker = Worker(store, flags.role, [log], say=_say, number=number, name=flags.name)
-    code = worker.run(
-        [Command(flags.command, os.environ | megascale, log)],
-        stop,
-        max_restarts=flags.max_restarts,
-        pace=Pace(saving=flags.grace),
-        look_seconds=_REPORT_SECONDS,
-        deadline=flags.deadline,
-    )
+        number, megascale = find_place(flags.slices, flags.hosts, stop)
+        folder = pathlib.Path(flags.log_dir)
+        # The startup script gives the slices back from the first worker.
+        (folder / "number").write_text(str(number))
+        log = folder / f"{flags.name}-{number}.log"
+        _LOCKFILE.unlink(missing_ok=True)
+        threading.Thread(target=await_preemption, args=(stop,), daemon=True).start()
+        worker = Worker(
+            store, flags.role, [log], say=_say, number=number, name=flags.name
+        )
+        code = worker.run(
+            [Command(flags.command, os.environ | megascale, log)],
+            stop,
+            max_restarts=flags.max_restarts,
+            pace=Pace(saving=flags.grace),
+            look_seconds=_REPORT_SECONDS,
+            deadline=flags.deadline,
+        )
     _say(f"code {code}: {worker.over or worker.last_line()}")
     last = threading.Thread(target=worker.try_to_report, daemon=True)
     last.start()

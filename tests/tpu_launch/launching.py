@@ -11,7 +11,7 @@ from unittest import mock
 
 from realm_jax.hardware import LaunchConfig
 from tests.waiting import Clock
-from tpu_launch import jobset, slices
+from tpu_launch import gke, slices
 from tpu_launch.run import BUILDER, TRAINER, Role, Run, run_id
 from tpu_launch.tpu_vm import TpuVm
 
@@ -66,8 +66,8 @@ def described() -> dict[str, str]:
         vm = TpuVm("p", [ZONE], clock.seconds + 7200)
         requests = vm.describe(requested)
     return {
-        "v4_128_and_v4_32.yaml": jobset.manifest(paper),
-        "two_v6e_64.yaml": jobset.manifest(run(builder="v6e-8", **two_slices)),
+        "v4_128_and_v4_32.yaml": gke.manifest(paper),
+        "two_v6e_64.yaml": gke.manifest(run(builder="v6e-8", **two_slices)),
         "two_v6e_64.txt": f"{requests}\n",
     }
 

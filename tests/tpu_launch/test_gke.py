@@ -22,7 +22,7 @@ from realm_jax.errors import BadInputError, NotReadyError
 from tests.refused import refused
 from tests.tpu_launch import launching
 from tests.tpu_launch.fake_kubernetes import Cluster, RefusedError, require_valid, serve
-from tpu_launch import gke, jobset
+from tpu_launch import gke
 from tpu_launch.gke import Gke
 from tpu_launch.run import (
     BUILDER,
@@ -37,7 +37,7 @@ RUN = launching.run()
 
 
 def manifest(run: Run) -> dict[str, Any]:
-    return yaml.safe_load(jobset.manifest(run))
+    return yaml.safe_load(gke.manifest(run))
 
 
 def job_of(body: Mapping[str, Any], role: str) -> dict[str, Any]:
@@ -203,7 +203,8 @@ def engine(cluster, monkeypatch):
     monkeypatch.setattr(gke, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(gke, "_LINE_SECONDS", 0.01)
     with serve(cluster) as api:
-        yield Gke("default", api)
+        monkeypatch.setattr(gke, "_connect", lambda: api)
+        yield Gke("default")
 
 
 @pytest.fixture

@@ -4,19 +4,20 @@ import itertools
 import os
 import threading
 import time
+from unittest import mock
 
 import pytest
 from jax._src.clusters import cloud_tpu_cluster
 
 from realm_jax.index.heartbeat import Heartbeat
 from realm_jax.index.snapshots import RETRIEVER_SERIES
-from realm_jax.storage import open_store
+from realm_jax.storage import UnavailableStoreError, open_store
 from tests.flipped import flipped
 from tests.refused import refused
 from tests.tpu_launch.serving import served
 from tpu_launch import records, worker
 from tpu_launch.processes import Command, Pace
-from tpu_launch.run import BUILDER, TRAINER
+from tpu_launch.run import BUILDER, TRAINER, outcome_name
 from tpu_launch.worker import Worker, find_place
 
 AT_ONCE = Pace(backoff=0.0, longest_backoff=0.0, waiting=0.0, poll=0.01)
@@ -82,10 +83,23 @@ def test_only_the_first_worker_says_that_the_work_is_done(store, log):
     assert records.outcomes(store)[TRAINER].message == "first"
 
 
+def test_work_whose_end_cannot_be_said_is_not_done(store, log, monkeypatch):
+    """Else a builder would wait for it until its deadline."""
+    away = mock.Mock(side_effect=UnavailableStoreError("the bucket is away"))
+    one = make(store, log)
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "write_outcome", away)
+        with pytest.raises(UnavailableStoreError):
+            one.end(0)
+    assert not one.is_done
+    assert one.end(0)
+    assert records.outcomes(store)[TRAINER].done
+
+
 def test_whichever_bit_changes_a_worker_that_is_done_is_done(store, log):
     """Else it would run its command again, and again, until its deadline."""
     records.write_outcome(store, TRAINER, 0)
-    name = records.outcome_name(TRAINER)
+    name = outcome_name(TRAINER)
     sound = store.read(name)
     for data in [*flipped(sound), b"", b"[1]", b"{}"]:
         store.write(name, data)
@@ -147,7 +161,7 @@ def test_logs_are_kept_short_in_the_model_directory(store, log):
 
 def test_a_preemption_is_heard_whatever_the_server_answers(monkeypatch):
     """An error, no such value, no answer, and what is no preemption."""
-    answers = [(503, ""), (404, ""), None, (200, "FALSE"), (200, "TRUE\n")]
+    answers = [(503, "TRUE"), (404, "TRUE"), None, (200, "FALSE"), (200, "TRUE\n")]
     waiting = iter(answers)
     monkeypatch.setattr(worker, "_RETRY_SECONDS", 0.0)
     stop = threading.Event()

@@ -23,7 +23,7 @@ from realm_jax.training.stage_config import StageConfig
 from realm_jax.training.warm_start import WarmStartConfig
 from tpu_launch.planner import costs, devices, memory, programs
 from tpu_launch.planner.devices import Setting
-from tpu_launch.planner.figures import Line, Plan, Unit, in_all, value_of
+from tpu_launch.planner.figures import Line, Plan, Unit, in_all, value_of, with_limit
 from tpu_launch.planner.programs import Training
 from tpu_launch.slices import Slice
 
@@ -107,10 +107,7 @@ def reading(command: str, config: EvaluateConfig | AskConfig, setting: Setting) 
         )
         held.append(Line("embeddings", memory.num_bytes(table), Unit.BYTES))
     limit, total = devices.usable(setting.trainer), in_all(held)
-    held += [
-        Line("in all", total, Unit.BYTES, "without the blocks that are read"),
-        Line("there is", limit, Unit.BYTES, "for programs"),
-    ]
+    note = "without the blocks that are read"
     embed = config.embed.at_length(finetuned.models.lengths.document)
     lines = costs.embedding_lines(towers, embed, setting.trainer, setting)
     length = embed.document_length
@@ -121,7 +118,7 @@ def reading(command: str, config: EvaluateConfig | AskConfig, setting: Setting) 
     return Plan(
         f"{command} on {setting.hardware.trainer}",
         {
-            "memory of the device": held,
+            "memory of the device": with_limit(held, limit, "for programs", note),
             "the index, where there is none yet": lines,
             "a host": disk,
         },
@@ -257,13 +254,9 @@ def _host(
     if isinstance(config, FinetuneConfig):
         lines.append(Line("embeddings of what was found", rows, Unit.BYTES, "at most"))
     total, limit = in_all(lines), setting.trainer.host_memory
-    lines += [
-        Line("in all", total, Unit.BYTES),
-        Line("there is", limit, Unit.BYTES, "of each host"),
-    ]
-    if total <= limit:
-        return lines, []
-    return lines, ["the memory of a host: see there; spread the run over more"]
+    problem = "the memory of a host: see there; spread the run over more"
+    shown = with_limit(lines, limit, "of each host")
+    return shown, [problem] if total > limit else []
 
 
 def _examples(

@@ -13,7 +13,7 @@ from realm_jax.models.bert import REMAT
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.stage_config import StageConfig
 from tpu_launch.planner import memory, programs
-from tpu_launch.planner.figures import Line, Unit
+from tpu_launch.planner.figures import Line, Unit, with_limit
 from tpu_launch.planner.memory import Temporaries
 from tpu_launch.planner.programs import Training
 from tpu_launch.slices import Slice, parse
@@ -105,12 +105,9 @@ class DeviceMemory:
         how += f"; remat {memory.encoder_of(self.config).remat}"
         if self.config.microbatches > 1:
             how += f", {self.config.microbatches} microbatches"
-        return [
-            *(Line(name, size, Unit.BYTES) for name, size in self.held.items()),
-            Line("temporaries", self.temporaries.num_bytes, Unit.BYTES, how),
-            Line("in all", self.total, Unit.BYTES),
-            Line("there is", self.limit, Unit.BYTES, "for programs"),
-        ]
+        lines = [Line(name, size, Unit.BYTES) for name, size in self.held.items()]
+        lines.append(Line("temporaries", self.temporaries.num_bytes, Unit.BYTES, how))
+        return with_limit(lines, self.limit, "for programs")
 
 
 def usable(machines: Slice) -> int:

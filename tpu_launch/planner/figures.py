@@ -64,6 +64,17 @@ def in_all(lines: Sequence[Line]) -> float:
     return sum(line.value for line in lines)
 
 
+def with_limit(
+    lines: Sequence[Line], limit: float, whose: str, note: str = ""
+) -> list[Line]:
+    """Returns figures in bytes, their sum with a note, and what there is."""
+    return [
+        *lines,
+        Line("in all", in_all(lines), Unit.BYTES, note),
+        Line("there is", limit, Unit.BYTES, whose),
+    ]
+
+
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 
