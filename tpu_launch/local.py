@@ -2,7 +2,7 @@
 
 Each stage is a `realm` command as on a command line. A stage of a single process keeps
 the terminal. A stage of several, or with a builder beside it, runs as processes with a
-log each, which are started again when they fail (`processes.py`). A stage that was
+log each, which are started again when they fail (`roles.py`). A stage that was
 already done says so and ends; an interrupted one resumes, so the chain is resumed by
 running it again.
 """
@@ -31,9 +31,9 @@ from tpu_launch.chain import Chain, ChainCommands, Stage
 from tpu_launch.planner.figures import duration
 from tpu_launch.processes import Command, Pace
 from tpu_launch.records import LOCAL, LaunchRecord
+from tpu_launch.roles import Worker, errors_said
 from tpu_launch.run import BUILDER, TRAINER, run_id
 from tpu_launch.status import show_until
-from tpu_launch.worker import Worker, errors_said
 
 TOKEN = "REALM_LOCAL_TOKEN"
 """Environment variable that identifies a chain's processes, whatever their parent."""
@@ -209,25 +209,25 @@ def run_roles(
 
     Returns the exit code, and the role whose it is. `store` is their model directory.
     """
-    logs = {role: [one.log for one in roles[role] if one.log] for role in roles}
     workers = {
         role: Worker(
-            store, role, logs[role], say=lambda text, role=role: say(f"{role}: {text}")
+            store,
+            role,
+            commands,
+            stop,
+            lambda text, role=role: say(f"{role}: {text}"),
+            max_restarts=_MAX_RESTARTS,
+            pace=_PACE,
+            look_seconds=_LOOK_SECONDS,
         )
-        for role in roles
+        for role, commands in roles.items()
     }
 
     def work(role: str) -> int:
         code = BUG
         try:
             with errors_said(store, role):
-                code = workers[role].run(
-                    roles[role],
-                    stop,
-                    max_restarts=_MAX_RESTARTS,
-                    pace=_PACE,
-                    look_seconds=_LOOK_SECONDS,
-                )
+                code = workers[role].run()
         finally:
             if not code:
                 say(f"{role}: done")

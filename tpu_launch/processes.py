@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from realm_jax.errors import BAD_INPUT, NOT_READY, BadInputError
 
 STOPPED = (129, 130, 143)
-_STOPPED = 128 + signal.SIGTERM
 
 
 class Ended(enum.IntEnum):
@@ -129,64 +128,6 @@ class Group:
             process.kill()
             process.wait()
         return self.code() or 0
-
-
-def keep_running(
-    commands: Sequence[Command],
-    *,
-    is_over: Callable[[], bool],
-    is_done: Callable[[], bool],
-    reached: Callable[[], object],
-    stop: threading.Event,
-    say: Callable[[str], None],
-    max_restarts: int,
-    pace: Pace,
-) -> int:
-    """Runs processes until their work has ended, and leaves none of them behind.
-
-    Returns the exit code: 0 if done, 143 if the work must end. After a crash they are
-    started again, while it is not `max_restarts` times at the same place; and without
-    counting after a code that says that nothing has failed.
-
-    Args:
-      commands: the processes, which work together.
-      is_over: whether the work must end, although no process says so; they are then
-        asked to save and end.
-      is_done: whether exit code 0 means that the work is done. An index builder ends
-        with 0 once its trainer says that it has finished; that may still crash.
-      reached: value that changes with progress; it may raise OSError or BadInputError,
-        while the model directory does not answer, and then nothing is counted.
-      stop: set when asked to stop.
-      say: prints a message.
-      max_restarts: restarts at the same place.
-      pace: waiting times.
-    """
-
-    def must_end() -> bool:
-        return stop.is_set() or is_over()
-
-    in_vain, place = 0, object()
-    while not must_end():
-        code, was_asked = run_once(commands, must_end, stop, say, pace)
-        ended = Ended.by(code)
-        if was_asked or must_end() or ended is Ended.BAD_INPUT:
-            return code
-        if ended is Ended.DONE and is_done():
-            return 0
-        seconds = pace.waiting
-        if ended is Ended.CRASHED:
-            with contextlib.suppress(OSError, BadInputError):
-                before, place = place, reached()
-                in_vain = in_vain + 1 if place == before else 1
-            if in_vain > max_restarts:
-                return code
-            backoff = pace.backoff * 2 ** max(0, in_vain - 1)
-            seconds = min(backoff, pace.longest_backoff)
-        say(f"ended with code {code}; starting again in {seconds:.0f} s")
-        until = time.monotonic() + seconds
-        while not must_end() and (left := until - time.monotonic()) > 0:
-            stop.wait(min(pace.poll, left))
-    return _STOPPED
 
 
 def run_once(

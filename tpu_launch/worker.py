@@ -13,192 +13,28 @@ both roles look for it every minute. The exit code is the command's.
 """
 
 import argparse
-import contextlib
-import math
 import os
 import pathlib
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import requests
 
 from realm_jax.cli import configuration
 from realm_jax.cli.main import guard
-from realm_jax.errors import BAD_INPUT, BUG, BadInputError
-from realm_jax.storage import Store, UnavailableStoreError, open_store
-from tpu_launch import processes, records
-from tpu_launch.processes import Command, Ended, Pace
-from tpu_launch.run import BUILDER, TRAINER
+from realm_jax.errors import BadInputError
+from realm_jax.storage import open_store
+from tpu_launch.processes import Command, Pace
+from tpu_launch.roles import Worker, errors_said
 
 # Left by a libtpu that was killed; the next one refuses to start while it exists.
 _LOCKFILE = pathlib.Path("/tmp/libtpu_lockfile")
-_ENDED_EARLY = 1
 _REPORT_SECONDS, _LAST_REPORT_SECONDS = 60.0, 30.0
 _METADATA_TRIES, _METADATA_SECONDS = 6, 20.0
 _RETRY_SECONDS = 2.0
 _NOTICE = "preempted?wait_for_change=true&timeout_sec=60"
 _NOTICE_SECONDS = 90.0
-
-
-class Worker:
-    """Runs the command of a role, says how its work ended, and hears how others' did.
-
-    Attributes:
-      over: why the work must end, "" while it goes on.
-      is_done: whether the work of the role is done.
-      has_failed: whether it has failed here, and not for what became of others.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        role: str,
-        logs: Sequence[pathlib.Path],
-        *,
-        say: Callable[[str], None],
-        number: int = 0,
-        name: str = "",
-    ):
-        """Prepares a worker, without reading or writing anything yet.
-
-        Args:
-          store: the model directory, where the workers of both roles look.
-          role: the role.
-          logs: what its processes write.
-          say: prints a message.
-          number: its number among all hosts of its role's slices.
-          name: name of these, under which its log is uploaded; "" for no upload.
-        """
-        self.over, self.is_done, self.has_failed = "", False, False
-        self._store, self._role, self._logs = store, role, logs
-        self._say, self._number, self._name = say, number, name
-
-    def run(
-        self,
-        commands: Sequence[Command],
-        stop: threading.Event,
-        *,
-        max_restarts: int,
-        pace: Pace,
-        look_seconds: float,
-        deadline: float = math.inf,
-    ) -> int:
-        """Runs processes to the end of the work; returns their exit code.
-
-        That is 1 where they were asked to end because of the deadline, in Unix seconds,
-        or of what became of the other role. The model directory is looked at every
-        `look_seconds`.
-        """
-
-        def is_over() -> bool:
-            return bool(self.over) or time.time() >= deadline
-
-        def is_done() -> bool:
-            # Another process that says the same ends a moment later, or crashes.
-            until = time.monotonic() + pace.saving
-            # Only a store that does not answer may keep a worker whose work is done.
-            with contextlib.suppress(UnavailableStoreError, BadInputError):
-                while not (self.end(0) or self.over or time.monotonic() >= until):
-                    if stop.wait(min(look_seconds, pace.saving)):
-                        break
-            return self.is_done
-
-        def keep_reporting() -> None:
-            while not ended.wait(look_seconds):
-                self.try_to_report()
-
-        ended = threading.Event()
-        self.try_to_report()
-        # A store that does not answer blocks its caller for minutes, but a command must
-        # be told of a preemption at once.
-        threading.Thread(target=keep_reporting, daemon=True).start()
-        try:
-            code = processes.keep_running(
-                commands,
-                is_over=is_over,
-                is_done=is_done,
-                reached=lambda: records.reached(self._store, self._role),
-                stop=stop,
-                say=self._say,
-                max_restarts=max_restarts,
-                pace=pace,
-            )
-        finally:
-            ended.set()
-        if self.is_done:
-            return 0
-        if stop.is_set():
-            return code
-        if not is_over():
-            self.end(code)
-        return code if Ended.by(code) is not Ended.STOPPED else _ENDED_EARLY
-
-    def end(self, code: int) -> bool:
-        """Says how the work has ended; returns whether it is done.
-
-        An index builder ends with 0 when its trainer says that it has finished, but is
-        done only once that has ended with 0, too. Of several workers the first one says
-        that the work is done, and any that it has failed. Where that is damaged, any
-        says it again.
-        """
-        if code:
-            self.has_failed = True
-            records.write_outcome(self._store, self._role, code, self.last_line())
-            return False
-        ended, damaged = records.readable_outcomes(self._store)
-        done = {role for role, outcome in ended.items() if outcome.done}
-        if self._role == BUILDER and TRAINER not in done | damaged:
-            return False
-        if self._number and self._role not in damaged:
-            self.report()
-            return self.is_done
-        records.write_outcome(self._store, self._role, 0)
-        self.is_done, self.over = True, "the work is done"
-        return True
-
-    def report(self) -> None:
-        """Uploads the log, and looks whether the work has ended."""
-        if self._name:
-            records.write_log(self._store, self._name, self._number, self._logs[0])
-        ended, damaged = records.readable_outcomes(self._store)
-        failed = [role for role, outcome in ended.items() if not outcome.done]
-        if self._role in ended and self._role not in failed:
-            self.is_done, self.over = True, "the work is done"
-        elif failed:
-            self.over = f"the {failed[0]} has failed: {ended[failed[0]].message}"
-        elif (
-            self._role == BUILDER
-            and self._number == 0
-            and TRAINER in {*ended, *damaged}
-            and records.has_built_all(self._store)
-        ):
-            self.end(0)
-
-    def last_line(self) -> str:
-        """Returns the last line of its processes, "" where none has written any."""
-        return next(filter(None, map(records.last_line, self._logs)), "")
-
-    def try_to_report(self) -> None:
-        """Reports, whatever error of a store comes."""
-        try:
-            self.report()
-        except Exception as error:
-            self._say(f"not reported: {error}")
-
-
-@contextlib.contextmanager
-def errors_said(store: Store, role: str) -> Iterator[None]:
-    """Says in the model directory, too, that the work of a role ends with an error."""
-    try:
-        yield
-    except Exception as error:
-        code = BAD_INPUT if isinstance(error, BadInputError) else BUG
-        message = str(error) or type(error).__name__
-        with contextlib.suppress(OSError, BadInputError):
-            records.write_outcome(store, role, code, message)
-        raise
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int:
@@ -215,16 +51,19 @@ def main(argv: Sequence[str], stop: threading.Event) -> int:
         _LOCKFILE.unlink(missing_ok=True)
         threading.Thread(target=await_preemption, args=(stop,), daemon=True).start()
         worker = Worker(
-            store, flags.role, [log], say=_say, number=number, name=flags.name
-        )
-        code = worker.run(
+            store,
+            flags.role,
             [Command(flags.command, os.environ | megascale, log)],
             stop,
+            _say,
             max_restarts=flags.max_restarts,
             pace=Pace(saving=flags.grace),
             look_seconds=_REPORT_SECONDS,
             deadline=flags.deadline,
+            number=number,
+            name=flags.name,
         )
+        code = worker.run()
     _say(f"code {code}: {worker.over or worker.last_line()}")
     last = threading.Thread(target=worker.try_to_report, daemon=True)
     last.start()

@@ -12,9 +12,9 @@ from realm_jax.storage import UnavailableStoreError, open_store
 from tests import tiny_run
 from tests.refused import refused
 from tests.waiting import PATIENCE, wait_until
-from tpu_launch import local, processes, records
+from tpu_launch import local, records
 from tpu_launch.chain import ChainCommands
-from tpu_launch.processes import Command
+from tpu_launch.roles import Worker
 from tpu_launch.run import BUILDER, TRAINER
 
 QUICKSTART = str(tiny_run.GIN / "runs" / "quickstart.gin")
@@ -56,19 +56,17 @@ def run_roles(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "_LOOK_SECONDS", 0.01)
     store, said = open_store(tmp_path), []
 
-    def until_over(is_over, **others):
-        wait_until(is_over)
+    def until_over(worker):
+        wait_until(worker.must_end)
         return 143
 
     def run(builder, trainer=until_over):
         records.forget_outcomes(store)
-        asked = {BUILDER: builder, TRAINER: trainer}
+        told = {BUILDER: builder, TRAINER: trainer}
         monkeypatch.setattr(
-            processes,
-            "keep_running",
-            lambda commands, **given: asked[commands[0].arguments[0]](**given),
+            Worker, "keep_running", lambda worker: told[worker._role](worker)
         )
-        roles = {role: [Command([role], {})] for role in (TRAINER, BUILDER)}
+        roles = {role: [] for role in told}
         stop = threading.Event()
         ended = local.run_roles(roles, store, stop, Console(), said.append)
         return ended, records.outcomes(store)
@@ -76,8 +74,12 @@ def run_roles(tmp_path, monkeypatch):
     return run
 
 
+def end_well(worker):
+    return 0 if worker.await_end() else 1
+
+
 def test_an_error_of_one_ends_the_other(run_roles, tmp_path):
-    ended, outcomes = run_roles(lambda **asked: 2)
+    ended, outcomes = run_roles(lambda worker: 2)
     assert ended == (2, BUILDER)
     # The trainer was asked to end; that says nothing of its work.
     assert set(outcomes) == {BUILDER}
@@ -92,28 +94,28 @@ def test_an_error_of_one_ends_the_other(run_roles, tmp_path):
 def test_a_builder_is_done_with_its_trainer_whatever_it_waited_for(run_roles):
     """Code 75 may come in the moment in which all is built."""
 
-    def wait(is_over, **others):
-        wait_until(is_over)
+    def wait(worker):
+        wait_until(worker.must_end)
         return 75
 
-    ended, outcomes = run_roles(wait, lambda **asked: 0 if asked["is_done"]() else 1)
+    ended, outcomes = run_roles(wait, end_well)
     assert ended == (0, TRAINER)
     assert all(outcomes[role].done for role in (TRAINER, BUILDER))
     # A trainer that has failed for good ends a builder that would wait for ever.
-    ended, outcomes = run_roles(wait, lambda **asked: 1)
+    ended, outcomes = run_roles(wait, lambda worker: 1)
     assert ended == (1, TRAINER)
 
 
 def test_a_builder_that_ended_first_awaits_the_end_of_its_trainer(run_roles):
     asked_first = threading.Event()
 
-    def build(is_done, **others):
+    def build(worker):
         asked_first.set()
-        return 0 if is_done() else 1
+        return end_well(worker)
 
-    def train(is_done, **asked):
+    def train(worker):
         assert asked_first.wait(PATIENCE)
-        return 0 if is_done() else 1
+        return end_well(worker)
 
     assert run_roles(build, train)[0] == (0, TRAINER)
 
@@ -122,7 +124,7 @@ def test_a_failure_ends_the_others_where_the_store_is_away(run_roles, monkeypatc
     away = mock.Mock(side_effect=UnavailableStoreError("the bucket is away"))
     monkeypatch.setattr(records, "write_outcome", away)
     with pytest.raises(UnavailableStoreError):
-        run_roles(lambda **asked: 1)
+        run_roles(lambda worker: 1)
 
 
 def test_a_process_has_its_devices():

@@ -10,10 +10,14 @@ import pytest
 
 from realm_jax import errors
 from realm_jax.cli import main
+from realm_jax.storage import open_store
 from tests.refused import refused
 from tests.waiting import wait_until
-from tpu_launch.processes import Command, Ended, Group, Pace, keep_running
+from tpu_launch import records
+from tpu_launch.processes import Command, Ended, Group, Pace
 from tpu_launch.records import last_line
+from tpu_launch.roles import Worker
+from tpu_launch.run import TRAINER
 
 pytestmark = pytest.mark.process("the loop is about processes")
 
@@ -34,16 +38,26 @@ def codes_in_turn(folder: pathlib.Path, *codes: int) -> Command:
     return command(folder, f"{count}; case $n in {cases} esac")
 
 
-def run(*commands: Command, **others) -> int:
-    given = {
-        "is_over": lambda: False,
-        "is_done": lambda: True,
-        "reached": lambda: 0,
-        "stop": threading.Event(),
-        "max_restarts": 2,
-        "pace": AT_ONCE,
-    }
-    return keep_running(commands, say=lambda text: None, **(given | others))
+@pytest.fixture
+def run(tmp_path):
+    """Runs commands of a trainer; `others` are methods of its worker."""
+
+    def run(*commands, stop=None, pace=AT_ONCE, **others):
+        worker = Worker(
+            open_store(tmp_path / "model"),
+            TRAINER,
+            commands,
+            stop or threading.Event(),
+            print,
+            max_restarts=2,
+            pace=pace,
+            look_seconds=60.0,
+        )
+        for name, method in others.items():
+            setattr(worker, name, method)
+        return worker.keep_running()
+
+    return run
 
 
 def starts(command: Command) -> int:
@@ -70,19 +84,22 @@ def away():
         ((1, 1, 1, 1, 1, 1, 0), lambda one: away(), 0),
     ],
 )
-def test_what_an_exit_code_leads_to(tmp_path, codes, reached, expected):
+def test_what_an_exit_code_leads_to(
+    tmp_path, run, monkeypatch, codes, reached, expected
+):
     one = codes_in_turn(tmp_path, *codes)
-    where = {"reached": lambda: reached(one)} if reached else {}
-    assert run(one, **where) == expected
+    if reached:
+        monkeypatch.setattr(records, "reached", lambda *_: reached(one))
+    assert run(one) == expected
     assert starts(one) == len(codes)
 
 
-def test_code_0_is_not_the_end_before_the_work_is_done(tmp_path):
+def test_code_0_is_not_the_end_before_the_work_is_done(tmp_path, run):
     one = codes_in_turn(tmp_path, 0, 0, 0)
-    assert run(one, is_done=lambda: starts(one) == 3) == 0
+    assert run(one, await_end=lambda: starts(one) == 3) == 0
 
 
-def test_processes_are_started_again_together(tmp_path):
+def test_processes_are_started_again_together(tmp_path, run):
     first, log = codes_in_turn(tmp_path, 1, 0), tmp_path / "1.log"
     # It would wait for the other for ever.
     script = f"echo started; grep -c started {log} | grep 2 || sleep 600"
@@ -115,22 +132,22 @@ def test_of_crashes_the_first_one_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["asked to stop", "over"])
-def test_who_must_end_saves_first_and_leaves_no_child(tmp_path, how):
+def test_who_must_end_saves_first_and_leaves_no_child(tmp_path, run, how):
     stop, ready, looked = threading.Event(), tmp_path / "ready", []
     saves = "trap 'echo saved; exit 143' TERM; sleep 600 & echo $! > $READY; wait"
     one = command(tmp_path, saves, READY=str(ready))
 
-    def is_over():
+    def must_end():
         if not (ready.exists() and ready.read_text().strip()):
             return False
         if how == "asked to stop":
             stop.set()
-            return False
+            return True
         # Once: who looks seldom says no between two looks.
         looked.append(how)
         return len(looked) == 1
 
-    assert run(one, is_over=is_over, stop=stop) == 143
+    assert run(one, must_end=must_end, stop=stop) == 143
     assert last_line(one.log) == "saved"
     child = int(ready.read_text())
     wait_until(lambda: not is_at_work(child))
@@ -143,7 +160,7 @@ def is_at_work(pid):
         return False
 
 
-def test_who_is_asked_before_it_starts_does_not_start(tmp_path):
+def test_who_is_asked_before_it_starts_does_not_start(tmp_path, run):
     stop = threading.Event()
     stop.set()
     one = codes_in_turn(tmp_path, 0)
@@ -151,7 +168,7 @@ def test_who_is_asked_before_it_starts_does_not_start(tmp_path):
     assert not one.log.exists()
 
 
-def test_a_program_that_is_not_there_leaves_the_others_ended(tmp_path):
+def test_a_program_that_is_not_there_leaves_the_others_ended(tmp_path, run):
     there = command(tmp_path, "echo $$; sleep 600")
     missing = Command([str(tmp_path / "nothing")], {}, tmp_path / "1.log")
     with refused("expected a program that can be run"):

@@ -17,8 +17,9 @@ from tests.refused import refused
 from tests.tpu_launch.serving import served
 from tpu_launch import records, worker
 from tpu_launch.processes import Command, Pace
+from tpu_launch.roles import Worker
 from tpu_launch.run import BUILDER, TRAINER, outcome_name
-from tpu_launch.worker import Worker, find_place
+from tpu_launch.worker import find_place
 
 AT_ONCE = Pace(backoff=0.0, longest_backoff=0.0, waiting=0.0, poll=0.01)
 
@@ -34,22 +35,21 @@ def log(tmp_path):
     return tmp_path / "log"
 
 
-def make(store, log, role=TRAINER, number=0):
-    name = f"run-{role}-1"
-    return Worker(store, role, [log], say=print, number=number, name=name)
-
-
-def work(store, log, script, deadline=float("inf")):
-    """Runs a worker's command; nobody else says anything meanwhile."""
-    code = make(store, log).run(
+def make(store, log, role=TRAINER, number=0, script="", deadline=float("inf")):
+    """A worker; while its command runs, nobody else says anything."""
+    return Worker(
+        store,
+        role,
         [Command(["sh", "-c", script], os.environ, log)],
         threading.Event(),
+        print,
         max_restarts=2,
         pace=AT_ONCE,
         look_seconds=60.0,
         deadline=deadline,
+        number=number,
+        name=f"run-{role}-1",
     )
-    return code, records.outcomes(store).get(TRAINER)
 
 
 @pytest.mark.process("it runs a command")
@@ -60,12 +60,15 @@ def test_the_end_of_the_work_is_said(store, log):
         ("echo Killed; exit 137", False, 137, "Killed"),
     ):
         records.forget_outcomes(store)
-        code, outcome = work(store, log, script)
+        code = make(store, log, script=script).run()
+        outcome = records.outcomes(store)[TRAINER]
         assert [outcome.done, outcome.code, outcome.message] == expected
         assert code == outcome.code
     # The deadline is no end of the work.
     records.forget_outcomes(store)
-    assert work(store, log, "sleep 600", deadline=time.time()) == (1, None)
+    late = make(store, log, script="sleep 600", deadline=time.time())
+    assert late.run() == 1
+    assert records.outcomes(store) == {}
 
 
 def test_only_the_first_worker_says_that_the_work_is_done(store, log):
