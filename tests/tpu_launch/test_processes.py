@@ -12,18 +12,14 @@ from realm_jax import errors
 from realm_jax.cli import main
 from realm_jax.storage import open_store
 from tests.refused import refused
+from tests.tpu_launch.working import AT_ONCE, make_worker
 from tests.waiting import wait_until
 from tpu_launch import records
-from tpu_launch.processes import Command, Ended, Group, Pace
+from tpu_launch.processes import Command, Ended, Group
 from tpu_launch.records import last_line
 from tpu_launch.roles import Worker
-from tpu_launch.run import TRAINER
 
 pytestmark = pytest.mark.process("the loop is about processes")
-
-AT_ONCE = Pace(
-    backoff=0.0, longest_backoff=0.0, waiting=0.0, saving=30.0, settling=5.0, poll=0.01
-)
 
 
 def command(folder: pathlib.Path, script: str, number: int = 0, **more: str) -> Command:
@@ -40,22 +36,11 @@ def codes_in_turn(folder: pathlib.Path, *codes: int) -> Command:
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs commands of a trainer; `others` are methods of its worker."""
+    """Runs commands of a trainer; returns their exit code."""
 
-    def run(*commands, stop=None, pace=AT_ONCE, **others):
-        worker = Worker(
-            open_store(tmp_path / "model"),
-            TRAINER,
-            commands,
-            stop or threading.Event(),
-            print,
-            max_restarts=2,
-            pace=pace,
-            look_seconds=60.0,
-        )
-        for name, method in others.items():
-            setattr(worker, name, method)
-        return worker.keep_running()
+    def run(*commands, stop=None, pace=AT_ONCE):
+        store = open_store(tmp_path / "model")
+        return make_worker(store, commands, stop=stop, pace=pace).keep_running()
 
     return run
 
@@ -94,9 +79,10 @@ def test_what_an_exit_code_leads_to(
     assert starts(one) == len(codes)
 
 
-def test_code_0_is_not_the_end_before_the_work_is_done(tmp_path, run):
+def test_code_0_is_not_the_end_before_the_work_is_done(tmp_path, run, monkeypatch):
     one = codes_in_turn(tmp_path, 0, 0, 0)
-    assert run(one, await_end=lambda: starts(one) == 3) == 0
+    monkeypatch.setattr(Worker, "await_end", lambda _: starts(one) == 3)
+    assert run(one) == 0
 
 
 def test_processes_are_started_again_together(tmp_path, run):
@@ -131,23 +117,20 @@ def test_of_crashes_the_first_one_is_named(tmp_path):
     assert group.kill() == 137
 
 
-@pytest.mark.parametrize("how", ["asked to stop", "over"])
-def test_who_must_end_saves_first_and_leaves_no_child(tmp_path, run, how):
-    stop, ready, looked = threading.Event(), tmp_path / "ready", []
+def test_who_must_end_saves_first_and_leaves_no_child(tmp_path, run, monkeypatch):
+    ready, looked = tmp_path / "ready", []
     saves = "trap 'echo saved; exit 143' TERM; sleep 600 & echo $! > $READY; wait"
     one = command(tmp_path, saves, READY=str(ready))
 
-    def must_end():
+    def must_end(_):
         if not (ready.exists() and ready.read_text().strip()):
             return False
-        if how == "asked to stop":
-            stop.set()
-            return True
         # Once: who looks seldom says no between two looks.
-        looked.append(how)
+        looked.append(one)
         return len(looked) == 1
 
-    assert run(one, must_end=must_end, stop=stop) == 143
+    monkeypatch.setattr(Worker, "must_end", must_end)
+    assert run(one) == 143
     assert last_line(one.log) == "saved"
     child = int(ready.read_text())
     wait_until(lambda: not is_at_work(child))

@@ -15,13 +15,11 @@ from realm_jax.storage import UnavailableStoreError, open_store
 from tests.flipped import flipped
 from tests.refused import refused
 from tests.tpu_launch.serving import served
+from tests.tpu_launch.working import make_worker
 from tpu_launch import records, worker
-from tpu_launch.processes import Command, Pace
-from tpu_launch.roles import Worker
+from tpu_launch.processes import Command
 from tpu_launch.run import BUILDER, TRAINER, outcome_name
 from tpu_launch.worker import find_place
-
-AT_ONCE = Pace(backoff=0.0, longest_backoff=0.0, waiting=0.0, poll=0.01)
 
 
 @pytest.fixture
@@ -36,20 +34,9 @@ def log(tmp_path):
 
 
 def make(store, log, role=TRAINER, number=0, script="", deadline=float("inf")):
-    """A worker; while its command runs, nobody else says anything."""
-    return Worker(
-        store,
-        role,
-        [Command(["sh", "-c", script], os.environ, log)],
-        threading.Event(),
-        print,
-        max_restarts=2,
-        pace=AT_ONCE,
-        look_seconds=60.0,
-        deadline=deadline,
-        number=number,
-        name=f"run-{role}-1",
-    )
+    command = Command(["sh", "-c", script], os.environ, log)
+    where = {"number": number, "name": f"run-{role}-1", "deadline": deadline}
+    return make_worker(store, [command], role, **where)
 
 
 @pytest.mark.process("it runs a command")
