@@ -23,23 +23,7 @@ measured, or a model that `realm finetune` has trained. Sizes, lengths and corpu
 those that the runs recorded, and the questions those that `realm pretrain` was
 given. The report is in RUN/evaluate, or --output.
 
-Gin files may stand in place of RUN, with these macros.
-
-Macros:
-  MODEL_DIR    folder for the report
-  CORPUS       prepared corpus
-  QUESTIONS    JSON lines of questions
-  WARM_STARTED, PRETRAINED, FINETUNED   model directories of the stages
-  STARTING_POINT   model directory of a warm start that left the retriever unchanged
-  CONTROL_WARM_STARTED, CONTROL_FINETUNED   model directories of the control's stages
-  CHECKPOINT   of PRETRAINED: "last", or "best" by held-out utility
-  FINETUNED_CHECKPOINT   of FINETUNED: "best" by exact match on the questions it held
-               out, or "last"
-  MASKED_TASK  masked sentences, e.g. "my_salient"
-  SPLIT        split of the questions
-  MAX_BM25_BLOCKS   the largest corpus that BM25 searches; 0 leaves the baselines out
-  ALLOW_CORPUS_MISMATCH   True: CORPUS is a later version of the one that was trained on
-  FOLLOW       True: also measure later versions
+Gin files may stand in place of RUN, with the settings below.
 
 Example:
   realm evaluate --gin_file=gin/models/base.gin --gin_file=gin/runs/evaluate.gin \\

@@ -2,24 +2,6 @@
 
 Resumes from the newest checkpoint of MODEL_DIR.
 
-Macros:
-  MODEL_DIR    folder of the run
-  CORPUS       prepared corpus
-  TASK         questions, e.g. "my_questions"
-  WARM_START   model directory of `realm pretrain`
-  CHECKPOINT   checkpoint of WARM_START: "last", or "best" by held-out utility
-  RETRIEVER_WARM_START, READER_WARM_START
-               source of one model alone instead, or ""
-  QUESTIONS    held-out questions by which a checkpoint is chosen, or "" for the last
-  QUESTIONS_SPLIT, MAX_QUESTIONS, EVALUATION_PERIOD
-               their split, how many of them, and updates between two measurements
-  NUM_READ, TRAIN_NUM_READ
-               blocks that are read for an answer, and in an update; None: as many
-  SEARCHER     "device" (exact) or "scann"
-  SKIP_NONFINITE_UPDATES
-               updates that may be skipped because they are not finite
-  TRAIN_STEPS, BATCH_SIZE, SEED
-
 Example:
   realm finetune --gin_file=gin/models/base.gin --gin_file=gin/runs/finetune.gin \\
     --gin.MODEL_DIR=runs/my/finetune --gin.CORPUS=runs/my/corpus \\

@@ -70,7 +70,9 @@ class StageConfig:
         larger batch fits; the gradient stays that of the whole batch.
       models: sizes and lengths of the models.
       optimizer: makes the update rule's configuration from `total_steps`.
-      warm_start: source of the initial parameters; see `warm_start_params`.
+      warm_start: source of the initial parameters: the model directory of an earlier
+        stage, a folder of published weights (docs/weights.md), or "" for random ones;
+        see `warm_start_params`.
       projection: initialization of the retriever's projection if the source of its
         weights has none, "random" or "pca"; see `projection.py`.
       warm_start_checkpoint: which checkpoint of an earlier stage: "last", or "best" by
