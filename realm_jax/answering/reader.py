@@ -23,7 +23,7 @@ from realm_jax.data.words import PieceEdges, piece_edges
 from realm_jax.errors import BadInputError
 from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
-from realm_jax.placement import place_share, whole_batches
+from realm_jax.placement import num_parts, place_share
 from realm_jax.types import NULL_BLOCK, Neighbours
 
 
@@ -35,10 +35,10 @@ class Answerer(CorpusSearch):
       reader: the span scorer; its parameters are `params["reader"]`.
       num_read: blocks that are read per question (5 in the paper).
       marginalization: combination of retrieval and reading, as in training.
-      mesh: mesh over which the questions of a batch are split when they are read; all
+      mesh: mesh over whose devices questions are split when they are read, `batch_size`
+        on each, so that an answer does not depend on how many devices there are; all
         its processes ask the same questions, and get the same answers. None for one
-        device. A batch is then `batch_size` questions, or the next number that the mesh
-        splits evenly.
+        device.
     """
 
     reader: SpanReader
@@ -71,7 +71,7 @@ class Answerer(CorpusSearch):
         Raises:
           BadInputError: a block's text does not match its stored wordpieces.
         """
-        answers, batch_size = [], whole_batches(self.mesh, self.batch_size)
+        answers, batch_size = [], self.batch_size * num_parts(self.mesh)
         for start in range(0, len(question_ids), batch_size):
             rows = np.arange(start, min(start + batch_size, len(question_ids)))
             filled = np.pad(rows, (0, batch_size - len(rows)), mode="edge")

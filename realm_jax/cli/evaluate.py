@@ -21,7 +21,8 @@ predictions_control.jsonl has the control's answers.
 RUN is the folder of a chain, such as runs/quickstart, of which each finished stage is
 measured, or a model that `realm finetune` has trained. Sizes, lengths and corpus are
 those that the runs recorded, and the questions those that `realm pretrain` was
-given. The report is in RUN/evaluate, or --output.
+given. The report is in RUN/evaluate, or --output. All devices are used; on several hosts
+start it on each, as a training stage. The predictions do not depend on either.
 
 Gin files may stand in place of RUN, with the settings below.
 
@@ -39,6 +40,7 @@ from typing import TYPE_CHECKING
 
 from gin import operative_config_str
 
+from realm_jax import multihost
 from realm_jax.attempts import Attempt
 from realm_jax.cli import (
     activation,
@@ -62,6 +64,7 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     from realm_jax.evaluation.report import HTML_NAME
     from realm_jax.evaluation.watch import follow
 
+    multihost.join(configuration.configured_if_bound(multihost.HostsConfig), stop)
     if not flags.run:
         config = configuration.configured(run.EvaluateConfig)
         config = activation.follow_weights(config)

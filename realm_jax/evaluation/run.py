@@ -1,4 +1,10 @@
-"""Evaluates a chain of stages and writes its report."""
+"""Evaluates a chain of stages and writes its report.
+
+Several processes of a job split the questions that are read over all their devices. All
+else, such as the search, each of them does for itself on its first device, so that the
+same floating-point operations are done whatever the devices: predictions have the same
+bytes. The first process writes them.
+"""
 
 import dataclasses
 import datetime
@@ -11,7 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from realm_jax import ranges
+from realm_jax import multihost, ranges
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
 from realm_jax.data.question_titles import unknown_titles
@@ -50,12 +56,14 @@ from realm_jax.metrics.calibration import calibrate
 from realm_jax.metrics.curves import read_curves
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
+from realm_jax.placement import replicate
 from realm_jax.stages import FINETUNE, PRETRAIN, WARM_START
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import Which
 from realm_jax.training.finetune import AnsweringConfig, FinetuneConfig
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.masked_spans import MaskedSpans
+from realm_jax.training.partitioning import MeshConfig, make_mesh
 from realm_jax.training.stage import open_examples
 from realm_jax.training.stage_config import require_one_of
 from realm_jax.training.state import count_parameters
@@ -183,7 +191,7 @@ def run(config: EvaluateConfig, report: Report, stop: threading.Event) -> Report
     """
     evaluation = _Evaluation(config, report, stop)
     data = evaluation.measure()
-    write_report(data, config.model_dir)
+    multihost.run_on_primary(lambda: write_report(data, config.model_dir))
     return data
 
 
@@ -192,7 +200,11 @@ class _Evaluation:
         self._config = config
         self._report = report
         self._stop = stop
-        self._corpus = BlockStore.open(config.corpus, verify=config.verify_files)
+        self._asked_to_stop = multihost.StopRequest(stop)
+        self._mesh = make_mesh(MeshConfig())
+        self._corpus = multihost.run_on_all(
+            lambda: BlockStore.open(config.corpus, verify=config.verify_files)
+        )
         vocab_size = self._corpus.vocabulary.size
         self._retriever_config = config.models.retriever_config(vocab_size)
         self._retriever = Retriever(self._retriever_config)
@@ -438,8 +450,12 @@ class _Evaluation:
     def _answer(self, model: FinetunedModel) -> OpenQaEvaluation:
         index = model.index(self._corpus, self._stop)
         self._tick()
+        answerer = model.answerer(self._corpus, index)
+        reader = replicate(self._mesh, answerer.params["reader"])
         return evaluate_open_qa(
-            model.answerer(self._corpus, index),
+            dataclasses.replace(
+                answerer, params={**answerer.params, "reader": reader}, mesh=self._mesh
+            ),
             self._questions.questions,
             recall_at=RECALL_AT,
         )
@@ -458,7 +474,8 @@ class _Evaluation:
             "corpus_fingerprint": manifest.corpus_fingerprint,
         }
         data = predictions_as_lines(answered.predictions, measured, index).encode()
-        open_store(self._config.model_dir).write(name, data)
+        store = open_store(self._config.model_dir)
+        multihost.run_on_primary(lambda: store.write(name, data))
         return FileRecord.of(data)
 
     def _describe_run(self, parameters: Mapping[str, int]) -> report_data.RunInfo:
@@ -502,7 +519,7 @@ class _Evaluation:
         return ""
 
     def _tick(self) -> None:
-        if self._stop.is_set():
+        if self._asked_to_stop.is_set():
             raise StoppedError("stopped; nothing was written")
         total = 2 * len(self._config.measured_dirs) + 1
         self._report(min(self._done, total), total, {})
