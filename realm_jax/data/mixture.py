@@ -51,8 +51,8 @@ class Mixture:
         """
         self._sets = list(sets.values())
         self.specs = common_specs({name: one.specs for name, one in sets.items()})
-        self.features = {name: Feature(self, name) for name in self.specs}
         self._starts = np.cumsum([0, *map(len, self._sets)])
+        self.features = {name: Feature(self, name) for name in self.specs}
         self._in_cycle = shares
         # A batch can reach from one epoch of each set into the next.
         self._shuffled = functools.lru_cache(2 * len(sets))(_order)

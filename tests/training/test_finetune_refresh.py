@@ -106,7 +106,7 @@ def twin(queries, blocks, logits, inputs, marginalization):
     for i, query in enumerate(queries):
         real = np.flatnonzero(inputs.block_valid[i])
         scores = blocks[i] @ query
-        found = softmax(scores[real])
+        found = np.array(softmax(scores[real]))
         total -= np.log(found[inputs.block_has_answer[i, real]].sum())
         right, everything = 0.0, 0.0
         share = softmax(scores[:2])
