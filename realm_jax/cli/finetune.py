@@ -1,6 +1,8 @@
-"""Trains query tower and span reader on questions, over the frozen document index.
+"""Trains retriever and span reader on questions, over a document index.
 
-Resumes from the newest checkpoint of MODEL_DIR.
+The index is that of the retriever before fine-tuning, or with REFRESH_MODE follows it.
+With "async" run `realm build-index` beside it, on the same MODEL_DIR, as beside
+`realm pretrain`. Resumes from the newest checkpoint of MODEL_DIR.
 
 Example:
   realm finetune --gin_file=gin/models/base.gin --gin_file=gin/runs/finetune.gin \\
@@ -12,15 +14,25 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from realm_jax.cli import configuration
 from realm_jax.cli.stages import run_stage
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command."""
+    from realm_jax.cli.builder_watch import watched_builder
     from realm_jax.training import finetune
 
     return run_stage(
-        "finetune", __doc__, argv, stop, finetune.FinetuneConfig, finetune.run
+        "finetune",
+        __doc__,
+        argv,
+        stop,
+        finetune.FinetuneConfig,
+        finetune.run,
+        lambda config, progress: watched_builder(
+            config, progress, configuration.gin_files(argv)
+        ),
     )
 
 

@@ -12,26 +12,15 @@ Example:
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 from realm_jax.cli import configuration
-from realm_jax.cli.progress import StageProgress
 from realm_jax.cli.stages import run_stage
 
 
 def main(argv: Sequence[str], stop: threading.Event) -> int | None:
     """Runs the command."""
-    from realm_jax.cli.builder_watch import BuilderWatch, builder_command
+    from realm_jax.cli.builder_watch import watched_builder
     from realm_jax.training import pretrain
-    from realm_jax.training.refresh import RefreshMode
-
-    def watch(
-        config: pretrain.PretrainConfig, progress: StageProgress
-    ) -> AbstractContextManager[object]:
-        if config.refresh_mode != RefreshMode.ASYNC.value:
-            return nullcontext()
-        command = builder_command(config, configuration.gin_files(argv))
-        return BuilderWatch(config.model_dir, progress, command)
 
     return run_stage(
         "pretrain",
@@ -40,7 +29,9 @@ def main(argv: Sequence[str], stop: threading.Event) -> int | None:
         stop,
         pretrain.PretrainConfig,
         pretrain.run,
-        watch,
+        lambda config, progress: watched_builder(
+            config, progress, configuration.gin_files(argv)
+        ),
     )
 
 

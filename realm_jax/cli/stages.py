@@ -16,6 +16,7 @@ from realm_jax.cli.main import STOPPED
 from realm_jax.cli.progress import StageProgress
 from realm_jax.training import profiling
 from realm_jax.training.loop import Report
+from realm_jax.training.recorded import open_run
 from realm_jax.training.stage_config import StageConfig
 
 ConfigT = TypeVar("ConfigT", bound=StageConfig)
@@ -70,7 +71,9 @@ def run_stage(
             is_done = run(config, progress, stop, attempt)
         if is_done:
             attempt.report_ignored_changes()
-            progress.note(f"done, {config.train_steps:,} steps in {config.model_dir}")
+            found = open_run(config.model_dir)
+            steps = found.step if found else config.train_steps
+            progress.note(f"done, {steps:,} steps in {config.model_dir}")
             return None
         progress.note(f"stopped; run it again to go on from {config.model_dir}")
         return None if stop.is_set() else STOPPED

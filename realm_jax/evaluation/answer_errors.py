@@ -8,6 +8,7 @@ told apart from others, for a model answers them better (Lewis, Stenetorp and Ri
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -106,7 +107,7 @@ def answer_errors(outcomes: Sequence[Outcome]) -> AnswerErrors:
 
 
 def training_overlap(
-    trained_on: Examples,
+    trained_on: Sequence[Examples],
     questions: Sequence[Question],
     question_ids: Int[np.ndarray, "question query"],
 ) -> list[Overlap]:
@@ -116,12 +117,12 @@ def training_overlap(
     `MAX_ANSWER_TEXT` characters and for patterns, of which examples keep no text.
 
     Args:
-      trained_on: the examples that fine-tuning has read.
+      trained_on: the sets of examples that fine-tuning has read.
       questions: the questions.
       question_ids: their wordpieces, in the vocabulary of the examples.
     """
     asked, answers = set[bytes](), set[str]()
-    for features in _parts(trained_on):
+    for features in itertools.chain.from_iterable(map(_parts, trained_on)):
         asked |= set(map(_pieces, features["question_ids"]))
         answers |= {
             text for rows in features["answer_texts"] for text in decode_texts(rows)

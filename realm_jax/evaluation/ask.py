@@ -313,7 +313,16 @@ class AnswerService:
         """Returns the pre-trained model, which searches the index of a version.
 
         Fine-tuning has left the document tower of that index as it was.
+
+        Raises:
+          BadInputError: there is none, or the index is of another document tower.
         """
+        if self._model.refreshed:
+            raise BadInputError(
+                "expected a question, got a sentence with [MASK]: fine-tuning has "
+                "refreshed the index, which is no longer that of the pre-trained model "
+                "that fills in; ask a question"
+            )
         run, answerer = self._pretrained, version.answerer
         models = described_models(
             run.trained.model, Lengths(**run.trained.lengths), **run.trained.numerics

@@ -60,7 +60,7 @@ from realm_jax.placement import replicate
 from realm_jax.stages import FINETUNE, PRETRAIN, WARM_START
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import Which
-from realm_jax.training.finetune import AnsweringConfig, FinetuneConfig
+from realm_jax.training.finetune import MORE_TASKS, AnsweringConfig, FinetuneConfig
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.masked_spans import MaskedSpans
 from realm_jax.training.partitioning import MeshConfig, make_mesh
@@ -430,19 +430,19 @@ class _Evaluation:
         """Returns results by overlap; none where the training set is not at hand."""
         trained = model.run.trained
         task = trained.data_order.get("task")
+        tasks = [task, *(trained.data_order.get(MORE_TASKS) or ())]
         # An imported model was not fine-tuned here, and has no task.
         places = (str(self._corpus.directory), trained.corpus) if task else ()
         for corpus in filter(None, dict.fromkeys(places)):
-            folder = Path(corpus, "examples", str(task), TRAIN)
-            if not folder.is_dir():
+            folders = [Path(corpus, "examples", str(task), TRAIN) for task in tasks]
+            if not all(folder.is_dir() for folder in folders):
                 continue
-            examples = Examples.open(
-                folder, {"vocabulary_fingerprint": trained.vocabulary_fingerprint}
-            )
+            wanted = {"vocabulary_fingerprint": trained.vocabulary_fingerprint}
+            sets = [Examples.open(folder, wanted) for folder in folders]
             # Earlier versions kept wordpieces alone.
-            if "answer_texts" in examples.features:
+            if all("answer_texts" in examples.features for examples in sets):
                 found = training_overlap(
-                    examples, self._questions.questions, answered.question_ids
+                    sets, self._questions.questions, answered.question_ids
                 )
                 return by_overlap(found, scores)
         return []

@@ -216,6 +216,7 @@ class PretrainConfig(StageConfig):
             blocking_rebuilds.get(mode, 1.0),
             mode,
             device=self.device,
+            is_in_step=self.searcher == "device",
         )
 
     def data_order(self) -> dict[str, Any]:

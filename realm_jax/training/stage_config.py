@@ -30,8 +30,9 @@ class IndexUse:
       embed: how the corpus is embedded, at the length of the stage's documents.
       blocking_rebuilds: how often training waits while the whole corpus is embedded.
       refresh: how the index follows the retriever; None for an index that is built once
-        and searched to the end, outside of the step.
+        and searched to the end.
       device: how "device" searches.
+      is_in_step: whether the update itself searches, on the devices.
     """
 
     searcher: str
@@ -39,11 +40,7 @@ class IndexUse:
     blocking_rebuilds: float = 1.0
     refresh: RefreshMode | None = None
     device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
-
-    @property
-    def is_in_step(self) -> bool:
-        """True if the update itself searches, on the devices."""
-        return self.refresh is not None and self.searcher == "device"
+    is_in_step: bool = False
 
     @property
     def has_builder(self) -> bool:

@@ -12,6 +12,7 @@ from realm_jax.hardware import HardwareConfig
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.models.retriever import RetrieverConfig
 from realm_jax.training import flops
+from realm_jax.training.finetune import FinetuneConfig
 from realm_jax.training.partitioning import MeshConfig
 from realm_jax.training.pretrain import PretrainConfig
 from realm_jax.training.refresh import RefreshMode
@@ -119,7 +120,7 @@ def problems(lines: Sequence[Line], machines: Slice) -> list[str]:
 
 
 def refresh_lines(
-    config: PretrainConfig,
+    config: PretrainConfig | FinetuneConfig,
     embed_seconds: float,
     step_seconds: float,
     hardware: HardwareConfig,
@@ -149,8 +150,14 @@ def refresh_lines(
         hints.append(
             f"a refresh takes {takes:,.0f} updates, REFRESH_PERIOD is {period:,}: the "
             f"builder skips retrievers. {takes / period:.1f} times its chips would "
-            "keep up, or REFRESH_MODE='rolling', which renews a share with every update"
+            "keep up"
         )
+        if isinstance(config, PretrainConfig):
+            hints[-1] += (
+                ", or REFRESH_MODE='rolling', which renews a share with every update"
+            )
+    if not isinstance(config, PretrainConfig):
+        return lines, hints
     bound = config.max_staleness_steps
     if bound is not None and oldest > bound:
         hints.append(
