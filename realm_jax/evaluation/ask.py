@@ -50,7 +50,7 @@ from realm_jax.types import Lengths
 MAX_CHARACTERS = 2000
 """Longest question in characters; the model reads only a part of such a question."""
 
-# An arbitrary question, to compile the programs that all questions run.
+# An arbitrary question, which shows that a version answers.
 _WARM_UP = "who?"
 
 _log = logging.getLogger(__name__)
@@ -227,8 +227,9 @@ def require_question(question: Any) -> str:
 class AnswerService:
     """Answers from the newest version of a corpus.
 
-    A context manager: inside the context a thread follows newer versions. Outside of it
-    the service answers from the version that it has.
+    A context manager: inside the context a thread follows newer versions, and what
+    questions of any length run is compiled. Outside of it the service answers from the
+    version that it has, and a question compiles what it is the first to run.
     """
 
     def __init__(
@@ -294,6 +295,8 @@ class AnswerService:
         return Reply(question, read_as, answer, version, time.monotonic() - began)
 
     def __enter__(self) -> "AnswerService":
+        # Of a newer version nothing has other shapes but the search.
+        self._version.answerer.compile()
         self._indexes.start()
         self._thread.start()
         return self
@@ -347,7 +350,7 @@ class AnswerService:
         return open_finished(model_dir, PRETRAIN.name, wanted, which)
 
     def _open(self, corpus: BlockStore) -> Version:
-        """Loads or makes the index of a corpus, and compiles the programs."""
+        """Loads or makes the index of a corpus, and answers from it."""
         if not self._model.has_index(corpus):
             self._note(f"making the index of {corpus.directory}")
         return self._warm(corpus, self._model.index(corpus, self._stop))
