@@ -2,11 +2,11 @@
 
     python -m bench.answer PASSAGES QUESTIONS --output FOLDER --page docs/benchmarks.md
 
-PASSAGES are JSON lines for `realm prepare`, QUESTIONS those of `realm evaluate`. A model
-of MiniLM's size searches all blocks and reads five. Its parameters and the embeddings of
-the blocks are random, so the five are any five, and no answer means anything: times
-depend on sizes and lengths alone. The blocks are those of PASSAGES, made once in FOLDER
-and kept there; a run that was ended goes on.
+PASSAGES are JSON lines for `realm prepare`, QUESTIONS those of `realm evaluate`. A
+model of MiniLM's size searches all blocks and reads five. Its parameters and the
+embeddings of the blocks are random, so the five are any five, and no answer means
+anything: times depend on sizes and lengths alone. The blocks are those of PASSAGES,
+made once in FOLDER and kept there; a run that was ended goes on.
 """
 
 import argparse
@@ -50,8 +50,8 @@ LENGTHS = (
     Lengths(query=64, document=288, joined=320),
 )
 PARTS = ("encode", "search", "read", "spans")
-"""Of a question: embedding it; the search; the reader, with its scores of all spans; and
-the rest, above all the words of the blocks and the text of the answer."""
+"""Of a question: embedding it; the search; the reader, with its scores of all spans;
+and the rest, above all the words of the blocks and the text of the answer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,7 +248,9 @@ def main() -> None:
             for lengths in LENGTHS
         ]
         places = {"PASSAGES": flags.corpus, "QUESTIONS": flags.questions}
-        text = markdown(runs, command_line("answer", {**places, "FOLDER": flags.output}))
+        text = markdown(
+            runs, command_line("answer", {**places, "FOLDER": flags.output})
+        )
         publish("answer", text, runs, written)
 
 

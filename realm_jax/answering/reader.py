@@ -8,6 +8,7 @@ accents and spacing are those of the document. Only spans of whole words can be 
 import dataclasses
 import itertools
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -57,16 +58,24 @@ class Answerer(CorpusSearch):
         ids = self.question_ids(questions)
         return self.read(questions, ids, self.search(ids, self.num_read))
 
-    def compile(self) -> None:
-        """Compiles what questions and blocks of any length run."""
-        query = self.lengths.query
-        lengths = np.array(padded_lengths(query))
-        question_ids = (np.arange(query) < lengths[:, None]).astype(np.int32)
-        self.search(question_ids, self.num_read)
-        rows = self.batch_size * num_parts(self.mesh), self.num_read
+    def compile(self, stop: threading.Event | None = None) -> None:
+        """Compiles what questions and blocks of any length run, until `stop` is set.
+
+        A length that is not compiled is compiled by the first question that has it.
+        """
+        query, rows = self.lengths.query, self.batch_size * num_parts(self.mesh)
+        for length in padded_lengths(query):
+            if stop is not None and stop.is_set():
+                return
+            self.search(
+                (np.arange(query) < length)[None].astype(np.int32), self.num_read
+            )
         for length in padded_lengths(self.lengths.joined):
-            pieces = np.zeros((2, *rows, length), np.int32)
-            inputs = (*pieces, np.zeros(rows, np.float32), *pieces.astype(bool))
+            if stop is not None and stop.is_set():
+                return
+            scores = np.zeros((rows, self.num_read), np.float32)
+            pieces = np.zeros((2, *scores.shape, length), np.int32)
+            inputs = (*pieces, scores, *pieces.astype(bool))
             multihost.fetch(self._find_spans(*place_share(self.mesh, inputs)))
 
     def read(

@@ -21,8 +21,8 @@ predictions_control.jsonl has the control's answers.
 RUN is the folder of a chain, such as runs/quickstart, of which each finished stage is
 measured, or a model that `realm finetune` has trained. Sizes, lengths and corpus are
 those that the runs recorded, and the questions those that `realm pretrain` was
-given. The report is in RUN/evaluate, or --output. All devices are used; on several hosts
-start it on each, as a training stage. The predictions do not depend on either.
+given. The report is in RUN/evaluate, or --output. All devices are used; on several
+hosts start it on each, as a training stage. The predictions do not depend on either.
 
 Gin files may stand in place of RUN, with these macros.
 

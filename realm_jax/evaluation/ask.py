@@ -227,9 +227,9 @@ def require_question(question: Any) -> str:
 class AnswerService:
     """Answers from the newest version of a corpus.
 
-    A context manager: inside the context a thread follows newer versions, and what
-    questions of any length run is compiled. Outside of it the service answers from the
-    version that it has, and a question compiles what it is the first to run.
+    A context manager: inside the context a thread compiles for questions of any length,
+    and follows newer versions. Outside of it the service answers from the version that
+    it has, and a question compiles what it is the first to run.
     """
 
     def __init__(
@@ -295,8 +295,6 @@ class AnswerService:
         return Reply(question, read_as, answer, version, time.monotonic() - began)
 
     def __enter__(self) -> "AnswerService":
-        # Of a newer version nothing has other shapes but the search.
-        self._version.answerer.compile()
         self._indexes.start()
         self._thread.start()
         return self
@@ -361,6 +359,9 @@ class AnswerService:
         return Version(answerer, index, self._model.run.step)
 
     def _follow(self) -> None:
+        # What a version has been asked is compiled, other lengths here. Of a newer
+        # version nothing but the search has other shapes.
+        self._version.answerer.compile(self._stop)
         while not self._stop.wait(self._config.poll_seconds):
             try:
                 newer = self._newer()

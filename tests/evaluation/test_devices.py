@@ -33,6 +33,8 @@ def test_predictions_are_the_same_bytes_on_all_devices(
         assert found == alone, (num_processes, devices)
         assert len(said) == num_processes
         # One record and one report, whoever took part.
-        assert [path.name for path in folder.glob("settings/*")] == ["evaluate-0001.json"]
+        assert [path.name for path in folder.glob("settings/*")] == [
+            "evaluate-0001.json"
+        ]
         report = json.loads((folder / "report.json").read_text())
         assert report["files"]["predictions.jsonl"]["size"] == len(alone)
