@@ -110,7 +110,7 @@ class Answerer(CorpusSearch):
         # In pairs: while the devices read a batch, the host prepares the next one.
         for batch, _ in itertools.pairwise(itertools.chain(begun, [None])):
             assert batch is not None
-            asked = [questions[row] for row in batch.rows.tolist()]
+            asked = [questions[int(row)] for row in batch.rows]
             read = self._finish(asked, batch)
             answers.update(zip(batch.rows.tolist(), read, strict=True))
         return [answers[row] for row in range(len(question_ids))]
