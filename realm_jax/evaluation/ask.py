@@ -148,6 +148,7 @@ class Version:
             "num_blocks": self.corpus.num_blocks,
             "checkpoint_step": self.checkpoint,
             "index_step": manifest.step,
+            "index_attempt": manifest.attempt,
             "index_began": began.isoformat(timespec="seconds"),
             "index_age_seconds": round(max(0.0, time.time() - manifest.began), 1),
         }
