@@ -21,7 +21,7 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from bench.command import (
@@ -41,12 +41,11 @@ include "gin/runs/quickstart.gin"
 
 ROOT = "{output}/{run}"
 NAME = "open_qa"
-SOURCE = "{corpus}"
+SOURCE = "{output}/passages.jsonl"
 QUESTIONS = "{output}/questions/all.jsonl"
 STAGES = {stages}
 {corpus_of}
 
-JOINED_LENGTH = 128
 NUM_READ = 5
 
 prepare/EXAMPLES = ["salient", "ict", "questions"]
@@ -80,8 +79,43 @@ class Updates:
     finetune: int
 
 
-def write_sets(folder: pathlib.Path, output: pathlib.Path) -> None:
+def write_text(
+    corpus: str, folder: pathlib.Path, one_in: int, path: pathlib.Path
+) -> set[str]:
+    """Writes one passage in so many, and those that answer a question of dev.
+
+    Args:
+      corpus: JSON lines of passages.
+      folder: that of the sets, whose questions may have `gold_ids`.
+      one_in: the passages are those whose number is a multiple of it.
+      path: the file to write.
+
+    Returns:
+      The ids of the passages that were written.
+    """
+    gold = {
+        passage
+        for name in SETS
+        for record in _records(folder, name, DEV)
+        for passage in record.get("gold_ids", ())
+    }
+    kept = [
+        record
+        for number, record in records_of(corpus)
+        if number % one_in == 0 or record["id"] in gold
+    ]
+    lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
+    path.write_text("".join(lines))
+    return {record["id"] for record in kept}
+
+
+def write_sets(folder: pathlib.Path, passages: Set[str], output: pathlib.Path) -> None:
     """Writes a file of each set's questions, and `all.jsonl` with those of all.
+
+    Args:
+      folder: the sets.
+      passages: the text; questions of other passages are left out.
+      output: the folder to write to.
 
     Raises:
       BadInputError: a set is missing or has another format.
@@ -89,27 +123,30 @@ def write_sets(folder: pathlib.Path, output: pathlib.Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
     every: list[Question] = []
     for name in SETS:
-        questions = _read_set(folder, name)
+        questions = _read_set(folder, name, passages)
         write_questions(output / f"{name}.jsonl", questions)
         every += questions
     renumbered = (dataclasses.replace(q, index=row) for row, q in enumerate(every))
     write_questions(output / "all.jsonl", renumbered)
 
 
-def _read_set(folder: pathlib.Path, name: str) -> list[Question]:
-    questions = []
-    for split in (TRAIN, DEV):
-        paths = sorted(folder.glob(f"{name.lower()}*.{split}.jsonl"))
-        if split == TRAIN and not paths:
-            raise BadInputError(
-                f"expected {name.lower()}.{split}.jsonl in {folder}, got none; name "
-                "the folder of the sets"
-            )
-        questions += [
-            _question(record, f"{name}-{split}-{number}", split)
-            for path in paths
-            for number, record in records_of(str(path))
-        ]
+def _records(folder: pathlib.Path, name: str, split: str) -> list[dict[str, Any]]:
+    paths = sorted(folder.glob(f"{name.lower()}*.{split}.jsonl"))
+    if split == TRAIN and not paths:
+        raise BadInputError(
+            f"expected {name.lower()}.{split}.jsonl in {folder}, got none; name the "
+            "folder of the sets"
+        )
+    return [record for path in paths for _, record in records_of(str(path))]
+
+
+def _read_set(folder: pathlib.Path, name: str, passages: Set[str]) -> list[Question]:
+    questions = [
+        _question(record, f"{name}-{split}-{number}", split)
+        for split in (TRAIN, DEV)
+        for number, record in enumerate(_records(folder, name, split))
+        if not (gold := record.get("gold_ids")) or not passages.isdisjoint(gold)
+    ]
     if not any(question.split == DEV for question in questions):
         held_out = is_dev([question.question for question in questions])
         questions = [
@@ -131,7 +168,7 @@ def _question(record: Mapping[str, Any], name: str, split: str) -> Question:
     )
 
 
-def write_chains(output: pathlib.Path, corpus: pathlib.Path, updates: Updates) -> None:
+def write_chains(output: pathlib.Path, updates: Updates) -> None:
     """Writes the gin files of the chains: minilm, which trains nothing, orqa, realm."""
     prepared = f'CORPUS = "{output}/orqa/corpus"'
     nothing = dataclasses.replace(updates, warm_start=0)
@@ -143,7 +180,6 @@ def write_chains(output: pathlib.Path, corpus: pathlib.Path, updates: Updates) -
         text = _CHAIN.format(
             output=output,
             run=run,
-            corpus=corpus,
             stages=json.dumps(stages),
             corpus_of=corpus_of,
             pairs=pairs,
@@ -174,10 +210,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--corpus", type=pathlib.Path, required=True)
+    parser.add_argument("--corpus", required=True)
     parser.add_argument("--questions", type=pathlib.Path, required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True, help="folder")
     parser.add_argument("--page", type=pathlib.Path, help="write the table here, too")
+    parser.add_argument(
+        "--one_in", type=int, default=1, help="of so many passages, for a shorter run"
+    )
     parser.add_argument("--warm_start", type=int, default=180, help="updates")
     parser.add_argument("--pretrain", type=int, default=30, help="updates of REALM")
     parser.add_argument("--finetune", type=int, default=180, help="updates")
@@ -186,8 +225,11 @@ def main() -> None:
     updates = Updates(flags.warm_start, flags.pretrain, flags.finetune)
     with one_line_errors():
         require_room("open_qa", argparse.Namespace(page=flags.page))
-        write_sets(flags.questions, output / "questions")
-        write_chains(output, flags.corpus, updates)
+        output.mkdir(parents=True, exist_ok=True)
+        text = output / "passages.jsonl"
+        passages = write_text(flags.corpus, flags.questions, flags.one_in, text)
+        write_sets(flags.questions, passages, output / "questions")
+        write_chains(output, updates)
         for command in commands(output):
             run_step(command, output / "output.txt")
 

@@ -17,6 +17,7 @@ predictions_control.jsonl has the control's answers.
 
   realm evaluate RUN                            the folder of a chain
   realm evaluate RUN --questions=FILE           other questions, or none are recorded
+  realm evaluate RUN --baselines=bm25,oracle    the same reader, other blocks
 
 RUN is the folder of a chain, such as runs/quickstart, of which each finished stage is
 measured, or a model that `realm finetune` has trained. Sizes, lengths and corpus are
@@ -37,6 +38,8 @@ Macros:
                out, or "last"
   MASKED_TASK  masked sentences, e.g. "my_salient"
   SPLIT        split of the questions
+  BASELINES    whose blocks the fine-tuned reader reads, too: "closed_book", "random",
+               "bm25", "starting_point", "oracle"
   MAX_BM25_BLOCKS   the largest corpus that BM25 searches; 0 leaves the baselines out
   ALLOW_CORPUS_MISMATCH   True: CORPUS is a later version of the one that was trained on
   FOLLOW       True: also measure later versions
@@ -117,6 +120,19 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output", default="", metavar="FOLDER", help="folder for the report"
     )
+    parser.add_argument(
+        "--baselines",
+        default="",
+        metavar="NAMES",
+        help="whose blocks the fine-tuned reader reads, too: of closed_book, random, "
+        "bm25, starting_point and oracle, with commas between them",
+    )
+    parser.add_argument(
+        "--starting_point",
+        default="",
+        metavar="FOLDER",
+        help="model directory of a warm start that left the retriever unchanged",
+    )
     return parser
 
 
@@ -131,6 +147,8 @@ def _recorded(
         questions=flags.questions,
         output=flags.output,
         split=flags.split,
+        starting_point=flags.starting_point,
+        baselines=tuple(filter(None, flags.baselines.split(","))),
         note=note,
     )
 

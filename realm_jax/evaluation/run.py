@@ -12,6 +12,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from realm_jax import ranges
+from realm_jax.answering.reader import Answerer
+from realm_jax.answering.search import search_questions
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
 from realm_jax.data.question_titles import unknown_titles
@@ -23,7 +25,7 @@ from realm_jax.evaluation.answer_errors import (
     by_overlap,
     training_overlap,
 )
-from realm_jax.evaluation.baselines import baseline_recalls
+from realm_jax.evaluation.baselines import baseline_recalls, bm25_neighbours
 from realm_jax.evaluation.compare import PREDICTIONS_NAME
 from realm_jax.evaluation.loading import (
     FinetunedModel,
@@ -42,12 +44,21 @@ from realm_jax.evaluation.open_qa import (
 )
 from realm_jax.evaluation.report import write_report
 from realm_jax.evaluation.report_data import ReportData, recorded_stages
+from realm_jax.evaluation.same_reader import (
+    Baseline,
+    SameReader,
+    closed_book,
+    oracle_blocks,
+    random_blocks,
+)
 from realm_jax.evaluation.stage_recalls import StageRecalls, Values
 from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.embedding_cache import KnownRows
 from realm_jax.index.searchers import SEARCHERS, Searcher
 from realm_jax.manifests import FileRecord
 from realm_jax.metrics.calibration import calibrate
 from realm_jax.metrics.curves import read_curves
+from realm_jax.metrics.retrieval import relevant_blocks
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.stages import FINETUNE, PRETRAIN, WARM_START
@@ -62,6 +73,7 @@ from realm_jax.training.state import count_parameters
 from realm_jax.training.zero_shot_recall import HeldOutQuestions
 
 CONTROL_PREDICTIONS_NAME = "predictions_control.jsonl"
+BASELINE_PREDICTIONS_NAME = "predictions_{}.jsonl"
 RECALL_AT = (1, 5, 20, 100)
 _NUM_EXAMPLES = 6
 _NUM_ANSWERS = 8
@@ -101,6 +113,7 @@ class EvaluateConfig:
       searcher: "device" (exact) or "scann".
       max_bm25_blocks: the largest corpus that is read for comparison, by BM25 and for
         the recall of random blocks; 0 leaves these out.
+      baselines: values of `Baseline`, whose blocks the fine-tuned reader reads, too.
       embed: configuration for making a missing index.
       allow_corpus_mismatch: whether the corpus may differ from the one the models were
         trained on, with the same vocabulary, such as a later version of it. Its indexes
@@ -131,6 +144,7 @@ class EvaluateConfig:
     num_candidates: int = 8
     searcher: str = "device"
     max_bm25_blocks: int = 500_000
+    baselines: Sequence[str] = ()
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
     allow_corpus_mismatch: bool = False
     title: str = "REALM"
@@ -152,6 +166,14 @@ class EvaluateConfig:
             raise BadInputError(
                 "expected PRETRAINED beside CONTROL_WARM_STARTED, got none; the "
                 "control is compared with what REALM made of the same warm start"
+            )
+        for baseline in self.baselines:
+            require_one_of("BASELINES", baseline, Baseline)
+        if Baseline.STARTING_POINT in self.baselines and not self.starting_point:
+            raise BadInputError(
+                "expected STARTING_POINT beside the baseline "
+                f"{Baseline.STARTING_POINT.value!r}, got none; name the model "
+                "directory of a retriever before training, or leave that baseline out"
             )
         require_one_of("SEARCHER", self.searcher, SEARCHERS)
         require_one_of("CHECKPOINT", self.pretrained_checkpoint, Which)
@@ -237,10 +259,13 @@ class _Evaluation:
             if config.masked_task:
                 masked = self._masked_spans(model.tree, searcher)
         finetuned = self._open_finetuned(config.finetuned.model_dir, pretrained)
-        answered = self._answer(finetuned)
+        answerer = self._answerer(finetuned)
+        answered = self._answer(answerer)
         scores = _scores(answered)
         per_question[comparisons.AFTER_FINETUNING] = scores
-        baselines = self._baselines()
+        bm25 = self._bm25()
+        baselines = self._baselines(bm25)
+        by_baseline = self._same_reader(finetuned, answerer, answered, bm25)
         control, by_control = self._control(per_question)
         self._tick()
         files = {
@@ -253,6 +278,10 @@ class _Evaluation:
             files[CONTROL_PREDICTIONS_NAME] = self._write_predictions(
                 CONTROL_PREDICTIONS_NAME, *by_control, of_control
             )
+        for baseline, read in by_baseline.items():
+            name = BASELINE_PREDICTIONS_NAME.format(baseline.value)
+            measured = {comparisons.AFTER_FINETUNING: _reading(read)}
+            files[name] = self._write_predictions(name, finetuned, read, measured)
         parameters = {
             name: count_parameters(tree) for name, tree in finetuned.run.tree.items()
         }
@@ -260,6 +289,10 @@ class _Evaluation:
             run=self._describe_run(parameters),
             curves=read_curves(config.model_dirs),
             comparison=comparisons.compare(per_question, baselines),
+            same_reader=comparisons.compare_with_baselines(
+                {b.label: _reading(read) for b, read in by_baseline.items()},
+                (comparisons.AFTER_FINETUNING, _reading(answered)),
+            ),
             control=control,
             masked_accuracy=masked
             and comparisons.masked_accuracy(
@@ -303,12 +336,82 @@ class _Evaluation:
             others=[config.corpus, config.model_dir],
         )
 
-    def _baselines(self) -> dict[str, dict[str, np.ndarray]]:
+    def _bm25(self) -> np.ndarray | None:
+        """Returns the blocks that BM25 finds, if the reader is to read them."""
+        limit = self._config.max_bm25_blocks
+        if Baseline.BM25 not in self._config.baselines:
+            return None
+        if self._corpus.num_blocks > limit:
+            raise BadInputError(
+                f"expected at most {limit:,} blocks for the baseline "
+                f"{Baseline.BM25.value!r}, got {self._corpus.num_blocks:,}; leave it "
+                "out, or set MAX_BM25_BLOCKS if the words of all fit into memory"
+            )
+        texts = [question.question for question in self._questions.questions]
+        return bm25_neighbours(self._corpus, texts, max(RECALL_AT))
+
+    def _same_reader(
+        self,
+        model: FinetunedModel,
+        answerer: Answerer,
+        answered: OpenQaEvaluation,
+        bm25: np.ndarray | None,
+    ) -> dict[Baseline, OpenQaEvaluation]:
+        """Returns what the reader answers from what each baseline finds."""
+        corpus, questions = self._corpus, self._questions.questions
+        baselines = list(map(Baseline, self._config.baselines))
+        if not baselines:
+            return {}
+        series = model.source(corpus).series
+        embeddings = KnownRows(series, series.read_manifest(model.index_step))
+        reader = SameReader(answerer, embeddings, questions, answered.question_ids)
+        found = {}
+        for baseline in baselines:
+            self._tick()
+            match baseline:
+                case Baseline.CLOSED_BOOK:
+                    examples = self._trained_on(model)
+                    if examples is None:
+                        raise BadInputError(
+                            f"expected the examples that {model.model_dir} was "
+                            f"fine-tuned on for the baseline {baseline.value!r}, found "
+                            "none in its corpus; leave it out"
+                        )
+                    found[baseline] = closed_book(
+                        questions, answered.question_ids, examples
+                    )
+                    continue
+                case Baseline.RANDOM:
+                    ids = random_blocks(
+                        len(questions), corpus.num_blocks, answerer.num_read
+                    )
+                case Baseline.BM25:
+                    assert bm25 is not None
+                    ids = bm25
+                case Baseline.STARTING_POINT:
+                    ids = self._found_before_training(answerer.num_read)
+                case Baseline.ORACLE:
+                    relevant = relevant_blocks(corpus, questions, answered.retrieved)
+                    ids = oracle_blocks(answered.retrieved, relevant, answerer.num_read)
+            found[baseline] = reader.read(ids)
+        return found
+
+    def _found_before_training(self, k: int) -> np.ndarray:
+        place = self._config.starting_point
+        model = self._open(place, WARM_START.name)
+        searcher = self._recalls.index(place, model)
+        retriever = model.tree["retriever"]
+        ids = self._questions.ids
+        found = search_questions(self._retriever_config, retriever, searcher, ids, k)
+        return np.asarray(found.ids)
+
+    def _baselines(self, bm25: np.ndarray | None) -> dict[str, dict[str, np.ndarray]]:
         return baseline_recalls(
             self._corpus,
             self._questions.questions,
             recall_at=RECALL_AT,
             max_blocks=self._config.max_bm25_blocks,
+            bm25=bm25,
         )
 
     def _control(
@@ -335,7 +438,7 @@ class _Evaluation:
                 config.control_finetuned, began, "CONTROL_WARM_STARTED"
             )
             control.require_began(self._corpus)
-            answered = self._answer(control)
+            answered = self._answer(self._answerer(control))
             by_control = control, answered
             without_realm[comparisons.AFTER_FINETUNING] = _scores(answered)
         if not without_realm:
@@ -416,6 +519,16 @@ class _Evaluation:
         self, model: FinetunedModel, answered: OpenQaEvaluation, scores: Values
     ) -> list[comparisons.ComparisonRow]:
         """Returns results by overlap; none where the training set is not at hand."""
+        examples = self._trained_on(model)
+        if examples is None:
+            return []
+        found = training_overlap(
+            examples, self._questions.questions, answered.question_ids
+        )
+        return by_overlap(found, scores)
+
+    def _trained_on(self, model: FinetunedModel) -> Examples | None:
+        """Returns the examples of fine-tuning, None where they are not at hand."""
         trained = model.run.trained
         task = trained.data_order.get("task")
         # An imported model was not fine-tuned here, and has no task.
@@ -429,19 +542,17 @@ class _Evaluation:
             )
             # Earlier versions kept wordpieces alone.
             if "answer_texts" in examples.features:
-                found = training_overlap(
-                    examples, self._questions.questions, answered.question_ids
-                )
-                return by_overlap(found, scores)
-        return []
+                return examples
+        return None
 
-    def _answer(self, model: FinetunedModel) -> OpenQaEvaluation:
+    def _answerer(self, model: FinetunedModel) -> Answerer:
         index = model.index(self._corpus, self._stop)
         self._tick()
+        return model.answerer(self._corpus, index)
+
+    def _answer(self, answerer: Answerer) -> OpenQaEvaluation:
         return evaluate_open_qa(
-            model.answerer(self._corpus, index),
-            self._questions.questions,
-            recall_at=RECALL_AT,
+            answerer, self._questions.questions, recall_at=RECALL_AT
         )
 
     def _write_predictions(
@@ -504,14 +615,21 @@ class _Evaluation:
     def _tick(self) -> None:
         if self._stop.is_set():
             raise StoppedError("stopped; nothing was written")
-        total = 2 * len(self._config.measured_dirs) + 1
+        config = self._config
+        total = 2 * len(config.measured_dirs) + len(config.baselines) + 1
         self._report(min(self._done, total), total, {})
         self._done += 1
 
 
 def _scores(answered: OpenQaEvaluation) -> Values:
     scores = {comparisons.recall_name(k): hits for k, hits in answered.recall.items()}
-    scores[comparisons.EXACT_MATCH] = answered.exact_match
-    if answered.f1 is not None:
-        scores[comparisons.F1] = answered.f1
-    return scores
+    return scores | _answer_scores(answered)
+
+
+def _answer_scores(answered: OpenQaEvaluation) -> Values:
+    scores = {comparisons.EXACT_MATCH: answered.exact_match}
+    return scores if answered.f1 is None else scores | {comparisons.F1: answered.f1}
+
+
+def _reading(answered: OpenQaEvaluation) -> Values:
+    return {comparisons.ANSWER_READ: answered.answer_read, **_answer_scores(answered)}
