@@ -8,12 +8,12 @@ CuratedTREC as JSON lines, one file a split, whose names begin with those of the
 lower case (`webquestions.train.jsonl`). Where there is no dev file, dev is the tenth of
 train that ORQA held out.
 
-From MiniLM's weights, with the settings of gin/runs/quickstart.gin where `_CHAIN` has
-no others: ICT for the retriever and masked sentences for the reader, then fine-tuning
-on the train questions of all sets (ORQA), or REALM and the same fine-tuning (REALM).
-Nothing is chosen on dev. Each set's dev questions are then answered by both, and
-REALM's reader reads what the baselines find. The commands are those of a user; each
-resumes or is skipped where it is done, so that this one is resumed by running it again.
+From MiniLM's weights, with the settings of gin/runs/quickstart.gin and `_SETTINGS`: ICT
+for the retriever and masked sentences for the reader, then fine-tuning on the train
+questions of all sets (ORQA), or REALM and the same fine-tuning (REALM). Nothing is
+chosen on dev. Each set's dev questions are then answered by both, and REALM's reader
+reads what the baselines find. The commands are those of a user; each resumes or is
+skipped where it is done, so that this one is resumed by running it again.
 """
 
 import argparse
@@ -21,43 +21,66 @@ import dataclasses
 import json
 import pathlib
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from bench.command import (
+    command_line,
     one_line_errors,
+    publish,
     require_room,
     run_step,
 )
+from bench.machine import machine, today
+from bench.tables import table
 from realm_jax.data.questions import Question, records_of, write_questions
 from realm_jax.data.splits import TRAIN
 from realm_jax.errors import BadInputError
+from realm_jax.evaluation.answer_errors import Outcome
+from realm_jax.evaluation.compare import PREDICTIONS_NAME
+from realm_jax.evaluation.comparisons import (
+    AFTER_FINETUNING,
+    AFTER_REALM,
+    AFTER_WARM_START,
+    BEFORE_TRAINING,
+    BM25,
+    EXACT_MATCH,
+    F1,
+    MOMENTS,
+    RANDOM_BLOCKS,
+    recall_name,
+)
+from realm_jax.evaluation.report import JSON_NAME
+from realm_jax.evaluation.run import (
+    BASELINE_PREDICTIONS_NAME,
+    CONTROL_PREDICTIONS_NAME,
+    RECALL_AT,
+)
+from realm_jax.evaluation.same_reader import Baseline
 from realm_jax.prepare.open_qa.sets import DEV, is_dev
+from realm_jax.stages import EVALUATE
 
 SETS = ("EntityQuestions", "WebQuestions", "CuratedTREC")
 
-_CHAIN = """\
+# Of all runs.
+_SETTINGS = """\
 include "gin/runs/quickstart.gin"
 
 ROOT = "{output}/{run}"
 NAME = "open_qa"
 SOURCE = "{output}/passages.jsonl"
 QUESTIONS = "{output}/questions/all.jsonl"
-STAGES = {stages}
-{corpus_of}
-
 NUM_READ = 5
 
 prepare/EXAMPLES = ["salient", "ict", "questions"]
 
 # MiniLM's retriever at a rate for models that were pre-trained, 2e-5.
-warm_start/PAIRS_TASK = "{pairs}"
 warm_start/BATCH_SIZE = 16
 warm_start/RETRIEVER_RATE = 0.04
 warm_start/TRAIN_STEPS = {warm_start}
 warm_start/WARMUP_STEPS = None
 
-pretrain/WARM_START = "{output}/orqa/warm_start"
 pretrain/TRAIN_STEPS = {pretrain}
 pretrain/WARMUP_STEPS = None
 pretrain/REFRESH_PERIOD = {pretrain}
@@ -67,7 +90,47 @@ finetune/TRAIN_STEPS = {finetune}
 finetune/WARMUP_STEPS = None
 finetune/EVALUATION_PERIOD = {finetune}
 finetune/QUESTIONS = ""
+
 """
+
+_RUNS = {
+    "orqa": """\
+STAGES = ["prepare", "warm-start", "finetune"]
+warm_start/PAIRS_TASK = "open_qa_ict"
+""",
+    "realm": """\
+STAGES = ["pretrain", "finetune"]
+CORPUS = "{output}/orqa/corpus"
+pretrain/WARM_START = "{output}/orqa/warm_start"
+""",
+    # Nothing is trained: MiniLM with the projection that the others start from.
+    "minilm": """\
+STAGES = ["warm-start"]
+CORPUS = "{output}/orqa/corpus"
+warm_start/PAIRS_TASK = ""
+warm_start/TRAIN_STEPS = 0
+""",
+}
+
+# Of a set.
+_MEASURED = """\
+STAGES = ["evaluate"]
+CORPUS = "{output}/orqa/corpus"
+QUESTIONS = "{output}/questions/{run}.jsonl"
+evaluate/SPLIT = "dev"
+evaluate/MASKED_TASK = ""
+evaluate/STARTING_POINT = "{output}/minilm/warm_start"
+evaluate/WARM_STARTED = "{output}/orqa/warm_start"
+evaluate/PRETRAINED = "{output}/realm/pretrain"
+evaluate/FINETUNED = "{output}/realm/finetune"
+evaluate/CONTROL_WARM_STARTED = "{output}/orqa/warm_start"
+evaluate/CONTROL_FINETUNED = "{output}/orqa/finetune"
+evaluate/BASELINES = ["closed_book", "random", "bm25", "starting_point", "oracle"]
+evaluate/TITLE = "{run}, ORQA and REALM"
+"""
+
+_RECALLS = tuple(map(recall_name, RECALL_AT))
+_HEADS = ("", *_RECALLS, EXACT_MATCH, F1, "not read, wrong block, wrong span")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,40 +232,123 @@ def _question(record: Mapping[str, Any], name: str, split: str) -> Question:
 
 
 def write_chains(output: pathlib.Path, updates: Updates) -> None:
-    """Writes the gin files of the chains: minilm, which trains nothing, orqa, realm."""
-    prepared = f'CORPUS = "{output}/orqa/corpus"'
-    nothing = dataclasses.replace(updates, warm_start=0)
-    for run, stages, corpus_of, pairs, steps in (
-        ("orqa", ["prepare", "warm-start", "finetune"], "", "open_qa_ict", updates),
-        ("minilm", ["warm-start"], prepared, "", nothing),
-        ("realm", ["pretrain", "finetune"], prepared, "", updates),
-    ):
-        text = _CHAIN.format(
-            output=output,
-            run=run,
-            stages=json.dumps(stages),
-            corpus_of=corpus_of,
-            pairs=pairs,
-            **dataclasses.asdict(steps),
+    """Writes the gin file of each run and of each set."""
+    for run, text in {**_RUNS, **dict.fromkeys(SETS, _MEASURED)}.items():
+        filled = (_SETTINGS + text).format(
+            output=output, run=run, **dataclasses.asdict(updates)
         )
-        (output / f"{run}.gin").write_text(text)
+        (output / f"{run}.gin").write_text(filled)
 
 
 def commands(output: pathlib.Path) -> Iterator[list[str]]:
-    """Yields what trains the chains, in order.
+    """Yields what trains and measures, in order.
 
     The searches make the indexes of the starts, which later stages copy.
     """
-    realm = str(pathlib.Path(sys.executable).parent / "realm")
+    search = [str(pathlib.Path(sys.executable).parent / "realm"), "search", "--k=1"]
     local = [sys.executable, "-m", "tpu_launch", "local"]
     first = '--gin.STAGES=["prepare", "warm-start"]'
     yield [*local, f"--gin_file={output}/orqa.gin", first]
-    yield [realm, "search", f"{output}/orqa/warm_start", SETS[0], "--k=1"]
+    yield [*search, f"{output}/orqa/warm_start", SETS[0]]
     yield [*local, f"--gin_file={output}/realm.gin"]
     yield [*local, f"--gin_file={output}/orqa.gin"]
     yield [*local, f"--gin_file={output}/minilm.gin"]
-    corpus = f"--corpus={output}/orqa/corpus"
-    yield [realm, "search", f"{output}/minilm/warm_start", SETS[0], "--k=1", corpus]
+    yield [*search, f"{output}/minilm/warm_start", SETS[0]]
+    for name in SETS:
+        if not (output / name / EVALUATE.name / JSON_NAME).exists():
+            yield [*local, f"--gin_file={output}/{name}.gin"]
+
+
+def measured(folder: pathlib.Path) -> dict[str, Any]:
+    """Returns rows and differences of a set, from what its evaluation has left.
+
+    Args:
+      folder: that of the report.
+
+    Returns:
+      "rows": label -> metric -> [mean, low, high], "lost": label -> shares of the
+      questions, "differences": what -> metric -> [mean, low, high].
+    """
+    report = json.loads((folder / JSON_NAME).read_text())
+    comparison, same = report["comparison"], report["same_reader"]
+    rows = {
+        row["label"]: row["metrics"]
+        for row in (*same["rows"], *comparison["baselines"], *comparison["rows"])
+    }
+    for row in same["rows"]:
+        rows[row["label"]] = row["metrics"] | rows[row["label"]]
+    control = [
+        figure
+        for figure in report["control"]["figures"]
+        if figure["moment"] == MOMENTS[AFTER_FINETUNING]
+    ]
+    rows["ORQA"] = {figure["metric"]: figure["without_realm"] for figure in control}
+    differences = {
+        "ORQA": {figure["metric"]: figure["difference"] for figure in control}
+    }
+    for found in same["differences"]:
+        differences.setdefault(found["before"], {})[found["metric"]] = found["interval"]
+    files = {"ORQA": CONTROL_PREDICTIONS_NAME, AFTER_FINETUNING: PREDICTIONS_NAME}
+    files |= {b.label: BASELINE_PREDICTIONS_NAME.format(b.value) for b in Baseline}
+    lost = {label: _lost(folder / name) for label, name in files.items()}
+    return {"rows": rows, "lost": lost, "differences": differences}
+
+
+def _lost(predictions: pathlib.Path) -> list[float]:
+    lines = predictions.read_text().splitlines()
+    counts = Counter(json.loads(line)["outcome"] for line in lines)
+    wrong = (Outcome.NOT_READ, Outcome.WRONG_BLOCK, Outcome.WRONG_SPAN)
+    return [counts[outcome.value] / len(lines) for outcome in wrong]
+
+
+_NAMES = {
+    Baseline.CLOSED_BOOK.label: "closed book, the majority answer",
+    RANDOM_BLOCKS: RANDOM_BLOCKS,
+    BM25: BM25,
+    BEFORE_TRAINING: "MiniLM, untrained",
+    AFTER_WARM_START: "ICT, no questions",
+    AFTER_REALM: "REALM, no questions",
+    "ORQA": "ORQA: ICT, fine-tuned",
+    AFTER_FINETUNING: "REALM: the same with REALM between",
+    Baseline.ORACLE.label: "oracle block",
+}
+
+
+def as_text(results: Mapping[str, dict[str, Any]], command: str) -> str:
+    """Returns a table of each set in Markdown, and what REALM adds to the others."""
+    parts = [f"    {command}"]
+    for name, result in results.items():
+        rows, lost = result["rows"], result["lost"]
+        lines = [
+            (
+                _NAMES[label],
+                *(
+                    _cell(rows[label].get(metric))
+                    for metric in (*_RECALLS, EXACT_MATCH, F1)
+                ),
+                ", ".join(f"{100 * share:.1f}" for share in lost.get(label, ())),
+            )
+            for label in _NAMES
+        ]
+        count = rows[AFTER_FINETUNING][EXACT_MATCH]["count"]
+        parts += [f"**{name}**, {count} questions of dev:", table(_HEADS, lines)]
+    found = [
+        (name, _NAMES[label], metric, _cell(interval, "+.1f"))
+        for name, result in results.items()
+        for label, metrics in result["differences"].items()
+        for metric, interval in metrics.items()
+        if metric in ("recall@5", EXACT_MATCH)
+    ]
+    heads = ("REALM minus, paired, points", "", "metric", "difference")
+    parts += [table(heads, found), f"{today()}, {machine()}."]
+    return "\n\n".join(parts)
+
+
+def _cell(interval: Mapping[str, float] | None, form: str = ".1f") -> str:
+    if interval is None:
+        return ""
+    mean, low, high = (100 * interval[key] for key in ("mean", "low", "high"))
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def main() -> None:
@@ -232,6 +378,12 @@ def main() -> None:
         write_chains(output, updates)
         for command in commands(output):
             run_step(command, output / "output.txt")
+        results = {name: measured(output / name / EVALUATE.name) for name in SETS}
+        command = command_line(
+            "open_qa", {"FILE": flags.corpus, "FOLDER": flags.questions}
+        )
+        text = as_text(results, command)
+        publish("open_qa", text, results, argparse.Namespace(page=flags.page))
 
 
 if __name__ == "__main__":

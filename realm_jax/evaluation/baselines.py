@@ -38,7 +38,7 @@ def baseline_recalls(
     *,
     recall_at: Sequence[int],
     max_blocks: int,
-    bm25: Int[np.ndarray, "question neighbour"] | None = None,
+    bm25: Callable[[], Int[np.ndarray, "question neighbour"]] | None = None,
 ) -> dict[str, dict[str, Float[np.ndarray, " question"]]]:
     """Returns the recall of random blocks and of BM25, by label and metric.
 
@@ -52,7 +52,7 @@ def baseline_recalls(
       max_blocks: for a larger corpus nothing is measured, because all of it would have
         to be read: by chance, how many blocks answer a question decides, and BM25 takes
         every word into memory.
-      bm25: the output of `bm25_neighbours` for as many blocks, if it is there.
+      bm25: returns the output of `bm25_neighbours`, where others need it, too.
     """
     num_blocks = corpus.num_blocks
     if num_blocks > max_blocks:
@@ -67,10 +67,8 @@ def baseline_recalls(
     with_patterns = np.array([q.answers_are_patterns for q in questions], bool)
     sample = _sample(num_blocks, int(with_patterns.sum()), max(recall_at))
     relevant = relevant_blocks(corpus, questions, patterns_in=sample)
-    ids = bm25
-    if ids is None:
-        texts = [question.question for question in questions]
-        ids = bm25_neighbours(corpus, texts, max(recall_at))
+    texts = [question.question for question in questions]
+    ids = bm25() if bm25 else bm25_neighbours(corpus, texts, max(recall_at))
     label, judged, found = RANDOM_BLOCKS, np.full(len(questions), num_blocks), relevant
     if sample is not None:
         label = f"{RANDOM_BLOCKS} (estimated)"

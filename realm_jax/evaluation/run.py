@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -44,13 +45,7 @@ from realm_jax.evaluation.open_qa import (
 )
 from realm_jax.evaluation.report import write_report
 from realm_jax.evaluation.report_data import ReportData, recorded_stages
-from realm_jax.evaluation.same_reader import (
-    Baseline,
-    SameReader,
-    closed_book,
-    oracle_blocks,
-    random_blocks,
-)
+from realm_jax.evaluation.same_reader import Baseline, SameReader
 from realm_jax.evaluation.stage_recalls import StageRecalls, Values
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.embedding_cache import KnownRows
@@ -58,7 +53,6 @@ from realm_jax.index.searchers import SEARCHERS, Searcher
 from realm_jax.manifests import FileRecord
 from realm_jax.metrics.calibration import calibrate
 from realm_jax.metrics.curves import read_curves
-from realm_jax.metrics.retrieval import relevant_blocks
 from realm_jax.models.knowledge_encoder import KnowledgeEncoder
 from realm_jax.models.retriever import Retriever
 from realm_jax.stages import FINETUNE, PRETRAIN, WARM_START
@@ -221,6 +215,7 @@ class _Evaluation:
         self._questions = HeldOutQuestions(
             self._corpus, config.questions, config.split, config.models.lengths.query
         )
+        self._require_few_blocks()
         self._warn_of_unknown_titles()
         self._recorded = self._read_recorded()
         self._recalls = StageRecalls(
@@ -263,9 +258,8 @@ class _Evaluation:
         answered = self._answer(answerer)
         scores = _scores(answered)
         per_question[comparisons.AFTER_FINETUNING] = scores
-        bm25 = self._bm25()
-        baselines = self._baselines(bm25)
-        by_baseline = self._same_reader(finetuned, answerer, answered, bm25)
+        baselines = self._baselines()
+        by_baseline = self._same_reader(finetuned, answerer, answered)
         control, by_control = self._control(per_question)
         self._tick()
         files = {
@@ -316,6 +310,15 @@ class _Evaluation:
             files=files,
         )
 
+    def _require_few_blocks(self) -> None:
+        limit, found = self._config.max_bm25_blocks, self._corpus.num_blocks
+        if Baseline.BM25 in self._config.baselines and found > limit:
+            raise BadInputError(
+                f"expected at most {limit:,} blocks (MAX_BM25_BLOCKS) for the baseline "
+                f"{Baseline.BM25.value!r}, got {found:,}; leave it out, or raise the "
+                "limit if the words of all blocks fit into memory"
+            )
+
     def _warn_of_unknown_titles(self) -> None:
         # As for BM25, larger corpora take too long to read.
         if self._corpus.num_blocks <= self._config.max_bm25_blocks:
@@ -336,17 +339,9 @@ class _Evaluation:
             others=[config.corpus, config.model_dir],
         )
 
-    def _bm25(self) -> np.ndarray | None:
-        """Returns the blocks that BM25 finds, if the reader is to read them."""
-        limit = self._config.max_bm25_blocks
-        if Baseline.BM25 not in self._config.baselines:
-            return None
-        if self._corpus.num_blocks > limit:
-            raise BadInputError(
-                f"expected at most {limit:,} blocks for the baseline "
-                f"{Baseline.BM25.value!r}, got {self._corpus.num_blocks:,}; leave it "
-                "out, or set MAX_BM25_BLOCKS if the words of all fit into memory"
-            )
+    @functools.cached_property
+    def _bm25(self) -> np.ndarray:
+        """The blocks that BM25 finds for each question."""
         texts = [question.question for question in self._questions.questions]
         return bm25_neighbours(self._corpus, texts, max(RECALL_AT))
 
@@ -355,63 +350,44 @@ class _Evaluation:
         model: FinetunedModel,
         answerer: Answerer,
         answered: OpenQaEvaluation,
-        bm25: np.ndarray | None,
     ) -> dict[Baseline, OpenQaEvaluation]:
         """Returns what the reader answers from what each baseline finds."""
-        corpus, questions = self._corpus, self._questions.questions
-        baselines = list(map(Baseline, self._config.baselines))
-        if not baselines:
+        if not self._config.baselines:
             return {}
-        series = model.source(corpus).series
+        series = model.source(self._corpus).series
         embeddings = KnownRows(series, series.read_manifest(model.index_step))
-        reader = SameReader(answerer, embeddings, questions, answered.question_ids)
+        reader = SameReader(answerer, embeddings, self._questions.questions, answered)
+        read: dict[Baseline, Callable[[], OpenQaEvaluation]] = {
+            Baseline.CLOSED_BOOK: lambda: reader.read_nothing(self._trained_on(model)),
+            Baseline.RANDOM: reader.read_random,
+            Baseline.BM25: lambda: reader.read(self._bm25),
+            Baseline.STARTING_POINT: lambda: reader.read(self._found_before_training()),
+            Baseline.ORACLE: reader.read_oracle,
+        }
         found = {}
-        for baseline in baselines:
+        for baseline in map(Baseline, self._config.baselines):
             self._tick()
-            match baseline:
-                case Baseline.CLOSED_BOOK:
-                    examples = self._trained_on(model)
-                    if examples is None:
-                        raise BadInputError(
-                            f"expected the examples that {model.model_dir} was "
-                            f"fine-tuned on for the baseline {baseline.value!r}, found "
-                            "none in its corpus; leave it out"
-                        )
-                    found[baseline] = closed_book(
-                        questions, answered.question_ids, examples
-                    )
-                    continue
-                case Baseline.RANDOM:
-                    ids = random_blocks(
-                        len(questions), corpus.num_blocks, answerer.num_read
-                    )
-                case Baseline.BM25:
-                    assert bm25 is not None
-                    ids = bm25
-                case Baseline.STARTING_POINT:
-                    ids = self._found_before_training(answerer.num_read)
-                case Baseline.ORACLE:
-                    relevant = relevant_blocks(corpus, questions, answered.retrieved)
-                    ids = oracle_blocks(answered.retrieved, relevant, answerer.num_read)
-            found[baseline] = reader.read(ids)
+            found[baseline] = read[baseline]()
         return found
 
-    def _found_before_training(self, k: int) -> np.ndarray:
+    def _found_before_training(self) -> np.ndarray:
         place = self._config.starting_point
         model = self._open(place, WARM_START.name)
         searcher = self._recalls.index(place, model)
         retriever = model.tree["retriever"]
-        ids = self._questions.ids
-        found = search_questions(self._retriever_config, retriever, searcher, ids, k)
+        k = self._config.finetuned.num_read
+        found = search_questions(
+            self._retriever_config, retriever, searcher, self._questions.ids, k
+        )
         return np.asarray(found.ids)
 
-    def _baselines(self, bm25: np.ndarray | None) -> dict[str, dict[str, np.ndarray]]:
+    def _baselines(self) -> dict[str, dict[str, np.ndarray]]:
         return baseline_recalls(
             self._corpus,
             self._questions.questions,
             recall_at=RECALL_AT,
             max_blocks=self._config.max_bm25_blocks,
-            bm25=bm25,
+            bm25=lambda: self._bm25,
         )
 
     def _control(

@@ -18,10 +18,12 @@ from realm_jax.answering.answers import Answer
 from realm_jax.answering.reader import Answerer
 from realm_jax.data.examples import Examples
 from realm_jax.data.questions import Question
+from realm_jax.errors import BadInputError
 from realm_jax.evaluation import comparisons
 from realm_jax.evaluation.answer_errors import training_answers
 from realm_jax.evaluation.open_qa import OpenQaEvaluation, judge_answers, judge_blocks
 from realm_jax.index.embedding_cache import KnownRows
+from realm_jax.metrics.retrieval import relevant_blocks
 from realm_jax.types import NULL_BLOCK, Neighbours
 
 
@@ -65,13 +67,13 @@ class SameReader:
       answerer: the model.
       embeddings: the embeddings of its index.
       questions: the questions.
-      question_ids: their wordpieces.
+      answered: what it answered from the blocks that its retriever found.
     """
 
     answerer: Answerer
     embeddings: KnownRows
     questions: Sequence[Question]
-    question_ids: Int[np.ndarray, "question query"]
+    answered: OpenQaEvaluation
 
     def read(self, ids: Int[np.ndarray, "question neighbour"]) -> OpenQaEvaluation:
         """Answers each question from the first `num_read` of its blocks.
@@ -82,10 +84,44 @@ class SameReader:
         ids = ids[:, : self.answerer.num_read]
         blocks, rows = np.unique(np.maximum(ids, 0), return_inverse=True)
         documents = self.embeddings.read(blocks)[rows.reshape(ids.shape)]
-        queries = self.answerer.embed(self.question_ids)
-        scores = np.einsum("qd,qkd->qk", np.asarray(queries, np.float32), documents)
+        question_ids = self.answered.question_ids
+        queries = np.asarray(self.answerer.embed(question_ids), np.float32)
+        scores = np.einsum("qd,qkd->qk", queries, documents)
         found = Neighbours(ids, np.where(ids == NULL_BLOCK, -np.inf, scores))
-        return judge_blocks(self.answerer, self.questions, self.question_ids, found)
+        return judge_blocks(self.answerer, self.questions, question_ids, found)
+
+    def read_random(self) -> OpenQaEvaluation:
+        """Answers each question from random blocks."""
+        num_blocks, k = self.answerer.corpus.num_blocks, self.answerer.num_read
+        return self.read(random_blocks(len(self.questions), num_blocks, k))
+
+    def read_oracle(self) -> OpenQaEvaluation:
+        """Answers each question from the oracle's block."""
+        retrieved = self.answered.retrieved
+        relevant = relevant_blocks(self.answerer.corpus, self.questions, retrieved)
+        return self.read(oracle_blocks(retrieved, relevant, self.answerer.num_read))
+
+    def read_nothing(self, trained_on: Examples | None) -> OpenQaEvaluation:
+        """Answers every question with the most frequent answer of the training set.
+
+        Raises:
+          BadInputError: there are no examples of the training set.
+        """
+        if trained_on is None:
+            raise BadInputError(
+                "expected the examples of fine-tuning in its corpus for the baseline "
+                f"{Baseline.CLOSED_BOOK.value!r}, found none; leave it out"
+            )
+        counts = Counter(training_answers(trained_on))
+        most = max(counts, key=lambda text: (counts[text], text), default="")
+        answers = [
+            Answer(question.question, most, 0.0, -np.inf, NULL_BLOCK, 0, 0, ())
+            for question in self.questions
+        ]
+        read = [frozenset[int]()] * len(answers)
+        nothing = np.full((len(answers), 0), NULL_BLOCK)
+        question_ids = self.answered.question_ids
+        return judge_answers(self.questions, question_ids, answers, read, nothing)
 
 
 def random_blocks(
@@ -109,19 +145,3 @@ def oracle_blocks(
     for row, blocks, right in zip(found, retrieved, relevant, strict=True):
         row[0] = next((block for block in blocks if block in right), NULL_BLOCK)
     return found
-
-
-def closed_book(
-    questions: Sequence[Question],
-    question_ids: Int[np.ndarray, "question query"],
-    trained_on: Examples,
-) -> OpenQaEvaluation:
-    """Answers every question with the most frequent answer of the training set."""
-    counts = Counter(training_answers(trained_on))
-    most = max(counts, key=lambda text: (counts[text], text), default="")
-    answers = [
-        Answer(q.question, most, 0.0, -np.inf, NULL_BLOCK, 0, 0, ()) for q in questions
-    ]
-    nothing = np.full((len(questions), 0), NULL_BLOCK)
-    read = [frozenset[int]()] * len(questions)
-    return judge_answers(questions, question_ids, answers, read, nothing)

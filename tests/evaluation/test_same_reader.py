@@ -135,7 +135,7 @@ def test_the_retrievers_own_blocks_are_answered_as_they_are_without(stages, conf
     questions = read_questions(world.questions, "dev")
     own = evaluate_open_qa(answerer, questions)
     embeddings = KnownRows(model.source(store).series, index.manifest)
-    reader = SameReader(answerer, embeddings, questions, own.question_ids)
+    reader = SameReader(answerer, embeddings, questions, own)
     again = reader.read(own.retrieved)
     for first, second in zip(own.predictions, again.predictions, strict=True):
         assert second.answer.text == first.answer.text
@@ -218,6 +218,6 @@ def test_what_cannot_be_asked_for_is_refused(config, tmp_path, changes, said):
 
 def test_bm25_of_a_large_corpus_is_refused(config, tmp_path):
     small = changed(config, tmp_path, max_bm25_blocks=1)
-    with pytest.raises(BadInputError, match=r"at most 1 blocks for .*'bm25'"):
+    with pytest.raises(BadInputError, match=r"at most 1 blocks .*'bm25'"):
         run.run(small, silent, NEVER)
     assert not list(tmp_path.iterdir())
