@@ -332,15 +332,19 @@ def as_text(results: Mapping[str, dict[str, Any]], command: str) -> str:
         ]
         count = rows[AFTER_FINETUNING][EXACT_MATCH]["count"]
         parts += [f"**{name}**, {count} questions of dev:", table(_HEADS, lines)]
-    found = [
-        (name, _NAMES[label], metric, _cell(interval, "+.1f"))
-        for name, result in results.items()
-        for label, metrics in result["differences"].items()
-        for metric, interval in metrics.items()
-        if metric in ("recall@5", EXACT_MATCH)
+    others = results[SETS[0]]["differences"]
+    heads = ("REALM minus, paired, points of exact match", *results)
+    lines = [
+        (
+            _NAMES[label],
+            *(
+                _cell(result["differences"][label][EXACT_MATCH], "+.1f")
+                for result in results.values()
+            ),
+        )
+        for label in others
     ]
-    heads = ("REALM minus, paired, points", "", "metric", "difference")
-    parts += [table(heads, found), f"{today()}, {machine()}."]
+    parts += [table(heads, lines), f"{today()}, {machine()}."]
     return "\n\n".join(parts)
 
 
