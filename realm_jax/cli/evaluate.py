@@ -17,6 +17,7 @@ predictions_control.jsonl has the control's answers.
 
   realm evaluate RUN                            the folder of a chain
   realm evaluate RUN --questions=FILE           other questions, or none are recorded
+  realm evaluate RUN --baselines=bm25,oracle    the same reader, other blocks
 
 RUN is the folder of a chain, such as runs/quickstart, of which each finished stage is
 measured, or a model that `realm finetune` has trained. Sizes, lengths and corpus are
@@ -104,6 +105,19 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output", default="", metavar="FOLDER", help="folder for the report"
     )
+    parser.add_argument(
+        "--baselines",
+        default="",
+        metavar="NAMES",
+        help="whose blocks the fine-tuned reader reads, too: of closed_book, random, "
+        "bm25, starting_point and oracle, with commas between them",
+    )
+    parser.add_argument(
+        "--starting_point",
+        default="",
+        metavar="FOLDER",
+        help="model directory of a warm start that left the retriever unchanged",
+    )
     return parser
 
 
@@ -118,6 +132,8 @@ def _recorded(
         questions=flags.questions,
         output=flags.output,
         split=flags.split,
+        starting_point=flags.starting_point,
+        baselines=tuple(filter(None, flags.baselines.split(","))),
         note=note,
     )
 

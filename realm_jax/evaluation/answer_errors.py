@@ -8,7 +8,6 @@ told apart from others, for a model answers them better (Lewis, Stenetorp and Ri
 
 import dataclasses
 import enum
-import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -121,13 +120,13 @@ def training_overlap(
       questions: the questions.
       question_ids: their wordpieces, in the vocabulary of the examples.
     """
-    asked, answers = set[bytes](), set[str]()
-    for features in itertools.chain.from_iterable(map(_parts, trained_on)):
-        asked |= set(map(_pieces, features["question_ids"]))
-        answers |= {
-            text for rows in features["answer_texts"] for text in decode_texts(rows)
-        }
-    answers.discard("")
+    answers = set(training_answers(trained_on))
+    asked = {
+        _pieces(ids)
+        for examples in trained_on
+        for features in _parts(examples, "question_ids")
+        for ids in features
+    }
     return [
         Overlap.QUESTION
         if _pieces(ids) in asked
@@ -136,6 +135,17 @@ def training_overlap(
         else Overlap.NONE
         for question, ids in zip(questions, question_ids, strict=True)
     ]
+
+
+def training_answers(trained_on: Sequence[Examples]) -> Iterator[str]:
+    """Yields the normalised answers of every question of the training set.
+
+    Of those longer than `MAX_ANSWER_TEXT` characters and of patterns it has no text.
+    """
+    for examples in trained_on:
+        for features in _parts(examples, "answer_texts"):
+            for rows in features:
+                yield from filter(None, decode_texts(rows))
 
 
 def by_overlap(
@@ -157,11 +167,10 @@ def by_overlap(
     )
 
 
-def _parts(examples: Examples) -> Iterator[Mapping[str, np.ndarray]]:
-    names = ("question_ids", "answer_texts")
+def _parts(examples: Examples, feature: str) -> Iterator[np.ndarray]:
     for start in range(0, len(examples), _ROWS_AT_A_TIME):
         rows = slice(start, min(start + _ROWS_AT_A_TIME, len(examples)))
-        yield {name: np.asarray(examples.features[name][rows]) for name in names}
+        yield np.asarray(examples.features[feature][rows])
 
 
 def _pieces(ids: Int[np.ndarray, " query"]) -> bytes:

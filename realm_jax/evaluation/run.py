@@ -8,6 +8,7 @@ bytes. The first process writes them.
 
 import dataclasses
 import datetime
+import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from realm_jax import multihost, ranges
+from realm_jax.answering.reader import Answerer
+from realm_jax.answering.search import search_questions
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
 from realm_jax.data.question_titles import unknown_titles
@@ -29,7 +32,7 @@ from realm_jax.evaluation.answer_errors import (
     by_overlap,
     training_overlap,
 )
-from realm_jax.evaluation.baselines import baseline_recalls
+from realm_jax.evaluation.baselines import baseline_recalls, bm25_neighbours
 from realm_jax.evaluation.compare import PREDICTIONS_NAME
 from realm_jax.evaluation.loading import (
     FinetunedModel,
@@ -48,8 +51,10 @@ from realm_jax.evaluation.open_qa import (
 )
 from realm_jax.evaluation.report import write_report
 from realm_jax.evaluation.report_data import ReportData, recorded_stages
+from realm_jax.evaluation.same_reader import Baseline, SameReader
 from realm_jax.evaluation.stage_recalls import StageRecalls, Values
 from realm_jax.index.embed import EmbedConfig
+from realm_jax.index.embedding_cache import KnownRows
 from realm_jax.index.searchers import SEARCHERS, Searcher
 from realm_jax.manifests import FileRecord
 from realm_jax.metrics.calibration import calibrate
@@ -70,6 +75,7 @@ from realm_jax.training.state import count_parameters
 from realm_jax.training.zero_shot_recall import HeldOutQuestions
 
 CONTROL_PREDICTIONS_NAME = "predictions_control.jsonl"
+BASELINE_PREDICTIONS_NAME = "predictions_{}.jsonl"
 RECALL_AT = (1, 5, 20, 100)
 _NUM_EXAMPLES = 6
 _NUM_ANSWERS = 8
@@ -109,6 +115,7 @@ class EvaluateConfig:
       searcher: "device" (exact) or "scann".
       max_bm25_blocks: the largest corpus that is read for comparison, by BM25 and for
         the recall of random blocks; 0 leaves these out.
+      baselines: values of `Baseline`, whose blocks the fine-tuned reader reads, too.
       embed: configuration for making a missing index.
       allow_corpus_mismatch: whether the corpus may differ from the one the models were
         trained on, with the same vocabulary, such as a later version of it. Its indexes
@@ -139,6 +146,7 @@ class EvaluateConfig:
     num_candidates: int = 8
     searcher: str = "device"
     max_bm25_blocks: int = 500_000
+    baselines: Sequence[str] = ()
     embed: EmbedConfig = dataclasses.field(default_factory=EmbedConfig)
     allow_corpus_mismatch: bool = False
     title: str = "REALM"
@@ -160,6 +168,14 @@ class EvaluateConfig:
             raise BadInputError(
                 "expected PRETRAINED beside CONTROL_WARM_STARTED, got none; the "
                 "control is compared with what REALM made of the same warm start"
+            )
+        for baseline in self.baselines:
+            require_one_of("BASELINES", baseline, Baseline)
+        if Baseline.STARTING_POINT in self.baselines and not self.starting_point:
+            raise BadInputError(
+                "expected STARTING_POINT beside the baseline "
+                f"{Baseline.STARTING_POINT.value!r}, got none; name the model "
+                "directory of a retriever before training, or leave that baseline out"
             )
         require_one_of("SEARCHER", self.searcher, SEARCHERS)
         require_one_of("CHECKPOINT", self.pretrained_checkpoint, Which)
@@ -211,6 +227,7 @@ class _Evaluation:
         self._questions = HeldOutQuestions(
             self._corpus, config.questions, config.split, config.models.lengths.query
         )
+        self._require_few_blocks()
         self._warn_of_unknown_titles()
         self._recorded = self._read_recorded()
         self._recalls = StageRecalls(
@@ -249,10 +266,12 @@ class _Evaluation:
             if config.masked_task:
                 masked = self._masked_spans(model.tree, searcher)
         finetuned = self._open_finetuned(config.finetuned.model_dir, pretrained)
-        answered = self._answer(finetuned)
+        answerer = self._answerer(finetuned)
+        answered = self._answer(answerer)
         scores = _scores(answered)
         per_question[comparisons.AFTER_FINETUNING] = scores
         baselines = self._baselines()
+        by_baseline = self._same_reader(finetuned, answerer, answered)
         control, by_control = self._control(per_question)
         self._tick()
         files = {
@@ -265,6 +284,10 @@ class _Evaluation:
             files[CONTROL_PREDICTIONS_NAME] = self._write_predictions(
                 CONTROL_PREDICTIONS_NAME, *by_control, of_control
             )
+        for baseline, read in by_baseline.items():
+            name = BASELINE_PREDICTIONS_NAME.format(baseline.value)
+            measured = {comparisons.AFTER_FINETUNING: _reading(read)}
+            files[name] = self._write_predictions(name, finetuned, read, measured)
         parameters = {
             name: count_parameters(tree) for name, tree in finetuned.run.tree.items()
         }
@@ -272,6 +295,10 @@ class _Evaluation:
             run=self._describe_run(parameters),
             curves=read_curves(config.model_dirs),
             comparison=comparisons.compare(per_question, baselines),
+            same_reader=comparisons.compare_with_baselines(
+                {b.label: _reading(read) for b, read in by_baseline.items()},
+                (comparisons.AFTER_FINETUNING, _reading(answered)),
+            ),
             control=control,
             masked_accuracy=masked
             and comparisons.masked_accuracy(
@@ -295,6 +322,15 @@ class _Evaluation:
             files=files,
         )
 
+    def _require_few_blocks(self) -> None:
+        limit, found = self._config.max_bm25_blocks, self._corpus.num_blocks
+        if Baseline.BM25 in self._config.baselines and found > limit:
+            raise BadInputError(
+                f"expected at most {limit:,} blocks (MAX_BM25_BLOCKS) for the baseline "
+                f"{Baseline.BM25.value!r}, got {found:,}; leave it out, or raise the "
+                "limit if the words of all blocks fit into memory"
+            )
+
     def _warn_of_unknown_titles(self) -> None:
         # As for BM25, larger corpora take too long to read.
         if self._corpus.num_blocks <= self._config.max_bm25_blocks:
@@ -315,12 +351,55 @@ class _Evaluation:
             others=[config.corpus, config.model_dir],
         )
 
+    @functools.cached_property
+    def _bm25(self) -> np.ndarray:
+        """The blocks that BM25 finds for each question."""
+        texts = [question.question for question in self._questions.questions]
+        return bm25_neighbours(self._corpus, texts, max(RECALL_AT))
+
+    def _same_reader(
+        self,
+        model: FinetunedModel,
+        answerer: Answerer,
+        answered: OpenQaEvaluation,
+    ) -> dict[Baseline, OpenQaEvaluation]:
+        """Returns what the reader answers from what each baseline finds."""
+        if not self._config.baselines:
+            return {}
+        series = model.source(self._corpus).series
+        embeddings = KnownRows(series, series.read_manifest(model.index_step))
+        reader = SameReader(answerer, embeddings, self._questions.questions, answered)
+        read: dict[Baseline, Callable[[], OpenQaEvaluation]] = {
+            Baseline.CLOSED_BOOK: lambda: reader.read_nothing(self._trained_on(model)),
+            Baseline.RANDOM: reader.read_random,
+            Baseline.BM25: lambda: reader.read(self._bm25),
+            Baseline.STARTING_POINT: lambda: reader.read(self._found_before_training()),
+            Baseline.ORACLE: reader.read_oracle,
+        }
+        found = {}
+        for baseline in map(Baseline, self._config.baselines):
+            self._tick()
+            found[baseline] = read[baseline]()
+        return found
+
+    def _found_before_training(self) -> np.ndarray:
+        place = self._config.starting_point
+        model = self._open(place, WARM_START.name)
+        searcher = self._recalls.index(place, model)
+        retriever = model.tree["retriever"]
+        k = self._config.finetuned.num_read
+        found = search_questions(
+            self._retriever_config, retriever, searcher, self._questions.ids, k
+        )
+        return np.asarray(found.ids)
+
     def _baselines(self) -> dict[str, dict[str, np.ndarray]]:
         return baseline_recalls(
             self._corpus,
             self._questions.questions,
             recall_at=RECALL_AT,
             max_blocks=self._config.max_bm25_blocks,
+            bm25=lambda: self._bm25,
         )
 
     def _control(
@@ -347,7 +426,7 @@ class _Evaluation:
                 config.control_finetuned, began, "CONTROL_WARM_STARTED"
             )
             control.require_began(self._corpus)
-            answered = self._answer(control)
+            answered = self._answer(self._answerer(control))
             by_control = control, answered
             without_realm[comparisons.AFTER_FINETUNING] = _scores(answered)
         if not without_realm:
@@ -428,6 +507,14 @@ class _Evaluation:
         self, model: FinetunedModel, answered: OpenQaEvaluation, scores: Values
     ) -> list[comparisons.ComparisonRow]:
         """Returns results by overlap; none where the training set is not at hand."""
+        sets = self._trained_on(model)
+        if not sets:
+            return []
+        found = training_overlap(sets, self._questions.questions, answered.question_ids)
+        return by_overlap(found, scores)
+
+    def _trained_on(self, model: FinetunedModel) -> list[Examples]:
+        """Returns the sets of fine-tuning; none where they are not at hand."""
         trained = model.run.trained
         task = trained.data_order.get("task")
         tasks = [task, *(trained.data_order.get(MORE_TASKS) or ())]
@@ -441,23 +528,21 @@ class _Evaluation:
             sets = [Examples.open(folder, wanted) for folder in folders]
             # Earlier versions kept wordpieces alone.
             if all("answer_texts" in examples.features for examples in sets):
-                found = training_overlap(
-                    sets, self._questions.questions, answered.question_ids
-                )
-                return by_overlap(found, scores)
+                return sets
         return []
 
-    def _answer(self, model: FinetunedModel) -> OpenQaEvaluation:
+    def _answerer(self, model: FinetunedModel) -> Answerer:
         index = model.index(self._corpus, self._stop)
         self._tick()
         answerer = model.answerer(self._corpus, index)
         reader = replicate(self._mesh, answerer.params["reader"])
+        return dataclasses.replace(
+            answerer, params={**answerer.params, "reader": reader}, mesh=self._mesh
+        )
+
+    def _answer(self, answerer: Answerer) -> OpenQaEvaluation:
         return evaluate_open_qa(
-            dataclasses.replace(
-                answerer, params={**answerer.params, "reader": reader}, mesh=self._mesh
-            ),
-            self._questions.questions,
-            recall_at=RECALL_AT,
+            answerer, self._questions.questions, recall_at=RECALL_AT
         )
 
     def _write_predictions(
@@ -521,14 +606,21 @@ class _Evaluation:
     def _tick(self) -> None:
         if self._asked_to_stop.is_set():
             raise StoppedError("stopped; nothing was written")
-        total = 2 * len(self._config.measured_dirs) + 1
+        config = self._config
+        total = 2 * len(config.measured_dirs) + len(config.baselines) + 1
         self._report(min(self._done, total), total, {})
         self._done += 1
 
 
 def _scores(answered: OpenQaEvaluation) -> Values:
     scores = {comparisons.recall_name(k): hits for k, hits in answered.recall.items()}
-    scores[comparisons.EXACT_MATCH] = answered.exact_match
-    if answered.f1 is not None:
-        scores[comparisons.F1] = answered.f1
-    return scores
+    return scores | _answer_scores(answered)
+
+
+def _answer_scores(answered: OpenQaEvaluation) -> Values:
+    scores = {comparisons.EXACT_MATCH: answered.exact_match}
+    return scores if answered.f1 is None else scores | {comparisons.F1: answered.f1}
+
+
+def _reading(answered: OpenQaEvaluation) -> Values:
+    return {comparisons.ANSWER_READ: answered.answer_read, **_answer_scores(answered)}
