@@ -115,7 +115,10 @@ class EvaluateConfig:
       searcher: "device" (exact) or "scann".
       max_bm25_blocks: the largest corpus that is read for comparison, by BM25 and for
         the recall of random blocks; 0 leaves these out.
-      baselines: values of `Baseline`, whose blocks the fine-tuned reader reads, too.
+      baselines: whose blocks the fine-tuned reader reads, too: "closed_book" (none; the
+        most frequent answer of the training questions), "random", "bm25",
+        "starting_point" (its retriever's) and "oracle" (one that has the answer). Each
+        takes as long as answering the questions.
       embed: configuration for making a missing index.
       allow_corpus_mismatch: whether the corpus may differ from the one the models were
         trained on, with the same vocabulary, such as a later version of it. Its indexes
