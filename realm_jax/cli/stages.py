@@ -71,9 +71,15 @@ def run_stage(
             is_done = run(config, progress, stop, attempt)
         if is_done:
             attempt.report_ignored_changes()
-            found = open_run(config.model_dir)
-            steps = found.step if found else config.train_steps
-            progress.note(f"done, {steps:,} steps in {config.model_dir}")
+            progress.note(f"done, {_steps(config)} in {config.model_dir}")
             return None
         progress.note(f"stopped; run it again to go on from {config.model_dir}")
         return None if stop.is_set() else STOPPED
+
+
+def _steps(config: StageConfig) -> str:
+    """Returns how many steps were made, which are fewer if the run ended early."""
+    run, planned = open_run(config.model_dir), f"{config.train_steps:,} steps"
+    if run is None or not run.has_ended or run.step >= config.train_steps:
+        return planned
+    return f"{run.step:,} of {planned}, after which dev got no better,"
