@@ -123,7 +123,6 @@ evaluate/STARTING_POINT = "{output}/minilm/warm_start"
 evaluate/WARM_STARTED = "{output}/orqa/warm_start"
 evaluate/PRETRAINED = "{output}/realm/pretrain"
 evaluate/FINETUNED = "{output}/realm/finetune"
-evaluate/CONTROL_WARM_STARTED = "{output}/orqa/warm_start"
 evaluate/CONTROL_FINETUNED = "{output}/orqa/finetune"
 evaluate/BASELINES = ["closed_book", "random", "bm25", "starting_point", "oracle"]
 evaluate/TITLE = "{run}, ORQA and REALM"
@@ -289,7 +288,11 @@ def measured(folder: pathlib.Path) -> dict[str, Any]:
     for found in same["differences"]:
         differences.setdefault(found["before"], {})[found["metric"]] = found["interval"]
     files = {"ORQA": CONTROL_PREDICTIONS_NAME, AFTER_FINETUNING: PREDICTIONS_NAME}
-    files |= {b.label: BASELINE_PREDICTIONS_NAME.format(b.value) for b in Baseline}
+    files |= {
+        baseline.label: BASELINE_PREDICTIONS_NAME.format(baseline.value)
+        for baseline in Baseline
+        if baseline is not Baseline.CLOSED_BOOK
+    }
     lost = {label: _lost(folder / name) for label, name in files.items()}
     return {"rows": rows, "lost": lost, "differences": differences}
 

@@ -626,4 +626,7 @@ def _answer_scores(answered: OpenQaEvaluation) -> Values:
 
 
 def _reading(answered: OpenQaEvaluation) -> Values:
-    return {comparisons.ANSWER_READ: answered.answer_read, **_answer_scores(answered)}
+    scores = _answer_scores(answered)
+    if not answered.retrieved.size:
+        return scores
+    return {**scores, comparisons.ANSWER_READ: answered.answer_read}
