@@ -443,7 +443,8 @@ def update_shapes(
     """Returns what an update of a run is compiled for; see `UpdateShapes`."""
     lengths, size = config.models.lengths, config.batch_size
     usual = question_specs(lengths.query)
-    specs = {task: corpus.specs.get(task, usual) for task in config.tasks}
+    # A model that only answers has no task.
+    specs = {task: corpus.specs.get(task, usual) for task in config.tasks or ("",)}
     questions = batch_of(QuestionBatch, common_specs(specs), size, mesh)
     sizes = {
         "batch": size,
