@@ -78,13 +78,10 @@ def embed_questions(
     lengths = np.count_nonzero(question_ids, axis=-1)
     order, parts = [], []
     for rows, length in batches_by_length(lengths, question_ids.shape[-1], batch_size):
+        ids = question_ids[fill(rows, batch_size), :length]
         order.append(rows)
-        parts.append(embed(params, question_ids[fill(rows, batch_size), :length]))
-    kept = [
-        part[: len(rows)]
-        for rows, part in zip(order, multihost.fetch(parts), strict=True)
-    ]
-    return np.concatenate(kept)[np.argsort(np.concatenate(order))]
+        parts.append(multihost.fetch(embed(params, ids))[: len(rows)])
+    return np.concatenate(parts)[np.argsort(np.concatenate(order))]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
