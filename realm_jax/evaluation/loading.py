@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxtyping import PyTree
@@ -11,6 +12,8 @@ from jaxtyping import PyTree
 from realm_jax.answering.reader import Answerer
 from realm_jax.answering.search import CorpusSearch
 from realm_jax.data.blocks import BlockStore
+from realm_jax.data.examples import Examples
+from realm_jax.data.splits import TRAIN
 from realm_jax.errors import BadInputError
 from realm_jax.index.builder import RETRIEVER_CRC32C
 from realm_jax.index.embed import EmbedConfig
@@ -24,6 +27,7 @@ from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import Which, best_step
 from realm_jax.training.checkpoints import restore_params
 from realm_jax.training.finetune import (
+    MORE_TASKS,
     REFRESHES_INDEX,
     AnsweringConfig,
     FinetuneConfig,
@@ -333,6 +337,26 @@ class FinetunedModel(TrainedModel):
             num_read=self.config.num_read,
             marginalization=AnswerMarginalization(self.config.marginalization),
         )
+
+    def training_sets(self, corpus: BlockStore) -> list[Examples]:
+        """Returns the examples of fine-tuning, in the corpus or beside its own.
+
+        There are none where the sets are not at hand, where they are of another
+        vocabulary or of a version that kept no answers, and for imported models.
+        """
+        trained = self.run.trained
+        task = trained.data_order.get("task")
+        if not task:
+            return []
+        tasks = [task, *(trained.data_order.get(MORE_TASKS) or ())]
+        wanted = {"vocabulary_fingerprint": trained.vocabulary_fingerprint}
+        for place in dict.fromkeys((str(corpus.directory), trained.corpus)):
+            folders = [Path(place, "examples", task, TRAIN) for task in tasks]
+            if place and all(folder.is_dir() for folder in folders):
+                sets = [Examples.open(folder, wanted) for folder in folders]
+                if all("answer_texts" in examples.features for examples in sets):
+                    return sets
+        return []
 
     def _began(self, source: IndexSource) -> bool | None:
         """Returns whether it began with `began_with`, None if unknown."""

@@ -12,7 +12,6 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,7 @@ from realm_jax import multihost, ranges
 from realm_jax.answering.reader import Answerer
 from realm_jax.answering.search import search_questions
 from realm_jax.data.blocks import BlockStore
-from realm_jax.data.examples import Examples
 from realm_jax.data.question_titles import unknown_titles
-from realm_jax.data.splits import TRAIN
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.evaluation import comparisons, provenance, report_data
 from realm_jax.evaluation.answer_errors import (
@@ -65,7 +62,7 @@ from realm_jax.placement import replicate
 from realm_jax.stages import FINETUNE, PRETRAIN, WARM_START
 from realm_jax.storage import open_store
 from realm_jax.training.checkpoint_manifests import Which
-from realm_jax.training.finetune import MORE_TASKS, AnsweringConfig, FinetuneConfig
+from realm_jax.training.finetune import AnsweringConfig, FinetuneConfig
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.masked_spans import MaskedSpans
 from realm_jax.training.partitioning import MeshConfig, make_mesh
@@ -373,7 +370,9 @@ class _Evaluation:
         embeddings = KnownRows(series, series.read_manifest(model.index_step))
         reader = SameReader(answerer, embeddings, self._questions.questions, answered)
         read: dict[Baseline, Callable[[], OpenQaEvaluation]] = {
-            Baseline.CLOSED_BOOK: lambda: reader.read_nothing(self._trained_on(model)),
+            Baseline.CLOSED_BOOK: lambda: reader.read_nothing(
+                model.training_sets(self._corpus)
+            ),
             Baseline.RANDOM: reader.read_random,
             Baseline.BM25: lambda: reader.read(self._bm25),
             Baseline.STARTING_POINT: lambda: reader.read(self._found_before_training()),
@@ -510,29 +509,11 @@ class _Evaluation:
         self, model: FinetunedModel, answered: OpenQaEvaluation, scores: Values
     ) -> list[comparisons.ComparisonRow]:
         """Returns results by overlap; none where the training set is not at hand."""
-        sets = self._trained_on(model)
+        sets = model.training_sets(self._corpus)
         if not sets:
             return []
         found = training_overlap(sets, self._questions.questions, answered.question_ids)
         return by_overlap(found, scores)
-
-    def _trained_on(self, model: FinetunedModel) -> list[Examples]:
-        """Returns the sets of fine-tuning; none where they are not at hand."""
-        trained = model.run.trained
-        task = trained.data_order.get("task")
-        tasks = [task, *(trained.data_order.get(MORE_TASKS) or ())]
-        # An imported model was not fine-tuned here, and has no task.
-        places = (str(self._corpus.directory), trained.corpus) if task else ()
-        for corpus in filter(None, dict.fromkeys(places)):
-            folders = [Path(corpus, "examples", str(task), TRAIN) for task in tasks]
-            if not all(folder.is_dir() for folder in folders):
-                continue
-            wanted = {"vocabulary_fingerprint": trained.vocabulary_fingerprint}
-            sets = [Examples.open(folder, wanted) for folder in folders]
-            # Earlier versions kept wordpieces alone.
-            if all("answer_texts" in examples.features for examples in sets):
-                return sets
-        return []
 
     def _answerer(self, model: FinetunedModel) -> Answerer:
         index = model.index(self._corpus, self._stop)

@@ -14,19 +14,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 from jax.sharding import Mesh
 
 from realm_jax import multihost, ranges
-from realm_jax.answering.reader import Answerer
 from realm_jax.attempts import Attempt
 from realm_jax.data.corpus_size import CorpusSize
-from realm_jax.data.examples import Examples
-from realm_jax.data.mixture import CYCLE, Mixture, common_specs
+from realm_jax.data.mixture import CYCLE, common_specs
 from realm_jax.data.questions import question_specs
 from realm_jax.errors import BadInputError
-from realm_jax.index.answer_labels import AnswerLabels
-from realm_jax.index.candidates import question_candidates
 from realm_jax.index.embed import EmbedConfig
 from realm_jax.index.searchers import SEARCHERS
 from realm_jax.models.bert import BertConfig
@@ -35,25 +30,23 @@ from realm_jax.models.span_reader import SpanReader
 from realm_jax.objectives.open_qa import AnswerMarginalization
 from realm_jax.stages import FINETUNE, StageSpec
 from realm_jax.storage import absolute_url
-from realm_jax.training.answer_coverage import require_answers
 from realm_jax.training.dev_exact_match import DevExactMatch, read_dev_questions
 from realm_jax.training.finetune_loss import FinetuneInputs, FinetuneLoss
 from realm_jax.training.initialization import ModelFactory
 from realm_jax.training.loop import Report, train_loop
 from realm_jax.training.packed_updates import PackedLengths
 from realm_jax.training.question_index import FrozenIndex, RefreshedIndex
+from realm_jax.training.question_inputs import DOCUMENTS, QuestionInputs, on_devices
 from realm_jax.training.refresh import RefreshMode
-from realm_jax.training.search_ahead import SearchAhead
 from realm_jax.training.stage import Stage, StageParts
 from realm_jax.training.stage_config import IndexUse, StageConfig, require_one_of
-from realm_jax.training.state import TrainState
 from realm_jax.training.update_shapes import (
     UpdateShapes,
     batch_of,
     rows_of_batch,
     shapes_of,
 )
-from realm_jax.types import Neighbours, QuestionBatch
+from realm_jax.types import QuestionBatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +98,6 @@ READING = ("marginalization", "max_span", "span_layer_norm_epsilon")
 
 
 _REFRESH_MODES = (RefreshMode.OFF, RefreshMode.BLOCKING, RefreshMode.ASYNC)
-_DOCUMENTS = ("document_ids", "document_segment_ids")
 
 
 def _in_cycle(share: float) -> int:
@@ -261,6 +253,14 @@ class FinetuneConfig(StageConfig):
     def blocks_per_update(self) -> int:
         """Blocks that an update reads for each question."""
         return self.num_read if self.train_num_read is None else self.train_num_read
+
+    def num_neighbours(self, num_blocks: int) -> int:
+        """Returns how many blocks an update searches for in a corpus of `num_blocks`.
+
+        With fewer blocks in the corpus than are read, some slots stay empty.
+        """
+        read = max(self.num_read, self.blocks_per_update, self.num_embedded)
+        return max(read, min(self.num_retrieved, num_blocks))
 
     @property
     def index_use(self) -> IndexUse:
@@ -448,7 +448,7 @@ def update_shapes(
     questions = batch_of(QuestionBatch, common_specs(specs), size, mesh)
     sizes = {
         "batch": size,
-        "neighbour": _num_neighbours(config, corpus.num_blocks),
+        "neighbour": config.num_neighbours(corpus.num_blocks),
         "projection": retriever.config.projection_size,
         "candidate": config.blocks_per_update,
         "joined": lengths.joined,
@@ -457,153 +457,10 @@ def update_shapes(
     documents = {}
     if config.num_embedded:
         ids = (size, config.num_embedded, lengths.document)
-        documents = dict.fromkeys(_DOCUMENTS, rows_of_batch(ids, "int32", mesh))
+        documents = dict.fromkeys(DOCUMENTS, rows_of_batch(ids, "int32", mesh))
     inputs = shapes_of(
-        *(FinetuneInputs, sizes, mesh), questions=_on_devices(questions), **documents
+        *(FinetuneInputs, sizes, mesh), questions=on_devices(questions), **documents
     )
     reader = config.make_reader(retriever.config.bert)
     loss = make_loss(config, retriever, reader)
     return UpdateShapes(reader, loss, frozen_parameters(config), inputs)
-
-
-def _num_neighbours(config: FinetuneConfig, num_blocks: int) -> int:
-    """Returns how many blocks are searched for.
-
-    With fewer blocks in the corpus than are read, some slots stay empty.
-    """
-    read = max(config.num_read, config.blocks_per_update, config.num_embedded)
-    return max(read, min(config.num_retrieved, num_blocks))
-
-
-def _on_devices(questions: QuestionBatch) -> QuestionBatch:
-    """Returns questions without their texts, which are compared on the host only."""
-    return questions.replace(answer_patterns=None, answer_texts=None)
-
-
-class QuestionInputs:
-    """Searches, reads and labels the questions of a step."""
-
-    def __init__(
-        self,
-        stage: StageParts[SpanReader],
-        config: FinetuneConfig,
-        index: FrozenIndex,
-    ):
-        """Opens the questions, and then the index.
-
-        Args:
-          stage: the run, with its initial state.
-          config: its configuration.
-          index: the index, which is not open yet.
-
-        Raises:
-          BadInputError: no answer is in a retrieved block, or the index is missing.
-          StoppedError: stopped while the corpus was being embedded.
-          NotReadyError: the index builder has not made an index in time.
-        """
-        self._stage = stage
-        self._config = config
-        self._examples = _open_questions(stage, config)
-        self._index = index
-        index.open()
-        self._labels = AnswerLabels(stage.corpus, config.max_span)
-        num_neighbours = _num_neighbours(config, stage.corpus.num_blocks)
-        if stage.details is None:
-            require_answers(
-                *(stage.retriever_config, stage.state.params["retriever"]),
-                *(index.current.searcher, self._examples, self._labels),
-                *(num_neighbours, config.batch_size),
-            )
-        self._search: SearchAhead[QuestionBatch, FinetuneInputs] = SearchAhead(
-            stage.retriever_config,
-            lambda questions: questions.question_ids,
-            self._gather,
-            num_neighbours=num_neighbours,
-            mesh=stage.mesh,
-            batch_size=config.batch_size,
-            # Only in the main thread can a pattern that never ends be stopped.
-            ahead=config.search_ahead
-            and "answer_patterns" not in self._examples.features,
-            stopwatch=stage.stopwatch,
-        )
-        self._search.resume(stage.details or {}, self._questions_at)
-
-    def packed_lengths(self) -> PackedLengths | None:
-        """Returns the length of rows that two documents share; None to pack none."""
-        return self._stage.packed_lengths(
-            self._examples.features["question_ids"],
-            # The embeddings of the others are the index's.
-            num_documents=self._config.batch_size * self._config.num_embedded,
-            num_joined=self._config.batch_size * self._config.blocks_per_update,
-        )
-
-    def at(self, step: int, state: TrainState) -> FinetuneInputs:
-        """Returns the inputs of the next update."""
-        retriever = state.params["retriever"]
-        return self._search(step, retriever, self._index.current, self._questions_at)
-
-    def details(self) -> Mapping[str, Any]:
-        """Returns what a checkpoint has to hold of the inputs after it."""
-        return self._search.details()
-
-    def answerer(self, state: TrainState) -> Answerer:
-        """Returns the model of a state, which answers from the index in use."""
-        config, stage = self._config, self._stage
-        return Answerer(
-            retriever=stage.retriever_config,
-            reader=stage.reader,
-            params=state.params,
-            corpus=stage.corpus,
-            searcher=self._index.current.searcher,
-            num_read=config.num_read,
-            lengths=config.models.lengths,
-            marginalization=AnswerMarginalization(config.marginalization),
-            batch_size=config.batch_size,
-            mesh=stage.mesh,
-        )
-
-    def _questions_at(self, step: int) -> QuestionBatch:
-        return QuestionBatch(**self._stage.batch(self._examples, step))
-
-    def _gather(
-        self, questions: QuestionBatch, neighbours: Neighbours
-    ) -> FinetuneInputs:
-        lengths = self._config.models.lengths
-        candidates = question_candidates(
-            self._stage.corpus,
-            neighbours,
-            questions.question_ids,
-            num_candidates=self._config.blocks_per_update,
-            document_length=lengths.document,
-            joined_length=lengths.joined,
-        )
-        block_ids = np.asarray(neighbours.ids)
-        rows = self._index.current.rows
-        assert rows is not None
-        documents = {}
-        if count := self._config.num_embedded:
-            arrays = self._stage.corpus.document_ids(
-                block_ids[:, :count], lengths.document
-            )
-            documents = dict(zip(_DOCUMENTS, arrays, strict=True))
-        return FinetuneInputs(
-            questions=_on_devices(questions),
-            block_embeddings=rows[np.maximum(block_ids, 0)],
-            block_valid=block_ids >= 0,
-            block_has_answer=self._labels.blocks(questions, block_ids),
-            joined_ids=candidates.joined_ids,
-            joined_segment_ids=candidates.joined_segment_ids,
-            span_is_answer=self._labels.spans(questions, candidates),
-            **documents,
-        )
-
-
-def _open_questions(
-    stage: StageParts[Any], config: FinetuneConfig
-) -> Examples | Mixture:
-    """Opens the questions to train on: of one task, or of several that are mixed."""
-    sets = {
-        task: stage.open_examples(task, "train", of_corpus=False)
-        for task in config.tasks
-    }
-    return Mixture(sets, config.shares) if len(sets) > 1 else sets[config.task]

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 from realm_jax.index.source import IndexSource, LoadedIndex
@@ -91,12 +90,7 @@ class FrozenIndex(contextlib.AbstractContextManager["FrozenIndex"]):
     def finish(self) -> None:
         """Publishes the last retriever, if there is a builder for it."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Ends what is in the background."""
 
 
@@ -170,11 +164,6 @@ class RefreshedIndex(FrozenIndex):
         run = self._run
         self._client.finish(run.step, run.state.params["retriever"])
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Sends the last heartbeat."""
-        self._client.__exit__(kind, error, traceback)
+        self._client.__exit__(*error)
