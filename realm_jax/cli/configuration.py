@@ -287,9 +287,9 @@ def _read(
         overridden = _read_files(files)
         if command:
             _use_macros_of(command)
-        ours = {one: _for_this_command(one, command) for one in bindings}
         # What is named for this command comes last, so that it wins.
-        for binding, own in sorted(ours.items(), key=lambda pair: pair[0] != pair[1]):
+        for binding in sorted(dict.fromkeys(bindings), key=_is_scoped):
+            own = _for_this_command(binding, command)
             if values.is_known(own):
                 gin.parse_config([values.typed(own)])
                 given[reach.parse_setting(values.name_of(own))] = binding
@@ -368,6 +368,12 @@ def _for_this_command(binding: str, command: str) -> str:
     return f"{_setting_of(name, command)}{equals}{value}"
 
 
+def _is_scoped(binding: str) -> bool:
+    """Returns whether this is a macro that is named for a command."""
+    name = values.name_of(binding)
+    return "." not in name and "/" in name
+
+
 def _setting_of(name: str, command: str) -> str:
     """Returns a macro, or the setting of its name of the command if there is no macro.
 
@@ -385,9 +391,8 @@ def _setting_of(name: str, command: str) -> str:
 
 def _is_of_another_command(binding: str, command: str) -> bool:
     """Returns whether this is a macro that is named for another command."""
-    name = values.name_of(binding)
-    stage = name.partition("/")[0].replace("_", "-")
-    return "." not in name and "/" in name and stage in STAGES and stage != command
+    stage = binding.partition("/")[0].strip().replace("_", "-")
+    return _is_scoped(binding) and stage in STAGES and stage != command
 
 
 def configured(config_class: type[Config]) -> Config:

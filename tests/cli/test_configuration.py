@@ -104,6 +104,11 @@ class TestFieldsWithoutAMacro:
             assert config.wait_seconds == 5
             assert config.questions_split == "train"
 
+    def test_what_is_named_for_the_stage_wins(self, configured):
+        given = ["pretrain/WAIT_SECONDS=5", "WAIT_SECONDS=6"]
+        for bindings in (given, given[::-1]):
+            assert configured("pretrain", *bindings).wait_seconds == 5
+
     def test_are_unknown_to_stages_without_them(self, configured):
         with pytest.raises(BadInputError, match="unknown macro 'WAIT_SECONDS'"):
             configured("finetune", "WAIT_SECONDS=5")
