@@ -46,7 +46,7 @@ _BATCH = 8
 
 # The quickstart's, and those that gin/runs/finetune.gin takes from the paper.
 LENGTHS = (
-    Lengths(query=64, document=96, joined=112),
+    Lengths(query=40, document=96, joined=112),
     Lengths(query=64, document=288, joined=320),
 )
 PARTS = ("encode", "search", "read", "spans")

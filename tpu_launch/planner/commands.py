@@ -256,11 +256,9 @@ def _host(
         share = -(-rows // setting.num_hosts)
         lines.append(Line("index while it is loaded", share, Unit.BYTES, "its share"))
     if isinstance(config, FinetuneConfig):
-        copies = 1 if use is None or use.refresh is None else 2
-        size, note = (
-            copies * rows,
-            "at most, and the next" if copies == 2 else "at most",
-        )
+        size, note = rows, "at most"
+        if use is not None and use.refresh is not None:
+            size, note = 2 * rows, "at most, and the next"
         lines.append(Line("embeddings of what was found", size, Unit.BYTES, note))
     total, limit = in_all(lines), setting.trainer.host_memory
     lines += [
