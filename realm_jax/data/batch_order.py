@@ -52,9 +52,6 @@ def sentence_rows(
       starts: the row at which each sentence begins, then the number of rows; every
         sentence has at least one row. It may be memory-mapped: only what the batch
         needs is read.
-      step: updates done.
-      batch_size: rows of the whole batch.
-      seed: seeds the order and the draws, not negative.
     """
     epochs, sentences = _visited(len(starts) - 1, step, batch_size, seed)
     first = starts[sentences].astype(np.int64)

@@ -55,11 +55,7 @@ def write_blocks(
     vocabulary: WordPiece,
     chunk_length: int,
 ) -> BlockStore:
-    """Writes a store of the given blocks, in the order of their ids, and opens it.
-
-    Raises:
-      BadInputError: as `BlockWriter`.
-    """
+    """Writes a store of the given blocks, in the order of their ids, and opens it."""
     with BlockWriter(directory, vocabulary, chunk_length) as writer:
         for block in blocks_to_write:
             writer.add(block)
@@ -87,11 +83,6 @@ class BlockWriter:
         Args:
           directory: where the store will appear; must be absent or empty.
           vocabulary: the tokenizer of the wordpieces; it is copied into the store.
-          chunk_length: wordpieces that the blocks are packed to.
-
-        Raises:
-          BadInputError: `directory` is not empty. Later: no block was written, a title
-            is too long, or the disk is full.
         """
         self.metadata: dict[str, Any] = {}
         self._directory = Path(directory)
@@ -139,11 +130,7 @@ class BlockWriter:
         self._append(title_length, ids.tobytes(), content, record, block.text)
 
     def copy(self, source: BlockStore, start: int, stop: int) -> None:
-        """Appends the blocks [start, stop) of another store unchanged.
-
-        Raises:
-          BadInputError: a file of the other store is damaged.
-        """
+        """Appends the blocks [start, stop) of another store unchanged."""
         width = self._vocabulary.id_dtype.itemsize
         for first in range(start, stop, _COPIED_AT_ONCE):
             stored = source.stored(first, min(first + _COPIED_AT_ONCE, stop))

@@ -177,13 +177,7 @@ class BlockStore:
         read, ten bytes a block.
 
         Args:
-          directory: folder of the store.
           verify: whether every byte is read and checksums are compared, too.
-
-        Raises:
-          BadInputError: there is no store, a file is missing, truncated or damaged, the
-            format version differs, or the vocabulary is not the one the ids were made
-            with.
         """
         directory = Path(directory)
         info = read_info(directory)
@@ -207,21 +201,13 @@ class BlockStore:
         return cls(directory, info, vocabulary)
 
     def verify(self) -> None:
-        """Reads every byte of the store and compares checksums.
-
-        Raises:
-          BadInputError: a file is damaged; the message names it.
-        """
+        """Reads every byte of the store and compares checksums."""
         require_sound(self.directory, self.info["files"], contents=True)
 
     def documents(
         self, block_ids: Int[np.ndarray, "*batch"]
     ) -> layout.Documents[np.ndarray]:
-        """Returns the blocks' wordpieces and lengths; -1 has none.
-
-        Raises:
-          BadInputError: an id is out of range.
-        """
+        """Returns the blocks' wordpieces and lengths; -1 has none."""
         starts, titles, bodies = self._places(block_ids)
         return layout.consecutive(self._ids, starts, titles, bodies)
 
@@ -242,9 +228,6 @@ class BlockStore:
 
         Returns:
           Ids padded with 0, and segments: 0 for the title and padding, 1 for the body.
-
-        Raises:
-          BadInputError: an id is out of range or `length` is below 3.
         """
         if length < 3:
             raise BadInputError(
@@ -278,9 +261,6 @@ class BlockStore:
 
         Returns:
           Ids padded with 0, and segments: 0 for the query and padding, 1 for the body.
-
-        Raises:
-          BadInputError: an id is out of range or `length` leaves no room.
         """
         query_ids = np.asarray(query_ids)
         if length <= query_ids.shape[-1]:
@@ -296,11 +276,7 @@ class BlockStore:
     def body_ids(
         self, block_ids: Int[np.ndarray, "*batch"], length: int
     ) -> Int32[np.ndarray, "*batch length"]:
-        """Returns bodies without title or special pieces, truncated or padded.
-
-        Raises:
-          BadInputError: an id is out of range.
-        """
+        """Returns bodies without title or special pieces, truncated or padded."""
         return layout.body_inputs(self.documents(block_ids), length, np)
 
     def consecutive_bodies(
@@ -313,9 +289,6 @@ class BlockStore:
         Returns:
           The wordpieces as they are stored, with a 0 after each body; and the place of
           each of these zeros.
-
-        Raises:
-          BadInputError: an id is out of range.
         """
         starts, titles, bodies = self._places(block_ids)
         lengths = np.minimum(bodies, length)
@@ -329,29 +302,17 @@ class BlockStore:
     def body_lengths(
         self, block_ids: Int[np.ndarray, "*batch"]
     ) -> Int64[np.ndarray, "*batch"]:
-        """Returns the number of wordpieces in each body; the null document has 0.
-
-        Raises:
-          BadInputError: an id is out of range.
-        """
+        """Returns the number of wordpieces in each body; the null document has 0."""
         return self.documents(block_ids).body_lengths
 
     def title_lengths(
         self, block_ids: Int[np.ndarray, "*batch"]
     ) -> Int64[np.ndarray, "*batch"]:
-        """Returns the number of wordpieces in each title; the null document has 0.
-
-        Raises:
-          BadInputError: an id is out of range.
-        """
+        """Returns the number of wordpieces in each title; the null document has 0."""
         return self.documents(block_ids).title_lengths
 
     def text(self, block_id: int) -> BlockText:
-        """Returns the text of one block; the null document has none.
-
-        Raises:
-          BadInputError: the id is out of range or its text file is damaged.
-        """
+        """Returns the text of one block; the null document has none."""
         return self.texts([block_id])[0]
 
     def texts(self, block_ids: Sequence[int] | np.ndarray) -> list[BlockText]:
@@ -361,11 +322,7 @@ class BlockStore:
         return [decode_text(record) for record in self._records(rows)]
 
     def stored(self, start: int, stop: int) -> StoredBlocks:
-        """Returns the blocks [start, stop), at least one, as they are stored.
-
-        Raises:
-          BadInputError: an id is out of range or a text file is damaged.
-        """
+        """Returns the blocks [start, stop), at least one, as they are stored."""
         rows = np.arange(start, stop)
         _check_ids(rows, 0, self.num_blocks)
         edges = np.asarray(self._offsets[start : stop + 1])
@@ -418,11 +375,7 @@ class BlockStore:
 
 
 def read_info(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the content of a store's corpus.json.
-
-    Raises:
-      BadInputError: there is none, it is damaged, or it is of another format version.
-    """
+    """Returns the content of a store's corpus.json."""
     return read_manifest(
         Path(directory) / INFO_FILE, FORMAT_VERSION, "a prepared corpus", _INFO_FIELDS
     )

@@ -60,10 +60,6 @@ def split_sentences(
     They are in order, do not overlap, neither begin nor end with white space, and
     cover everything else. Sentence boundaries are also WordPiece word boundaries, so
     the wordpieces of a text are the concatenation of those of its sentences.
-
-    Args:
-      text: the text.
-      tokenize_chinese_chars: as of the `WordPiece`.
     """
     paragraphs = [0, *(match.end() for match in _PARAGRAPH_BREAK.finditer(text))]
     starts = [
@@ -93,10 +89,8 @@ def divide(
     or the like, else with a word. A word that is itself too long stays whole.
 
     Args:
-      text: the sentence.
       offsets: characters [start, end) of each of its wordpieces.
       room: most wordpieces of a part.
-      tokenize_chinese_chars: as of the `WordPiece`.
 
     Returns:
       The wordpieces that begin a part, in order; 0 is the first.
@@ -160,16 +154,8 @@ def pack(
     long for any block becomes its own block; the model sees it truncated (see
     `divide`).
 
-    Args:
-      title_length: wordpieces of the title, repeated in every block.
-      sentence_lengths: wordpieces of each sentence.
-      chunk_length: wordpieces of a block, title and special pieces included.
-
     Returns:
       For each block, the indices of its sentences. Every sentence is in one block.
-
-    Raises:
-      BadInputError: `chunk_length` has no room for a single wordpiece.
     """
     require_room(chunk_length)
     room = chunk_length - NUM_SPECIAL_PIECES - title_length
@@ -185,11 +171,7 @@ def pack(
 
 
 def require_room(chunk_length: int) -> None:
-    """Checks that a block has room for more than its special pieces.
-
-    Raises:
-      BadInputError: it has not.
-    """
+    """Checks that a block has room for more than its special pieces."""
     if chunk_length <= NUM_SPECIAL_PIECES:
         raise BadInputError(
             f"expected a chunk length above {NUM_SPECIAL_PIECES}, the special pieces "

@@ -35,10 +35,6 @@ def change_from_json(line: bytes, where: str) -> Document:
     Args:
       line: an object in UTF-8: `id`, and either `"deleted": true` or what
         `document_from_json` reads.
-      where: names the line in errors.
-
-    Raises:
-      RecordError: the line is no such object.
     """
     fields = json_object(line, where)
     deleted = fields.get("deleted", False)
@@ -107,9 +103,7 @@ def write_changed(
 
     Args:
       writer: the writer of the new version; both versions share its vocabulary.
-      corpus: the current version.
       documents: its table.
-      changes: the changes to apply.
       places: positions of the changed documents in the table.
       progress: called with the number of blocks written so far.
     """

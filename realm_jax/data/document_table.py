@@ -39,12 +39,7 @@ def document_rows(
 
 
 def read_documents(store: BlockStore) -> np.ndarray:
-    """Returns the rows of a corpus, mapped into memory.
-
-    Raises:
-      BadInputError: it has none, because it is of an earlier version or was not made
-        from documents.
-    """
+    """Returns the rows of a corpus, mapped into memory."""
     if DOCUMENTS_FILE not in store.info["files"]:
         raise BadInputError(
             f"expected {DOCUMENTS_FILE} in {store.directory}, which says where its "

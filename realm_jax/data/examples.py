@@ -75,11 +75,6 @@ def write_examples(
       references: what the batches refer to, whose arrays are then columns of
         `references.layout`; None if they hold the features themselves.
       dtypes: narrower integers in which features are stored, by name.
-
-    Raises:
-      BadInputError: `directory` is not empty, there is no example, the batches differ
-        in features, types or shapes, a value does not fit its dtype, or the disk is
-        full.
     """
     directory = Path(directory)
     require_free(directory)
@@ -176,15 +171,10 @@ class Examples:
         """Opens examples after checking sizes, types and shapes of their files.
 
         Args:
-          directory: directory of the examples.
           expect: metadata they must have, such as the fingerprint of the corpus.
           verify: whether every byte is read and checksums are compared, too.
           corpus: the blocks that the rows refer to, if they do; None opens CORPUS where
             the directory is CORPUS/examples/TASK/SPLIT.
-
-        Raises:
-          BadInputError: there are no examples, a file is missing, truncated or damaged,
-            the metadata differ from `expect`, or the rows refer to another corpus.
         """
         directory = Path(directory)
         info = _read_info(directory)
@@ -223,20 +213,12 @@ class Examples:
         return self._count
 
     def verify(self) -> None:
-        """Reads every byte and compares checksums.
-
-        Raises:
-          BadInputError: a file is damaged; the message names it.
-        """
+        """Reads every byte and compares checksums."""
         arrays = _described_arrays(_read_info(self.directory))
         _require_sound(self.directory, arrays, contents=True)
 
     def batch(self, indices: Int[np.ndarray, " batch"]) -> Example:
-        """Returns the examples at `indices`, in the given order.
-
-        Raises:
-          BadInputError: a row refers to no sentence of the corpus.
-        """
+        """Returns the examples at `indices`, in the given order."""
         rows = {name: array[indices] for name, array in self._arrays.items()}
         if self._references is None:
             return {
@@ -286,9 +268,6 @@ class Examples:
         """Returns the rows of a step's batch.
 
         Args:
-          step: updates done.
-          batch_size: rows of the whole batch.
-          seed: seeds the order, not negative.
           spans: whether an epoch visits one row of each sentence or every row. Every
             row is visited where it is not known which rows share a sentence.
             `TOGETHER` visits the same rows as `ONE_PER_SENTENCE`.
@@ -313,15 +292,8 @@ class Examples:
 
         Args:
           batch_size: examples of all hosts together.
-          seed: seeds the order of the examples, not negative.
           start_step: the first step; earlier steps are not replayed.
-          num_hosts: number of equal parts of a batch.
-          host: the part to yield.
           spans: the rows that an epoch visits; see `step_rows`.
-
-        Raises:
-          BadInputError: the batch cannot be split into `num_hosts` equal parts, there
-            is no part `host`, or the seed is negative.
         """
         if batch_size < 1 or batch_size % num_hosts or not 0 <= host < num_hosts:
             raise BadInputError(
@@ -342,11 +314,7 @@ class Examples:
 
 
 def read_specs(directory: str | os.PathLike[str]) -> FeatureSpecs:
-    """Returns shape and type of each feature of an example, without opening arrays.
-
-    Raises:
-      BadInputError: there are no examples, or examples.json cannot be read.
-    """
+    """Returns shape and type of each feature of an example, without opening arrays."""
     return _specs(_read_info(Path(directory)))
 
 

@@ -39,13 +39,8 @@ def read_judgements(
     """Returns the queries that have a relevant document.
 
     Args:
-      queries: JSON lines, plain or gzipped.
       qrels: judgements, or "" if they stand beside the queries.
       documents: ids of the documents of the text.
-
-    Raises:
-      BadInputError: a file cannot be read; a judgement is of an unknown query or
-        document; or no query has a relevant document.
     """
     texts, gold = _read_queries(queries)
     if qrels:

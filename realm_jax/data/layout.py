@@ -47,8 +47,6 @@ def consecutive(
     Args:
       pieces: wordpieces, at least one.
       starts: the first wordpiece of each title.
-      title_lengths: wordpieces of each title.
-      body_lengths: wordpieces of each body.
     """
 
     def take(places: Int[np.ndarray, "*dims length"]) -> np.ndarray:
@@ -65,8 +63,6 @@ def from_lists(
     """Returns one document per title and body of the same place.
 
     Args:
-      titles: wordpieces of each title.
-      bodies: wordpieces of each body.
       shape: dimensions of the documents, in row-major order.
     """
     title_lengths = np.array([len(title) for title in titles], np.int64)
@@ -120,9 +116,6 @@ def query_inputs(
     Args:
       sentences: x is the body; what does not fit is truncated.
       length: wordpieces per row, at least 3.
-      cls: id of [CLS].
-      sep: id of [SEP].
-      xp: numpy or jax.numpy.
     """
     last = xp.minimum(sentences.body_lengths, length - 2)[..., None] + 1
     column = xp.arange(length)
@@ -145,9 +138,6 @@ def document_inputs(
     Args:
       documents: titles and bodies; the null document has neither.
       length: wordpieces per row, at least 3.
-      cls: id of [CLS].
-      sep: id of [SEP].
-      xp: numpy or jax.numpy.
 
     Returns:
       int32 ids padded with 0, and segments: 0 for the title and padding, 1 for the body
@@ -183,8 +173,6 @@ def joined_inputs(
       query_ids: `[CLS] x [SEP]`, padded with 0 at the end.
       length: wordpieces per row, more than those of a query row. The query is never
         truncated; the body is cut to the remaining space.
-      sep: id of [SEP].
-      xp: numpy or jax.numpy.
 
     Returns:
       int32 ids padded with 0, and segments: 0 for the query and padding, 1 for the body

@@ -46,11 +46,7 @@ MASK_FIRST, MASK_END = "mask_first", "mask_end"
 def pretrain_specs(
     query_length: int = QUERY_LENGTH, max_masks: int = MAX_MASKS
 ) -> FeatureSpecs:
-    """Returns the features of one example of `types.PretrainBatch`.
-
-    Raises:
-      BadInputError: a length leaves no room for an example.
-    """
+    """Returns the features of one example of `types.PretrainBatch`."""
     if query_length < 3 or max_masks < 1:
         raise BadInputError(
             "expected a query length of at least 3 and at least 1 mask, got "
@@ -71,9 +67,6 @@ def sentence_specs(
     """Returns the features of one example of a masked-sentence task.
 
     They are those of `pretrain_specs`, and `features.SENTENCE_ID`.
-
-    Raises:
-      BadInputError: a length leaves no room for an example.
     """
     return {**pretrain_specs(query_length, max_masks), SENTENCE_ID: int64()}
 
@@ -154,12 +147,8 @@ def make_salient_example(
     """Returns the query that masks a span of a sentence.
 
     Args:
-      body: wordpieces of the text that holds the sentence.
-      sentence: characters [start, end) of the sentence in that text.
       span: characters [start, end) of the span in that text.
-      vocabulary: the tokenizer that made `body`.
       source_block: the block the text is the body of; -1 if none.
-      query_length: wordpieces of the query, `[CLS]` and `[SEP]` included.
       max_masks: masked pieces that are scored. Pieces beyond this number are masked
         too, because they would reveal the answer.
 
@@ -213,13 +202,8 @@ def masked_example(
     """Returns the features of `pretrain_specs` for a sentence with masked wordpieces.
 
     Args:
-      pieces: the sentence.
       masked: indices of the wordpieces that become [MASK], in order of preference; all
         lie within the query. The first `max_masks` are scored, in text order.
-      vocabulary: the tokenizer.
-      source_block: the block of the sentence; -1 if none.
-      query_length: wordpieces of the query, `[CLS]` and `[SEP]` included.
-      max_masks: masked pieces that are scored.
     """
     is_masked, is_scored = np.zeros((2, 1, query_length - 2), bool)
     is_masked[0, masked] = True
@@ -250,8 +234,6 @@ def masked_inputs(
       sentences: the wordpieces of each, as bodies without titles.
       is_masked: which of the wordpieces that fit a query become [MASK].
       is_scored: which of them are scored, at most `max_masks` of a sentence.
-      source_block: the block of each sentence; -1 if none.
-      vocabulary: the tokenizer.
       max_masks: slots for scored pieces, which are filled in text order.
     """
     count, room = is_masked.shape
@@ -318,18 +300,11 @@ def salient_examples(
     The trainer draws from the spans of a sentence; see `batch_order.Spans`.
 
     Args:
-      store: the corpus.
-      block_ids: shape [block].
-      query_length: wordpieces of a query.
-      max_masks: masked pieces that are scored.
       tagger: finds the spans in the bodies of the blocks; None uses the stored spans.
 
     Returns:
       The features of `sentence_specs` along a leading axis, in the order of blocks and
       of spans within them.
-
-    Raises:
-      BadInputError: a block id is out of range or a text cannot be read.
     """
     layout = SpanRows(query_length, max_masks)
     rows = salient_rows(store, block_ids, query_length=query_length, tagger=tagger)
@@ -347,9 +322,6 @@ def salient_rows(
 
     Returns:
       The columns of `SpanRows`, and `features.SENTENCE_ID`.
-
-    Raises:
-      BadInputError: as `salient_examples`, or `references.read_blocks`.
     """
     found = read_blocks(store, block_ids)
     spans = [text.spans for text, _ in found]

@@ -19,7 +19,6 @@ def describe_unknown_titles(
     """Returns a line that counts questions about unknown articles and names some.
 
     Args:
-      questions: the questions, with or without titles.
       known: the titles of the articles, as `normalise_title` makes them.
 
     Returns:

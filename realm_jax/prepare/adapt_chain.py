@@ -37,12 +37,7 @@ class Survey:
 
     @classmethod
     def read(cls, source: str, stop: threading.Event) -> "Survey":
-        """Reads a text.
-
-        Raises:
-          BadInputError: a record of it cannot be read.
-          StoppedError: asked to stop.
-        """
+        """Reads a text."""
         ids, texts = set(), set()
         documents, empty, longest = 0, 0, ""
         for record in read_all(open_source(source)):
@@ -71,11 +66,7 @@ class Survey:
 
 
 def require_enough(source: str, size: TextSize, survey: Survey) -> TextSize:
-    """Returns the size of a text, with more of it held out than by default.
-
-    Raises:
-      BadInputError: it is too small to adapt an encoder to.
-    """
+    """Returns the size of a text, with more of it held out than by default."""
     useless = survey.empty + survey.duplicates
     share = 1.0 - useless / max(size.documents, 1)
     if share * size.blocks < _FEWEST_BLOCKS:
@@ -90,11 +81,7 @@ def require_enough(source: str, size: TextSize, survey: Survey) -> TextSize:
 
 
 def require_measurable(source: str, survey: Survey, vocabulary: WordPiece) -> None:
-    """Requires a document that is longer than a block, where there are no queries.
-
-    Raises:
-      BadInputError: nothing would tell whether the encoder has become better.
-    """
+    """Requires a document that is longer than a block, where there are no queries."""
     if len(vocabulary.ids_batch([survey.longest])[0]) < CHUNK_LENGTH:
         raise BadInputError(
             f"expected documents longer than a block of {CHUNK_LENGTH} wordpieces in "

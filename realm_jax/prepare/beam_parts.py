@@ -38,7 +38,6 @@ class MakePart(Protocol):
         """Returns the bytes of a part, a function of its name alone.
 
         Args:
-          name: name of the part.
           check: to be called regularly; raises `StoppedError` when work is to end.
         """
         ...
@@ -86,9 +85,7 @@ class Parts:
 
         Args:
           names: all parts; valid file names.
-          make_part: makes one part.
           workers: processes on this machine, if no other runner is chosen.
-          beam_flags: options of Beam, such as --runner=DataflowRunner.
           report: called with the number of finished parts and of all parts.
           stop: set to end the work soon; parts in progress are lost.
 
@@ -142,11 +139,7 @@ class Parts:
 
 
 def pipeline_options(flags: Sequence[str], workers: int) -> PipelineOptions:
-    """Returns Beam's options, with local processes unless the flags name a runner.
-
-    Raises:
-      BadInputError: Beam has no such option.
-    """
+    """Returns Beam's options, with local processes unless the flags name a runner."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for group in PipelineOptions.__subclasses__():
         group._add_argparse_args(parser)  # pyright: ignore[reportArgumentType]

@@ -78,11 +78,7 @@ class Summary:
 
 
 def require_few_bad(summary: Summary, max_bad_lines: int) -> None:
-    """Checks that there are no more damaged records than tolerated.
-
-    Raises:
-      BadInputError: there are more; the message names the first.
-    """
+    """Checks that there are no more damaged records than tolerated."""
     if summary.bad_records > max_bad_lines:
         where, reason = summary.first_bad[0]
         raise BadInputError(

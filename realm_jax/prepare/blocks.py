@@ -72,11 +72,7 @@ class MakeBlocks:
     max_bad_lines: int
 
     def __call__(self, name: str, check: Callable[[], None]) -> bytes:
-        """Returns the blocks of the shard and the counts of its records, serialised.
-
-        Raises:
-          BadInputError: the source cannot be read, or has too many damaged records.
-        """
+        """Returns the blocks of the shard and the counts of its records, serialised."""
         summary, blocks = Summary(), list[Block]()
         rows = [document_rows([], [])]
         documents = self._documents(self.shards[name], summary)
@@ -115,12 +111,7 @@ def assemble(
     max_bad_lines: int,
     metadata: Mapping[str, Any],
 ) -> BlockStore:
-    """Writes the blocks of all parts, in order, to one store, and opens it.
-
-    Raises:
-      BadInputError: no document has text, there are too many damaged records, or the
-        disk is full.
-    """
+    """Writes the blocks of all parts, in order, to one store, and opens it."""
     total = Summary()
     with BlockWriter(directory, vocabulary, chunk_length) as writer:
         for part in parts:
@@ -184,13 +175,7 @@ def prepare_blocks(
     stop: threading.Event | None = None,
     workers: Workers = ALL_CORES,
 ) -> BlockStore:
-    """Makes the block store if it is missing, resuming from the parts of a killed run.
-
-    Raises:
-      BadInputError: the source is missing, empty or malformed, or the folder holds
-        another corpus, or another process is making it.
-      StoppedError: `stop` was set.
-    """
+    """Makes the block store if it is missing; resumes from parts of a killed run."""
     source = config.source
     if isinstance(source, str):
         source = open_source(source, shard_bytes=config.part_bytes)

@@ -82,11 +82,7 @@ def _num_shards(num_blocks: int) -> int:
 
 
 def metadata(config: TaskSettings, task: str, split: str) -> dict[str, Any] | None:
-    """Returns `materialise.metadata` of a task, None if it has no such split.
-
-    Raises:
-      BadInputError: there is no such task.
-    """
+    """Returns `materialise.metadata` of a task, None if it has no such split."""
     register(config)
     from realm_jax.prepare import materialise
 
@@ -125,12 +121,7 @@ class MakeExamples:
     modules: Mapping[str, str]
 
     def __call__(self, name: str, check: Callable[[], None]) -> bytes:
-        """Returns the examples of the shard, serialised, one array per feature.
-
-        Raises:
-          BadInputError: an example has no fixed shape, a text cannot be read, or a
-            module of the user's has changed since the work began.
-        """
+        """Returns the examples of the shard, serialised, one array per feature."""
         register(self.config)
         from realm_jax.prepare import materialise
 
@@ -160,11 +151,7 @@ def assemble(
     parts: Iterable[bytes],
     metadata: Mapping[str, Any],
 ) -> Examples:
-    """Writes the examples of all parts, in order.
-
-    Raises:
-      BadInputError: there are no examples, shapes differ, or the disk is full.
-    """
+    """Writes the examples of all parts, in order."""
     examples = (example for part in parts if (example := unpack_arrays(part)))
     first = next(examples, None)
     if first is None:

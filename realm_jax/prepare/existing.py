@@ -81,18 +81,7 @@ def made_by(tasks: TaskSettings, task: str) -> dict[str, Any]:
 def find_examples(
     tasks: TaskSettings, store: BlockStore, task: str, split: str
 ) -> Examples | None:
-    """Returns the examples of a split of a task, None if there are none.
-
-    Args:
-      tasks: settings of the tasks.
-      store: the corpus from which the examples are made.
-      task: name of the task.
-      split: split of the task.
-
-    Raises:
-      BadInputError: there are examples that other settings, questions or modules made;
-        they are never overwritten. Or they are damaged, or there is no such task.
-    """
+    """Returns the examples of a split of a task, None if there are none."""
     folder = examples_folder(tasks.knowledge or tasks.corpus, task, split)
     if not folder.exists():
         return None
@@ -108,11 +97,7 @@ def find_examples(
 
 
 def require_no_other_splits(tasks: TaskSettings, task: str, splits: set[str]) -> None:
-    """Requires that there are no examples of splits that a task no longer has.
-
-    Raises:
-      BadInputError: there are.
-    """
+    """Requires that there are no examples of splits that a task no longer has."""
     folder = examples_folder(tasks.knowledge or tasks.corpus, task, "train").parent
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if others := sorted(there - splits):

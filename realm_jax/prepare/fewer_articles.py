@@ -29,10 +29,7 @@ def choose(articles: list[dict], asked: set[str], drawn: int, seed: int) -> list
     """Returns the articles to keep.
 
     Args:
-      articles: objects with `id` and `title`.
       asked: titles of articles that are always kept, as `normalise_title` makes them.
-      drawn: number of other articles to draw.
-      seed: seeds the draw.
     """
     titles = [normalise_title(article["title"]) for article in articles]
     others = [title for title in titles if title not in asked]

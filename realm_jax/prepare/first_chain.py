@@ -109,15 +109,7 @@ def text_size(sample: TextSample) -> TextSize:
 
 
 def measure_text(source: str, sample: TextSample) -> TextSize:
-    """Returns the size of a text.
-
-    Args:
-      source: its name, for errors.
-      sample: its first parts.
-
-    Raises:
-      BadInputError: there is too little of it.
-    """
+    """Returns the size of a text."""
     size = text_size(sample)
     if not size.documents or size.blocks < _FEWEST_BLOCKS:
         raise BadInputError(
@@ -144,11 +136,7 @@ class Questions:
 
     @classmethod
     def read(cls, path: str) -> "Questions":
-        """Reads questions that may lack ids and splits.
-
-        Raises:
-          BadInputError: the file or one of its lines cannot be read.
-        """
+        """Reads questions that may lack ids and splits."""
         records = list(records_of(path))
         if not records:
             raise BadInputError(
@@ -215,12 +203,7 @@ def require_known(
     """Requires that a vocabulary has what a text is made of.
 
     Args:
-      fit: how well it fits the text.
-      path: the vocabulary.
       otherwise: what may be given instead of other weights.
-
-    Raises:
-      BadInputError: too many wordpieces are [UNK], or too many words single letters.
     """
     advice = f"give {otherwise}, or --weights=FOLDER of a BERT of its language"
     if fit.unknown > _MOST_UNKNOWN:

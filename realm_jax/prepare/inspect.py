@@ -53,9 +53,6 @@ def register_prepared(name: str, corpus: str | os.PathLike[str]) -> list[str]:
 
     Returns:
       The names of the tasks.
-
-    Raises:
-      BadInputError: as in `seqio_tasks.register_corpus`, or examples are damaged.
     """
     store = BlockStore.open(corpus)
     settings: dict[str, Any] = {"document_length": store.chunk_length}
@@ -74,14 +71,7 @@ def register_prepared(name: str, corpus: str | os.PathLike[str]) -> list[str]:
 
 
 def summaries(names: Iterable[str] | None = None) -> list[Summary]:
-    """Returns a summary of every split of registered tasks, sorted by name.
-
-    Args:
-      names: names of tasks and mixtures; None selects all.
-
-    Raises:
-      BadInputError: a name is unknown, or examples on disk are damaged.
-    """
+    """Returns a summary of every split of registered tasks, sorted by name."""
     if names is None:
         names = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
     rows = []
@@ -98,13 +88,8 @@ def show(name: str, split: str, count: int, mark: Mark = str) -> Iterator[list[s
     """Yields the first examples of a task or mixture, each as lines of text.
 
     Args:
-      name: name of the task or mixture.
       split: one of its splits, or "" for the first of them.
-      count: maximum number of examples.
       mark: applied to `[MASK]`, and to answers and spans, which are in brackets.
-
-    Raises:
-      BadInputError: the task or the split is unknown, or no example can be made.
     """
     provider = materialise.find_task(name)
     splits = _splits(provider)
@@ -239,11 +224,6 @@ def describe(example: Mapping[str, Any], origin: Origin, mark: Mark = str) -> li
     answers in brackets; pairs and blocks with title and body, blocks with the spans of
     the corpus in brackets; questions with the answers that the reader can find. Other
     examples have a line for every feature.
-
-    Args:
-      example: NumPy arrays by name.
-      origin: its origin.
-      mark: applied to every `[MASK]` and to bracketed text.
     """
     names, (vocabulary, store, features) = example.keys(), origin
     if vocabulary is not None:

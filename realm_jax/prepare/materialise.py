@@ -32,17 +32,10 @@ def materialise(
 
     Args:
       task_or_mixture: a name registered with SeqIO; its features have fixed shapes.
-      split: train, validation or another split of the task.
       directory: must be absent or empty; see `data.examples`.
-      use_cached: read the output of SeqIO's caching tool.
-      seed: seeds random preprocessors and mixing.
 
     Returns:
       The examples; their metadata hold task, split and provenance.
-
-    Raises:
-      BadInputError: the task or the split is unknown, nothing is cached, an example
-        has no fixed shape, or the examples cannot be written.
     """
     provider = find_task(task_or_mixture)
     if split not in provider.splits:
@@ -134,11 +127,7 @@ def is_cached(task_or_mixture: str) -> bool:
 
 
 def find_task(name: str) -> seqio.Task | seqio.Mixture:
-    """Returns a registered task or mixture.
-
-    Raises:
-      BadInputError: the name is unknown; the message lists the registered ones.
-    """
+    """Returns a registered task or mixture."""
     try:
         return seqio.get_mixture_or_task(name)
     except ValueError as error:
@@ -161,17 +150,6 @@ def batches(
 
     Of a task whose examples refer to sentences of the corpus, a batch has the columns
     of its `layout` instead of the features.
-
-    Args:
-      task_or_mixture: a name registered with SeqIO; its features have fixed shapes.
-      split: one of its splits.
-      use_cached: read the output of SeqIO's caching tool.
-      seed: seeds random preprocessors and mixing.
-      shard: (index, count), where count is `num_shards`; None for all shards.
-
-    Raises:
-      BadInputError: nothing is cached, an example has no fixed shape, or bad input was
-        found while making examples.
     """
     provider = find_task(task_or_mixture)
     try:

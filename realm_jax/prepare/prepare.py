@@ -135,19 +135,7 @@ def run(
     stop: threading.Event | None = None,
     workers: Workers = ALL_CORES,
 ) -> BlockStore:
-    """Makes the missing parts of the corpus and its examples.
-
-    Args:
-      config: the corpus and its examples.
-      report: called with progress.
-      stop: set to end soon; finished parts are kept.
-      workers: the processes that make them.
-
-    Raises:
-      BadInputError: the source is missing, empty or malformed, the folder holds another
-        corpus, or `examples` names an unknown task, or another process is making it.
-      StoppedError: `stop` was set.
-    """
+    """Makes the missing parts of the corpus and its examples."""
     stop = stop or threading.Event()
     # Cheap checks come before hours of work.
     _require_task_name(config.name)
@@ -257,11 +245,7 @@ def _wanted_examples(config: PrepareConfig) -> list[tuple[str, str]]:
 
 
 def _wanted_suffixes(config: PrepareConfig) -> list[str]:
-    """Returns the suffixes of the tasks to materialise, in order; all if none is named.
-
-    Raises:
-      BadInputError: an unknown task is named.
-    """
+    """Returns the suffixes of the tasks to materialise, in order."""
     usual = [] if config.knowledge else ["ict"]
     usual += ["salient"] + (["questions"] if config.questions else [])
     known = [*usual, *_OTHER_MASKS]

@@ -66,18 +66,9 @@ def register_question_task(
     It has the splits of the questions.
 
     Args:
-      name: letters, digits and underscores.
-      questions: questions of any splits, as returned by `read_questions` or
-        `open_qa.sets.read_set`.
-      vocabulary: the tokenizer of the corpus that answers them.
-      query_length: wordpieces of a question, special pieces included.
-      max_answers: answers kept for each question.
       max_answer_length: longest answer the reader can find, in wordpieces.
       max_pattern_length: longest regular expression as an answer, in characters. None
         is that of `pattern_length`; sets to be mixed need the same.
-
-    Raises:
-      BadInputError: a pattern is too long, or the name is taken.
     """
     if max_pattern_length is None:
         max_pattern_length = pattern_length(questions)

@@ -52,12 +52,6 @@ def only_writer(corpus: str) -> Iterator[None]:
 
     They would delete each other's parts, and the corpus. The lock is a file beside the
     corpus, which the kernel lets go of however the process ends.
-
-    Args:
-      corpus: local folder of the corpus.
-
-    Raises:
-      BadInputError: another process is making it.
     """
     path = pathlib.Path(corpus)
     lock = path.with_name(f"{path.name}.lock")
@@ -102,7 +96,6 @@ class Scratch:
         """Determines the folder, without creating it.
 
         Args:
-          corpus: the corpus to be made.
           root: parent of the folder, local or on gs://; "" places it beside the corpus.
         """
         path = pathlib.Path(corpus)
@@ -141,10 +134,6 @@ class Scratch:
 
         Returns:
           A function that reads a part by its name; a damaged one is made anew.
-
-        Raises:
-          BadInputError: bad input was found.
-          StoppedError: `stop` was set; finished parts are kept.
         """
         check = _check(stop)
         store = open_store(f"{self.folder(folder)}/{_MADE_HERE}")
@@ -177,10 +166,6 @@ class Scratch:
         Returns:
           A function that reads a part by its name; a damaged one is made anew, by this
           process.
-
-        Raises:
-          BadInputError: a worker found bad input, or was killed.
-          StoppedError: `stop` was set; finished parts are kept.
         """
         # Beam takes seconds to import, and a complete corpus does not need it. It warns
         # about missing Google Cloud clients, which are not needed.

@@ -55,14 +55,7 @@ class BlockSource(seqio.DataSource):
     layout: SentenceRows | None = None
 
     def __init__(self, store: BlockStore, num_shards: int, fraction: float):
-        """Creates a source of the blocks of `store`.
-
-        Args:
-          store: the corpus.
-          num_shards: number of ranges of its blocks.
-          fraction: share of the articles in the validation split; of a few articles
-            that is at least one, unless it is 0.
-        """
+        """Creates a source of the blocks of `store`."""
         super().__init__(splits=(TRAIN, VALIDATION))
         self.store = store
         self.provenance = {
@@ -97,11 +90,7 @@ class BlockSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **unused,
     ) -> tf.data.Dataset:
-        """Returns the ids of every `num_shards`-th shard, from `index` on.
-
-        Raises:
-          BadInputError: the whole split has no article.
-        """
+        """Returns the ids of every `num_shards`-th shard, from `index` on."""
         shards = range(len(self._bounds) - 1)
         if shard_info is not None:
             shards = shards[shard_info.index :: shard_info.num_shards]
@@ -174,8 +163,6 @@ def register_corpus(
     splits train and validation.
 
     Args:
-      name: letters, digits and underscores.
-      store: the corpus.
       tagger: None masks the spans stored in the corpus. Otherwise the salient task
         masks those that this tagger finds in the blocks: it runs when examples are
         made, shard by shard, and the corpus is not changed.
@@ -185,18 +172,11 @@ def register_corpus(
       query_length: wordpieces of a masked sentence, special pieces included.
       inverse_cloze_query_length: the same of an inverse cloze query.
       document_length: the same of a document.
-      max_masks: masked wordpieces that are scored.
-      num_shards: number of shards into which SeqIO can split the work.
-      validation_fraction: share of the articles that are held out from training.
       seed: determines which inverse cloze queries are removed from their blocks, and
         the random masks.
 
     Returns:
       The names of the tasks.
-
-    Raises:
-      BadInputError: the two corpora have different vocabularies, a length leaves no
-        room for an example, or a task of this name is registered already.
     """
     blocks = BlockSource(store, num_shards, validation_fraction)
     if knowledge is not None:
@@ -259,9 +239,6 @@ def _add_sentences(
     """Registers a task of sentences of the source's blocks.
 
     Args:
-      name: name of the task.
-      source: the blocks.
-      layout: how its rows become examples.
       make_rows: (store, block ids) -> rows of `layout`.
       is_searched: whether the blocks are those that are searched. Otherwise examples
         have no source block there, and do not refer to sentences of it.
@@ -332,13 +309,8 @@ def add_task(
       name: letters, digits and underscores.
       source: a source of scalars.
       make_examples: maps an array of scalars to any number of examples.
-      specs: the features of one example.
-      vocab_size: number of wordpieces.
       columns: further arrays that the function returns and that the dataset has beside
         the features of the task; see `references.py`.
-
-    Raises:
-      BadInputError: the name is taken, or SeqIO does not allow it.
     """
     made = {**specs, **(columns or {})}
     try:
@@ -363,11 +335,7 @@ def add_task(
 def require_vocabulary(
     store: BlockStore, wanted: str | os.PathLike[str] | WordPiece
 ) -> None:
-    """Checks that a corpus was prepared with a given vocabulary.
-
-    Raises:
-      BadInputError: it was prepared with another one.
-    """
+    """Checks that a corpus was prepared with a given vocabulary."""
     if not isinstance(wanted, WordPiece):
         wanted = load_vocabulary(wanted, **store.vocabulary.settings)
     if wanted.fingerprint != store.vocabulary.fingerprint:

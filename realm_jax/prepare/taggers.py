@@ -17,10 +17,6 @@ def tagger_by_name(name: str) -> Tagger:
       name: "spacy", "rules", "given" (only spans that documents provide), "auto" (spaCy
         where it is installed, otherwise rules), or "checkpoint:FOLDER" with the folder
         of a BERT token classifier, see `weights.token_classification`.
-
-    Raises:
-      BadInputError: there is no tagger of that name, it is not installed, or the
-        checkpoint cannot be used.
     """
     folder = name.removeprefix(CHECKPOINT)
     if folder != name and folder:
@@ -46,12 +42,7 @@ def option_of(name: str, given: str = "") -> str:
     """Returns the argument of `tagger_by_name` for the tagger recorded in a corpus.
 
     Args:
-      name: the tagger in corpus.json, see `Tagger.name`.
       given: the argument, where the user sets it; "" to derive it from the name.
-
-    Raises:
-      BadInputError: the argument gives another tagger than recorded, or the name does
-        not include the folder of its checkpoint.
     """
     option = given or name.partition("-")[0]
     if option == CHECKPOINT.removesuffix(":"):

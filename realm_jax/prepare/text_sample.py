@@ -53,16 +53,7 @@ class TextSample:
 
     @classmethod
     def read(cls, source: str, stop: threading.Event) -> "TextSample":
-        """Reads the first parts of a text.
-
-        Args:
-          source: as of `prepare`.
-          stop: ends reading.
-
-        Raises:
-          BadInputError: there is no such source, or it cannot be read.
-          StoppedError: asked to stop.
-        """
+        """Reads the first parts of a text."""
         opened = open_source(source)
         shards = opened.shards()
         sampled = shards[:_SAMPLED_SHARDS]
@@ -143,12 +134,7 @@ def choose_masks(sample: TextSample, fraction: float, asked: str = "") -> Masks:
     some, too, as far as all are known.
 
     Args:
-      sample: the text.
-      fraction: share of the articles that will be held out.
       asked: the kind that is chosen in any case, or "".
-
-    Raises:
-      BadInputError: no kind fits, or the one that is asked for has no examples.
     """
     documents = sample.documents[:_EXAMINED]
     scale = sample.scale * len(sample.documents) / len(documents)
@@ -189,11 +175,7 @@ def choose_masks(sample: TextSample, fraction: float, asked: str = "") -> Masks:
 
 
 def require_pairs(sample: TextSample) -> None:
-    """Requires that sentences can be paired with their blocks (inverse cloze task).
-
-    Raises:
-      BadInputError: each document is one short sentence.
-    """
+    """Requires that sentences can be paired with their blocks (inverse cloze task)."""
     passages = itertools.chain.from_iterable(map(_passages, sample.documents))
     if not any(
         len(passage.sentences) > 1 or len(passage.text) >= _DIVISIBLE

@@ -41,10 +41,7 @@ def expand(
     """Makes examples from the elements of a dataset with a NumPy function.
 
     Args:
-      dataset: a dataset of scalars.
       make_examples: maps an array of scalars to any number of examples.
-      specs: the features of one example.
-      chunk_size: scalars per call.
 
     Returns:
       A dataset with one element per example, in the order of the function's output.
@@ -75,10 +72,6 @@ def restore_shapes(
     A preprocessor to follow the cache. SeqIO then truncates features to
     `sequence_length`, which would remove the last [SEP]: shorter lengths are refused.
     Of `columns`, which are no part of the task's output, a cache may lack some.
-
-    Raises:
-      BadInputError: a requested length is below the one a feature was made with, or the
-        cache lacks a feature.
     """
     if missing := sorted(specs.keys() - dataset.element_spec.keys()):
         raise BadInputError(
@@ -106,11 +99,7 @@ def restore_shapes(
 def numpy_batches(
     dataset: tf.data.Dataset, names: Sequence[str], batch_size: int
 ) -> Iterator[Example]:
-    """Yields batches of the named features as NumPy arrays; the last may be smaller.
-
-    Raises:
-      BadInputError: a feature has no fixed shape.
-    """
+    """Yields batches of the named features as NumPy arrays; the last may be smaller."""
     specs: Any = dataset.element_spec
     for name in names:
         if not specs[name].shape.is_fully_defined():

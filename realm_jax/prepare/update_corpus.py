@@ -109,15 +109,7 @@ def run(
     stop: threading.Event | None = None,
     workers: Workers = ALL_CORES,
 ) -> Update:
-    """Makes a new version of a corpus if it is missing.
-
-    Raises:
-      BadInputError: there is no corpus, or one that cannot be updated or has another
-        successor; the changes are malformed, or delete unknown documents; no block
-        would be left; or the folder of the new version is not empty, or another
-        process is making it.
-      StoppedError: `stop` was set; finished blocks are kept.
-    """
+    """Makes a new version of a corpus if it is missing."""
     corpus = BlockStore.open(config.corpus)
     there = _Existing(config, corpus, read_documents(corpus), _source(config))
     require_no_other_successor(config.corpus, config.output)

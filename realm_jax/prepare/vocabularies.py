@@ -58,16 +58,8 @@ class VocabularyTraining:
         whatever the text.
 
         Args:
-          source: source of the text.
-          fingerprint: fingerprint of the source.
           scratch: store that keeps the vocabulary for a run that resumes.
-          name: name of the source in errors.
           characters: further characters that the vocabulary must hold.
-          max_bad_lines: largest number of damaged records tolerated.
-
-        Raises:
-          BadInputError: the source cannot be read, has too many damaged records or no
-            text, or `size` is too small for the characters.
         """
         wanted = {c for c in _ALWAYS + characters if not c.isspace()}
         alphabet = "".join(sorted(wanted))

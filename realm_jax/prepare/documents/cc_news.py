@@ -22,25 +22,13 @@ _ID_FIELDS = ("url", "filename", *_TITLE_FIELDS)
 
 
 def cc_news(pattern: str, *, shard_bytes: int = SHARD_BYTES) -> LineSource:
-    """Returns a source of the articles in JSON-lines files.
-
-    Args:
-      pattern: a file, or a pattern of files.
-      shard_bytes: approximate size of a shard, in bytes.
-
-    Raises:
-      BadInputError: there are no files, or all of them are empty.
-    """
+    """Returns a source of the articles in JSON-lines files."""
     paths = find_files(pattern, "CC-News as JSON lines")
     return LineSource("cc_news", paths, article_from_json, shard_bytes=shard_bytes)
 
 
 def article_from_json(line: bytes, where: str) -> Document:
-    """Reads a line of CC-News.
-
-    Raises:
-      RecordError: it is not a JSON object, or not that of a news article.
-    """
+    """Reads a line of CC-News."""
     return article_from_fields(json_object(line, where), where)
 
 
@@ -49,10 +37,6 @@ def article_from_fields(fields: Mapping[str, Any], where: str) -> Document:
 
     Args:
       fields: strings or None; the crawler sets fields that it did not find to None.
-      where: names the record in errors.
-
-    Raises:
-      RecordError: there is no text field, or one that is used is not a string.
     """
     if not any(name in fields for name in TEXT_FIELDS):
         raise RecordError(

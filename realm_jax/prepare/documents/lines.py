@@ -58,7 +58,6 @@ class LineSource:
           kind: names the format that `parse` reads, for the fingerprint.
           paths: the files in reading order; `.gz` and `.bz2` are unpacked.
           parse: converts a line to a document.
-          shard_bytes: approximate size of a shard, in bytes.
           max_line_bytes: longer lines are bad records, and never held in memory.
         """
         self._kind = kind
@@ -78,9 +77,6 @@ class LineSource:
 
         Other sources may use the same folder, and a file is not unpacked again by a
         later call unless what the earlier one left is damaged.
-
-        Raises:
-          BadInputError: a file is damaged, or the disk is full.
         """
         for path in self._paths:
             large = path.stat().length > self._shard_bytes
@@ -98,12 +94,7 @@ class LineSource:
         return pack(pieces, self._shard_bytes)
 
     def read(self, shard: Shard) -> Iterator[Record]:
-        """Yields the records of a shard, in order.
-
-        Raises:
-          BadInputError: while reading: a compressed file is damaged, or a file has
-            become shorter.
-        """
+        """Yields the records of a shard, in order."""
         for piece in shard.pieces:
             if files.is_compressed(piece.path):
                 chunks = files.unpack(piece.path, piece.name)
@@ -158,8 +149,6 @@ def cut_at_lines(whole: Piece, name: str, shard_bytes: int) -> list[Piece]:
     """Splits a plain file at the first line start after every `shard_bytes`.
 
     Args:
-      whole: the file.
-      name: name of the file in errors.
       shard_bytes: minimum size of all pieces except the last.
 
     Returns:
@@ -197,14 +186,6 @@ def _line_starts(
 
 
 def json_lines(pattern: str, *, shard_bytes: int = SHARD_BYTES) -> LineSource:
-    """Returns a source of the documents in JSON-lines files.
-
-    Args:
-      pattern: a file, or a pattern of files.
-      shard_bytes: approximate size of a shard, in bytes.
-
-    Raises:
-      BadInputError: there are no files, or all of them are empty.
-    """
+    """Returns a source of the documents in JSON-lines files."""
     paths = find_files(pattern, "JSON lines with title and text")
     return LineSource("json", paths, document_from_json, shard_bytes=shard_bytes)

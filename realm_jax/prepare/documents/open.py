@@ -34,10 +34,6 @@ def open_source(spec: str, *, shard_bytes: int = SHARD_BYTES) -> DocumentSource:
         | `cc_news` | a file or a pattern of files, CC-News as JSON lines |
 
         Files and folders are local or on gs://.
-      shard_bytes: approximate size of a shard, in bytes.
-
-    Raises:
-      BadInputError: there is no such kind, or nothing to read at this place.
     """
     kind, what = _parse(spec)
     if not what:

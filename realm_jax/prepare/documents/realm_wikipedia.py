@@ -37,15 +37,7 @@ class RealmWikipedia:
     """
 
     def __init__(self, pattern: str, *, shard_bytes: int = SHARD_BYTES):
-        """Lists files.
-
-        Args:
-          pattern: a file, or a pattern with `*`, `?` or `[`; read in sorted order.
-          shard_bytes: approximate size of a shard on disk, in bytes.
-
-        Raises:
-          BadInputError: there are no files, or all of them are empty.
-        """
+        """Lists files."""
         self._paths: Sequence[epath.Path] = files.find_files(
             pattern, "TFRecords of annotated Wikipedia"
         )
@@ -63,11 +55,7 @@ class RealmWikipedia:
         return pack(map(files.whole_file, self._paths), self._shard_bytes)
 
     def read(self, shard: Shard) -> Iterator[Record]:
-        """Yields the records of a shard, in order.
-
-        Raises:
-          BadInputError: while reading: a file is damaged, or not a TFRecord file.
-        """
+        """Yields the records of a shard, in order."""
         for piece in shard.pieces:
             for number, record in _read_records(piece.path):
                 where = f"{piece.name}, record {number}"
@@ -78,11 +66,7 @@ class RealmWikipedia:
 
 
 def document_from_example(record: bytes, where: str) -> Document:
-    """Reads a serialised `tf.train.Example` with the features above.
-
-    Raises:
-      RecordError: it is not such an example, or its offsets do not fit the text.
-    """
+    """Reads a serialised `tf.train.Example` with the features above."""
     import tensorflow as tf
     from google.protobuf.message import DecodeError
 

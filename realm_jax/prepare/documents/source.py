@@ -63,9 +63,6 @@ class DocumentSource(Protocol):
 
         Optional; without it a large compressed file is a single shard. Files that an
         earlier call unpacked are reused.
-
-        Raises:
-          BadInputError: a compressed file is damaged, or the disk is full.
         """
         ...
 

@@ -41,12 +41,7 @@ class TextFolder:
         """Lists a folder.
 
         Args:
-          folder: a folder, local or on gs://.
-          shard_bytes: approximate size of a shard, in bytes.
           max_file_bytes: larger files are bad records.
-
-        Raises:
-          BadInputError: it is not a folder, or has no text.
         """
         self._root = epath.Path(folder).expanduser()
         self._paths: Sequence[epath.Path] = files.find_below(
@@ -72,11 +67,7 @@ class TextFolder:
         return pack(map(files.whole_file, self._paths), self._shard_bytes)
 
     def read(self, shard: Shard) -> Iterator[Record]:
-        """Yields the records of a shard, in order.
-
-        Raises:
-          BadInputError: while reading: a file has become shorter or is gone.
-        """
+        """Yields the records of a shard, in order."""
         for piece in shard.pieces:
             if piece.size > self._max_file_bytes:
                 yield too_long(piece.name, piece.size, self._max_file_bytes)

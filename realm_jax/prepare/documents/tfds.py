@@ -57,12 +57,6 @@ class TfdsSource:
           name: as in `tfds.load`: dataset, optionally with /config and :version.
           data_dir: folder of prepared datasets; None is the environment variable
             TFDS_DATA_DIR, or else ~/tensorflow_datasets.
-          split: the split to read.
-          shard_bytes: approximate size of a shard, in bytes.
-
-        Raises:
-          BadInputError: the dataset is not prepared there, the split is missing or
-            empty, or its features have no title and text.
         """
         self._name = name
         self._data_dir = os.path.expanduser(
@@ -95,11 +89,7 @@ class TfdsSource:
         ]
 
     def read(self, shard: Shard) -> Iterator[Record]:
-        """Yields the records of a shard, in order.
-
-        Raises:
-          BadInputError: while reading: a file is damaged or missing.
-        """
+        """Yields the records of a shard, in order."""
         builder = _builder(self._name, self._data_dir)
         for piece in shard.pieces:
             examples = _read_examples(builder, self._split, piece)

@@ -22,10 +22,6 @@ def wikiextractor(path: str, *, shard_bytes: int = SHARD_BYTES) -> LineSource:
 
     Args:
       path: a folder with such files at any depth, a single file, or a pattern of files.
-      shard_bytes: approximate size of a shard, in bytes.
-
-    Raises:
-      BadInputError: there are no files, or all of them are empty.
     """
     what = "WikiExtractor's files wiki_00 and so on"
     if epath.Path(path).expanduser().is_dir():
@@ -40,9 +36,6 @@ def page_from_json(line: bytes, where: str) -> Document | LeftOut:
 
     WikiExtractor escapes HTML, and some of its versions begin the text with the title
     on a separate line; both are undone.
-
-    Raises:
-      RecordError: the line is no such object.
     """
     fields = json_object(line, where)
     title, text = map(html.unescape, title_and_text(fields, where))

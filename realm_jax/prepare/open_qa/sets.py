@@ -67,14 +67,9 @@ def read_set(kind: str, source: Source) -> list[Question]:
 
     Args:
       kind: a key of `SETS`, or "json_lines" for `read_questions`.
-      source: location of the set.
 
     Returns:
       The questions; `index` is their position in the list.
-
-    Raises:
-      BadInputError: the kind is unknown, no file of the set is found, or a record is
-        malformed; the message names file and place.
     """
     if kind == JSON_LINES and not isinstance(source, Mapping):
         return read_questions(source)

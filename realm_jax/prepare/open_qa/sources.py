@@ -46,10 +46,6 @@ def files_by_split(source: Source, layouts: Sequence[Layout]) -> dict[str, list[
       source: a file with a published name, plain or with `.gz`; a folder with such
         files at any depth; or the file of each split, with any name.
       layouts: the published forms of the set; the first that is found is used.
-
-    Raises:
-      BadInputError: no file is found, a file is found twice, or a split's name is not
-        in `SPLITS`.
     """
     if isinstance(source, Mapping):
         if not source or set(source) - set(SPLITS):
@@ -73,9 +69,6 @@ def read_tfds(name: str, splits: Iterable[str]) -> Iterator[tuple[str, dict[str,
       name: the dataset, optionally with `@FOLDER`; the default folder is that of the
         environment variable TFDS_DATA_DIR, or ~/tensorflow_datasets.
       splits: the splits to read, by their names in TFDS.
-
-    Raises:
-      BadInputError: there is no such dataset, it is not prepared, or a file is damaged.
     """
     dataset, _, folder = name.partition("@")
     folder = folder or os.environ.get("TFDS_DATA_DIR") or _DEFAULT_DATA_DIR
