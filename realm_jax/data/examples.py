@@ -10,28 +10,25 @@ A set of examples is a directory:
 Arrays are memory-mapped. `batch_order.py` chooses the rows of each update.
 """
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 from jaxtyping import Int, Int64
 
 from realm_jax.data.batch_order import Spans, batch_rows, sentence_rows
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.example_files import SENTENCE_STARTS, ExampleFiles
-from realm_jax.data.example_layouts import (
-    LAYOUT,
-    References,
-    describe_layout,
-    describe_specs,
-    parse_layout,
-    parse_specs,
-)
 from realm_jax.data.features import Example, FeatureSpecs
-from realm_jax.data.masking import mask_together
+from realm_jax.data.inverse_cloze import PairRows
+from realm_jax.data.masking import SpanRows, mask_together
+from realm_jax.data.random_masking import PieceRows
+from realm_jax.data.references import References, SentenceRows
 from realm_jax.data.store_files import (
     map_array,
     new_folder,
@@ -49,6 +46,9 @@ CORPUS_FINGERPRINT = "corpus_fingerprint"
 _WHOLE_ROWS_ONLY = 1
 _INFO_FIELDS = {"count": int, "features": dict, "metadata": dict}
 _ARRAYS = "arrays"
+_LAYOUT, _ROWS, _KIND = "layout", "rows", "kind"
+_WHOLE, _SENTENCES = "whole", "sentences"
+_KINDS = {kind.kind: kind for kind in (PairRows, PieceRows, SpanRows)}
 _AT_ONCE = 4096
 
 
@@ -178,7 +178,7 @@ class Examples:
         """
         directory = Path(directory)
         info = _read_info(directory)
-        layout = info[LAYOUT]
+        layout = info[_LAYOUT]
         _require_metadata(directory, info, expect or {})
         references = None
         if layout is not None:
@@ -319,8 +319,8 @@ def read_specs(directory: str | os.PathLike[str]) -> FeatureSpecs:
 
 
 def _specs(info: Mapping[str, Any]) -> FeatureSpecs:
-    layout = info[LAYOUT]
-    return parse_specs(info["features"]) if layout is None else layout.specs
+    layout = info[_LAYOUT]
+    return _parse_specs(info["features"]) if layout is None else layout.specs
 
 
 def _write_partial(
@@ -349,8 +349,8 @@ def _write_partial(
         files.close()
     info = {
         "format_version": FORMAT_VERSION,
-        LAYOUT: describe_layout(layout),
-        "features": describe_specs(files.specs if layout is None else layout.specs),
+        _LAYOUT: _describe_layout(layout),
+        "features": _describe_specs(files.specs if layout is None else layout.specs),
         **contents,
         "metadata": dict(metadata),
     }
@@ -389,11 +389,11 @@ def _read_info(directory: Path) -> dict[str, Any]:
     )
     try:
         if info["format_version"] == _WHOLE_ROWS_ONLY:
-            info |= {LAYOUT: describe_layout(None), _ARRAYS: info["features"]}
-        require_fields(info, {LAYOUT: dict, _ARRAYS: dict})
-        info[LAYOUT] = parse_layout(info[LAYOUT])
-        layout, arrays = info[LAYOUT], info[_ARRAYS]
-        wanted = parse_specs(info["features"]) if layout is None else layout.columns
+            info |= {_LAYOUT: _describe_layout(None), _ARRAYS: info["features"]}
+        require_fields(info, {_LAYOUT: dict, _ARRAYS: dict})
+        info[_LAYOUT] = _parse_layout(info[_LAYOUT])
+        layout, arrays = info[_LAYOUT], info[_ARRAYS]
+        wanted = _parse_specs(info["features"]) if layout is None else layout.columns
         if not wanted or arrays.keys() != wanted.keys():
             raise ValueError(f"{', '.join(wanted) or 'one'} expected")
         for name, entry in _described_arrays(info).items():
@@ -419,3 +419,55 @@ def _require_sound(
 ) -> None:
     table = {f"{name}.npy": entry for name, entry in arrays.items()}
     require_sound(directory, table, contents=contents)
+
+
+def _describe_layout(layout: SentenceRows | None) -> dict[str, Any]:
+    """Returns the entry of a layout in examples.json; None is that of whole rows."""
+    if layout is None:
+        return {_ROWS: _WHOLE, "about": "A row has an array of each feature."}
+    kind = {_ROWS: _SENTENCES, "about": f"{layout.about}.", _KIND: layout.kind}
+    return {**kind, **dataclasses.asdict(layout)}
+
+
+def _parse_layout(entry: Any) -> SentenceRows | None:
+    """Inverts `_describe_layout`.
+
+    Raises:
+      ValueError: it is no such entry, or of a later release.
+      BadInputError: its lengths leave no room for an example.
+    """
+    require_fields(entry, {_ROWS: str})
+    if entry[_ROWS] == _WHOLE:
+        return None
+    require_fields(entry, {_KIND: str})
+    if entry[_ROWS] != _SENTENCES or entry[_KIND] not in _KINDS:
+        raise ValueError(f"rows of {entry[_ROWS]!r}, {entry[_KIND]!r}, are not known")
+    kind = _KINDS[entry[_KIND]]
+    names = [field.name for field in dataclasses.fields(kind)]
+    require_fields(entry, dict.fromkeys(names, int))
+    return kind(**{name: entry[name] for name in names})
+
+
+def _describe_specs(specs: FeatureSpecs) -> dict[str, Any]:
+    """Returns the features of a batch as JSON values: dtype and shape of an example."""
+    return {
+        name: {"dtype": np.dtype(spec.dtype).name, "shape": list(spec.shape)}
+        for name, spec in specs.items()
+    }
+
+
+def _parse_specs(entries: Mapping[str, Any]) -> FeatureSpecs:
+    """Inverts `_describe_specs`; further entries are ignored.
+
+    Raises:
+      ValueError: an entry is none of a feature.
+    """
+    specs = {}
+    for name, entry in entries.items():
+        require_fields(entry, {"dtype": str, "shape": list})
+        try:
+            dtype, shape = np.dtype(entry["dtype"]), tuple(map(int, entry["shape"]))
+            specs[name] = jax.ShapeDtypeStruct(shape, dtype)
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"{name}: {error}") from error
+    return specs

@@ -85,6 +85,18 @@ class SentenceRows(abc.ABC):
         """
 
 
+class References(NamedTuple):
+    """What rows refer to.
+
+    Attributes:
+      layout: the kind of the rows.
+      corpus: the blocks.
+    """
+
+    layout: SentenceRows
+    corpus: BlockStore
+
+
 class Sentences(NamedTuple):
     """Sentences of blocks, by their place in the body.
 

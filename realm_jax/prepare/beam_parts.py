@@ -21,7 +21,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.prepare.part_files import read_part, write_part
+from realm_jax.prepare.scratch import read_part, write_part
 from realm_jax.storage import open_store
 
 _DONE = "done"

@@ -19,7 +19,7 @@ from realm_jax.data.documents import Document, LeftOut
 from realm_jax.data.records import BadRecord
 from realm_jax.data.versions import PARENT_FILE
 from realm_jax.data.wordpiece import WordPiece
-from realm_jax.errors import BadInputError, StoppedError
+from realm_jax.errors import BadInputError
 from realm_jax.prepare.block_parts import (
     Summary,
     pack_blocks,
@@ -34,6 +34,7 @@ from realm_jax.prepare.scratch import (
     Report,
     Scratch,
     Workers,
+    check_of,
     only_writer,
 )
 from realm_jax.prepare.taggers import loaded_tagger
@@ -272,12 +273,7 @@ def _parts(
     stop = stop or threading.Event()
     if len(names) == 1 and not workers.beam_flags:
         # Beam takes seconds to start, and one part has work for one process.
-
-        def check() -> None:
-            if stop.is_set():
-                raise StoppedError("stopped; the same command begins anew")
-
-        part = make(names[0], check)
+        part = make(names[0], check_of(stop))
         report("blocks", 1, 1)
         return iter([part])
     read = scratch.make_parts(

@@ -68,14 +68,9 @@ def module_code(names: Iterable[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def changed_modules(code: Mapping[str, str]) -> list[str]:
-    """Returns the modules of `module_code` whose source is another now, or gone."""
-    paths = {name: _source_file(name) for name in code}
-    return [
-        name
-        for name, path in paths.items()
-        if path is None or source_sha256(path) != code[name]
-    ]
+def differing_modules(made: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Returns the modules that two results of `module_code` do not share, sorted."""
+    return sorted({name for name, _ in made.items() ^ now.items()})
 
 
 def source_sha256(path: Path) -> str:

@@ -1,21 +1,18 @@
 """Materialises SeqIO tasks on disk, so that training runs without TensorFlow."""
 
-import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-import numpy as np
 import seqio
 import tensorflow as tf
 
-from realm_jax.data.example_layouts import References
-from realm_jax.data.examples import Examples, write_examples
-from realm_jax.data.features import SENTENCE_ID, WORDPIECE_FEATURES, Example
+from realm_jax.data.examples import Examples
+from realm_jax.data.features import SENTENCE_ID, Example
 from realm_jax.errors import BadInputError
-from realm_jax.prepare.seqio_tasks import BlockSource, provenance
-from realm_jax.prepare.tf_datasets import numpy_batches
+from realm_jax.prepare.corpus_tasks import narrow_dtypes
+from realm_jax.prepare.examples import metadata, write
+from realm_jax.prepare.seqio_tasks import numpy_batches, provenance
 
 _WRITE_EXAMPLES = 1024
 
@@ -33,97 +30,90 @@ def materialise(
     Args:
       task_or_mixture: a name registered with SeqIO; its features have fixed shapes.
       directory: must be absent or empty; see `data.examples`.
+      use_cached: read the output of SeqIO's caching tool.
 
     Returns:
       The examples; their metadata hold task, split and provenance.
     """
-    provider = find_task(task_or_mixture)
-    if split not in provider.splits:
+    task = RegisteredTask(task_or_mixture, seed=seed, use_cached=use_cached)
+    if split not in task.splits:
         raise BadInputError(
-            f"expected a split of {task_or_mixture} ({', '.join(provider.splits)}), "
+            f"expected a split of {task_or_mixture} ({', '.join(task.splits)}), "
             f"got {split!r}; name one of these."
         )
-    made = batches(task_or_mixture, split, use_cached=use_cached, seed=seed)
-    return write(
-        task_or_mixture, directory, made, metadata(task_or_mixture, split, seed)
-    )
+    made = task.batches(split, 0, 1)
+    return write(task, directory, made, metadata(task, split, seed))
 
 
-def write(
-    task_or_mixture: str,
-    directory: str | os.PathLike[str],
-    made: Iterable[Example],
-    metadata: Mapping[str, Any],
-) -> Examples:
-    """Writes the `batches` of a task or mixture; see `data.examples.write_examples`.
+class RegisteredTask:
+    """A task or mixture that is registered with SeqIO; see `examples.ExampleTask`."""
 
-    Rows that refer to sentences are written as such, and wordpieces of others in the
-    width of their vocabulary.
-    """
-    provider = find_task(task_or_mixture)
-    found = _references(provider)
-    made = iter(made)
-    first = next(made, {})
-    # A cache of an earlier release has no rows that refer to sentences.
-    if found is not None and not found.layout.columns.keys() <= first.keys():
-        found = None
-    batches = itertools.chain([first] if first else [], made)
-    return write_examples(
-        *(directory, batches, metadata),
-        references=found,
-        dtypes=_narrow_dtypes(provider),
-    )
+    def __init__(self, name: str, *, seed: int = 0, use_cached: bool | None = None):
+        """Finds a task.
 
+        Args:
+          name: as registered.
+          seed: seeds random preprocessors and mixing.
+          use_cached: whether the output of SeqIO's caching tool is read; None if there
+            is one.
+        """
+        provider = find_task(name)
+        is_task = isinstance(provider, seqio.Task)
+        self.name = name
+        self.splits = list(provider.splits)
+        self.provenance = provenance(provider)
+        self.references = getattr(is_task and provider.source, "references", None)
+        self.dtypes = narrow_dtypes(
+            {
+                feature: spec.vocabulary.vocab_size
+                for feature, spec in provider.output_features.items()
+                if tf.as_dtype(spec.dtype) == tf.int32
+            }
+        )
+        self._provider = provider
+        self._seed = seed
+        if use_cached is None:
+            use_cached = is_task and provider.cache_dir is not None
+        self._use_cached = use_cached
 
-def _references(provider: seqio.Task | seqio.Mixture) -> References | None:
-    """Returns what a task's rows refer to, None if they have to be whole."""
-    source = getattr(provider, "source", None)
-    if not isinstance(source, BlockSource) or source.layout is None:
-        return None
-    return References(source.layout, source.store)
+    def num_shards(self, split: str) -> int:
+        """Returns the number of shards, 1 for a mixture or a cached task.
 
+        The concatenated examples of the shards are those of the task.
+        """
+        if isinstance(self._provider, seqio.Mixture) or self._use_cached:
+            return 1
+        return max(1, len(self._provider.source.list_shards(split)))
 
-def _narrow_dtypes(provider: seqio.Task | seqio.Mixture) -> dict[str, np.dtype]:
-    """Returns the width of the vocabulary for each feature of wordpieces, by name.
+    def batches(self, split: str, shard: int, count: int) -> Iterator[Example]:
+        """Yields one epoch of a shard out of `count`, in batches.
 
-    A vocabulary that needs as many bits as a batch has is left out, and one whose size
-    a task does not state.
-    """
-    dtypes = {
-        name: np.min_scalar_type(feature.vocabulary.vocab_size - 1)
-        for name, feature in provider.output_features.items()
-        if name in WORDPIECE_FEATURES
-        and tf.as_dtype(feature.dtype) == tf.int32
-        and feature.vocabulary.vocab_size > 1
-    }
-    return {name: dtype for name, dtype in dtypes.items() if dtype.itemsize < 4}
-
-
-def metadata(task_or_mixture: str, split: str, seed: int) -> dict[str, Any]:
-    """Returns the metadata of materialised examples: task, split, seed, provenance."""
-    return {
-        "task": task_or_mixture,
-        "split": split,
-        "seed": seed,
-        **provenance(find_task(task_or_mixture)),
-    }
-
-
-def num_shards(task_or_mixture: str, split: str) -> int:
-    """Returns the number of shards of a task, 1 for a mixture or a cached task.
-
-    The concatenated examples of the shards are those of the task.
-    """
-    provider = find_task(task_or_mixture)
-    if isinstance(provider, seqio.Mixture) or is_cached(task_or_mixture):
-        return 1
-    return max(1, len(provider.source.list_shards(split)))
-
-
-def is_cached(task_or_mixture: str) -> bool:
-    """Returns whether SeqIO's caching tool has cached the examples of a task."""
-    provider = find_task(task_or_mixture)
-    return isinstance(provider, seqio.Task) and provider.cache_dir is not None
+        Of a task whose examples refer to sentences of the corpus, a batch has the
+        columns of its layout instead of the features, unless it is of a cache that an
+        earlier release wrote.
+        """
+        try:
+            dataset = self._provider.get_dataset(
+                split=split,
+                use_cached=self._use_cached,
+                shuffle=False,
+                seed=self._seed,
+                num_epochs=1,
+                shard_info=seqio.ShardInfo(shard, count) if count > 1 else None,
+            )
+            names = list(self._provider.output_features)
+            columns = self.references.layout.columns if self.references else {}
+            if columns and columns.keys() <= dataset.element_spec.keys():
+                names = [*columns, *({*names} & {SENTENCE_ID})]
+            yield from numpy_batches(dataset, names, _WRITE_EXAMPLES)
+        except AssertionError as error:  # SeqIO raises it if nothing is cached.
+            raise BadInputError(
+                f"expected a cache of {self.name}, but {error}; run SeqIO's caching "
+                "tool, add the cache directory, or do without the cache."
+            ) from error
+        except tf.errors.OpError as error:
+            raise_bad_input(error)
+            raise
 
 
 def find_task(name: str) -> seqio.Task | seqio.Mixture:
@@ -136,45 +126,6 @@ def find_task(name: str) -> seqio.Task | seqio.Mixture:
             f"expected a registered task or mixture ({', '.join(known) or 'none is'}), "
             f"got {name!r}; correct the name or import the module that registers it."
         ) from error
-
-
-def batches(
-    task_or_mixture: str,
-    split: str,
-    *,
-    use_cached: bool = False,
-    seed: int = 0,
-    shard: tuple[int, int] | None = None,
-) -> Iterator[Example]:
-    """Yields one epoch of a task or mixture, or of a shard of it, in batches.
-
-    Of a task whose examples refer to sentences of the corpus, a batch has the columns
-    of its `layout` instead of the features.
-    """
-    provider = find_task(task_or_mixture)
-    try:
-        dataset = provider.get_dataset(
-            split=split,
-            use_cached=use_cached,
-            shuffle=False,
-            seed=seed,
-            num_epochs=1,
-            shard_info=seqio.ShardInfo(*shard) if shard and shard[1] > 1 else None,
-        )
-        names = list(provider.output_features)
-        if found := _references(provider):
-            columns = found.layout.columns
-            if columns.keys() <= dataset.element_spec.keys():
-                names = [*columns, *({*names} & {SENTENCE_ID})]
-        yield from numpy_batches(dataset, names, _WRITE_EXAMPLES)
-    except AssertionError as error:  # SeqIO raises it if nothing is cached.
-        raise BadInputError(
-            f"expected a cache of {provider.name}, but {error}; run SeqIO's caching "
-            "tool, add the cache directory, or do without the cache."
-        ) from error
-    except tf.errors.OpError as error:
-        raise_bad_input(error)
-        raise
 
 
 def raise_bad_input(error: tf.errors.OpError) -> None:

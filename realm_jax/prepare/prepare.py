@@ -10,16 +10,18 @@ missing parts.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from realm_jax import ranges
 from realm_jax.data import inverse_cloze, masking
 from realm_jax.data.blocks import VOCABULARY_FILE, BlockStore
+from realm_jax.data.features import Example
 from realm_jax.data.questions import read_questions
 from realm_jax.data.records import read_text
 from realm_jax.data.splits import VALIDATION_FRACTION
@@ -27,6 +29,7 @@ from realm_jax.data.tokenizer_files import load_vocabulary
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare import examples, existing, vocabularies
+from realm_jax.prepare.block_parts import unpack_arrays
 from realm_jax.prepare.blocks import PART_BYTES, BlocksConfig, prepare_blocks
 from realm_jax.prepare.examples import examples_folder
 from realm_jax.prepare.fingerprints import module_code
@@ -35,6 +38,7 @@ from realm_jax.prepare.scratch import (
     Report,
     Scratch,
     Workers,
+    check_of,
     only_writer,
 )
 from realm_jax.prepare.taggers import loaded_tagger
@@ -145,7 +149,8 @@ def run(
     else:
         store = _existing(config)
     tasks = _task_settings(config)
-    found = {key: existing.find_examples(tasks, store, *key) for key in wanted}
+    examples.own_tasks.cache_clear()  # The text and questions may have changed.
+    found = {key: existing.find_examples(tasks, *key) for key in wanted}
     if "questions" in _wanted_suffixes(config):
         name = f"{config.name}_questions"
         splits = {split for task, split in wanted if task == name}
@@ -265,20 +270,10 @@ def _wanted_suffixes(config: PrepareConfig) -> list[str]:
 
 
 def _task_settings(config: PrepareConfig) -> examples.TaskSettings:
-    return examples.TaskSettings(
-        corpus=config.corpus,
-        name=config.name,
-        questions=config.questions,
-        document_length=config.chunk_length,
-        query_length=config.query_length,
-        inverse_cloze_query_length=config.inverse_cloze_query_length,
-        max_masks=config.max_masks,
-        validation_fraction=config.validation_fraction,
-        seed=config.seed,
-        knowledge=config.knowledge,
-        modules=tuple(config.modules),
-        seqio_cache=config.seqio_cache,
-    )
+    names = {field.name for field in dataclasses.fields(examples.TaskSettings)}
+    given = {name: getattr(config, name) for name in names - {"document_length"}}
+    given |= {"document_length": config.chunk_length, "modules": tuple(config.modules)}
+    return examples.TaskSettings(**given)
 
 
 def _make_examples(
@@ -290,29 +285,55 @@ def _make_examples(
     stop: threading.Event,
     workers: Workers,
 ) -> None:
-    metadata = {
-        (task, split): {**described, existing.MADE_BY: existing.made_by(tasks, task)}
-        for task, split in missing
-        if (described := examples.metadata(tasks, task, split)) is not None
-    }
-    names = {
-        (task, split): examples.part_names(tasks, task, split, described)
-        for (task, split), described in metadata.items()
-    }
+    # A task of the user's own may lack a split.
+    splits = [
+        (task, split)
+        for name, split in missing
+        if split in (task := examples.find_task(tasks, name)).splits
+    ]
+    metadata = [
+        {
+            **examples.metadata(task, split, tasks.seed),
+            existing.MADE_BY: existing.made_by(tasks, task.name),
+        }
+        for task, split in splits
+    ]
+    parts = [
+        examples.part_names(*of, made_so)
+        for of, made_so in zip(splits, metadata, strict=True)
+    ]
+    names = list(itertools.chain.from_iterable(parts))
     make = examples.MakeExamples(tasks, module_code(tasks.modules))
     scratch = Scratch(config.corpus, config.scratch)
-    all_names = list(itertools.chain.from_iterable(names.values()))
-    parts = _parts_folder(config, tasks, store), all_names, make
-    told = {"what": "examples", "report": report, "stop": stop}
-    if _is_little(store, all_names, workers):
-        read = scratch.make_here(*parts, **told)
+    if _is_little(store, names, workers):
+        read = functools.partial(_make_here, make, names, report, stop)
     else:
-        read = scratch.make_parts(*parts, **told, workers=workers)
-    for (task, split), parts_of_split in names.items():
-        folder = examples_folder(config.knowledge or config.corpus, task, split)
-        contents = map(read, parts_of_split)
-        examples.assemble(task, split, folder, contents, metadata[task, split])
+        read_part = scratch.make_parts(
+            *(_parts_folder(config, tasks, store), names, make),
+            what="examples",
+            report=report,
+            stop=stop,
+            workers=workers,
+        )
+        read = lambda name: [unpack_arrays(read_part(name))]  # noqa: E731
+    for (task, split), of, made_so in zip(splits, parts, metadata, strict=True):
+        folder = examples_folder(config.knowledge or config.corpus, task.name, split)
+        batches = itertools.chain.from_iterable(map(read, of))
+        examples.write_split(task, split, folder, batches, made_so)
+    report("examples", len(names), len(names))
     scratch.clear()
+
+
+def _make_here(
+    make: examples.MakeExamples,
+    names: Sequence[str],
+    report: Report,
+    stop: threading.Event,
+    name: str,
+) -> Iterator[Example]:
+    """Yields the examples of a part, which is not kept."""
+    report("examples", names.index(name), len(names))
+    return make.batches(name, check_of(stop))
 
 
 def _is_little(store: BlockStore, names: Sequence[str], workers: Workers) -> bool:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import hashlib
 import logging
 import os
@@ -13,12 +12,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import google_crc32c
+
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.prepare.part_files import read_part, write_part
-from realm_jax.storage import Store, open_store
+from realm_jax.storage import MissingObjectError, Store, open_store
 
 if TYPE_CHECKING:
     from realm_jax.prepare.beam_parts import MakePart
+
+_CHECKSUM_BYTES = 4
+_log = logging.getLogger(__name__)
 
 Report = Callable[[str, int, int | None], None]
 """Progress callback: (kind of output, number done, total number or None)."""
@@ -39,8 +42,6 @@ class Workers:
     beam_flags: Sequence[str] = ()
     max_bad_lines: int = 0
 
-
-_MADE_HERE = "made_here"
 
 ALL_CORES = Workers()
 """One process per core of this machine, where there is work for them."""
@@ -120,36 +121,6 @@ class Scratch:
         # On a disk, empty folders remain.
         shutil.rmtree(self.url, ignore_errors=True)
 
-    def make_here(
-        self,
-        folder: str,
-        names: Sequence[str],
-        make_part: "MakePart",
-        *,
-        what: str,
-        report: Report,
-        stop: threading.Event,
-    ) -> Callable[[str], bytes]:
-        """Makes the missing parts in this process, without Beam.
-
-        Returns:
-          A function that reads a part by its name; a damaged one is made anew.
-        """
-        check = _check(stop)
-        store = open_store(f"{self.folder(folder)}/{_MADE_HERE}")
-
-        def write(name: str, part: bytes) -> None:
-            write_part(store, name, part)
-
-        for number, name in enumerate(names):
-            check()
-            report(what, number, len(names))
-            if not store.exists(name):
-                write(name, make_part(name, check))
-        report(what, len(names), len(names))
-        read = functools.partial(read_part, store)
-        return _read_or_make(read, write, make_part, check)
-
     def make_parts(
         self,
         folder: str,
@@ -184,10 +155,18 @@ class Scratch:
             report=lambda done, total: report(what, done, total),
             stop=stop,
         )
-        return _read_or_make(parts.read, parts.write, make_part, _check(stop))
+
+        def read_or_make(name: str) -> bytes:
+            part = parts.read(name)
+            if part is None:
+                part = make_part(name, check_of(stop))
+                parts.write(name, part)
+            return part
+
+        return read_or_make
 
 
-def _check(stop: threading.Event) -> Callable[[], None]:
+def check_of(stop: threading.Event) -> Callable[[], None]:
     """Returns a function that raises `StoppedError` once `stop` is set."""
 
     def check() -> None:
@@ -197,19 +176,27 @@ def _check(stop: threading.Event) -> Callable[[], None]:
     return check
 
 
-def _read_or_make(
-    read: Callable[[str], bytes | None],
-    write: Callable[[str, bytes], None],
-    make_part: "MakePart",
-    check: Callable[[], None],
-) -> Callable[[str], bytes]:
-    """Returns a function that reads a part, and makes it if it cannot be read."""
+def write_part(store: Store, name: str, part: bytes) -> None:
+    """Writes a part, followed by its crc32c.
 
-    def read_or_make(name: str) -> bytes:
-        part = read(name)
-        if part is None:
-            part = make_part(name, check)
-            write(name, part)
+    Parts of unfinished work lie there until the last one is made, which may be days and
+    several runs later.
+    """
+    store.write(name, part + _checksum(part))
+
+
+def read_part(store: Store, name: str) -> bytes | None:
+    """Returns a part; None if there is none, or a damaged one, which is logged."""
+    try:
+        data = store.read(name)
+    except MissingObjectError:
+        return None
+    part, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+    if checksum == _checksum(part):
         return part
+    _log.warning("%s is damaged and is made anew", store.url(name))
+    return None
 
-    return read_or_make
+
+def _checksum(part: bytes) -> bytes:
+    return google_crc32c.value(part).to_bytes(_CHECKSUM_BYTES, "big")

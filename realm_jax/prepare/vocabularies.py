@@ -13,7 +13,7 @@ from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.block_parts import Summary, require_few_bad
 from realm_jax.prepare.documents.source import DocumentSource, read_all
-from realm_jax.prepare.part_files import read_part, write_part
+from realm_jax.prepare.scratch import read_part, write_part
 from realm_jax.ranges import require_ranges, whole
 from realm_jax.storage import Store
 

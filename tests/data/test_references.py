@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from realm_jax.data.batch_order import Spans
 from realm_jax.data.block_writer import Block, write_blocks
 from realm_jax.data.blocks import BlockText
-from realm_jax.data.example_layouts import References
 from realm_jax.data.examples import Examples, write_examples
 from realm_jax.data.inverse_cloze import (
     PairRows,
@@ -28,7 +27,7 @@ from realm_jax.data.random_masking import (
     draw_tokens,
     random_rows,
 )
-from realm_jax.data.references import SentenceRows
+from realm_jax.data.references import References, SentenceRows
 from realm_jax.errors import BadInputError
 from realm_jax.types import InverseClozeBatch, PretrainBatch
 from tests.data.random_masks import random_examples

@@ -7,10 +7,10 @@ from realm_jax.data.examples import Examples
 from realm_jax.data.features import SENTENCE_ID, int32
 from realm_jax.data.masking import pretrain_specs, salient_examples, sentence_specs
 from realm_jax.errors import BadInputError
-from realm_jax.prepare import materialise as materialise_module
 from realm_jax.prepare import seqio_tasks
-from realm_jax.prepare.materialise import materialise
-from realm_jax.prepare.tf_datasets import expand, restore_shapes
+from realm_jax.prepare.examples import write
+from realm_jax.prepare.materialise import RegisteredTask, materialise
+from realm_jax.prepare.seqio_tasks import expand, restore_shapes
 from tests.refused import refused
 
 pytestmark = pytest.mark.usefixtures("towns")
@@ -108,9 +108,8 @@ def test_a_cache_of_an_earlier_release_is_written_whole(tmp_path, store):
     """Its examples do not say where in the corpus they are."""
     expected = materialise("towns_salient", "train", tmp_path / "new")
     rows = expected.batch(np.arange(len(expected)))
-    examples = materialise_module.write(
-        *("towns_salient", tmp_path / "old", [rows], expected.metadata)
-    )
+    task = RegisteredTask("towns_salient")
+    examples = write(task, tmp_path / "old", [rows], expected.metadata)
     for name, array in rows.items():
         np.testing.assert_array_equal(np.load(tmp_path / f"old/{name}.npy"), array)
         np.testing.assert_array_equal(examples.features[name], array)
