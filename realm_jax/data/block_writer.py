@@ -40,7 +40,6 @@ class Block:
     Attributes:
       title_ids: wordpieces of the title, without special pieces.
       body_ids: wordpieces of the body, without special pieces.
-      text: the text they were made from.
     """
 
     title_ids: np.ndarray

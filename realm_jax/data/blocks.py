@@ -69,9 +69,7 @@ class BlockText(NamedTuple):
     """The text of a block; character positions count from the start of `body`.
 
     Attributes:
-      title: title of the article.
       body: the block's sentences as they appear in the article.
-      source_id: identifies the article.
       sentences: [start, end) of each sentence, in order.
       spans: salient spans, in order, each inside one sentence.
     """
@@ -127,14 +125,11 @@ class BlockStore:
     """A corpus of blocks, opened for reading.
 
     Attributes:
-      directory: directory of the store.
-      info: the content of corpus.json.
       num_blocks: number of blocks; their ids are 0 to num_blocks - 1.
       chunk_length: wordpieces a block was packed to, title and special pieces
         included; a single longer sentence exceeds it.
       fingerprint: SHA-256 (hex) of vocabulary, ids, titles and texts. Spans are left
         out, so that tagging the corpus again does not invalidate an index.
-      vocabulary: the tokenizer of the ids.
       content_hashes: uint8 [block, 16], a hash of title and body. A block that occurs
         in two corpora has the same hash in both, whatever its id.
     """

@@ -56,7 +56,6 @@ class Changes:
     Attributes:
       rows: table rows of the documents, see `document_table.DOCUMENT`; a deletion has a
         row without blocks. Ids are unique.
-      deleted: bool [change], True for deletions.
       store: the blocks of the rows, or None if there are none.
     """
 

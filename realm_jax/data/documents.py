@@ -61,7 +61,6 @@ class LeftOut(NamedTuple):
     """A record that is intact, but excluded from a corpus.
 
     Attributes:
-      where: the file, or dataset, and the place in it.
       reason: the rule that excludes it, worded the same for all such records.
     """
 

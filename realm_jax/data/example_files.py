@@ -23,11 +23,7 @@ _ROW: _Spec = (SENTENCE_START, ())
 
 
 class ExampleFiles:
-    """The .npy files of a set of examples.
-
-    Attributes:
-      count: examples appended so far.
-    """
+    """The .npy files of a set of examples."""
 
     def __init__(self, directory: Path, dtypes: Mapping[str, np.dtype]):
         """Prepares a writer; the first batch determines which files are created.

@@ -84,12 +84,7 @@ def write_examples(
 
 
 class Feature:
-    """A feature of all examples, computed where it is indexed, like an array on disk.
-
-    Attributes:
-      shape: of an array of all examples.
-      dtype: of its values.
-    """
+    """A feature of all examples, computed where it is indexed, like a mapped array."""
 
     def __init__(self, examples: "Examples", name: str):
         """Use `Examples.features`."""
@@ -126,8 +121,6 @@ class Examples:
     """A set of examples, opened for reading.
 
     Attributes:
-      directory: directory of the files.
-      metadata: the values stored with the examples.
       specs: shape and type of each feature of an example in a batch.
       features: each feature of all examples: its memory-mapped array, or, if it is not
         stored as it is in a batch, a `Feature`.

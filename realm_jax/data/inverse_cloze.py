@@ -54,12 +54,7 @@ def inverse_cloze_specs(
 
 @dataclasses.dataclass(frozen=True)
 class PairRows(SentenceRows):
-    """Rows that pair a sentence with its block.
-
-    Attributes:
-      query_length: wordpieces of a query.
-      document_length: wordpieces of a document.
-    """
+    """Rows that pair a sentence with its block."""
 
     kind: ClassVar[str] = "inverse_cloze"
     about: ClassVar[str] = (

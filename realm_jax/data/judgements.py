@@ -23,8 +23,6 @@ class JudgedQuery:
     """A query and the documents that were judged for it.
 
     Attributes:
-      id: identifies the query.
-      text: the query.
       grades: id of a document -> grade; above 0 it is relevant, and one is.
     """
 

@@ -27,8 +27,6 @@ class Documents(NamedTuple, Generic[A]):
       take: returns the wordpieces at places [*dims, length], counted from the first one
         of each title; the body follows its title. What it returns for a place outside
         of a document does not matter.
-      title_lengths: wordpieces of each title.
-      body_lengths: wordpieces of each body.
     """
 
     take: Callable[[Int[A, "*dims length"]], Int[A, "*dims length"]]

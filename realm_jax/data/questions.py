@@ -34,11 +34,8 @@ class Question:
     Attributes:
       id: identifies the question; predictions are joined with references by it.
       index: its row in the file or set, counted from 0 without blank lines.
-      question: the text.
       answers: acceptable answers, at least one.
       split: train, dev, test or any other name in the file.
-      title: title of the article that contains the answer, if known.
-      topic: topic of the question, if known.
       answers_are_patterns: the answers are regular expressions, as in CuratedTREC.
     """
 

@@ -22,7 +22,6 @@ class BadRecord(NamedTuple):
     """A record that is damaged.
 
     Attributes:
-      where: the file, or dataset, and the place in it.
       reason: what was expected, what was received, and what to do.
     """
 

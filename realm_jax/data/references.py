@@ -86,12 +86,7 @@ class SentenceRows(abc.ABC):
 
 
 class References(NamedTuple):
-    """What rows refer to.
-
-    Attributes:
-      layout: the kind of the rows.
-      corpus: the blocks.
-    """
+    """What rows refer to."""
 
     layout: SentenceRows
     corpus: BlockStore
@@ -101,7 +96,6 @@ class Sentences(NamedTuple):
     """Sentences of blocks, by their place in the body.
 
     Attributes:
-      blocks: the blocks, one a row.
       first: the first wordpiece of each sentence in the body of its block.
       end: the wordpiece after its last one.
     """

@@ -21,14 +21,7 @@ _WARMUP_STEPS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """What a text consists of, by a look at every document.
-
-    Attributes:
-      ids: the ids of its documents.
-      empty: number of documents without text.
-      duplicates: number of documents whose text is that of another one.
-      longest: the longest text.
-    """
+    """What a text consists of, by a look at every document."""
 
     ids: frozenset[str]
     empty: int
@@ -92,12 +85,7 @@ def require_measurable(source: str, survey: Survey, vocabulary: WordPiece) -> No
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptChain(FirstChain):
-    """A chain that ends with a retriever.
-
-    Attributes:
-      survey: what the text consists of.
-      updates: updates of REALM.
-    """
+    """A chain that ends with a retriever."""
 
     survey: Survey
     updates: int

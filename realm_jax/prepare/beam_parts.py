@@ -21,7 +21,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.prepare.scratch import read_part, write_part
+from realm_jax.prepare.block_parts import read_part, write_part
 from realm_jax.storage import open_store
 
 _DONE = "done"
@@ -44,11 +44,7 @@ class MakePart(Protocol):
 
 
 class Parts:
-    """The parts of one job.
-
-    Attributes:
-      url: address of the scratch folder.
-    """
+    """The parts of one job."""
 
     def __init__(self, url: str):
         """Sets the scratch folder, without creating it."""

@@ -57,12 +57,8 @@ class MakeBlocks:
     """Makes the blocks of a shard; see `beam_parts.MakePart`.
 
     Attributes:
-      source: source of the documents.
       shards: the source's shards by the name of their part.
-      vocabulary: the tokenizer.
       tagger: name of the tagger, which each worker loads for itself.
-      chunk_length: wordpieces of a block.
-      max_bad_lines: largest number of damaged records tolerated.
     """
 
     source: DocumentSource
@@ -139,12 +135,8 @@ class BlocksConfig:
     """Configuration of a block store to be made.
 
     Attributes:
-      corpus: directory of the block store.
       source: source of the documents, or its name for `documents.open.open_source`.
       vocabulary: the tokenizer, or how to train one on the text.
-      tagger: tagger of salient spans, see `taggers.tagger_by_name`.
-      chunk_length: wordpieces of a block, title and special pieces included.
-      part_bytes: approximate size of a part of the source, in bytes.
       scratch: parent of the corpus's folder for parts, "" to place it beside the
         corpus.
       characters: characters that a trained vocabulary holds even if the text lacks

@@ -133,9 +133,6 @@ class CorpusTask:
     """A task whose examples are made of blocks, or of questions.
 
     Attributes:
-      name: letters, digits and underscores.
-      vocabulary: the tokenizer of the examples.
-      splits: names of its splits.
       ids: (split, shards or None for all) -> blocks, or rows of questions.
       make: ids -> arrays of `specs`, or of the rows of `references`.
       specs: the features of an example, and of masked sentences their id.
@@ -171,7 +168,10 @@ class CorpusTask:
         shards = range(shard, shard + 1) if count > 1 else None
         for ids in in_chunks(self.ids(split, shards), _BATCH):
             made = self.make(ids)
-            yield made if self.references else {name: made[name] for name in self.specs}
+            if self.references is None:
+                made = {name: made[name] for name in self.specs}
+            if all(map(len, made.values())):
+                yield made
 
     def examples(self, ids: np.ndarray) -> Example:
         """Returns whole examples, beside the rows that they are made of."""

@@ -50,10 +50,7 @@ class EncoderStart:
     """An encoder to start with.
 
     Attributes:
-      folder: its folder.
       encoder: what the folder says of it.
-      vocabulary: its tokenizer.
-      vocabulary_file: the file of its vocabulary.
       width: features of the embeddings of the chain: the encoder's own, or fewer, its
         principal components.
     """

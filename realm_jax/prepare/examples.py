@@ -33,7 +33,7 @@ _NAME = re.compile(r"(.+)\.(.+)\.(\d+)-of-(\d+)\.[0-9a-f]+")
 
 
 if TYPE_CHECKING:
-    from realm_jax.prepare.materialise import RegisteredTask
+    from realm_jax.prepare.seqio_tasks import RegisteredTask
 
 ExampleTask: TypeAlias = "CorpusTask | RegisteredTask"
 """A task whose examples are materialised."""
@@ -110,7 +110,7 @@ def find_task(config: TaskSettings, name: str) -> ExampleTask:
     if name in own and not config.seqio_cache:
         return own[name]
     register(config)
-    from realm_jax.prepare.materialise import RegisteredTask
+    from realm_jax.prepare.seqio_tasks import RegisteredTask
 
     return RegisteredTask(name, seed=config.seed)
 
@@ -139,7 +139,6 @@ class MakeExamples:
     """Makes the examples of a shard of a task; see `beam_parts.MakePart`.
 
     Attributes:
-      config: the corpus and the settings of its tasks.
       modules: the source of the user's modules, see `fingerprints.module_code`.
     """
 

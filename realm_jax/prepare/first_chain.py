@@ -51,8 +51,6 @@ class TextSize:
     """Size of a text.
 
     Attributes:
-      documents: number of documents.
-      characters: number of characters.
       is_estimate: whether it was extrapolated from the first parts of the text.
       untitled: number of documents without a title.
       titles: those of the documents that were read, as `normalise_title` makes them.
@@ -125,8 +123,6 @@ class Questions:
     """Questions of a chain.
 
     Attributes:
-      path: their file.
-      questions: the questions, each with an id and a split.
       are_new: whether ids or splits were given to them, so that they are to be written.
     """
 
@@ -221,12 +217,7 @@ def require_known(
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """A fine-tuned model of the quickstart's size, which a chain goes on from.
-
-    Attributes:
-      model_dir: its model directory.
-      vocabulary: vocab.txt of its corpus.
-    """
+    """A fine-tuned model of the quickstart's size, which a chain goes on from."""
 
     model_dir: str
     vocabulary: str
@@ -237,11 +228,7 @@ class FirstChain:
     """A chain for a text of one's own.
 
     Attributes:
-      root: folder of the chain.
-      name: name of the corpus.
       source: as of `prepare`.
-      text: size of the text.
-      masks: what is masked in it.
       questions: questions of one's own, or None.
       encoder: published weights to start with, or None.
       start: a model to go on from instead, or None.

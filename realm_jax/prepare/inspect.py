@@ -18,7 +18,7 @@ from realm_jax.data.examples import Examples
 from realm_jax.data.features import pieces_of_span
 from realm_jax.data.wordpiece import MASK, WordPiece
 from realm_jax.errors import BadInputError
-from realm_jax.prepare import materialise, seqio_tasks
+from realm_jax.prepare import seqio_tasks
 from realm_jax.prepare.seqio_tasks import BlockSource
 from realm_jax.prepare.text_sample import MASKS
 
@@ -35,7 +35,6 @@ class Summary(NamedTuple):
     """One split of a task.
 
     Attributes:
-      task: name of the task.
       split: name of the split; "" for a mixture that has none.
       content: readable description of the content, with counts.
     """
@@ -76,7 +75,7 @@ def summaries(names: Iterable[str] | None = None) -> list[Summary]:
         names = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
     rows = []
     for name in sorted(names):
-        provider = materialise.find_task(name)
+        provider = seqio_tasks.find_task(name)
         rows += [
             Summary(name, split, _content(provider, split))
             for split in _splits(provider) or [""]
@@ -91,7 +90,7 @@ def show(name: str, split: str, count: int, mark: Mark = str) -> Iterator[list[s
       split: one of its splits, or "" for the first of them.
       mark: applied to `[MASK]`, and to answers and spans, which are in brackets.
     """
-    provider = materialise.find_task(name)
+    provider = seqio_tasks.find_task(name)
     splits = _splits(provider)
     if split and split not in splits:
         raise BadInputError(
@@ -188,7 +187,7 @@ def _examples(
                 yield example
                 left -= 1
         except tf.errors.OpError as error:
-            materialise.raise_bad_input(error)
+            seqio_tasks.raise_bad_input(error)
             raise
         if not left:
             return
@@ -204,13 +203,7 @@ def _features(provider: seqio.Task | seqio.Mixture) -> Mapping[str, Any]:
 
 
 class Origin(NamedTuple):
-    """Origin of examples.
-
-    Attributes:
-      vocabulary: the tokenizer of their wordpieces, if known.
-      store: the corpus they are made from, if any.
-      features: SeqIO's description of their features.
-    """
+    """Origin of examples."""
 
     vocabulary: WordPiece | None
     store: BlockStore | None

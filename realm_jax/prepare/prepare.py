@@ -11,9 +11,7 @@ missing parts.
 
 import dataclasses
 import functools
-import hashlib
 import itertools
-import json
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -23,7 +21,6 @@ from realm_jax.data import inverse_cloze, masking
 from realm_jax.data.blocks import VOCABULARY_FILE, BlockStore
 from realm_jax.data.features import Example
 from realm_jax.data.questions import read_questions
-from realm_jax.data.records import read_text
 from realm_jax.data.splits import VALIDATION_FRACTION
 from realm_jax.data.tokenizer_files import load_vocabulary
 from realm_jax.data.wordpiece import WordPiece
@@ -31,6 +28,7 @@ from realm_jax.errors import BadInputError
 from realm_jax.prepare import examples, existing, vocabularies
 from realm_jax.prepare.block_parts import unpack_arrays
 from realm_jax.prepare.blocks import PART_BYTES, BlocksConfig, prepare_blocks
+from realm_jax.prepare.corpus_tasks import CorpusTask
 from realm_jax.prepare.examples import examples_folder
 from realm_jax.prepare.fingerprints import module_code
 from realm_jax.prepare.scratch import (
@@ -44,8 +42,6 @@ from realm_jax.prepare.scratch import (
 from realm_jax.prepare.taggers import loaded_tagger
 from realm_jax.prepare.vocabularies import VocabularyTraining
 
-# Version of the arrays in parts of examples; parts of other versions are not used.
-_PARTS_VERSION = 5
 # The examples of so many blocks take one process about as long as Beam takes to start.
 _FEW_BLOCKS = 4096
 _FEW_PARTS = 256
@@ -306,10 +302,13 @@ def _make_examples(
     make = examples.MakeExamples(tasks, module_code(tasks.modules))
     scratch = Scratch(config.corpus, config.scratch)
     if _is_little(store, names, workers):
+        for task, split in splits:
+            if isinstance(task, CorpusTask):
+                task.ids(split, None)  # Refuses an empty one before any is written.
         read = functools.partial(_make_here, make, names, report, stop)
     else:
         read_part = scratch.make_parts(
-            *(_parts_folder(config, tasks, store), names, make),
+            *("examples", names, make),
             what="examples",
             report=report,
             stop=stop,
@@ -340,19 +339,3 @@ def _is_little(store: BlockStore, names: Sequence[str], workers: Workers) -> boo
     """Returns whether one process is faster: others take seconds to start."""
     is_small = store.num_blocks <= _FEW_BLOCKS and len(names) <= _FEW_PARTS
     return is_small and workers.count <= 1 and not workers.beam_flags
-
-
-def _parts_folder(
-    config: PrepareConfig, tasks: examples.TaskSettings, store: BlockStore
-) -> str:
-    """Returns the name of the folder of the parts of a corpus and its settings."""
-    settings = [
-        _PARTS_VERSION,
-        dataclasses.asdict(tasks),
-        store.fingerprint,
-        store.info.get("settings_fingerprint"),
-    ]
-    if config.questions:
-        settings.append(read_text(config.questions))
-    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-    return f"examples-{digest[:16]}"

@@ -12,16 +12,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import google_crc32c
-
 from realm_jax.errors import BadInputError, StoppedError
-from realm_jax.storage import MissingObjectError, Store, open_store
+from realm_jax.storage import Store, open_store
 
 if TYPE_CHECKING:
     from realm_jax.prepare.beam_parts import MakePart
-
-_CHECKSUM_BYTES = 4
-_log = logging.getLogger(__name__)
 
 Report = Callable[[str, int, int | None], None]
 """Progress callback: (kind of output, number done, total number or None)."""
@@ -87,11 +82,7 @@ def _hold(lock: pathlib.Path) -> int | None:
 
 
 class Scratch:
-    """A folder exclusive to one corpus, removed with its content in the end.
-
-    Attributes:
-      url: address of the folder.
-    """
+    """A folder exclusive to one corpus, removed with its content in the end."""
 
     def __init__(self, corpus: str, root: str = ""):
         """Determines the folder, without creating it.
@@ -174,29 +165,3 @@ def check_of(stop: threading.Event) -> Callable[[], None]:
             raise StoppedError("stopped; the same command goes on from here")
 
     return check
-
-
-def write_part(store: Store, name: str, part: bytes) -> None:
-    """Writes a part, followed by its crc32c.
-
-    Parts of unfinished work lie there until the last one is made, which may be days and
-    several runs later.
-    """
-    store.write(name, part + _checksum(part))
-
-
-def read_part(store: Store, name: str) -> bytes | None:
-    """Returns a part; None if there is none, or a damaged one, which is logged."""
-    try:
-        data = store.read(name)
-    except MissingObjectError:
-        return None
-    part, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
-    if checksum == _checksum(part):
-        return part
-    _log.warning("%s is damaged and is made anew", store.url(name))
-    return None
-
-
-def _checksum(part: bytes) -> bytes:
-    return google_crc32c.value(part).to_bytes(_CHECKSUM_BYTES, "big")

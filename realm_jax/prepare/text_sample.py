@@ -44,7 +44,6 @@ class TextSample:
     """The first parts of a text.
 
     Attributes:
-      documents: their documents.
       scale: how much larger the text is, 1 if it was read whole.
     """
 

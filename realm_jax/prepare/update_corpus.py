@@ -89,10 +89,6 @@ class Update(NamedTuple):
     """A new version, with the numbers of changes.
 
     Attributes:
-      store: the new version.
-      added: number of documents added.
-      replaced: number of documents replaced.
-      deleted: number of documents deleted.
       new_blocks: number of blocks that were made, not copied.
     """
 

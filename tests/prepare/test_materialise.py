@@ -8,9 +8,10 @@ from realm_jax.data.features import SENTENCE_ID, int32
 from realm_jax.data.masking import pretrain_specs, salient_examples, sentence_specs
 from realm_jax.errors import BadInputError
 from realm_jax.prepare import seqio_tasks
+from realm_jax.prepare.corpus_tasks import corpus_tasks
 from realm_jax.prepare.examples import write
-from realm_jax.prepare.materialise import RegisteredTask, materialise
-from realm_jax.prepare.seqio_tasks import expand, restore_shapes
+from realm_jax.prepare.materialise import materialise
+from realm_jax.prepare.seqio_tasks import RegisteredTask, expand, restore_shapes
 from tests.refused import refused
 
 pytestmark = pytest.mark.usefixtures("towns")
@@ -70,6 +71,29 @@ def test_a_task_of_the_corpus_refers_to_it(tmp_path, store):
                 assert array.dtype == expected[name].dtype
                 np.testing.assert_array_equal(array[0], expected[name])
         assert row + 1 == len(examples)
+
+
+def test_numpy_alone_makes_what_is_registered(store):
+    lengths = {"query_length": 32, "document_length": 40, "max_masks": 6}
+    lengths |= {"inverse_cloze_query_length": 32}
+    shards = {"num_shards": 5, "validation_fraction": 0.2}
+    tasks = corpus_tasks("towns", store, **lengths, **shards)
+    assert len(tasks) == 6
+    for task in tasks:
+        registered = RegisteredTask(task.name)
+        assert registered.provenance == task.provenance
+        assert (registered.dtypes, registered.splits) == (task.dtypes, [*task.splits])
+        assert registered.num_shards("train") == task.num_shards("train") == 5
+        for shard in (0, 3):
+            made, expected = (
+                list(made_by.batches("train", shard, 5))
+                for made_by in (task, registered)
+            )
+            assert {*made[0]} == {*expected[0]} if expected else not made
+            for name in made[0] if made else ():
+                np.testing.assert_array_equal(
+                    *(np.concatenate([b[name] for b in of]) for of in (made, expected))
+                )
 
 
 def own_task(store, name, change):

@@ -23,13 +23,19 @@ from realm_jax.data.documents import ByteRanges, Document, Record, document_from
 from realm_jax.data.records import RecordError
 from realm_jax.errors import BadInputError
 from realm_jax.prepare.documents import files
-from realm_jax.prepare.documents.source import SHARD_BYTES, Shard, pack
+from realm_jax.prepare.documents.source import (
+    SHARD_BYTES,
+    DocumentSource,
+    Shard,
+    pack,
+    parsed,
+)
 
 # The knowledge corpus has shard numbers after its suffix.
 _GZIP = re.compile(r"\.gz(-\d+-of-\d+)?$")
 
 
-class RealmWikipedia:
+class RealmWikipedia(DocumentSource):
     """Annotated documents of TFRecord files, gzipped (`.gz`) or plain.
 
     Files are not split: the published corpus consists of 5,000 small ones. Documents
@@ -47,9 +53,6 @@ class RealmWikipedia:
         """Returns a SHA-256 of the contents of the files, in order."""
         return files.combined_sha256("realm_wikipedia", map(files.sha256, self._paths))
 
-    def prepare_shards(self, scratch: epath.PathLike) -> None:
-        """Does nothing: files are read whole."""
-
     def shards(self) -> list[Shard]:
         """Returns shards of whole files."""
         return pack(map(files.whole_file, self._paths), self._shard_bytes)
@@ -59,10 +62,7 @@ class RealmWikipedia:
         for piece in shard.pieces:
             for number, record in _read_records(piece.path):
                 where = f"{piece.name}, record {number}"
-                try:
-                    yield document_from_example(record, where)
-                except RecordError as error:
-                    yield error.record
+                yield parsed(document_from_example, record, where)
 
 
 def document_from_example(record: bytes, where: str) -> Document:

@@ -23,8 +23,6 @@ class Record(NamedTuple):
       question: the text exactly as published, because splits hash it.
       answers: the first is preferred where only one can be used in training; empty if
         the set declares the question unanswerable.
-      id: the id in the set, or None.
-      topic: topic of the question, if known.
     """
 
     question: str
