@@ -15,7 +15,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from realm_jax.data import blocks
 from realm_jax.data.blocks import BlockStore, BlockText
-from realm_jax.data.document_table import DOCUMENT
+from realm_jax.data.documents import Document
 from realm_jax.data.store_files import new_folder, require_free, write_header
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
@@ -148,14 +148,14 @@ class BlockWriter:
     def add_documents(self, rows: np.ndarray) -> None:
         """Appends the rows of the documents whose blocks were added.
 
-        See `document_table.document_rows`.
+        See `document_rows`.
         """
         self._documents += rows.tobytes()
 
     @property
     def documents(self) -> np.ndarray:
-        """The document rows added so far, see `document_table.DOCUMENT`."""
-        return np.frombuffer(bytes(self._documents), DOCUMENT)
+        """The document rows added so far, see `blocks.DOCUMENT`."""
+        return np.frombuffer(bytes(self._documents), blocks.DOCUMENT)
 
     @property
     def num_blocks(self) -> int:
@@ -255,3 +255,16 @@ def content_hash(title_length: int, ids: np.ndarray) -> bytes:
     digest.update(title_length.to_bytes(4, "little"))
     digest.update(ids.tobytes())
     return digest.digest()
+
+
+def document_rows(
+    documents: Sequence[Document], num_blocks: Sequence[int]
+) -> np.ndarray:
+    """Returns the table rows of documents and the number of blocks from each."""
+    hashes = (
+        hashlib.blake2b(d.source_id.encode(), digest_size=blocks.HASH_BYTES).digest()
+        for d in documents
+    )
+    titled = (bool(document.title.strip()) for document in documents)
+    rows = list(zip(hashes, num_blocks, titled, strict=True))
+    return np.array(rows, blocks.DOCUMENT)

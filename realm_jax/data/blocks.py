@@ -10,8 +10,8 @@ Blocks are not kept as Python objects. A store is a directory:
     title_lengths.npy            uint16: number of a block's ids that are its title
     hashes.npy                   uint8: 16-byte content hash of each block, for
                                  refreshes
-    documents.npy                number of blocks from each document, see
-                                 `document_table.py`
+    documents.npy                the documents in order, those without text, too: number
+                                 of blocks of each, see `DOCUMENT`
     texts-NNNNN.array_record     JSON records: title, body, source, sentences, spans
 
 Arrays are memory-mapped. `block_writer.py` makes stores; this file reads them.
@@ -50,6 +50,15 @@ TITLE_LENGTHS_FILE = "title_lengths.npy"
 HASHES_FILE = "hashes.npy"
 DOCUMENTS_FILE = "documents.npy"
 HASH_BYTES = 16
+
+DOCUMENT = np.dtype(
+    [("id_hash", f"V{HASH_BYTES}"), ("num_blocks", "<i4"), ("has_title", "?")]
+)
+"""A row of the documents: a hash of the id, the number of blocks, which follow those of
+the row before, and whether the title is more than white space.
+
+Changing the documents of a corpus requires them. The texts name the article of each
+block, but not documents without text, nor the boundary between two of the same id."""
 
 _OPEN_TEXT_FILES = 16
 _INFO_FIELDS = {
@@ -211,18 +220,9 @@ class BlockStore:
     ) -> tuple[
         Int32[np.ndarray, "*batch document"], Int32[np.ndarray, "*batch document"]
     ]:
-        """Returns the embedder's input, `[CLS] title [SEP] body [SEP]`.
+        """Returns the embedder's input; see `layout.document_inputs`.
 
-        The title comes first and the body takes the remaining space; what does not fit
-        is truncated, but the last [SEP] is always kept. The null document (-1) is
-        `[CLS] [SEP] [SEP]`.
-
-        Args:
-          block_ids: any shape; -1 is the null document.
-          length: wordpieces per row, at least 3.
-
-        Returns:
-          Ids padded with 0, and segments: 0 for the title and padding, 1 for the body.
+        The null document (-1) is `[CLS] [SEP] [SEP]`.
         """
         if length < 3:
             raise BadInputError(
@@ -246,16 +246,9 @@ class BlockStore:
         Int32[np.ndarray, "*batch candidate joined"],
         Int32[np.ndarray, "*batch candidate joined"],
     ]:
-        """Returns the reader's input, `[CLS] x [SEP] body [SEP]`, without the title.
+        """Returns the reader's input; see `layout.joined_inputs`.
 
-        Args:
-          query_ids: `[CLS] x [SEP]`, padded with 0 at the end.
-          block_ids: candidates of each query; the null document (-1) has no body.
-          length: wordpieces per row, more than those of a query row. The query is never
-            truncated; the body is cut to the remaining space.
-
-        Returns:
-          Ids padded with 0, and segments: 0 for the query and padding, 1 for the body.
+        The null document (-1) has no body.
         """
         query_ids = np.asarray(query_ids)
         if length <= query_ids.shape[-1]:
@@ -280,10 +273,7 @@ class BlockStore:
         """Returns the bodies of `body_ids` one after the other, without padding.
 
         For thousands of bodies, of which a padded array would be several times as slow.
-
-        Returns:
-          The wordpieces as they are stored, with a 0 after each body; and the place of
-          each of these zeros.
+        Each is followed by a 0; the places of these zeros are returned, too.
         """
         starts, titles, bodies = self._places(block_ids)
         lengths = np.minimum(bodies, length)
@@ -374,6 +364,18 @@ def read_info(directory: str | os.PathLike[str]) -> dict[str, Any]:
     return read_manifest(
         Path(directory) / INFO_FILE, FORMAT_VERSION, "a prepared corpus", _INFO_FIELDS
     )
+
+
+def read_documents(store: BlockStore) -> np.ndarray:
+    """Returns the rows of a corpus, mapped into memory."""
+    if DOCUMENTS_FILE not in store.info["files"]:
+        raise BadInputError(
+            f"expected {DOCUMENTS_FILE} in {store.directory}, which says where its "
+            "documents are, but it was prepared before there was such a file; remove "
+            "the corpus and prepare it again, which keeps its fingerprint."
+        )
+    path = store.directory / DOCUMENTS_FILE
+    return map_array(path, DOCUMENT, (store.info.get("num_documents"),))
 
 
 def tokenizer_settings(info: Mapping[str, Any]) -> dict[str, bool]:

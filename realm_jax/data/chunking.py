@@ -83,7 +83,7 @@ def divide(
     room: int,
     tokenize_chinese_chars: bool = True,
 ) -> list[int]:
-    """Divides a sentence that is longer than a block.
+    """Returns the wordpieces that begin a part of a sentence too long for a block.
 
     Each part is as long as fits and ends with a line or a full stop, else at a comma
     or the like, else with a word. A word that is itself too long stays whole.
@@ -91,9 +91,6 @@ def divide(
     Args:
       offsets: characters [start, end) of each of its wordpieces.
       room: most wordpieces of a part.
-
-    Returns:
-      The wordpieces that begin a part, in order; 0 is the first.
     """
     starts = offsets[:, 0].tolist()
 
@@ -148,14 +145,11 @@ def split_at(
 def pack(
     title_length: int, sentence_lengths: Sequence[int], chunk_length: int
 ) -> list[range]:
-    """Packs whole sentences greedily into blocks without overlap.
+    """Packs whole sentences greedily into blocks; returns the sentences of each.
 
     A block grows while `3 + title + sentences <= chunk_length`. A sentence that is too
     long for any block becomes its own block; the model sees it truncated (see
     `divide`).
-
-    Returns:
-      For each block, the indices of its sentences. Every sentence is in one block.
     """
     require_room(chunk_length)
     room = chunk_length - NUM_SPECIAL_PIECES - title_length

@@ -108,14 +108,8 @@ def document_from_fields(fields: Mapping[str, Any], where: str) -> Document:
         spans = _json_spans(fields["spans"], len(text), where)
     name = id_field(fields, where) or title
     if not name.strip() and text.strip():
-        name = _name_of(text)
+        name = f"text-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
     return Document(title, text, name, spans)
-
-
-def _name_of(text: str) -> str:
-    """Returns an id that depends on the text alone."""
-    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    return f"text-{digest}"
 
 
 def id_field(fields: Mapping[str, Any], where: str) -> str:

@@ -11,9 +11,8 @@ Arrays are memory-mapped. `batch_order.py` chooses the rows of each update.
 """
 
 import dataclasses
-import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -270,40 +269,6 @@ class Examples:
         return sentence_rows(
             self.sentence_starts, step, batch_size=batch_size, seed=seed
         )
-
-    def batches(
-        self,
-        *,
-        batch_size: int,
-        seed: int,
-        start_step: int = 0,
-        num_hosts: int = 1,
-        host: int = 0,
-        spans: Spans = Spans.ONE_PER_SENTENCE,
-    ) -> Iterator[Example]:
-        """Yields batches without end, beginning with that of step `start_step`.
-
-        Args:
-          batch_size: examples of all hosts together.
-          start_step: the first step; earlier steps are not replayed.
-          spans: the rows that an epoch visits; see `step_rows`.
-        """
-        if batch_size < 1 or batch_size % num_hosts or not 0 <= host < num_hosts:
-            raise BadInputError(
-                f"expected a batch size that {num_hosts} hosts share equally and a "
-                f"host below {num_hosts}, got {batch_size} and host {host}; choose a "
-                "multiple of the number of hosts."
-            )
-        if seed < 0:
-            raise BadInputError(f"expected a seed of 0 or more, got {seed}; change it.")
-        share = slice(
-            host * batch_size // num_hosts, (host + 1) * batch_size // num_hosts
-        )
-        rows_by_step = (
-            self.step_rows(step, batch_size=batch_size, seed=seed, spans=spans)
-            for step in itertools.count(start_step)
-        )
-        return (self.batch(rows[share]) for rows in rows_by_step)
 
 
 def read_specs(directory: str | os.PathLike[str]) -> FeatureSpecs:

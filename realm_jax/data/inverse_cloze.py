@@ -120,10 +120,9 @@ def parts_to_pair(
 def take_sentence(
     body: Encoding, sentence: tuple[int, int], remove: bool
 ) -> slice | None:
-    """Returns which wordpieces of a body are the sentence that it is paired with.
+    """Returns the wordpieces of a sentence that are paired with a body.
 
-    Returns:
-      None if the sentence has no wordpieces or the rest of the body would be empty.
+    None if there are none, or if the rest of the body would be empty.
     """
     query = pieces_of_sentence(body.offsets, sentence)
     count = query.stop - query.start
@@ -145,10 +144,6 @@ def inverse_cloze_examples(
     The reference implementation draws one sentence of a block each time it visits the
     block; here an epoch visits every sentence. Whether a sentence is removed depends on
     `seed`, the block and the sentence alone.
-
-    Returns:
-      The features of `inverse_cloze_specs` along a leading axis, in the order of
-      blocks and of sentences within them.
     """
     layout = PairRows(query_length, document_length)
     rows = inverse_cloze_rows(

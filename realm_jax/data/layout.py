@@ -131,15 +131,12 @@ def document_inputs(
     """Returns the embedder's input, `[CLS] title [SEP] body [SEP]`.
 
     The title comes first and the body takes the remaining space; what does not fit is
-    truncated, but the last [SEP] is always kept.
+    truncated, but the last [SEP] is always kept. Ids are padded with 0; segments are 0
+    for the title and padding, 1 for the body and the [SEP] behind it.
 
     Args:
       documents: titles and bodies; the null document has neither.
       length: wordpieces per row, at least 3.
-
-    Returns:
-      int32 ids padded with 0, and segments: 0 for the title and padding, 1 for the body
-      and the [SEP] behind it.
     """
     stored_titles = documents.title_lengths[..., None]
     titles = xp.minimum(stored_titles, length - 3)
@@ -166,15 +163,13 @@ def joined_inputs(
 ) -> tuple[Int[A, "*batch candidate length"], Int[A, "*batch candidate length"]]:
     """Returns the reader's input, `[CLS] x [SEP] body [SEP]`, without the title.
 
+    Segments are 0 for the query and padding, 1 for the body and the [SEP] behind it.
+
     Args:
       documents: the candidates of each query, [*batch, candidate].
       query_ids: `[CLS] x [SEP]`, padded with 0 at the end.
       length: wordpieces per row, more than those of a query row. The query is never
         truncated; the body is cut to the remaining space.
-
-    Returns:
-      int32 ids padded with 0, and segments: 0 for the query and padding, 1 for the body
-      and the [SEP] behind it.
     """
     first = (query_ids != 0).sum(axis=-1)[..., None, None]
     bodies = xp.minimum(documents.body_lengths[..., None], length - 1 - first)

@@ -34,9 +34,8 @@ from realm_jax.data.references import (
     require_masks,
 )
 from realm_jax.data.salient_spans import Span, Tagger
-from realm_jax.data.wordpiece import Encoding, WordPiece
+from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
-from realm_jax.types import NULL_BLOCK
 
 QUERY_LENGTH = 96
 MAX_MASKS = 10
@@ -134,43 +133,7 @@ class SpanRows(MaskedRows):
         )
 
 
-def make_salient_example(
-    body: Encoding,
-    sentence: tuple[int, int],
-    span: tuple[int, int],
-    *,
-    vocabulary: WordPiece,
-    source_block: int = NULL_BLOCK,
-    query_length: int = QUERY_LENGTH,
-    max_masks: int = MAX_MASKS,
-) -> Example | None:
-    """Returns the query that masks a span of a sentence.
-
-    Args:
-      span: characters [start, end) of the span in that text.
-      source_block: the block the text is the body of; -1 if none.
-      max_masks: masked pieces that are scored. Pieces beyond this number are masked
-        too, because they would reveal the answer.
-
-    Returns:
-      The features of `pretrain_specs`, or None if there is nothing to mask: the span
-      does not lie in the sentence, has no wordpieces, or ends beyond the query.
-    """
-    found = _find_span(body.offsets, sentence, span, query_length)
-    if found is None:
-        return None
-    start, stop, first, end = found
-    return masked_example(
-        body.ids[start:stop],
-        np.arange(first, end),
-        vocabulary=vocabulary,
-        source_block=source_block,
-        query_length=query_length,
-        max_masks=max_masks,
-    )
-
-
-def _find_span(
+def find_span(
     offsets: Int[np.ndarray, "pieces 2"],
     sentence: tuple[int, int],
     span: tuple[int, int],
@@ -178,7 +141,14 @@ def _find_span(
 ) -> tuple[int, int, int, int] | None:
     """Returns first and end of a sentence in its text, and of a span in the sentence.
 
-    None if the span is not to be masked; see `make_salient_example`.
+    Those of the span count from the sentence. None if there is nothing to mask: the
+    span does not lie in the sentence, has no wordpieces, or ends beyond the query.
+
+    Args:
+      offsets: characters [start, end) of the wordpieces of the text.
+      sentence: characters [start, end) of the sentence in that text.
+      span: the same of the span.
+      query_length: wordpieces of the query, `[CLS]` and `[SEP]` included.
     """
     if not sentence[0] <= span[0] < span[1] <= sentence[1]:
         return None
@@ -203,7 +173,8 @@ def masked_example(
 
     Args:
       masked: indices of the wordpieces that become [MASK], in order of preference; all
-        lie within the query. The first `max_masks` are scored, in text order.
+        lie within the query. The first `max_masks` are scored, in text order. The
+        others are masked too, because they would reveal the answer.
     """
     is_masked, is_scored = np.zeros((2, 1, query_length - 2), bool)
     is_masked[0, masked] = True
@@ -263,8 +234,6 @@ def mask_together(examples: Example) -> Example:
         first span is always masked; the others follow in their order, as long as all
         their wordpieces can be scored.
 
-    Returns:
-      An example without the leading axis.
     """
     max_masks = examples["mask_positions"].shape[1]
     counts = (examples["mask_weights"] > 0).sum(axis=1)
@@ -295,16 +264,13 @@ def salient_examples(
     max_masks: int = MAX_MASKS,
     tagger: Tagger | None = None,
 ) -> Example:
-    """Returns an example for every salient span of the blocks.
+    """Returns an example for every salient span of the blocks, in their order.
 
     The trainer draws from the spans of a sentence; see `batch_order.Spans`.
 
     Args:
       tagger: finds the spans in the bodies of the blocks; None uses the stored spans.
 
-    Returns:
-      The features of `sentence_specs` along a leading axis, in the order of blocks and
-      of spans within them.
     """
     layout = SpanRows(query_length, max_masks)
     rows = salient_rows(store, block_ids, query_length=query_length, tagger=tagger)
@@ -318,11 +284,7 @@ def salient_rows(
     query_length: int = QUERY_LENGTH,
     tagger: Tagger | None = None,
 ) -> Example:
-    """Returns the examples of `salient_examples` as references to their sentences.
-
-    Returns:
-      The columns of `SpanRows`, and `features.SENTENCE_ID`.
-    """
+    """Returns `salient_examples` as columns of `SpanRows`, and `SENTENCE_ID`."""
     found = read_blocks(store, block_ids)
     spans = [text.spans for text, _ in found]
     if tagger is not None:
@@ -332,7 +294,7 @@ def salient_rows(
         for block_id, (text, body), tagged in zip(block_ids, found, spans, strict=True)
         for span, index in _with_sentences(tagged, text.sentences)
         if (
-            place := _find_span(
+            place := find_span(
                 body.offsets,
                 text.sentences[index],
                 (span.start, span.end),

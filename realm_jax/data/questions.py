@@ -3,15 +3,23 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from realm_jax.data.features import Example, FeatureSpecs, int32, query_row, stack
-from realm_jax.data.normalisation import normalise_answer
+from realm_jax.data.blocks import DOCUMENTS_FILE, BlockStore, read_documents
+from realm_jax.data.features import (
+    Example,
+    FeatureSpecs,
+    in_chunks,
+    int32,
+    query_row,
+    stack,
+)
+from realm_jax.data.normalisation import normalise_answer, normalise_title
 from realm_jax.data.records import answers_field, json_object, read_text, text_field
 from realm_jax.data.wordpiece import WordPiece
 from realm_jax.errors import BadInputError
@@ -25,6 +33,9 @@ MAX_ANSWER_TEXT = 64
 """Longest answer that labels compare as a text too, in characters."""
 MAX_PATTERN_LENGTH = 512
 """Longest regular expression as an answer, in characters; CuratedTREC needs 267."""
+
+_BLOCKS_AT_A_TIME = 1024
+_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -120,7 +131,9 @@ def question_examples(
     max_answer_length: int = MAX_ANSWER_LENGTH,
     max_pattern_length: int = 0,
 ) -> Example:
-    """Converts questions to arrays.
+    """Converts questions to arrays of `question_specs`, in the given order.
+
+    A question has its answers in `answer_ids` or its patterns in `answer_patterns`.
 
     Args:
       query_length: wordpieces of `[CLS] question [SEP]`; longer questions are
@@ -129,10 +142,6 @@ def question_examples(
         because no span of the reader could match them.
       max_pattern_length: longest pattern, in characters. 0 leaves patterns out, which
         suffices to answer the questions, but not to train on them.
-
-    Returns:
-      The features of `question_specs` along a leading axis, in the given order. A
-      question has its answers in `answer_ids` or its patterns in `answer_patterns`.
     """
     specs = question_specs(
         query_length, max_answers, max_answer_length, max_pattern_length
@@ -277,3 +286,43 @@ def _record(question: Question) -> dict[str, Any]:
     if question.answers_are_patterns:
         record["answers_are_patterns"] = True
     return record
+
+
+def describe_unknown_titles(
+    questions: Sequence[Question], known: Collection[str]
+) -> str | None:
+    """Returns a line that counts questions about unknown articles, if there are any.
+
+    Args:
+      known: the titles of the articles, as `normalise_title` makes them.
+    """
+    titles = [question.title for question in questions if question.title is not None]
+    unknown = [title for title in titles if normalise_title(title) not in known]
+    if not unknown:
+        return None
+    named = list(dict.fromkeys(unknown))
+    listed = ", ".join(f"{title!r:.80}" for title in named[:_NAMED])
+    more = f" and {len(named) - _NAMED:,} more" * (len(named) > _NAMED)
+    return (
+        f"{len(unknown):,} of {len(titles):,} questions with a title name an article "
+        f"that is not in the text: {listed}{more}; nothing counts as found for them"
+    )
+
+
+def unknown_titles(store: BlockStore, questions: Sequence[Question]) -> str | None:
+    """Returns `describe_unknown_titles` for a corpus; reads a block of each document.
+
+    Without titles among the questions nothing is read.
+    """
+    if all(question.title is None for question in questions):
+        return None
+    return describe_unknown_titles(questions, set(_titles(store)))
+
+
+def _titles(store: BlockStore) -> Iterator[str]:
+    firsts = np.arange(store.num_blocks)
+    if DOCUMENTS_FILE in store.info["files"]:
+        counts = np.array(read_documents(store)["num_blocks"])
+        firsts = (np.cumsum(counts) - counts)[counts > 0]
+    for ids in in_chunks(firsts, _BLOCKS_AT_A_TIME):
+        yield from (normalise_title(text.title) for text in store.texts(ids))

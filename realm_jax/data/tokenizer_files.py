@@ -108,11 +108,9 @@ def _load(path: str | os.PathLike[str], **settings: Any) -> WordPiece:
 def read_settings(
     folder: str | os.PathLike[str],
 ) -> tuple[Path | None, dict[str, bool | None]]:
-    """Returns the tokenizer settings in a folder.
+    """Returns the file of a folder that has tokenizer settings, and these.
 
-    Returns:
-      The file that they stand in and the arguments of `WordPiece`; None and none if no
-      file has them.
+    They are arguments of `WordPiece`; None and none if no file has them.
     """
     folder = Path(folder)
     if (folder / blocks.INFO_FILE).exists():

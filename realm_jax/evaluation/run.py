@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from realm_jax import ranges
 from realm_jax.data.blocks import BlockStore
 from realm_jax.data.examples import Examples
-from realm_jax.data.question_titles import unknown_titles
+from realm_jax.data.questions import unknown_titles
 from realm_jax.data.splits import TRAIN
 from realm_jax.errors import BadInputError, StoppedError
 from realm_jax.evaluation import comparisons, provenance, report_data

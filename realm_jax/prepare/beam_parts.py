@@ -97,7 +97,8 @@ class Parts:
             job = _Job(functools.partial(_run, missing, make_part, self.url, options))
             with _quiet_workers():
                 self._follow(job, names, report, stop)
-            self._raise_refusal()
+            if self._store.exists(_REFUSED):
+                raise BadInputError(json.loads(self._store.read(_REFUSED)))
             if stop.is_set():
                 raise StoppedError("stopped; the same command goes on from here")
             job.raise_error()
@@ -128,10 +129,6 @@ class Parts:
             if told < done < len(names):
                 told = done
                 report(done, len(names))
-
-    def _raise_refusal(self) -> None:
-        if self._store.exists(_REFUSED):
-            raise BadInputError(json.loads(self._store.read(_REFUSED)))
 
 
 def pipeline_options(flags: Sequence[str], workers: int) -> PipelineOptions:

@@ -11,10 +11,14 @@ from typing import Any
 import numpy as np
 
 from realm_jax import ranges
-from realm_jax.data.block_writer import Block, BlockWriter, EmptyCorpusError
+from realm_jax.data.block_writer import (
+    Block,
+    BlockWriter,
+    EmptyCorpusError,
+    document_rows,
+)
 from realm_jax.data.blocks import INFO_FILE, BlockStore
 from realm_jax.data.corpus import chunk_each, settings_fingerprint
-from realm_jax.data.document_table import document_rows
 from realm_jax.data.documents import Document, LeftOut
 from realm_jax.data.records import BadRecord
 from realm_jax.data.versions import PARENT_FILE

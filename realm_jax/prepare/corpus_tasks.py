@@ -75,7 +75,7 @@ class BlockSplits:
 
     def __init__(self, store: BlockStore, num_shards: int, fraction: float):
         """Splits the blocks of a store, `fraction` of its articles being held out."""
-        self._store = store
+        self.store = store
         self._fraction = fraction
         self.num_shards = min(num_shards, store.num_blocks)
         self._bounds = np.linspace(0, store.num_blocks, self.num_shards + 1).astype(int)
@@ -94,7 +94,7 @@ class BlockSplits:
         if not len(ids) and shards is None:
             raise BadInputError(
                 f"expected articles in the split {split!r}, got none of the "
-                f"{self._store.num_blocks} blocks of {self._store.directory} (a share "
+                f"{self.store.num_blocks} blocks of {self.store.directory} (a share "
                 f"of {self._fraction} is held out, of few articles at least one); "
                 "prepare more articles or change "
                 "prepare.PrepareConfig.validation_fraction."
@@ -106,7 +106,7 @@ class BlockSplits:
 
     @functools.cached_property
     def _share(self) -> float:
-        is_large = self._store.num_blocks > _FEW_BLOCKS
+        is_large = self.store.num_blocks > _FEW_BLOCKS
         if is_large or self._num_articles > _FEW_ARTICLES:
             return self._fraction
         keys = map(self._held_out_together, range(self.num_shards))
@@ -116,7 +116,7 @@ class BlockSplits:
 
     @property
     def _num_articles(self) -> int:
-        return self._store.info.get("num_documents", self._store.num_blocks)
+        return self.store.info.get("num_documents", self.store.num_blocks)
 
     def _held_out_together(self, shard: int) -> Iterator[str]:
         """Yields a key of each block; blocks of one key are in the same split."""
@@ -125,7 +125,7 @@ class BlockSplits:
             yield from (f"block {block}" for block in blocks)
             return
         for ids in in_chunks(blocks, _READ_BLOCKS):
-            yield from (text.source_id for text in self._store.texts(ids))
+            yield from (text.source_id for text in self.store.texts(ids))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -56,24 +56,23 @@ class TaskSettings:
     modules: tuple[str, ...]
     seqio_cache: str
 
-    def of_corpus(self, store: BlockStore) -> dict[str, Any]:
-        """Returns the arguments of `corpus_tasks`, but for the name and the store."""
-        names = ("query_length", "inverse_cloze_query_length", "document_length")
-        names += ("max_masks", "validation_fraction", "seed")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "knowledge": BlockStore.open(self.knowledge) if self.knowledge else None,
-            "num_shards": min(
-                max(1, store.num_blocks // _BLOCKS_PER_SHARD), _MAX_SHARDS
-            ),
-        }
-
 
 @functools.lru_cache(maxsize=1)
 def own_tasks(config: TaskSettings) -> dict[str, CorpusTask]:
     """Returns the tasks of a corpus by name, made once in every worker process."""
     store = BlockStore.open(config.corpus)
-    tasks = corpus_tasks(config.name, store, **config.of_corpus(store))
+    tasks = corpus_tasks(
+        config.name,
+        store,
+        knowledge=BlockStore.open(config.knowledge) if config.knowledge else None,
+        query_length=config.query_length,
+        inverse_cloze_query_length=config.inverse_cloze_query_length,
+        document_length=config.document_length,
+        max_masks=config.max_masks,
+        num_shards=min(max(1, store.num_blocks // _BLOCKS_PER_SHARD), _MAX_SHARDS),
+        validation_fraction=config.validation_fraction,
+        seed=config.seed,
+    )
     if config.questions:
         name, questions = f"{config.name}_questions", read_questions(config.questions)
         length = {"query_length": config.query_length}
@@ -93,15 +92,8 @@ def register(config: TaskSettings) -> None:
         importlib.import_module(module)
     if config.seqio_cache:
         seqio.add_global_cache_dirs([config.seqio_cache])
-    store = BlockStore.open(config.corpus)
-    seqio_tasks.register_corpus(config.name, store, **config.of_corpus(store))
-    if config.questions:
-        seqio_tasks.register_question_task(
-            f"{config.name}_questions",
-            read_questions(config.questions),
-            store.vocabulary,
-            query_length=config.query_length,
-        )
+    for task in own_tasks(config).values():
+        seqio_tasks.register_task(task)
 
 
 def find_task(config: TaskSettings, name: str) -> ExampleTask:

@@ -135,8 +135,7 @@ def _differences(
         wanted = metadata(find_task(tasks, name), split, tasks.seed)
     if made:
         # What the provenance has is compared under its own name.
-        settings = now["settings"].keys() - wanted.keys()
-        wanted |= {setting: now["settings"][setting] for setting in settings}
+        wanted = {**now["settings"], **wanted}
         found = {**made["settings"], **found}
     elif not (own and name.endswith(_COMPLETE)):
         wanted = {key: value for key, value in wanted.items() if key in found}

@@ -18,8 +18,7 @@ import sys
 from collections.abc import Sequence
 
 from realm_jax.data.normalisation import normalise_title
-from realm_jax.data.question_titles import describe_unknown_titles
-from realm_jax.data.questions import read_questions
+from realm_jax.data.questions import describe_unknown_titles, read_questions
 from realm_jax.data.splits import is_held_out
 from realm_jax.errors import BadInputError
 from realm_jax.manifests import parse_json

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from realm_jax.data.normalisation import normalise_title
-from realm_jax.data.question_titles import describe_unknown_titles
 from realm_jax.data.questions import (
     Question,
+    describe_unknown_titles,
     parse_records,
     read_questions,
     records_of,

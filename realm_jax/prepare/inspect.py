@@ -45,13 +45,10 @@ class Summary(NamedTuple):
 
 
 def register_prepared(name: str, corpus: str | os.PathLike[str]) -> list[str]:
-    """Registers a corpus with the settings its materialised examples were made with.
+    """Registers the tasks of a corpus as its examples were made; returns their names.
 
     Settings that examples do not record are the defaults of
     `seqio_tasks.register_corpus`.
-
-    Returns:
-      The names of the tasks.
     """
     store = BlockStore.open(corpus)
     settings: dict[str, Any] = {"document_length": store.chunk_length}
@@ -98,7 +95,10 @@ def show(name: str, split: str, count: int, mark: Mark = str) -> Iterator[list[s
             "one of these."
         )
     split = split or splits[0]
-    origin = Origin(find_vocabulary(provider), _store(provider), _features(provider))
+    source = provider.source if isinstance(provider, seqio.Task) else None
+    store = source.store if isinstance(source, BlockSource) else None
+    features = dict(provider.output_features)
+    origin = Origin(find_vocabulary(provider), store, features)
     found = False
     for example in _examples(provider, split, count):
         found = True
@@ -135,9 +135,12 @@ def _content(provider: seqio.Task | seqio.Mixture, split: str) -> str:
         return f"mixture of {', '.join(sorted(task.name for task in provider.tasks))}"
     source = provider.source
     if isinstance(source, BlockSource):
-        made = _materialised(source.store, provider.name, split)
-        prepared = "" if made is None else f", {_example_count(made)} prepared"
-        return f"{_block_count(source, split)}{prepared}"
+        counts = [_block_count(source, split)]
+        if made := _materialised(source.store, provider.name, split):
+            starts = made.sentence_starts
+            of = "" if starts is None else f" of {len(starts) - 1:,} sentences"
+            counts.append(f"{len(made):,} examples{of} prepared")
+        return ", ".join(counts)
     count = source.num_input_examples(split)
     return "examples, not counted" if count is None else f"{count:,} examples"
 
@@ -151,12 +154,6 @@ def _block_count(source: BlockSource, split: str) -> str:
     except BadInputError:  # No article is in this split.
         return "0 blocks"
     return f"{int(blocks):,} blocks"
-
-
-def _example_count(examples: Examples) -> str:
-    starts = examples.sentence_starts
-    sentences = "" if starts is None else f" of {len(starts) - 1:,} sentences"
-    return f"{len(examples):,} examples{sentences}"
 
 
 def _materialised(
@@ -191,15 +188,6 @@ def _examples(
             raise
         if not left:
             return
-
-
-def _store(provider: seqio.Task | seqio.Mixture) -> BlockStore | None:
-    source = provider.source if isinstance(provider, seqio.Task) else None
-    return source.store if isinstance(source, BlockSource) else None
-
-
-def _features(provider: seqio.Task | seqio.Mixture) -> Mapping[str, Any]:
-    return dict(provider.output_features)
 
 
 class Origin(NamedTuple):

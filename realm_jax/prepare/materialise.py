@@ -18,13 +18,12 @@ def materialise(
 ) -> Examples:
     """Writes one epoch of a task or mixture, in the order of its source.
 
+    The metadata of the examples hold task, split and provenance.
+
     Args:
       task_or_mixture: a name registered with SeqIO; its features have fixed shapes.
       directory: must be absent or empty; see `data.examples`.
       use_cached: read the output of SeqIO's caching tool.
-
-    Returns:
-      The examples; their metadata hold task, split and provenance.
     """
     task = RegisteredTask(task_or_mixture, seed=seed, use_cached=use_cached)
     if split not in task.splits:

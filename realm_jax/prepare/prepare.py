@@ -3,14 +3,13 @@
     CORPUS/                              the block store (see `data/blocks.py`)
     CORPUS/examples/<task>/<split>/      examples a trainer reads without TensorFlow
 
-Apache Beam makes both part by part: first the tagged blocks, then the examples of each
-task. The bytes do not depend on the number of workers, the size of a part or the
-runner. Existing outputs are not made again; a run that was killed resumes with the
-missing parts.
+Apache Beam makes both part by part, or for a small corpus this process: first the
+tagged blocks, then the examples of each task. The bytes do not depend on the number of
+workers, the size of a part or the runner. Existing outputs are not made again; a run
+that was killed resumes with the missing parts.
 """
 
 import dataclasses
-import functools
 import itertools
 import re
 import threading
@@ -305,7 +304,11 @@ def _make_examples(
         for task, split in splits:
             if isinstance(task, CorpusTask):
                 task.ids(split, None)  # Refuses an empty one before any is written.
-        read = functools.partial(_make_here, make, names, report, stop)
+
+        def read(name: str) -> Iterator[Example]:
+            report("examples", names.index(name), len(names))
+            return make.batches(name, check_of(stop))
+
     else:
         read_part = scratch.make_parts(
             *("examples", names, make),
@@ -314,25 +317,16 @@ def _make_examples(
             stop=stop,
             workers=workers,
         )
-        read = lambda name: [unpack_arrays(read_part(name))]  # noqa: E731
+
+        def read(name: str) -> Iterator[Example]:
+            return iter([unpack_arrays(read_part(name))])
+
     for (task, split), of, made_so in zip(splits, parts, metadata, strict=True):
         folder = examples_folder(config.knowledge or config.corpus, task.name, split)
         batches = itertools.chain.from_iterable(map(read, of))
         examples.write_split(task, split, folder, batches, made_so)
     report("examples", len(names), len(names))
     scratch.clear()
-
-
-def _make_here(
-    make: examples.MakeExamples,
-    names: Sequence[str],
-    report: Report,
-    stop: threading.Event,
-    name: str,
-) -> Iterator[Example]:
-    """Yields the examples of a part, which is not kept."""
-    report("examples", names.index(name), len(names))
-    return make.batches(name, check_of(stop))
 
 
 def _is_little(store: BlockStore, names: Sequence[str], workers: Workers) -> bool:

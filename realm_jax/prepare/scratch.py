@@ -125,9 +125,7 @@ class Scratch:
     ) -> Callable[[str], bytes]:
         """Makes the missing parts; see `beam_parts.Parts.make`.
 
-        Returns:
-          A function that reads a part by its name; a damaged one is made anew, by this
-          process.
+        Returns a function that reads a part by its name, and makes a damaged one anew.
         """
         # Beam takes seconds to import, and a complete corpus does not need it. It warns
         # about missing Google Cloud clients, which are not needed.

@@ -102,14 +102,7 @@ def register_corpus(name: str, store: BlockStore, **settings: Any) -> list[str]:
     """Registers the tasks of `corpus_tasks.corpus_tasks`; returns their names."""
     tasks = corpus_tasks(name, store, **settings)
     for task in tasks:
-        add_task(
-            task.name,
-            BlockSource(store, task=task),
-            task.examples,
-            task.specs,
-            store.vocabulary.size,
-            task.references.layout.columns if task.references else None,
-        )
+        register_task(task)
     return [task.name for task in tasks]
 
 
@@ -117,8 +110,24 @@ def register_question_task(
     name: str, questions: Sequence[Question], vocabulary: WordPiece, **lengths: Any
 ) -> None:
     """Registers the task of `corpus_tasks.question_task`."""
-    task = question_task(name, questions, vocabulary, **lengths)
+    register_task(question_task(name, questions, vocabulary, **lengths))
 
+
+def register_task(task: CorpusTask) -> None:
+    """Registers a task of a corpus or of questions."""
+    add_task(
+        task.name,
+        BlockSource(task.blocks.store, task=task)
+        if task.blocks
+        else _question_source(task),
+        task.examples,
+        task.specs,
+        task.vocabulary.size,
+        task.references.layout.columns if task.references else None,
+    )
+
+
+def _question_source(task: CorpusTask) -> seqio.DataSource:
     def dataset_fn(split: str, shuffle_files: bool, seed: int | None = None):
         del shuffle_files, seed  # A single shard, which the task itself shuffles.
         return tf.data.Dataset.from_tensor_slices(task.ids(split, None))
@@ -127,8 +136,8 @@ def register_question_task(
     source = seqio.FunctionDataSource(
         dataset_fn, splits=tuple(counts), num_input_examples=counts
     )
-    source.vocabulary, source.provenance = vocabulary, task.provenance
-    add_task(name, source, task.examples, task.specs, vocabulary.size)
+    source.vocabulary, source.provenance = task.vocabulary, task.provenance
+    return source
 
 
 def add_task(
@@ -185,14 +194,7 @@ def expand(
     *,
     chunk_size: int = 64,
 ) -> tf.data.Dataset:
-    """Makes examples from the elements of a dataset with a NumPy function.
-
-    Args:
-      make_examples: maps an array of scalars to any number of examples.
-
-    Returns:
-      A dataset with one element per example, in the order of the function's output.
-    """
+    """Makes any number of examples of scalars with a NumPy function."""
 
     def make_list(scalars: np.ndarray) -> list[np.ndarray]:
         examples = make_examples(scalars)

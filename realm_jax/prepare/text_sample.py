@@ -145,8 +145,8 @@ def choose_masks(sample: TextSample, fraction: float, asked: str = "") -> Masks:
     finders: dict[str, Callable[[_Passage], Sequence[Span]]] = {
         "salient": _names,
         "terms": lambda passage: terms.tag([passage.text])[0],
-        "random_spans": _several_words,
-        "random_tokens": _several_characters,
+        "random_spans": lambda passage: _beginnings(passage, _num_words),
+        "random_tokens": lambda passage: _beginnings(passage, len),
     }
     for kind in [asked] if asked else MASKS:
         found = [_examples_of(passage, finders[kind](passage)) for passage in flat]
@@ -256,19 +256,15 @@ def _names(passage: _Passage) -> Sequence[Span]:
     return RuleTagger().tag([passage.text])[0]
 
 
-def _several_words(passage: _Passage) -> list[Span]:
-    """Returns the beginning of each sentence of more than one word."""
-    split, clean = BertPreTokenizer().pre_tokenize_str, BertNormalizer().normalize_str
+def _beginnings(passage: _Passage, size: Callable[[str], int]) -> list[Span]:
+    """Returns the beginning of each sentence whose size is more than one."""
     return [
         Span(start, start + 1, "")
         for start, end in passage.sentences
-        if len(split(clean(passage.text[start:end]))) > 1
+        if size(passage.text[start:end].strip()) > 1
     ]
 
 
-def _several_characters(passage: _Passage) -> list[Span]:
-    return [
-        Span(start, start + 1, "")
-        for start, end in passage.sentences
-        if len(passage.text[start:end].strip()) > 1
-    ]
+def _num_words(text: str) -> int:
+    clean = BertNormalizer().normalize_str(text)
+    return len(BertPreTokenizer().pre_tokenize_str(clean))

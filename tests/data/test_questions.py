@@ -5,16 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.data.documents import Document
-from realm_jax.data.question_titles import describe_unknown_titles, unknown_titles
 from realm_jax.data.questions import (
     MAX_PATTERN_LENGTH,
     Question,
     decode_patterns,
+    describe_unknown_titles,
     pattern_length,
     question_examples,
     question_specs,
     read_questions,
     require_patterns_fit,
+    unknown_titles,
     write_questions,
 )
 from realm_jax.data.salient_spans import RuleTagger

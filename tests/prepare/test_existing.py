@@ -255,6 +255,9 @@ def test_what_other_code_or_an_earlier_release_made_is_kept_and_said(
     assert code == 0
     assert "other code of realm_jax made them" in said
     assert "unknown" not in said
+    longer = "--gin.prepare.PrepareConfig.max_masks=7"
+    code, said = realm(longer)
+    assert (code, "their max_masks is 6, not 7" in said) == (2, True)
     manifests = [*(root / "corpus").rglob("examples.json"), root / "corpus/corpus.json"]
     assert len(manifests) == 10
     for path in manifests:
@@ -270,3 +273,5 @@ def test_what_other_code_or_an_earlier_release_made_is_kept_and_said(
     # What it did record is compared as ever.
     code, said = realm("--gin.SEED=3")
     assert (code, "their seed is 0, not 3" in said) == (2, True)
+    code, said = realm(longer)
+    assert (code, "they are of other lengths" in said) == (2, True)

@@ -161,14 +161,7 @@ def split_lines(chunks: Iterable[bytes], max_bytes: int) -> Iterator[Line]:
 
 
 def cut_at_lines(whole: Piece, name: str, shard_bytes: int) -> list[Piece]:
-    """Splits a plain file at the first line start after every `shard_bytes`.
-
-    Args:
-      shard_bytes: minimum size of all pieces except the last.
-
-    Returns:
-      Its pieces, in order; none if the file is empty.
-    """
+    """Splits a plain file at the first line start after every `shard_bytes`."""
     starts = [(0, 1)]
     if whole.size > shard_bytes:
         starts += _line_starts(files.read_range(whole), shard_bytes)

@@ -67,9 +67,6 @@ def read_set(kind: str, source: Source) -> list[Question]:
 
     Args:
       kind: a key of `SETS`, or "json_lines" for `read_questions`.
-
-    Returns:
-      The questions; `index` is their position in the list.
     """
     if kind == JSON_LINES and not isinstance(source, Mapping):
         return read_questions(source)
@@ -194,12 +191,10 @@ def _texts(values: Iterable[bytes]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value.decode() for value in values))
 
 
-def _natural_questions_record(example: Mapping[str, Any]) -> Record:
-    return Record(example["question"].decode(), _texts(example["answer"]))
-
-
-def _web_questions_record(example: Mapping[str, Any]) -> Record:
-    return Record(example["question"].decode(), _texts(example["answers"]))
+def _record(answers: str) -> Callable[[Mapping[str, Any]], Record]:
+    return lambda example: Record(
+        example["question"].decode(), _texts(example[answers])
+    )
 
 
 def _trivia_qa_record(example: Mapping[str, Any]) -> Record:
@@ -236,7 +231,7 @@ SETS: Mapping[str, QuestionSet] = {
             _train_and_test("NaturalQuestions-train.txt", "NaturalQuestions-dev.txt"),
         ],
         _train_and_test("train", "validation"),
-        _natural_questions_record,
+        _record("answer"),
     ),
     "natural_questions": QuestionSet(
         natural_questions,
@@ -258,7 +253,7 @@ SETS: Mapping[str, QuestionSet] = {
             _train_and_test("WebQuestions-train.txt", "WebQuestions-test.txt"),
         ],
         _train_and_test("train", "test"),
-        _web_questions_record,
+        _record("answers"),
     ),
     "curated_trec": QuestionSet(
         _whole(formats.curated_trec),
